@@ -1,0 +1,420 @@
+"""Everything that can happen to a gang, as a closed set of frozen values.
+
+Ranks and agents send events, the kernel folds them into a :class:`~hydrogen_magic.gang.state.GangState`,
+and the run's record on disk is nothing but their list. They cross process borders as JSON and are
+checked against the types declared here when they arrive: never as pickles.
+
+Times (``at_s`` and every other ``*_s`` point in time) are seconds since the gang was launched, by a
+monotonic clock, so a jump of the wall clock moves nothing.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import Any, Union
+
+__all__ = [
+    "EVENT_TYPES",
+    "AttemptStarted",
+    "CollectiveWait",
+    "ErrorReport",
+    "Event",
+    "EventError",
+    "Frame",
+    "GangEnded",
+    "GangLaunched",
+    "Metrics",
+    "Notice",
+    "Output",
+    "Progress",
+    "RankExited",
+    "RankFailed",
+    "RankHealth",
+    "RankPhase",
+    "RankResult",
+    "RankStacks",
+    "RankStarted",
+    "Spans",
+    "Steps",
+    "StopRequested",
+    "decode",
+    "encode",
+]
+
+
+class EventError(ValueError):
+    """A message that is not one of ours: unknown kind, missing field, or a field of another type."""
+
+
+# ── parts of events ──────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One line of a traceback, formatted where the source is known: on the rank."""
+
+    file: str
+    line: int
+    function: str
+    text: str
+    """The source line, stripped; empty when unknown."""
+
+
+@dataclass(frozen=True)
+class ErrorReport:
+    """An exception as text, with its chain."""
+
+    type: str
+    """Qualified name without ``builtins.``: ``ValueError``, ``torch.cuda.OutOfMemoryError``."""
+    message: str
+    frames: tuple[Frame, ...] = ()
+    """Outermost first; frames of hydrogen_magic itself are left out."""
+    cause: ErrorReport | None = None
+    """What it was raised from (``__cause__``, or ``__context__`` where not suppressed)."""
+    is_direct_cause: bool = False
+    """True when :attr:`cause` came by ``raise … from``."""
+    notes: tuple[str, ...] = ()
+
+
+# ── events of the gang, made by the kernel ───────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class GangLaunched:
+    """First event of every record."""
+
+    at_s: float
+    gang: str
+    title: str
+    """What the user typed (the magic's line), for lists."""
+    np: int
+    placement: str
+    rendezvous: str
+    wall_time: float
+    """Unix time of the launch, the one wall-clock time in a record."""
+    owner: str
+    """``boot id:pid:start time`` of the kernel: tells after a restart whether it still lives."""
+    cells: Mapping[str, str]
+    """File name in tracebacks -> what the user calls it ("Cell In[5]")."""
+
+
+@dataclass(frozen=True)
+class AttemptStarted:
+    """All ranks start afresh; what earlier attempts still say is dropped."""
+
+    at_s: float
+    attempt: int
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    at_s: float
+    reason: str
+    """``"user"``, ``"timeout"``, ``"failure"`` or ``"kernel"`` (it ended)."""
+    kill: bool = False
+    """True: at once, without asking."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something a person should read; also how agents report what concerns no single rank."""
+
+    at_s: float
+    level: str
+    """``info``, ``warning`` or ``error``."""
+    text: str
+
+
+@dataclass(frozen=True)
+class GangEnded:
+    """Last event of every record of a gang that ended in order: no process of it is left."""
+
+    at_s: float
+    state: str
+    """``SUCCEEDED``, ``FAILED`` or ``STOPPED``."""
+    reason: str
+    """One line: why."""
+    culprit: int | None = None
+    """Rank that failed first, when it failed."""
+
+
+# ── events of one rank ───────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class RankStarted:
+    """A process exists for the rank."""
+
+    at_s: float
+    rank: int
+    pid: int
+    host: str
+    device: str
+    """``cpu`` or ``cuda:<local_rank>``."""
+
+
+@dataclass(frozen=True)
+class RankPhase:
+    at_s: float
+    rank: int
+    phase: str
+    """``starting`` (process, imports of the template), ``loading`` (closure), ``running`` (the cell's
+    own lines), ``finishing`` (result sent, exit handlers run)."""
+    detail: str = ""
+    """What it is busy with: ``importing torch``."""
+
+
+@dataclass(frozen=True)
+class Output:
+    """Text a rank wrote to a file descriptor, as decoded by its agent."""
+
+    at_s: float
+    rank: int
+    stream: str
+    """``stdout`` or ``stderr``."""
+    text: str
+    skipped_bytes: int = 0
+    """Bytes left out of the live view just before ``text``; the rank's log file has them."""
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """What ``hm.log`` said since the last such event, by column: a batch costs little to check."""
+
+    at_s: float
+    rank: int
+    steps: tuple[int, ...]
+    times_s: tuple[float, ...]
+    """When each point was logged; as long as ``steps``, as every column of ``values`` is."""
+    values: Mapping[str, tuple[float | None, ...]]
+    """Metric -> its value at each point, None where that call did not name it."""
+    skipped: int = 0
+    """Older points dropped because the rank logged faster than they could be sent."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """State of one progress bar (``hm.track``, tqdm)."""
+
+    at_s: float
+    rank: int
+    bar: int
+    """Identifies the bar on its rank."""
+    desc: str
+    n: float
+    total: float | None
+    unit: str = "it"
+    closed: bool = False
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Optimizer steps so far."""
+
+    at_s: float
+    rank: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Named stretches of time, by column; all columns are of one length."""
+
+    at_s: float
+    rank: int
+    names: tuple[str, ...]
+    starts_s: tuple[float, ...]
+    ends_s: tuple[float, ...]
+    depths: tuple[int, ...]
+    """How many spans of the same thread enclose it."""
+    skipped: int = 0
+
+
+@dataclass(frozen=True)
+class CollectiveWait:
+    """The rank has been inside a collective for a while (or has left it: ``name`` empty)."""
+
+    at_s: float
+    rank: int
+    name: str
+    seq: int
+    """How many collectives this rank has entered, this one included."""
+    since_s: float
+
+
+@dataclass(frozen=True)
+class RankHealth:
+    """What the operating system says of the rank's process and its children, about once a second."""
+
+    at_s: float
+    rank: int
+    rss_bytes: int
+    cpu_percent: float
+    process_state: str
+    """Letter of ``/proc/<pid>/stat``: R running, S sleeping, T stopped, D uninterruptible."""
+
+
+@dataclass(frozen=True)
+class RankFailed:
+    """An exception on the rank."""
+
+    at_s: float
+    rank: int
+    error: ErrorReport
+    phase: str
+    """Phase in which it was raised."""
+    in_flight: bool = False
+    """True: still unwinding (a ``finally`` block runs); evidence for who failed first, not an end."""
+    exit_code: int | None = None
+    """Set for a script that ended by ``sys.exit(n)``."""
+
+
+@dataclass(frozen=True)
+class RankStacks:
+    """Where every thread of the rank is, as ``faulthandler`` prints it."""
+
+    at_s: float
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """The rank's value arrived; its bytes travel beside the events."""
+
+    at_s: float
+    rank: int
+    result_bytes: int
+
+
+@dataclass(frozen=True)
+class RankExited:
+    """The rank's process is gone. What follows from that is the fold's to say."""
+
+    at_s: float
+    rank: int
+    exit_code: int | None
+    """None when a signal ended it."""
+    signal_name: str = ""
+    """``SIGKILL``, …; empty when it exited."""
+    asked: bool = False
+    """True: after the agent had asked it to stop."""
+    hint: str = ""
+    """What the agent knows beyond the status: ``the kernel's OOM killer ended it``."""
+    crash_stack: str = ""
+    """Python stack at a fatal signal, as ``faulthandler`` wrote it."""
+
+
+Event = (
+    GangLaunched
+    | AttemptStarted
+    | StopRequested
+    | Notice
+    | GangEnded
+    | RankStarted
+    | RankPhase
+    | Output
+    | Metrics
+    | Progress
+    | Steps
+    | Spans
+    | CollectiveWait
+    | RankHealth
+    | RankFailed
+    | RankStacks
+    | RankResult
+    | RankExited
+)
+
+EVENT_TYPES: Mapping[str, type[Any]] = {cls.__name__: cls for cls in typing.get_args(Event)}
+
+
+# ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def encode(event: Event) -> list[Any]:
+    """Return ``[kind, fields]``, ready for ``json.dumps``."""
+    return [type(event).__name__, _plain(event)]
+
+
+def decode(message: object) -> Event:
+    """Return the event in ``message`` (as :func:`encode` made it), or raise :class:`EventError`."""
+    if not (isinstance(message, list) and len(message) == 2 and isinstance(message[0], str)):
+        raise EventError(f"an event is [kind, fields], got {str(message)[:80]!r}")
+    cls = EVENT_TYPES.get(message[0])
+    if cls is None:
+        raise EventError(f"unknown kind of event: {message[0][:80]!r}")
+    event: Event = _checked(cls, message[1], message[0])
+    return event
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(type(value), "__dataclass_fields__"):
+        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+_SCALARS: Mapping[Any, frozenset[type]] = {
+    int: frozenset({int}),
+    str: frozenset({str}),
+    float: frozenset({float, int}),
+    float | None: frozenset({float, int, type(None)}),
+}
+"""Types that a whole column may hold, checked at once: ranks send thousands of numbers a second."""
+
+
+@cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+def _checked(declared: Any, value: Any, where: str) -> Any:
+    """Return ``value`` as the declared type, rebuilt from JSON, or raise :class:`EventError`."""
+    origin = typing.get_origin(declared)
+    if hasattr(declared, "__dataclass_fields__"):
+        return _checked_dataclass(declared, value, where)
+    if origin in (Union, types.UnionType):
+        return _checked_union(declared, value, where)
+    if origin is tuple and isinstance(value, list):
+        item = typing.get_args(declared)[0]
+        if set(map(type, value)) <= _SCALARS.get(item, frozenset()):
+            return tuple(value)
+        return tuple(_checked(item, part, where) for part in value)
+    if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
+        item = typing.get_args(declared)[1]
+        return {str(key): _checked(item, part, f"{where}[{key}]") for key, part in value.items()}
+    if declared is float and type(value) in (int, float):
+        return float(value)
+    if type(value) is declared:
+        return value
+    raise EventError(f"{where} should be {declared}, got {type(value).__name__}")
+
+
+def _checked_dataclass(declared: Any, value: Any, where: str) -> Any:
+    hints = _hints(declared)
+    if not isinstance(value, dict) or not value.keys() <= hints.keys():
+        raise EventError(f"{where} has other fields than {declared.__name__}")
+    parts = {name: _checked(hints[name], part, f"{where}.{name}") for name, part in value.items()}
+    try:
+        return declared(**parts)
+    except TypeError as error:
+        raise EventError(f"{where}: {error}") from None
+
+
+def _checked_union(declared: Any, value: Any, where: str) -> Any:
+    for choice in typing.get_args(declared):
+        if choice is type(None):
+            if value is None:
+                return None
+        else:
+            try:
+                return _checked(choice, value, where)
+            except EventError:
+                continue
+    raise EventError(f"{where} should be {declared}, got {type(value).__name__}")

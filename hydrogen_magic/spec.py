@@ -1,0 +1,81 @@
+"""What is to be run and where: frozen values that every layer shares.
+
+A :class:`JobSpec` is what the user asked for, a :class:`Plan` is what a placement makes of it
+without any effect, a :class:`Slot` is the place of one rank in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["JobSpec", "Plan", "Slot", "DEFAULT_MAX_CLOSURE_BYTES"]
+
+DEFAULT_MAX_CLOSURE_BYTES = 1 << 30
+"""1 GiB: what one machine copies to its ranks in about a second; more is most likely a mistake."""
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What the user asked for, after arguments were checked."""
+
+    np: int = 2
+    """Number of ranks, 1 or more."""
+    placement: str = "local"
+    """``local``, ``inline`` or ``spark``."""
+    rendezvous: str = "torch"
+    """``torch`` (others come with their own placement of the same name in ``rendezvous/``)."""
+    gpu: bool | None = None
+    """True: every rank needs a GPU of its own. False: none. None: GPUs if every rank can have one."""
+    env: tuple[tuple[str, str], ...] = ()
+    """Environment of every rank, on top of the notebook's; wins over everything we set."""
+    out: tuple[str, ...] = ()
+    """Names of rank 0's variables to bring back."""
+    retries: int = 0
+    """How often the whole gang is started again after a failure."""
+    timeout_s: float | None = None
+    """Wall time after which the gang is stopped, all attempts together."""
+    start_timeout_s: float = 120.0
+    """How long a rank may take from its launch to the first line of the cell."""
+    grace_s: float = 3.0
+    """How long a rank that reacted to a stop may clean up before it is killed."""
+    timeline: str | None = None
+    """Record spans: ``""`` to show them only, a path to write a Chrome trace there too."""
+    detach: bool = False
+    """Return a handle at once instead of waiting."""
+    quiet: bool = False
+    """No live view; output and result only."""
+    max_closure_bytes: int = DEFAULT_MAX_CLOSURE_BYTES
+    """Upper bound of everything captured, in bytes."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of one rank, in torchrun's words."""
+
+    rank: int
+    local_rank: int
+    node_rank: int
+    world_size: int
+    local_world_size: int
+    n_nodes: int
+    host: str
+    gpu: str | None = None
+    """Index or UUID of the rank's own GPU on its host, None without one."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who runs where. Slots are in rank order, grouped by host and contiguous."""
+
+    slots: tuple[Slot, ...]
+    notes: tuple[str, ...] = field(default=())
+    """What the user should know of how this plan came about ("no GPU found: ranks use the CPU")."""
+
+    @property
+    def uses_gpu(self) -> bool:
+        return any(slot.gpu is not None for slot in self.slots)
+
+    def gpus_of(self, slot: Slot) -> tuple[str, ...]:
+        """The gang's GPUs on the slot's host in local_rank order: its ``CUDA_VISIBLE_DEVICES``."""
+        same_host = (other for other in self.slots if other.node_rank == slot.node_rank)
+        return tuple(other.gpu for other in same_host if other.gpu is not None)

@@ -1,0 +1,137 @@
+"""The fold and the verdict: what a gang's state is, and who is to blame, from events alone."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import pytest
+
+from hydrogen_magic import events as ev
+from hydrogen_magic.gang.culprit import is_victim_error, verdict
+from hydrogen_magic.gang.state import GangState, fold, replay
+
+GLOO_CLOSED = ev.ErrorReport(
+    "RuntimeError", "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"
+)
+GLOO_TIMEOUT = ev.ErrorReport(
+    "RuntimeError", "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms for recv"
+)
+USERS_OWN = ev.ErrorReport("ValueError", "bad batch 17")
+
+
+def running(np: int) -> list[ev.Event]:
+    started: list[ev.Event] = [
+        ev.GangLaunched(0.0, "a1b2", "--np 4", np, "local", "torch", 1e9, "boot:1:2", {}),
+        ev.AttemptStarted(0.0, 0),
+    ]
+    for rank in range(np):
+        started.append(ev.RankStarted(0.1, rank, 100 + rank, "here", "cpu"))
+        started.append(ev.RankPhase(0.2, rank, "running"))
+    return started
+
+
+def test_a_gang_runs_and_succeeds() -> None:
+    state = replay(running(2))
+    assert state.state == "RUNNING"
+    done: list[ev.Event] = []
+    for rank in (0, 1):
+        done += [ev.RankResult(1.0, rank, 10), ev.RankExited(1.1, rank, 0)]
+    state = replay([*running(2), *done, ev.GangEnded(1.2, "SUCCEEDED", "2 ranks finished")])
+    assert [rank.phase for rank in state.ranks] == ["done", "done"]
+    assert state.is_terminal and state.culprit is None
+
+
+def test_exit_zero_without_a_result_has_failed_too() -> None:
+    state = replay([*running(2), ev.RankExited(1.0, 1, 0)])
+    assert state.ranks[1].phase == "failed"
+    found = verdict(state, math.inf)
+    assert found is not None and found.culprit == 1
+
+
+def test_a_new_attempt_forgets_the_old_one() -> None:
+    state = replay([*running(2), ev.RankFailed(1.0, 1, USERS_OWN, "running")])
+    state = fold(state, ev.AttemptStarted(2.0, 1))
+    assert state.attempt == 1 and state.ranks[1].failure is None
+    assert verdict(state, math.inf) is None
+
+
+def test_step_rate_is_over_a_window() -> None:
+    events = [*running(1), *(ev.Steps(float(at), 0, 10 * at) for at in range(1, 30))]
+    assert replay(events).ranks[0].steps_per_s == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("culprit", range(4))
+@pytest.mark.parametrize("clean_up_s", [0.0, 0.3, 3.0])
+def test_the_culprit_is_found_though_victims_complain_first(
+    culprit: int, clean_up_s: float
+) -> None:
+    """Victims die at once; the guilty rank's own report comes only after its ``finally``."""
+    victims = [rank for rank in range(4) if rank != culprit]
+    flying = [ev.RankFailed(1.0, culprit, USERS_OWN, "running", in_flight=True)]
+    complaints = [ev.RankFailed(1.02, rank, GLOO_CLOSED, "running") for rank in victims]
+    final = [ev.RankFailed(1.0 + clean_up_s, culprit, USERS_OWN, "running")]
+    if clean_up_s:
+        state = replay([*running(4), *complaints, *flying])
+        early = verdict(state, 1.3)
+        assert early is not None and early.culprit is None, "its clean-up is not over"
+    state = replay([*running(4), *complaints, *(flying if clean_up_s else []), *final])
+    found = verdict(state, 1.0 + clean_up_s + 0.2)
+    assert found is not None and found.culprit == culprit
+
+
+def test_victims_alone_wait_for_somebody_to_blame() -> None:
+    state = replay([*running(2), ev.RankFailed(1.0, 0, GLOO_CLOSED, "running")])
+    early, late = verdict(state, 1.5), verdict(state, 2.1)
+    assert early is not None and early.culprit is None
+    assert late is not None and late.culprit is not None
+
+
+def test_a_stopped_rank_is_to_blame_for_others_timeouts() -> None:
+    stopped = ev.RankHealth(5.0, 2, 1, 0.0, "T")
+    failed = [ev.RankFailed(10.0, rank, GLOO_TIMEOUT, "running") for rank in (0, 1)]
+    found = verdict(replay([*running(3), stopped, *failed]), math.inf)
+    assert found is not None and found.culprit == 2
+
+
+def test_an_exception_that_is_handled_is_no_failure() -> None:
+    flying = ev.RankFailed(1.0, 0, USERS_OWN, "running", in_flight=True)
+    assert verdict(replay([*running(2), flying]), math.inf) is None
+    own = ev.RankFailed(60.0, 1, ev.ErrorReport("KeyError", "'x'"), "running")
+    found = verdict(replay([*running(2), flying, own]), math.inf)
+    assert found is not None and found.culprit == 1, "rank 0 handles its exception and goes on"
+
+
+def test_errors_raised_from_a_victims_error_are_victims() -> None:
+    wrapped = ev.ErrorReport("TrainingError", "step failed", cause=GLOO_CLOSED)
+    assert is_victim_error(wrapped)
+    assert not is_victim_error(ev.ErrorReport("RuntimeError", "mat1 and mat2 shapes"))
+    assert is_victim_error(ev.ErrorReport("torch.distributed.DistBackendError", "NCCL error"))
+
+
+def test_events_survive_json_and_strangers_are_refused() -> None:
+    events = [
+        *running(2),
+        ev.RankFailed(1.0, 1, ev.ErrorReport("A", "b", cause=USERS_OWN), "running"),
+    ]
+    events.append(ev.Metrics(2.0, 0, (1, 2), (0.1, 0.2), {"loss": (0.5, None)}))
+    assert [ev.decode(json.loads(json.dumps(ev.encode(event)))) for event in events] == events
+    for bad in (
+        [], ["Exec", {"code": "x"}], ["Steps", {"at_s": 1.0}], ["Steps", {"at_s": "1", "rank": 0, "count": 1}],
+        ["Steps", {"at_s": 1.0, "rank": 0, "count": 1, "more": 2}], {"Steps": 1}, None,
+        ["Metrics", {"at_s": 1.0, "rank": 0, "steps": [1], "times_s": [0.1], "values": {"a": ["x"]}}],
+    ):  # fmt: skip
+        with pytest.raises(ev.EventError):
+            ev.decode(bad)
+
+
+def test_the_fold_takes_any_order_of_events() -> None:
+    """Two agents' events interleave freely: nothing may raise, whatever comes first."""
+    events = [*running(3), ev.RankExited(1.0, 2, None, "SIGKILL"), ev.Steps(1.0, 7, 1)]
+    events += [ev.RankResult(1.0, 0, 1), ev.Progress(1.0, 1, 0, "x", 1.0, None)]
+    for seed in range(20):
+        shuffled = events[1:]
+        random.Random(seed).shuffle(shuffled)
+        state: GangState = replay([events[0], *shuffled])
+        assert len(state.ranks) == 3 and state.now_s == 1.0
