@@ -1,0 +1,83 @@
+"""Length-prefixed JSON over a Unix stream socket, with file descriptors beside it.
+
+The one format between kernel and agent (what must not go over the network), agent and template, and
+agent and worker. Each message says how many descriptors belong to it, so that they stay in order.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+__all__ = ["FrameReader", "MAX_FDS", "receive", "send"]
+
+_HEADER = struct.Struct("!IB")
+MAX_FDS = 250
+"""Linux passes at most 253 descriptors with one message (``SCM_MAX_FD``)."""
+_CHUNK = 1 << 18
+
+
+def send(sock: socket.socket, message: Any, fds: Sequence[int] = ()) -> None:
+    """Send ``message`` (JSON) and duplicates of ``fds``; blocks while the socket is full."""
+    body = json.dumps(message, separators=(",", ":")).encode()
+    data = memoryview(_HEADER.pack(len(body), len(fds)) + body)
+    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    sent = sock.sendmsg([data], ancillary)
+    sock.sendall(data[sent:])
+
+
+class FrameReader:
+    """Collects what arrives on ``sock`` and cuts it into messages."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = bytearray()
+        self._fds: deque[int] = deque()
+
+    def feed(self) -> bool:
+        """Read once; return False at the end of the stream. Raises BlockingIOError when nothing is there."""
+        space = socket.CMSG_SPACE(MAX_FDS * 4)
+        try:
+            data, ancillary, _, _ = self._sock.recvmsg(_CHUNK, space)
+        except ConnectionResetError:
+            return False
+        for level, kind, payload in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received = array.array("i")
+                received.frombytes(payload[: len(payload) - len(payload) % received.itemsize])
+                for fd in received:
+                    os.set_inheritable(fd, False)
+                    self._fds.append(fd)
+        self._buffer += data
+        return bool(data)
+
+    def messages(self) -> Iterator[tuple[Any, list[int]]]:
+        """Yield the complete messages with their descriptors, which are the caller's to close."""
+        while len(self._buffer) >= _HEADER.size:
+            length, n_fds = _HEADER.unpack_from(self._buffer)
+            end = _HEADER.size + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[_HEADER.size : end])
+            del self._buffer[:end]
+            yield json.loads(body), [self._fds.popleft() for _ in range(n_fds)]
+
+    def close(self) -> None:
+        """Close descriptors that nobody took."""
+        while self._fds:
+            os.close(self._fds.popleft())
+
+
+def receive(reader: FrameReader) -> tuple[Any, list[int]] | None:
+    """Return the next message of a blocking socket, None at the end of the stream."""
+    while True:
+        for message in reader.messages():
+            return message
+        if not reader.feed():
+            return None

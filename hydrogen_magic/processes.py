@@ -1,0 +1,165 @@
+"""What Linux offers to own processes whole: subreaper, parent-death signal, and the tree in ``/proc``.
+
+Never by name and never a pid that was not started here: everything that descends from an agent is
+its gang's, because orphans of the gang are re-parented to the agent (``PR_SET_CHILD_SUBREAPER``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = [
+    "COOKIE",
+    "OWNER",
+    "Process",
+    "become_subreaper",
+    "descendants",
+    "die_with_parent",
+    "is_tracker",
+    "oom_kills",
+    "processes",
+    "send_signal",
+    "sweep_orphans",
+]
+
+COOKIE = "HYDROGEN_MAGIC_RUN"
+"""Environment variable of everything a gang starts: the gang's id. Identifies, proves nothing."""
+OWNER = "HYDROGEN_MAGIC_OWNER"
+"""Environment variable beside it: the kernel that owns the gang, as ``record.owner_of_this_process``."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform != "linux":
+        return  # elsewhere the agent's own watch is all there is
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, value, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl failed")
+
+
+def become_subreaper() -> None:
+    """Make orphans among this process's descendants its own children."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """Have the system kill this process when the thread that is its parent ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Process:
+    """A line of ``/proc/<pid>/stat``."""
+
+    pid: int
+    ppid: int
+    state: str
+    """R running, S sleeping, D uninterruptible, T stopped, Z zombie."""
+    cpu_ticks: int
+    """User and system time, children not included."""
+    rss_bytes: int
+
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def _read_stat(pid: int) -> Process | None:
+    """Return the process, or None when it is gone (or there is no ``/proc``)."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # The name, in parentheses, may hold spaces and parentheses itself: what follows it does not.
+    rest = text[text.rindex(")") + 2 :].split()
+    cpu_ticks = int(rest[11]) + int(rest[12])
+    return Process(pid, int(rest[1]), rest[0], cpu_ticks, int(rest[21]) * _PAGE)
+
+
+def processes(pids: Collection[int] | None = None) -> Iterator[Process]:
+    """Yield the processes of this machine that can be seen, or those of ``pids`` that still exist."""
+    if pids is None:
+        try:
+            pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+        except FileNotFoundError:
+            pids = []
+    for pid in pids:
+        found = _read_stat(pid)
+        if found is not None:
+            yield found
+
+
+def descendants(root: int, spare: Collection[int] = ()) -> list[Process]:
+    """Return what descends from ``root``, zombies left out; ``spare`` and what is below it too."""
+    children: dict[int, list[Process]] = {}
+    for process in processes():
+        children.setdefault(process.ppid, []).append(process)
+    found: list[Process] = []
+    queue = [root]
+    while queue:
+        for process in children.get(queue.pop(), ()):
+            if process.pid not in spare:
+                queue.append(process.pid)
+                if process.state != "Z":
+                    found.append(process)
+    return found
+
+
+def is_tracker(pid: int) -> bool:
+    """True for the helpers that unlink shared memory once their clients are gone.
+
+    Killed together with their clients they leave files in ``/dev/shm``; left alone they end by
+    themselves within moments.
+    """
+    try:
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+    return b"multiprocessing.resource_tracker" in command or b"torch_shm_manager" in command
+
+
+def send_signal(pid: int, signum: int) -> None:
+    """Send ``signum`` unless the process has gone meanwhile."""
+    try:
+        os.kill(pid, signum)
+    except ProcessLookupError:
+        pass
+
+
+def oom_kills() -> int:
+    """Return how many processes this machine's out-of-memory killer has ended since it started."""
+    try:
+        lines = Path("/proc/vmstat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
+
+
+def _environment(pid: int) -> dict[str, str]:
+    try:
+        raw = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}  # another user's, or gone
+    pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)
+    return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
+
+
+def sweep_orphans(is_orphan_of: Collection[str]) -> int:
+    """Kill this user's processes whose environment names one of these owners; return how many.
+
+    For what an agent could not end because it was killed together with its kernel. An owner string
+    holds boot id, pid and start time, so it can never mean a process of somebody else.
+    """
+    killed = 0
+    for process in processes():
+        if process.state != "Z" and _environment(process.pid).get(OWNER) in is_orphan_of:
+            send_signal(process.pid, signal.SIGKILL)
+            killed += 1
+    return killed

@@ -1,0 +1,192 @@
+"""The one connection between kernel and agent: ZeroMQ with CURVE, both sides proven.
+
+The kernel listens (:class:`Hub`), agents connect (:class:`AgentLink`). Every agent has a key pair of
+its own, made by the kernel for it and handed over by an inherited descriptor; the kernel lets in
+only keys it made and that are still valid. Messages are JSON, one frame each; nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import zmq
+import zmq.asyncio
+from zmq.auth.asyncio import AsyncioAuthenticator
+from zmq.utils.monitor import parse_monitor_message
+
+__all__ = ["AgentKeys", "AgentLink", "Hub"]
+
+_DOMAIN = "hydrogen"
+"""Must be named on both ends: libzmq's wildcard refuses even keys that are allowed."""
+_MAX_MESSAGE_BYTES = 64 << 20
+_HANDSHAKE_MS = 3000
+"""A connection that has not proven itself by then is dropped, silent ones included."""
+_FAILED_HANDSHAKES = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+
+
+class AgentKeys:
+    """What one agent needs to connect; ``secret`` is never in argv, environment or a file."""
+
+    def __init__(self, endpoint: str, server_key: bytes) -> None:
+        public, secret = zmq.curve_keypair()
+        self.endpoint = endpoint
+        self.server_key = server_key.decode()
+        self.key = public.decode()
+        self.secret = secret.decode()
+
+
+class Hub:
+    """The kernel's end: an event loop in a thread of its own, and the socket that agents connect to.
+
+    Everything of a gang's conduct happens on this loop, one thing at a time, so it needs no locks.
+    """
+
+    def __init__(self) -> None:
+        self.rejected = 0
+        """Connections that could not prove themselves."""
+        self._directory = tempfile.mkdtemp(
+            prefix="hydrogen-"
+        )  # 0700: nobody else gets as far as us
+        self._endpoint = f"ipc://{self._directory}/hub"
+        self._server_key, self._server_secret = zmq.curve_keypair()
+        self._receivers: dict[str, Callable[[dict[str, Any]], None]] = {}
+        self._routes: dict[str, bytes] = {}
+        self.loop = asyncio.new_event_loop()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hydrogen-hub", daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    # ── called on the loop ──
+
+    def admit(self, on_message: Callable[[dict[str, Any]], None]) -> AgentKeys:
+        """Return keys for a new agent, whose messages go to ``on_message`` on the loop."""
+        keys = AgentKeys(self._endpoint, self._server_key)
+        self._receivers[keys.key] = on_message
+        return keys
+
+    def dismiss(self, key: str) -> None:
+        """Let the agent of this key in no longer."""
+        self._receivers.pop(key, None)
+        self._routes.pop(key, None)
+
+    def send(self, key: str, message: dict[str, Any]) -> None:
+        """Send to the agent of this key, which must have said something before."""
+        route = self._routes.get(key)
+        if route is not None:
+            self._socket.send_multipart([route, json.dumps(message).encode()])
+
+    # ── called from any thread ──
+
+    def close(self) -> None:
+        """End the thread and remove the socket's directory. Agents must have been dismissed."""
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join(timeout=5)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    # ── the loop ──
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            self.loop.run_until_complete(self._serve())
+        finally:
+            self._started.set()
+            self.loop.close()
+
+    async def _serve(self) -> None:
+        self._closing = asyncio.Event()
+        context = zmq.asyncio.Context()
+        authenticator = AsyncioAuthenticator(context)
+        authenticator.start()
+        authenticator.configure_curve_callback(_DOMAIN, credentials_provider=self)
+        self._socket = context.socket(zmq.ROUTER)
+        self._configure(self._socket)
+        monitor = self._socket.get_monitor_socket(_FAILED_HANDSHAKES)
+        self._socket.bind(self._endpoint)
+        tasks = [
+            asyncio.ensure_future(self._receive()),
+            asyncio.ensure_future(self._count_rejected(monitor)),
+        ]
+        self._started.set()
+        await self._closing.wait()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        authenticator.stop()
+        self._socket.disable_monitor()
+        context.destroy(linger=0)
+
+    def _configure(self, sock: zmq.asyncio.Socket) -> None:
+        sock.curve_server = True
+        sock.curve_secretkey = self._server_secret
+        sock.curve_publickey = self._server_key
+        sock.zap_domain = _DOMAIN.encode()
+        sock.maxmsgsize = _MAX_MESSAGE_BYTES
+        sock.handshake_ivl = _HANDSHAKE_MS
+        sock.backlog = 1024  # hundreds of strangers at once must not keep an agent out
+        sock.linger = 0
+        sock.rcvhwm = sock.sndhwm = 0
+        sock.router_handover = True
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Say whether a client's public key may connect (pyzmq's interface for credentials)."""
+        return key.decode() in self._receivers
+
+    async def _receive(self) -> None:
+        while True:
+            parts = await self._socket.recv_multipart(copy=False)
+            # The key that was proven in the handshake, not what the message says of itself.
+            key = str(parts[-1].get("User-Id"))
+            receiver = self._receivers.get(key)
+            if receiver is None or len(parts) != 2:
+                continue
+            self._routes[key] = parts[0].bytes
+            receiver(json.loads(parts[1].bytes))
+
+    async def _count_rejected(self, monitor: zmq.asyncio.Socket) -> None:
+        while True:
+            parse_monitor_message(await monitor.recv_multipart())
+            self.rejected += 1
+
+
+class AgentLink:
+    """An agent's end."""
+
+    def __init__(self, endpoint: str, server_key: str, key: str, secret: str) -> None:
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.curve_serverkey = server_key.encode()
+        self._socket.curve_publickey = key.encode()
+        self._socket.curve_secretkey = secret.encode()
+        self._socket.zap_domain = _DOMAIN.encode()
+        self._socket.maxmsgsize = _MAX_MESSAGE_BYTES
+        self._socket.linger = 500
+        self._socket.rcvhwm = self._socket.sndhwm = 0
+        self._socket.connect(endpoint)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Queue ``message``; ZeroMQ delivers in order."""
+        self._socket.send(json.dumps(message).encode())
+
+    async def receive(self) -> dict[str, Any]:
+        """Return the next message of the kernel."""
+        message: dict[str, Any] = json.loads(await self._socket.recv())
+        return message
+
+    def close(self) -> None:
+        with suppress(zmq.ZMQError), warnings.catch_warnings():
+            self._context.destroy(linger=200)

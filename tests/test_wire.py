@@ -1,0 +1,158 @@
+"""The one listener there is: it lets in agents of this kernel and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from hydrogen_magic.wire import AgentKeys, AgentLink, Hub
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    hub = Hub()
+    yield hub
+    hub.close()
+
+
+def admitted(hub: Hub) -> tuple[AgentKeys, queue.Queue[dict[str, Any]]]:
+    received: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    async def admit() -> AgentKeys:
+        return hub.admit(received.put)
+
+    return asyncio.run_coroutine_threadsafe(admit(), hub.loop).result(5), received
+
+
+def say(keys: AgentKeys, server_key: str | None = None, seconds: float = 1.0) -> None:
+    """Connect as an agent, say hello, stay a moment."""
+
+    async def talk() -> None:
+        link = AgentLink(keys.endpoint, server_key or keys.server_key, keys.key, keys.secret)
+        link.send({"hello": 1})
+        await asyncio.sleep(seconds)
+        link.close()
+
+    asyncio.run(talk())
+
+
+def socket_path(keys: AgentKeys) -> str:
+    return keys.endpoint.removeprefix("ipc://")
+
+
+def test_an_admitted_agent_is_heard_and_answered(hub: Hub) -> None:
+    keys, received = admitted(hub)
+
+    async def talk() -> dict[str, Any]:
+        link = AgentLink(keys.endpoint, keys.server_key, keys.key, keys.secret)
+        link.send({"hello": 1})
+        assert await asyncio.to_thread(received.get, True, 5) == {"hello": 1}
+        hub.loop.call_soon_threadsafe(hub.send, keys.key, {"do": "stop"})
+        answer = await asyncio.wait_for(link.receive(), 5)
+        link.close()
+        return answer
+
+    assert asyncio.run(talk()) == {"do": "stop"}
+
+
+def test_strangers_are_not_heard(hub: Hub) -> None:
+    keys, received = admitted(hub)
+    stranger = AgentKeys(keys.endpoint, keys.server_key.encode())  # own key pair, right server key
+    say(stranger)
+    wrong_server, _ = zmq.curve_keypair()
+    say(keys, server_key=wrong_server.decode())
+    hub.loop.call_soon_threadsafe(hub.dismiss, keys.key)
+    say(keys)  # was allowed once
+    assert received.empty()
+    assert hub.rejected >= 2
+
+
+def test_a_client_without_encryption_is_not_heard(hub: Hub) -> None:
+    keys, received = admitted(hub)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as plain:
+        plain.linger = 0
+        plain.connect(keys.endpoint)
+        plain.send(b'{"hello": 1}')
+        with pytest.raises(queue.Empty):
+            received.get(timeout=1)
+
+
+def test_garbage_and_silence_change_nothing(hub: Hub) -> None:
+    """A megabyte of noise, an HTTP request, a TLS hello and 300 connections that say nothing."""
+    keys, received = admitted(hub)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for noise in (
+        os.urandom(1 << 20),
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00",
+    ):
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(socket_path(keys))
+            try:
+                sock.sendall(noise)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # hung up on, as it should be
+    silent = [socket.socket(socket.AF_UNIX) for _ in range(300)]
+    try:
+        for sock in silent:
+            sock.settimeout(5)
+            sock.connect(socket_path(keys))
+        begun = time.monotonic()
+        say(keys, seconds=0.1)
+        assert received.get(timeout=5) == {"hello": 1}
+        assert time.monotonic() - begun < 5
+        last = silent[-1]
+        last.settimeout(10)
+        while last.recv(4096):  # a greeting, then the end: dropped for want of a handshake
+            pass
+    finally:
+        for sock in silent:
+            sock.close()
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown_kib < 50 << 10
+
+
+def test_the_directory_is_the_users_alone_and_goes(hub: Hub) -> None:
+    keys, _ = admitted(hub)
+    directory = Path(socket_path(keys)).parent
+    assert directory.stat().st_mode & 0o777 == 0o700
+    hub.close()
+    assert not directory.exists()
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="becoming another user needs root"
+)
+def test_another_user_cannot_even_connect(hub: Hub) -> None:
+    keys, received = admitted(hub)
+    attack = textwrap.dedent(
+        """
+        import socket, sys
+        try:
+            socket.socket(socket.AF_UNIX).connect(sys.argv[1])
+        except PermissionError:
+            print("refused")
+        """
+    )
+    command = ["setpriv", "--reuid=65534", "--clear-groups", "/usr/bin/python3"]
+    if not Path(command[-1]).exists():
+        command[-1] = sys.executable
+    answer = subprocess.run(
+        [*command, "-c", attack, socket_path(keys)], capture_output=True, text=True, cwd="/"
+    )
+    assert "refused" in answer.stdout, answer.stderr
+    assert received.empty()
