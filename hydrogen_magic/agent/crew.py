@@ -1,0 +1,232 @@
+"""The ranks of one attempt on this host, from their forks to the last process of theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hydrogen_magic import events as ev
+from hydrogen_magic import frames, processes
+from hydrogen_magic.agent.nursery import Nursery, Worker
+from hydrogen_magic.agent.output import Allowance, RankLog
+from hydrogen_magic.agent.rank import Rank, log_path
+
+__all__ = ["Crew"]
+
+_FLUSH_S = 0.05
+"""Output reaches the kernel this often: below what a person notices."""
+_HEALTH_S = 1.0
+_HEARING_S = 0.4
+"""A rank that has not reacted to SIGINT by then is in C code and will not before that returns."""
+_TERM_S = 0.3
+"""How long SIGTERM's default action may take; longer means somebody handles or ignores it."""
+_TRACKER_S = 2.0
+"""Shared-memory trackers end by themselves when their clients are gone; longer means they hang."""
+_GIVE_UP_S = 10.0
+"""A process that survives SIGKILL this long hangs in the system (state D); waiting will not help."""
+_EXIT_S = 10.0
+"""How long a rank may take to exit once its result has arrived."""
+
+
+class Crew:
+    """Starts and ends the ranks that one ``launch`` message names."""
+
+    def __init__(
+        self,
+        launch: dict[str, Any],
+        nursery: Nursery,
+        emit: Callable[[ev.Event], None],
+        on_result: Callable[[int, int], None],
+    ) -> None:
+        self.gang = str(launch["gang"])
+        self.attempt = int(launch["attempt"])
+        self.record_dir = str(launch["record_dir"])
+        self._launch = launch
+        self._nursery = nursery
+        self._emit = emit
+        self._on_result = on_result
+        self._zero_s = float(launch["clock_zero_s"])
+        self._grace_s = float(launch["grace_s"])
+        self._ranks: dict[int, Rank] = {}
+        self._services: list[Worker] = []
+        self._ending: asyncio.Task[None] | None = None
+        self._starting: asyncio.Future[None]
+        self._all_exited = asyncio.Event()
+        self._allowance = Allowance(time.monotonic)
+
+    def now_s(self) -> float:
+        return time.monotonic() - self._zero_s
+
+    async def run(self, closure_fd: int, held: socket.socket) -> None:
+        """Start the ranks, wait for their end, and sweep up; returns when nothing is left."""
+        self._starting = asyncio.ensure_future(self._start(closure_fd, held))
+        try:
+            await asyncio.wait([self._starting])
+            self._report_start()
+            await self._watch()
+        finally:
+            os.close(closure_fd)
+            await self.sweep()
+            for rank in self._ranks.values():
+                rank.close()
+            for worker in self._services:
+                worker.close()
+
+    # ── starting ──
+
+    async def _start(self, closure_fd: int, held: socket.socket) -> None:
+        slots, service = self._launch["slots"], self._launch["service"]
+        for slot in slots:
+            self._emit(ev.RankPhase(self.now_s(), slot["rank"], "starting", self._first_detail()))
+        workers = await self._nursery.take(len(slots) + bool(service), self._launch["preload"])
+        if service:
+            self._services.append(workers.pop())
+            self._send_service(self._services[-1], service, held)
+        for slot, worker in zip(slots, workers, strict=True):
+            self._send_off(slot, worker, closure_fd)
+
+    def _report_start(self) -> None:
+        """Turn a failed start into a failure of the first rank: the user must be told by somebody."""
+        error = None if self._starting.cancelled() else self._starting.exception()
+        if error is not None:
+            report = ev.ErrorReport(type(error).__name__, f"{error} ({self._first_detail()})")
+            first = int(self._launch["slots"][0]["rank"])
+            self._emit(ev.RankFailed(self.now_s(), first, report, "starting"))
+
+    def _first_detail(self) -> str:
+        modules = self._launch["preload"]
+        return f"importing {', '.join(modules[:3])}" if modules else ""
+
+    def _send_off(self, slot: dict[str, Any], worker: Worker, closure_fd: int) -> None:
+        rank = int(slot["rank"])
+        log = RankLog(log_path(self.record_dir, rank))
+        one = Rank(rank, worker, log, self.now_s, self._emit, self._on_result)
+        self._ranks[rank] = one
+        message = {
+            "kind": "rank", "rank": rank, "clock_zero_s": self._zero_s,
+            "env": {**self._launch["env"], **slot["env"]},
+            "cwd": self._launch["cwd"], "sys_path": self._launch["sys_path"],
+        }  # fmt: skip
+        one.go(message, [closure_fd], slot["device"])
+
+    def _send_service(self, worker: Worker, service: dict[str, Any], held: socket.socket) -> None:
+        message = {
+            "kind": "service", "service": service["function"], "options": service["options"],
+            "env": self._launch["env"], "cwd": self._launch["cwd"],
+            "sys_path": self._launch["sys_path"],
+        }  # fmt: skip
+        worker.control.setblocking(True)
+        frames.send(worker.control, message, [held.fileno()])
+
+    # ── watching ──
+
+    async def _watch(self) -> None:
+        health_at = time.monotonic() + _HEALTH_S
+        while not self._over() and not self._is_stuck():
+            try:
+                await asyncio.wait_for(self._all_exited.wait(), _FLUSH_S)
+            except asyncio.TimeoutError:
+                pass
+            for rank in self._ranks.values():
+                rank.send_output(self._allowance)
+            if time.monotonic() >= health_at:
+                health_at = time.monotonic() + _HEALTH_S
+                self._check_health()
+        if self._ending is not None:
+            await asyncio.wait([self._ending])
+
+    def _is_stuck(self) -> bool:
+        """True when the ladder has ended although ranks are left: they hang in the system."""
+        return self._ending is not None and self._ending.done()
+
+    def _over(self) -> bool:
+        return all(rank.exited for rank in self._ranks.values())
+
+    def _check_health(self) -> None:
+        for rank in self._ranks.values():
+            rank.check_health()
+            since = rank.finishing_since
+            if since is not None and not rank.exited and time.monotonic() > since + _EXIT_S:
+                rank.finishing_since = None
+                text = f"rank {rank.rank} did not exit within {_EXIT_S:.0f} s of its result: killed"
+                self._emit(ev.Notice(self.now_s(), "warning", text))
+                rank.signal(signal.SIGKILL)
+
+    def on_exit(self, pid: int, status: int, max_rss_bytes: int) -> bool:
+        """Take note of a reaped child; return whether it was a rank of this crew."""
+        for rank in self._ranks.values():
+            if rank.worker.pid == pid and not rank.exited:
+                rank.on_exit(status, max_rss_bytes)
+                if self._over():
+                    self._all_exited.set()
+                return True
+        return False
+
+    async def stacks(self) -> dict[int, str]:
+        """Return where every rank is, by ``faulthandler``; waits a moment for it to write."""
+        for rank in self._ranks.values():
+            rank.read_stacks()
+            rank.ask_stacks()
+        await asyncio.sleep(0.1)
+        return {rank.rank: rank.read_stacks() for rank in self._ranks.values()}
+
+    # ── ending ──
+
+    def stop(self) -> None:
+        """Ask every rank to end, then make it."""
+        self._abort_start()
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end())
+
+    def kill(self) -> None:
+        """End every rank at once."""
+        self.stop()
+        for rank in self._ranks.values():
+            rank.signal(signal.SIGKILL)
+
+    def _abort_start(self) -> None:
+        if not self._starting.done():
+            self._starting.cancel()
+            self._nursery.abort()
+
+    async def _end(self) -> None:
+        """Walk the ladder: SIGINT, SIGTERM, SIGKILL; what descends from the ranks is swept later."""
+        begun = time.monotonic()
+        for rank in self._ranks.values():
+            rank.signal(signal.SIGINT)
+        terminated: set[int] = set()
+        while not self._over():
+            waited = time.monotonic() - begun
+            for rank in self._ranks.values():
+                limit = self._grace_s if rank.heard else _HEARING_S
+                if waited > limit + _TERM_S:
+                    rank.signal(signal.SIGKILL)
+                elif waited > limit and rank.rank not in terminated:
+                    terminated.add(rank.rank)
+                    rank.signal(signal.SIGTERM)
+            if waited > self._grace_s + _TERM_S + _GIVE_UP_S:
+                break
+            await asyncio.sleep(0.01)
+
+    async def sweep(self) -> None:
+        """Kill whatever descends from this agent, template and waiting workers apart."""
+        begun = time.monotonic()
+        while left := processes.descendants(os.getpid(), self._nursery.keepers()):
+            waited = time.monotonic() - begun
+            if waited > _GIVE_UP_S:
+                self._give_up(left)
+                return
+            for process in left:
+                if waited > _TRACKER_S or not processes.is_tracker(process.pid):
+                    processes.send_signal(process.pid, signal.SIGKILL)
+            await asyncio.sleep(0.002 if waited < 0.1 else 0.02)
+
+    def _give_up(self, left: list[processes.Process]) -> None:
+        said = ", ".join(f"{process.pid} (state {process.state})" for process in left)
+        text = f"cannot be killed on {os.uname().nodename}: {said}; the machine needs attention"
+        self._emit(ev.Notice(self.now_s(), "error", text))

@@ -1,0 +1,217 @@
+"""The agent's stock of workers: one template, and workers forked from it, some ahead of time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydrogen_magic import frames, processes
+from hydrogen_magic.agent.template import FDS_PER_WORKER
+
+__all__ = ["Nursery", "Worker"]
+
+_BATCH = frames.MAX_FDS // FDS_PER_WORKER
+
+
+@dataclass
+class Worker:
+    """The agent's ends of one worker's pipes; see :class:`~hydrogen_magic.worker.main.WorkerPipes`."""
+
+    control: socket.socket
+    stdout: int
+    stderr: int
+    interrupted: int
+    stacks: int
+    pid: int = 0
+
+    def close(self) -> None:
+        """Close what connects us; a worker that was never used exits by itself then."""
+        self.control.close()
+        for fd in (self.stdout, self.stderr, self.interrupted, self.stacks):
+            os.close(fd)
+
+
+@dataclass
+class _Template:
+    """A running template process and what it has imported."""
+
+    pid: int
+    sock: socket.socket
+    reader: frames.FrameReader
+    fingerprint: str
+    loaded: set[str] = field(default_factory=set)
+    """What it was asked to import, whether or not that worked."""
+    files: dict[str, int] = field(default_factory=dict)
+    """Files of those modules and their times when they were imported."""
+
+    def is_stale(self) -> bool:
+        """True when a module that it has imported was changed since."""
+        return any(_modified(file) != when for file, when in self.files.items())
+
+
+def _modified(file: str) -> int:
+    try:
+        return os.stat(file).st_mtime_ns
+    except OSError:
+        return 0
+
+
+class Nursery:
+    """Hands out workers that have imported what is asked for."""
+
+    def __init__(self) -> None:
+        self._template: _Template | None = None
+        self._spares: list[Worker] = []
+        self._avoid: set[str] = set()
+        """Modules that made a template unsafe to fork: ranks import them themselves."""
+        self._lock = asyncio.Lock()
+
+    def keepers(self) -> set[int]:
+        """Return the pids that must survive the end of a gang."""
+        template = {self._template.pid} if self._template else set()
+        return template | {worker.pid for worker in self._spares}
+
+    def start(self, fingerprint: str, env: Mapping[str, str], sys_path: Sequence[str]) -> None:
+        """Have a template of this fingerprint; one of another is replaced."""
+        current = self._template
+        if current is not None and current.fingerprint == fingerprint and not current.is_stale():
+            return
+        self.close()
+        ours, theirs = socket.socketpair()
+        # subprocess is not asked for the exit status: the agent reaps whatever is its child.
+        process = subprocess.Popen(
+            [sys.executable, "-m", "hydrogen_magic.agent.template", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()], env={**env, "PYTHONPATH": os.pathsep.join(sys_path)},
+            stdin=subprocess.DEVNULL, cwd="/",
+        )  # fmt: skip
+        theirs.close()
+        self._template = _Template(process.pid, ours, frames.FrameReader(ours), fingerprint)
+
+    async def preload(self, modules: Sequence[str]) -> None:
+        """Have the template import ``modules`` that it has not imported yet."""
+        async with self._lock:
+            await self._preload(modules)
+
+    async def take(self, count: int, modules: Sequence[str]) -> list[Worker]:
+        """Return ``count`` workers with ``modules`` imported; they are the caller's from now on."""
+        async with self._lock:
+            await self._preload(modules)
+            workers = [self._spares.pop() for _ in range(min(count, len(self._spares)))]
+            return workers + await self._fork(count - len(workers))
+
+    async def stock(self, count: int) -> None:
+        """Fork ahead until ``count`` workers wait."""
+        async with self._lock:
+            if self._template is not None:
+                self._spares += await self._fork(count - len(self._spares))
+
+    def forget(self, pid: int) -> bool:
+        """Take note that ``pid`` has ended; return whether it was one of ours."""
+        for worker in self._spares:
+            if worker.pid == pid:
+                self._spares.remove(worker)
+                worker.close()
+                return True
+        if self._template is not None and self._template.pid == pid:
+            self.close()
+            return True
+        return False
+
+    def abort(self) -> None:
+        """End the template although it is busy, in an import that hangs perhaps; the next replaces it."""
+        if self._template is not None and self._lock.locked():
+            processes.send_signal(self._template.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Let go of everything: template and waiting workers exit when their sockets close."""
+        for worker in self._spares:
+            worker.close()
+        self._spares.clear()
+        if self._template is not None:
+            self._template.sock.close()
+            self._template = None
+
+    async def _preload(self, modules: Sequence[str]) -> None:
+        template = self._running()
+        missing = [m for m in modules if m not in template.loaded and m not in self._avoid]
+        if not missing:
+            return
+        for worker in self._spares:
+            worker.close()
+        self._spares.clear()
+        try:
+            answer = await self._ask({"do": "preload", "modules": missing})
+        except ChildProcessError:
+            self._avoid.update(missing)  # one of them kills whoever imports it: let a rank show it
+            raise
+        template.loaded.update(missing)
+        template.files.update((file, _modified(file)) for file in answer["files"])
+        if answer["unsafe"]:
+            self._avoid.update(missing)
+            template.fingerprint = ""  # replaced before the next gang; its forks so far are fine
+
+    async def _fork(self, count: int) -> list[Worker]:
+        workers: list[Worker] = []
+        while len(workers) < count:
+            workers += await self._fork_batch(min(_BATCH, count - len(workers)))
+        return workers
+
+    async def _fork_batch(self, count: int) -> list[Worker]:
+        pairs = [_new_worker() for _ in range(count)]
+        theirs = [fd for _, fds in pairs for fd in fds]
+        try:
+            answer = await self._ask({"do": "fork"}, theirs)
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        workers = [worker for worker, _ in pairs]
+        for worker, pid in zip(workers, answer["pids"], strict=False):
+            worker.pid = pid
+        if any(worker.pid == 0 for worker in workers):
+            raise BlockingIOError("this machine refused to fork more processes")
+        return workers
+
+    async def _ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
+        template = self._running()
+        frames.send(template.sock, request, fds)
+        loop = asyncio.get_running_loop()
+        received = await loop.run_in_executor(None, frames.receive, template.reader)
+        if received is None:
+            raise ChildProcessError("the process that forks the ranks ended unexpectedly")
+        answer: dict[str, Any] = received[0]
+        return answer
+
+    def _running(self) -> _Template:
+        if self._template is None:
+            raise ChildProcessError("the process that forks the ranks is not running")
+        return self._template
+
+
+def _new_worker() -> tuple[Worker, list[int]]:
+    """Return the agent's ends and the worker's five descriptors, in the order of ``WorkerPipes``."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    out_read, out_write = os.pipe()
+    err_read, err_write = os.pipe()
+    ack_read, ack_write = os.pipe()
+    stacks = _memory_file()
+    for fd in (out_read, err_read, ack_read):
+        os.set_blocking(fd, False)
+    worker = Worker(ours, out_read, err_read, ack_read, stacks)
+    return worker, [theirs.detach(), out_write, err_write, ack_write, os.dup(stacks)]
+
+
+def _memory_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("hydrogen-stacks")
+    import tempfile
+
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

@@ -1,0 +1,218 @@
+"""What an agent knows of one rank: its worker, what it said, how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic import events as ev
+from hydrogen_magic import frames, processes
+from hydrogen_magic.agent.nursery import Worker
+from hydrogen_magic.agent.output import CHUNK, Allowance, LiveText, RankLog
+
+__all__ = ["Rank"]
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+_DRAIN_CHUNKS = 32
+"""A pipe holds at most 1 MB; more than twice that is somebody who still writes."""
+
+
+class Rank:
+    """One rank of the attempt that runs on this host."""
+
+    def __init__(
+        self,
+        rank: int,
+        worker: Worker,
+        log: RankLog,
+        now_s: Callable[[], float],
+        emit: Callable[[ev.Event], None],
+        on_result: Callable[[int, int], None],
+    ) -> None:
+        self.rank = rank
+        self.worker = worker
+        self.asked = False
+        """The agent asked it to end."""
+        self.heard = False
+        """It reacted to being asked."""
+        self.exited = False
+        self.finishing_since: float | None = None
+        self._log = log
+        self._now_s = now_s
+        self._emit = emit
+        self._on_result = on_result
+        self._live = {"stdout": LiveText(), "stderr": LiveText()}
+        self._reader = frames.FrameReader(worker.control)
+        self._stacks_read = 0
+        self._cpu: tuple[float, int] | None = None
+        self._oom_kills = processes.oom_kills()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(worker.control, self._read_control)
+        loop.add_reader(worker.stdout, self._read_output, worker.stdout, "stdout")
+        loop.add_reader(worker.stderr, self._read_output, worker.stderr, "stderr")
+        loop.add_reader(worker.interrupted, self._read_interrupted)
+
+    def go(self, message: dict[str, Any], fds: Sequence[int], device: str) -> None:
+        """Send the worker off."""
+        self.worker.control.setblocking(True)
+        try:
+            frames.send(self.worker.control, message, fds)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # killed while it waited: its exit is reported like any other
+        self.worker.control.setblocking(False)
+        host = os.uname().nodename
+        self._emit(ev.RankStarted(self._now_s(), self.rank, self.worker.pid, host, device))
+
+    # ── what it says ──
+
+    def _read_control(self) -> bool:
+        try:
+            more = self._reader.feed()
+        except BlockingIOError:
+            return False
+        for message, fds in self._reader.messages():
+            self._take(message, fds)
+        if not more:
+            asyncio.get_running_loop().remove_reader(self.worker.control)
+        return more
+
+    def _take(self, message: dict[str, Any], fds: list[int]) -> None:
+        if "result" in message:
+            self._on_result(self.rank, fds[0])
+            self._emit(ev.RankResult(self._now_s(), self.rank, int(message["result"])))
+        for encoded in message.get("events", ()):
+            try:
+                event = ev.decode(encoded)
+            except ev.EventError as error:
+                self._emit(ev.Notice(self._now_s(), "warning", f"rank {self.rank}: {error}"))
+                continue
+            if getattr(event, "rank", None) == self.rank or isinstance(event, ev.Notice):
+                self._note(event)
+                self._emit(event)
+
+    def _note(self, event: ev.Event) -> None:
+        if isinstance(event, ev.RankPhase) and event.phase == "finishing":
+            self.finishing_since = time.monotonic()
+
+    def _read_output(self, fd: int, stream: str) -> bool:
+        try:
+            data = os.read(fd, CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            asyncio.get_running_loop().remove_reader(fd)
+            return False
+        problem = self._log.write(data)
+        if problem:
+            self._emit(ev.Notice(self._now_s(), "warning", f"rank {self.rank}: {problem}"))
+        self._live[stream].feed(data)
+        return True
+
+    def _read_interrupted(self) -> None:
+        self.heard = True
+        asyncio.get_running_loop().remove_reader(self.worker.interrupted)
+
+    def send_output(self, allowance: Allowance) -> None:
+        """Emit what has been written since last time, as far as the allowance goes."""
+        for stream, live in self._live.items():
+            self._emit_text(stream, live.take(allowance))
+
+    def _emit_text(self, stream: str, taken: tuple[str, int] | None) -> None:
+        if taken is not None:
+            text, skipped = taken
+            self._emit(ev.Output(self._now_s(), self.rank, stream, text, skipped))
+
+    # ── how it is ──
+
+    def check_health(self) -> str:
+        """Emit what ``/proc`` says of the process; return its state letter."""
+        found = next(iter(processes.processes([self.worker.pid])), None)
+        if found is None or self.exited:
+            return ""
+        now = time.monotonic()
+        cpu = 0.0
+        if self._cpu is not None and now > self._cpu[0]:
+            cpu = (found.cpu_ticks - self._cpu[1]) / _TICKS_PER_S / (now - self._cpu[0]) * 100
+        self._cpu = (now, found.cpu_ticks)
+        self._emit(
+            ev.RankHealth(self._now_s(), self.rank, found.rss_bytes, round(cpu, 1), found.state)
+        )
+        return found.state
+
+    def ask_stacks(self) -> None:
+        """Have ``faulthandler`` write where every thread is; works inside a blocked collective."""
+        if not self.exited:
+            processes.send_signal(self.worker.pid, signal.SIGUSR1)
+
+    def read_stacks(self) -> str:
+        """Return what ``faulthandler`` wrote since the last call."""
+        size = os.fstat(self.worker.stacks).st_size
+        data = os.pread(self.worker.stacks, size - self._stacks_read, self._stacks_read)
+        self._stacks_read = size
+        return data.decode("utf-8", "replace")
+
+    # ── how it ends ──
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the process; it is our child and not yet reaped, so the pid is its own."""
+        self.asked = True
+        if not self.exited:
+            processes.send_signal(self.worker.pid, signum)
+
+    def on_exit(self, status: int, max_rss_bytes: int) -> None:
+        """Take note of the exit status: read what is left to read, then report."""
+        self._drain()
+        self.exited = True
+        for stream, live in self._live.items():
+            self._emit_text(stream, live.rest())
+        exit_code, signal_name = None, ""
+        if os.WIFSIGNALED(status):
+            signal_name = signal.Signals(os.WTERMSIG(status)).name
+        else:
+            exit_code = os.WEXITSTATUS(status)
+        crash = self.read_stacks() if signal_name and not self.asked else ""
+        hint = self._hint(signal_name, max_rss_bytes)
+        self._emit(
+            ev.RankExited(
+                self._now_s(), self.rank, exit_code, signal_name, self.asked, hint, crash
+            )
+        )  # fmt: skip
+
+    def _hint(self, signal_name: str, max_rss_bytes: int) -> str:
+        if signal_name != "SIGKILL" or self.asked:
+            return ""
+        peak = f"it used up to {max_rss_bytes / 1e9:.1f} GB of memory"
+        if processes.oom_kills() > self._oom_kills:
+            return f"out of memory: the system's OOM killer was at work; {peak}"
+        return f"somebody killed it, or the system was out of memory; {peak}"
+
+    def _drain(self) -> None:
+        """Read what the pipes hold; a grandchild may keep them open, so not until their end."""
+        for _ in range(_DRAIN_CHUNKS):
+            if not self._read_control():
+                break
+        for fd, stream in ((self.worker.stdout, "stdout"), (self.worker.stderr, "stderr")):
+            for _ in range(_DRAIN_CHUNKS):
+                if not self._read_output(fd, stream):
+                    break
+
+    def close(self) -> None:
+        """Let go of pipes and log."""
+        loop = asyncio.get_running_loop()
+        for fd in (self.worker.control.fileno(), self.worker.stdout, self.worker.stderr,
+                   self.worker.interrupted):  # fmt: skip
+            loop.remove_reader(fd)
+        self._reader.close()
+        self.worker.close()
+        self._log.close()
+
+
+def log_path(record_dir: str, rank: int) -> str:
+    """Return where the rank's whole output goes."""
+    return str(Path(record_dir) / f"rank-{rank}.log")

@@ -1,0 +1,204 @@
+"""The agent's main loop: messages from the kernel in, events out, and the end of everything.
+
+It serves one gang at a time; a second gang of the same kernel gets an agent of its own. So whatever
+descends from an agent, its template and waiting workers apart, belongs to the gang it serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import resource
+import signal
+import socket
+from typing import Any
+
+from hydrogen_magic import events as ev
+from hydrogen_magic import frames
+from hydrogen_magic.agent.crew import Crew
+from hydrogen_magic.agent.nursery import Nursery
+from hydrogen_magic.wire import AgentLink
+
+__all__ = ["Agent"]
+
+_BATCH_S = 0.02
+"""Events that need not be seen at once leave together: one message instead of fifty."""
+
+_MAX_SPARES = 16
+"""More ranks than this are forked when asked for: waiting ones cost some memory each."""
+
+
+class Agent:
+    """Talks to the kernel, owns the nursery and at most one crew."""
+
+    def __init__(self, boot: dict[str, Any], handover: socket.socket, nursery: Nursery) -> None:
+        self._boot = boot
+        self._handover = handover
+        self._handed_over = frames.FrameReader(handover)
+        self._nursery = nursery
+        self._crew: Crew | None = None
+        self._link = AgentLink(boot["endpoint"], boot["server_key"], boot["key"], boot["secret"])
+        self._outbox: list[list[Any]] = []
+        self._flushing: asyncio.TimerHandle | None = None
+        self._held = _listen(boot["bind"])
+        self._closing = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until the kernel says so or is gone."""
+        _raise_file_limit()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        loop.add_signal_handler(signal.SIGTERM, self._closing.set)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        kernel = self._watch_kernel()
+        self._link.send(self._hello())
+        self._start(self._nursery.preload(self._boot["preload"]))
+        receiving = asyncio.ensure_future(self._receive())
+        await self._closing.wait()
+        receiving.cancel()
+        await self._end()
+        loop.remove_reader(kernel)
+        self._link.close()
+
+    def _hello(self) -> dict[str, Any]:
+        return {
+            "hello": {
+                "pid": os.getpid(), "host": os.uname().nodename,
+                "python": platform.python_version(),
+            },
+            "held": self._held.getsockname()[:2],
+        }  # fmt: skip
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ── the kernel ──
+
+    def _watch_kernel(self) -> int:
+        """Leave when the kernel ends. Not told by a closed pipe: its forks may hold that open."""
+        fd = os.pidfd_open(self._boot["kernel_pid"])
+        asyncio.get_running_loop().add_reader(fd, self._closing.set)
+        return fd
+
+    async def _receive(self) -> None:
+        while True:
+            message = await self._link.receive()
+            action = message["do"]
+            if action == "launch":
+                # At once: a stop may be the next message, and must find the crew.
+                self._crew = Crew(message, self._nursery, self._emit, self._send_result)
+                self._start(self._serve(self._crew, message))
+            elif action == "stacks":
+                self._start(self._tell_stacks())
+            elif action == "close":
+                self._closing.set()
+            elif self._crew is not None and message["gang"] == self._crew.gang:
+                self._crew.kill() if action == "kill" else self._crew.stop()
+
+    def _next_closure(self) -> int:
+        """Take the closure that the kernel handed over just before its ``launch`` message."""
+        received = frames.receive(self._handed_over)
+        if received is None:
+            raise ConnectionError("the kernel closed the connection")
+        return received[1][0]
+
+    # ── a gang ──
+
+    async def _serve(self, crew: Crew, launch: dict[str, Any]) -> None:
+        closure_fd = self._next_closure()
+        self._nursery.start(launch["fingerprint"], launch["env"], launch["sys_path"])
+        try:
+            await crew.run(closure_fd, self._held)
+        finally:
+            self._held.close()  # a store must never serve two attempts
+            self._held = _listen(self._boot["bind"])
+            self._flush()
+            self._link.send(
+                {
+                    "swept": crew.gang, "attempt": crew.attempt,
+                    "held": self._held.getsockname()[:2],
+                }
+            )  # fmt: skip
+            self._crew = None
+        wanted = len(launch["slots"]) + bool(launch["service"])
+        await self._nursery.stock(min(wanted, _MAX_SPARES))
+
+    def _emit(self, event: ev.Event) -> None:
+        self._outbox.append(ev.encode(event))
+        if isinstance(event, (ev.RankFailed, ev.RankExited, ev.RankResult)):
+            self._flush()
+        elif self._flushing is None:
+            loop = asyncio.get_running_loop()
+            self._flushing = loop.call_later(_BATCH_S, self._flush)
+
+    def _flush(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        if self._outbox and self._crew is not None:
+            batch, self._outbox = self._outbox, []
+            self._link.send(
+                {"events": batch, "gang": self._crew.gang, "attempt": self._crew.attempt}
+            )
+
+    def _send_result(self, rank: int, fd: int) -> None:
+        if self._crew is not None:
+            message = {"gang": self._crew.gang, "attempt": self._crew.attempt, "rank": rank}
+            frames.send(self._handover, message, [fd])
+        os.close(fd)
+
+    async def _tell_stacks(self) -> None:
+        crew = self._crew
+        if crew is not None:
+            for rank, text in (await crew.stacks()).items():
+                self._emit(ev.RankStacks(crew.now_s(), rank, text))
+            self._flush()
+
+    # ── children ──
+
+    def _reap(self) -> None:
+        """Collect every child that has ended: ranks, the template, orphans of the gang."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            # Linux gives ru_maxrss in KiB (getrusage(2)).
+            claimed = self._crew is not None and self._crew.on_exit(
+                pid, status, usage.ru_maxrss << 10
+            )
+            if not claimed:
+                self._nursery.forget(pid)
+
+    async def _end(self) -> None:
+        """End the gang and everything else that descends from us, at once."""
+        if self._crew is not None:
+            self._note_end(self._crew)
+            self._crew.kill()
+            await self._crew.sweep()
+        self._nursery.close()
+
+    def _note_end(self, crew: Crew) -> None:
+        """Finish the run's record in the kernel's stead: it has gone and cannot."""
+        path = os.path.join(crew.record_dir, "events.jsonl")
+        event = ev.GangEnded(crew.now_s(), "STOPPED", "the kernel ended")
+        with open(path, "a") as file:
+            file.write(json.dumps(ev.encode(event)) + "\n")
+
+
+def _listen(address: str) -> socket.socket:
+    """Hold a port for the next gang's rendezvous: bound now, so nobody can take it in between."""
+    return socket.create_server((address, 0), backlog=512)
+
+
+def _raise_file_limit() -> None:
+    """Allow as many descriptors as the system lets us: five for every rank."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,128 @@
+"""The template: a small single-threaded process that has imported what ranks need, and forks them.
+
+A fork of it costs milliseconds where a fresh interpreter with torch costs more than a second. It
+never runs user code and never touches a GPU, so its forks may. It serves its agent over one socket:
+
+- ``preload``: import these modules now; answers with those that are loaded (in any way safe to fork)
+- ``fork``: fork so many workers, five descriptors each; answers with their pids
+
+Workers are forked through a go-between that exits at once, which makes them children of the agent
+(a subreaper): the agent, not the template, reaps them, and a template can be replaced at any time.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import warnings
+from collections.abc import Sequence
+from typing import NoReturn
+
+from hydrogen_magic import frames, processes
+from hydrogen_magic.worker import main as worker_main
+
+__all__ = ["FDS_PER_WORKER", "serve"]
+
+FDS_PER_WORKER = 5
+
+_ALWAYS = ("cloudpickle", "hydrogen_magic.parcel", "hydrogen_magic.worker.namespace",
+           "hydrogen_magic.worker.reporter", "hydrogen_magic.worker.api",
+           "hydrogen_magic.worker.watch", "hydrogen_magic.worker.observe",
+           "hydrogen_magic.worker.spawn", "asyncio", "multiprocessing.reduction")  # fmt: skip
+"""What every rank imports."""
+
+
+def serve(sock: socket.socket) -> None:
+    """Answer the agent's requests until it closes the connection."""
+    agent_pid = os.getppid()
+    for name in _ALWAYS:
+        importlib.import_module(name)
+    warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
+    reader = frames.FrameReader(sock)
+    while (received := frames.receive(reader)) is not None:
+        request, fds = received
+        if request["do"] == "preload":
+            frames.send(sock, _preload(request["modules"]))
+        else:
+            frames.send(sock, {"pids": _fork_workers(sock, fds, agent_pid)})
+            for fd in fds:
+                os.close(fd)
+
+
+def _preload(names: Sequence[str]) -> dict[str, list[str]]:
+    """Import ``names``; an import that fails is left to the ranks, where the user sees its error."""
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except BaseException:  # modules may raise anything at import; ranks will raise it again
+            continue
+    gc.collect()
+    gc.freeze()
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
+    return {"files": [file for file in files if file], "unsafe": _unsafe_to_fork()}
+
+
+def _unsafe_to_fork() -> list[str]:
+    """Return what speaks against forking this process any more (import side effects)."""
+    reasons = [
+        f"thread {thread.name}"
+        for thread in threading.enumerate()
+        if thread is not threading.main_thread()
+    ]
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "cuda") and torch.cuda.is_initialized():
+        reasons.append("CUDA is initialised")
+    return reasons
+
+
+def _fork_workers(sock: socket.socket, fds: Sequence[int], agent_pid: int) -> list[int]:
+    read_end, write_end = os.pipe()
+    go_between = os.fork()
+    if go_between == 0:
+        try:
+            os.close(read_end)
+            _be_go_between(sock, fds, agent_pid, write_end)
+        finally:
+            os._exit(1)
+    os.close(write_end)
+    with open(read_end, "rb") as pipe:
+        pids: list[int] = json.loads(pipe.read() or b"[]")
+    os.waitpid(go_between, 0)
+    return pids
+
+
+def _be_go_between(
+    sock: socket.socket, fds: Sequence[int], agent_pid: int, write_end: int
+) -> NoReturn:
+    pids: list[int] = []
+    for start in range(0, len(fds), FDS_PER_WORKER):
+        own = worker_main.WorkerPipes(*fds[start : start + FDS_PER_WORKER])
+        pid = os.fork()
+        if pid == 0:
+            # A descriptor of a sibling kept open here would hide that sibling's end of file.
+            for fd in {sock.detach(), write_end, *fds} - set(own.all()):
+                os.close(fd)
+            worker_main.run_worker(own, agent_pid)
+        pids.append(pid)
+    os.write(write_end, json.dumps(pids).encode())
+    os._exit(0)
+
+
+def _main() -> None:
+    processes.die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        serve(sock)
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the agent let go of us in the middle of an answer
+
+
+if __name__ == "__main__":
+    _main()

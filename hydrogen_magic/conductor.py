@@ -1,0 +1,245 @@
+"""From a plan to the end of the last process: who starts, who failed, when to end it, whether again.
+
+Runs on the hub's loop beside all other gangs of this kernel. It acts on nothing but events and the
+clock, and decides by pure functions (:mod:`~hydrogen_magic.gang.state`, ``gang.culprit``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydrogen_magic import events as ev
+from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.gang.culprit import is_victim_error, verdict
+from hydrogen_magic.gang.state import GangState, RankState
+from hydrogen_magic.handle import Gang
+from hydrogen_magic.parcel import Parcel
+from hydrogen_magic.placements import Attempt, Crew, Sink
+from hydrogen_magic.rendezvous import Rendezvous
+from hydrogen_magic.spec import JobSpec, Plan
+
+__all__ = ["Conductor", "Job"]
+
+_WEIGH = (ev.RankFailed, ev.RankExited)
+_CHECK_START_S = 0.5
+_STACKS_S = 0.15
+"""Stacks are taken before a gang is ended over a collective that failed: time to write them."""
+_STOP_WORDS = {
+    "user": "stopped by you",
+    "timeout": "stopped: it ran longer than --timeout {timeout:g} s",
+    "kernel": "stopped: the kernel ended",
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything a gang needs to run."""
+
+    spec: JobSpec
+    plan: Plan
+    parcel: Parcel
+    preload: tuple[str, ...]
+    rendezvous: Rendezvous
+    record_dir: Path
+    clock_zero_s: float
+
+
+class Conductor:
+    """Conducts one gang. ``run`` on the loop; ``stop`` and ``ask_stacks`` from any thread."""
+
+    def __init__(self, gang: Gang, job: Job, crew: Crew, loop: asyncio.AbstractEventLoop) -> None:
+        self._gang = gang
+        self._job = job
+        self._crew = crew
+        self._loop = loop
+        self._timer: asyncio.TimerHandle | None = None
+        self._culprit: int | None = None
+
+    def _now_s(self) -> float:
+        return time.monotonic() - self._job.clock_zero_s
+
+    # ── from any thread ──
+
+    def stop(self, reason: str, kill: bool = False) -> None:
+        """Ask the gang to end; a second time with ``kill``, at once. Later reasons change nothing."""
+        self._loop.call_soon_threadsafe(self._stop, reason, kill)
+
+    def ask_stacks(self) -> None:
+        """Have every rank's stacks sent as events."""
+        self._loop.call_soon_threadsafe(self._crew.ask_stacks)
+
+    # ── on the loop ──
+
+    async def run(self) -> None:
+        """Run attempts until one ends well, the user has had enough, or none is left."""
+        error: BaseException | None = None
+        limit = self._deadline()
+        try:
+            for number in range(self._job.spec.retries + 1):
+                await self._attempt(number)
+                if self._outcome() != "FAILED" or number == self._job.spec.retries:
+                    break
+                self._notice("warning", f"{self._reason('FAILED')}: starting all ranks again")
+        except HydrogenError as problem:
+            error = problem
+        except Exception as problem:  # the agent died, or a fault of ours: the user must be told
+            error = HydrogenError(f"{type(problem).__name__}: {problem}")
+            error.__cause__ = problem
+        finally:
+            if limit is not None:
+                limit.cancel()
+            await self._crew.release()
+            self._finish(error)
+
+    def _deadline(self) -> asyncio.TimerHandle | None:
+        timeout_s = self._job.spec.timeout_s
+        if timeout_s is None:
+            return None
+        return self._loop.call_later(
+            max(0.0, timeout_s - self._now_s()), self._stop, "timeout", False
+        )
+
+    async def _attempt(self, number: int) -> None:
+        self._culprit = None
+        self._gang.emit(ev.AttemptStarted(self._now_s(), number))
+        job = self._job
+        attempt = Attempt(
+            self._gang.id, number, job.spec, job.plan, job.parcel, job.preload,
+            job.rendezvous, job.record_dir, job.clock_zero_s,
+        )  # fmt: skip
+        watching = asyncio.ensure_future(self._watch_start())
+        try:
+            await self._crew.launch(attempt, Sink(self._on_event, self._gang.deliver))
+        finally:
+            watching.cancel()
+            self._cancel_timer()
+        if self._culprit is None:
+            found = verdict(self._gang.snapshot(), math.inf)
+            self._culprit = found.culprit if found else None
+
+    def _on_event(self, event: ev.Event) -> None:
+        self._gang.emit(event)
+        if isinstance(event, _WEIGH):
+            self._weigh()
+
+    def _weigh(self) -> None:
+        """End the gang once it is clear who failed."""
+        self._cancel_timer()
+        state = self._gang.snapshot()
+        found = verdict(state, self._now_s())
+        if found is None or state.stop_reason or self._culprit is not None:
+            return
+        if found.culprit is None:
+            delay = max(0.0, found.wait_until_s - self._now_s())
+            self._timer = self._loop.call_later(delay, self._weigh)
+            return
+        self._culprit = found.culprit
+        failed = state.ranks[found.culprit].failure
+        if failed is None or is_victim_error(failed.error):
+            self._explain_disagreement(state)
+            self._timer = self._loop.call_later(_STACKS_S, self._stop, "failure", False)
+        else:
+            self._stop("failure", False)
+
+    def _explain_disagreement(self, state: GangState) -> None:
+        """Say who was where when a collective failed without anybody to blame for it."""
+        self._crew.ask_stacks()
+        if sum(rank.failure is not None or bool(rank.waiting_in) for rank in state.ranks) > 1:
+            said = ", ".join(f"rank {rank.rank} {_whereabouts(rank)}" for rank in state.ranks)
+            self._notice("warning", f"ranks disagree: {said}")
+
+    def _stop(self, reason: str, kill: bool) -> None:
+        state = self._gang.snapshot()
+        if state.is_terminal or (state.stop_reason and (state.killed or not kill)):
+            return
+        self._gang.emit(ev.StopRequested(self._now_s(), reason, kill))
+        self._crew.kill() if kill else self._crew.stop()
+
+    async def _watch_start(self) -> None:
+        """Fail the ranks that do not reach the first line of the cell in time."""
+        began_s = self._now_s()
+        limit_s = self._job.spec.start_timeout_s
+        while True:
+            await asyncio.sleep(_CHECK_START_S)
+            late = [r for r in self._gang.ranks if r.phase in ("waiting", "starting", "loading")]
+            if not late:
+                return
+            if self._now_s() - began_s > limit_s:
+                self._fail_late(late, limit_s)
+                return
+
+    def _fail_late(self, late: list[RankState], limit_s: float) -> None:
+        for rank in late:
+            doing = rank.detail or rank.phase
+            text = f"did not reach the cell within {limit_s:g} s (start_timeout): {doing}"
+            report = ev.ErrorReport("StartTimeout", text)
+            self._on_event(ev.RankFailed(self._now_s(), rank.rank, report, rank.phase))
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # ── the end ──
+
+    def _outcome(self) -> str:
+        state = self._gang.snapshot()
+        if state.stop_reason and state.stop_reason != "failure":
+            return "STOPPED"
+        return "SUCCEEDED" if all(rank.phase == "done" for rank in state.ranks) else "FAILED"
+
+    def _reason(self, outcome: str) -> str:
+        state = self._gang.snapshot()
+        if outcome == "SUCCEEDED":
+            return f"{len(state.ranks)} ranks finished"
+        if outcome == "STOPPED":
+            return _STOP_WORDS[state.stop_reason].format(timeout=self._job.spec.timeout_s or 0)
+        if self._culprit is None:
+            return "the gang failed"
+        return f"rank {self._culprit} failed: {_what_happened(state.ranks[self._culprit])}"
+
+    def _finish(self, error: BaseException | None) -> None:
+        outcome = self._outcome()
+        if error is not None and outcome != "STOPPED":
+            self._gang.emit(ev.GangEnded(self._now_s(), "FAILED", str(error)))
+        else:
+            culprit = self._culprit if outcome == "FAILED" else None
+            self._gang.emit(ev.GangEnded(self._now_s(), outcome, self._reason(outcome), culprit))
+        self._gang.finish(error if outcome != "STOPPED" else None)
+
+    def _notice(self, level: str, text: str) -> None:
+        self._gang.emit(ev.Notice(self._now_s(), level, text))
+
+
+def _whereabouts(rank: RankState) -> str:
+    if rank.failure is not None:
+        collective = next(
+            (
+                f.function
+                for f in reversed(rank.failure.error.frames)
+                if "distributed_c10d" in f.file
+            ),
+            "",
+        )
+        return f"failed in {collective}" if collective else f"said {rank.failure.error.type}"
+    if rank.process_state == "T":
+        return "was stopped by a signal"
+    return f"was in {rank.waiting_in}" if rank.waiting_in else "was in no collective"
+
+
+def _what_happened(rank: RankState) -> str:
+    """Return in one line how a rank failed."""
+    if rank.failure is not None:
+        error = rank.failure.error
+        message = error.message.splitlines()[0] if error.message else ""
+        return f"{error.type}: {message}" if message else error.type
+    ended = rank.exited
+    if ended is None:
+        return "it was stopped by a signal" if rank.process_state == "T" else "it did not take part"
+    if ended.signal_name:
+        return f"killed by {ended.signal_name}" + (f" ({ended.hint})" if ended.hint else "")
+    return f"exited with status {ended.exit_code} without finishing the cell"

@@ -1,0 +1,203 @@
+"""A gang in the user's hands: what it does, what came out, and how to end it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hydrogen_magic import parcel as parcels
+from hydrogen_magic import record
+from hydrogen_magic.errors import (
+    GangStoppedError,
+    GangTimeoutError,
+    HydrogenError,
+    RankFailedError,
+)
+from hydrogen_magic.events import Event, Output, RankStacks
+from hydrogen_magic.gang.state import GangState, RankState, fold
+from hydrogen_magic.views import failure
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Control", "Gang"]
+
+_LAST_LINES = 10
+"""How much of the culprit's output an error shows."""
+_STACKS_S = 3.0
+"""How long to wait for ranks' stacks: ``faulthandler`` writes them within milliseconds."""
+
+
+class Control(Protocol):
+    """What conducts the gang; callable from any thread."""
+
+    def stop(self, reason: str, kill: bool = False) -> None: ...
+    def ask_stacks(self) -> None: ...
+
+
+class Gang:
+    """All ranks of one run.
+
+    Made by :func:`hydrogen_magic.launch` and by the magics. Safe to use from any thread.
+    """
+
+    def __init__(self, gang_id: str, gang_record: record.Record) -> None:
+        self.id = gang_id
+        self._record = gang_record
+        self._events: list[Event] = []
+        self._state = GangState(gang=gang_id)
+        self._parcels: dict[int, parcels.Parcel] = {}
+        self._unpacked: dict[int, dict[str, Any]] = {}
+        self._ended = threading.Event()
+        self._changed = threading.Condition()
+        self._error: BaseException | None = None
+        self._control: Control | None = None
+
+    # ── what it does ──
+
+    @property
+    def state(self) -> str:
+        """``PENDING``, ``RUNNING``, ``SUCCEEDED``, ``FAILED`` or ``STOPPED``."""
+        return self._state.state
+
+    @property
+    def ranks(self) -> tuple[RankState, ...]:
+        """What is known of every rank now."""
+        return self._state.ranks
+
+    def snapshot(self) -> GangState:
+        """Return the whole picture as of now: a frozen value."""
+        return self._state
+
+    def events(self, start: int = 0) -> list[Event]:
+        """Return what happened so far, oldest first, from the ``start``-th event on."""
+        return self._events[start:]
+
+    @property
+    def metrics(self) -> pandas.DataFrame:
+        """What ranks logged: columns ``attempt rank step time_s`` and one per metric."""
+        from hydrogen_magic import metrics
+
+        return metrics.frame(self._events)
+
+    @property
+    def logs(self) -> Mapping[int, str]:
+        """Everything each rank wrote to stdout and stderr, in the order it arrived."""
+        return {rank.rank: self._log(rank.rank) for rank in self.ranks}
+
+    def timeline(self, path: str | os.PathLike[str]) -> Path:
+        """Write recorded spans as Chrome trace JSON (open it in Perfetto); return the path."""
+        from hydrogen_magic import timeline
+
+        return Path(timeline.write_chrome_trace(self._events, path))
+
+    def stacks(self) -> dict[int, str]:
+        """Return where every thread of every running rank is, by ``faulthandler``."""
+        before = len(self._events)
+        if self._control is not None and not self._state.is_terminal:
+            self._control.ask_stacks()
+            alive = {rank.rank for rank in self.ranks if rank.pid and not rank.is_over}
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: alive <= self._stacks_since(before).keys(), _STACKS_S
+                )
+        return self._stacks_since(before) or {r.rank: r.stacks for r in self.ranks if r.stacks}
+
+    # ── its end ──
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until the gang has ended and nothing of it is left; False when ``timeout`` s passed."""
+        return self._ended.wait(timeout)
+
+    def stop(self, kill: bool = False) -> None:
+        """Ask the ranks to end and then make them; with ``kill`` at once. Does not wait."""
+        if self._control is not None:
+            self._control.stop("user", kill)
+
+    def raise_for_state(self) -> None:
+        """Raise what a failed, stopped or timed-out gang means to its caller; else return."""
+        state = self._state
+        if self._error is not None:
+            raise self._error
+        if state.state == "FAILED":
+            if state.culprit is None:
+                raise HydrogenError(state.reason)
+            lines = self._log(state.culprit).splitlines()[-_LAST_LINES:]
+            report = failure.report(state, lines)
+            raise RankFailedError(state.reason, rank=state.culprit, report=report)
+        if state.state == "STOPPED":
+            kind = GangTimeoutError if state.stop_reason == "timeout" else GangStoppedError
+            raise kind(state.reason)
+
+    # ── what came out ──
+
+    @property
+    def result(self) -> Any:
+        """Rank 0's value. Waits for the end; raises what :meth:`raise_for_state` raises."""
+        self.wait()
+        self.raise_for_state()
+        return self._value(0)["value"]
+
+    @property
+    def results(self) -> list[Any]:
+        """Every rank's value, in rank order; like :attr:`result`."""
+        self.wait()
+        self.raise_for_state()
+        return [self._value(rank.rank)["value"] for rank in self.ranks]
+
+    @property
+    def out(self) -> Mapping[str, Any]:
+        """Rank 0's variables that were asked for with ``--out``."""
+        self.wait()
+        self.raise_for_state()
+        out: Mapping[str, Any] = self._value(0)["out"]
+        return out
+
+    def __repr__(self) -> str:
+        state = self._state
+        return f"<Gang {self.id}: {len(state.ranks)} ranks on {state.placement}, {state.state}>"
+
+    # ── for the conductor ──
+
+    def attach(self, control: Control) -> None:
+        """Say who conducts this gang."""
+        self._control = control
+
+    def emit(self, event: Event) -> None:
+        """Take note of ``event``: in the state, in the list, and on disk."""
+        self._state = fold(self._state, event)
+        self._events.append(event)
+        self._record.append(event)
+        with self._changed:
+            self._changed.notify_all()
+
+    def deliver(self, rank: int, value: parcels.Parcel) -> None:
+        """Take a rank's result; it is opened when somebody asks for it."""
+        self._parcels[rank] = value
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Nothing of the gang is left; let those who wait go on."""
+        self._error = error
+        self._record.close()
+        self._ended.set()
+
+    # ── inside ──
+
+    def _value(self, rank: int) -> dict[str, Any]:
+        if rank not in self._unpacked:
+            self._unpacked[rank] = parcels.unpack(self._parcels.pop(rank))
+        return self._unpacked[rank]
+
+    def _log(self, rank: int) -> str:
+        path = self._record.path / f"rank-{rank}.log"
+        if path.exists():
+            return path.read_bytes().decode("utf-8", "replace")
+        shown = (e for e in self._events if isinstance(e, Output) and e.rank == rank)
+        return "".join(event.text for event in shown)
+
+    def _stacks_since(self, start: int) -> dict[int, str]:
+        fresh = (e for e in self._events[start:] if isinstance(e, RankStacks))
+        return {event.rank: event.text for event in fresh}

@@ -1,0 +1,101 @@
+"""Where ranks run: a placement plans without effect, then opens a crew that can be launched.
+
+``plan(spec)`` says who runs where or raises what is impossible; ``--dry-run`` prints it. A
+:class:`Crew` is the kernel's handle on the agents of one gang; what ranks do comes back as events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.events import Event
+from hydrogen_magic.parcel import Parcel
+from hydrogen_magic.rendezvous import Rendezvous
+from hydrogen_magic.spec import JobSpec, Plan
+
+__all__ = ["Attempt", "Crew", "NAMES", "Placement", "Sink", "get"]
+
+NAMES = ("local", "inline")
+"""What :func:`get` knows."""
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of all ranks."""
+
+    gang: str
+    number: int
+    spec: JobSpec
+    plan: Plan
+    parcel: Parcel
+    """What the ranks unpack and run."""
+    preload: tuple[str, ...]
+    """Modules that the ranks will import."""
+    rendezvous: Rendezvous
+    record_dir: Path
+    clock_zero_s: float
+    """``time.monotonic()`` of this process that is ``at_s == 0``."""
+
+
+@dataclass(frozen=True)
+class Sink:
+    """Where a crew tells what happens; called on the hub's loop."""
+
+    emit: Callable[[Event], None]
+    deliver: Callable[[int, Parcel], None]
+    """Takes a rank's result."""
+
+
+class Crew(Protocol):
+    """The kernel's handle on the agents of one gang. Its methods are called on the hub's loop."""
+
+    async def launch(self, attempt: Attempt, sink: Sink) -> None:
+        """Start the ranks and return when nothing of this attempt is left, however it ended."""
+        ...
+
+    def stop(self) -> None:
+        """Ask the ranks to end, then make them."""
+        ...
+
+    def kill(self) -> None:
+        """End the ranks at once."""
+        ...
+
+    def ask_stacks(self) -> None:
+        """Have every rank's stacks sent as events."""
+        ...
+
+    async def release(self) -> None:
+        """Give back what the crew holds; warm agents may be kept for the next gang."""
+        ...
+
+
+class Placement(Protocol):
+    """What a module of this package offers."""
+
+    def plan(self, spec: JobSpec) -> Plan:
+        """Return who runs where; raises PlacementError when that is impossible. No effect."""
+        ...
+
+    def open(self) -> Crew:
+        """Return a crew for one gang; the inline placement has none and runs in the kernel itself."""
+        ...
+
+
+def get(name: str) -> Placement:
+    """Return the placement of this name, or raise PlacementError with what there is."""
+    if name == "local":
+        from hydrogen_magic.placements.local import LocalPlacement
+
+        return LocalPlacement()
+    if name == "inline":
+        from hydrogen_magic.placements.inline import InlinePlacement
+
+        return InlinePlacement()
+    raise PlacementError(
+        f"`--on {name}` was asked for, but this version has only: {', '.join(NAMES)}"
+    )

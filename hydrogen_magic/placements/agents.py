@@ -1,0 +1,279 @@
+"""The kernel's end of agents on this machine: started, talked to, kept warm between cells, ended.
+
+An agent gets its keys, and closures and results as memory files, over an inherited socket; all else
+goes over the wire, as it would from another machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any
+
+from hydrogen_magic import events as ev
+from hydrogen_magic import frames, parcel, processes, record
+from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.placements import Sink
+from hydrogen_magic.wire import Hub
+
+__all__ = ["Agent", "close", "fingerprint", "hub", "pool", "warm_up"]
+
+_LOOPBACK = "127.0.0.1"
+_HELLO_S = 60.0
+"""How long an agent may take to start: an interpreter and a few imports, on a machine under load."""
+_CLOSE_S = 5.0
+
+
+class Agent:
+    """One agent process. Made, used and ended on the hub's loop."""
+
+    def __init__(self, hub: Hub, digest: str, preload: Sequence[str]) -> None:
+        self._hub = hub
+        self.sink: Sink | None = None
+        self.attempt: tuple[str, int] | None = None
+        self.alive = True
+        self.held: tuple[str, int] = ("", 0)
+        self._ready: asyncio.Future[None] = hub.loop.create_future()
+        self._swept: asyncio.Future[None] | None = None
+        self._keys = hub.admit(self._on_message)
+        self._handover, theirs = socket.socketpair()
+        self._handed_over = frames.FrameReader(self._handover)
+        self.process = _start_agent_process(theirs)
+        theirs.close()
+        frames.send(self._handover, self._boot(digest, preload))
+        self._exit_fd = os.pidfd_open(self.process.pid)
+        hub.loop.add_reader(self._exit_fd, self._on_exit)
+        self._handover.setblocking(False)
+        hub.loop.add_reader(self._handover, self._on_handover)
+
+    def _boot(self, digest: str, preload: Sequence[str]) -> dict[str, Any]:
+        return {
+            "endpoint": self._keys.endpoint, "server_key": self._keys.server_key,
+            "key": self._keys.key, "secret": self._keys.secret,
+            "kernel_pid": os.getpid(), "bind": _LOOPBACK, "env": dict(os.environ),
+            "sys_path": _import_path(), "fingerprint": digest, "preload": list(preload),
+        }  # fmt: skip
+
+    # ── messages ──
+
+    def send(self, action: str, **fields: Any) -> None:
+        gang = self.attempt[0] if self.attempt else ""
+        self._hub.send(self._keys.key, {"do": action, "gang": gang, **fields})
+
+    def hand_over(self, fd: int) -> None:
+        """Give the agent a descriptor; it takes it when the launch message arrives."""
+        self._handover.setblocking(True)
+        frames.send(self._handover, {}, [fd])
+        self._handover.setblocking(False)
+
+    async def ready(self) -> None:
+        """Wait for the agent's hello."""
+        try:
+            await asyncio.wait_for(asyncio.shield(self._ready), _HELLO_S)
+        except asyncio.TimeoutError:
+            raise PlacementError(f"the agent did not start within {_HELLO_S:.0f} s") from None
+        if not self.alive:
+            raise PlacementError(_how_it_ended(self.process.returncode))
+
+    async def swept(self) -> None:
+        """Wait until nothing of the launched attempt is left."""
+        self._swept = self._hub.loop.create_future()
+        await self._swept
+        self._on_handover()  # results travel beside the messages, so the last may still wait there
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        if "hello" in message:
+            self.held = tuple(message["held"])
+            self._finish(self._ready)
+        elif (message["gang"] if "gang" in message else message["swept"]) != (
+            self.attempt or ("",)
+        )[0]:
+            pass  # of a gang that has ended
+        elif "swept" in message:
+            self.held = tuple(message["held"])
+            self._finish(self._swept)
+        elif self.sink is not None and self.attempt == (message["gang"], message["attempt"]):
+            for encoded in message["events"]:
+                self.sink.emit(ev.decode(encoded))
+
+    def _on_handover(self) -> None:
+        with suppress(BlockingIOError):
+            while self._handed_over.feed():
+                pass
+            self._hub.loop.remove_reader(self._handover)
+        for message, fds in self._handed_over.messages():
+            if self.sink is not None and self.attempt == (message["gang"], message["attempt"]):
+                self.sink.deliver(message["rank"], parcel.from_memfd(fds[0]))
+            for fd in fds:
+                os.close(fd)
+
+    def _on_exit(self) -> None:
+        """The agent has ended, asked or not; its ranks died with it (parent-death signal)."""
+        self.process.wait()
+        self._let_go()
+        self._finish(self._ready)
+        if self._swept is not None and not self._swept.done():
+            processes.sweep_orphans({record.owner_of_this_process()})
+            self._swept.set_exception(ChildProcessError(_how_it_ended(self.process.returncode)))
+
+    def _finish(self, future: asyncio.Future[None] | None) -> None:
+        if future is not None and not future.done():
+            future.set_result(None)
+
+    def _let_go(self) -> None:
+        if self.alive:
+            self.alive = False
+            self._hub.dismiss(self._keys.key)
+            self._hub.loop.remove_reader(self._exit_fd)
+            self._hub.loop.remove_reader(self._handover)
+            os.close(self._exit_fd)
+            self._handover.close()
+            self._handed_over.close()
+
+    async def close(self) -> None:
+        """End the agent, bounded in time."""
+        if not self.alive:
+            return
+        self.process.terminate()
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.run_in_executor(None, self.process.wait, _CLOSE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            await loop.run_in_executor(None, self.process.wait)
+        self._let_go()
+
+
+def _start_agent_process(theirs: socket.socket) -> subprocess.Popen[bytes]:
+    """Start it in a session of its own: a Ctrl-C meant for the kernel must not reach it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "hydrogen_magic.agent", str(theirs.fileno())],
+        pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(_import_path())}, cwd="/",
+    )  # fmt: skip
+
+
+def _how_it_ended(returncode: int) -> str:
+    how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+    return f"the agent beside the ranks ended unexpectedly ({how}), and its ranks with it"
+
+
+def _import_path() -> list[str]:
+    """Return the module path for processes that start elsewhere: relative entries made absolute."""
+    return [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
+
+
+# ── what a template depends on ───────────────────────────────────────────────────────────────────
+
+_MATTERS = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "DYLD_", "PYTHON", "CUDA", "NVIDIA_",
+            "TORCH", "PYTORCH", "XLA_", "TF_", "JAX_", "HF_", "TRANSFORMERS_", "MALLOC_")  # fmt: skip
+"""Prefixes of variables that libraries read when they are imported, never again."""
+
+
+def fingerprint(env: Mapping[str, str]) -> str:
+    """Return a digest of all that a template cannot change once it has imported modules.
+
+    Installing a package changes its directory's time; files of imported modules are the agent's to watch.
+    """
+    relevant = sorted(
+        item
+        for item in env.items()
+        if item[0].startswith(_MATTERS) and item[0] != "CUDA_VISIBLE_DEVICES"
+    )
+    roots = [(root, os.stat(root).st_mtime_ns) for root in _package_roots()]
+    return hashlib.sha256(json.dumps([sys.executable, relevant, roots]).encode()).hexdigest()
+
+
+def _package_roots() -> list[str]:
+    return [root for root in _import_path() if "-packages" in root and os.path.isdir(root)]
+
+
+# ── warm agents ──────────────────────────────────────────────────────────────────────────────────
+
+
+class _Pool:
+    """The agents of this kernel: as many as gangs run at once, one of which stays when all have ended."""
+
+    def __init__(self) -> None:
+        self.all: list[Agent] = []
+        self.idle: list[Agent] = []
+
+    def take(self, hub: Hub, digest: str, preload: Sequence[str]) -> Agent:
+        self.idle = [agent for agent in self.idle if agent.alive]
+        if self.idle:
+            return self.idle.pop()
+        agent = Agent(hub, digest, preload)
+        self.all.append(agent)
+        return agent
+
+    async def give_back(self, agent: Agent) -> None:
+        self.all = [one for one in self.all if one.alive]
+        if agent.alive and not self.idle:
+            self.idle.append(agent)
+        elif agent.alive:
+            self.all.remove(agent)
+            await agent.close()
+
+    async def close(self) -> None:
+        agents, self.all, self.idle = self.all, [], []
+        await asyncio.gather(*(agent.close() for agent in agents))
+
+
+_pool = _Pool()
+
+
+def pool() -> _Pool:
+    """Return this process's agents; used on the hub's loop."""
+    return _pool
+
+
+_hub: Hub | None = None
+_hub_pid = 0
+_hub_lock = threading.Lock()
+
+
+def hub() -> Hub:
+    """Return this process's hub, started when first asked for; forks of the kernel get their own."""
+    global _hub, _hub_pid, _pool
+    with _hub_lock:
+        if _hub is None or _hub_pid != os.getpid():
+            _hub, _hub_pid, _pool = Hub(), os.getpid(), _Pool()
+        return _hub
+
+
+def warm_up(preload: Sequence[str]) -> None:
+    """Start an agent in the background that imports ``preload``, so that the first gang starts fast."""
+
+    async def start() -> None:
+        if not _pool.all:
+            agent = _pool.take(current, fingerprint(os.environ), preload)
+            await agent.ready()
+            await _pool.give_back(agent)
+
+    current = hub()
+    asyncio.run_coroutine_threadsafe(start(), current.loop)
+
+
+def close() -> None:
+    """End all agents of this process, running gangs included, and the hub. Safe to call twice."""
+    global _hub
+    with _hub_lock:
+        current, _hub = _hub, None
+    if current is not None and _hub_pid == os.getpid():
+        done: Future[None] = asyncio.run_coroutine_threadsafe(_pool.close(), current.loop)
+        with suppress(TimeoutError):
+            done.result(timeout=2 * _CLOSE_S)
+        current.close()
+
+
+atexit.register(close)

@@ -1,0 +1,111 @@
+"""Ranks as processes on this machine, beside an agent that stays warm between cells."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from hydrogen_magic import parcel, processes, record
+from hydrogen_magic.placements import Attempt, Sink, agents, devices
+from hydrogen_magic.placements.agents import close
+from hydrogen_magic.spec import JobSpec, Plan, Slot
+
+__all__ = ["LocalCrew", "LocalPlacement", "close"]
+
+
+class LocalPlacement:
+    """See :class:`hydrogen_magic.placements.Placement`."""
+
+    def plan(self, spec: JobSpec) -> Plan:
+        given = dict(spec.env).get("CUDA_VISIBLE_DEVICES")
+        environ = os.environ if given is None else {**os.environ, "CUDA_VISIBLE_DEVICES": given}
+        gpus, notes = devices.assign(spec, devices.visible_gpus(environ))
+        host = os.uname().nodename
+        slots = tuple(
+            Slot(rank, rank, 0, spec.np, spec.np, 1, host, gpus[rank]) for rank in range(spec.np)
+        )
+        return Plan(slots, notes)
+
+    def open(self) -> LocalCrew:
+        return LocalCrew()
+
+
+def _threads(plan: Plan) -> dict[str, str]:
+    """One thread per rank unless the user chose, as torchrun has it: ranks share the cores."""
+    if len(plan.slots) == 1 or "OMP_NUM_THREADS" in os.environ:
+        return {}
+    return {"OMP_NUM_THREADS": "1"}
+
+
+class LocalCrew:
+    """See :class:`hydrogen_magic.placements.Crew`."""
+
+    def __init__(self) -> None:
+        self._agent: agents.Agent | None = None
+        self._cancelled = False
+
+    async def launch(self, attempt: Attempt, sink: Sink) -> None:
+        digest = agents.fingerprint({**os.environ, **dict(attempt.spec.env)})
+        if self._agent is None or not self._agent.alive:
+            self._agent = agents.pool().take(agents.hub(), digest, attempt.preload)
+        agent = self._agent
+        await agent.ready()
+        if self._cancelled:
+            return
+        agent.sink, agent.attempt = sink, (attempt.gang, attempt.number)
+        fd = parcel.to_memfd(attempt.parcel, f"closure-{attempt.gang}")
+        try:
+            agent.hand_over(fd)
+        finally:
+            os.close(fd)
+        agent.send("launch", **_launch_message(attempt, agent.held, digest))
+        try:
+            await agent.swept()
+        finally:
+            agent.sink = agent.attempt = None
+
+    def stop(self) -> None:
+        self._tell("stop")
+
+    def kill(self) -> None:
+        self._tell("kill")
+
+    def _tell(self, action: str) -> None:
+        if self._agent is not None and self._agent.attempt is not None:
+            self._agent.send(action)
+        else:
+            self._cancelled = True  # not launched yet
+
+    def ask_stacks(self) -> None:
+        if self._agent is not None and self._agent.attempt is not None:
+            self._agent.send("stacks")
+
+    async def release(self) -> None:
+        if self._agent is not None:
+            await agents.pool().give_back(self._agent)
+            self._agent = None
+
+
+def _launch_message(attempt: Attempt, held: tuple[str, int], digest: str) -> dict[str, Any]:
+    plan, spec = attempt.plan, attempt.spec
+    meeting = attempt.rendezvous.prepare(
+        plan, *held, gang=attempt.gang, attempt=attempt.number, retries=spec.retries
+    )
+    slots = [
+        {
+            "rank": slot.rank,
+            "device": devices.device_name(slot),
+            "env": {**devices.environment(plan, slot), **_threads(plan), **meet, **dict(spec.env)},
+        }
+        for slot, meet in zip(plan.slots, meeting.environments, strict=True)
+    ]
+    service = meeting.service
+    cookies = {processes.COOKIE: attempt.gang, processes.OWNER: record.owner_of_this_process()}
+    return {
+        "attempt": attempt.number, "slots": slots, "preload": list(attempt.preload),
+        "service": service and {"function": service.function, "options": dict(service.options)},
+        "env": {**os.environ, **dict(spec.env), **cookies}, "cwd": os.getcwd(), "sys_path": sys.path,
+        "fingerprint": digest, "clock_zero_s": attempt.clock_zero_s,
+        "grace_s": spec.grace_s, "record_dir": str(attempt.record_dir),
+    }  # fmt: skip

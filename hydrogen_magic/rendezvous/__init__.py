@@ -1,0 +1,59 @@
+"""How ranks find each other: a rendezvous turns a plan into every rank's environment.
+
+It may also name a *service*: a function that one host's agent runs beside the ranks, on a socket
+that the agent has bound already, so that no port is chosen twice. It never learns where ranks run
+(that is a placement's to know), and no placement learns what runs on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.spec import Plan
+
+__all__ = ["Meeting", "NAMES", "Rendezvous", "Service", "get"]
+
+NAMES = ("torch",)
+"""What :func:`get` knows."""
+
+
+@dataclass(frozen=True)
+class Service:
+    """What the first host's agent runs for the ranks to meet at."""
+
+    function: str
+    """``module:function``, called with the listening socket's descriptor and the options."""
+    options: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """How one attempt's ranks find each other."""
+
+    environments: tuple[Mapping[str, str], ...]
+    """Per slot, in rank order."""
+    service: Service | None = None
+
+
+class Rendezvous(Protocol):
+    """What a module of this package offers."""
+
+    def prepare(
+        self, plan: Plan, address: str, port: int, *, gang: str, attempt: int, retries: int
+    ) -> Meeting:
+        """Return how the plan's ranks meet at ``address:port``, held by rank 0's host. Pure."""
+        ...
+
+
+def get(name: str) -> Rendezvous:
+    """Return the rendezvous of this name, or raise PlacementError with what there is."""
+    if name == "torch":
+        from hydrogen_magic.rendezvous.torch import TorchRendezvous
+
+        return TorchRendezvous()
+    raise PlacementError(
+        f"`--with {name}` was asked for, but this version has only: {', '.join(NAMES)}"
+    )

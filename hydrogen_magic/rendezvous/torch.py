@@ -1,0 +1,81 @@
+"""torchrun's rendezvous: the environment that ``torch.distributed.init_process_group()`` reads.
+
+torch's own ``TCPStore`` listens on every interface without authentication, whatever address it is
+given. Here the agent binds the socket (loopback on one machine) and a process beside the ranks serves the
+store on it (``master_listen_fd``); ranks are told by ``TORCHELASTIC_USE_AGENT_STORE`` to connect only.
+Names and meanings of the variables: https://docs.pytorch.org/docs/stable/elastic/run.html
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+
+from hydrogen_magic.rendezvous import Meeting, Service
+from hydrogen_magic.spec import Plan, Slot
+
+__all__ = ["TorchRendezvous", "serve_store"]
+
+
+class TorchRendezvous:
+    """See :class:`hydrogen_magic.rendezvous.Rendezvous`."""
+
+    def prepare(
+        self, plan: Plan, address: str, port: int, *, gang: str, attempt: int, retries: int
+    ) -> Meeting:
+        shared = {
+            "MASTER_ADDR": address,
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_RUN_ID": gang,
+            "TORCHELASTIC_RESTART_COUNT": str(attempt),
+            "TORCHELASTIC_MAX_RESTARTS": str(retries),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+            "GROUP_WORLD_SIZE": str(plan.slots[0].n_nodes),
+            **_loopback(plan),
+        }
+        environments = tuple({**shared, **_place(slot)} for slot in plan.slots)
+        service = Service(f"{__name__}:serve_store", {"port": port})
+        return Meeting(environments, service)
+
+
+def _place(slot: Slot) -> Mapping[str, str]:
+    environment = {
+        "RANK": slot.rank,
+        "LOCAL_RANK": slot.local_rank,
+        "WORLD_SIZE": slot.world_size,
+        "LOCAL_WORLD_SIZE": slot.local_world_size,
+        "GROUP_RANK": slot.node_rank,
+        "ROLE_NAME": "default",
+        "ROLE_RANK": slot.rank,
+        "ROLE_WORLD_SIZE": slot.world_size,
+    }
+    return {name: str(value) for name, value in environment.items()}
+
+
+def _loopback(plan: Plan) -> Mapping[str, str]:
+    """Keep Gloo and NCCL off the network when all ranks are on one machine."""
+    if plan.slots[0].n_nodes > 1:
+        return {}
+    loopback = "lo0" if sys.platform == "darwin" else "lo"
+    return {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
+
+
+def serve_store(listen_fd: int, port: int) -> None:
+    """Serve a ``TCPStore`` on the bound socket until this process is ended.
+
+    torch is imported when the first rank connects: a cell that never does should not pay for it.
+    """
+    select.select([listen_fd], [], [])
+    from torch.distributed import TCPStore
+
+    # The store takes the descriptor; connections that wait in its backlog are served first.
+    address = socket.socket(fileno=listen_fd)
+    host = address.getsockname()[0]
+    address.detach()
+    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listen_fd)
+    threading.Event().wait()
+    del store

@@ -1,0 +1,219 @@
+"""The way of a cell, from its text to its result.
+
+notebook kernel                             one host                          one rank
+───────────────                             ────────                          ────────
+magics ── arguments ──► JobSpec ─┐
+   └──── capture ─────► Captured ┤
+                                 ▼
+                  placement.plan (pure)
+                                 │
+                   Conductor ────┼── hub ════ wire, encrypted ════ agent ── template
+                       ▲         │             │                     │          │ fork
+                       │         └── closure ──┼── memory file ──────┼──────► worker
+                       │                       │                     │          │ load, run
+         fold(state, event) ◄──────────────────┴──── events ─────────┤◄─────────┤ events, result
+                       │                                             │◄─────────┘ output
+                   GangState ──► views                               │
+                       └──► record on disk                           ▼
+                                                     stop, SIGINT, SIGTERM, SIGKILL, sweep
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from hydrogen_magic import capture, placements, record
+from hydrogen_magic import events as ev
+from hydrogen_magic import rendezvous as rendezvous_rooms
+from hydrogen_magic.conductor import Conductor, Job
+from hydrogen_magic.handle import Gang
+from hydrogen_magic.placements import Attempt, Sink, inline
+from hydrogen_magic.placements.agents import hub
+from hydrogen_magic.spec import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
+from hydrogen_magic.views import View, pick_view
+
+__all__ = ["attend", "gangs", "launch", "launch_captured", "plan", "run"]
+
+_REDRAW_S = 0.1
+"""Views are drawn at most this often."""
+
+_gangs: dict[str, Gang] = {}
+
+
+def gangs() -> dict[str, Gang]:
+    """Return the gangs of this kernel by id, newest last."""
+    return dict(_gangs)
+
+
+def plan(spec: JobSpec) -> Plan:
+    """Return who would run where. No effect; raises PlacementError when it is impossible."""
+    rendezvous_rooms.get(spec.rendezvous)
+    return placements.get(spec.placement).plan(spec)
+
+
+def launch_captured(captured: capture.Captured, spec: JobSpec, *, title: str) -> Gang:
+    """Start a gang and return its handle at once.
+
+    Raises PlacementError when the ranks cannot run as asked; nothing was started then.
+    """
+    clock_zero_s = time.monotonic()
+    planned = plan(spec)
+    gang_id = _new_id()
+    gang_record = record.Record.create(gang_id)
+    gang = Gang(gang_id, gang_record)
+    _gangs[gang_id] = gang
+    gang.emit(
+        ev.GangLaunched(
+            0.0, gang_id, title, spec.np, spec.placement, spec.rendezvous, time.time(),
+            record.owner_of_this_process(), dict(captured.cells),
+        )
+    )  # fmt: skip
+    for text in (*planned.notes, *captured.warnings):
+        gang.emit(ev.Notice(0.0, "warning", text))
+    job = Job(
+        spec, planned, captured.parcel, captured.preload,
+        rendezvous_rooms.get(spec.rendezvous), gang_record.path, clock_zero_s,
+    )  # fmt: skip
+    if spec.placement == "inline":
+        _run_inline(gang, job)
+    else:
+        _conduct(gang, job)
+    return gang
+
+
+def _conduct(gang: Gang, job: Job) -> None:
+    loop = hub().loop
+    conductor = Conductor(gang, job, placements.get(job.spec.placement).open(), loop)
+    gang.attach(conductor)
+    asyncio.run_coroutine_threadsafe(conductor.run(), loop)
+
+
+def _run_inline(gang: Gang, job: Job) -> None:
+    """Run the one rank here and now; its exception stays the user's own, for ``%debug``."""
+    gang.emit(ev.AttemptStarted(0.0, 0))
+    attempt = Attempt(
+        gang.id, 0, job.spec, job.plan, job.parcel, job.preload,
+        job.rendezvous, job.record_dir, job.clock_zero_s,
+    )  # fmt: skip
+    error: BaseException | None = None
+    try:
+        inline.run_here(attempt, Sink(gang.emit, gang.deliver))
+    except (Exception, SystemExit) as problem:
+        error = problem
+    now_s = time.monotonic() - job.clock_zero_s
+    if error is None:
+        gang.emit(ev.GangEnded(now_s, "SUCCEEDED", "1 rank finished"))
+    else:
+        gang.emit(ev.GangEnded(now_s, "FAILED", f"{type(error).__name__}: {error}", 0))
+    gang.finish(error)
+
+
+def _new_id() -> str:
+    """Return a short name that no recorded run has."""
+    while (name := secrets.token_hex(2)) in _gangs or (record.runs_dir() / name).exists():
+        pass
+    return name
+
+
+# ── waiting for it ───────────────────────────────────────────────────────────────────────────────
+
+
+def attend(gang: Gang, view: View) -> None:
+    """Show the gang until it has ended. Interrupted once it stops the gang, twice it kills it."""
+    seen = 0
+    with _interrupts_stop(gang):
+        ended = False
+        while not ended:
+            ended = gang.wait(_REDRAW_S)
+            fresh = gang.events(seen)
+            seen += len(fresh)
+            view.update(gang.snapshot(), fresh)
+        view.close(gang.snapshot())
+
+
+@contextmanager
+def _interrupts_stop(gang: Gang) -> Iterator[None]:
+    """Make SIGINT stop the gang instead of raising between any two lines of ours.
+
+    Only the main thread can take signals; elsewhere there is nothing to take.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def on_interrupt(signum: int, frame: object) -> None:
+        gang.stop(kill=bool(gang.snapshot().stop_reason))
+
+    before = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# ── the public functions ─────────────────────────────────────────────────────────────────────────
+
+
+def launch(
+    function: Callable[..., Any],
+    *args: Any,
+    np: int = 2,
+    on: str = "local",
+    rendezvous: str = "torch",
+    gpu: bool | None = None,
+    env: Mapping[str, str] | None = None,
+    retries: int = 0,
+    timeout: float | None = None,
+    start_timeout: float = JobSpec.start_timeout_s,
+    grace: float = JobSpec.grace_s,
+    max_closure: int = DEFAULT_MAX_CLOSURE_BYTES,
+    **kwargs: Any,
+) -> Gang:
+    """Call ``function(*args, **kwargs)`` on every rank of a new gang; return its handle at once.
+
+    Args:
+        function: may live in the notebook, a local module or a package; travels with all it uses.
+        np: number of ranks; ``-N`` means N ranks on this machine.
+        on: placement: ``"local"`` or ``"inline"``.
+        rendezvous: how ranks find each other: ``"torch"``.
+        gpu: True: a GPU for every rank; False: none; None: GPUs if every rank can have one.
+        env: environment variables of every rank.
+        retries: how often to start all ranks again after a failure.
+        timeout: seconds after which the gang is stopped; None: never.
+        start_timeout: seconds a rank may take until the function is called.
+        grace: seconds a rank that reacts to a stop may clean up.
+        max_closure: upper bound in bytes of what is captured.
+
+    Raises:
+        CaptureError: something that the function uses cannot travel.
+        PlacementError: the ranks cannot run as asked.
+    """
+    spec = JobSpec(
+        np=abs(np), placement=on, rendezvous=rendezvous, gpu=gpu, env=tuple((env or {}).items()),
+        retries=retries, timeout_s=timeout, start_timeout_s=start_timeout, grace_s=grace,
+        max_closure_bytes=max_closure,
+    )  # fmt: skip
+    planned = plan(spec)
+    captured = capture.capture_call(
+        function, args, kwargs,
+        max_closure_bytes=max_closure, ranks_have_gpu=planned.uses_gpu, labels={},
+    )  # fmt: skip
+    return launch_captured(captured, spec, title=getattr(function, "__qualname__", repr(function)))
+
+
+def run(function: Callable[..., Any], *args: Any, quiet: bool = False, **options: Any) -> Any:
+    """Like :func:`launch`, but wait, show the gang meanwhile, and return rank 0's value.
+
+    With ``quiet`` only output is shown. Raises, besides what :func:`launch` raises, RankFailedError,
+    GangStoppedError and GangTimeoutError.
+    """
+    gang = launch(function, *args, **options)
+    attend(gang, pick_view(quiet=quiet))
+    return gang.result
