@@ -58,6 +58,8 @@ class Conductor:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._culprit: int | None = None
+        self._culprits_end = ""
+        """What the culprit had done when it was found out; later it may only have been stopped."""
 
     def _now_s(self) -> float:
         return time.monotonic() - self._job.clock_zero_s
@@ -119,7 +121,8 @@ class Conductor:
             self._cancel_timer()
         if self._culprit is None:
             found = verdict(self._gang.snapshot(), math.inf)
-            self._culprit = found.culprit if found else None
+            if found is not None and found.culprit is not None:
+                self._blame(self._gang.snapshot(), found.culprit)
 
     def _on_event(self, event: ev.Event) -> None:
         self._gang.emit(event)
@@ -137,7 +140,7 @@ class Conductor:
             delay = max(0.0, found.wait_until_s - self._now_s())
             self._timer = self._loop.call_later(delay, self._weigh)
             return
-        self._culprit = found.culprit
+        self._blame(state, found.culprit)
         failed = state.ranks[found.culprit].failure
         if failed is None or is_victim_error(failed.error):
             self._explain_disagreement(state)
@@ -145,10 +148,14 @@ class Conductor:
         else:
             self._stop("failure", False)
 
+    def _blame(self, state: GangState, culprit: int) -> None:
+        self._culprit = culprit
+        self._culprits_end = _what_happened(state, state.ranks[culprit])
+
     def _explain_disagreement(self, state: GangState) -> None:
         """Say who was where when a collective failed without anybody to blame for it."""
         self._crew.ask_stacks()
-        if sum(rank.failure is not None or bool(rank.waiting_in) for rank in state.ranks) > 1:
+        if len(state.ranks) > 1:
             said = ", ".join(f"rank {rank.rank} {_whereabouts(rank)}" for rank in state.ranks)
             self._notice("warning", f"ranks disagree: {said}")
 
@@ -200,7 +207,7 @@ class Conductor:
             return _STOP_WORDS[state.stop_reason].format(timeout=self._job.spec.timeout_s or 0)
         if self._culprit is None:
             return "the gang failed"
-        return f"rank {self._culprit} failed: {_what_happened(state.ranks[self._culprit])}"
+        return f"rank {self._culprit} failed: {self._culprits_end}"
 
     def _finish(self, error: BaseException | None) -> None:
         outcome = self._outcome()
@@ -215,31 +222,35 @@ class Conductor:
         self._gang.emit(ev.Notice(self._now_s(), level, text))
 
 
+def _failed_collective(rank: RankState) -> str:
+    """Return the torch.distributed function that raised, empty if it was none."""
+    frames = rank.failure.error.frames if rank.failure is not None else ()
+    return next((f.function for f in reversed(frames) if "distributed_c10d" in f.file), "")
+
+
 def _whereabouts(rank: RankState) -> str:
     if rank.failure is not None:
-        collective = next(
-            (
-                f.function
-                for f in reversed(rank.failure.error.frames)
-                if "distributed_c10d" in f.file
-            ),
-            "",
-        )
+        collective = _failed_collective(rank)
         return f"failed in {collective}" if collective else f"said {rank.failure.error.type}"
     if rank.process_state == "T":
         return "was stopped by a signal"
     return f"was in {rank.waiting_in}" if rank.waiting_in else "was in no collective"
 
 
-def _what_happened(rank: RankState) -> str:
+def _what_happened(state: GangState, rank: RankState) -> str:
     """Return in one line how a rank failed."""
     if rank.failure is not None:
+        if rank.failure.exit_code is not None:
+            return f"the script exited with status {rank.failure.exit_code}"
         error = rank.failure.error
         message = error.message.splitlines()[0] if error.message else ""
         return f"{error.type}: {message}" if message else error.type
     ended = rank.exited
+    if ended is None and rank.process_state == "T":
+        return "its process is stopped (SIGSTOP)"
     if ended is None:
-        return "it was stopped by a signal" if rank.process_state == "T" else "it did not take part"
+        missed = next(filter(None, map(_failed_collective, state.ranks)), "what")
+        return f"it did not join {missed} that its peers waited in"
     if ended.signal_name:
         return f"killed by {ended.signal_name}" + (f" ({ended.hint})" if ended.hint else "")
     return f"exited with status {ended.exit_code} without finishing the cell"

@@ -19,6 +19,7 @@ from hydrogen_magic.errors import (
 from hydrogen_magic.events import Event, Output, RankStacks
 from hydrogen_magic.gang.state import GangState, RankState, fold
 from hydrogen_magic.views import failure
+from hydrogen_magic.views.output import final_lines
 
 if TYPE_CHECKING:
     import pandas
@@ -27,6 +28,10 @@ __all__ = ["Control", "Gang"]
 
 _LAST_LINES = 10
 """How much of the culprit's output an error shows."""
+_TAIL_BYTES = 1 << 16
+"""Where those lines are looked for, from the end of a log."""
+_SMALL_RESULT_BYTES = 1 << 20
+"""Up to here a result is copied, so that it does not hold a descriptor until somebody opens it."""
 _STACKS_S = 3.0
 """How long to wait for ranks' stacks: ``faulthandler`` writes them within milliseconds."""
 
@@ -125,8 +130,7 @@ class Gang:
         if state.state == "FAILED":
             if state.culprit is None:
                 raise HydrogenError(state.reason)
-            lines = self._log(state.culprit).splitlines()[-_LAST_LINES:]
-            report = failure.report(state, lines)
+            report = failure.report(state, self._last_lines(state.culprit))
             raise RankFailedError(state.reason, rank=state.culprit, report=report)
         if state.state == "STOPPED":
             kind = GangTimeoutError if state.stop_reason == "timeout" else GangStoppedError
@@ -176,7 +180,8 @@ class Gang:
 
     def deliver(self, rank: int, value: parcels.Parcel) -> None:
         """Take a rank's result; it is opened when somebody asks for it."""
-        self._parcels[rank] = value
+        small = value.nbytes <= _SMALL_RESULT_BYTES
+        self._parcels[rank] = parcels.copied(value) if small else value
 
     def finish(self, error: BaseException | None = None) -> None:
         """Nothing of the gang is left; let those who wait go on."""
@@ -190,6 +195,14 @@ class Gang:
         if rank not in self._unpacked:
             self._unpacked[rank] = parcels.unpack(self._parcels.pop(rank))
         return self._unpacked[rank]
+
+    def _last_lines(self, rank: int) -> list[str]:
+        path = self._record.path / f"rank-{rank}.log"
+        if not path.exists():
+            return final_lines(self._log(rank))[-_LAST_LINES:]
+        with path.open("rb") as file:  # a log may be gigabytes long
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return final_lines(file.read().decode("utf-8", "replace"))[-_LAST_LINES:]
 
     def _log(self, rank: int) -> str:
         path = self._record.path / f"rank-{rank}.log"

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = [
+    "AGENT",
     "COOKIE",
     "OWNER",
     "Process",
@@ -31,7 +32,9 @@ __all__ = [
 COOKIE = "HYDROGEN_MAGIC_RUN"
 """Environment variable of everything a gang starts: the gang's id. Identifies, proves nothing."""
 OWNER = "HYDROGEN_MAGIC_OWNER"
-"""Environment variable beside it: the kernel that owns the gang, as ``record.owner_of_this_process``."""
+"""The kernel behind it all, as ``record.owner_of_this_process`` names it; agents start with it."""
+AGENT = "HYDROGEN_MAGIC_AGENT"
+"""The agent behind it; agents start with it. What they fork shows the environment they started with."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -151,15 +154,16 @@ def _environment(pid: int) -> dict[str, str]:
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 
 
-def sweep_orphans(is_orphan_of: Collection[str]) -> int:
-    """Kill this user's processes whose environment names one of these owners; return how many.
+def sweep_orphans(variable: str, values: Collection[str]) -> int:
+    """Kill this user's processes whose environment has one of ``values``; return how many.
 
-    For what an agent could not end because it was killed together with its kernel. An owner string
-    holds boot id, pid and start time, so it can never mean a process of somebody else.
+    For what an agent could not end because it was killed itself. ``variable`` is :data:`OWNER`
+    (boot id, pid and start time) or :data:`AGENT` (a random name): neither can mean a process of
+    somebody else.
     """
     killed = 0
     for process in processes():
-        if process.state != "Z" and _environment(process.pid).get(OWNER) in is_orphan_of:
+        if process.state != "Z" and _environment(process.pid).get(variable) in values:
             send_signal(process.pid, signal.SIGKILL)
             killed += 1
     return killed

@@ -28,8 +28,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakValueDictionary
 
-from hydrogen_magic import capture, placements, record
+from hydrogen_magic import capture, placements, processes, record
 from hydrogen_magic import events as ev
 from hydrogen_magic import rendezvous as rendezvous_rooms
 from hydrogen_magic.conductor import Conductor, Job
@@ -39,17 +40,19 @@ from hydrogen_magic.placements.agents import hub
 from hydrogen_magic.spec import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.views import View, pick_view
 
-__all__ = ["attend", "gangs", "launch", "launch_captured", "plan", "run"]
+__all__ = ["attend", "gangs", "launch", "launch_captured", "plan", "run", "sweep_abandoned"]
 
 _REDRAW_S = 0.1
 """Views are drawn at most this often."""
 
-_gangs: dict[str, Gang] = {}
+_running: dict[str, Gang] = {}
+_known: WeakValueDictionary[str, Gang] = WeakValueDictionary()
+"""Gangs that somebody still holds: results may be large, and ended gangs have their record."""
 
 
 def gangs() -> dict[str, Gang]:
-    """Return the gangs of this kernel by id, newest last."""
-    return dict(_gangs)
+    """Return the gangs of this kernel that run or that somebody still holds, newest last."""
+    return dict(_known)
 
 
 def plan(spec: JobSpec) -> Plan:
@@ -68,7 +71,7 @@ def launch_captured(captured: capture.Captured, spec: JobSpec, *, title: str) ->
     gang_id = _new_id()
     gang_record = record.Record.create(gang_id)
     gang = Gang(gang_id, gang_record)
-    _gangs[gang_id] = gang
+    _known[gang_id] = gang
     gang.emit(
         ev.GangLaunched(
             0.0, gang_id, title, spec.np, spec.placement, spec.rendezvous, time.time(),
@@ -92,7 +95,9 @@ def _conduct(gang: Gang, job: Job) -> None:
     loop = hub().loop
     conductor = Conductor(gang, job, placements.get(job.spec.placement).open(), loop)
     gang.attach(conductor)
-    asyncio.run_coroutine_threadsafe(conductor.run(), loop)
+    _running[gang.id] = gang
+    done = asyncio.run_coroutine_threadsafe(conductor.run(), loop)
+    done.add_done_callback(lambda _: _running.pop(gang.id, None))
 
 
 def _run_inline(gang: Gang, job: Job) -> None:
@@ -105,7 +110,7 @@ def _run_inline(gang: Gang, job: Job) -> None:
     error: BaseException | None = None
     try:
         inline.run_here(attempt, Sink(gang.emit, gang.deliver))
-    except (Exception, SystemExit) as problem:
+    except BaseException as problem:  # the user's, an interrupt included: raised by raise_for_state
         error = problem
     now_s = time.monotonic() - job.clock_zero_s
     if error is None:
@@ -117,9 +122,29 @@ def _run_inline(gang: Gang, job: Job) -> None:
 
 def _new_id() -> str:
     """Return a short name that no recorded run has."""
-    while (name := secrets.token_hex(2)) in _gangs or (record.runs_dir() / name).exists():
+    while (name := secrets.token_hex(2)) in _known or (record.runs_dir() / name).exists():
         pass
     return name
+
+
+def sweep_abandoned() -> list[str]:
+    """End what gangs of dead kernels may have left; return those gangs' ids, newest first.
+
+    A kernel that dies takes its gangs along. Only when its agent was killed with it can something be
+    left: processes that had made themselves independent of their rank.
+    """
+    abandoned = record.unfinished(record.is_alive)
+    owners = {launched.owner for launched in map(_launched, abandoned) if launched is not None}
+    if owners:
+        processes.sweep_orphans(processes.OWNER, owners)
+    for gang_id in abandoned:
+        record.end_abandoned(gang_id)
+    return abandoned
+
+
+def _launched(gang_id: str) -> ev.GangLaunched | None:
+    found = record.summary(gang_id)
+    return None if found is None else found.launched
 
 
 # ── waiting for it ───────────────────────────────────────────────────────────────────────────────
@@ -127,15 +152,24 @@ def _new_id() -> str:
 
 def attend(gang: Gang, view: View) -> None:
     """Show the gang until it has ended. Interrupted once it stops the gang, twice it kills it."""
-    seen = 0
     with _interrupts_stop(gang):
-        ended = False
-        while not ended:
-            ended = gang.wait(_REDRAW_S)
-            fresh = gang.events(seen)
-            seen += len(fresh)
-            view.update(gang.snapshot(), fresh)
-        view.close(gang.snapshot())
+        try:
+            _show(gang, view)
+        finally:
+            if not gang.wait(0):  # the view broke, not the gang: nobody would see it any more
+                gang.stop()
+                gang.wait()
+            view.close(gang.snapshot())
+
+
+def _show(gang: Gang, view: View) -> None:
+    seen = 0
+    ended = False
+    while not ended:
+        ended = gang.wait(_REDRAW_S)
+        fresh = gang.events(seen)
+        seen += len(fresh)
+        view.update(gang.snapshot(), fresh)
 
 
 @contextmanager

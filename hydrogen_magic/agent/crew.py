@@ -55,7 +55,8 @@ class Crew:
         self._ranks: dict[int, Rank] = {}
         self._services: list[Worker] = []
         self._ending: asyncio.Task[None] | None = None
-        self._starting: asyncio.Future[None]
+        self._starting: asyncio.Future[None] | None = None
+        self._cancelled = False
         self._all_exited = asyncio.Event()
         self._allowance = Allowance(time.monotonic)
 
@@ -64,10 +65,11 @@ class Crew:
 
     async def run(self, closure_fd: int, held: socket.socket) -> None:
         """Start the ranks, wait for their end, and sweep up; returns when nothing is left."""
-        self._starting = asyncio.ensure_future(self._start(closure_fd, held))
         try:
-            await asyncio.wait([self._starting])
-            self._report_start()
+            if not self._cancelled:
+                self._starting = asyncio.ensure_future(self._start(closure_fd, held))
+                await asyncio.wait([self._starting])
+                self._report_start(self._starting)
             await self._watch()
         finally:
             os.close(closure_fd)
@@ -90,9 +92,9 @@ class Crew:
         for slot, worker in zip(slots, workers, strict=True):
             self._send_off(slot, worker, closure_fd)
 
-    def _report_start(self) -> None:
+    def _report_start(self, start: asyncio.Future[None]) -> None:
         """Turn a failed start into a failure of the first rank: the user must be told by somebody."""
-        error = None if self._starting.cancelled() else self._starting.exception()
+        error = None if start.cancelled() else start.exception()
         if error is not None:
             report = ev.ErrorReport(type(error).__name__, f"{error} ({self._first_detail()})")
             first = int(self._launch["slots"][0]["rank"])
@@ -190,7 +192,8 @@ class Crew:
             rank.signal(signal.SIGKILL)
 
     def _abort_start(self) -> None:
-        if not self._starting.done():
+        self._cancelled = True
+        if self._starting is not None and not self._starting.done():
             self._starting.cancel()
             self._nursery.abort()
 

@@ -128,6 +128,7 @@ class Nursery:
         """End the template although it is busy, in an import that hangs perhaps; the next replaces it."""
         if self._template is not None and self._lock.locked():
             processes.send_signal(self._template.pid, signal.SIGKILL)
+            self._template.fingerprint = ""  # fits no launch: the next one replaces it
 
     def close(self) -> None:
         """Let go of everything: template and waiting workers exit when their sockets close."""

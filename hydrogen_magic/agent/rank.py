@@ -17,6 +17,10 @@ from hydrogen_magic.agent.output import CHUNK, Allowance, LiveText, RankLog
 
 __all__ = ["Rank"]
 
+_WORKER_ROOM = f'File "{Path(__file__).parents[1] / "worker"}{os.sep}'
+_OUR_THREAD = _WORKER_ROOM + "reporter.py"
+_OUR_HOOKS = _WORKER_ROOM + "observe"
+_BELOW_THE_CELL = (_WORKER_ROOM + "namespace.py", _WORKER_ROOM + "main.py")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 _DRAIN_CHUNKS = 32
@@ -151,11 +155,11 @@ class Rank:
             processes.send_signal(self.worker.pid, signal.SIGUSR1)
 
     def read_stacks(self) -> str:
-        """Return what ``faulthandler`` wrote since the last call."""
+        """Return what ``faulthandler`` wrote since the last call, without our own lines."""
         size = os.fstat(self.worker.stacks).st_size
         data = os.pread(self.worker.stacks, size - self._stacks_read, self._stacks_read)
         self._stacks_read = size
-        return data.decode("utf-8", "replace")
+        return without_our_frames(data.decode("utf-8", "replace"))
 
     # ── how it ends ──
 
@@ -211,6 +215,20 @@ class Rank:
         self._reader.close()
         self.worker.close()
         self._log.close()
+
+
+def without_our_frames(stacks: str) -> str:
+    """Drop what lies below the user's code, and threads that are ours altogether.
+
+    ``faulthandler`` prints the innermost frame first, so everything from our first line on is ours.
+    """
+    threads = [thread.splitlines() for thread in stacks.split("\n\n") if _OUR_THREAD not in thread]
+    return "\n\n".join("\n".join(_users_part(lines)) for lines in threads)
+
+
+def _users_part(lines: list[str]) -> list[str]:
+    below = (n for n, line in enumerate(lines) if line.strip().startswith(_BELOW_THE_CELL))
+    return [line for line in lines[: next(below, None)] if _OUR_HOOKS not in line]
 
 
 def log_path(record_dir: str, rank: int) -> str:

@@ -13,6 +13,7 @@ import platform
 import resource
 import signal
 import socket
+import sys
 from typing import Any
 
 from hydrogen_magic import events as ev
@@ -57,9 +58,13 @@ class Agent:
         self._link.send(self._hello())
         self._start(self._nursery.preload(self._boot["preload"]))
         receiving = asyncio.ensure_future(self._receive())
+        receiving.add_done_callback(lambda _: self._closing.set())
         await self._closing.wait()
         receiving.cancel()
         await self._end()
+        await asyncio.wait([receiving])
+        if not receiving.cancelled() and receiving.exception() is not None:
+            print("hydrogen_magic agent:", repr(receiving.exception()), file=sys.stderr)
         loop.remove_reader(kernel)
         self._link.close()
 

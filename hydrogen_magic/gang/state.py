@@ -77,6 +77,8 @@ class RankState:
     output_bytes: int = 0
     failure: ev.RankFailed | None = None
     exited: ev.RankExited | None = None
+    exited_in: str = ""
+    """The phase it was in when it ended."""
     result_bytes: int | None = None
     stacks: str = ""
 
@@ -270,13 +272,16 @@ def _result(rank: RankState, e: ev.RankResult) -> RankState:
 
 def _exited(rank: RankState, e: ev.RankExited) -> RankState:
     failed = rank.failure is not None and not rank.failure.in_flight
-    if rank.result_bytes is not None and e.exit_code == 0:
+    if rank.result_bytes is not None and (e.exit_code == 0 or e.asked):
         phase = "done"
     elif e.asked and not failed:
         phase = "stopped"
     else:
         phase = "failed"
-    return replace(rank, exited=e, phase=phase, detail="", phase_since_s=e.at_s, waiting_in="")
+    return replace(
+        rank, exited=e, exited_in=rank.phase, phase=phase, detail="",
+        phase_since_s=e.at_s, waiting_in="",
+    )  # fmt: skip
 
 
 _GANG_RULES: Mapping[type, Callable[[GangState, Any], GangState]] = {

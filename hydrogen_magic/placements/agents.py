@@ -11,10 +11,12 @@ import atexit
 import hashlib
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -48,7 +50,11 @@ class Agent:
         self._keys = hub.admit(self._on_message)
         self._handover, theirs = socket.socketpair()
         self._handed_over = frames.FrameReader(self._handover)
-        self.process = _start_agent_process(theirs)
+        self._marks = {
+            processes.AGENT: secrets.token_hex(16),
+            processes.OWNER: record.owner_of_this_process(),
+        }
+        self.process = _start_agent_process(theirs, self._marks)
         theirs.close()
         frames.send(self._handover, self._boot(digest, preload))
         self._exit_fd = os.pidfd_open(self.process.pid)
@@ -60,11 +66,16 @@ class Agent:
         return {
             "endpoint": self._keys.endpoint, "server_key": self._keys.server_key,
             "key": self._keys.key, "secret": self._keys.secret,
-            "kernel_pid": os.getpid(), "bind": _LOOPBACK, "env": dict(os.environ),
+            "kernel_pid": os.getpid(), "bind": _LOOPBACK, "env": {**os.environ, **self._marks},
             "sys_path": _import_path(), "fingerprint": digest, "preload": list(preload),
         }  # fmt: skip
 
     # ── messages ──
+
+    @property
+    def marks(self) -> Mapping[str, str]:
+        """Variables by which everything that descends from the agent can be told."""
+        return self._marks
 
     def send(self, action: str, **fields: Any) -> None:
         gang = self.attempt[0] if self.attempt else ""
@@ -123,7 +134,7 @@ class Agent:
         self._let_go()
         self._finish(self._ready)
         if self._swept is not None and not self._swept.done():
-            processes.sweep_orphans({record.owner_of_this_process()})
+            processes.sweep_orphans(processes.AGENT, {self._marks[processes.AGENT]})
             self._swept.set_exception(ChildProcessError(_how_it_ended(self.process.returncode)))
 
     def _finish(self, future: asyncio.Future[None] | None) -> None:
@@ -145,21 +156,22 @@ class Agent:
         if not self.alive:
             return
         self.process.terminate()
-        loop = asyncio.get_running_loop()
-        try:
-            await loop.run_in_executor(None, self.process.wait, _CLOSE_S)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            await loop.run_in_executor(None, self.process.wait)
+        deadline = time.monotonic() + _CLOSE_S
+        while self.process.poll() is None:  # no helper thread: none can be started at exit
+            if time.monotonic() > deadline:
+                self.process.kill()
+            await asyncio.sleep(0.005)
         self._let_go()
 
 
-def _start_agent_process(theirs: socket.socket) -> subprocess.Popen[bytes]:
+def _start_agent_process(
+    theirs: socket.socket, marks: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
     """Start it in a session of its own: a Ctrl-C meant for the kernel must not reach it."""
     return subprocess.Popen(
         [sys.executable, "-m", "hydrogen_magic.agent", str(theirs.fileno())],
         pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(_import_path())}, cwd="/",
+        env={**os.environ, **marks, "PYTHONPATH": os.pathsep.join(_import_path())}, cwd="/",
     )  # fmt: skip
 
 

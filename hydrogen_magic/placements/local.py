@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from hydrogen_magic import parcel, processes, record
+from hydrogen_magic import parcel, processes
 from hydrogen_magic.placements import Attempt, Sink, agents, devices
 from hydrogen_magic.placements.agents import close
 from hydrogen_magic.spec import JobSpec, Plan, Slot
@@ -59,7 +59,7 @@ class LocalCrew:
             agent.hand_over(fd)
         finally:
             os.close(fd)
-        agent.send("launch", **_launch_message(attempt, agent.held, digest))
+        agent.send("launch", **_launch_message(attempt, agent, digest))
         try:
             await agent.swept()
         finally:
@@ -87,10 +87,10 @@ class LocalCrew:
             self._agent = None
 
 
-def _launch_message(attempt: Attempt, held: tuple[str, int], digest: str) -> dict[str, Any]:
+def _launch_message(attempt: Attempt, agent: agents.Agent, digest: str) -> dict[str, Any]:
     plan, spec = attempt.plan, attempt.spec
     meeting = attempt.rendezvous.prepare(
-        plan, *held, gang=attempt.gang, attempt=attempt.number, retries=spec.retries
+        plan, *agent.held, gang=attempt.gang, attempt=attempt.number, retries=spec.retries
     )
     slots = [
         {
@@ -101,11 +101,11 @@ def _launch_message(attempt: Attempt, held: tuple[str, int], digest: str) -> dic
         for slot, meet in zip(plan.slots, meeting.environments, strict=True)
     ]
     service = meeting.service
-    cookies = {processes.COOKIE: attempt.gang, processes.OWNER: record.owner_of_this_process()}
+    marks = {**agent.marks, processes.COOKIE: attempt.gang}
     return {
         "attempt": attempt.number, "slots": slots, "preload": list(attempt.preload),
         "service": service and {"function": service.function, "options": dict(service.options)},
-        "env": {**os.environ, **dict(spec.env), **cookies}, "cwd": os.getcwd(), "sys_path": sys.path,
+        "env": {**os.environ, **dict(spec.env), **marks}, "cwd": os.getcwd(), "sys_path": sys.path,
         "fingerprint": digest, "clock_zero_s": attempt.clock_zero_s,
         "grace_s": spec.grace_s, "record_dir": str(attempt.record_dir),
     }  # fmt: skip

@@ -20,7 +20,7 @@ import time
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from hydrogen_magic import events as ev
 from hydrogen_magic import frames, processes
@@ -149,13 +149,17 @@ def _move_in(go: dict[str, Any]) -> None:
     sys.argv = [""]
     importlib.invalidate_caches()
     sys.modules["__main__"] = types.ModuleType("__main__")
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(  # type: ignore[union-attr]
-            encoding="utf-8", errors="backslashreplace", line_buffering=True
-        )
+    # New ones: the template's were made for whatever its descriptors were.
+    sys.stdout = _text_stream(1)
+    sys.stderr = _text_stream(2)
     _line_buffer_c()
     _limit_threads()
     _reseed()
+
+
+def _text_stream(fd: int) -> TextIO:
+    """Return a line-buffered stream that takes any string, lone surrogates included."""
+    return open(fd, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def _line_buffer_c() -> None:
@@ -191,9 +195,10 @@ def _serve(go: dict[str, Any], fds: Sequence[int]) -> NoReturn:
 
 
 def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         try:
-            stream.flush()
+            if stream is not None:
+                stream.flush()
         except (OSError, ValueError):
             pass  # closed by the user, or the agent has gone
     ctypes.CDLL(None).fflush(None)
@@ -259,12 +264,13 @@ class _Rank:
         """Report ``error`` before any clean-up of ours; return the exit code."""
         from hydrogen_magic.worker import watch
 
-        code = _exit_code(error.__cause__) if isinstance(error, _ScriptExitError) else 1
-        report = watch.report_exception(error)
+        left = isinstance(error, _ScriptExitError) and error.__cause__ is not None
+        code = _exit_code(error.__cause__) if left else 1
+        report = watch.report_exception(error.__cause__ if left and error.__cause__ else error)
         self.reporter.post(
             ev.RankFailed(
                 self.reporter.now_s(), self.rank, report, self.phase,
-                exit_code=code if isinstance(error, _ScriptExitError) else None,
+                exit_code=code if left else None,
             )
         )  # fmt: skip
         return code

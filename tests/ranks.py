@@ -1,0 +1,213 @@
+"""What tests run on ranks. A plain local module: it travels with what it uses, and imports little."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+
+def meet(timeout_s: float = 60.0) -> int:
+    """Join the process group, prove it by a collective, return the rank."""
+    from datetime import timedelta
+
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s))
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    assert ones.item() == dist.get_world_size()
+    return dist.get_rank()
+
+
+def gather() -> list[int]:
+    """Every rank's number, as each rank sees it."""
+    import torch.distributed as dist
+
+    meet()
+    everyone: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, dist.get_rank())
+    return everyone
+
+
+def all_reduce_for_ever() -> None:
+    import torch
+    import torch.distributed as dist
+
+    while True:
+        dist.all_reduce(torch.ones(1))
+
+
+def fail_on(culprit: int, clean_up_s: float, leave_group: bool) -> None:
+    """The culprit raises while its peers are in a collective, and cleans up for a while."""
+    import torch.distributed as dist
+
+    rank = meet()
+    if rank == culprit:
+        try:
+            raise ValueError("bad batch 17")
+        finally:
+            if leave_group:
+                dist.destroy_process_group()
+            time.sleep(clean_up_s)
+            Path(os.environ["LAST_ACT"]).write_text(repr(time.monotonic()))
+    all_reduce_for_ever()
+
+
+def end(how: str) -> None:
+    """End this process in the given way."""
+    if how == "_exit(0)":
+        os._exit(0)
+    elif how.startswith("exit"):
+        sys.exit(int(how[5:-1]))
+    elif how == "SIGSEGV":
+        ctypes.string_at(0)
+    else:
+        os.kill(os.getpid(), getattr(signal, how))
+
+
+def end_one(culprit: int, how: str, group_timeout_s: float = 60.0) -> None:
+    if meet(group_timeout_s) == culprit:
+        end(how)
+    all_reduce_for_ever()
+
+
+class EndsAtPickling:
+    """Ends the process that pickles it."""
+
+    def __reduce__(self) -> Any:
+        end("SIGKILL")
+
+
+class EndsAtUnpickling:
+    """Ends the process that unpickles it: ``how`` is one of :func:`end`, or an exception's name."""
+
+    def __init__(self, how: str, kernel_pid: int) -> None:
+        self.how, self.kernel_pid = how, kernel_pid
+
+    def __reduce__(self) -> Any:
+        return (_end_here, (self.how, self.kernel_pid))
+
+
+def _end_here(how: str, kernel_pid: int) -> None:
+    if os.getpid() == kernel_pid:
+        raise AssertionError("the kernel must not open this")
+    if os.environ.get("RANK") == "1":
+        if how == "raise":
+            raise LookupError("this cannot be loaded")
+        end(how)
+
+
+def use(value: object) -> str:
+    return type(value).__name__
+
+
+def result_that_ends() -> Any:
+    return EndsAtPickling() if os.environ["RANK"] == "1" else 1
+
+
+def end_after_result() -> int:
+    import atexit
+
+    if os.environ["RANK"] == "1":
+        atexit.register(os.kill, os.getpid(), signal.SIGKILL)
+    return 7
+
+
+def out_of_memory(limit_bytes: int) -> None:
+    import resource
+
+    if os.environ["RANK"] == "1":
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+        resource.setrlimit(resource.RLIMIT_AS, (used + limit_bytes, used + limit_bytes))
+        bytearray(10 * limit_bytes)
+    time.sleep(60)
+
+
+def hang(how: str) -> int:
+    """Hang in a way of its own; ``meet`` first where peers should wait in a collective."""
+    rank = int(os.environ["RANK"])
+    print("about to hang", rank, flush=True)
+    if how == "sleep":
+        time.sleep(1000)
+    elif how == "collective":
+        meet()
+        if rank != 0:
+            time.sleep(1000)
+        all_reduce_for_ever()
+    elif how == "c":
+        sum(itertools.repeat(0))  # holds the GIL for ever
+    elif how == "deaf":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("deaf", flush=True)
+        time.sleep(1000)
+    elif how == "stubborn":
+        while True:
+            try:
+                time.sleep(1000)
+            except KeyboardInterrupt:
+                print("no", flush=True)
+    elif how == "exit":
+        import atexit
+
+        atexit.register(time.sleep, 1000)
+    return rank
+
+
+def clean_up_on_stop(marker: str) -> None:
+    try:
+        print("ready", flush=True)
+        time.sleep(1000)
+    finally:
+        time.sleep(0.5)
+        Path(f"{marker}-{os.environ['RANK']}").write_text("saved")
+
+
+def one_collective_more() -> None:
+    """Ranks disagree about how many collectives there are."""
+    import torch
+    import torch.distributed as dist
+
+    if meet(timeout_s=4) == 0:
+        dist.all_reduce(torch.ones(1))
+    else:
+        time.sleep(1000)
+
+
+def family(dl_workers: int, stuck: bool) -> None:
+    """A rank as users have them: DataLoader workers, and a helper in a session of its own."""
+    import torch
+
+    class Data(torch.utils.data.Dataset):  # type: ignore[misc]
+        def __len__(self) -> int:
+            return 1_000_000
+
+        def __getitem__(self, index: int) -> int:
+            if stuck and index > 50:
+                time.sleep(1000)
+            return index
+
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    loader = torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=dl_workers)
+    for batch in loader:
+        print("batch", int(batch[0]), flush=True)
+        time.sleep(0.01)
+
+
+def many_children(count: int) -> None:
+    for _ in range(count):
+        subprocess.Popen(["sleep", "1000"])
+    print("forked", count, flush=True)
+    time.sleep(1000)
+
+
+def environment() -> dict[str, str]:
+    return dict(os.environ)
