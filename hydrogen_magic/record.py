@@ -1,0 +1,343 @@
+"""A gang's record: its events on disk while it runs, one JSON list per line.
+
+What ``%gang show`` replays after a kernel restart, and how a new kernel learns of gangs whose
+kernel died. One directory per gang, readable by its owner alone::
+
+    $HYDROGEN_MAGIC_HOME/runs/<gang>/events.jsonl     written here, by the kernel
+                                     rank-<r>.log     written by the agent
+
+A record is a courtesy to the user: that it cannot be written never disturbs the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydrogen_magic import events as ev
+from hydrogen_magic.errors import HydrogenError
+
+__all__ = [
+    "Record",
+    "Summary",
+    "end_abandoned",
+    "is_alive",
+    "owner_of_this_process",
+    "prune",
+    "read",
+    "recent",
+    "recent_ids",
+    "runs_dir",
+    "summary",
+    "unfinished",
+]
+
+_EVENTS = "events.jsonl"
+_KEEP_RUNS = 50
+"""Weeks of work for one person; a record is mostly well below a megabyte."""
+
+_OTHER_MACHINE_S = 60.0
+"""Health is recorded about once a second: after this silence a run on another machine is over."""
+
+_TAIL_BYTES = 1 << 16
+"""Read first when looking for the last line; stacks of many threads can make a longer one."""
+
+_GANG_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+# ── where ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def runs_dir() -> Path:
+    """Return the directory of all records, made if need be.
+
+    ``$HYDROGEN_MAGIC_HOME/runs``, by default ``$XDG_STATE_HOME/hydrogen_magic/runs``
+    (``~/.local/state``). Raises OSError when it cannot be made or is not this user's alone.
+    """
+    home = os.environ.get("HYDROGEN_MAGIC_HOME")
+    if not home:
+        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        home = str(Path(state) / "hydrogen_magic")
+    parent = Path(home).expanduser().absolute()
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return _private_dir(parent / "runs")
+
+
+def _private_dir(path: Path) -> Path:
+    """Make ``path`` if need be; raise PermissionError when another user owns or planted it."""
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(f"{path} is not a directory of this user: remove it")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        path.chmod(0o700)
+    return path
+
+
+def _run_dir(gang_id: str) -> Path:
+    if not _GANG_ID.fullmatch(gang_id):
+        raise HydrogenError(f"{gang_id!r} is not the name of a run")
+    return runs_dir() / gang_id
+
+
+# ── writing ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Record:
+    """The record of one gang, open for writing. Any thread may append."""
+
+    def __init__(self, path: Path, fd: int | None, on_problem: Callable[[str], None]) -> None:
+        self.path = path
+        """Directory of the run."""
+        self._fd = fd
+        self._on_problem = on_problem
+        self._lock = threading.Lock()
+
+    @classmethod
+    def create(cls, gang_id: str, on_problem: Callable[[str], None] = lambda text: None) -> Record:
+        """Start the record of a new gang.
+
+        ``on_problem`` is told, once, why nothing (more) is recorded: the disk is full, the home is
+        read-only. The agent's logs then go to a temporary directory. Raises HydrogenError for an id
+        that is no file name, FileExistsError when there is such a run.
+        """
+        if not _GANG_ID.fullmatch(gang_id):
+            raise HydrogenError(f"{gang_id!r} is not the name of a run")
+        try:
+            path = runs_dir() / gang_id
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            on_problem(f"this run is not recorded: {error}")
+            return cls(Path(tempfile.mkdtemp(prefix="hydrogen_magic-")), None, on_problem)
+        return cls(path, _new_file(path / _EVENTS, on_problem), on_problem)
+
+    @property
+    def is_writing(self) -> bool:
+        """False once closed, or after the disk refused something."""
+        return self._fd is not None
+
+    def append(self, event: ev.Event) -> None:
+        """Write ``event``. Never raises because of the disk: says so once and stops writing."""
+        line = json.dumps(ev.encode(event), separators=(",", ":")).encode() + b"\n"
+        problem = None
+        with self._lock:
+            if self._fd is None:
+                return
+            try:
+                # Straight to the system, a few microseconds: what a killed kernel wrote is there.
+                while line:
+                    line = line[os.write(self._fd, line) :]
+            except OSError as error:
+                problem = f"the record of this run ends here: {error}"
+                self._close()
+        if problem is not None:
+            self._on_problem(problem)  # outside of the lock: it may well append
+
+    def close(self) -> None:
+        """End the record. Twice is once."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def _new_file(path: Path, on_problem: Callable[[str], None]) -> int | None:
+    # In a directory just made by us; still, nothing that anybody planted there is followed.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o600)
+    except OSError as error:
+        on_problem(f"this run is not recorded: {error}")
+        return None
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a list of runs says of one, from the first and the last line of its record."""
+
+    gang: str
+    launched: ev.GangLaunched
+    last: ev.Event
+
+    @property
+    def ended(self) -> ev.GangEnded | None:
+        """How it ended; None while it runs, or when nobody was left to write it down."""
+        return self.last if isinstance(self.last, ev.GangEnded) else None
+
+
+def read(gang_id: str) -> list[ev.Event]:
+    """Return the events of a run, also of one that still runs.
+
+    A last line that was not finished (its kernel was killed) is left out. Raises HydrogenError when
+    there is no such run, EventError when its record is damaged.
+    """
+    try:
+        data = (_run_dir(gang_id) / _EVENTS).read_bytes()
+    except OSError:
+        raise HydrogenError(f"no run named {gang_id!r} is recorded in {runs_dir()}") from None
+    complete = data[: data.rfind(b"\n") + 1]
+    return [_decode(line, gang_id) for line in complete.splitlines()]
+
+
+def _decode(line: bytes, gang_id: str) -> ev.Event:
+    try:
+        return ev.decode(json.loads(line))
+    except ValueError as error:  # EventError is one
+        raise ev.EventError(f"the record of run {gang_id!r} is damaged: {error}") from error
+
+
+def recent_ids() -> list[str]:
+    """Return the ids of all runs there are, readable or not, in no particular order."""
+    try:
+        return [e.name for e in os.scandir(runs_dir()) if e.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def recent() -> list[Summary]:
+    """Return the recorded runs, newest first. Those whose record cannot be read are left out."""
+    found = [summary(name) for name in recent_ids() if _GANG_ID.fullmatch(name)]
+    readable = [each for each in found if each is not None]
+    return sorted(readable, key=lambda each: each.launched.wall_time, reverse=True)
+
+
+def summary(gang_id: str) -> Summary | None:
+    """Return first and last event of a run without reading the rest; None if it has no record."""
+    try:
+        with open(_run_dir(gang_id) / _EVENTS, "rb") as file:
+            first, last = file.readline(), _last_line(file.fileno())
+        launched, newest = _decode(first, gang_id), _decode(last or first, gang_id)
+    except (OSError, ev.EventError):
+        return None
+    return Summary(gang_id, launched, newest) if isinstance(launched, ev.GangLaunched) else None
+
+
+def _last_line(fd: int) -> bytes:
+    """Return the last finished line, empty if there is none."""
+    size = os.fstat(fd).st_size
+    length = _TAIL_BYTES
+    while True:
+        start = max(0, size - length)
+        tail = os.pread(fd, size - start, start)
+        lines = tail[: tail.rfind(b"\n") + 1].split(b"\n")[:-1]
+        # The first of them may be cut off at its beginning, unless it is the file's first.
+        if len(lines) > 1 or start == 0:
+            return lines[-1] if lines else b""
+        length *= 4
+
+
+def unfinished(is_alive: Callable[[str], bool]) -> list[str]:
+    """Return the runs that never ended and whose kernel is gone, newest first.
+
+    ``is_alive`` tells of an owner string (:func:`owner_of_this_process`) whether it still lives.
+    """
+    return [found.gang for found in recent() if _is_abandoned(found, is_alive)]
+
+
+def end_abandoned(gang_id: str) -> None:
+    """Write down that a run was stopped by its kernel's end, so that it is reported only once.
+
+    Nothing happens where the record cannot be written; it is a courtesy.
+    """
+    try:
+        fd = os.open(_run_dir(gang_id) / _EVENTS, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW)
+    except OSError:
+        return
+    with os.fdopen(fd, "r+b") as file:
+        data = file.read()
+        complete = data.rfind(b"\n") + 1
+        last = complete and _decode(data[:complete].splitlines()[-1], gang_id)
+        end = ev.GangEnded(getattr(last, "at_s", 0.0), "STOPPED", "its kernel ended")
+        try:
+            file.truncate(complete)  # what a killed kernel was just writing
+            file.write(json.dumps(ev.encode(end), separators=(",", ":")).encode() + b"\n")
+        except OSError:
+            return
+
+
+def _is_abandoned(found: Summary, is_alive: Callable[[str], bool]) -> bool:
+    if found.ended is not None or is_alive(found.launched.owner):
+        return False
+    if _machine_of(found.launched.owner) == _machine():
+        return True
+    # A home shared between machines: from here only the file's age tells whether that kernel lives.
+    written = (runs_dir() / found.gang / _EVENTS).stat().st_mtime
+    return time.time() - written > _OTHER_MACHINE_S
+
+
+def prune(keep: int = _KEEP_RUNS) -> None:
+    """Delete all but the newest ``keep`` runs that are over."""
+    over = [s.gang for s in recent() if s.ended is not None or _is_abandoned(s, is_alive)]
+    for gang_id in over[keep:]:
+        shutil.rmtree(runs_dir() / gang_id, ignore_errors=True)
+
+
+# ── owners ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def owner_of_this_process() -> str:
+    """Return ``machine:pid:start time``, which no other process has or will have.
+
+    ``machine`` is the boot id and the pid namespace: pids mean nothing outside of theirs.
+    """
+    return f"{_machine()}:{os.getpid()}:{_start_time(os.getpid())}"
+
+
+def is_alive(owner: str) -> bool:
+    """True when ``owner`` (as made by :func:`owner_of_this_process`) runs on this machine."""
+    machine, _, process = owner.rpartition(":")[0].rpartition(":")
+    if machine != _machine() or not process.isdigit():
+        return False
+    return _start_time(int(process)) == owner.rpartition(":")[2]
+
+
+def _machine_of(owner: str) -> str:
+    return owner.rpartition(":")[0].rpartition(":")[0]
+
+
+def _machine() -> str:
+    if sys.platform == "linux":
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot_id}/{os.stat('/proc/self/ns/pid').st_ino}"
+    import psutil
+
+    return f"{os.uname().nodename}/{psutil.boot_time():.0f}"
+
+
+def _start_time(pid: int) -> str:
+    """Return when the process started, in the system's own unit; empty when it is gone."""
+    if sys.platform == "linux":
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return ""
+        # The name, in parentheses, may hold spaces and parentheses itself: what follows does not.
+        fields = text[text.rindex(")") + 2 :].split()
+        return "" if fields[0] in "ZX" else fields[19]
+    import psutil
+
+    try:
+        return f"{psutil.Process(pid).create_time():.2f}"
+    except psutil.NoSuchProcess:
+        return ""

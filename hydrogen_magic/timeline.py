@@ -1,0 +1,123 @@
+"""A run as a Chrome trace, to be opened in Perfetto (ui.perfetto.dev) or chrome://tracing.
+
+A rank is a process there; its phases, collectives that made it wait, and spans are threads; metrics
+are counters.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic import events as ev
+
+__all__ = ["write_chrome_trace"]
+
+_PHASES, _WAITS, _FIRST_SPANS = 0, 1, 2
+"""Numbers of the threads of a rank."""
+
+
+def write_chrome_trace(events: Iterable[ev.Event], path: str | os.PathLike[str]) -> Path:
+    """Write ``events`` as Chrome trace JSON to ``path``, over what is there; return the path.
+
+    Raises OSError when the file cannot be written.
+    """
+    events = list(events)
+    entries = [*_spans(events), *_phases(events), *_waits(events), *_counters(events)]
+    pids = sorted({entry["pid"] for entry in entries})
+    threads = sorted({(entry["pid"], entry["tid"]) for entry in entries})
+    names = [_name("process_name", pid, 0, f"rank {pid}") for pid in pids]
+    names += [_name("thread_name", pid, tid, _thread(tid)) for pid, tid in threads]
+    names += [
+        {**_name("process_sort_index", pid, 0, ""), "args": {"sort_index": pid}} for pid in pids
+    ]
+    trace = {"traceEvents": [*names, *entries], "displayTimeUnit": "ms"}
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(trace, file, separators=(",", ":"), allow_nan=False)
+    return Path(path)
+
+
+def _thread(tid: int) -> str:
+    if tid < _FIRST_SPANS:
+        return ("phases", "waiting in collectives")[tid]
+    return "spans" if tid == _FIRST_SPANS else f"spans (thread {tid - _FIRST_SPANS + 1})"
+
+
+def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _slice(name: str, pid: int, tid: int, start_s: float, end_s: float) -> dict[str, Any]:
+    start_us, end_us = round(start_s * 1e6, 3), round(end_s * 1e6, 3)
+    duration_us = round(max(0.0, end_us - start_us), 3)
+    return {"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": start_us, "dur": duration_us}
+
+
+def _spans(events: list[ev.Event]) -> Iterator[dict[str, Any]]:
+    by_rank: dict[int, list[tuple[float, float, int, str]]] = {}
+    for event in events:
+        if isinstance(event, ev.Spans):
+            rows = zip(event.starts_s, event.ends_s, event.depths, event.names, strict=True)
+            by_rank.setdefault(event.rank, []).extend(rows)
+    for rank, spans in by_rank.items():
+        lanes: list[list[float]] = []
+        # Outer before inner where they start together.
+        for start_s, end_s, _, name in sorted(spans, key=lambda s: (s[0], -s[1], s[2])):
+            lane = _lane(lanes, start_s, end_s)
+            yield _slice(name, rank, _FIRST_SPANS + lane, start_s, end_s)
+
+
+def _lane(lanes: list[list[float]], start_s: float, end_s: float) -> int:
+    """Return the first lane where the span lies beside or inside what is there, and put it there.
+
+    A trace allows no half overlap on one thread; spans of several threads of a rank do that. A
+    lane is the stack of the ends of its spans that are open at ``start_s``.
+    """
+    for number, open_ends in enumerate(lanes):
+        while open_ends and open_ends[-1] <= start_s:
+            open_ends.pop()
+        if not open_ends or end_s <= open_ends[-1]:
+            open_ends.append(end_s)
+            return number
+    lanes.append([end_s])
+    return len(lanes) - 1
+
+
+def _phases(events: list[ev.Event]) -> Iterator[dict[str, Any]]:
+    since: dict[int, ev.RankPhase] = {}
+    for event in events:
+        if not isinstance(event, (ev.RankPhase, ev.RankExited)):
+            continue
+        before = since.pop(event.rank, None)
+        if before is not None:
+            yield _slice(before.phase, event.rank, _PHASES, before.at_s, event.at_s)
+        if isinstance(event, ev.RankPhase):
+            since[event.rank] = event
+
+
+def _waits(events: list[ev.Event]) -> Iterator[dict[str, Any]]:
+    waiting: dict[int, ev.CollectiveWait] = {}
+    for event in events:
+        if isinstance(event, ev.CollectiveWait):
+            before = waiting.pop(event.rank, None)
+            if before is not None:
+                yield _slice(before.name, event.rank, _WAITS, before.since_s, event.at_s)
+            if event.name:
+                waiting[event.rank] = event
+
+
+def _counters(events: list[ev.Event]) -> Iterator[dict[str, Any]]:
+    for event in events:
+        if isinstance(event, ev.Metrics):
+            for name, column in event.values.items():
+                for at_s, value in zip(event.times_s, column, strict=True):
+                    # JSON knows no NaN, and a curve may well end in one.
+                    if value is not None and math.isfinite(value):
+                        yield {
+                            "ph": "C", "name": name, "pid": event.rank, "tid": 0,
+                            "ts": round(at_s * 1e6, 3), "args": {"value": value},
+                        }  # fmt: skip

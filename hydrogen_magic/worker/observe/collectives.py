@@ -1,0 +1,69 @@
+"""Which collective a rank is inside of, so that a gang that hangs can say where.
+
+DDP reduces gradients in C++, where nothing of this is seen: what a person finds there is the stack.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from hydrogen_magic.worker import reporter as _reporter
+
+__all__ = ["NAMES", "attach"]
+
+NAMES = (
+    "init_process_group",
+    "all_reduce",
+    "all_gather",
+    "all_gather_object",
+    "all_gather_into_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "monitored_barrier",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+    "send",
+)
+"""What can wait for other ranks. With ``async_op=True`` it returns, and is left, at once."""
+
+
+def attach(module: ModuleType) -> None:
+    """Wrap the collectives of ``torch.distributed.distributed_c10d`` and of what exports them."""
+    exporter = sys.modules.get("torch.distributed")
+    torch = module.torch  # only half imported as yet: nothing of it may be asked for now
+    for name in NAMES:
+        original = getattr(module, name, None)
+        if original is None:
+            continue  # older torch has not all of them
+        wrapped = _noting(torch, name, original)
+        setattr(module, name, wrapped)
+        if getattr(exporter, name, None) is original:
+            setattr(exporter, name, wrapped)
+
+
+def _noting(torch: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        # Under torch.compile the original alone is what the compiler knows how to replace.
+        reporter = None if torch.compiler.is_compiling() else _reporter.current()
+        if reporter is None or not reporter.collective_enter(name):
+            return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            reporter.collective_leave()
+
+    return collective
