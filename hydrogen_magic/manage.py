@@ -1,0 +1,188 @@
+"""``%gang``: this kernel's gangs and the recorded ones before them, shown and ended."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic import record, runner, timeline
+from hydrogen_magic.arguments import ArgumentsError, GangCommand
+from hydrogen_magic.errors import GangTimeoutError
+from hydrogen_magic.events import Event
+from hydrogen_magic.gang.state import GangState, replay
+from hydrogen_magic.handle import Gang
+from hydrogen_magic.views.block import block
+from hydrogen_magic.views.failure import report
+from hydrogen_magic.views.output import clean, final_lines
+from hydrogen_magic.views.tables import gangs_table
+
+__all__ = ["Past", "manage"]
+
+_LISTED_RUNS = 10
+"""Recorded runs in a list: as much as one remembers having started."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """A gang known from its record alone: of an earlier kernel, or of another one."""
+
+    id: str
+
+    def events(self) -> list[Event]:
+        """Return what was recorded."""
+        return record.read(self.id)
+
+    def snapshot(self) -> GangState:
+        """Return its last state; a run whose kernel died has been stopped by that."""
+        state = replay(self.events())
+        if state.is_terminal or record.is_alive(state.owner):
+            return state
+        return replace(state, state="STOPPED", reason="its kernel ended")
+
+    @property
+    def logs(self) -> Mapping[int, str]:
+        """Everything its ranks wrote."""
+        paths = {rank.rank: self._log_path(rank.rank) for rank in self.snapshot().ranks}
+        return {
+            rank: path.read_bytes().decode("utf-8", "replace") if path.exists() else ""
+            for rank, path in paths.items()
+        }
+
+    def stacks(self) -> dict[int, str]:
+        """Return the stacks that were taken while it ran."""
+        return {rank.rank: rank.stacks for rank in self.snapshot().ranks if rank.stacks}
+
+    def _log_path(self, rank: int) -> Path:
+        return record.runs_dir() / self.id / f"rank-{rank}.log"
+
+
+def manage(command: GangCommand, write: Callable[[str], Any] = sys.stdout.write) -> Any:
+    """Do what ``command`` asks for, writing text with ``write``.
+
+    Returns rank 0's value for ``wait``, else None. ArgumentsError: there is no such gang.
+    """
+    return _VERBS[command.verb](command, lambda lines: write("".join(f"{x}\n" for x in lines)))
+
+
+def _list(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
+    live = runner.gangs()
+    earlier = [found.gang for found in record.recent() if found.gang not in live]
+    past = [Past(name).snapshot() for name in reversed(earlier[:_LISTED_RUNS])]
+    states = [*past, *(gang.snapshot() for gang in live.values())]
+    say(gangs_table(states) if states else ["no gang has run yet: start one with %%distributed"])
+
+
+def _show(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
+    gang = _find(command.gang)
+    state = gang.snapshot()
+    say(block(state, state.now_s, 100))
+    if state.state == "FAILED":
+        log = gang.logs.get(state.culprit, "") if state.culprit is not None else ""
+        say(["", *report(state, final_lines(log)[-10:]).splitlines()])
+
+
+def _stop(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
+    running = {k: gang for k, gang in runner.gangs().items() if not gang.snapshot().is_terminal}
+    chosen = list(running.values()) if command.all else [_live(command.gang)]
+    for gang in chosen:
+        gang.stop(kill=command.kill)
+    say([f"stopping gang {gang.id}" for gang in chosen] or ["no gang is running"])
+
+
+def _logs(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
+    gang = _find(command.gang)
+    logs = gang.logs
+    _check_rank(command, logs)
+    for rank in [command.rank] if command.rank is not None else sorted(logs):
+        if command.rank is None and len(logs) > 1:
+            say([f"── rank {rank} ──"])
+        say(final_lines(logs[rank]))
+
+
+def _stacks(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
+    gang = _find(command.gang)
+    stacks = gang.stacks()
+    if not stacks:
+        say([f"gang {gang.id} has no rank that could be asked: it is {gang.snapshot().state}"])
+        return
+    _check_rank(command, stacks)
+    for rank in [command.rank] if command.rank is not None else sorted(stacks):
+        say([f"── rank {rank} ──", *(clean(line) for line in stacks[rank].splitlines())])
+
+
+def _timeline(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
+    gang = _find(command.gang)
+    path = timeline.write_chrome_trace(gang.events(), command.file or f"{gang.id}.json")
+    say([f"wrote {path}: open it in https://ui.perfetto.dev"])
+
+
+def _wait(command: GangCommand, say: Callable[[list[str]], Any]) -> Any:
+    gang = _live(command.gang)
+    if not gang.wait(command.timeout_s):
+        raise GangTimeoutError(f"gang {gang.id} goes on, {command.timeout_s:g} s are over")
+    return gang.result
+
+
+def _doctor(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
+    from hydrogen_magic import doctor
+
+    for check in doctor.examine():
+        say(check.lines())
+
+
+_VERBS: Mapping[str, Callable[[GangCommand, Callable[[list[str]], Any]], Any]] = {
+    "list": _list,
+    "show": _show,
+    "stop": _stop,
+    "logs": _logs,
+    "stacks": _stacks,
+    "timeline": _timeline,
+    "wait": _wait,
+    "doctor": _doctor,
+}
+
+
+# ── which one is meant ───────────────────────────────────────────────────────────────────────────
+
+
+def _live(name: str | None) -> Gang:
+    """Return a gang of this kernel by the beginning of its id; the newest when None."""
+    gangs = runner.gangs()
+    if not gangs:
+        raise ArgumentsError("this kernel has started no gang yet")
+    return gangs[_complete(name, list(gangs), "of this kernel")]
+
+
+def _find(name: str | None) -> Gang | Past:
+    """Return a gang of this kernel or a recorded one; the newest when None."""
+    live = runner.gangs()
+    if name is None and live:
+        return live[next(reversed(live))]
+    recorded = [found.gang for found in reversed(record.recent()) if found.gang not in live]
+    if not recorded and not live:
+        raise ArgumentsError("no gang has run yet: start one with %%distributed")
+    found = _complete(name, [*recorded, *live], "")
+    return live.get(found) or Past(found)
+
+
+def _complete(name: str | None, known: list[str], whose: str) -> str:
+    """Return the one of ``known`` (newest last) that ``name`` begins."""
+    if name is None:
+        return known[-1]
+    if name in known:
+        return name
+    matching = [each for each in known if each.startswith(name)]
+    if len(matching) == 1:
+        return matching[0]
+    shown = ", ".join((matching or known)[-8:])
+    problem = "several gangs" if matching else f"no gang {whose}".strip()
+    raise ArgumentsError(f"{problem} {'begin' if matching else 'begins'} with {name!r}: {shown}")
+
+
+def _check_rank(command: GangCommand, there: Mapping[int, str]) -> None:
+    if command.rank is not None and command.rank not in there:
+        known = ", ".join(map(str, sorted(there)))
+        raise ArgumentsError(f"--rank {command.rank}: there is nothing of it; ranks: {known}")

@@ -1,0 +1,246 @@
+"""Why a gang failed, as text: the culprit's own lines first, the victims in one line."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+
+from hydrogen_magic.events import ErrorReport, Frame, RankExited, RankFailed
+from hydrogen_magic.gang.state import GangState, RankState
+from hydrogen_magic.views.block import ranks_text
+from hydrogen_magic.views.output import clean, clean_name, final_lines
+
+__all__ = ["report"]
+
+_LONGEST_MESSAGE = 4000
+"""Characters of an exception's message; a tensor's repr in it would bury the rest."""
+_MOST_OUTPUT_LINES = 10
+_MOST_FRAMES = 12
+"""Frames of one exception; more is a recursion."""
+
+
+def report(state: GangState, last_output: Sequence[str] = ()) -> str:
+    """Return what a notebook shows for a failed gang, without colours of our own.
+
+    ``last_output`` are the culprit's last lines, without line ends; only the last ten are shown.
+    """
+    if state.culprit is None or not 0 <= state.culprit < len(state.ranks):
+        return f"the gang failed: {clean_name(state.reason) or 'no rank said why'}"
+    culprit = state.ranks[state.culprit]
+    lines = [*_what_happened(culprit, state), *_victims(state), *_output(last_output)]
+    return "\n".join(lines)
+
+
+def _what_happened(rank: RankState, state: GangState) -> list[str]:
+    if rank.failure is not None:
+        return _exception(rank, rank.failure, state.cells)
+    if rank.exited is not None and not rank.exited.asked:
+        return _exit(rank, rank.exited, state.cells)
+    return _missing(rank, state)
+
+
+def _missing(rank: RankState, state: GangState) -> list[str]:
+    """Return what is known of a rank that did nothing wrong, but did not take part either."""
+    reason = clean_name(state.reason) or "no reason is known"
+    if rank.process_state == "T":
+        reason = "it is stopped (SIGSTOP), and the others waited for it"
+    line = reason if reason.startswith("rank") else f"rank {rank.rank} failed: {reason}"
+    return [line, *_relabelled(rank.stacks, state.cells)]
+
+
+# ── exits ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _exit(rank: RankState, exited: RankExited, cells: Mapping[str, str]) -> list[str]:
+    hint = f" ({clean_name(exited.hint)})" if exited.hint else ""
+    if exited.signal_name:
+        if exited.signal_name == "SIGKILL" and not hint:
+            hint = " (out of memory? that is what ends processes so, unless somebody did)"
+        line = f"rank {rank.rank} was killed by {clean_name(exited.signal_name)}{hint}"
+    else:
+        line = f"rank {rank.rank} exited with status {exited.exit_code} without finishing the cell"
+        line += hint
+    if rank.exited_in == "loading":
+        line += ", while loading it"
+    return [line, *_relabelled(exited.crash_stack, cells)]
+
+
+_STACK_LINE = re.compile(r'^(\s*)File "([^"]*)", line (\d+)(.*)$')
+
+
+def _relabelled(stack: str, cells: Mapping[str, str]) -> list[str]:
+    """Return a stack as ``faulthandler`` wrote it, with the notebook's names for its files."""
+
+    def line(text: str) -> str:
+        match = _STACK_LINE.match(text)
+        if match is None or match[2] not in cells:
+            return text
+        return f"{match[1]}{cells[match[2]]}, line {match[3]}{match[4].replace(' in ', ', in ', 1)}"
+
+    return [f"  {line(clean(text))}" for text in stack.splitlines() if text.strip()][:60]
+
+
+# ── exceptions ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _exception(rank: RankState, failure: RankFailed, cells: Mapping[str, str]) -> list[str]:
+    error = failure.error
+    if failure.exit_code is not None:
+        title = f"rank {rank.rank} failed: the script ended with exit code {failure.exit_code}"
+        return [title, *_frames(_oldest(error).frames, cells)]
+    when = {"starting": " while starting", "loading": " while loading the cell",
+            "finishing": " after the cell had run"}  # fmt: skip
+    title = f"rank {rank.rank} failed{when.get(failure.phase, '')}: {_one_line(error)}"
+    place = _first_own_place(error, cells)
+    return [f"{title}        ({place})" if place else title, *_chain(error, cells)]
+
+
+def _oldest(error: ErrorReport) -> ErrorReport:
+    return error if error.cause is None else _oldest(error.cause)
+
+
+def _first_own_place(error: ErrorReport, cells: Mapping[str, str]) -> str:
+    """Return the place in the cell that ran, from where everything else was called."""
+    own = next((frame for frame in error.frames if frame.file in cells), None)
+    return f"{cells[own.file]}, line {own.line}" if own else ""
+
+
+def _chain(error: ErrorReport, cells: Mapping[str, str]) -> list[str]:
+    """Return the causes, oldest first, then ``error`` itself."""
+    before: list[str] = []
+    if error.cause is not None:
+        how = (
+            "The above exception was the direct cause of the following exception:"
+            if error.is_direct_cause
+            else "During handling of the above exception, another exception occurred:"
+        )
+        before = [*_chain(error.cause, cells), "", how, ""]
+    return [*before, *_frames(error.frames, cells), *_message(error)]
+
+
+def _message(error: ErrorReport) -> list[str]:
+    text = f"{error.type}: {error.message}" if error.message else error.type
+    if len(text) > _LONGEST_MESSAGE:
+        text = f"{text[:_LONGEST_MESSAGE]} ... ({len(text) - _LONGEST_MESSAGE} characters more)"
+    return [clean(line) for part in (text, *error.notes) for line in part.splitlines()]
+
+
+def _one_line(error: ErrorReport) -> str:
+    first = next(iter(error.message.splitlines()), "")
+    text = clean_name(f"{error.type}: {first}" if first else error.type)
+    return text if len(text) <= 200 else f"{text[:199]}…"
+
+
+# ── frames ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _frames(frames: Sequence[Frame], cells: Mapping[str, str]) -> list[str]:
+    if not any(_is_own(frame, cells) for frame in frames):
+        return [line for frame in frames[-3:] for line in _shown(frame, cells)]
+    lines: list[str] = []
+    runs = [(own, list(run)) for own, run in groupby(frames, lambda frame: _is_own(frame, cells))]
+    for own, run in runs:
+        if own:
+            lines += [line for frame in _without_middle(run) for line in _shown(frame, cells)]
+        else:
+            lines.append(_folded(run))
+    return lines
+
+
+def _without_middle(run: Sequence[Frame]) -> Iterator[Frame]:
+    if len(run) <= _MOST_FRAMES:
+        yield from run
+        return
+    half = _MOST_FRAMES // 2
+    yield from run[:half]
+    yield Frame("", 0, f"... {len(run) - 2 * half} frames more ...", "")
+    yield from run[-half:]
+
+
+def _shown(frame: Frame, cells: Mapping[str, str]) -> list[str]:
+    if not frame.file:
+        return [f"  {frame.function}"]
+    place = cells.get(frame.file) or f"File {clean_name(frame.file)}"
+    where = f"  {place}, line {frame.line}, in {clean_name(frame.function)}"
+    return [where, *([f"      {clean_name(frame.text)}"] if frame.text else [])]
+
+
+_LIBRARY = re.compile(
+    r"[/\\](?:site-packages|dist-packages)[/\\](?P<installed>.*)"
+    r"|[/\\]lib[/\\]python\d[\d.]*[/\\](?!site-packages|dist-packages)(?P<standard>.*)"
+    r"|<frozen (?P<frozen>[^>]*)>"
+)
+
+
+def _is_own(frame: Frame, cells: Mapping[str, str]) -> bool:
+    """Tell whether the user wrote the line: a cell, or a file that was not installed."""
+    return frame.file in cells or _LIBRARY.search(frame.file) is None
+
+
+def _folded(run: Sequence[Frame]) -> str:
+    paths = [_library_path(frame.file) for frame in run]
+    shared = os.path.commonpath(paths) if len(set(paths)) > 1 else paths[0]
+    # Frames of several packages have nothing in common: the one that raised is of interest.
+    where = shared or paths[-1]
+    last = run[-1]
+    exact = f":{last.line}" if shared == paths[-1] and len(run) == 1 else ""
+    count = f"{len(run)} frame{'s' if len(run) != 1 else ''}"
+    return f"  ... {count} in {clean_name(where)}{exact} ..."
+
+
+def _library_path(file: str) -> str:
+    match = _LIBRARY.search(file)
+    found = next((group for group in match.groups() if group), "") if match else ""
+    return (found or file).replace("\\", "/")
+
+
+# ── victims and output ───────────────────────────────────────────────────────────────────────────
+
+
+def _victims(state: GangState) -> list[str]:
+    others = [rank for rank in state.ranks if rank.rank != state.culprit]
+    done = [rank.rank for rank in others if rank.phase == "done"]
+    stopped = [rank.rank for rank in others if rank.phase != "done"]
+    lines = [_were("had finished", "had finished", done)] if done else []
+    lines += [_were("was stopped", "were stopped", stopped)] if stopped else []
+    said = _sayings(others)
+    if said and lines:
+        lines[-1] += f"   ({said})"
+    return lines
+
+
+def _were(singular: str, plural: str, ranks: Sequence[int]) -> str:
+    return f"{ranks_text(ranks)} {singular if len(ranks) == 1 else plural}."
+
+
+def _sayings(others: Iterable[RankState]) -> str:
+    """Return what the victims' own errors were, equal ones together."""
+    by_text: dict[str, list[int]] = {}
+    for rank in others:
+        text = _saying(rank)
+        if text:
+            by_text.setdefault(text, []).append(rank.rank)
+    said = [f"{ranks_text(ranks)}: {text}" for text, ranks in by_text.items()]
+    more = f"; {len(said) - 3} others" if len(said) > 3 else ""
+    return "; ".join(said[:3]) + more
+
+
+def _saying(rank: RankState) -> str:
+    if rank.failure is not None and rank.failure.exit_code is not None:
+        return f"exit code {rank.failure.exit_code}"
+    if rank.failure is not None:
+        return _one_line(rank.failure.error)
+    exited = rank.exited
+    if exited is None or exited.asked or rank.phase == "done":
+        return ""
+    if exited.signal_name:
+        return f"killed by {clean_name(exited.signal_name)}"
+    return f"exited with status {exited.exit_code}"
+
+
+def _output(lines: Sequence[str]) -> list[str]:
+    final = [text for line in lines for text in final_lines(line) if text.strip()]
+    shown = final[-_MOST_OUTPUT_LINES:]
+    return ["its last output:", *(f"  {line}" for line in shown)] if shown else []

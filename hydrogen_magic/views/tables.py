@@ -1,0 +1,70 @@
+"""Plain tables: what would be captured, where ranks would run, which gangs there are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from rich.cells import cell_len, set_cell_size
+
+from hydrogen_magic.gang.state import GangState
+from hydrogen_magic.spec import Plan
+from hydrogen_magic.views.block import duration
+from hydrogen_magic.views.output import clean_name, size_text
+
+__all__ = ["Row", "gangs_table", "inventory_table", "plan_table", "table"]
+
+
+class Row(Protocol):
+    """One captured object: an ``Item`` of the capture."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def why(self) -> str: ...
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return aligned lines, two spaces between the columns."""
+    lines = [list(header), *([clean_name(cell) for cell in row] for row in rows)]
+    widths = [max(cell_len(line[i]) for line in lines) for i in range(len(header))]
+    padded = (map(set_cell_size, line, widths) for line in lines)
+    return ["  ".join(cells).rstrip() for cells in padded]
+
+
+def inventory_table(items: Sequence[Row], total_bytes: int) -> list[str]:
+    """Return what a cell takes along, the biggest first, and its sum."""
+    biggest_first = sorted(items, key=lambda item: -item.nbytes)
+    rows = [(i.name, i.kind, size_text(i.nbytes), i.why) for i in biggest_first]
+    names = f"{len(rows)} name{'s' if len(rows) != 1 else ''}"
+    total = f"{names}, {size_text(total_bytes)} in all"
+    return [*table(("name", "kind", "size", "why"), rows), total]
+
+
+def plan_table(plan: Plan) -> list[str]:
+    """Return where each rank would run, and the notes of the plan."""
+    rows = [
+        (str(s.rank), s.host, str(s.local_rank), f"GPU {s.gpu}" if s.gpu is not None else "CPU")
+        for s in plan.slots
+    ]
+    return [*table(("rank", "host", "local_rank", "device"), rows), *plan.notes]
+
+
+def gangs_table(states: Sequence[GangState], now: float | None = None) -> list[str]:
+    """Return one line per gang, the newest last; ``now`` is Unix time."""
+    now = time.time() if now is None else now
+    rows = [
+        (state.gang, state.state, str(len(state.ranks)), state.placement,
+         f"{duration(now - state.wall_time)} ago", duration(_length_s(state, now)), state.title)
+        for state in states
+    ]  # fmt: skip
+    return table(("gang", "state", "np", "on", "started", "took", "what"), rows)
+
+
+def _length_s(state: GangState, now: float) -> float:
+    return state.now_s if state.is_terminal else max(0.0, now - state.wall_time)

@@ -1,0 +1,133 @@
+"""Words of a magic's line, turned to values; a wrong one is answered with what would be right."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import keyword
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+__all__ = [
+    "choice",
+    "count",
+    "env_variable",
+    "not_one_of",
+    "parse_duration_s",
+    "parse_size_bytes",
+    "python_file",
+    "ranks",
+    "typed",
+    "variable_names",
+]
+
+
+def typed(convert: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return ``convert`` with its ValueError's message kept by argparse."""
+
+    def checked(text: str) -> Any:
+        try:
+            return convert(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return checked
+
+
+def choice(choices: Sequence[str]) -> Callable[[str], str]:
+    """Return a converter that accepts ``choices`` only and suggests the nearest."""
+
+    def checked(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(f"{text!r}: {not_one_of(text, choices)}")
+        return text
+
+    return checked
+
+
+def ranks(text: str) -> int:
+    """Return a number of ranks, negative for this machine; ValueError for 0 and for no number."""
+    number = _whole(text)
+    if number == 0:
+        raise ValueError("a gang has at least one rank, got 0")
+    return number
+
+
+def count(text: str) -> int:
+    """Return a whole number from 0 on, or raise ValueError."""
+    number = _whole(text)
+    if number < 0:
+        raise ValueError(f"should be 0 or more, got {text}")
+    return number
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError(f"should be a whole number, got {text!r}") from None
+
+
+def env_variable(text: str) -> tuple[str, str]:
+    """Return name and value of ``K=V``, or raise ValueError."""
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise ValueError(f"should be NAME=VALUE, got {text!r}")
+    return name, value
+
+
+def variable_names(text: str) -> tuple[str, ...]:
+    """Return the names in ``model,history``; ValueError when one is no name."""
+    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    wrong = [name for name in names if not name.isidentifier() or keyword.iskeyword(name)]
+    if wrong or not names:
+        raise ValueError(f"should be names of variables, like model,history; got {text!r}")
+    return names
+
+
+def python_file(text: str) -> str:
+    """Return the file name as it is; ValueError when it does not end in ``.py``."""
+    if not text.endswith(".py"):
+        raise ValueError(f"should be a file name that ends in .py, got {text!r}")
+    return text
+
+
+_UNITS_S = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|min|[smhd])?")
+
+
+def parse_duration_s(text: str) -> float:
+    """Return the seconds in ``90``, ``1.5h``, ``5m`` or ``1h30m``; ValueError when not positive."""
+    compact = text.strip().lower().replace(" ", "")
+    parts = _DURATION_PART.findall(compact)
+    seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
+    if "".join(number + unit for number, unit in parts) != compact or seconds <= 0:
+        raise ValueError(f"should be seconds, or a time like 5m or 1h30m; got {text!r}")
+    return seconds
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?", re.IGNORECASE)
+
+
+def parse_size_bytes(text: str) -> int:
+    """Return the bytes in ``2GiB``, ``500MB``, ``1g`` or ``1000000``; ValueError otherwise.
+
+    A bare letter counts in powers of 1024, as in most command lines.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise ValueError(f"should be a size like 500MB or 2GiB, got {text!r}")
+    is_decimal = text.strip().lower().endswith("b") and not match[3]
+    power = " kmgt".index(match[2].lower() or " ")
+    return int(float(match[1]) * (1000 if is_decimal else 1024) ** power)
+
+
+def not_one_of(word: str, choices: Iterable[str]) -> str:
+    """Return what to say of a ``word`` that is none of ``choices``."""
+    known = list(choices)
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
+    if close and len(known) > 8:  # a long list would bury the suggestion
+        return f"did you mean {close[0]}?"
+    suggestion = f"did you mean {close[0]}? " if close else ""
+    return f"{suggestion}There is {', '.join(known)}"

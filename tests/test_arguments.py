@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hydrogen_magic.arguments import (
+    ArgumentsError,
+    GangCommand,
+    parse,
+    parse_gang,
+)
+from hydrogen_magic.spec import JobSpec
+from hydrogen_magic.words import parse_duration_s, parse_size_bytes
+
+
+def test_every_option_reaches_the_spec() -> None:
+    line = (
+        "-n 4 --on local --with torch --gpu --out model,history --out loss --retries 2 "
+        "--timeout 5m --start-timeout 30 --grace 1.5 --env A=1 --env 'B=x y' --env C=#fff "
+        "--max-closure 2GiB --timeline trace.json --detach --quiet --dry-run --save train.py"
+    )
+    arguments = parse(line)
+    assert arguments.spec == JobSpec(
+        np=4, placement="local", rendezvous="torch", gpu=True, out=("model", "history", "loss"),
+        retries=2, timeout_s=300.0, start_timeout_s=30.0, grace_s=1.5,
+        env=(("A", "1"), ("B", "x y"), ("C", "#fff")), max_closure_bytes=2 << 30,
+        timeline="trace.json", detach=True, quiet=True,
+    )  # fmt: skip
+    assert arguments.dry_run and arguments.save == "train.py" and arguments.script is None
+
+
+def test_the_line_wins_over_the_defaults_and_leaves_the_rest() -> None:
+    defaults = JobSpec(np=8, retries=1, gpu=True)
+    assert parse("", defaults=defaults).spec == defaults
+    assert parse("--np 3 --cpu", defaults=defaults).spec == JobSpec(np=3, retries=1, gpu=False)
+
+
+@pytest.mark.parametrize("line", ["--np -2", "-n -2", "--np=-2", "-n-2"])
+def test_a_negative_number_of_ranks_means_this_machine(line: str) -> None:
+    spec = parse(line, defaults=JobSpec(placement="spark")).spec
+    assert (spec.np, spec.placement) == (2, "local")
+
+
+def test_inline_means_one_rank_whatever_the_default_is() -> None:
+    assert parse("--on inline", defaults=JobSpec(np=4)).spec.np == 1
+    assert parse("--on inline --np 1").spec.np == 1
+    assert parse("", defaults=JobSpec(np=4, placement="inline")).spec.np == 1
+
+
+def test_a_comment_ends_the_line() -> None:
+    assert parse("--np 3  # one isn't enough").spec.np == 3
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--npp 3", "did you mean --np?"),
+        ("--on sprak", "did you mean spark?"),
+        ("--with troch", "did you mean torch?"),
+        ("--np 0", "at least one rank"),
+        ("--np two", "whole number, got 'two'"),
+        ("--np", "expected one argument"),
+        ("4", "write --np 4"),
+        ("np=4", "Write --np 4"),
+        ("train.py", "write %distributed train.py"),
+        ("--gpu --cpu", "not allowed with argument --gpu"),
+        ("--on inline --np 2", "--on inline runs one rank inside the kernel, --np 2 asks for more"),
+        ("--on inline --detach", "cannot --detach"),
+        ("--np -2 --on spark", "--np -2 means 2 ranks on this machine"),
+        ("--retries -1", "0 or more"),
+        ("--timeout soon", "5m or 1h30m"),
+        ("--timeout 0", "5m or 1h30m"),
+        ("--env PATH", "NAME=VALUE, got 'PATH'"),
+        ("--out model.weight", "names of variables"),
+        ("--out class", "names of variables"),
+        ("--max-closure lots", "500MB or 2GiB"),
+        ("--save train", "ends in .py"),
+        ("--env 'A=1", "quotation mark is not closed"),
+    ],
+)
+def test_a_wrong_line_is_answered_with_what_would_be_right(line: str, said: str) -> None:
+    with pytest.raises(ArgumentsError) as caught:
+        parse(line)
+    assert said in str(caught.value)
+
+
+@given(st.text(max_size=40))
+def test_any_line_parses_or_raises_our_error(line: str) -> None:
+    for is_cell in (True, False):
+        try:
+            parse(line, is_cell=is_cell)
+        except ArgumentsError:
+            pass
+    try:
+        parse_gang(line)
+    except ArgumentsError:
+        pass
+
+
+# ── the line form ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("line", "script", "args", "as_module"),
+    [
+        ("train.py", "train.py", (), False),
+        ("--np 3 train.py --np 7 -m x -h", "train.py", ("--np", "7", "-m", "x", "-h"), False),
+        ("--np 3 -m pkg.train --lr 3", "pkg.train", ("--lr", "3"), True),
+        ("-- train.py --quiet", "train.py", ("--quiet",), False),
+        ("'my train.py' 'a b'", "my train.py", ("a b",), False),
+        ("--np 2 train.py --timeline q.json", "train.py", ("--timeline", "q.json"), False),
+        ("--timeline train.py x", "train.py", ("x",), False),
+    ],
+)
+def test_what_follows_the_script_is_its_own(
+    line: str, script: str, args: tuple[str, ...], as_module: bool
+) -> None:
+    arguments = parse(line, is_cell=False)
+    assert (arguments.script, arguments.script_args, arguments.as_module) == (
+        script, args, as_module,
+    )  # fmt: skip
+
+
+def test_a_timeline_file_before_a_script_is_a_json_file() -> None:
+    arguments = parse("--timeline t.json train.py", is_cell=False)
+    assert (arguments.spec.timeline, arguments.script) == ("t.json", "train.py")
+    assert parse("--timeline train.py", is_cell=False).spec.timeline == ""
+    assert parse("--timeline --np 3").spec.timeline == ""
+    assert parse("").spec.timeline is None
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "needs a script or -m module"),
+        ("--np 2 -m", "needs a script or -m module"),
+        ("--npp 2 train.py", "did you mean --np?"),
+        ("--out model train.py", "a script has none"),
+    ],
+)
+def test_a_wrong_script_line_is_explained(line: str, said: str) -> None:
+    with pytest.raises(ArgumentsError, match=said):
+        parse(line, is_cell=False)
+
+
+# ── %gang ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_gang_commands() -> None:
+    assert parse_gang("") == GangCommand("list")
+    assert parse_gang("stop --all") == GangCommand("stop", all=True)
+    assert parse_gang("logs 3f --rank 1") == GangCommand("logs", gang="3f", rank=1)
+    assert parse_gang("timeline 3f -o t.json") == GangCommand("timeline", gang="3f", file="t.json")
+    assert parse_gang("wait 3f --timeout 1m") == GangCommand("wait", gang="3f", timeout_s=60.0)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("stpo", "did you mean stop?"),
+        ("stop 3f --al", "did you mean --all?"),
+        ("stop 3f --all", "not both"),
+        ("timeline 3f", "-o trace.json"),
+        ("logs 3f --rank one", "whole number"),
+    ],
+)
+def test_a_wrong_gang_command_is_explained(line: str, said: str) -> None:
+    with pytest.raises(ArgumentsError) as caught:
+        parse_gang(line)
+    assert said in str(caught.value)
+
+
+# ── units ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90), ("1.5h", 5400), ("5m", 300), ("1h30m", 5400), ("200ms", 0.2)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration_s(text) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [("1000", 1000), ("2GiB", 2 << 30), ("1g", 1 << 30), ("500MB", 500_000_000), ("1.5k", 1536)],
+)
+def test_sizes(text: str, n_bytes: int) -> None:
+    assert parse_size_bytes(text) == n_bytes

@@ -1,0 +1,394 @@
+"""The magics in a shell of this process, with a stand-in for what launches; then in real front ends."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import nbformat
+import pexpect
+import pytest
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from hydrogen_magic import capture, doctor, magics, notebook, record, runner
+from hydrogen_magic import events as ev
+from hydrogen_magic.errors import HydrogenError, PlacementError
+from hydrogen_magic.gang.state import replay
+from hydrogen_magic.handle import Gang
+from hydrogen_magic.spec import JobSpec, Plan, Slot
+
+GONE = "no-such-boot:1:1"
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
+    """A shell that keeps its history in memory only, so that no thread writes it."""
+    InteractiveShell.clear_instance()
+    config = Config({"HistoryManager": {"enabled": False}})
+    shell = InteractiveShell.instance(config=config)
+    magics.load(shell)
+    yield shell
+    magics.unload(shell)
+    InteractiveShell.clear_instance()
+
+
+class Launched:
+    """Takes the place of everything from the capture to the end of a gang."""
+
+    def __init__(self) -> None:
+        self.cells: list[capture.CellText] = []
+        self.options: list[dict[str, Any]] = []
+        self.histories: list[list[str]] = []
+        self.specs: list[JobSpec] = []
+        self.titles: list[str] = []
+        self.result: Any = 42
+        self.out: dict[str, Any] = {}
+
+    def capture_cell(
+        self, cell: capture.CellText, namespace: Any, history: Sequence[str] = (), **options: Any
+    ) -> Any:
+        self.cells.append(cell)
+        self.histories.append(list(history))
+        self.options.append(options)
+        item = SimpleNamespace(name="model", kind="value", nbytes=12_300_000, why="line 3")
+        parcel = SimpleNamespace(nbytes=12_300_500)
+        return SimpleNamespace(inventory=(item,), parcel=parcel, warnings=("big",))
+
+    def launch_captured(self, captured: Any, spec: JobSpec, *, title: str) -> Any:
+        self.specs.append(spec)
+        self.titles.append(title)
+        return SimpleNamespace(id="3f2a", result=self.result, out=self.out)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
+    fake = Launched()
+    plan = Plan((Slot(0, 0, 0, 2, 2, 1, "here", "0"), Slot(1, 1, 0, 2, 2, 1, "here")), ("a note",))
+    monkeypatch.setattr(capture, "capture_cell", fake.capture_cell)
+    monkeypatch.setattr(runner, "launch_captured", fake.launch_captured)
+    monkeypatch.setattr(runner, "plan", lambda spec: plan)
+    monkeypatch.setattr(runner, "attend", lambda gang, view: None)
+    return fake
+
+
+def run(shell: InteractiveShell, cell: str) -> Any:
+    done = shell.run_cell(cell, store_history=True)
+    done.raise_error()
+    return done.result
+
+
+# ── the magic's line and cell ────────────────────────────────────────────────────────────────────
+
+
+def test_a_cell_returns_rank_0s_value_and_keeps_braces_of_its_body(
+    shell: InteractiveShell, launched: Launched
+) -> None:
+    shell.user_ns["n"] = 3
+    assert run(shell, "%%distributed --np {n}\nprint(f'{n} $n')\n1") == 42
+    assert launched.specs[0].np == 3
+    assert launched.cells[0].body == "print(f'{n} $n')\n1\n"
+    assert launched.titles == ["%%distributed --np 3"]
+
+
+def test_a_trailing_semicolon_silences_the_value(
+    shell: InteractiveShell, launched: Launched
+) -> None:
+    assert run(shell, "%%distributed\n1;") is None
+    assert run(shell, "%%distributed\n!echo it's (\n1") == 42
+
+
+def test_out_names_come_into_the_notebook(shell: InteractiveShell, launched: Launched) -> None:
+    launched.out = {"model": "trained"}
+    run(shell, "model = 'old'")
+    run(shell, "%%distributed --out model\npass")
+    assert shell.user_ns["model"] == "trained"
+
+
+def test_a_failed_gang_leaves_the_notebooks_names_alone_and_raises(
+    shell: InteractiveShell, launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failed:
+        id, out = "3f2a", {"model": "half"}
+
+        @property
+        def result(self) -> Any:
+            raise HydrogenError("rank 1 failed", report="rank 1 failed: ValueError: bad")
+
+    monkeypatch.setattr(runner, "launch_captured", lambda *args, **kwargs: Failed())
+    run(shell, "model = 'old'")
+    with pytest.raises(HydrogenError):
+        run(shell, "%%distributed --out model\npass")
+    assert shell.user_ns["model"] == "old"
+
+
+def test_a_wrong_line_is_a_usage_error_and_starts_nothing(
+    shell: InteractiveShell, launched: Launched
+) -> None:
+    with pytest.raises(UsageError, match="did you mean --np"):
+        run(shell, "%%distributed --npp 4\n1")
+    with pytest.raises(UsageError, match="needs a script"):
+        run(shell, "%distributed --np 4")
+    with pytest.raises(UsageError, match="did you mean stop"):
+        run(shell, "%gang stpo")
+    assert launched.specs == []
+
+
+def test_what_is_not_there_is_refused_before_anything_is_captured(shell: InteractiveShell) -> None:
+    for line in ("--on spark", "--with horovod"):
+        with pytest.raises(PlacementError, match=line.split()[1]):
+            run(shell, f"%%distributed {line}\nundefined_name")
+
+
+def test_config_sets_defaults_and_the_line_wins(
+    shell: InteractiveShell, launched: Launched
+) -> None:
+    run(shell, "%config Distributed.np = 4")
+    run(shell, "%config Distributed.max_closure = '2GiB'")
+    run(shell, "%%distributed --retries 1\n1")
+    run(shell, "%%gang --np 3\n1")
+    assert launched.specs[0] == JobSpec(np=4, retries=1, max_closure_bytes=2 << 30)
+    assert launched.specs[1].np == 3
+
+
+def test_dry_run_shows_the_inventory_and_the_places_and_runs_nothing(
+    shell: InteractiveShell, launched: Launched, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(shell, "%%distributed --dry-run\nmodel") is None
+    assert capsys.readouterr().out.splitlines() == [
+        "name   kind   size     why",
+        "model  value  12.3 MB  line 3",
+        "1 name, 12.3 MB in all",
+        "warning: big",
+        "",
+        "rank  host  local_rank  device",
+        "0     here  0           GPU 0",
+        "1     here  1           CPU",
+        "a note",
+    ]
+    assert launched.specs == []
+
+
+# ── what the notebook tells the capture ──────────────────────────────────────────────────────────
+
+
+def test_the_cell_knows_its_number_its_lines_and_earlier_sources(
+    shell: InteractiveShell, launched: Launched
+) -> None:
+    run(shell, "import math as m")
+    run(shell, "def f(): return m.pi")
+    run(shell, "\n\n%%distributed --np 2\nf()\n")
+    cell = launched.cells[0]
+    assert (cell.label, cell.filename, cell.first_line) == ("Cell In[3]", "<cell 3>", 4)
+    sources = [source.strip() for source in launched.histories[0]]
+    assert sources == ["import math as m", "def f(): return m.pi"]
+    filename = shell.user_ns["f"].__code__.co_filename
+    assert launched.options[0]["labels"][filename] == "Cell In[2]"
+
+
+@pytest.mark.parametrize(
+    ("raw", "line"),
+    [
+        ("%%distributed\nx = 1\n", 2),
+        ("\n\n%%distributed --np 2\nx = 1", 4),
+        ("%%time\n%%distributed\nx = 1", 3),
+        ("something else", 2),
+    ],
+)
+def test_the_bodys_first_line_is_found_as_the_user_sees_it(raw: str, line: int) -> None:
+    assert notebook.first_line_of("x = 1\n", [raw]) == line
+
+
+# ── loading ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_loading_names_who_had_the_name_and_unloading_gives_it_back(
+    shell: InteractiveShell,
+) -> None:
+    magics.unload(shell)
+
+    def distributed(line: str, cell: str | None = None) -> str:
+        return "theirs"
+
+    distributed.__module__ = "other_extension.magic"
+    shell.register_magic_function(distributed, "line_cell", "distributed")
+    with pytest.warns(UserWarning, match=r"taken by other_extension\.magic"):
+        magics.load(shell)
+    with pytest.raises(UsageError):
+        run(shell, "%%distributed --npp\n1")
+    magics.unload(shell)
+    assert run(shell, "%%distributed\n1") == "theirs"
+    assert not any(isinstance(c, magics.Distributed) for c in shell.configurables)
+
+
+def write_run(name: str, owner: str, *more: ev.Event) -> None:
+    kept = record.Record.create(name)
+    launch = ev.GangLaunched(0.0, name, "%%distributed", 2, "local", "torch", 1.0, owner, {})
+    for event in (launch, ev.AttemptStarted(0.0, 0), *more):
+        kept.append(event)
+    kept.close()
+
+
+def test_loading_reports_a_run_whose_kernel_died_once(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = record.owner_of_this_process().rpartition(":")[0].rpartition(":")[0]
+    write_run("dead", f"{machine}:4194303:1", ev.RankStarted(0.5, 0, 1, "here", "cpu"))
+    write_run("mine", record.owner_of_this_process())
+    with open(record.runs_dir() / "dead" / "events.jsonl", "a") as file:
+        file.write('["Output", {"at_')  # it was killed while it wrote
+    magics.unload(shell)
+    magics.load(shell)
+    assert "1 earlier run was stopped when the kernel ended: dead" in capsys.readouterr().out
+    assert replay(record.read("dead")).state == "STOPPED"
+    magics.unload(shell)
+    magics.load(shell)
+    assert capsys.readouterr().out == ""
+
+
+# ── %gang ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def gang(monkeypatch: pytest.MonkeyPatch) -> Gang:
+    """A gang of this kernel that runs, as far as its events tell."""
+    gang = Gang("3f2a", record.Record.create("3f2a"))
+    owner = record.owner_of_this_process()
+    gang.emit(ev.GangLaunched(0.0, "3f2a", "--np 2", 2, "local", "torch", 1.0, owner, {}))
+    gang.emit(ev.AttemptStarted(0.0, 0))
+    gang.emit(ev.RankPhase(0.2, 0, "running"))
+    gang.emit(ev.Output(0.3, 1, "stdout", "hello\x1b[2J\n"))
+    monkeypatch.setattr(runner, "gangs", lambda: {"3f2a": gang})
+    return gang
+
+
+def said(shell: InteractiveShell, line: str, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    run(shell, line)
+    return capsys.readouterr().out
+
+
+def test_gangs_are_listed_shown_and_read(
+    shell: InteractiveShell, gang: Gang, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run("ab12", GONE, ev.GangEnded(7.0, "FAILED", "rank 0 failed: E", None))
+    listed = said(shell, "%gang", capsys).splitlines()
+    assert [line.split()[:2] for line in listed[1:]] == [["ab12", "FAILED"], ["3f2a", "RUNNING"]]
+    assert "gang 3f2a · 2 ranks · running" in said(shell, "%gang show", capsys)
+    assert "failed after 7.0 s" in said(shell, "%gang show ab", capsys)
+    assert said(shell, "%gang logs 3f --rank 1", capsys) == "hello\n"
+    with pytest.raises(UsageError, match="no gang begins with 'zz': ab12, 3f2a"):
+        run(shell, "%gang logs zz")
+    with pytest.raises(UsageError, match="ranks: 0, 1"):
+        run(shell, "%gang logs 3f --rank 7")
+
+
+def test_stop_asks_the_gangs_that_run(
+    shell: InteractiveShell, gang: Gang, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[str, bool]] = []
+    control = SimpleNamespace(stop=lambda reason, kill=False: asked.append((reason, kill)))
+    gang._control = control  # type: ignore[assignment]
+    assert said(shell, "%gang stop --all", capsys) == "stopping gang 3f2a\n"
+    run(shell, "%gang stop 3f2a --kill")
+    assert asked == [("user", False), ("user", True)]
+    gang.emit(ev.GangEnded(1.0, "STOPPED", "stopped by you"))
+    assert said(shell, "%gang stop --all", capsys) == "no gang is running\n"
+
+
+def test_a_wait_that_is_over_leaves_the_gang_alone(shell: InteractiveShell, gang: Gang) -> None:
+    with pytest.raises(HydrogenError, match="gang 3f2a goes on"):
+        run(shell, "%gang wait 3f2a --timeout 10ms")
+
+
+def test_the_doctor_says_what_to_do(tmp_path: Any) -> None:
+    def fails() -> float:
+        raise HydrogenError("x", report="rank 1 failed: RuntimeError: no route")
+
+    bad = doctor.two_ranks(fails).lines()
+    assert bad[0].startswith("BAD  2 ranks all_reduce: rank 1 failed") and "->" in bad[1]
+    assert doctor.two_ranks(lambda: 3.0).is_well
+    assert doctor.package("no_such_package", "pip install it").lines()[1].endswith("pip install it")
+    assert "GB free" in doctor.run_directory(tmp_path).found
+
+
+# ── in real front ends ───────────────────────────────────────────────────────────────────────────
+
+CELLS = (
+    "%load_ext hydrogen_magic",
+    "def step(x):\n    if x == 1:\n        raise ValueError(f'bad batch {x}')\n    return x",
+    "%%distributed --np 2 --out y\nimport os\nprint('hi from', os.environ['RANK'])\ny = 7\nstep(3)",
+    "y",
+    "%%distributed --np 2\nimport os\nprint('last words')\nstep(int(os.environ['RANK']))",
+    "gang = get_ipython().run_cell_magic('distributed', '--detach', 'step(5)')\ngang.result;",
+    "%distributed -m this.is.nowhere",
+)
+
+
+def executed(cells: Sequence[str], folder: Path) -> Any:
+    """Return a notebook of ``cells`` as nbconvert runs and saves it."""
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    nbformat.write(book, folder / "in.ipynb")
+    command = "-m nbconvert --to notebook --execute --allow-errors --output out.ipynb in.ipynb"
+    subprocess.run(
+        [sys.executable, *command.split()], cwd=folder, check=True, timeout=100, capture_output=True
+    )
+    return nbformat.read(folder / "out.ipynb", as_version=4)
+
+
+def test_a_saved_notebook_shows_everything_once(tmp_path: Path) -> None:
+    book = executed(CELLS, tmp_path)
+    _, _, trained, brought_back, failed, _, nowhere = (cell.outputs for cell in book.cells)
+
+    assert [out.output_type for out in trained] == ["display_data", "stream", "execute_result"]
+    assert re.fullmatch(
+        r"gang \w+ · 2 ranks · succeeded in [\d.]+ s\nrank 0 .*done.*\nrank 1 .*done.*",
+        trained[0].data["text/plain"],
+    )
+    assert sorted(trained[1].text.splitlines()) == ["[0] hi from 0", "[1] hi from 1"]
+    assert (trained[2].data["text/plain"], brought_back[0].data["text/plain"]) == ("3", "7")
+
+    error = next(out for out in failed if out.output_type == "error")
+    assert error.ename == "RankFailedError"
+    assert error.traceback[:6] == [
+        "rank 1 failed: ValueError: bad batch 1        (Cell In[5], line 4)",
+        "  Cell In[5], line 4, in <module>",
+        "      step(int(os.environ['RANK']))",
+        "  Cell In[2], line 3, in step",
+        "      raise ValueError(f'bad batch {x}')",
+        "ValueError: bad batch 1",
+    ]
+    assert error.traceback[-2:] == ["its last output:", "  last words"]
+    assert [out.ename for out in nowhere] == ["CaptureError"]
+
+
+def test_control_c_in_a_terminal_stops_the_gang_and_gives_the_prompt_back() -> None:
+    options = "--no-banner --simple-prompt --colors=NoColor --HistoryManager.enabled=False"
+    terminal = pexpect.spawn(
+        sys.executable, ["-m", "IPython", *options.split()], encoding="utf-8", timeout=60,
+        dimensions=(30, 100), env={**os.environ, "TERM": "xterm"},
+    )  # fmt: skip
+    try:
+        terminal.expect_exact("In [1]: ")
+        terminal.sendline("%load_ext hydrogen_magic")
+        terminal.expect_exact("In [2]: ")
+        body = r"import time\nprint('go ' * 2)\ntime.sleep(60)"
+        terminal.sendline(f'get_ipython().run_cell_magic("distributed", "", "{body}")')
+        terminal.expect(r"\[\d\] .*go go ")
+        terminal.expect("2 ranks · running")
+        terminal.sendintr()
+        terminal.expect("stopped after", timeout=10)
+        terminal.expect_exact("In [3]: ", timeout=10)
+        assert "GangStoppedError: stopped by you" in terminal.before
+        assert "Traceback" not in terminal.before
+        terminal.sendline("exit()")
+        terminal.expect(pexpect.EOF)
+    finally:
+        terminal.close(force=True)

@@ -1,0 +1,399 @@
+"""The text view, from hand-written lists of events: what a person reads is all that is compared."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from hydrogen_magic import events as ev
+from hydrogen_magic.gang.state import GangState, replay
+from hydrogen_magic.views.block import block, duration, ranks_text, warnings
+from hydrogen_magic.views.failure import report
+from hydrogen_magic.views.output import OutputLines, clean
+from hydrogen_magic.views.surfaces import KernelSurface, PlainSurface, TerminalSurface
+from hydrogen_magic.views.text import TextView
+
+CELLS = {"<cell 7>": "Cell In[7]", "/tmp/ipykernel_1/22.py": "Cell In[3]"}
+
+
+def launched(np: int = 2) -> list[ev.Event]:
+    head = ev.GangLaunched(0.0, "3f2a", "--np 2", np, "local", "torch", 1.0, "b:1:1", CELLS)
+    starts: list[ev.Event] = [head, ev.AttemptStarted(0.0, 0)]
+    starts += [ev.RankStarted(0.1, rank, 100 + rank, "here", "cpu") for rank in range(np)]
+    return starts
+
+
+def running(np: int = 2) -> list[ev.Event]:
+    return [*launched(np), *(ev.RankPhase(0.2, rank, "running") for rank in range(np))]
+
+
+def out(rank: int, text: str, stream: str = "stdout", skipped: int = 0) -> ev.Output:
+    return ev.Output(1.0, rank, stream, text, skipped)
+
+
+def texts(events: Sequence[ev.Event]) -> list[str]:
+    lines = OutputLines()
+    return [line.text for line in [*lines.feed(events, "3f2a"), *lines.flush()]]
+
+
+# ── output ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@given(st.data())
+def test_lines_do_not_depend_on_where_events_cut_them(data: st.DataObject) -> None:
+    pieces = st.sampled_from(["a", "é", "\r", "\n", "\r\n", "\x1b[31m", "\x1b[0m", "\x1b[2K", "日"])
+    text = "".join(data.draw(st.lists(pieces, max_size=30)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
+    parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert texts([out(0, part) for part in parts]) == texts([out(0, text)])
+
+
+def test_ranks_and_streams_do_not_mix() -> None:
+    lines = OutputLines().feed(
+        [out(0, "he"), out(1, "wor"), out(0, "err\n", "stderr"), out(1, "ld\n"), out(0, "llo\n")]
+    )
+    assert [(line.rank, line.stream, line.text) for line in lines] == [
+        (0, "stderr", "err"), (1, "stdout", "world"), (0, "stdout", "hello"),
+    ]  # fmt: skip
+
+
+def test_a_rewritten_line_is_shown_once_in_its_last_state() -> None:
+    steps = [out(0, f"\r{n}%", "stderr") for n in range(100)]
+    assert texts([*steps, out(0, "\r100%\n", "stderr"), out(0, "dos line\r\n")]) == [
+        "100%", "dos line",
+    ]  # fmt: skip
+
+
+def test_a_day_of_progress_bar_and_an_endless_line_stay_small() -> None:
+    lines = OutputLines()
+    for n in range(2000):
+        lines.feed([out(0, f"\r{n} " + "#" * 80)])
+    assert sum(map(len, lines._partial.values())) < 200
+    shown = lines.feed([out(1, "x" * 100_000)])
+    assert sum(map(len, lines._partial.values())) < 20_000
+    assert "".join(line.text for line in [*shown, *lines.flush(1)]) == "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("hostile", "harmless"),
+    [
+        ("\x1b[2J\x1b[1;1Hhi", "hi"),
+        ("\x1b]0;title\x07hi", "hi"),
+        ("\x1b]8;;http://evil\x1b\\click\x1b]8;;\x1b\\", "click"),
+        ("\x1b[31mred", "\x1b[31mred\x1b[0m"),
+        ("a\x07b\x00c\x08\x7fd\x9b2J", "abcd"),
+        ("\u202eevil", "evil"),
+        ("tab\tstays 日本 [bold]", "tab\tstays 日本 [bold]"),
+        ("cut \x1b[", "cut "),
+        ("cut \x1b", "cut "),
+    ],
+)
+def test_control_sequences_other_than_colours_are_taken_out(hostile: str, harmless: str) -> None:
+    assert clean(hostile) == harmless
+
+
+@given(st.text(st.characters(max_codepoint=0x2070), max_size=30))
+def test_nothing_but_colours_survives_cleaning(text: str) -> None:
+    left = re.sub(r"\x1b\[[0-9;:]*m", "", clean(text))
+    assert not re.search("[\x00-\x08\x0a-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", left)
+
+
+def test_what_was_skipped_is_said_with_the_way_to_all_of_it() -> None:
+    assert texts([out(1, "begin"), out(1, "end\n", skipped=12_300_000)]) == [
+        "begin", "... 12.3 MB not shown here; all of it: %gang logs 3f2a --rank 1", "end",
+    ]  # fmt: skip
+
+
+def test_a_line_without_an_end_appears_when_its_rank_exits() -> None:
+    lines = OutputLines()
+    assert lines.feed([out(0, "last words")]) == []
+    assert [line.text for line in lines.feed([ev.RankExited(2.0, 0, 1)])] == ["last words"]
+
+
+# ── the block ────────────────────────────────────────────────────────────────────────────────────
+
+
+def busy(np: int = 2) -> list[ev.Event]:
+    events = running(np)
+    for rank in range(np):
+        events += [
+            ev.Progress(1.0, rank, 1, "epoch 日本\x1b[2J", 3, 10),
+            ev.Steps(1.0, rank, 10), ev.Steps(3.0, rank, 35),
+            ev.Metrics(3.0, rank, (1, 2), (2.0, 3.0), {"loss": (0.5, math.nan), "acc": (0.91, None),
+                       "grad\nnorm": (math.inf, None)}),
+            ev.RankHealth(3.0, rank, 512_000_000, 99.0, "R"),
+        ]  # fmt: skip
+    return events
+
+
+def test_a_row_says_phase_progress_rate_metrics_and_memory() -> None:
+    lines = block(replay(busy()), 65.0, 120)
+    assert lines[0] == "gang 3f2a · 2 ranks · running · 1:05"
+    assert lines[1].split("  ") == [
+        "rank 0", "cpu", "running", "epoch 日本 ███░░░░░░░░░ 3/10", "12.5 steps/s",
+        "loss nan", "acc 0.91", "grad norm inf", "512 MB",
+    ]  # fmt: skip
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 200), st.sampled_from([1, 3, 16, 17, 300]))
+def test_no_line_is_wider_than_asked_for(width: int, np: int) -> None:
+    lines = block(replay(busy(np)), 100.0, width)
+    assert all(cell_len(line) <= width for line in lines)
+    assert len(lines) <= 22
+
+
+def test_many_ranks_are_counted_and_the_slowest_and_failed_are_shown() -> None:
+    events = busy(64)
+    events += [ev.Progress(4.0, rank, 1, "", 9, 10) for rank in range(64) if rank != 33]
+    events += [ev.RankExited(4.0, 12, None, "SIGKILL")]
+    lines = block(replay(events), 5.0, 100)
+    assert lines[1] == "63 running, 1 failed"
+    assert lines[2].startswith("rank 12") and "SIGKILL" in lines[2]
+    assert lines[4].startswith("rank 33")
+
+
+def test_the_end_is_said_with_time_and_reason() -> None:
+    over = [*running(), ev.GangEnded(12.34, "FAILED", "rank 1 failed: ValueError", 1)]
+    lines = block(replay(over), 12.34, 100)
+    assert lines[0] == "gang 3f2a · 2 ranks · failed after 12 s: rank 1 failed: ValueError"
+    stopping = replay([*running(), ev.StopRequested(2.0, "user", kill=True)])
+    assert "killing (you asked)" in block(stopping, 2.0, 100)[0]
+
+
+def test_empty_and_unlaunched_gangs_have_a_block_too() -> None:
+    assert block(GangState(), 0.0, 80)[0].startswith("gang ")
+    assert block(replay(launched(1)), 0.0, 80)[0] == "gang 3f2a · 1 rank · starting · 0.0 s"
+
+
+def warned(events: Sequence[ev.Event], now_s: float) -> list[str]:
+    return [one.text for one in warnings(replay(events), now_s)]
+
+
+def test_ranks_that_need_attention_are_named() -> None:
+    stopped = [*running(), ev.RankHealth(3.0, 1, 1, 0.0, "T")]
+    assert warned(stopped, 4.0) == ["rank 1 is stopped (SIGSTOP): kill -CONT 101 lets it go on"]
+    late = [*launched(4), *(ev.RankPhase(0.2, r, "running") for r in (0, 2))]
+    late += [ev.RankPhase(1.0, r, "loading", "importing slowmod") for r in (1, 3)]
+    assert warned(late, 15.0) == []
+    assert warned(late, 36.0) == ["waiting for ranks 1 and 3: importing slowmod, 35 s"]
+    waiting = [*running(3), *(ev.CollectiveWait(5.0, r, "all_reduce", 7, 4.0) for r in (0, 2))]
+    assert warned(waiting, 13.0) == []
+    assert warned(waiting, 34.0) == [
+        "ranks 0 and 2 wait in all_reduce #7 for 30 s; not there yet: rank 1"
+    ]
+    assert warned(running(), 59.0) == []
+    assert warned(running(), 70.0) == [
+        "ranks 0 and 1: no progress for 1:09: %gang stacks 3f2a shows where it is"
+    ]
+
+
+def test_ranks_in_different_collectives_disagree() -> None:
+    events = [*running(), ev.CollectiveWait(5.0, 0, "all_reduce", 7, 4.0)]
+    events += [ev.CollectiveWait(5.0, 1, "barrier", 7, 4.0)]
+    assert warned(events, 20.0) == ["ranks disagree: rank 0 in all_reduce #7, rank 1 in barrier #7"]
+
+
+def test_an_ended_gang_warns_of_nothing() -> None:
+    assert warned([*running(), ev.GangEnded(1.0, "STOPPED", "you asked")], 500.0) == []
+
+
+def test_words_for_times_and_ranks() -> None:
+    assert [duration(s) for s in (0.04, 9.96, 59.6, 125, 3725)] == [
+        "0.0 s", "10.0 s", "60 s", "2:05", "1:02:05",
+    ]  # fmt: skip
+    assert [ranks_text(r) for r in ([1], [0, 2], [0, 1, 3], list(range(128)))] == [
+        "rank 1", "ranks 0 and 2", "ranks 0, 1 and 3", "ranks 0 to 127",
+    ]  # fmt: skip
+
+
+# ── surfaces ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_plain_lines_have_a_start_growing_intervals_and_an_end() -> None:
+    written, clock = io.StringIO(), Clock()
+    view = TextView(PlainSurface(written, written), clock=clock)
+    state = replay(busy())
+    for _ in range(3000):
+        clock.now += 0.1
+        view.update(state, [])
+    view.close(replay([*busy(), ev.GangEnded(300.0, "SUCCEEDED", "")]))
+    lines = written.getvalue().splitlines()
+    assert lines[0] == "gang 3f2a · 2 ranks on this machine · --np 2"
+    assert lines[-1].startswith("gang 3f2a · 2 ranks · succeeded in 5:00")
+    assert 8 <= len(lines) <= 14
+    assert sum("no progress" in line for line in lines) == 1
+    assert "\x1b" not in written.getvalue()
+
+
+def test_plain_lines_carry_rank_and_stream_and_survive_an_ascii_log() -> None:
+    raw = io.BytesIO()
+    stdout, stderr = io.TextIOWrapper(raw, encoding="ascii"), io.StringIO()
+    view = TextView(PlainSurface(stdout, stderr), quiet=True)
+    view.update(replay(running()), [out(0, "\x1b[31mrot\x1b[0m é\n"), out(1, "oops\n", "stderr")])
+    view.close(replay(running()))
+    stdout.flush()
+    assert raw.getvalue() == b"[0] rot ?\n"
+    assert stderr.getvalue() == "[1] oops\n"
+
+
+def test_one_rank_has_no_prefix() -> None:
+    written = io.StringIO()
+    view = TextView(PlainSurface(written, written), quiet=True)
+    view.update(replay(running(1)), [out(0, "[bold]hello[/bold]\n")])
+    assert written.getvalue() == "[bold]hello[/bold]\n"
+
+
+def test_a_terminal_shows_output_above_one_block_and_no_markup() -> None:
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=80, color_system="standard")
+    view = TextView(TerminalSurface(console))
+    view.update(replay(running()), [out(0, "[bold]x[/bold] \x1b[32mgreen\x1b[0m\n")])
+    view.update(replay(busy()), [out(1, "bad\n", "stderr")])
+    view.close(replay([*busy(), ev.GangEnded(4.0, "SUCCEEDED", "")]))
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.getvalue())
+    assert "[0] [bold]x[/bold] green" in plain and "[1] bad" in plain
+    assert "\x1b[32mgreen" in written.getvalue() and "\x1b[31m" in written.getvalue()
+    assert "succeeded in 4.0 s" in plain[plain.rindex("gang 3f2a") :]
+    assert written.getvalue().endswith("\x1b[?25h")  # the cursor is back
+
+
+def test_a_quiet_terminal_shows_no_block() -> None:
+    written = io.StringIO()
+    view = TextView(TerminalSurface(Console(file=written, force_terminal=True)), quiet=True)
+    view.update(replay(running()), [out(0, "x\n")])
+    view.close(replay([*running(), ev.GangEnded(4.0, "SUCCEEDED", "")]))
+    assert "gang" not in written.getvalue()
+
+
+def test_a_kernel_updates_one_display_at_most_twice_a_second() -> None:
+    sent: list[tuple[str, str | None]] = []
+
+    def send(text: str, display_id: str | None) -> str:
+        sent.append((text, display_id))
+        return "id"
+
+    clock = Clock()
+    view = TextView(KernelSurface(send, clock), clock=clock)
+    for tick in range(100):
+        clock.now += 0.1
+        view.update(replay([*busy(), ev.Steps(3.0 + tick / 10, 0, 100 + tick)]), [])
+    view.close(replay([*busy(), ev.GangEnded(13.0, "SUCCEEDED", "")]))
+    assert len(sent) <= 22
+    assert {display_id for _, display_id in sent[1:]} == {"id"} and sent[0][1] is None
+    assert "succeeded" in sent[-1][0] and "\x1b" not in sent[-1][0]
+
+
+# ── failures ─────────────────────────────────────────────────────────────────────────────────────
+
+CELL_FRAME = ev.Frame("<cell 7>", 5, "<module>", "loss = step(batch)")
+STEP_FRAME = ev.Frame("/tmp/ipykernel_1/22.py", 2, "step", "raise ValueError(f'bad batch {n}')")
+TORCH_FRAMES = tuple(
+    ev.Frame(f"/v/lib/python3.11/site-packages/torch/nn/modules/{name}.py", 1, "forward", "x")
+    for name in ("module", "module", "conv")
+)
+
+
+def failed(np: int, rank: int, error: ev.ErrorReport, phase: str = "running") -> list[ev.Event]:
+    return [*running(np), ev.RankFailed(2.0, rank, error, phase)]
+
+
+def ended(events: Sequence[ev.Event], culprit: int | None, reason: str = "") -> GangState:
+    return replay([*events, ev.GangEnded(3.0, "FAILED", reason, culprit)])
+
+
+def test_a_failure_shows_the_notebooks_lines_and_the_victims_in_one_line() -> None:
+    events = failed(4, 1, ev.ErrorReport("ValueError", "bad batch 17", (CELL_FRAME, STEP_FRAME)))
+    victim = ev.ErrorReport("RuntimeError", "Connection closed by peer\nlong text")
+    events.append(ev.RankFailed(2.1, 0, victim, "running"))
+    events += [ev.RankExited(2.5, r, None, "SIGTERM", asked=True) for r in (2, 3)]
+    assert report(ended(events, 1), ["", "epoch 1", "epoch 2"]).splitlines() == [
+        "rank 1 failed: ValueError: bad batch 17        (Cell In[7], line 5)",
+        "  Cell In[7], line 5, in <module>",
+        "      loss = step(batch)",
+        "  Cell In[3], line 2, in step",
+        "      raise ValueError(f'bad batch {n}')",
+        "ValueError: bad batch 17",
+        "ranks 0, 2 and 3 were stopped.   (rank 0: RuntimeError: Connection closed by peer)",
+        "its last output:",
+        "  epoch 1",
+        "  epoch 2",
+    ]
+
+
+def test_frames_of_libraries_are_folded() -> None:
+    error = ev.ErrorReport("RuntimeError", "shape", (CELL_FRAME, *TORCH_FRAMES))
+    lines = report(ended(failed(1, 0, error), 0)).splitlines()
+    assert "  ... 3 frames in torch/nn/modules ..." in lines
+    assert not any("site-packages" in line for line in lines)
+
+
+def test_frames_are_not_folded_when_there_is_nothing_else() -> None:
+    error = ev.ErrorReport("ImportError", "no", TORCH_FRAMES)
+    text = report(ended(failed(1, 0, error, "loading"), 0))
+    assert text.startswith("rank 0 failed while loading the cell: ImportError: no")
+    assert "conv.py, line 1, in forward" in text
+
+
+def test_causes_and_notes_are_shown_oldest_first() -> None:
+    first = ev.ErrorReport("KeyError", "'x'", (STEP_FRAME,))
+    second = ev.ErrorReport("ValueError", "b", (CELL_FRAME,), first, True, notes=("try x=1",))
+    third = ev.ErrorReport("OSError", "", (CELL_FRAME,), second, False)
+    lines = report(ended(failed(1, 0, third), 0)).splitlines()
+    wanted = ["KeyError: 'x'", "The above exception was the direct cause of the following "
+              "exception:", "ValueError: b", "try x=1", "During handling of the above exception, "
+              "another exception occurred:", "OSError"]  # fmt: skip
+    assert [line for line in lines if line in wanted] == wanted
+
+
+def test_a_recursion_and_a_huge_message_stay_readable() -> None:
+    error = ev.ErrorReport("RecursionError", "x" * 100_000, (CELL_FRAME, *[STEP_FRAME] * 995))
+    text = report(ended(failed(1, 0, error), 0))
+    assert "984 frames more" in text and len(text) < 8000
+
+
+def test_exits_without_an_exception_are_named() -> None:
+    def said(exited: ev.RankExited) -> str:
+        return report(ended([*running(1), exited], 0))
+
+    assert said(ev.RankExited(2.0, 0, 0)) == (
+        "rank 0 exited with status 0 without finishing the cell"
+    )
+    assert "killed by SIGKILL (out of memory?" in said(ev.RankExited(2.0, 0, None, "SIGKILL"))
+    assert "SIGKILL (the kernel's OOM killer)" in said(
+        ev.RankExited(2.0, 0, None, "SIGKILL", hint="the kernel's OOM killer")
+    )
+    stack = 'Fatal Python error: Segmentation fault\n\n  File "<cell 7>", line 3 in <module>'
+    text = said(ev.RankExited(2.0, 0, None, "SIGSEGV", crash_stack=stack))
+    assert text.splitlines()[0] == "rank 0 was killed by SIGSEGV"
+    assert "Cell In[7], line 3, in <module>" in text
+
+
+def test_a_scripts_exit_code_and_a_missing_culprit() -> None:
+    error = ev.ErrorReport("SystemExit", "3")
+    events: list[ev.Event] = [*running(1), ev.RankFailed(2.0, 0, error, "running", exit_code=3)]
+    assert report(ended(events, 0)).startswith("rank 0 failed: the script ended with exit code 3")
+    assert report(ended(running(1), None, "the agent died")) == "the gang failed: the agent died"
+    stopped = [*running(2), ev.RankHealth(2.0, 1, 1, 0.0, "T"),
+               ev.RankExited(2.5, 1, None, "SIGKILL", asked=True)]  # fmt: skip
+    assert report(ended(stopped, 1, "timed out")).startswith("rank 1 failed: it is stopped")
+
+
+def test_a_report_cannot_steer_the_terminal() -> None:
+    error = ev.ErrorReport("E", "\x1b[2J\x1b]0;t\x07bad", (CELL_FRAME,))
+    assert "\x1b" not in report(ended(failed(1, 0, error), 0), ["\x1b[5A"])
