@@ -1,0 +1,187 @@
+"""Why an object cannot travel, in words that name the variable and the way out."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["describe", "explain", "path_to", "readable_bytes"]
+
+_MAX_OBJECTS = 200_000
+"""Objects looked at for the culprit's path; more would take over a second."""
+
+_REMEDIES = {
+    "_thread.lock": "create it inside the cell, or leave it out with __getstate__",
+    "_thread.RLock": "create it inside the cell, or leave it out with __getstate__",
+    "_thread._local": "create it inside the cell",
+    "generator": "create it inside the cell, or turn it into a list first",
+    "coroutine": "await it inside the cell",
+    "async_generator": "create it inside the cell",
+    "socket.socket": "open it inside the cell",
+    "sqlite3.Connection": "open the connection inside the cell",
+    "sqlite3.Cursor": "open the connection inside the cell",
+    "select.epoll": "create it inside the cell",
+    "mmap.mmap": "map the file inside the cell",
+    "weakref": "keep the object itself, or look it up inside the cell",
+    "weakref.ReferenceType": "keep the object itself, or look it up inside the cell",
+    "subprocess.Popen": "start the process inside the cell",
+    "types.FrameType": "do not keep frames or tracebacks",
+    "frame": "do not keep frames or tracebacks",
+    "traceback": "do not keep frames or tracebacks",
+}
+
+_REMEDIES_BY_PACKAGE = {
+    "pyspark": "it lives in the notebook's process alone: collect what the ranks need"
+    " (.toPandas(), .collect()) and use that",
+    "psycopg": "open the connection inside the cell",
+    "psycopg2": "open the connection inside the cell",
+    "sqlalchemy": "connect inside the cell",
+    "multiprocessing": "create it inside the cell",
+    "concurrent": "create it inside the cell",
+    "threading": "create it inside the cell",
+    "asyncio": "create it inside the cell",
+    "ssl": "open it inside the cell",
+    "_ssl": "open it inside the cell",
+}
+
+
+class RefusedError(Exception):
+    """An object that pickle would take, but that means nothing or something else on a rank."""
+
+    def __init__(self, obj: Any, why: str, remedy: str) -> None:
+        super().__init__(why)
+        self.obj = obj
+        self.why = why
+        self.remedy = remedy
+
+
+def explain(name: str, value: Any, error: BaseException, last: Any) -> str:
+    """Return why variable ``name`` with ``value`` cannot travel and what to do.
+
+    ``last``: the object that pickle looked at when ``error`` came.
+    """
+    if isinstance(error.__cause__, RecursionError) or isinstance(error, RecursionError):
+        return (
+            f"`{name}` ({describe(value)}) cannot be sent: it is nested too deeply for pickle"
+            " (RecursionError): build it inside the cell, or send it in a flatter form"
+        )
+    culprit = error.obj if isinstance(error, RefusedError) else last
+    path = path_to(name, value, culprit)
+    found = f"`{path or name}` ({describe(culprit if path else value)})"
+    inside = "" if path else f", because of a {describe(culprit)} inside it,"
+    why = error.why if isinstance(error, RefusedError) else _reason(error)
+    return f"{found}{inside} cannot be sent: {why}; {remedy(culprit, error)}"
+
+
+def _reason(error: BaseException) -> str:
+    text = str(error).strip()
+    kind = type(error).__name__
+    return (
+        text if kind in ("TypeError", "PicklingError") and text else f"{kind}: {text}".rstrip(": ")
+    )
+
+
+def describe(obj: Any) -> str:
+    """Return the type of ``obj`` as people write it."""
+    kind = type(obj)
+    if kind is types.FunctionType or issubclass(kind, type):
+        return "function" if kind is types.FunctionType else f"class {obj.__qualname__}"
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    return kind.__qualname__ if kind.__qualname__.startswith(module) else module + kind.__qualname__
+
+
+def remedy(obj: Any, error: BaseException) -> str:
+    """Return what to do about an object that cannot travel."""
+    if isinstance(error, RefusedError):
+        return error.remedy
+    kind = type(obj)
+    known = _REMEDIES.get(f"{kind.__module__}.{kind.__qualname__}") or _REMEDIES.get(
+        kind.__qualname__
+    )
+    by_package = _REMEDIES_BY_PACKAGE.get(kind.__module__.partition(".")[0])
+    return known or by_package or "create it inside the cell, or leave it out with __getstate__"
+
+
+def path_to(name: str, value: Any, wanted: Any) -> str | None:
+    """Return an expression that leads from variable ``name`` to the object ``wanted``."""
+    todo: list[tuple[str, Any]] = [(name, value)]
+    seen: dict[int, Any] = {}
+    for path, obj in todo:  # grows as it goes: nearest objects first
+        if obj is wanted:
+            return path
+        if id(obj) in seen or len(seen) > _MAX_OBJECTS:
+            continue
+        seen[id(obj)] = obj
+        todo.extend(_children(path, obj))
+    return None
+
+
+def _children(path: str, obj: Any) -> Iterator[tuple[str, Any]]:
+    kind = type(obj)
+    if kind in (str, bytes, int, float, bool, type(None), types.ModuleType):
+        return
+    if isinstance(obj, dict):
+        yield from ((f"{path}[{_short(key)}]", item) for key, item in list(obj.items()))
+    elif isinstance(obj, (list, tuple, set, frozenset)):
+        yield from ((f"{path}[{place}]", item) for place, item in enumerate(obj))
+    elif kind is types.FunctionType:
+        yield from _of_function(path, obj)
+        return
+    elif kind is types.MethodType:
+        yield from ((f"{path}.__self__", obj.__self__), (f"{path}.__func__", obj.__func__))
+    if issubclass(kind, type) and obj.__module__ != "__main__":
+        return
+    yield from _attributes(path, obj)
+
+
+def _of_function(path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    names = function.__code__.co_freevars
+    for name, cell in zip(names, function.__closure__ or (), strict=True):
+        try:
+            yield f"{path}()'s variable {name}", cell.cell_contents
+        except ValueError:  # not assigned yet
+            continue
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    yield from ((f"{path}()'s default", default) for default in defaults)
+    yield from ((f"{path}.{name}", item) for name, item in function.__dict__.items())
+    if function.__globals__.get("__name__") == "__main__":
+        for name in function.__code__.co_names:
+            if name in function.__globals__:
+                yield name, function.__globals__[name]
+
+
+def _attributes(path: str, obj: Any) -> Iterator[tuple[str, Any]]:
+    try:
+        attributes = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        attributes = {}
+    yield from ((f"{path}.{name}", item) for name, item in list(attributes.items()))
+    if not issubclass(type(obj), type):
+        yield from _slots(path, obj)
+
+
+def _slots(path: str, obj: Any) -> Iterator[tuple[str, Any]]:
+    for base in type(obj).__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in [slots] if isinstance(slots, str) else slots:
+            descriptor = base.__dict__.get(name)
+            if isinstance(descriptor, types.MemberDescriptorType):
+                try:
+                    yield f"{path}.{name}", descriptor.__get__(obj)
+                except AttributeError:  # not assigned
+                    continue
+
+
+def _short(key: Any) -> str:
+    text = repr(key) if isinstance(key, (str, int, float, bool, tuple)) else describe(key)
+    return text if len(text) < 40 else text[:37] + "..."
+
+
+def readable_bytes(nbytes: int) -> str:
+    """Return a size for people: ``1.5 GiB``, ``12 kB``."""
+    if nbytes >= 1 << 30:
+        return f"{nbytes / (1 << 30):.1f} GiB"
+    if nbytes >= 1 << 20:
+        return f"{nbytes / (1 << 20):.0f} MiB"
+    return f"{nbytes / 1024:.0f} KiB" if nbytes >= 1024 else f"{nbytes} bytes"

@@ -1,0 +1,227 @@
+"""From a cell of the notebook to a closure that a rank can run.
+
+cell text ── analysis ─► names it reads ── needs ─► values, imports, errors
+                                                      │         │
+                               local modules ◄── stream ─► pickles, one per name
+                                     └───────────┬──────────────┘
+                                              Captured
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic.capture import script
+from hydrogen_magic.capture.analysis import CellNames, Use, analyse
+from hydrogen_magic.capture.build import Builder
+from hydrogen_magic.capture.imports import Imports
+from hydrogen_magic.capture.modules import find_without_importing
+from hydrogen_magic.capture.needs import Needs, similar
+from hydrogen_magic.capture.reach import reads_of
+from hydrogen_magic.capture.values import Captured, CellText, Item
+from hydrogen_magic.closure import Header, bundle
+from hydrogen_magic.errors import CaptureError
+from hydrogen_magic.parcel import Parcel
+from hydrogen_magic.spec import DEFAULT_MAX_CLOSURE_BYTES
+
+__all__ = [
+    "Captured",
+    "CellText",
+    "Item",
+    "capture_call",
+    "capture_cell",
+    "capture_script",
+    "write_script",
+]
+
+
+def capture_cell(
+    cell: CellText,
+    namespace: Mapping[str, Any],
+    history: Sequence[str] = (),
+    *,
+    out: Sequence[str] = (),
+    max_closure_bytes: int = DEFAULT_MAX_CLOSURE_BYTES,
+    ranks_have_gpu: bool = False,
+    labels: Mapping[str, str] | None = None,
+) -> Captured:
+    """Return ``cell`` with everything of the notebook that it uses.
+
+    ``namespace``: the notebook's names. ``history``: sources of earlier cells, oldest first, for
+    their import statements. ``out``: names to bring back. ``labels``: what people call the cells, by
+    the file name of their code.
+
+    Raises CaptureError when a name is defined nowhere or a value cannot travel, SyntaxError when
+    the cell is no Python.
+    """
+    code = cell.transform(cell.body)
+    offset = cell.first_line - 1 + _leading_blank_lines(cell.body)
+    names, needs = _needs_of_cell(cell, code, offset, namespace, history, labels or {})
+    _check_out(out, names, namespace)
+    header = Header(
+        "cell",
+        code=code,
+        filename=cell.filename,
+        line_offset=offset,
+        futures=tuple(dict.fromkeys(needs.imports.futures)),
+        out=tuple(out),
+        sources={cell.filename: _visible(cell)},
+    )
+    builder = Builder(needs, max_closure_bytes, ranks_have_gpu, names)
+    builder.add_names()
+    return builder.finish(header, {cell.filename: cell.label})
+
+
+def capture_call(
+    function: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    max_closure_bytes: int = DEFAULT_MAX_CLOSURE_BYTES,
+    ranks_have_gpu: bool = False,
+    labels: Mapping[str, str] | None = None,
+    namespace: Mapping[str, Any] | None = None,
+    history: Sequence[str] = (),
+) -> Captured:
+    """Return the call ``function(*args, **kwargs)`` with everything of ``__main__`` that it uses.
+
+    Raises CaptureError as :func:`capture_cell` does, and TypeError when ``function`` is not callable.
+    """
+    if not callable(function):
+        raise TypeError(f"{function!r} is not callable")
+    if namespace is None:
+        namespace = sys.modules["__main__"].__dict__
+    needs = Needs(namespace, Imports(history), labels or {})
+    call = (function, tuple(args), dict(kwargs))
+    needs.add_reads(call)
+    needs.check()
+    builder = Builder(needs, max_closure_bytes, ranks_have_gpu)
+    builder.add_names()
+    builder.add_call(call)
+    header = Header("call", futures=tuple(dict.fromkeys(needs.imports.futures)))
+    return builder.finish(header, {})
+
+
+def capture_script(target: str, args: Sequence[str], *, as_module: bool) -> Captured:
+    """Return a script (or, ``as_module``, a module) with its arguments.
+
+    Raises CaptureError when there is none of that name.
+    """
+    if as_module:
+        _check_module(target)
+    elif not Path(target).is_file():
+        near = similar(Path(target).name, [p.name for p in _siblings(Path(target))])
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise CaptureError(f"there is no script {target} in {os.getcwd()}{hint}")
+    header = Header("module" if as_module else "script", target=target, args=tuple(args))
+    return Captured(bundle(header, Parcel(b"")), (), (), {}, ())
+
+
+def _check_module(target: str) -> None:
+    spec = find_without_importing(target)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = find_without_importing(f"{target}.__main__")
+        target = f"{target}.__main__"
+    if spec is None:
+        raise CaptureError(f"there is no module {target}; `-m` takes a module name, without .py")
+
+
+def _siblings(path: Path) -> list[Path]:
+    folder = path.parent
+    return list(folder.glob("*.py")) if folder.is_dir() else []
+
+
+def write_script(
+    path: str | os.PathLike[str],
+    cell: CellText,
+    namespace: Mapping[str, Any],
+    history: Sequence[str] = (),
+    *,
+    labels: Mapping[str, str] | None = None,
+) -> None:
+    """Write ``cell`` and what it uses of the notebook as a script for ``torchrun``.
+
+    Values that cannot be written as source go into ``NAME.data.pkl`` beside it. Raises CaptureError
+    when something has no source, and when ``path`` exists and was not written by this function.
+    """
+    code = cell.transform(cell.body)
+    offset = cell.first_line - 1 + _leading_blank_lines(cell.body)
+    _, needs = _needs_of_cell(cell, code, offset, namespace, history, labels or {})
+    script.write(path, cell, needs)
+
+
+# ── the cell's text ──────────────────────────────────────────────────────────────────────────────
+
+
+def _needs_of_cell(
+    cell: CellText,
+    code: str,
+    offset: int,
+    namespace: Mapping[str, Any],
+    history: Sequence[str],
+    labels: Mapping[str, str],
+) -> tuple[CellNames, Needs]:
+    """Return what the cell reads; raise CaptureError if a name is defined nowhere."""
+    tree = _parse(code, cell.filename, offset)
+    imports = Imports(history)
+    names = analyse(
+        tree,
+        postponed="annotations" in imports.futures,
+        inner=lambda name: [read.name for read in reads_of(namespace.get(name))],
+    )
+    needs = Needs(namespace, imports, labels, names.assigned, names.has_star)
+    for use in names.uses:
+        why = _where(use, code, offset)
+        needs.add(use.name, why, use.bound, use.guarded or use.optional)
+    needs.check()
+    return names, needs
+
+
+def _parse(code: str, filename: str, offset: int) -> ast.Module:
+    """Return the cell's tree; a SyntaxError has the line numbers of the visible cell."""
+    try:
+        tree = compile(
+            code,
+            filename,
+            "exec",
+            ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
+            dont_inherit=True,
+        )
+    except SyntaxError as error:
+        error.lineno = (error.lineno or 1) + offset
+        if error.end_lineno is not None:
+            error.end_lineno += offset
+        raise
+    assert isinstance(tree, ast.Module)
+    return tree
+
+
+def _leading_blank_lines(body: str) -> int:
+    """Return how many lines IPython drops at the head of a cell."""
+    lines = body.splitlines()
+    return next((place for place, line in enumerate(lines) if line.strip()), 0)
+
+
+def _where(use: Use, code: str, offset: int) -> str:
+    lines = code.splitlines()
+    text = lines[use.line - 1].strip() if 0 < use.line <= len(lines) else ""
+    return f"line {use.line + offset}: {text}"
+
+
+def _visible(cell: CellText) -> str:
+    """Return the text whose line numbers are those of the visible cell."""
+    return "\n" * (cell.first_line - 1) + cell.body
+
+
+def _check_out(out: Sequence[str], names: CellNames, namespace: Mapping[str, Any]) -> None:
+    for name in out:
+        if name in names.assigned or name in namespace or names.has_star:
+            continue
+        near = similar(name, [*names.assigned, *namespace])
+        hint = f"; did you mean `{near[0]}`?" if near else ""
+        raise CaptureError(f"`{name}` (--out) is assigned nowhere in the cell{hint}")

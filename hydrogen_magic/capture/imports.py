@@ -1,0 +1,182 @@
+"""Import statements of earlier cells: which of them a closure needs, and as what they travel."""
+
+from __future__ import annotations
+
+import ast
+import sys
+import types
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydrogen_magic.capture.lines import code_in_magics
+
+__all__ = ["Imports", "Statement", "module_name", "used_submodules"]
+
+_MISSING = object()
+
+_FRONT_ENDS = {"IPython", "ipykernel", "ipywidgets", "jupyter", "nbformat", "hydrogen_magic"}
+"""Imported for the notebook itself; never worth importing on a rank for its side effects."""
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One imported name."""
+
+    text: str
+    """A statement that imports just this."""
+    name: str
+    """What it binds; ``*`` for all names of a module."""
+    module: str
+    """Full name of the module that is imported."""
+    attribute: str = ""
+    """What is taken from the module, empty when it is the module that is bound."""
+    is_root: bool = False
+    """``import a.b``: binds ``a``."""
+
+    def gives(self, name: str, value: Any) -> bool:
+        """Whether this statement, run in the kernel now, would bind ``name`` to ``value``."""
+        if self.name not in (name, "*"):
+            return False
+        if self.is_root:
+            return sys.modules.get(self.module.partition(".")[0]) is value
+        module = sys.modules.get(self.module)
+        if not self.attribute:
+            return module is value
+        if module is None:
+            return False
+        attribute = name if self.name == "*" else self.attribute
+        return _attribute(module, attribute) is value
+
+
+class Imports:
+    """The import statements of a notebook's earlier cells."""
+
+    def __init__(self, history: Iterable[str]) -> None:
+        self.futures: list[str] = []
+        self._statements: dict[str, Statement] = {}
+        self._loaded: set[str] = set()
+        self._definitions: dict[str, str] = {}
+        for source in history:
+            self._add(source)
+
+    def _add(self, source: str) -> None:
+        try:
+            tree = ast.parse(source)
+        except (SyntaxError, ValueError):  # a raw cell with lines of IPython: it comes twice
+            return
+        for definition in tree.body:
+            if isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                self._definitions[definition.name] = _segment(source, definition)
+        for node in _module_level(tree):
+            for statement in _statements(node):
+                self._statements.setdefault(statement.text, statement)
+            if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+                self.futures += [alias.name for alias in node.names]
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                self._loaded.add(node.id)
+            elif isinstance(node, ast.Call):
+                for code in code_in_magics(node):
+                    self._add(code)
+
+    def definition(self, name: str) -> str | None:
+        """Return the source of the last function or class of that name at the top of a cell."""
+        return self._definitions.get(name)
+
+    def giving(self, name: str, value: Any) -> list[Statement]:
+        """Return the statements that bind ``name`` to ``value``; none when it was rebound since."""
+        found = [s for s in self._statements.values() if s.gives(name, value)]
+        roots = [s for s in found if s.is_root]
+        return roots if roots else found[-1:]
+
+    def for_side_effects(self, used: Iterable[str]) -> list[Statement]:
+        """Return imports whose names nobody reads: most likely they are wanted for what they do."""
+        read = self._loaded.union(used)
+        return [
+            s
+            for s in self._statements.values()
+            if s.name not in read
+            and s.name != "*"
+            and s.module.partition(".")[0] not in _FRONT_ENDS
+        ]
+
+    def order(self, statements: Iterable[Statement]) -> list[Statement]:
+        """Return ``statements`` in the order of the notebook; unknown ones first."""
+        places = {text: place for place, text in enumerate(self._statements)}
+        return sorted(statements, key=lambda s: places.get(s.text, -1))
+
+
+def _segment(source: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
+    """Return the text of a definition with its decorators."""
+    first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+    return "\n".join(source.splitlines()[first - 1 : node.end_lineno]) + "\n"
+
+
+def _module_level(node: ast.AST) -> Iterator[ast.AST]:
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
+            yield child
+            yield from _module_level(child)
+
+
+def _statements(node: ast.AST) -> Iterator[Statement]:
+    if isinstance(node, ast.Import):
+        for alias in node.names:
+            if alias.asname:
+                text = f"import {alias.name} as {alias.asname}"
+                yield Statement(text, alias.asname, alias.name)
+            else:
+                root = alias.name.partition(".")[0]
+                yield Statement(f"import {alias.name}", root, alias.name, is_root=True)
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        if node.module == "__future__":
+            return
+        for alias in node.names:
+            name = alias.asname or alias.name
+            text = f"from {node.module} import {alias.name}"
+            text += f" as {alias.asname}" if alias.asname else ""
+            yield Statement(text, name, node.module, alias.name)
+
+
+def _attribute(module: types.ModuleType, name: str) -> Any:
+    """Return an attribute or submodule, without loading what the module would load for it."""
+    namespace = object.__getattribute__(module, "__dict__")
+    if name in namespace:
+        return namespace[name]
+    submodule = sys.modules.get(f"{namespace.get('__name__')}.{name}")
+    if submodule is not None:
+        return submodule
+    try:
+        return getattr(module, name, _MISSING)
+    except Exception:  # a module's __getattr__ may raise anything: then it gives nothing
+        return _MISSING
+
+
+def module_name(value: Any) -> str | None:
+    """Return the name under which the module ``value`` can be imported, None if it cannot be.
+
+    Asks nothing of the module itself: a lazily loading one would load.
+    """
+    if not issubclass(type(value), types.ModuleType):
+        return None
+    name = object.__getattribute__(value, "__dict__").get("__name__")
+    return name if isinstance(name, str) and name in sys.modules else None
+
+
+def used_submodules(roots: Sequence[str], attributes: Iterable[str]) -> tuple[str, ...]:
+    """Return imported submodules of ``roots`` that code with these attribute names can reach."""
+    names = set(attributes)
+    found = []
+    for full in list(sys.modules):
+        root = next((r for r in roots if full.startswith(r + ".")), None)
+        if root and names.issuperset(full[len(root) + 1 :].split(".")) and _is_module(full):
+            found.append(full)
+    return tuple(found)
+
+
+def _is_module(name: str) -> bool:
+    module = sys.modules.get(name)
+    if not issubclass(type(module), types.ModuleType):
+        return False
+    return object.__getattribute__(module, "__dict__").get("__spec__") is not None

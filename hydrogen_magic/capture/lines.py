@@ -1,0 +1,74 @@
+"""Lines of IPython inside a cell, in the form that ``transform_cell`` gives them."""
+
+from __future__ import annotations
+
+import ast
+import re
+import string
+
+__all__ = ["assigned_in_magic", "code_in_magics", "names_in_magic"]
+
+_CODE_MAGICS = {"time", "timeit", "capture", "prun", "memit", "mprun", "lprun"}
+"""Magics whose line or body is Python."""
+_SHELL_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
+
+
+def names_in_magic(node: ast.Call) -> list[str]:
+    """Return the names inside the texts of a transformed ``!`` or ``%`` line."""
+    code = code_in_magics(node)
+    if code:
+        return [name for text in code for name in _names_in_code(text)]
+    return [name for text in _magic_texts(node) for name in _names_in_template(text)]
+
+
+def code_in_magics(node: ast.Call) -> list[str]:
+    """Return the Python in ``%time f(x)`` or a ``%%time`` cell, from their transformed call."""
+    texts = _magic_texts(node)
+    runs = isinstance(node.func, ast.Attribute) and node.func.attr.startswith("run_")
+    return texts[1:] if runs and texts and texts[0] in _CODE_MAGICS else []
+
+
+def assigned_in_magic(node: ast.Call) -> list[str]:
+    """Return the names that the Python of ``%time x = f()`` binds."""
+    return [
+        name.id
+        for text in code_in_magics(node)
+        for name in _names(text)
+        if isinstance(name.ctx, ast.Store)
+    ]
+
+
+def _names(text: str) -> list[ast.Name]:
+    try:
+        tree = ast.parse(text.strip())
+    except SyntaxError:  # options before the code
+        return []
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
+
+
+def _magic_texts(node: ast.Call) -> list[str]:
+    function = node.func
+    if (
+        isinstance(function, ast.Attribute)
+        and isinstance(function.value, ast.Call)
+        and isinstance(function.value.func, ast.Name)
+        and function.value.func.id == "get_ipython"
+    ):
+        values = [arg.value for arg in node.args if isinstance(arg, ast.Constant)]
+        return [value for value in values if isinstance(value, str)]
+    return []
+
+
+def _names_in_template(text: str) -> list[str]:
+    names = _SHELL_VARIABLE.findall(text)
+    try:
+        fields = [name for _, name, _, _ in string.Formatter().parse(text) if name]
+    except ValueError:  # braces that are the shell's own
+        fields = []
+    for expression in fields:
+        names += _names_in_code(expression)
+    return names
+
+
+def _names_in_code(text: str) -> list[str]:
+    return [name.id for name in _names(text)] or re.findall(r"[A-Za-z_]\w*", text)

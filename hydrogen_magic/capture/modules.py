@@ -1,0 +1,210 @@
+"""Local modules and packages: the user's own code, which travels as it is on disk now."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.machinery
+import importlib.util
+import os
+import site
+import sys
+import sysconfig
+import tokenize
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from hydrogen_magic.capture.scopes import imported_modules
+from hydrogen_magic.closure import ModuleSource
+
+__all__ = ["LocalModules", "is_installed"]
+
+_MAX_FILES = 2000
+_MAX_BYTES = 32 << 20
+"""A larger tree is most likely an installation in an unusual place; it is imported from there."""
+
+
+class LocalModules:
+    """Collects the sources of local modules, and of the local modules that those import."""
+
+    def __init__(self) -> None:
+        self.sources: dict[str, ModuleSource] = {}
+        self.warnings: list[str] = []
+        self._seen: set[str] = set()
+        self._imports: dict[str, list[str]] = {}
+
+    def add(self, modules: Iterable[str]) -> None:
+        """Add the whole top-level package of every local module in ``modules``."""
+        todo = [name.partition(".")[0] for name in modules]
+        while todo:
+            root = todo.pop()
+            if root in self._seen:
+                continue
+            self._seen.add(root)
+            for path in local_paths(root):
+                todo += self._add_tree(root, path)
+
+    def is_local(self, module: str) -> bool:
+        """Whether the module belongs to a top-level package that was added."""
+        root = module.partition(".")[0]
+        return root in self.sources
+
+    def reached(self, modules: Iterable[str]) -> set[str]:
+        """Return ``modules`` and all that they import by way of local modules that were added."""
+        found: set[str] = set()
+        todo = list(modules)
+        while todo:
+            name = todo.pop()
+            if name not in found:
+                found.add(name)
+                todo += self._imports.get(name, ())
+                todo += [name.rpartition(".")[0]] if "." in name else []
+        return found
+
+    def _add_tree(self, root: str, path: Path) -> list[str]:
+        """Add one tree; return the roots of what it imports."""
+        found = dict(_files(root, path))
+        nbytes = sum(_size(module.path) for module in found.values())
+        if len(found) > _MAX_FILES or nbytes > _MAX_BYTES:
+            self.warnings.append(
+                f"the local package {root} in {path} has {len(found)} files, {nbytes >> 20} MiB: too"
+                " large to travel, so ranks import it from their own disk"
+            )
+            return []
+        roots: list[str] = []
+        for name, module in found.items():
+            source, imported = _read(name, module)
+            self._imports[name] = imported
+            roots += {m.partition(".")[0]: None for m in imported}
+            if name not in self.sources:
+                self.sources[name] = ModuleSource(source, module.path, module.is_package)
+        return roots
+
+
+def is_installed(module: str) -> bool:
+    """Whether the module is third-party: neither of Python itself, nor local, nor ours."""
+    root = module.partition(".")[0]
+    if root in sys.stdlib_module_names or root in ("__main__", "__mp_main__", "hydrogen_magic"):
+        return False
+    return bool(_locations(root)) and not local_paths(root)
+
+
+def local_paths(root: str) -> list[Path]:
+    """Return the files or directories of top-level module ``root`` if it is local, else none."""
+    if root in sys.stdlib_module_names or root in ("__main__", "__mp_main__", "hydrogen_magic"):
+        return []
+    locations = _locations(root)
+    if any(_is_installation(path) for path in locations):
+        return []
+    return [path for path in locations if path.is_dir() or path.suffix == ".py"]
+
+
+def _locations(root: str) -> list[Path]:
+    spec = _spec(root)
+    if spec is None:
+        return []
+    if spec.submodule_search_locations is not None:
+        return [Path(place).resolve() for place in spec.submodule_search_locations]
+    return [Path(spec.origin).resolve()] if spec.has_location and spec.origin else []
+
+
+def _spec(root: str) -> importlib.machinery.ModuleSpec | None:
+    module = sys.modules.get(root)
+    try:
+        if module is not None:  # past its own __getattribute__, which may load it
+            known = object.__getattribute__(module, "__dict__").get("__spec__")
+            if known is not None:
+                return known  # type: ignore[no-any-return]
+        return importlib.machinery.PathFinder.find_spec(root)
+    except (ImportError, ValueError, AttributeError):
+        return None
+
+
+@functools.lru_cache(maxsize=1)
+def _installation_roots() -> tuple[Path, ...]:
+    paths = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    paths += [*site.getsitepackages(), site.getusersitepackages(), os.environ.get("SPARK_HOME", "")]
+    return tuple(Path(path).resolve() for path in paths if path)
+
+
+def _is_installation(path: Path) -> bool:
+    if "site-packages" in path.parts or "dist-packages" in path.parts:
+        return True
+    return any(root in path.parents for root in _installation_roots())
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _files(name: str, path: Path) -> Iterator[tuple[str, ModuleSource]]:
+    """Yield every module of a tree, its source still empty."""
+    if path.is_file():
+        yield name, ModuleSource("", str(path))
+        return
+    init = path / "__init__.py"
+    yield name, ModuleSource("", str(init if init.is_file() else path), is_package=True)
+    for entry in sorted(path.iterdir()):
+        if entry.is_dir() and _may_be_package(entry):
+            yield from _packages(f"{name}.{entry.name}", entry)
+        elif entry.suffix == ".py" and entry.stem.isidentifier() and entry.stem != "__init__":
+            yield f"{name}.{entry.stem}", ModuleSource("", str(entry))
+
+
+def _packages(name: str, path: Path) -> Iterator[tuple[str, ModuleSource]]:
+    """Yield the modules of a directory, unless there are none in it."""
+    found = list(_files(name, path))
+    if any(module.path.endswith(".py") for _, module in found):
+        yield from found
+
+
+def _may_be_package(path: Path) -> bool:
+    skipped = path.name in ("__pycache__", "node_modules", "site-packages")
+    return path.name.isidentifier() and not skipped and not (path / "pyvenv.cfg").exists()
+
+
+def _size(path: str) -> int:
+    return os.path.getsize(path) if path.endswith(".py") else 0
+
+
+_cache: dict[tuple[str, int, int], tuple[str, list[str]]] = {}
+"""Text and imported modules of a file by path, size and time: parsing costs more than reading."""
+
+
+def _read(name: str, module: ModuleSource) -> tuple[str, list[str]]:
+    """Return a file's text and the full names of the modules it imports."""
+    if not module.path.endswith(".py"):
+        return "", []
+    status = os.stat(module.path)
+    key = (module.path, status.st_size, status.st_mtime_ns)
+    if key not in _cache:
+        with tokenize.open(module.path) as file:
+            text = file.read()
+        _cache[key] = (text, _imported(text, name, module.is_package))
+    return _cache[key]
+
+
+def _imported(text: str, name: str, is_package: bool) -> list[str]:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):  # the rank says so when it imports the module
+        return []
+    package = name if is_package else name.rpartition(".")[0]
+    return imported_modules(tree, package)
+
+
+def find_without_importing(module: str) -> importlib.machinery.ModuleSpec | None:
+    """Return the spec of ``module`` without running any code of its parent packages."""
+    path: list[str] | None = None
+    spec = None
+    parts = module.split(".")
+    for depth in range(len(parts)):
+        name = ".".join(parts[: depth + 1])
+        spec = _spec(name) if depth == 0 else _find_in(name, path or [])
+        if spec is None:
+            return None
+        path = list(spec.submodule_search_locations or [])
+    return spec
+
+
+def _find_in(name: str, path: list[str]) -> importlib.machinery.ModuleSpec | None:
+    return importlib.machinery.PathFinder.find_spec(name, path)

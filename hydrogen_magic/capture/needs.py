@@ -1,0 +1,167 @@
+"""What a closure needs of the notebook, decided name by name before anything is pickled."""
+
+from __future__ import annotations
+
+import builtins
+import difflib
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hydrogen_magic.capture.imports import Imports, Statement, module_name
+from hydrogen_magic.capture.reach import Read, reads_of, stored_names
+from hydrogen_magic.errors import CaptureError
+
+__all__ = ["Needs", "similar"]
+
+PROVIDED = frozenset({"get_ipython", "display"})
+"""What IPython gives every cell and the rank gives it too."""
+
+_MODULE_NAMES = frozenset(
+    {"__name__", "__doc__", "__builtins__", "__annotations__", "__package__", "__spec__"}
+    | {"__loader__", "__debug__", "__class__", "__module__", "__qualname__"}
+)
+
+
+@dataclass(frozen=True)
+class _Missing:
+    name: str
+    where: str
+    """``line 3: y = scale(x)``, or ``used by f() in Cell In[3], line 2``."""
+
+
+class Needs:
+    """Sorts the names that a closure reads into values, imports, what ranks provide, and errors."""
+
+    def __init__(
+        self,
+        namespace: Mapping[str, Any],
+        imports: Imports,
+        labels: Mapping[str, str],
+        assigned: Iterable[str] = (),
+        tolerant: bool = False,
+    ) -> None:
+        self.namespace = namespace
+        self.imports = imports
+        self.labels = labels
+        self.assigned = set(assigned)
+        self.tolerant = tolerant
+        """The cell binds names that cannot be known: nothing counts as undefined."""
+        self.values: dict[str, str] = {}
+        """Names whose values travel, and why."""
+        self.statements: dict[str, tuple[Statement, str]] = {}
+        """Import statements by text, and why."""
+        self.provided: set[str] = set()
+        self.read: set[str] = set()
+        """Every name that was asked for."""
+        self._missing: dict[str, _Missing] = {}
+        self._done: dict[str, frozenset[str]] = {}
+
+    def add(
+        self, name: str, why: str, bound: frozenset[str] = frozenset(), may_lack: bool = False
+    ) -> None:
+        """Ask for ``name``. ``bound``: names the cell has bound by then; they are not captured.
+
+        ``may_lack``: it is no error when nobody defines it.
+        """
+        self.read.add(name)
+        if name in bound or self._done.get(name, _EVERYTHING) <= bound:
+            return
+        if name in self.namespace:
+            self._done[name] = bound
+        if self._is_ranks_own(name):
+            self.provided.add(name)
+        elif name in _MODULE_NAMES or self._is_builtin_here(name):
+            return
+        elif name in self.namespace:
+            self._add_value(name, self.namespace[name], why, bound)
+        elif not (may_lack or hasattr(builtins, name)):
+            self._missing.setdefault(name, _Missing(name, why))
+
+    def add_reads(self, value: Any, bound: frozenset[str] = frozenset()) -> None:
+        """Ask for what the notebook's functions in ``value`` read."""
+        self.assigned.update(stored_names(value))
+        for read in reads_of(value):
+            self.add(read.name, self.describe(read), bound, read.guarded)
+
+    def describe(self, read: Read) -> str:
+        """Say where a function of the notebook reads a name."""
+        label = self.labels.get(read.filename)
+        where = f" in {label}" if label else ""
+        return f"used by {read.function}{where}, line {read.line}"
+
+    def check(self) -> None:
+        """Raise CaptureError if a name is defined nowhere."""
+        if self.tolerant:
+            return
+        missing = [m for m in self._missing.values() if m.name not in self.assigned]
+        if missing:
+            raise CaptureError("\n".join(self._say(m) for m in missing))
+
+    def is_known(self, name: str) -> bool:
+        """Whether ``name`` was decided: a value of its own, an import, or bound by the cell."""
+        return name in self._done or name in self.assigned or hasattr(builtins, name)
+
+    def _is_ranks_own(self, name: str) -> bool:
+        if name in PROVIDED:
+            return name not in self.namespace or _is_ipythons(self.namespace[name])
+        return False
+
+    def _is_builtin_here(self, name: str) -> bool:
+        """Whether the notebook has IPython's version of what Python has on the rank."""
+        return name in ("open", "exit", "quit") and _is_ipythons(self.namespace.get(name))
+
+    def _add_value(self, name: str, value: Any, why: str, bound: frozenset[str]) -> None:
+        statements = self.imports.giving(name, value)
+        module = module_name(value)
+        if not statements and module:
+            text = f"import {module}" if module == name else f"import {module} as {name}"
+            statements = [Statement(text, name, module)]
+        for statement in statements:
+            self.statements.setdefault(statement.text, (statement, why))
+        if not statements:
+            self.values.setdefault(name, why)
+            self.add_reads(value, bound)
+
+    def _say(self, missing: _Missing) -> str:
+        near = similar(missing.name, [*self.namespace, *self.assigned])
+        hint = f"did you mean `{near[0]}`? Else define" if near else "define"
+        return (
+            f"`{missing.name}`, {missing.where}, is not defined: {hint} it in an earlier cell or"
+            " in this one, before it is used"
+        )
+
+    def ordered_values(self) -> list[str]:
+        """Return the names whose values travel: functions and classes first.
+
+        Unpickling a value may call them.
+        """
+        return sorted(
+            self.values, key=lambda name: not issubclass(type(self.namespace[name]), _CODE)
+        )
+
+
+def _is_ipythons(value: Any) -> bool:
+    """Whether IPython put ``value`` into the notebook's namespace."""
+    home = getattr(value, "__globals__", {}).get("__name__") or type(value).__module__
+    return str(home).partition(".")[0] in ("IPython", "ipykernel", "google")
+
+
+_CODE = (types.FunctionType, type)
+
+
+class _Everything(frozenset[str]):
+    """The set of a name that was not asked for: no set of bound names contains it."""
+
+    def __le__(self, other: object) -> bool:
+        return False
+
+
+_EVERYTHING = _Everything()
+
+
+def similar(name: str, candidates: Iterable[str]) -> list[str]:
+    """Return public names like ``name``, best first."""
+    public = [candidate for candidate in candidates if not candidate.startswith("_")]
+    return difflib.get_close_matches(name, public, n=3, cutoff=0.7)

@@ -1,0 +1,149 @@
+"""Which global names the notebook's own functions and classes read, found without calling anything."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hydrogen_magic.pickling import global_names, is_main
+
+__all__ = ["Read", "imported_names", "reads_of", "stored_names"]
+
+_MAX_OBJECTS = 5000
+"""Looking further would be slower than pickling, which finds the rest."""
+_MAX_CONTAINER = 200
+"""Items of a list or dict that are looked at: data sets hold no functions."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """A global name that a function of the notebook reads."""
+
+    name: str
+    function: str
+    """As people call it: ``normalize()``, ``Net.forward()``."""
+    code: types.CodeType
+    guarded: bool
+    """The function mentions NameError: it copes."""
+
+    @property
+    def filename(self) -> str:
+        return self.code.co_filename
+
+    @property
+    def line(self) -> int:
+        """Line of the first reading in the function's file."""
+        return _line_of(self.code, self.name) or self.code.co_firstlineno
+
+
+def reads_of(value: Any) -> Iterator[Read]:
+    """Yield what is read by the notebook's functions that ``value`` is, has or holds."""
+    for function in _functions_in(value):
+        code = function.__code__
+        guarded = "NameError" in code.co_names
+        label = f"{function.__qualname__.replace('<locals>.', '')}()"
+        for name in global_names(code):
+            yield Read(name, label, code, guarded)
+
+
+def stored_names(value: Any) -> Iterator[str]:
+    """Yield the global names that those functions assign."""
+    for function in _functions_in(value):
+        yield from _stores(function.__code__)
+
+
+def _functions_in(value: Any) -> Iterator[types.FunctionType]:
+    seen: dict[int, Any] = {}
+    todo = [value]
+    while todo and len(seen) < _MAX_OBJECTS:
+        obj = todo.pop()
+        if id(obj) in seen or issubclass(type(obj), _LEAVES):
+            continue
+        seen[id(obj)] = obj  # kept, so that no id is used twice
+        if type(obj) is types.FunctionType and obj.__globals__.get("__name__") == "__main__":
+            yield obj
+        todo.extend(_parts(obj))
+
+
+_LEAVES = (str, bytes, bytearray, int, float, complex, type(None), types.ModuleType)
+
+
+def _parts(obj: Any) -> Iterable[Any]:
+    """Return what may lead from ``obj`` to functions of the notebook."""
+    kind = type(obj)
+    if kind is types.FunctionType:
+        return _function_parts(obj)
+    if issubclass(kind, type):
+        return [*vars(obj).values(), *obj.__bases__, kind] if is_main(obj) else []
+    if kind in (staticmethod, classmethod, types.MethodType):
+        return [obj.__func__, getattr(obj, "__self__", None)]
+    if kind is property:
+        return [obj.fget, obj.fset, obj.fdel]
+    if kind is functools.partial:
+        return [obj.func, *obj.args, *obj.keywords.values()]
+    if kind in (dict, list, tuple, set, frozenset):
+        items = obj.values() if kind is dict else obj
+        return list(items) if len(obj) <= _MAX_CONTAINER else []
+    return [kind, *_attributes(obj)]
+
+
+def _function_parts(function: types.FunctionType) -> list[Any]:
+    if function.__globals__.get("__name__") != "__main__" and not (
+        function.__closure__ or function.__dict__
+    ):
+        return []
+    parts = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    parts += function.__dict__.values()
+    for cell in function.__closure__ or ():
+        try:
+            parts.append(cell.cell_contents)
+        except ValueError:  # not assigned yet
+            continue
+    return parts
+
+
+def _attributes(obj: Any) -> Iterable[Any]:
+    try:
+        attributes = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        return []
+    if type(attributes) is not dict or len(attributes) > _MAX_CONTAINER:
+        return []
+    return list(attributes.values())
+
+
+def _stores(code: types.CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "STORE_GLOBAL":
+            yield str(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _stores(constant)
+
+
+def imported_names(code: types.CodeType) -> Iterator[str]:
+    """Yield the full names of modules that ``code`` imports when it runs."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "IMPORT_NAME" and instruction.argval:
+            yield str(instruction.argval)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from imported_names(constant)
+
+
+def _line_of(code: types.CodeType, name: str) -> int | None:
+    offsets = [
+        i.offset
+        for i in dis.get_instructions(code)
+        if i.opname.startswith("LOAD_") and i.argval == name
+    ]
+    if offsets:
+        for start, end, line in code.co_lines():
+            if start <= offsets[0] < end:
+                return line
+    inner = (c for c in code.co_consts if isinstance(c, types.CodeType))
+    return next((line for line in (_line_of(c, name) for c in inner) if line), None)

@@ -1,0 +1,290 @@
+"""``--save``: the cell and what it captured as a script that ``torchrun`` runs, by source."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import io
+import os
+import pickle
+import textwrap
+import types
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from hydrogen_magic.blame import explain, path_to
+from hydrogen_magic.capture.analysis import analyse
+from hydrogen_magic.capture.modules import local_paths
+from hydrogen_magic.capture.needs import Needs
+from hydrogen_magic.capture.reach import imported_names
+from hydrogen_magic.capture.scopes import imported_modules
+from hydrogen_magic.capture.values import CellText
+from hydrogen_magic.errors import CaptureError
+from hydrogen_magic.pickling import is_main
+
+__all__ = ["write"]
+
+_MARKER = (
+    "# Written by hydrogen_magic --save: running the cell with --save again replaces this file.\n"
+)
+_LONGEST_LITERAL = 2000
+"""Characters; longer values are easier to read in a file of their own."""
+
+
+def write(path: str | os.PathLike[str], cell: CellText, needs: Needs) -> None:
+    """Write the cell with what ``needs`` found as a script, and ``PATH.data.pkl`` if it takes one.
+
+    Raises CaptureError when a part has no source, when a line of the cell is IPython's, or when
+    ``path`` exists and is not a script of ours.
+    """
+    target = Path(path)
+    _check_target(target)
+    body = _body(cell)
+    parts = _Parts(needs, target)
+    text = (
+        _MARKER + f'"""{cell.label} as a script: torchrun --nproc-per-node 2 {target.name}"""\n\n'
+    )
+    text += parts.text(body) + f"\n# ── {cell.label} ──\n\n" + body
+    if parts.data:
+        _write(parts.data_path, parts.data)
+    _write(target, text.encode())
+
+
+def _check_target(target: Path) -> None:
+    if not target.parent.is_dir():
+        raise CaptureError(f"--save {target}: there is no directory {target.parent}")
+    if target.exists():
+        with open(target, encoding="utf-8", errors="replace") as file:
+            if file.readline() != _MARKER:
+                raise CaptureError(
+                    f"--save {target}: this file exists and was not written by --save; choose another"
+                    " name, or delete it first"
+                )
+
+
+def _write(path: Path, data: bytes) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_bytes(data)
+    os.replace(partial, path)
+
+
+def _body(cell: CellText) -> str:
+    """Return the cell as plain Python, or say which lines are not."""
+    body = cell.body if cell.body.endswith("\n") else cell.body + "\n"
+    try:
+        compile(body, cell.filename, "exec", dont_inherit=True)
+        return body
+    except SyntaxError as error:
+        line = (error.lineno or 1) + cell.first_line - 1
+        text = (error.text or "").strip()
+        raise CaptureError(
+            f"line {line} (`{text}`) is not plain Python and cannot stand in a script: `!` and `%`"
+            " lines and top-level `await` are the notebook's; rewrite it or drop --save"
+        ) from error
+
+
+class _Parts:
+    """The notebook's part of the script, in an order that runs."""
+
+    def __init__(self, needs: Needs, target: Path) -> None:
+        self.needs = needs
+        self.data_path = target.with_name(target.stem + ".data.pkl")
+        self.target = target
+        self.data = b""
+        self.values: dict[str, Any] = {}
+        self.sources: dict[str, str] = {}
+        self.literals: dict[str, str] = {}
+        self.pickled: dict[str, Any] = {}
+
+    def text(self, body: str) -> str:
+        """Return imports, literals, definitions and pickled values as source."""
+        self._sort()
+        early, late = self._split_definitions()
+        imports = self.needs.imports
+        lines = [f"from __future__ import {name}" for name in dict.fromkeys(imports.futures)]
+        lines += self._path_lines(body)
+        used = [statement for statement, _ in self.needs.statements.values()]
+        lines += [statement.text for statement in imports.order(used)]
+        if self.pickled:
+            lines += ["import pathlib", "import pickle"]
+        if "display" in self.needs.provided:
+            lines += ["", "display = print"]
+        lines += ["", *(f"{name} = {text}" for name, text in self.literals.items()), ""]
+        lines += ["\n" + self.sources[name] for name in early]
+        lines += self._loading()
+        lines += ["\n" + self.sources[name] for name in late]
+        return "\n".join(lines) + "\n"
+
+    def _sort(self) -> None:
+        """Decide for every name whether it is written as source, as a literal, or pickled."""
+        self._add_all()
+        if self.pickled:
+            self._pickle()
+        for name in list(self.literals):  # what is shared must stay shared
+            value = self.values[name]
+            if isinstance(value, (list, dict, set)) and self._is_pickled(value):
+                del self.literals[name]
+                self.pickled[name] = value
+                self._pickle()
+
+    def _add_all(self) -> None:
+        """Add the names that are needed, and those that their sources need in turn."""
+        while rest := [name for name in self.needs.values if name not in self.values]:
+            for name in rest:
+                self._add(name, self.needs.namespace[name])
+
+    def _is_pickled(self, value: Any) -> bool:
+        return any(path_to(name, other, value) for name, other in self.pickled.items())
+
+    def _add(self, name: str, value: Any) -> None:
+        self.values[name] = value
+        if _has_source(value):
+            self._add_source(name, value)
+        elif _is_literal(value):
+            self.literals[name] = repr(value)
+        else:
+            self.pickled[name] = value
+
+    def _add_source(self, name: str, value: Any) -> None:
+        source = self.needs.imports.definition(value.__name__) or _source(value)
+        if source is None:
+            raise CaptureError(
+                f"`{name}` cannot be saved: its source is not known; define it with `def` or `class`"
+                " in a cell"
+            )
+        if value.__name__ not in (name, "<lambda>"):
+            source += f"\n{name} = {value.__name__}\n"
+        self.sources[name] = source
+        for use in analyse(ast.parse(source)).uses:  # decorators too, which nothing else reads
+            self.needs.add(use.name, f"in the source of {name}", may_lack=True)
+
+    def _pickle(self) -> None:
+        """Pickle the values; the classes that they refer to get their source."""
+        file = io.BytesIO()
+        pickler = _SavePickler(file, self.needs.namespace)
+        try:
+            pickler.dump(self.pickled)
+        except Exception as error:  # pickling runs the classes' own code
+            raise CaptureError(explain("values", self.pickled, error, pickler.last)) from error
+        self.data = file.getvalue()
+        before = len(self.pickled)
+        for obj in pickler.referred:
+            self.needs.add(obj.__qualname__.partition(".")[0], "a captured value's class")
+        self._add_all()
+        if len(self.pickled) > before:
+            self._pickle()
+
+    def _split_definitions(self) -> tuple[list[str], list[str]]:
+        """Return definitions in dependency order: those before the pickled values, those after."""
+        order: list[str] = []
+        needed = {name: _names_at_definition(source) for name, source in self.sources.items()}
+
+        def visit(name: str) -> None:
+            if name in order or name in visiting or name not in needed:
+                return
+            visiting.add(name)
+            for other in needed[name]:
+                visit(other)
+            order.append(name)
+
+        visiting: set[str] = set()
+        for name in self.sources:
+            visit(name)
+        late: list[str] = []
+        for name in order:
+            if any(other in self.pickled or other in late for other in needed[name]):
+                late.append(name)
+        return [name for name in order if name not in late], late
+
+    def _path_lines(self, body: str) -> list[str]:
+        """Return what makes local modules importable that are not beside the script."""
+        modules = [s.module for s, _ in self.needs.statements.values()]
+        modules += imported_modules(ast.parse(body))
+        for value in self.values.values():
+            if isinstance(value, types.FunctionType):
+                modules += imported_names(value.__code__)
+        paths = [p for m in modules for p in local_paths(m.partition(".")[0])]
+        folders = dict.fromkeys(str(p.parent) for p in paths)
+        folders.pop(str(self.target.resolve().parent), None)
+        lines = [f"sys.path.insert(0, {folder!r})" for folder in folders]
+        return ["import sys", "", *lines, ""] if lines else []
+
+    def _loading(self) -> list[str]:
+        if not self.pickled:
+            return []
+        names = ", ".join(f"{name!r}" for name in self.pickled)
+        return [
+            "",
+            f"# {names}: values of the notebook",
+            f"_data = pathlib.Path(__file__).with_name({self.data_path.name!r})",
+            "globals().update(pickle.loads(_data.read_bytes()))",
+            "",
+        ]
+
+
+def _has_source(value: Any) -> bool:
+    """Whether ``value`` is a function or class of the notebook with a name of its own."""
+    if not is_main(value) or "<locals>" in getattr(value, "__qualname__", "<locals>"):
+        return False
+    return isinstance(value, (types.FunctionType, type)) or hasattr(value, "__wrapped__")
+
+
+def _source(value: Any) -> str | None:
+    try:
+        source = textwrap.dedent(inspect.getsource(value))
+        ast.parse(source)
+    except (OSError, TypeError, SyntaxError):
+        return None
+    return source
+
+
+def _is_literal(value: Any) -> bool:
+    if type(value) not in (
+        int,
+        float,
+        complex,
+        bool,
+        str,
+        bytes,
+        tuple,
+        list,
+        dict,
+        set,
+        type(None),
+    ):
+        return False
+    text = repr(value)
+    try:
+        return len(text) <= _LONGEST_LITERAL and bool(ast.literal_eval(text) == value)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return False
+
+
+def _names_at_definition(source: str) -> list[str]:
+    """Return the names that must exist before ``source``, a definition, runs."""
+    return [use.name for use in analyse(ast.parse(source), deferred=False).uses]
+
+
+class _SavePickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles values for a script: what has a name in the notebook will have it in the script."""
+
+    def __init__(self, file: Any, namespace: Mapping[str, Any]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self.namespace = namespace
+        self.referred: list[Any] = []
+        self.last: Any = None
+
+    def reducer_override(self, obj: Any) -> Any:
+        self.last = obj
+        if issubclass(type(obj), (type, types.FunctionType)) and is_main(obj):
+            root, *rest = obj.__qualname__.split(".")
+            found: Any = self.namespace.get(root)
+            for part in rest:
+                found = getattr(found, part, None)
+            if found is obj:
+                self.referred.append(obj)
+                return obj.__qualname__
+        return super().reducer_override(obj)

@@ -1,0 +1,115 @@
+"""One stream of pickles, one per name, that share what their values share."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from hydrogen_magic.blame import explain, readable_bytes
+from hydrogen_magic.capture.needs import Needs
+from hydrogen_magic.capture.pickler import CapturePickler
+from hydrogen_magic.errors import CaptureError
+from hydrogen_magic.parcel import Buffers, Parcel
+
+__all__ = ["Stream"]
+
+_WARN_BYTES = 256 << 20
+"""Sending this takes a moment that people notice, and every rank keeps it."""
+
+
+class _TooLargeError(Exception):
+    """The stream is larger than allowed."""
+
+
+class _Limited(io.BytesIO):
+    """A file in memory that stays below a size."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > self.limit:
+            raise _TooLargeError
+        return super().write(data)
+
+
+class Stream:
+    """Pickles named values one after the other; errors and sizes have names that way.
+
+    The reader must load them one by one from a single unpickler.
+    """
+
+    def __init__(
+        self,
+        needs: Needs,
+        *,
+        max_bytes: int,
+        ranks_have_gpu: bool,
+        is_local: Callable[[str], bool],
+    ) -> None:
+        self.max_bytes = max_bytes
+        self.needs = needs
+        self.sizes: dict[str, int] = {}
+        """Bytes that each name added."""
+        self._file = _Limited(max_bytes)
+        self._buffers = Buffers()
+        self.pickler = CapturePickler(
+            self._file,
+            pickle.HIGHEST_PROTOCOL,
+            self._buffers.add,
+            needs=needs,
+            ranks_have_gpu=ranks_have_gpu,
+            is_local=is_local,
+        )
+
+    def add(self, items: Iterable[tuple[str, Any]]) -> None:
+        """Pickle values. Raises CaptureError naming the one that cannot travel, and the remedy."""
+        for name, value in items:
+            self._add(name, value)
+
+    def _add(self, name: str, value: Any) -> None:
+        before = self.nbytes
+        try:
+            self.pickler.dump(value)
+        except _TooLargeError:
+            self.sizes[name] = self.max_bytes
+            self.check_size()
+            raise
+        except Exception as error:  # pickling runs the classes' own code: it may raise anything
+            raise self._blame(name, value, error) from error
+        self.sizes[name] = self.nbytes - before
+
+    def _blame(self, name: str, value: Any, error: Exception) -> CaptureError:
+        shown = name or "the call"
+        message = explain(shown, value, error, self.pickler.last)
+        why = self.needs.values.get(name)
+        return CaptureError(f"{message} ({why})" if why else message)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes so far, buffers included."""
+        return self._file.tell() + self._buffers.nbytes
+
+    def check_size(self) -> str | None:
+        """Raise CaptureError when there is too much; return a warning when there is much."""
+        total = max(self.nbytes, sum(self.sizes.values()))
+        if total < min(_WARN_BYTES, self.max_bytes):
+            return None
+        largest = sorted(self.sizes, key=lambda name: -self.sizes[name])[:3]
+        names = ", ".join(
+            f"`{n}` {readable_bytes(self.sizes[n])}" for n in largest if self.sizes[n]
+        )
+        if total >= self.max_bytes:
+            raise CaptureError(
+                f"the cell captures {readable_bytes(total)} or more, over the limit of"
+                f" {readable_bytes(self.max_bytes)}: {names}; load the data inside the cell, or"
+                " raise the limit with --max-closure"
+            )
+        return f"the cell captures {readable_bytes(total)}: {names}; every rank gets a copy"
+
+    def finish(self) -> Parcel:
+        """Return everything as one parcel."""
+        return Parcel(self._file.getbuffer(), tuple(self._buffers.taken))

@@ -1,0 +1,190 @@
+"""A notebook of IPython cells in this process, and ranks in another one to send closures to.
+
+The other process has imported nothing of the notebook, so that whatever should have travelled and did
+not is missed there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from hydrogen_magic import parcel
+from hydrogen_magic.capture import Captured, CellText, capture_cell
+
+SERVER = """
+import array, os, socket, sys, traceback, types
+import numpy, torch
+torch.set_num_threads(1)
+from hydrogen_magic import parcel
+from hydrogen_magic.worker import namespace
+
+def serve(request, closure):
+    sys.path[:], here = eval(request.decode())
+    os.chdir(here)
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    sys.argv = [""]
+    answer, result = {"error": None, "stdout": ""}, None
+    try:
+        loaded = namespace.load(parcel.from_memfd(closure))
+        answer["warnings"] = loaded.warnings
+        value = loaded.run()
+        result = loaded.collect(value)
+    except BaseException as error:
+        answer["error"] = "".join(traceback.format_exception(error))
+    sys.stdout.flush()
+    answer["modules"] = [name for name in ("IPython", "pandas", "zmq") if name in sys.modules]
+    return answer, result
+
+control = socket.socket(fileno=int(sys.argv[1]))
+while True:
+    request, fds, _, _ = socket.recv_fds(control, 1 << 20, 2)
+    if not request:
+        break
+    closure, output = fds
+    pid = os.fork()
+    if pid == 0:
+        control.close()
+        os.dup2(output, 1)
+        answer, result = serve(request, closure)
+        with open(output, "ab") as file:
+            file.write(b"\\0" + repr(answer).encode())
+        if result is not None:
+            held = parcel.to_memfd(result)
+            with open(closure, "wb") as file, open(held, "rb") as source:
+                file.truncate(0)
+                file.write(source.read())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(closure); os.close(output)
+    control.send(b"done")
+"""
+
+
+class RankError(Exception):
+    """What a rank raised: its traceback as text."""
+
+
+class Rank:
+    """What a rank answered."""
+
+    def __init__(self, stdout: str, answer: dict[str, Any], result: Any) -> None:
+        self.stdout = stdout
+        self.warnings: list[str] = answer.get("warnings", [])
+        self.modules: list[str] = answer["modules"]
+        self.value = result["value"]
+        self.out = result["out"]
+
+
+class Ranks:
+    """A process that imported torch and forks a rank per closure."""
+
+    def __init__(self) -> None:
+        self.control, theirs = socket.socketpair()
+        fd = theirs.fileno()
+        root = str(Path(__file__).parent.parent)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVER, str(fd)],
+            pass_fds=[fd],
+            env={**os.environ, "PYTHONPATH": root},
+        )
+        theirs.close()
+
+    def run(self, captured: Captured) -> Rank:
+        """Run a closure; raise RankError with the rank's traceback when it fails."""
+        closure = parcel.to_memfd(captured.parcel)
+        output = os.memfd_create("output")
+        try:
+            request = repr((sys.path, os.getcwd())).encode()
+            socket.send_fds(self.control, [request], [closure, output])
+            assert self.control.recv(4) == b"done"
+            size = os.fstat(output).st_size
+            text, _, tail = os.pread(output, size, 0).rpartition(b"\0")
+            answer = eval(tail.decode())
+            if answer["error"]:
+                raise RankError(answer["error"])
+            result = parcel.unpack(parcel.from_memfd(closure))
+            return Rank(text.decode(), answer, result)
+        finally:
+            os.close(closure)
+            os.close(output)
+
+    def close(self) -> None:
+        self.control.close()
+        self.process.wait(10)
+
+
+class Notebook:
+    """Cells of a real IPython shell whose namespace is this process's ``__main__``."""
+
+    def __init__(self) -> None:
+        config = Config()
+        config.HistoryManager.enabled = False
+        self.module = types.ModuleType("__main__")
+        self.shell = InteractiveShell(config=config, user_module=self.module)
+        self.history: list[str] = []
+        self.labels: dict[str, str] = {}
+
+    @property
+    def names(self) -> dict[str, Any]:
+        return self.shell.user_ns
+
+    def cell(self, text: str) -> None:
+        """Run a cell in the kernel."""
+        source = textwrap.dedent(text).strip("\n")
+        number = self.shell.execution_count
+        self.shell.run_cell(source, store_history=True).raise_error()
+        self.history += [source, self.shell.transform_cell(source)]
+        filename = self.shell.compile.get_code_name(
+            source, self.shell.transform_cell(source), number - 1
+        )
+        for name in {filename, *self._filenames()} - set(self.labels):
+            self.labels[name] = f"Cell In[{number}]"
+
+    def _filenames(self) -> set[str]:
+        return set(getattr(self.shell.compile, "_filename_map", {}))
+
+    def capture(self, text: str, **options: Any) -> Captured:
+        """Capture a cell that a magic line precedes."""
+        body = textwrap.dedent(text).strip("\n") + "\n"
+        cell = CellText(body, "<cell 9>", "Cell In[9]", 2, self.shell.transform_cell)
+        options.setdefault("labels", self.labels)
+        return capture_cell(cell, self.names, self.history, **options)
+
+
+@contextlib.contextmanager
+def open_notebook() -> Iterator[Notebook]:
+    """A notebook that is ``__main__`` until the block ends."""
+    before = sys.modules["__main__"]
+    hooks = sys.displayhook, sys.excepthook
+    path, modules = list(sys.path), set(sys.modules)
+    notebook = Notebook()
+    sys.modules["__main__"] = notebook.module
+    try:
+        yield notebook
+    finally:
+        sys.modules["__main__"] = before
+        sys.displayhook, sys.excepthook = hooks
+        sys.path[:] = path
+        for name in set(sys.modules) - modules:
+            if "pytest-" in str(getattr(sys.modules[name], "__file__", "")):
+                del sys.modules[name]
+
+
+def write(folder: Path, files: dict[str, str]) -> None:
+    """Write text files below a folder."""
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(textwrap.dedent(text).lstrip("\n"))

@@ -1,0 +1,488 @@
+"""A cell finds on a rank what it finds in the notebook."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hydrogen_magic.capture import capture_call
+from tests.capture_rig import Notebook, RankError, Ranks, open_notebook, write
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    ranks = Ranks()
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture
+def notebook() -> Iterator[Notebook]:
+    with open_notebook() as notebook:
+        yield notebook
+
+
+# ── names, imports, one namespace ────────────────────────────────────────────────────────────────
+
+
+def test_everything_a_cell_uses_is_there(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        import numpy.linalg as la
+        import concurrent.futures, os.path
+        from collections import OrderedDict as OD
+        from math import *
+        import functools, dataclasses
+    """)
+    notebook.cell("""
+        scale = 3
+        class Base:
+            def go(self): return la.norm([3, 4]) * scale
+        class Sub(Base):
+            def go(self): return super().go() + floor(pi)
+        def double(function):
+            @functools.wraps(function)
+            def doubled(*args): return 2 * function(*args)
+            return doubled
+        @double
+        def decorated(x, table=OD(a=1)): return inner(x) + table["a"]
+        def inner(x): return functions["add"](x)
+        functions = {"add": lambda x: x + scale}
+        @dataclasses.dataclass
+        class Point:
+            x: int
+            tags: list = dataclasses.field(default_factory=lambda: [scale])
+    """)
+    rank = ranks.run(
+        notebook.capture("""
+        executor = concurrent.futures.ThreadPoolExecutor
+        made = [decorated(1), Sub().go(), Point(1).tags, os.path.sep, executor.__name__]
+        made
+    """)
+    )
+    assert rank.value == [10, 18.0, [3], "/", "ThreadPoolExecutor"]
+    assert rank.modules == []
+
+
+def test_one_namespace(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        model = object()
+        count = 0
+        def train(): return model
+        def step():
+            global count
+            count += 1
+    """)
+    rank = ranks.run(
+        notebook.capture("""
+        model = "the cell's"
+        step(); step()
+        (train(), count, train.__globals__ is globals(), __name__)
+    """)
+    )
+    assert rank.value == ("the cell's", 2, True, "__main__")
+
+
+def test_a_stale_value_that_the_cell_assigns_first_stays_home(notebook: Notebook) -> None:
+    notebook.cell("""
+        import threading
+        model = threading.Lock()
+        data = threading.Lock()
+        batch = threading.Lock()
+        def train(): return model, data
+    """)
+    captured = notebook.capture("""
+        def load(): return batch
+        model = 1
+        with open("/dev/null") as f:
+            data = 2
+        if data: batch = 3
+        else: batch = 4
+        train(), load(), [batch for batch in [1]]
+    """)
+    assert [item.name for item in captured.inventory] == ["train"]
+
+
+def test_conditional_assignment_needs_the_notebook(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("a = 1; b = 2; c = 3; d = 4")
+    rank = ranks.run(
+        notebook.capture("""
+        import random
+        if random.random() > 2: a = 10
+        for b in []: pass
+        try:
+            raise KeyError
+            c = 30
+        except KeyError: pass
+        d += 1
+        [a, b, c, d]
+    """)
+    )
+    assert rank.value == [1, 2, 3, 5]
+
+
+def test_sharing_survives(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        import torch
+        from torch import nn
+        net = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
+        net[2].weight = net[0].weight
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+        whole = torch.zeros(10, 1000); view = whole[3]
+        double = torch.ones(5, dtype=torch.float64).t()
+        def counter():
+            n = 0
+            def up():
+                nonlocal n
+                n += 1
+            def get(): return n
+            return up, get
+        up, get = counter()
+    """)
+    rank = ranks.run(
+        notebook.capture(
+            """
+        assert net[2].weight is net[0].weight is optimizer.param_groups[0]["params"][0]
+        view += 7
+        assert whole[3, 5] == 7 and whole[2, 5] == 0
+        up(); up()
+        net(torch.ones(3)).sum().backward(); optimizer.step()
+        whole, view, get(), net, optimizer, double
+    """,
+            out=["net"],
+        )
+    )
+    whole, view, count, net, optimizer, double = rank.value
+    assert count == 2 and double.dtype is torch.float64
+    view += 1
+    assert whole[3, 5] == 8
+    assert rank.out["net"] is net
+    assert optimizer.param_groups[0]["params"][0] is net[2].weight is net[0].weight
+    assert notebook.names["view"][5] == 0, "the notebook's own tensor was touched"
+
+
+def test_arrays_are_writable_copies(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        import numpy as np
+        big = np.zeros(100_000); small = np.zeros(3); fortran = np.asfortranarray(np.eye(200))
+    """)
+    rank = ranks.run(
+        notebook.capture("""
+        big[0] = small[0] = fortran[0, 1] = 5
+        big, small, fortran
+    """)
+    )
+    assert [array.sum() for array in rank.value] == [5, 5, 205]
+    rank.value[0][1] = 1
+    assert notebook.names["big"][0] == 0
+
+
+def test_statement_loses_against_a_rebound_name(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("from math import sqrt, floor\nimport json")
+    notebook.cell("def sqrt(x): return 'mine'\njson = 'text'")
+    assert ranks.run(notebook.capture("sqrt(4), json, floor(1.5)")).value == ("mine", "text", 1)
+
+
+def test_conditional_imports_and_side_effects(
+    notebook: Notebook, ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(
+        tmp_path,
+        {
+            "registry.py": "known = []",
+            "plugin.py": "import registry; registry.known.append('plugin')",
+            "kernel_only.py": "import sys\nif '__main__' not in sys.modules or not hasattr("
+            "sys.modules['__main__'], 'get_ipython'): raise OSError('no kernel')",
+        },
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    notebook.cell("""
+        try:
+            import does_not_exist as js
+        except ImportError:
+            import json as js
+        import plugin
+        import kernel_only
+        import registry
+    """)
+    rank = ranks.run(notebook.capture("js.dumps(registry.known)"))
+    assert rank.value == '["plugin"]'
+    assert len(rank.warnings) == 1 and "kernel_only" in rank.warnings[0]
+
+
+def test_lazily_loading_modules_travel_by_name(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        import importlib.util, sys
+        spec = importlib.util.find_spec("wave")
+        sys.modules.pop("wave", None)
+        spec.loader = importlib.util.LazyLoader(spec.loader)
+        wave = importlib.util.module_from_spec(spec)
+        sys.modules["wave"] = wave
+        spec.loader.exec_module(wave)
+        held = {"module": wave}
+    """)
+    captured = notebook.capture("wave.Error.__name__, held['module'] is wave")
+    assert object.__getattribute__(notebook.names["wave"], "__dict__").get("Error") is None
+    assert ranks.run(captured).value == ("Error", True)
+
+
+def test_without_history_modules_travel_as_values(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("import xml.etree.ElementTree, os as system\nfrom functools import *")
+    notebook.history.clear()
+    rank = ranks.run(
+        notebook.capture(
+            "[xml.etree.ElementTree.Element('a').tag, system.sep, reduce(max, [1, 3, 2])]"
+        )
+    )
+    assert rank.value == ["a", "/", 3]
+
+
+# ── the notebook's classes are the rank's ────────────────────────────────────────────────────────
+
+
+def test_plain_pickle_and_torch_save_find_notebook_classes(
+    notebook: Notebook, ranks: Ranks, tmp_path: Path
+) -> None:
+    notebook.cell("""
+        import torch, enum, typing
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = torch.nn.Linear(2, 2)
+            def forward(self, x): return self.lin(x)
+        class Outer:
+            class Inner: pass
+        class Color(enum.Enum): RED = 1
+        class Pair(typing.NamedTuple):
+            a: int
+        net, box = Net(), {"deep": [Outer.Inner(), Color.RED, Pair(1)]}
+    """)
+    rank = ranks.run(
+        notebook.capture(f"""
+        import pickle
+        torch.save(net, {str(tmp_path / "net.pt")!r})
+        assert box["deep"][1] is Color.RED
+        class Mine(Net): pass
+        pickle.dumps(box), box, net, Mine()
+    """)
+    )
+    dumped, box, net, mine = rank.value
+    names = notebook.names
+    loaded = torch.load(tmp_path / "net.pt", weights_only=False)
+    assert type(loaded) is names["Net"] is type(net)
+    assert isinstance(mine, names["Net"]) and type(mine).__name__ == "Mine"
+    for deep in (pickle.loads(dumped)["deep"], box["deep"]):
+        assert type(deep[0]) is names["Outer"].Inner
+        assert deep[1] is names["Color"].RED
+        assert type(deep[2]) is names["Pair"]
+
+
+def test_a_class_reached_through_an_instance_alone(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        import collections
+        factor = 2
+        def helper(x): return x * factor
+        class Thing:
+            def __init__(self): self.v = 1
+            def __setstate__(self, state): self.v = helper(state["v"])
+        thing = collections.deque([collections.deque([Thing()])])
+    """)
+    rank = ranks.run(
+        notebook.capture("""
+        import pickle
+        len(pickle.dumps(thing)) > 0, thing[0][0].v, sorted(n for n in globals() if n[0] != "_")
+    """)
+    )
+    assert rank.value == (True, 2, ["Thing", "factor", "helper", "pickle", "thing"])
+
+
+def test_calls_from_python(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        import math
+        k = 2
+        def f(x, y=1): return math.floor(x * k) + y
+        class A:
+            def m(self, x): return f(x)
+        async def later(): return k
+    """)
+    names = notebook.names
+    calls = [
+        (names["f"], (1.5,), {"y": 2}, 5),
+        (names["A"]().m, (2,), {}, 5),
+        (lambda x: x, ([1],), {}, [1]),
+        (np.sum, ([1, 2],), {}, 3),
+        (names["later"], (), {}, 2),
+    ]
+    for function, args, kwargs, expected in calls:
+        captured = capture_call(function, args, kwargs, namespace=names, history=notebook.history)
+        assert ranks.run(captured).value == expected
+
+
+def test_objects_that_pickle_alone_cannot_take(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        import contextlib, enum, functools, typing, torch
+        class Lazy:
+            @functools.cached_property
+            def x(self): return 5
+        @functools.lru_cache(maxsize=3)
+        def fib(n): return n if n < 2 else fib(n - 1) + fib(n - 2)
+        @functools.singledispatch
+        def kind(x): return "object"
+        @kind.register
+        def _(x: int): return "int"
+        @contextlib.contextmanager
+        def managed(): yield 3
+        @torch.no_grad()
+        def frozen(): return not torch.is_grad_enabled()
+        registry = {}
+        class Base:
+            def __init_subclass__(cls, key, **options):
+                super().__init_subclass__(**options)
+                registry[key] = cls
+        class Sub(Base, key="s"): pass
+        class Outer:
+            class Flag(enum.IntFlag):
+                A = 1
+                B = 2
+        UserId = typing.NewType("UserId", int)
+        T = typing.TypeVar("T")
+        class Box(typing.Generic[T]): pass
+        box = Box[int]()
+    """)
+    rank = ranks.run(
+        notebook.capture("""
+        import pickle
+        with managed() as got: pass
+        assert registry == {"s": Sub} and pickle.loads(pickle.dumps(fib)) is fib
+        %time timed = got + 1
+        Lazy().x, fib(10), kind(1), kind(""), frozen(), timed, UserId(3), Outer.Flag.A | Outer.Flag.B, box
+    """)
+    )
+    *values, flags, box = rank.value
+    assert values == [5, 55, "int", "object", True, 4, 3]
+    assert flags is notebook.names["Outer"].Flag(3)
+    assert type(box) is notebook.names["Box"]
+
+
+def test_spawned_pools_send_notebook_objects_back(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        from concurrent.futures import ProcessPoolExecutor
+        import multiprocessing
+        k = 5
+        class Result:
+            def __init__(self, v): self.v = v
+        def work(x):
+            global k
+            k += 1
+            return Result(x + k)
+    """)
+    rank = ranks.run(
+        notebook.capture("""
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver")) as pool:
+            found = list(pool.map(work, [1, 2]))
+        k, [type(r) is Result for r in found], len(found)
+    """)
+    )
+    assert rank.value == (5, [True, True], 2)
+
+
+# ── the cell's text ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_tracebacks_show_the_notebook(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("def fails(x):\n    return 1 / x  # here")
+    captured = notebook.capture("a = 1\n\nfails(\n   0)")
+    with pytest.raises(RankError) as caught:
+        ranks.run(captured)
+    text = str(caught.value)
+    assert '"<cell 9>", line 4, in <module>\n    fails(' in text
+    assert "return 1 / x  # here" in text
+    assert sorted(captured.cells.values()) == ["Cell In[1]", "Cell In[9]"]
+
+
+def test_awaiting_and_shell_lines(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("import asyncio\nname = 'world'; n = 2")
+    rank = ranks.run(
+        notebook.capture("""
+
+        !echo hello {name} $n $HOME_NOT_SET '{n + 1}'
+        lines = !printf 'a\\nb'
+        display({"x": 1})
+        await asyncio.sleep(0)
+        x = await asyncio.sleep(0, lines)
+        x
+    """)
+    )
+    assert rank.stdout == "hello world 2 3\n{'x': 1}\n"
+    assert rank.value == ["a", "b"]
+    assert rank.modules == []
+
+
+def test_inspect_and_postponed_annotations(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("from __future__ import annotations")
+    notebook.cell("import inspect\ndef f(x):\n    return x  # shown")
+    rank = ranks.run(
+        notebook.capture("""
+        def g(x: NotDefinedAnywhere): return x
+        inspect.getsource(f), inspect.getsource(g), g.__annotations__
+    """)
+    )
+    source, own, annotations = rank.value
+    assert "# shown" in source and own.startswith("def g(x: Not")
+    assert annotations == {"x": "NotDefinedAnywhere"}
+
+
+def test_plain_ipython_objects_stay_home(notebook: Notebook, ranks: Ranks) -> None:
+    rank = ranks.run(
+        notebook.capture("""
+        with open("/dev/null") as file: text = file.read()
+        (text, type(get_ipython()).__name__)
+    """)
+    )
+    assert rank.value == ("", "RankShell") and rank.modules == []
+
+
+# ── children ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_spawned_loader_workers_know_notebook_classes(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+        from typing import NamedTuple
+        offset = 10
+        class Item(NamedTuple):
+            x: torch.Tensor
+        def collate(items): return Item(torch.stack(items))
+        class Data(Dataset):
+            def __len__(self): return 4
+            def __getitem__(self, i): return torch.tensor(i + offset)
+    """)
+    rank = ranks.run(
+        notebook.capture("""
+        class Here(Data):
+            def __getitem__(self, i): return super().__getitem__(i) + shift
+        shift = 100
+        found = []
+        for data in (Data(), Here()):
+            for batch in DataLoader(data, 2, num_workers=2, collate_fn=collate,
+                                    multiprocessing_context="spawn"):
+                assert type(batch) is Item
+                found += batch.x.tolist()
+        found
+    """)
+    )
+    assert rank.value == [10, 11, 12, 13, 110, 111, 112, 113]
+
+
+def test_io_buffers_are_no_open_files(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.names["held"] = io.BytesIO(b"x")
+    notebook.cell("import sys\ndef say(text, file=sys.stdout): print(text, file=file)")
+    rank = ranks.run(notebook.capture("say(held.getvalue())"))
+    assert rank.stdout == "b'x'\n"

@@ -1,0 +1,188 @@
+"""What cannot travel is named before anything starts, with the line that uses it and the remedy."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hydrogen_magic.capture import capture_script
+from hydrogen_magic.errors import CaptureError
+from tests.capture_rig import Notebook, open_notebook
+
+
+@pytest.fixture
+def notebook() -> Iterator[Notebook]:
+    with open_notebook() as notebook:
+        yield notebook
+
+
+def refusal(notebook: Notebook, text: str, **options: object) -> str:
+    started = time.monotonic()
+    with pytest.raises(CaptureError) as caught:
+        notebook.capture(text, **options)
+    assert time.monotonic() - started < 1.0
+    return str(caught.value)
+
+
+# ── undefined names ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_undefined_in_the_cell(notebook: Notebook) -> None:
+    notebook.cell("learning_rate = 1")
+    message = refusal(notebook, "a = 1\nprint(a,\n  learning_rat)")
+    assert "`learning_rat`, line 4: learning_rat)" in message
+    assert "did you mean `learning_rate`?" in message
+
+
+def test_undefined_in_a_function_of_another_cell(notebook: Notebook) -> None:
+    notebook.cell("import functools\nunrelated = 1")
+    notebook.cell("""
+        def normalize(x):
+            y = x
+            return y * scale
+        class Net:
+            @functools.lru_cache
+            def forward(self, x):
+                return [normalize(i) for i in x]
+        nets = {"a": Net}
+    """)
+    message = refusal(notebook, "nets['a']().forward([1])")
+    assert "`scale`, used by normalize() in Cell In[2], line 3, is not defined" in message
+    notebook.capture("scale = 2\nnets['a']().forward([1])")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "try:\n    maybe\nexcept NameError:\n    maybe = 1",
+        "def f():\n    global late\n    late = 1\nf(); late",
+        "def f(): return later()\ndef later(): return f",
+        "class A:\n    x = 1\n    y = x\n    def m(self): return __class__, A",
+        "[i for i in range(3) if (last := i)]; last",
+        "import os.path as p; from math import sin as s; p, s",
+        "for i in []: pass\nprint(i)",
+        "with open('x') as f, open('y'): f",
+        "match 1:\n    case {'a': b, **rest}: b, rest\n    case [c, *d]: c, d",
+        "f = lambda a, *b, c=1, **d: (a, b, c, d); f",
+        "async def g():\n    async for x in y(): yield x\nasync def y(): yield 1\nawait g().__anext__()",
+        "from os.path import *\njoin('a', 'b')",
+        "def f(a: int, *, b: str = 'x') -> list[int]: return {k: v for k, v in a}",
+        "!echo {not_here} $HOME ${x}\nfiles = !ls\n%cd .\nfiles",
+        "%timeit -n1 x = 1",
+        "del_me = 1\ndel del_me\n__name__, __builtins__, NotImplemented, display, get_ipython",
+        "x: int = 1\nx",
+    ],
+)
+def test_valid_cells_pass(notebook: Notebook, text: str) -> None:
+    notebook.capture(text)
+
+
+def test_missing_out_name(notebook: Notebook) -> None:
+    message = refusal(notebook, "model = 1", out=["modle"])
+    assert message == "`modle` (--out) is assigned nowhere in the cell; did you mean `model`?"
+
+
+def test_syntax_error_has_the_visible_line(notebook: Notebook) -> None:
+    with pytest.raises(SyntaxError) as caught:
+        notebook.capture("a = 1\nb = = 2")
+    assert caught.value.lineno == 3 and caught.value.filename == "<cell 9>"
+
+
+# ── values that cannot travel ────────────────────────────────────────────────────────────────────
+
+UNPICKLABLE = {
+    "import threading; x = threading.Lock()": ("`x` (_thread.lock)", "create it inside the cell"),
+    "import threading\nclass M: pass\nx = M(); x.lock = threading.RLock()": (
+        "`x.lock` (_thread.RLock)",
+        "__getstate__",
+    ),
+    "import threading; x = [{'e': threading.Event()}]": (
+        "`x[0]['e']._cond._lock` (_thread.lock)",
+        "create it inside the cell",
+    ),
+    "x = (i for i in [])": ("`x` (generator)", "list"),
+    "import socket; x = s = socket.socket()": ("`x` (socket.socket)", "open it inside the cell"),
+    "x = s = open('/etc/hostname')": ("`x` (_io.TextIOWrapper)", "open it inside the cell"),
+    "x = s = open('/etc/hostname', 'rb')": ("`x` (_io.BufferedReader)", "open it inside the cell"),
+    "import sqlite3; x = s = sqlite3.connect(':memory:')": (
+        "`x` (sqlite3.Connection)",
+        "open the connection inside the cell",
+    ),
+    "def make():\n    import threading; lock = threading.Lock()\n    def f(): return lock\n    return f\n"
+    "x = make()": ("`x()'s variable lock` (_thread.lock)", "create it inside the cell"),
+    "x = []\nfor _ in range(100_000): x = [x]": ("`x` (list)", "nested too deeply"),
+    "class Deep:\n    def __reduce__(self): return (list, ([Deep()],))\nx = Deep()": (
+        "`x` (Deep)",
+        "RecursionError",
+    ),
+    "class Bad:\n    def __getstate__(self): raise OSError('no')\nx = Bad()": (
+        "`x` (Bad)",
+        "OSError: no",
+    ),
+}
+
+
+@pytest.mark.parametrize("setup", UNPICKLABLE)
+def test_unpicklable_values_are_named(notebook: Notebook, setup: str) -> None:
+    notebook.cell(setup)
+    found, remedy = UNPICKLABLE[setup]
+    message = refusal(notebook, "a = 1\nprint(x)")
+    assert found in message and remedy in message and "line 3: print(x)" in message
+    if "s" in notebook.names:
+        notebook.names["s"].close()
+
+
+def test_through_a_function(notebook: Notebook) -> None:
+    notebook.cell("import threading; lock = threading.Lock()\ndef f():\n    with lock: pass")
+    assert "(used by f() in Cell In[1], line 3)" in refusal(notebook, "f()")
+
+
+def test_spark_is_refused(notebook: Notebook) -> None:
+    pytest.importorskip("pyspark")
+    notebook.cell("""
+        from pyspark import SparkContext
+        from pyspark.sql import SparkSession
+        x = {"sc": SparkContext.__new__(SparkContext), "s": SparkSession.__new__(SparkSession)}
+    """)
+    assert "`x['sc']`" in (message := refusal(notebook, "x")) and "SparkContext" in message
+    notebook.cell("del x['sc']")
+    assert "SparkSession lives in the notebook's process alone" in refusal(notebook, "x")
+
+
+def test_too_large_names_the_biggest(notebook: Notebook) -> None:
+    notebook.cell("""
+        import numpy as np
+        big, small = np.zeros(10 << 20, np.uint8), np.zeros(1 << 20, np.uint8)
+        texts = ["x" * 1000 + str(i) for i in range(20_000)]
+    """)
+    message = refusal(notebook, "big, small", max_closure_bytes=8 << 20)
+    assert "`big` 10 MiB, `small` 1 MiB" in message and "--max-closure" in message
+    assert "`texts`" in refusal(notebook, "texts", max_closure_bytes=8 << 20)
+
+
+def test_much_is_a_warning_and_costs_no_copy(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.names["path"] = str(tmp_path / "sparse")
+    notebook.cell("""
+        import numpy as np
+        huge = np.memmap(path, np.uint8, "w+", shape=(4 << 30,))
+        half = huge[: 300 << 20]
+    """)
+    message = refusal(notebook, "huge.sum()")
+    assert "4.0 GiB" in message
+    (warning,) = notebook.capture("half.sum()").warnings
+    assert "300 MiB" in warning
+
+
+def test_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(CaptureError, match=r"did you mean train\.py"):
+        capture_script("trian.py", [], as_module=False)
+    with pytest.raises(CaptureError, match=r"no module train\.py"):
+        capture_script("train.py", [], as_module=True)
+    with pytest.raises(CaptureError, match=r"no module json\.nothing"):
+        capture_script("json.nothing", [], as_module=True)
+    capture_script("json.tool", [], as_module=True)

@@ -1,0 +1,247 @@
+"""Local modules travel as they are on disk now; scripts and modules run as Python runs them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hydrogen_magic import parcel
+from hydrogen_magic.capture import capture_call, capture_script
+from hydrogen_magic.errors import CaptureError
+from hydrogen_magic.worker import namespace
+from tests.capture_rig import Notebook, RankError, Ranks, open_notebook, write
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    ranks = Ranks()
+    yield ranks
+    ranks.close()
+
+
+@pytest.fixture
+def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with open_notebook() as notebook:
+        yield notebook
+
+
+PACKAGE = {
+    "pkg/__init__.py": "from .core import Model, VERSION",
+    "pkg/core.py": """
+        from . import deep
+        from .deep.leaf import LEAF
+        import beside
+        VERSION = 1
+        class Model:
+            def __init__(self): self.x = 1
+            def version(self): return (1, LEAF, beside.NAME)
+        def decorator(function):
+            def wrapper(*args): return (VERSION, function(*args))
+            return wrapper
+    """,
+    "pkg/deep/__init__.py": "",
+    "pkg/deep/leaf.py": "LEAF = 'leaf'",
+    "pkg/data.txt": "hello",
+    "beside.py": "NAME = 'beside'",
+    "only_in_cell.py": "import namespaced.inner\nNAME = namespaced.inner.NAME",
+    "namespaced/inner.py": "NAME = 'inner'",
+}
+
+
+def test_a_package_edited_after_its_import(
+    notebook: Notebook, ranks: Ranks, tmp_path: Path
+) -> None:
+    write(tmp_path, PACKAGE)
+    notebook.cell("""
+        import pkg
+        from pkg import Model
+        from pkg.core import decorator
+        model = Model()
+        @decorator
+        def f(x): return x + 1
+    """)
+    core = tmp_path / "pkg/core.py"
+    core.write_text(
+        core.read_text().replace("VERSION = 1", "VERSION = 2").replace("(1, L", "(2, L")
+    )
+    captured = notebook.capture("""
+        import only_in_cell, inspect, os, pickle, sys
+        assert type(model) is Model is pkg.Model
+        assert inspect.getsource(Model.version).count("(2, LEAF")
+        text = open(os.path.join(os.path.dirname(pkg.__file__), "data.txt")).read()
+        pickle.loads(pickle.dumps(model))
+        model.version(), pkg.VERSION, f(1), only_in_cell.NAME, text, model
+    """)
+    kinds = {item.name for item in captured.inventory if item.kind == "module"}
+    assert {"pkg", "pkg.core", "pkg.deep.leaf", "beside", "namespaced.inner"} <= kinds
+    assert not any(name.startswith(("pkg", "hydrogen_magic")) for name in captured.preload)
+    for path in tmp_path.rglob("*.py"):
+        path.rename(path.with_suffix(".gone"))
+    *values, model = ranks.run(captured).value
+    assert values == [(2, "leaf", "beside"), 2, (2, 2), "inner", "hello"]
+    assert type(model) is notebook.names["Model"]
+
+
+def test_a_reloaded_module(notebook: Notebook, ranks: Ranks, tmp_path: Path) -> None:
+    write(tmp_path, {"mod.py": "class A:\n    def v(self): return 1"})
+    notebook.cell("import importlib, mod\na = mod.A()")
+    write(tmp_path, {"mod.py": "class A:\n    def v(self): return 'new'"})
+    notebook.cell("importlib.reload(mod)")
+    assert ranks.run(notebook.capture("a.v(), isinstance(a, mod.A)")).value == ("new", True)
+
+
+def test_an_error_in_a_local_module_shows_its_line(
+    notebook: Notebook, ranks: Ranks, tmp_path: Path
+) -> None:
+    write(tmp_path, {"broken.py": "def f():\n    raise KeyError('here')  # this line"})
+    notebook.cell("import broken")
+    captured = notebook.capture("broken.f()")
+    (tmp_path / "broken.py").unlink()
+    with pytest.raises(RankError, match=r"broken.py\", line 2, in f\n.*# this line"):
+        ranks.run(captured)
+
+
+def test_a_call_of_a_local_function(notebook: Notebook, ranks: Ranks, tmp_path: Path) -> None:
+    write(tmp_path, {"jobs.py": "def work(x): return helper(x)\ndef helper(x): return x + 1"})
+    import jobs  # type: ignore[import-not-found]
+
+    captured = capture_call(jobs.work, (1,), {})
+    (tmp_path / "jobs.py").unlink()
+    assert ranks.run(captured).value == 2
+
+
+def test_preload_names_what_ranks_import(notebook: Notebook) -> None:
+    notebook.cell("""
+        import torch, json
+        import numpy as np
+        import numpy.linalg
+        net = torch.nn.Linear(1, 1)
+        def f():
+            import torch.utils.data
+            from cloudpickle import dumps
+    """)
+    preload = notebook.capture("import psutil\nf(), net, np.linalg, json").preload
+    expected = {"numpy", "numpy.linalg", "torch.utils.data", "cloudpickle", "psutil"}
+    assert expected | {"torch.nn.modules.linear"} <= set(preload)
+    assert "json" not in preload
+
+
+# ── failures on the rank ─────────────────────────────────────────────────────────────────────────
+
+
+def test_what_fails_while_loading_is_raised_as_it_is(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        def boom(): raise LookupError("while loading")
+        class Bomb:
+            def __reduce__(self): return boom, ()
+        bomb = Bomb()
+    """)
+    with pytest.raises(RankError, match="LookupError: while loading"):
+        ranks.run(notebook.capture("bomb"))
+
+
+@pytest.mark.parametrize(
+    ("text", "out", "message"),
+    [
+        ("if 0: model = 1\nmodels = 2", ["model"], r"`model` \(--out\) does not exist.*: models"),
+        ("import threading\nx = [threading.Lock()]", ["x"], r"`x\[0\]` \(_thread.lock\)"),
+        ("(i for i in [])", [], r"last expression cannot come back: `value` \(generator\)"),
+    ],
+)
+def test_results_that_cannot_come_back(
+    notebook: Notebook, ranks: Ranks, text: str, out: list[str], message: str
+) -> None:
+    with pytest.raises(RankError, match=message):
+        ranks.run(notebook.capture(text, out=out))
+
+
+# ── scripts ──────────────────────────────────────────────────────────────────────────────────────
+
+SCRIPT = """
+import json, os, pickle, sys, helper
+class Local: pass
+if __name__ == "__main__":
+    assert sys.modules["__main__"].Local is Local
+    pickle.loads(pickle.dumps(Local()))
+    found = [sys.argv, os.path.basename(__file__), os.path.basename(sys.path[0]), helper.NAME]
+    print(json.dumps(found))
+"""
+
+
+def test_a_script_runs_as_main(notebook: Notebook, ranks: Ranks, tmp_path: Path) -> None:
+    write(tmp_path, {"jobs/train.py": SCRIPT, "jobs/helper.py": "NAME = 'helper'"})
+    rank = ranks.run(capture_script("jobs/train.py", ["--lr", "1"], as_module=False))
+    assert rank.stdout == '[["jobs/train.py", "--lr", "1"], "train.py", "jobs", "helper"]\n'
+
+
+def test_a_module_runs_as_main(notebook: Notebook, ranks: Ranks, tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "app/__init__.py": "",
+            "app/__main__.py": "from . import x\nimport sys\n"
+            "print(x.N, __name__, __package__, sys.argv[1:])\nsys.exit(3)",
+            "app/x.py": "N = 1",
+        },
+    )
+    captured = capture_script("app", ["a"], as_module=True)
+    assert "app" not in sys.modules
+    with pytest.raises(RankError, match="SystemExit: 3"):
+        ranks.run(captured)
+
+
+# ── one rank inside the kernel ───────────────────────────────────────────────────────────────────
+
+
+def test_inline_leaves_the_notebook_alone(notebook: Notebook) -> None:
+    notebook.cell("""
+        import numpy as np
+        data = np.zeros(10_000); items = [1]
+        class A:
+            def get(self): return items
+        a = A()
+        def f(): items.append(2); data[0] = 1; return a.get()
+    """)
+    method = notebook.names["A"].get
+    before = dict(notebook.names), list(sys.meta_path)
+    loaded = namespace.load(
+        notebook.capture("x = 1\nf(), a", out=["x"]).parcel, types.ModuleType("__main__")
+    )
+    result = parcel.unpack(loaded.collect(loaded.run()))
+    assert result["value"][0] == [1, 2] and result["out"] == {"x": 1}
+    assert type(result["value"][1]) is notebook.names["A"]
+    assert sys.modules["__main__"] is notebook.module
+    assert (dict(notebook.names), list(sys.meta_path)) == before
+    assert notebook.names["A"].get is method
+    assert notebook.names["items"] == [1] and not notebook.names["data"].any()
+
+
+def test_capture_changes_nothing(notebook: Notebook) -> None:
+    notebook.cell("""
+        calls = []
+        class Counted:
+            def __reduce__(self):
+                calls.append(1)
+                return Counted, ()
+        c = Counted()
+    """)
+    names, descriptors = dict(notebook.names), os.listdir("/proc/self/fd")
+    notebook.capture("c")
+    assert notebook.names["calls"] == [1], "user code ran more than once"
+    assert dict(notebook.names) == names and os.listdir("/proc/self/fd") == descriptors
+
+
+def test_a_parcel_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="closure"):
+        namespace.load(parcel.pack(np.zeros(3)))
+    with pytest.raises(TypeError, match="not callable"):
+        capture_call(3, (), {})  # type: ignore[arg-type]
+    assert issubclass(CaptureError, Exception)

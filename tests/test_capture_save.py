@@ -1,0 +1,105 @@
+"""``--save`` writes a script that torchrun runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hydrogen_magic.capture import CellText, write_script
+from hydrogen_magic.errors import CaptureError
+from tests.capture_rig import Notebook, open_notebook, write
+
+
+@pytest.fixture
+def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    with open_notebook() as notebook:
+        yield notebook
+
+
+def save(notebook: Notebook, text: str, path: str | Path) -> None:
+    cell = CellText(text, "<cell 9>", "Cell In[9]", 2, notebook.shell.transform_cell)
+    write_script(path, cell, notebook.names, notebook.history)
+
+
+def test_torchrun_runs_the_saved_cell(notebook: Notebook, tmp_path: Path) -> None:
+    write(tmp_path, {"lib/beside.py": "def name(): return 'beside'"})
+    sys.path.insert(0, str(tmp_path / "lib"))
+    notebook.cell("""
+        import functools
+        import torch
+        import torch.distributed as dist
+        from torch import nn
+        import dataclasses
+        import beside
+    """)
+    notebook.cell("""
+        scale = 2
+        options = {"lr": 0.5, "names": ["a"]}
+        def timed(function):
+            @functools.wraps(function)
+            def wrapper(*args): return function(*args)
+            return wrapper
+        class Base(nn.Module):
+            pass
+        @dataclasses.dataclass
+        class Point:
+            x: int
+        class Net(Base):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(2, 2)
+            @timed
+            def forward(self, x): return self.lin(x) * scale
+        @timed
+        def evaluate(x, net=None): return (net or globals()["net"])(x)
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=options["lr"])
+        point = Point(3)
+    """)
+    text = (
+        "dist.init_process_group('gloo')\n"
+        "assert optimizer.param_groups[0]['params'][0] is net.lin.weight\n"
+        "assert type(net) is Net and isinstance(net, Base) and point == Point(3)\n"
+        "one = torch.ones(1); dist.all_reduce(one)\n"
+        "found = int(one), tuple(evaluate(torch.ones(1, 2)).shape), beside.name()\n"
+        "open(f'out-{dist.get_rank()}', 'w').write(repr(found))\n"
+        "dist.destroy_process_group()\n"
+        "one"
+    )
+    save(notebook, text, tmp_path / "saved.py")
+    save(notebook, text, tmp_path / "saved.py")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "saved.py"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    outputs = sorted(tmp_path.glob("out-*"))
+    assert [path.read_text() for path in outputs] == ["(2, (1, 2), 'beside')"] * 2, done.stderr
+    for path in outputs:
+        path.unlink()
+    assert sorted(p.name for p in tmp_path.iterdir() if p.is_file()) == [
+        "saved.data.pkl",
+        "saved.py",
+    ]
+
+
+def test_what_cannot_stand_in_a_script(notebook: Notebook, tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"line 3 \(`!ls`\)"):
+        save(notebook, "x = 1\n!ls\n", "s.py")
+    with pytest.raises(CaptureError, match="no directory"):
+        save(notebook, "x = 1", "nowhere/s.py")
+    exec("def f(): pass", notebook.names)
+    with pytest.raises(CaptureError, match="`f` cannot be saved: its source is not known"):
+        save(notebook, "f()", "s.py")
+    (tmp_path / "mine.py").write_text("precious")
+    with pytest.raises(CaptureError, match="was not written by --save"):
+        save(notebook, "x = 1", "mine.py")
+    assert (tmp_path / "mine.py").read_text() == "precious"
+    assert not (tmp_path / "s.py").exists()
