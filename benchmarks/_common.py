@@ -1,0 +1,183 @@
+"""What the benchmarks share: peers that may be missing, rounds in turn, the table at the end."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FORK_FLOOR = Path(__file__).with_name("_fork_floor.py")
+
+
+@dataclass
+class Peer:
+    """One way to do what is measured."""
+
+    name: str
+    measure: Callable[[], float]
+    """Does it once and returns seconds by a monotonic clock."""
+    missing: str = ""
+    """Why it cannot run here; empty when it can."""
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.seconds)
+
+
+def lacks(module: str) -> str:
+    """Return why ``module`` cannot be used, empty when it is installed."""
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError:  # of its parent package
+        found = None
+    return "" if found else f"{module} is not installed"
+
+
+def parse_arguments(description: str, rounds: int, quick_rounds: int) -> argparse.Namespace:
+    """Parse ``--rounds``, ``--quick`` and ``--only``; ``rounds`` is set in every case."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, help=f"default {rounds}")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds and smaller sizes")
+    parser.add_argument("--only", nargs="+", default=(), help="peers whose names contain this")
+    found = parser.parse_args()
+    found.rounds = found.rounds or (quick_rounds if found.quick else rounds)
+    return found
+
+
+def chosen(peers: Sequence[Peer], only: Sequence[str]) -> list[Peer]:
+    """Return the peers that were asked for, all without ``only``."""
+    return [peer for peer in peers if not only or any(word in peer.name for word in only)]
+
+
+def round_robin(peers: Sequence[Peer], rounds: int) -> None:
+    """Measure every peer once in each round, so that a busy minute of the machine hits all alike.
+
+    The order is reversed in every other round. A peer that fails is out from then on, and says why.
+    """
+    for number in range(rounds):
+        for peer in peers if number % 2 == 0 else list(reversed(peers)):
+            if not peer.missing:
+                _measure_once(peer)
+        print(f"  round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+
+
+def _measure_once(peer: Peer) -> None:
+    environment = dict(os.environ)  # some launchers leave theirs behind, and the next would pay
+    try:
+        peer.seconds.append(peer.measure())
+    except Exception as error:  # a peer's failure is a result of the comparison, not its end
+        peer.missing = f"failed: {type(error).__name__}: {str(error).strip().splitlines()[-1:]}"
+    finally:
+        os.environ.clear()
+        os.environ.update(environment)
+
+
+def print_table(title: str, peers: Sequence[Peer], floor: str) -> None:
+    """Print medians, spreads and ratios to the peer named ``floor``."""
+    base = next((peer.median_s for peer in peers if peer.name == floor and peer.seconds), None)
+    print(f"\n{title}\n")
+    print(f"| {'way':28} | n | median s | min to max s    | x {floor} |")
+    print(f"|{'-' * 30}|---|----------|-----------------|{'-' * (len(floor) + 4)}|")
+    for peer in sorted(peers, key=lambda peer: peer.median_s if peer.seconds else float("inf")):
+        if not peer.seconds:
+            print(f"| {peer.name:28} | not measured: {peer.missing or 'no round'} |")
+            continue
+        ratio = f"{peer.median_s / base:.2f}" if base else "-"
+        spread = f"{min(peer.seconds):.3f} to {max(peer.seconds):.3f}"
+        n = len(peer.seconds)
+        print(f"| {peer.name:28} | {n} | {peer.median_s:8.3f} | {spread:15} | {ratio:>5} |")
+
+
+def machine() -> str:
+    """Return one line about where this was measured."""
+    import torch
+
+    load = os.getloadavg()[0]
+    return f"{os.cpu_count()} cores, torch {torch.__version__}, load {load:.1f} at the start"
+
+
+def shown_elsewhere() -> contextlib.AbstractContextManager[Any]:
+    """Let the product's view draw as ever, but on standard error: the table stays clean."""
+    return contextlib.redirect_stdout(sys.stderr)
+
+
+# ── pieces that several peers need ───────────────────────────────────────────────────────────────
+
+
+def free_port() -> int:
+    """Return a port that was free a moment ago: what peers that want a fixed one are given."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def answer_file() -> Iterator[Path]:
+    """Give a path for rank 0's answer, for launchers that return no value."""
+    with tempfile.TemporaryDirectory(prefix="hydrogen-bench-") as folder:
+        yield Path(folder) / "answer.json"
+
+
+def torchrun(script: Path, *arguments: str, np: int = 2) -> None:
+    """Run ``script`` by torchrun on this machine and wait for it."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={np}", str(script), *arguments]
+    quiet = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=quiet, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+
+
+class ForkFloor:
+    """A server that has imported torch and forks ranks on request: nothing can launch much faster.
+
+    It has no supervision, no output, no capture and no way to end a rank.
+    """
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(FORK_FLOOR)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        self._read()
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+    def all_reduce(self, np: int) -> float:
+        """Fork ``np`` ranks, all_reduce once, and return the sum that rank 0 has."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"np": np, "port": free_port()}) + "\n")
+        self._process.stdin.flush()
+        return float(self._read()["sum"])
+
+    def settled(self) -> None:
+        """Wait until the ranks of the last request have exited."""
+        self._read()
+
+    def close(self) -> None:
+        self._process.communicate(timeout=10)
+
+
+def timed(call: Callable[[], Any]) -> float:
+    """Return how long ``call`` takes, in seconds."""
+    start = time.monotonic()
+    call()
+    return time.monotonic() - start

@@ -1,0 +1,196 @@
+"""Launch: from the call to rank 0's result after one all_reduce, two ranks on this machine.
+
+    python benchmarks/launch.py --rounds 5
+
+The caller has imported torch, as a notebook has. ``warm`` is the second and every later launch of
+a kernel, ``cold`` the first one of a fresh process (interpreter and torch import not counted).
+Launchers without a return value have rank 0 write a file, read when their call returns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from _common import (
+    ForkFloor,
+    Peer,
+    answer_file,
+    chosen,
+    free_port,
+    lacks,
+    machine,
+    parse_arguments,
+    print_table,
+    round_robin,
+    shown_elsewhere,
+    timed,
+    torchrun,
+)
+
+NP = 2
+
+
+def all_reduce_once(path: str = "") -> float:
+    """What every rank runs. Returns the number of ranks; rank 0 also writes it to ``path``."""
+    import json
+    import os
+
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    ones = torch.ones(1)
+    dist.all_reduce(ones)
+    if path and os.environ.get("RANK") == "0":
+        with open(path, "w") as file:
+            json.dump(ones.item(), file)
+    dist.destroy_process_group()
+    return ones.item()
+
+
+def checked(call: Callable[[], Any]) -> float:
+    """Time ``call``, which must return the number of ranks."""
+    answers: list[Any] = []
+    seconds = timed(lambda: answers.append(call()))
+    assert answers == [NP], answers
+    return seconds
+
+
+def by_file(launch: Callable[[str], Any]) -> float:
+    """Time a launcher that returns nothing: its call, and reading what rank 0 wrote."""
+    with answer_file() as path:
+
+        def call() -> Any:
+            launch(str(path))
+            return json.loads(path.read_text())
+
+        return checked(call)
+
+
+# ── the ways ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def product_warm() -> float:
+    import hydrogen_magic as hm
+
+    with shown_elsewhere():
+        return checked(lambda: hm.run(all_reduce_once, np=NP))
+
+
+def product_cold() -> float:
+    command = [sys.executable, __file__, "--one-cold-launch"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    return float(done.stdout.split()[-1])
+
+
+def one_cold_launch() -> None:
+    """Run in a process of its own: the first launch after ``import torch``."""
+    import torch  # noqa: F401 - a notebook that trains has imported it
+
+    print(product_warm())
+
+
+def notebook_launcher() -> float:
+    # Forks this process, which therefore must never initialise CUDA or a process group itself.
+    from accelerate import notebook_launcher as launch
+
+    def call(path: str) -> None:
+        port = str(free_port())
+        launch(all_reduce_once, (path,), num_processes=NP, use_port=port)
+
+    return by_file(_quietly(call))
+
+
+def torch_distributor() -> float:
+    # Insists on a Spark session, which main() has started.
+    from pyspark.ml.torch.distributor import TorchDistributor
+
+    distributor = TorchDistributor(num_processes=NP, local_mode=True, use_gpu=False)
+    return checked(lambda: distributor.run(all_reduce_once))
+
+
+def torchrunx() -> float:
+    import torchrunx
+
+    os.environ["TORCHRUNX_LOG_DIR"] = ""  # or it writes a folder of logs where it is called
+    launcher = torchrunx.Launcher(hostnames=["localhost"], workers_per_host=NP, backend="gloo")
+    return checked(lambda: launcher.run(all_reduce_once).rank(0))
+
+
+def _quietly(call: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Send what launchers print about themselves to standard error."""
+
+    def quiet(path: str) -> None:
+        sys.stdout.flush()
+        saved = os.dup(1)
+        os.dup2(2, 1)
+        try:
+            call(path)
+        finally:
+            sys.stdout.flush()
+            os.dup2(saved, 1)
+            os.close(saved)
+
+    return quiet
+
+
+def fork_floor(floor: ForkFloor) -> Callable[[], float]:
+    def measure() -> float:
+        seconds = checked(lambda: floor.all_reduce(NP))
+        floor.settled()
+        return seconds
+
+    return measure
+
+
+def spark_session() -> Any:
+    """Start the session that TorchDistributor insists on; its seconds are not counted."""
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    return builder.config("spark.driver.bindAddress", "127.0.0.1").getOrCreate()
+
+
+def main() -> None:
+    arguments = parse_arguments(__doc__.splitlines()[0], rounds=5, quick_rounds=2)
+    import torch  # noqa: F401 - as a notebook has
+
+    floor = ForkFloor()
+    peers = [
+        Peer("fork floor", fork_floor(floor)),
+        Peer("hydrogen_magic, warm", product_warm, lacks("hydrogen_magic.runner")),
+        Peer("hydrogen_magic, cold", product_cold, lacks("hydrogen_magic.runner")),
+        Peer("notebook_launcher", notebook_launcher, lacks("accelerate")),
+        Peer("torchrun", lambda: by_file(lambda path: torchrun(Path(__file__), "--rank", path))),
+        Peer("torchrunx", torchrunx, lacks("torchrunx")),
+        Peer("TorchDistributor, local", torch_distributor, lacks("pyspark")),
+    ]
+    peers = chosen(peers, arguments.only)
+    print(f"launch: np {NP}, {machine()}", flush=True)
+    ready = {peer.name: peer for peer in peers if not peer.missing}
+    session = spark_session() if "TorchDistributor, local" in ready else None
+    if "hydrogen_magic, warm" in ready:
+        product_warm()  # the launch that makes it warm
+    round_robin(peers, arguments.rounds)
+    print_table("call to rank 0's result after one all_reduce", peers, "fork floor")
+    floor.close()
+    if session is not None:
+        session.stop()
+
+
+if __name__ == "__main__":
+    if "--rank" in sys.argv:
+        all_reduce_once(sys.argv[-1])
+    elif "--one-cold-launch" in sys.argv:
+        one_cold_launch()
+    else:
+        main()

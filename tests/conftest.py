@@ -1,0 +1,71 @@
+"""Fixtures of every test: a state directory of its own, and nothing left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import leaks
+
+leaks.mark_session()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what this machine cannot run, saying why."""
+    missing = {
+        "gpu": None if _has_gpu() else "no CUDA device",
+        "spark": _lacks("pyspark") or (None if shutil.which("java") else "no Java runtime"),
+        "horovod": _lacks("horovod"),
+        "browser": None if shutil.which("chromium") else "no chromium",
+    }
+    for item in items:
+        for marker, reason in missing.items():
+            if reason and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _has_gpu() -> bool:
+    return Path("/dev/nvidiactl").exists()
+
+
+def _lacks(module: str) -> str | None:
+    return None if importlib.util.find_spec(module) else f"{module} is not installed"
+
+
+@pytest.fixture(autouse=True)
+def hydrogen_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where this test's run records go."""
+    home = tmp_path / "hydrogen_home"
+    monkeypatch.setenv("HYDROGEN_MAGIC_HOME", str(home))
+    return home
+
+
+@pytest.fixture(scope="module")
+def warm_agents() -> Iterator[None]:
+    """Keep warm agents from test to test of a module; all of it is judged at the module's end."""
+    before = leaks.Snapshot.take()
+    yield
+    leaks.end_warm_agents()
+    _fail_on(leaks.leaks_after(before), "this module")
+
+
+@pytest.fixture(autouse=True)
+def no_leaks(request: pytest.FixtureRequest, hydrogen_home: Path) -> Iterator[None]:
+    """Nothing a test started outlives it; with ``warm_agents``, idle agents end with the module."""
+    stays_warm = "warm_agents" in request.fixturenames
+    before = leaks.Snapshot.take()
+    yield
+    if stays_warm:
+        _fail_on(leaks.settle(leaks.running_gangs, 2.0), "this test")
+        return
+    leaks.end_warm_agents()
+    _fail_on(leaks.leaks_after(before), "this test")
+
+
+def _fail_on(found: list[str], who: str) -> None:
+    if found:
+        pytest.fail(f"left behind by {who}:\n  " + "\n  ".join(found), pytrace=False)
