@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from hydrogen_magic import errors
     from hydrogen_magic.handle import Gang
-    from hydrogen_magic.runner import launch, run
+    from hydrogen_magic.runner import gangs, launch, run
     from hydrogen_magic.worker.api import (
         device,
         local_rank,
@@ -34,6 +34,7 @@ __all__ = [
     "Gang",
     "device",
     "errors",
+    "gangs",
     "launch",
     "local_rank",
     "log",
@@ -46,6 +47,7 @@ __all__ = [
 
 _HOMES = {
     "Gang": "hydrogen_magic.handle",
+    "gangs": "hydrogen_magic.runner",
     "launch": "hydrogen_magic.runner",
     "run": "hydrogen_magic.runner",
     **dict.fromkeys(

@@ -27,6 +27,7 @@ __all__ = [
     "Frame",
     "GangEnded",
     "GangLaunched",
+    "KERNEL_ENDED",
     "Metrics",
     "Notice",
     "Output",
@@ -48,6 +49,10 @@ __all__ = [
 
 class EventError(ValueError):
     """A message that is not one of ours: unknown kind, missing field, or a field of another type."""
+
+
+KERNEL_ENDED = "the kernel ended"
+"""Why a gang ended whose agent outlived the kernel for a moment: nobody has been told of it yet."""
 
 
 # ── parts of events ──────────────────────────────────────────────────────────────────────────────

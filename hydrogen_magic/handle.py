@@ -104,7 +104,7 @@ class Gang:
         before = len(self._events)
         if self._control is not None and not self._state.is_terminal:
             self._control.ask_stacks()
-            alive = {rank.rank for rank in self.ranks if rank.pid and not rank.is_over}
+            alive = {rank.rank for rank in self.ranks if not rank.is_over}
             with self._changed:
                 self._changed.wait_for(
                     lambda: alive <= self._stacks_since(before).keys(), _STACKS_S
@@ -198,8 +198,8 @@ class Gang:
 
     def _last_lines(self, rank: int) -> list[str]:
         path = self._record.path / f"rank-{rank}.log"
-        if not path.exists():
-            return final_lines(self._log(rank))[-_LAST_LINES:]
+        if not path.exists() or path.stat().st_size == 0:
+            return final_lines(self._shown(rank))[-_LAST_LINES:]
         with path.open("rb") as file:  # a log may be gigabytes long
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
             return final_lines(file.read().decode("utf-8", "replace"))[-_LAST_LINES:]
@@ -208,6 +208,9 @@ class Gang:
         path = self._record.path / f"rank-{rank}.log"
         if path.exists():
             return path.read_bytes().decode("utf-8", "replace")
+        return self._shown(rank)
+
+    def _shown(self, rank: int) -> str:
         shown = (e for e in self._events if isinstance(e, Output) and e.rank == rank)
         return "".join(event.text for event in shown)
 

@@ -40,6 +40,7 @@ __all__ = [
     "runs_dir",
     "summary",
     "unfinished",
+    "write_end",
 ]
 
 _EVENTS = "events.jsonl"
@@ -103,7 +104,7 @@ class Record:
         self.path = path
         """Directory of the run."""
         self._fd = fd
-        self._on_problem = on_problem
+        self.on_problem = on_problem
         self._lock = threading.Lock()
 
     @classmethod
@@ -146,7 +147,7 @@ class Record:
                 problem = f"the record of this run ends here: {error}"
                 self._close()
         if problem is not None:
-            self._on_problem(problem)  # outside of the lock: it may well append
+            self.on_problem(problem)  # outside of the lock: it may well append
 
     def close(self) -> None:
         """End the record. Twice is once."""
@@ -248,7 +249,7 @@ def _last_line(fd: int) -> bytes:
 
 
 def unfinished(is_alive: Callable[[str], bool]) -> list[str]:
-    """Return the runs that never ended and whose kernel is gone, newest first.
+    """Return the runs that their kernel's end cut short and that nobody was told of, newest first.
 
     ``is_alive`` tells of an owner string (:func:`owner_of_this_process`) whether it still lives.
     """
@@ -256,19 +257,24 @@ def unfinished(is_alive: Callable[[str], bool]) -> list[str]:
 
 
 def end_abandoned(gang_id: str) -> None:
-    """Write down that a run was stopped by its kernel's end, so that it is reported only once.
+    """Write down that somebody was told of a run that its kernel's end cut short."""
+    write_end(_run_dir(gang_id), "its kernel ended")
+
+
+def write_end(run_dir: Path, reason: str) -> None:
+    """Finish the record of a gang whose kernel is gone: ``STOPPED``, for ``reason``.
 
     Nothing happens where the record cannot be written; it is a courtesy.
     """
     try:
-        fd = os.open(_run_dir(gang_id) / _EVENTS, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW)
+        fd = os.open(run_dir / _EVENTS, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW)
     except OSError:
         return
     with os.fdopen(fd, "r+b") as file:
         data = file.read()
         complete = data.rfind(b"\n") + 1
-        last = complete and _decode(data[:complete].splitlines()[-1], gang_id)
-        end = ev.GangEnded(getattr(last, "at_s", 0.0), "STOPPED", "its kernel ended")
+        last = complete and _decode(data[:complete].splitlines()[-1], run_dir.name)
+        end = ev.GangEnded(getattr(last, "at_s", 0.0), "STOPPED", reason)
         try:
             file.truncate(complete)  # what a killed kernel was just writing
             file.write(json.dumps(ev.encode(end), separators=(",", ":")).encode() + b"\n")
@@ -277,7 +283,8 @@ def end_abandoned(gang_id: str) -> None:
 
 
 def _is_abandoned(found: Summary, is_alive: Callable[[str], bool]) -> bool:
-    if found.ended is not None or is_alive(found.launched.owner):
+    told = found.ended is not None and found.ended.reason != ev.KERNEL_ENDED
+    if told or is_alive(found.launched.owner):
         return False
     if _machine_of(found.launched.owner) == _machine():
         return True

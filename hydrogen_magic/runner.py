@@ -25,6 +25,7 @@ import secrets
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -46,12 +47,16 @@ _REDRAW_S = 0.1
 """Views are drawn at most this often."""
 
 _running: dict[str, Gang] = {}
+_recent: deque[Gang] = deque(maxlen=4)
+"""What a person may still want to look at; more would hold results, which may be large."""
 _known: WeakValueDictionary[str, Gang] = WeakValueDictionary()
-"""Gangs that somebody still holds: results may be large, and ended gangs have their record."""
 
 
 def gangs() -> dict[str, Gang]:
-    """Return the gangs of this kernel that run or that somebody still holds, newest last."""
+    """Return this kernel's gangs by id, newest last: those that run, the last four, and held ones.
+
+    Older ones are in the records that ``%gang`` lists.
+    """
     return dict(_known)
 
 
@@ -69,16 +74,21 @@ def launch_captured(captured: capture.Captured, spec: JobSpec, *, title: str) ->
     clock_zero_s = time.monotonic()
     planned = plan(spec)
     gang_id = _new_id()
-    gang_record = record.Record.create(gang_id)
+    problems: list[str] = []
+    gang_record = record.Record.create(gang_id, problems.append)
     gang = Gang(gang_id, gang_record)
     _known[gang_id] = gang
+    _recent.append(gang)
     gang.emit(
         ev.GangLaunched(
             0.0, gang_id, title, spec.np, spec.placement, spec.rendezvous, time.time(),
             record.owner_of_this_process(), dict(captured.cells),
         )
     )  # fmt: skip
-    for text in (*planned.notes, *captured.warnings):
+    gang_record.on_problem = lambda text: gang.emit(
+        ev.Notice(gang.snapshot().now_s, "warning", text)
+    )
+    for text in (*planned.notes, *captured.warnings, *problems):
         gang.emit(ev.Notice(0.0, "warning", text))
     job = Job(
         spec, planned, captured.parcel, captured.preload,

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from hydrogen_magic import processes, record
 from hydrogen_magic import events as ev
+from hydrogen_magic import processes, record
 from hydrogen_magic.runner import sweep_abandoned
 
 KERNEL = textwrap.dedent(

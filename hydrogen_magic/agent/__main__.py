@@ -19,7 +19,7 @@ def main() -> None:
     boot = received[0]
     processes.become_subreaper()
     nursery = Nursery()
-    nursery.start(boot["fingerprint"], boot["env"], boot["sys_path"])
+    nursery.start(boot["fingerprint"], boot["env"], boot["sys_path"], boot["preload"])
 
     from hydrogen_magic.agent.supervise import Agent
 

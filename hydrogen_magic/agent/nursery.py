@@ -46,6 +46,8 @@ class _Template:
     sock: socket.socket
     reader: frames.FrameReader
     fingerprint: str
+    first: tuple[str, ...] = ()
+    """What it imports before anything is asked; its answer to that has not been read yet."""
     loaded: set[str] = field(default_factory=set)
     """What it was asked to import, whether or not that worked."""
     files: dict[str, int] = field(default_factory=dict)
@@ -78,8 +80,17 @@ class Nursery:
         template = {self._template.pid} if self._template else set()
         return template | {worker.pid for worker in self._spares}
 
-    def start(self, fingerprint: str, env: Mapping[str, str], sys_path: Sequence[str]) -> None:
-        """Have a template of this fingerprint; one of another is replaced."""
+    def start(
+        self,
+        fingerprint: str,
+        env: Mapping[str, str],
+        sys_path: Sequence[str],
+        preload: Sequence[str] = (),
+    ) -> None:
+        """Have a template of this fingerprint; one of another is replaced.
+
+        A new one begins to import ``preload`` at once, without waiting to be asked.
+        """
         current = self._template
         if current is not None and current.fingerprint == fingerprint and not current.is_stale():
             return
@@ -87,12 +98,17 @@ class Nursery:
         ours, theirs = socket.socketpair()
         # subprocess is not asked for the exit status: the agent reaps whatever is its child.
         process = subprocess.Popen(
-            [sys.executable, "-m", "hydrogen_magic.agent.template", str(theirs.fileno())],
+            [
+                sys.executable, "-m", "hydrogen_magic.agent.template",
+                str(theirs.fileno()), *preload,
+            ],
             pass_fds=[theirs.fileno()], env={**env, "PYTHONPATH": os.pathsep.join(sys_path)},
             stdin=subprocess.DEVNULL, cwd="/",
         )  # fmt: skip
         theirs.close()
-        self._template = _Template(process.pid, ours, frames.FrameReader(ours), fingerprint)
+        self._template = _Template(
+            process.pid, ours, frames.FrameReader(ours), fingerprint, tuple(preload)
+        )
 
     async def preload(self, modules: Sequence[str]) -> None:
         """Have the template import ``modules`` that it has not imported yet."""
@@ -141,21 +157,25 @@ class Nursery:
 
     async def _preload(self, modules: Sequence[str]) -> None:
         template = self._running()
+        if template.first:
+            first, template.first = template.first, ()
+            self._note_loaded(template, first, await self._answer(first))
         missing = [m for m in modules if m not in template.loaded and m not in self._avoid]
         if not missing:
             return
         for worker in self._spares:
             worker.close()
         self._spares.clear()
-        try:
-            answer = await self._ask({"do": "preload", "modules": missing})
-        except ChildProcessError:
-            self._avoid.update(missing)  # one of them kills whoever imports it: let a rank show it
-            raise
-        template.loaded.update(missing)
+        frames.send(template.sock, {"do": "preload", "modules": missing})
+        self._note_loaded(template, missing, await self._answer(missing))
+
+    def _note_loaded(
+        self, template: _Template, modules: Sequence[str], answer: dict[str, Any]
+    ) -> None:
+        template.loaded.update(modules)
         template.files.update((file, _modified(file)) for file in answer["files"])
         if answer["unsafe"]:
-            self._avoid.update(missing)
+            self._avoid.update(modules)
             template.fingerprint = ""  # replaced before the next gang; its forks so far are fine
 
     async def _fork(self, count: int) -> list[Worker]:
@@ -168,7 +188,8 @@ class Nursery:
         pairs = [_new_worker() for _ in range(count)]
         theirs = [fd for _, fds in pairs for fd in fds]
         try:
-            answer = await self._ask({"do": "fork"}, theirs)
+            frames.send(self._running().sock, {"do": "fork"}, theirs)
+            answer = await self._answer(())
         finally:
             for fd in theirs:
                 os.close(fd)
@@ -179,12 +200,14 @@ class Nursery:
             raise BlockingIOError("this machine refused to fork more processes")
         return workers
 
-    async def _ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
-        template = self._running()
-        frames.send(template.sock, request, fds)
+    async def _answer(self, importing: Sequence[str]) -> dict[str, Any]:
+        """Return the template's next answer; ``importing``: what it imports meanwhile."""
         loop = asyncio.get_running_loop()
-        received = await loop.run_in_executor(None, frames.receive, template.reader)
+        received = await loop.run_in_executor(None, frames.receive, self._running().reader)
         if received is None:
+            self._avoid.update(
+                importing
+            )  # perhaps one kills whoever imports it: let a rank show it
             raise ChildProcessError("the process that forks the ranks ended unexpectedly")
         answer: dict[str, Any] = received[0]
         return answer

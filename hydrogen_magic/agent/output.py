@@ -1,14 +1,13 @@
 """What a rank wrote to its descriptors: whole to a file, a bounded live part to the kernel.
 
 Read in chunks, never in lines: a rank may print a gigabyte without a newline. The bytes go to the
-rank's log as they are; the live text is decoded incrementally, so a character cut by a chunk's end,
-or bytes that are no UTF-8 at all, disturb nobody.
+rank's log as they are. Only what is sent on live is decoded, incrementally, so a character cut by a
+chunk's end, or bytes that are no UTF-8 at all, disturb nobody.
 """
 
 from __future__ import annotations
 
 import codecs
-import errno
 import os
 from collections import deque
 from collections.abc import Callable
@@ -17,15 +16,21 @@ __all__ = ["Allowance", "LiveText", "RankLog"]
 
 CHUNK = 1 << 16
 
-_TAIL_CHARS = 16_000
-"""What is kept of text that exceeds the allowance: a screenful or two of its end."""
+_TAIL_BYTES = 16_000
+"""What is kept of output that exceeds the allowance: a screenful or two of its end."""
 
-_LOST_LOG_BYTES = 10 << 20
-"""How much of a log is kept in memory once its disk is full."""
+_LOOK_FOR_LINE_BYTES = 1000
+"""After a gap the text begins with a line of its own, if one begins that soon."""
+
+_KEPT_BYTES = 10 << 20
+"""How much of the newest output is kept in memory once it cannot be written any more."""
+
+_NOTE_BYTES = 64
+"""Room for the line that tells of a gap in a log."""
 
 
 class Allowance:
-    """How much live text a gang may send: a bucket that fills at ``per_s`` up to ``burst`` characters.
+    """How much live output a gang may send: a bucket that fills at ``per_s`` up to ``burst`` bytes.
 
     A front end takes 200 kB/s without lagging, and a Jupyter server drops everything above 1 MB/s.
     """
@@ -40,7 +45,7 @@ class Allowance:
         self._at = clock()
 
     def take(self, wanted: int) -> int:
-        """Return how many characters may be sent now, at most ``wanted``."""
+        """Return how many bytes may be sent now, at most ``wanted``."""
         now = self._clock()
         self._level = min(self._burst, self._level + (now - self._at) * self._per_s)
         self._at = now
@@ -50,84 +55,123 @@ class Allowance:
 
 
 class RankLog:
-    """The rank's output as a file, in the order it arrived; survives a full disk in memory."""
+    """The rank's output as a file, in the order it arrived.
+
+    When the disk is full the newest output is kept in memory, and at the end written over the last
+    part of the file: so a log has always its beginning and, what matters most, its end.
+    """
 
     def __init__(self, path: str) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0)
-        self._fd: int | None = os.open(path, flags, 0o600)
-        self._lost: deque[bytes] = deque()
+        self._fd: int | None = None
+        self._problem: OSError | None = None
+        self._told = False
+        self._kept: deque[bytes] = deque()
+        self._kept_bytes = 0
         self._lost_bytes = 0
+        flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+        try:
+            self._fd = os.open(path, flags, 0o600)
+            os.lseek(self._fd, 0, os.SEEK_END)  # an earlier attempt's output stays
+        except OSError as error:
+            self._problem = error
 
     def write(self, data: bytes) -> str | None:
-        """Append ``data``; return what a person should be told when the disk has just run full."""
-        if self._fd is not None:
-            try:
-                view = memoryview(data)
-                while view:
-                    view = view[os.write(self._fd, view) :]
-                return None
-            except OSError as error:
-                os.close(self._fd)
-                self._fd = None
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    return f"output is no longer written to its file: {error.strerror}"
-                return "the disk is full: from here on only the last 10 MB of output are kept"
-            finally:
-                if self._fd is None:
-                    self._keep(data)
-        self._keep(data)
-        return None
-
-    def lost_tail(self) -> bytes:
-        """Return what could not be written to the file, its last 10 MB."""
-        return b"".join(self._lost)
+        """Append ``data``; return what a person should be told once it cannot be written any more."""
+        rest = memoryview(data)
+        try:
+            while rest and self._fd is not None and self._problem is None:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError as error:
+            self._problem = error
+        if rest:
+            self._keep(bytes(rest))
+        if self._problem is None or self._told:
+            return None
+        self._told = True
+        return f"its log cannot be written, only the end of its output: {self._problem.strerror}"
 
     def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        """Close the file, after writing the newest output over its end if it had to be cut."""
+        if self._fd is None:
+            return
+        try:
+            if self._kept:
+                self._overwrite_end(self._fd)
+        except OSError:
+            pass  # that it cannot be written has been said
+        os.close(self._fd)
+        self._fd = None
 
     def _keep(self, data: bytes) -> None:
-        self._lost.append(data)
-        self._lost_bytes += len(data)
-        while self._lost_bytes > _LOST_LOG_BYTES and len(self._lost) > 1:
-            self._lost_bytes -= len(self._lost.popleft())
+        self._kept.append(data)
+        self._kept_bytes += len(data)
+        while self._kept_bytes > _KEPT_BYTES and len(self._kept) > 1:
+            dropped = len(self._kept.popleft())
+            self._kept_bytes -= dropped
+            self._lost_bytes += dropped
+
+    def _overwrite_end(self, fd: int) -> None:
+        """Use the room that the file has: half of it for the newest output."""
+        size = os.fstat(fd).st_size
+        newest = b"".join(self._kept)
+        end = newest[-max(1, size // 2) :]
+        start = size - len(end) - _NOTE_BYTES
+        if start < 0:
+            return  # a few lines: not worth its beginning
+        lost = size - start + self._lost_bytes + len(newest) - len(end)
+        note = f"\n... {lost} bytes are lost here ..."
+        os.pwrite(fd, note.ljust(_NOTE_BYTES - 1).encode() + b"\n" + end, start)
 
 
 class LiveText:
-    """Decoded text of one stream that waits to be sent, cut to its end where it is too much."""
+    """Output of one stream that waits to be sent, cut to its end where it is too much."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._text = ""
+        self._waiting = bytearray()
         self._skipped_bytes = 0
 
-    def feed(self, data: bytes, final: bool = False) -> None:
-        text = self._text + self._decoder.decode(data, final)
-        excess = len(text) - 2 * _TAIL_CHARS
-        if excess > 0:  # cut rarely, by a lot: cutting at each chunk would cost as much as the text
-            self._skip(text[:-_TAIL_CHARS])
-            text = text[-_TAIL_CHARS:]
-        self._text = text
+    def feed(self, data: bytes) -> None:
+        """Take what the rank has just written."""
+        self._waiting += data
+        if len(self._waiting) > 2 * _TAIL_BYTES:  # rarely, by a lot: a cut moves what is left
+            self._skip(len(self._waiting) - _TAIL_BYTES)
 
     def take(self, allowance: Allowance) -> tuple[str, int] | None:
         """Return ``(text, bytes left out before it)``, None when there is nothing to send."""
-        if not self._text:
-            return None
-        granted = allowance.take(len(self._text))
+        granted = allowance.take(len(self._waiting))
         if granted == 0:
             return None  # keeps collecting; its end will be sent when there is allowance again
-        self._skip(self._text[: len(self._text) - granted])
-        text, skipped = self._text[len(self._text) - granted :], self._skipped_bytes
-        self._text, self._skipped_bytes = "", 0
-        return text, skipped
+        self._skip(len(self._waiting) - granted)
+        return self._taken(final=False)
 
     def rest(self) -> tuple[str, int] | None:
         """Return what is left at the end of the stream, allowance or not: it holds the last words."""
-        self.feed(b"", final=True)
-        text, skipped = self._text, self._skipped_bytes
-        self._text, self._skipped_bytes = "", 0
-        return (text, skipped) if text or skipped else None
+        return self._taken(final=True)
 
-    def _skip(self, text: str) -> None:
-        self._skipped_bytes += len(text.encode("utf-8", "replace"))
+    def _taken(self, final: bool) -> tuple[str, int] | None:
+        text = self._decoder.decode(bytes(self._waiting), final)
+        self._waiting.clear()
+        if not text and not (final and self._skipped_bytes):
+            return None  # at most the beginning of a character
+        skipped, self._skipped_bytes = self._skipped_bytes, 0
+        return text, skipped
+
+    def _skip(self, n_bytes: int) -> None:
+        """Leave out the first ``n_bytes``, and what they leave of a line or of a character."""
+        if n_bytes <= 0:
+            return
+        begun = self._decoder.getstate()[0]
+        self._decoder.reset()
+        start = self._start_of_line(n_bytes) or self._start_of_character(n_bytes)
+        del self._waiting[:start]
+        self._skipped_bytes += len(begun) + start
+
+    def _start_of_line(self, after: int) -> int | None:
+        """Return where a line begins soon ``after``, None where none does."""
+        end = min(after + _LOOK_FOR_LINE_BYTES, len(self._waiting) - 1)
+        return self._waiting.find(b"\n", after - 1, end) + 1 or None
+
+    def _start_of_character(self, after: int) -> int:
+        end = min(after + 3, len(self._waiting))
+        return next((n for n in range(after, end) if self._waiting[n] & 0xC0 != 0x80), end)

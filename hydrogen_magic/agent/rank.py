@@ -177,7 +177,7 @@ class Rank:
             self._emit_text(stream, live.rest())
         exit_code, signal_name = None, ""
         if os.WIFSIGNALED(status):
-            signal_name = signal.Signals(os.WTERMSIG(status)).name
+            signal_name = _name_of_signal(os.WTERMSIG(status))
         else:
             exit_code = os.WEXITSTATUS(status)
         crash = self.read_stacks() if signal_name and not self.asked else ""
@@ -215,6 +215,14 @@ class Rank:
         self._reader.close()
         self.worker.close()
         self._log.close()
+
+
+def _name_of_signal(signum: int) -> str:
+    """Return ``SIGKILL`` and the like; most real-time signals have no name."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
 
 
 def without_our_frames(stacks: str) -> str:

@@ -7,17 +7,17 @@ descends from an agent, its template and waiting workers apart, belongs to the g
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import platform
 import resource
 import signal
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 from hydrogen_magic import events as ev
-from hydrogen_magic import frames
+from hydrogen_magic import frames, record
 from hydrogen_magic.agent.crew import Crew
 from hydrogen_magic.agent.nursery import Nursery
 from hydrogen_magic.wire import AgentLink
@@ -123,7 +123,7 @@ class Agent:
             self._held.close()  # a store must never serve two attempts
             self._held = _listen(self._boot["bind"])
             self._flush()
-            self._link.send(
+            self._send(
                 {
                     "swept": crew.gang, "attempt": crew.attempt,
                     "held": self._held.getsockname()[:2],
@@ -131,7 +131,10 @@ class Agent:
             )  # fmt: skip
             self._crew = None
         wanted = len(launch["slots"]) + bool(launch["service"])
-        await self._nursery.stock(min(wanted, _MAX_SPARES))
+        try:
+            await self._nursery.stock(min(wanted, _MAX_SPARES))
+        except (ChildProcessError, BrokenPipeError):
+            pass  # the template was ended meanwhile; the next launch starts another
 
     def _emit(self, event: ev.Event) -> None:
         self._outbox.append(ev.encode(event))
@@ -147,9 +150,11 @@ class Agent:
             self._flushing = None
         if self._outbox and self._crew is not None:
             batch, self._outbox = self._outbox, []
-            self._link.send(
-                {"events": batch, "gang": self._crew.gang, "attempt": self._crew.attempt}
-            )
+            self._send({"events": batch, "gang": self._crew.gang, "attempt": self._crew.attempt})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if not self._closing.is_set():  # a kernel that let go of us listens no more
+            self._link.send(message)
 
     def _send_result(self, rank: int, fd: int) -> None:
         if self._crew is not None:
@@ -185,17 +190,14 @@ class Agent:
     async def _end(self) -> None:
         """End the gang and everything else that descends from us, at once."""
         if self._crew is not None:
-            self._note_end(self._crew)
             self._crew.kill()
+            self._note_end(self._crew)
             await self._crew.sweep()
         self._nursery.close()
 
     def _note_end(self, crew: Crew) -> None:
         """Finish the run's record in the kernel's stead: it has gone and cannot."""
-        path = os.path.join(crew.record_dir, "events.jsonl")
-        event = ev.GangEnded(crew.now_s(), "STOPPED", "the kernel ended")
-        with open(path, "a") as file:
-            file.write(json.dumps(ev.encode(event)) + "\n")
+        record.write_end(Path(crew.record_dir), ev.KERNEL_ENDED)
 
 
 def _listen(address: str) -> socket.socket:

@@ -38,12 +38,14 @@ _ALWAYS = ("cloudpickle", "hydrogen_magic.parcel", "hydrogen_magic.worker.namesp
 """What every rank imports."""
 
 
-def serve(sock: socket.socket) -> None:
-    """Answer the agent's requests until it closes the connection."""
+def serve(sock: socket.socket, first: Sequence[str]) -> None:
+    """Import ``first`` and say so, then answer the agent's requests until it closes the connection."""
     agent_pid = os.getppid()
+    warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
     for name in _ALWAYS:
         importlib.import_module(name)
-    warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
+    if first:
+        frames.send(sock, _preload(first))
     reader = frames.FrameReader(sock)
     while (received := frames.receive(reader)) is not None:
         request, fds = received
@@ -119,7 +121,7 @@ def _main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
     try:
-        serve(sock)
+        serve(sock, sys.argv[2:])
     except (BrokenPipeError, ConnectionResetError):
         pass  # the agent let go of us in the middle of an answer
 
