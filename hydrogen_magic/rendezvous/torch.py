@@ -1,20 +1,19 @@
 """torchrun's rendezvous: the environment that ``torch.distributed.init_process_group()`` reads.
 
 torch's own ``TCPStore`` listens on every interface without authentication, whatever address it is
-given. Here the agent binds the socket (loopback on one machine) and a process beside the ranks serves the
-store on it (``master_listen_fd``); ranks are told by ``TORCHELASTIC_USE_AGENT_STORE`` to connect only.
+given. Here the agent binds the socket (loopback on one machine) and a process beside the ranks serves
+the store behind it (``master_listen_fd``, :mod:`~hydrogen_magic.rendezvous.guard`); ranks are told by
+``TORCHELASTIC_USE_AGENT_STORE`` to connect only.
 Names and meanings of the variables: https://docs.pytorch.org/docs/stable/elastic/run.html
 """
 
 from __future__ import annotations
 
-import select
-import socket
 import sys
-import threading
 from collections.abc import Mapping
 
 from hydrogen_magic.rendezvous import Meeting, Service
+from hydrogen_magic.rendezvous.guard import serve_guarded
 from hydrogen_magic.spec import Plan, Slot
 
 __all__ = ["TorchRendezvous", "serve_store"]
@@ -65,17 +64,17 @@ def _loopback(plan: Plan) -> Mapping[str, str]:
 
 
 def serve_store(listen_fd: int, port: int) -> None:
-    """Serve a ``TCPStore`` on the bound socket until this process is ended.
+    """Serve a ``TCPStore`` behind the bound socket until this process is ended.
 
     torch is imported when the first rank connects: a cell that never does should not pay for it.
     """
-    select.select([listen_fd], [], [])
-    from torch.distributed import TCPStore
 
-    # The store takes the descriptor; connections that wait in its backlog are served first.
-    address = socket.socket(fileno=listen_fd)
-    host = address.getsockname()[0]
-    address.detach()
-    store = TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listen_fd)
-    threading.Event().wait()
-    del store
+    def start(fd: int) -> object:
+        from torch.distributed import TCPStore
+
+        # The store takes the descriptor; connections that wait in its backlog are served first.
+        return TCPStore(
+            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=fd
+        )
+
+    serve_guarded(listen_fd, start)

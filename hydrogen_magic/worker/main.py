@@ -201,6 +201,9 @@ def _reseed() -> None:
 
 def _serve(go: dict[str, Any], fds: Sequence[int]) -> NoReturn:
     """Run a rendezvous' service (``module:function``) on the listening socket in ``fds``."""
+    null = os.open(os.devnull, os.O_WRONLY)  # nobody reads what a service says
+    os.dup2(null, 1)
+    os.dup2(null, 2)
     module, _, function = go["service"].partition(":")
     getattr(importlib.import_module(module), function)(fds[0], **go["options"])
     os._exit(0)

@@ -1,0 +1,143 @@
+"""Keep other users of this machine out of a server that has no authentication of its own.
+
+Loopback is open to every local user, and torch's ``TCPStore`` believes whoever connects. So the real
+server listens in a network namespace of its own, where nobody else can reach it, and this process
+stands before it: it accepts on the socket that was bound outside, looks up whose connection it is
+(``/proc/net/tcp`` has the user of every socket), and passes on what comes from its own user.
+
+Where the system allows no namespaces (some containers, macOS) the server is as open as its protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import fcntl
+import os
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from typing import IO
+
+__all__ = ["serve_guarded"]
+
+_CLONE_NEWUSER = 0x10000000
+_CLONE_NEWNET = 0x40000000
+_SIOCSIFFLAGS = 0x8914
+_IFF_UP_RUNNING = 0x41
+_ESTABLISHED = "01"
+_CHUNK = 1 << 16
+
+
+def serve_guarded(listen_fd: int, start: Callable[[int], object]) -> None:
+    """Serve until this process is ended; ``start`` runs the real server on a listening descriptor.
+
+    ``start`` is called when the first client comes, and what it returns is kept alive.
+    """
+    tables = _connection_tables()
+    own_uid = os.getuid()
+    guarded = _enter_private_network()
+    asyncio.run(_Guard(listen_fd, start, tables, own_uid).serve(guarded))
+
+
+class _Guard:
+    def __init__(
+        self, listen_fd: int, start: Callable[[int], object], tables: list[IO[str]], own_uid: int
+    ) -> None:
+        self._listening = socket.socket(fileno=listen_fd)
+        self._listening.setblocking(False)
+        self._start = start
+        self._tables = tables
+        self._own_uid = own_uid
+        self._address: tuple[str, int] = self._listening.getsockname()[:2]
+        self._server: object = None
+        self._passing: set[asyncio.Task[None]] = set()
+
+    async def serve(self, guarded: bool) -> None:
+        loop = asyncio.get_running_loop()
+        if not guarded:
+            await _readable(self._listening)
+            self._listening.setblocking(True)
+            self._server = self._start(self._listening.detach())
+            await loop.create_future()  # until this process is ended
+        while True:
+            client, peer = await loop.sock_accept(self._listening)
+            if not self._is_own(peer):
+                client.close()
+                continue
+            if self._server is None:
+                inner = socket.create_server(self._address, backlog=512)
+                self._server = self._start(inner.detach())
+            task = asyncio.ensure_future(self._pass_on(client))
+            self._passing.add(task)
+            task.add_done_callback(self._passing.discard)
+
+    def _is_own(self, peer: tuple[str, int]) -> bool:
+        """Whether the client's end belongs to a living socket of this user.
+
+        A socket whose process closed it is listed with inode 0 and user 0: not to be believed.
+        """
+        client_end, server_end = _hexadecimal(*peer), _hexadecimal(*self._address)
+        for table in self._tables:
+            table.seek(0)
+            for line in table.readlines()[1:]:
+                _, local, remote, state, _, _, _, uid, _, inode, *_ = line.split()
+                if (local[-13:], remote[-13:]) == (client_end, server_end):
+                    return state == _ESTABLISHED and int(uid) == self._own_uid and inode != "0"
+        return False
+
+    async def _pass_on(self, client: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        with client, socket.socket() as server:
+            for sock in (client, server):
+                sock.setblocking(False)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await loop.sock_connect(server, self._address)
+            await asyncio.gather(_copy(client, server), _copy(server, client))
+
+
+async def _copy(source: socket.socket, target: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    try:
+        while data := await loop.sock_recv(source, _CHUNK):
+            await loop.sock_sendall(target, data)
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        source.close()  # the other direction has nobody to talk to either
+        target.close()
+
+
+async def _readable(sock: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    loop.add_reader(sock, ready.set)
+    await ready.wait()
+    loop.remove_reader(sock)
+
+
+def _hexadecimal(address: str, port: int) -> str:
+    """Return an IPv4 end as ``/proc/net/tcp`` writes it: the address in the machine's byte order."""
+    (number,) = struct.unpack("=I", socket.inet_aton(address))
+    return f"{number:08X}:{port:04X}"
+
+
+def _connection_tables() -> list[IO[str]]:
+    """Open the tables of the network we are in now: they stay its tables."""
+    names = ("/proc/net/tcp", "/proc/net/tcp6")
+    return [open(name) for name in names if os.path.exists(name)]
+
+
+def _enter_private_network() -> bool:
+    """Move this process to a network of its own that has loopback only; False if that is not allowed.
+
+    Sockets that are open stay where they were made.
+    """
+    if sys.platform != "linux":
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNET) != 0 and libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) != 0:
+        return False
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        fcntl.ioctl(sock, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP_RUNNING))
+    return True
