@@ -8,6 +8,7 @@ import tokenize
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from contextvars import copy_context
 from typing import Any, TypeVar
 
@@ -29,6 +30,7 @@ from hydrogen_magic.arguments import (
 )
 from hydrogen_magic.errors import CaptureError, HydrogenError
 from hydrogen_magic.handle import Gang
+from hydrogen_magic.placements import agents
 from hydrogen_magic.spec import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.views import View, pick_view
 from hydrogen_magic.views.tables import inventory_table, plan_table
@@ -63,10 +65,23 @@ class Distributed(Magics):
         help="bound of everything captured: bytes, or a text like '2GiB'",
     ).tag(config=True)
 
+    warm_up = Bool(
+        True, help="get ready in the background once the notebook has imported torch"
+    ).tag(config=True)
+
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
         self.replaced: dict[tuple[str, str], Any] = {}
         """Magics of others under our names, by kind and name: put back when we are unloaded."""
+
+    def get_ready(self, result: object = None) -> None:
+        """Start an agent once torch is there, so that the first gang starts as fast as the next.
+
+        After a cell, by IPython's event; torch's import takes a second, gangs that wait for it too.
+        """
+        if self.warm_up and "torch" in sys.modules and self.shell is not None:
+            self.shell.events.unregister("post_run_cell", self.get_ready)
+            agents.warm_up(["torch"])
 
     @line_cell_magic
     def distributed(self, line: str, cell: str | None = None) -> Any:
@@ -255,6 +270,7 @@ def load(shell: InteractiveShell) -> None:
             stacklevel=3,
         )
     shell.register_magics(magic)
+    shell.events.register("post_run_cell", magic.get_ready)
     _report_stopped_runs()
 
 
@@ -267,6 +283,8 @@ def unload(shell: InteractiveShell) -> None:
     for magic in [each for each in shell.configurables if isinstance(each, Distributed)]:
         for (kind, name), other in magic.replaced.items():
             registered[kind].setdefault(name, other)
+        with suppress(ValueError):
+            shell.events.unregister("post_run_cell", magic.get_ready)
         shell.configurables.remove(magic)
     shell.magics_manager.registry.pop("Distributed", None)
 

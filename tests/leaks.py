@@ -299,10 +299,10 @@ def settle(check: Callable[[], list[str]], within_s: float) -> list[str]:
 
 
 def end_warm_agents() -> None:
-    """End the agents that the local placement keeps warm, if it was ever imported."""
-    local = sys.modules.get("hydrogen_magic.placements.local")
-    if local is not None:
-        local.close()
+    """End the agents that are kept warm, if the package was ever asked for one."""
+    agents = sys.modules.get("hydrogen_magic.placements.agents")
+    if agents is not None:
+        agents.close()
 
 
 def running_gangs() -> list[str]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,9 +21,10 @@ from hydrogen_magic.capture import script
 from hydrogen_magic.capture.analysis import CellNames, Use, analyse
 from hydrogen_magic.capture.build import Builder
 from hydrogen_magic.capture.imports import Imports
-from hydrogen_magic.capture.modules import find_without_importing
+from hydrogen_magic.capture.modules import find_without_importing, is_installed
 from hydrogen_magic.capture.needs import Needs, similar
 from hydrogen_magic.capture.reach import reads_of
+from hydrogen_magic.capture.scopes import imported_modules
 from hydrogen_magic.capture.values import Captured, CellText, Item
 from hydrogen_magic.closure import Header, bundle
 from hydrogen_magic.errors import CaptureError
@@ -112,23 +114,46 @@ def capture_script(target: str, args: Sequence[str], *, as_module: bool) -> Capt
 
     Raises CaptureError when there is none of that name.
     """
+    file = Path(target)
     if as_module:
-        _check_module(target)
-    elif not Path(target).is_file():
+        file = _file_of_module(target)
+    elif not file.is_file():
         near = similar(Path(target).name, [p.name for p in _siblings(Path(target))])
         hint = f"; did you mean {near[0]}?" if near else ""
         raise CaptureError(f"there is no script {target} in {os.getcwd()}{hint}")
     header = Header("module" if as_module else "script", target=target, args=tuple(args))
-    return Captured(bundle(header, Parcel(b"")), (), (), {}, ())
+    return Captured(bundle(header, Parcel(b"")), (), _imports_of_script(file), {}, ())
 
 
-def _check_module(target: str) -> None:
+_CHANGES_ENVIRONMENT = re.compile(
+    r"environ\[[^\]]*\]\s*=[^=]|environ\.(setdefault|update|pop)|putenv"
+)
+
+
+def _imports_of_script(file: Path) -> tuple[str, ...]:
+    """Return what may be imported ahead for a script: the installed modules that it imports.
+
+    None when it changes the environment, which it may do before an import on purpose.
+    """
+    try:
+        text = file.read_text()
+        tree = ast.parse(text)
+    except (OSError, SyntaxError, ValueError):  # the rank says so, or it is no Python source
+        return ()
+    if _CHANGES_ENVIRONMENT.search(text):
+        return ()
+    roots = {name.partition(".")[0] for name in imported_modules(tree)}
+    return tuple(sorted(filter(is_installed, roots)))
+
+
+def _file_of_module(target: str) -> Path:
     spec = find_without_importing(target)
     if spec is not None and spec.submodule_search_locations is not None:
         spec = find_without_importing(f"{target}.__main__")
         target = f"{target}.__main__"
     if spec is None:
         raise CaptureError(f"there is no module {target}; `-m` takes a module name, without .py")
+    return Path(spec.origin or "")
 
 
 def _siblings(path: Path) -> list[Path]:

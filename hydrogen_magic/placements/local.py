@@ -8,10 +8,9 @@ from typing import Any
 
 from hydrogen_magic import parcel, processes
 from hydrogen_magic.placements import Attempt, Sink, agents, devices
-from hydrogen_magic.placements.agents import close
 from hydrogen_magic.spec import JobSpec, Plan, Slot
 
-__all__ = ["LocalCrew", "LocalPlacement", "close"]
+__all__ = ["LocalCrew", "LocalPlacement"]
 
 
 class LocalPlacement:
