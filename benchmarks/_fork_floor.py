@@ -1,6 +1,7 @@
 """The fork floor's server: reads ``{"np", "port"}`` lines, forks ranks that all_reduce once.
 
-Answers ``{"sum"}`` as soon as rank 0 has it, and ``{"exited"}`` when every rank has exited.
+Ranks do what every other way's ranks do: join a group, all_reduce, leave it, return the sum.
+Answers ``{"sum"}`` as soon as rank 0 is done, and ``{"exited"}`` when every rank has exited.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ def be_rank(rank: int, world_size: int, port: int) -> None:
     dist.init_process_group("gloo")
     ones = torch.ones(1)
     dist.all_reduce(ones)
+    dist.destroy_process_group()
     if rank == 0:
         answer(sum=ones.item())
-    dist.destroy_process_group()
 
 
 def serve() -> None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
 from typing import Any
 
 from hydrogen_magic import events as ev
-from hydrogen_magic import frames, processes
+from hydrogen_magic import processes
 from hydrogen_magic.agent.nursery import Nursery, Worker
 from hydrogen_magic.agent.output import Allowance, RankLog
 from hydrogen_magic.agent.rank import Rank, log_path
+from hydrogen_magic.agent.service import Service
 
 __all__ = ["Crew"]
 
@@ -42,6 +42,7 @@ class Crew:
         nursery: Nursery,
         emit: Callable[[ev.Event], None],
         on_result: Callable[[int, int], None],
+        service: Service | None,
     ) -> None:
         self.gang = str(launch["gang"])
         self.attempt = int(launch["attempt"])
@@ -53,7 +54,7 @@ class Crew:
         self._zero_s = float(launch["clock_zero_s"])
         self._grace_s = float(launch["grace_s"])
         self._ranks: dict[int, Rank] = {}
-        self._services: list[Worker] = []
+        self._service = service
         self._ending: asyncio.Task[None] | None = None
         self._starting: asyncio.Future[None] | None = None
         self._cancelled = False
@@ -63,32 +64,31 @@ class Crew:
     def now_s(self) -> float:
         return time.monotonic() - self._zero_s
 
-    async def run(self, closure_fd: int, held: socket.socket) -> None:
+    async def run(self, closure_fd: int) -> None:
         """Start the ranks, wait for their end, and sweep up; returns when nothing is left."""
         try:
             if not self._cancelled:
-                self._starting = asyncio.ensure_future(self._start(closure_fd, held))
+                self._starting = asyncio.ensure_future(self._start(closure_fd))
                 await asyncio.wait([self._starting])
                 self._report_start(self._starting)
             await self._watch()
         finally:
             os.close(closure_fd)
+            if self._service is not None:
+                self._service.end()
             await self.sweep()
             for rank in self._ranks.values():
                 rank.close()
-            for worker in self._services:
-                worker.close()
 
     # ── starting ──
 
-    async def _start(self, closure_fd: int, held: socket.socket) -> None:
-        slots, service = self._launch["slots"], self._launch["service"]
+    async def _start(self, closure_fd: int) -> None:
+        slots = self._launch["slots"]
         for slot in slots:
             self._emit(ev.RankPhase(self.now_s(), slot["rank"], "starting", self._first_detail()))
-        workers = await self._nursery.take(len(slots) + bool(service), self._launch["preload"])
-        if service:
-            self._services.append(workers.pop())
-            self._send_service(self._services[-1], service, held)
+        workers = await self._nursery.take(len(slots), self._launch["preload"])
+        if self._service is not None:
+            await self._service.begin()
         for slot, worker in zip(slots, workers, strict=True):
             self._send_off(slot, worker, closure_fd)
 
@@ -115,15 +115,6 @@ class Crew:
             "cwd": self._launch["cwd"], "sys_path": self._launch["sys_path"],
         }  # fmt: skip
         one.go(message, [closure_fd], slot["device"])
-
-    def _send_service(self, worker: Worker, service: dict[str, Any], held: socket.socket) -> None:
-        message = {
-            "kind": "service", "service": service["function"], "options": service["options"],
-            "env": self._launch["env"], "cwd": self._launch["cwd"],
-            "sys_path": self._launch["sys_path"],
-        }  # fmt: skip
-        worker.control.setblocking(True)
-        frames.send(worker.control, message, [held.fileno()])
 
     # ── watching ──
 
@@ -219,7 +210,7 @@ class Crew:
     async def sweep(self) -> None:
         """Kill whatever descends from this agent, template and waiting workers apart."""
         begun = time.monotonic()
-        while left := processes.descendants(os.getpid(), self._nursery.keepers()):
+        while left := processes.descendants(os.getpid(), self._keepers()):
             waited = time.monotonic() - begun
             if waited > _GIVE_UP_S:
                 self._give_up(left)
@@ -228,6 +219,10 @@ class Crew:
                 if waited > _TRACKER_S or not processes.is_tracker(process.pid):
                     processes.send_signal(process.pid, signal.SIGKILL)
             await asyncio.sleep(0.002 if waited < 0.1 else 0.02)
+
+    def _keepers(self) -> set[int]:
+        """Return the pids that are not the gang's: template, waiting workers, what serves the ranks."""
+        return self._nursery.keepers() | (self._service.pids() if self._service else set())
 
     def _give_up(self, left: list[processes.Process]) -> None:
         said = ", ".join(f"{process.pid} (state {process.state})" for process in left)

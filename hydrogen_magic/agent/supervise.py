@@ -20,6 +20,7 @@ from hydrogen_magic import events as ev
 from hydrogen_magic import frames, record
 from hydrogen_magic.agent.crew import Crew
 from hydrogen_magic.agent.nursery import Nursery
+from hydrogen_magic.agent.service import Service
 from hydrogen_magic.wire import AgentLink
 
 __all__ = ["Agent"]
@@ -45,6 +46,9 @@ class Agent:
         self._flushing: asyncio.TimerHandle | None = None
         self._held = _listen(boot["bind"])
         self._closing = asyncio.Event()
+        self._standing: Service | None = None
+        """What serves the next gang's rendezvous already, most likely."""
+        self._preparing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -87,8 +91,12 @@ class Agent:
     def _watch_kernel(self) -> int:
         """Leave when the kernel ends. Not told by a closed pipe: its forks may hold that open."""
         fd = os.pidfd_open(self._boot["kernel_pid"])
-        asyncio.get_running_loop().add_reader(fd, self._closing.set)
+        asyncio.get_running_loop().add_reader(fd, self._on_kernels_end)
         return fd
+
+    def _on_kernels_end(self) -> None:
+        self._link.clean_up_after_hub()
+        self._closing.set()
 
     async def _receive(self) -> None:
         while True:
@@ -96,7 +104,8 @@ class Agent:
             action = message["do"]
             if action == "launch":
                 # At once: a stop may be the next message, and must find the crew.
-                self._crew = Crew(message, self._nursery, self._emit, self._send_result)
+                service = self._service_for(message)
+                self._crew = Crew(message, self._nursery, self._emit, self._send_result, service)
                 self._start(self._serve(self._crew, message))
             elif action == "stacks":
                 self._start(self._tell_stacks())
@@ -116,9 +125,11 @@ class Agent:
 
     async def _serve(self, crew: Crew, launch: dict[str, Any]) -> None:
         closure_fd = self._next_closure()
+        if self._preparing is not None:
+            await asyncio.wait([self._preparing])
         self._nursery.start(launch["fingerprint"], launch["env"], launch["sys_path"])
         try:
-            await crew.run(closure_fd, self._held)
+            await crew.run(closure_fd)
         finally:
             self._held.close()  # a store must never serve two attempts
             self._held = _listen(self._boot["bind"])
@@ -130,11 +141,26 @@ class Agent:
                 }
             )  # fmt: skip
             self._crew = None
-        wanted = len(launch["slots"]) + bool(launch["service"])
+        self._preparing = asyncio.ensure_future(self._prepare(launch))
+
+    async def _prepare(self, launch: dict[str, Any]) -> None:
+        """Get ready for another gang like this one: the most likely next."""
         try:
-            await self._nursery.stock(min(wanted, _MAX_SPARES))
+            if launch["service"]:
+                self._standing = Service(launch, self._held, self._nursery)
+                await self._standing.begin()
+            await self._nursery.stock(min(len(launch["slots"]), _MAX_SPARES))
         except (ChildProcessError, BrokenPipeError):
             pass  # the template was ended meanwhile; the next launch starts another
+
+    def _service_for(self, launch: dict[str, Any]) -> Service | None:
+        """Return what the launch wants served: the standing one if that is it, else a new one."""
+        standing, self._standing = self._standing, None
+        if standing is not None and standing.what == launch["service"]:
+            return standing
+        if standing is not None:
+            standing.end()
+        return Service(launch, self._held, self._nursery) if launch["service"] else None
 
     def _emit(self, event: ev.Event) -> None:
         self._outbox.append(ev.encode(event))
@@ -184,8 +210,8 @@ class Agent:
             claimed = self._crew is not None and self._crew.on_exit(
                 pid, status, usage.ru_maxrss << 10
             )
-            if not claimed:
-                self._nursery.forget(pid)
+            if not claimed and not self._nursery.forget(pid) and self._standing is not None:
+                self._standing.forget(pid)
 
     async def _end(self) -> None:
         """End the gang and everything else that descends from us, at once."""
@@ -193,6 +219,8 @@ class Agent:
             self._crew.kill()
             self._note_end(self._crew)
             await self._crew.sweep()
+        if self._standing is not None:
+            self._standing.end()
         self._nursery.close()
 
     def _note_end(self, crew: Crew) -> None:

@@ -18,7 +18,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable
-from typing import IO
+from typing import IO, Any
 
 __all__ = ["serve_guarded"]
 
@@ -27,7 +27,6 @@ _CLONE_NEWNET = 0x40000000
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP_RUNNING = 0x41
 _ESTABLISHED = "01"
-_CHUNK = 1 << 16
 
 
 def serve_guarded(listen_fd: int, start: Callable[[int], object]) -> None:
@@ -46,39 +45,33 @@ class _Guard:
         self, listen_fd: int, start: Callable[[int], object], tables: list[IO[str]], own_uid: int
     ) -> None:
         self._listening = socket.socket(fileno=listen_fd)
-        self._listening.setblocking(False)
         self._start = start
         self._tables = tables
         self._own_uid = own_uid
-        self._address: tuple[str, int] = self._listening.getsockname()[:2]
+        self.address: tuple[str, int] = self._listening.getsockname()[:2]
         self._server: object = None
-        self._passing: set[asyncio.Task[None]] = set()
 
     async def serve(self, guarded: bool) -> None:
+        """Serve until this process is ended."""
         loop = asyncio.get_running_loop()
-        if not guarded:
+        if guarded:
+            await loop.create_server(lambda: _Client(self), sock=self._listening)
+        else:
             await _readable(self._listening)
-            self._listening.setblocking(True)
             self._server = self._start(self._listening.detach())
-            await loop.create_future()  # until this process is ended
-        while True:
-            client, peer = await loop.sock_accept(self._listening)
-            if not self._is_own(peer):
-                client.close()
-                continue
-            if self._server is None:
-                inner = socket.create_server(self._address, backlog=512)
-                self._server = self._start(inner.detach())
-            task = asyncio.ensure_future(self._pass_on(client))
-            self._passing.add(task)
-            task.add_done_callback(self._passing.discard)
+        await loop.create_future()
 
-    def _is_own(self, peer: tuple[str, int]) -> bool:
+    def start_server(self) -> None:
+        """Have the real server, at the same address of the private network."""
+        if self._server is None:
+            self._server = self._start(socket.create_server(self.address, backlog=512).detach())
+
+    def is_own(self, peer: tuple[str, int]) -> bool:
         """Whether the client's end belongs to a living socket of this user.
 
         A socket whose process closed it is listed with inode 0 and user 0: not to be believed.
         """
-        client_end, server_end = _hexadecimal(*peer), _hexadecimal(*self._address)
+        client_end, server_end = _hexadecimal(*peer), _hexadecimal(*self.address)
         for table in self._tables:
             table.seek(0)
             for line in table.readlines()[1:]:
@@ -87,25 +80,52 @@ class _Guard:
                     return state == _ESTABLISHED and int(uid) == self._own_uid and inode != "0"
         return False
 
-    async def _pass_on(self, client: socket.socket) -> None:
+
+class _End(asyncio.Protocol):
+    """One end of a connection that is passed on: what it hears, the other end says."""
+
+    def __init__(self) -> None:
+        self.transport: Any = None
+        self.other: Any = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.other.transport.write(data)
+
+    def eof_received(self) -> bool:
+        if self.other is not None and self.other.transport.can_write_eof():
+            self.other.transport.write_eof()
+        return True  # the other direction may go on
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.other is not None:
+            self.other.transport.close()
+
+
+class _Client(_End):
+    """The outer end: let in only when it is our own user's."""
+
+    def __init__(self, guard: _Guard) -> None:
+        super().__init__()
+        self._guard = guard
+        self._linking: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if not self._guard.is_own(transport.get_extra_info("peername")):
+            self.transport.abort()
+            return
+        self.transport.pause_reading()
+        self._guard.start_server()
+        self._linking = asyncio.ensure_future(self._link())
+
+    async def _link(self) -> None:
         loop = asyncio.get_running_loop()
-        with client, socket.socket() as server:
-            for sock in (client, server):
-                sock.setblocking(False)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            await loop.sock_connect(server, self._address)
-            await asyncio.gather(_copy(client, server), _copy(server, client))
-
-
-async def _copy(source: socket.socket, target: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    try:
-        while data := await loop.sock_recv(source, _CHUNK):
-            await loop.sock_sendall(target, data)
-        target.shutdown(socket.SHUT_WR)
-    except OSError:
-        source.close()  # the other direction has nobody to talk to either
-        target.close()
+        _, self.other = await loop.create_connection(_End, *self._guard.address)
+        self.other.other = self
+        self.transport.resume_reading()
 
 
 async def _readable(sock: socket.socket) -> None:

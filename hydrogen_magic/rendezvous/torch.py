@@ -9,6 +9,8 @@ Names and meanings of the variables: https://docs.pytorch.org/docs/stable/elasti
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
 from collections.abc import Mapping
 
@@ -37,7 +39,7 @@ class TorchRendezvous:
             **_loopback(plan),
         }
         environments = tuple({**shared, **_place(slot)} for slot in plan.slots)
-        service = Service(f"{__name__}:serve_store", {"port": port})
+        service = Service(f"{__name__}:serve_store")
         return Meeting(environments, service)
 
 
@@ -63,7 +65,7 @@ def _loopback(plan: Plan) -> Mapping[str, str]:
     return {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
 
 
-def serve_store(listen_fd: int, port: int) -> None:
+def serve_store(listen_fd: int) -> None:
     """Serve a ``TCPStore`` behind the bound socket until this process is ended.
 
     torch is imported when the first rank connects: a cell that never does should not pay for it.
@@ -72,6 +74,8 @@ def serve_store(listen_fd: int, port: int) -> None:
     def start(fd: int) -> object:
         from torch.distributed import TCPStore
 
+        with socket.socket(fileno=os.dup(fd)) as bound:
+            port = bound.getsockname()[1]
         # The store takes the descriptor; connections that wait in its backlog are served first.
         return TCPStore(
             "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=fd

@@ -35,6 +35,14 @@ _IOLBF = 1
 _INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
 """What a shell reports for a program that Ctrl-C ended."""
 
+_WAITING_THREADS = 1
+"""Threads per rank unless something else is asked for: several ranks share the cores."""
+
+_default_threads = (
+    len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+)
+"""What libraries use by themselves."""
+
 _asked_to_stop = threading.Event()
 
 
@@ -60,6 +68,7 @@ def run_worker(pipes: WorkerPipes, agent_pid: int) -> NoReturn:
     code = 1
     try:
         _settle_in(pipes, agent_pid)
+        _get_ready()
         control = socket.socket(fileno=pipes.control)
         received = frames.receive(frames.FrameReader(control))
         if received is None:
@@ -149,6 +158,19 @@ def _interrupt_handler(interrupted: int) -> Any:
     return on_interrupt
 
 
+# ── waiting ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _get_ready() -> None:
+    """Do what does not depend on the job; workers forked ahead of time have done it when it comes."""
+    from hydrogen_magic.worker import observe
+
+    _line_buffer_c()
+    _reseed()
+    _set_threads(_WAITING_THREADS)
+    observe.install()
+
+
 # ── moving in ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -159,14 +181,15 @@ def _move_in(go: dict[str, Any]) -> None:
     os.chdir(go["cwd"])
     sys.path[:] = go["sys_path"]
     sys.argv = [""]
-    importlib.invalidate_caches()
-    sys.modules["__main__"] = types.ModuleType("__main__")
+    # ``multiprocessing`` knows the second name, which the template's own main module has had.
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = types.ModuleType("__main__")
     # New ones: the template's were made for whatever its descriptors were.
     sys.stdout = _text_stream(1)
     sys.stderr = _text_stream(2)
-    _line_buffer_c()
-    _limit_threads()
-    _reseed()
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    wanted = int(threads) if threads.isdigit() else _default_threads
+    if wanted != _WAITING_THREADS:
+        _set_threads(wanted)
 
 
 def _text_stream(fd: int) -> TextIO:
@@ -181,22 +204,20 @@ def _line_buffer_c() -> None:
     libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, _IOLBF, 0)
 
 
-def _limit_threads() -> None:
-    """Apply ``OMP_NUM_THREADS`` to libraries that the template loaded without it."""
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    if not threads.isdigit():
-        return
+def _set_threads(threads: int) -> None:
+    """Tell libraries that the template loaded, without ``OMP_NUM_THREADS``, how many to use."""
     if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(int(threads))
+        sys.modules["torch"].set_num_threads(threads)
     if "threadpoolctl" in sys.modules:
-        sys.modules["threadpoolctl"].threadpool_limits(int(threads))
+        sys.modules["threadpoolctl"].threadpool_limits(threads)
 
 
 def _reseed() -> None:
-    """Undo what a fork shares: fresh processes draw different numbers from NumPy's global state."""
-    numpy_random = sys.modules.get("numpy.random")
-    if numpy_random is not None:
-        numpy_random.seed()
+    """Undo what a fork shares: fresh processes draw different numbers from NumPy and torch."""
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
 
 
 def _serve(go: dict[str, Any], fds: Sequence[int]) -> NoReturn:
@@ -240,9 +261,6 @@ class _Rank:
 
     def run(self) -> int:
         """Load, run, deliver; return the exit code."""
-        from hydrogen_magic.worker import observe
-
-        observe.install()
         self.reporter.start()
         try:
             code = self._work()
@@ -281,16 +299,15 @@ class _Rank:
         """Report ``error`` before any clean-up of ours; return the exit code."""
         from hydrogen_magic.worker import watch
 
-        left = isinstance(error, _ScriptExitError) and error.__cause__ is not None
-        code = _exit_code(error.__cause__) if left else 1
-        report = watch.report_exception(error.__cause__ if left and error.__cause__ else error)
+        left = error.exit_code if isinstance(error, _ScriptExitError) else None
+        report = watch.report_exception(error if left is None else error.__cause__ or error)
         self.reporter.post(
             ev.RankFailed(
                 self.reporter.now_s(), self.rank, report, self.phase,
-                exit_code=code if left else None,
+                exit_code=left,
             )
         )  # fmt: skip
-        return code
+        return 1 if left is None else left
 
     def _deliver(self, loaded: Any, value: Any) -> None:
         """Send the value home. Only rank 0 must succeed: other ranks' values are rarely asked for."""
@@ -324,6 +341,10 @@ class _Rank:
 class _ScriptExitError(Exception):
     """A script called ``sys.exit`` with something else than success."""
 
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(f"exit code {exit_code}")
+        self.exit_code = exit_code
+
 
 def _run_script(loaded: Any) -> Any:
     """Run a script or module: leaving by ``sys.exit(0)`` is its normal end, as for ``python``."""
@@ -332,7 +353,7 @@ def _run_script(loaded: Any) -> Any:
     except SystemExit as error:
         code = _exit_code(error)
         if code != 0:
-            raise _ScriptExitError(f"sys.exit({error.code!r})") from error
+            raise _ScriptExitError(code) from error
         return None
 
 

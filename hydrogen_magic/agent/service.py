@@ -1,0 +1,55 @@
+"""What a rendezvous has served beside the ranks (torch's store), in a worker of its own.
+
+Begun ahead of time for the next gang where that will most likely want the same: ranks then find it
+answering when they come.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+from typing import Any
+
+from hydrogen_magic import frames, processes
+from hydrogen_magic.agent.nursery import Nursery, Worker
+
+__all__ = ["Service"]
+
+
+class Service:
+    """A function that serves on a socket which the agent holds, for one attempt."""
+
+    def __init__(self, launch: dict[str, Any], held: socket.socket, nursery: Nursery) -> None:
+        self.what: dict[str, Any] = launch["service"]
+        self._message = {
+            "kind": "service", "service": self.what["function"], "options": self.what["options"],
+            "env": launch["env"], "cwd": launch["cwd"], "sys_path": launch["sys_path"],
+        }  # fmt: skip
+        self._held = held
+        self._nursery = nursery
+        self._worker: Worker | None = None
+        self._pid = 0
+
+    async def begin(self) -> None:
+        """Start to serve; nothing happens if that was done before."""
+        if self._worker is None:
+            (self._worker,) = await self._nursery.take(1, ())
+            self._pid = self._worker.pid
+            self._worker.control.setblocking(True)
+            frames.send(self._worker.control, self._message, [self._held.fileno()])
+
+    def pids(self) -> set[int]:
+        """Return the pid of the process that serves, if there is or was one."""
+        return {self._pid} if self._pid else set()
+
+    def end(self) -> None:
+        """End it at once: it holds nothing that anybody needs."""
+        if self._worker is not None:
+            processes.send_signal(self._pid, signal.SIGKILL)
+            self.forget(self._pid)
+
+    def forget(self, pid: int) -> None:
+        """Take note that process ``pid`` is no more, if it is the one that serves."""
+        if self._worker is not None and self._pid == pid:
+            self._worker.close()
+            self._worker = None
