@@ -82,6 +82,8 @@ class Conductor:
         limit = self._deadline()
         try:
             for number in range(self._job.spec.retries + 1):
+                if self._outcome() == "STOPPED":
+                    break  # before it began
                 await self._attempt(number)
                 if self._outcome() != "FAILED" or number == self._job.spec.retries:
                     break

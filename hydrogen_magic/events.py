@@ -361,7 +361,9 @@ def _plain(value: Any) -> Any:
     if hasattr(type(value), "__dataclass_fields__"):
         return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        # Columns of a type: where the first is a plain value all are, thousands of them perhaps.
+        is_nested = bool(value) and hasattr(type(value[0]), "__dataclass_fields__")
+        return [_plain(item) for item in value] if is_nested else list(value)
     return value
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -30,6 +32,8 @@ _LAST_LINES = 10
 """How much of the culprit's output an error shows."""
 _TAIL_BYTES = 1 << 16
 """Where those lines are looked for, from the end of a log."""
+_SHOWN_CHARS = 8 << 20
+"""Live output kept in memory; the ranks' log files have all of it."""
 _SMALL_RESULT_BYTES = 1 << 20
 """Up to here a result is copied, so that it does not hold a descriptor until somebody opens it."""
 _STACKS_S = 3.0
@@ -54,6 +58,9 @@ class Gang:
         self._record = gang_record
         self._events: list[Event] = []
         self._state = GangState(gang=gang_id)
+        self._outputs: deque[int] = deque()
+        """Which events are output that is still kept, oldest first."""
+        self._output_chars = 0
         self._parcels: dict[int, parcels.Parcel] = {}
         self._unpacked: dict[int, dict[str, Any]] = {}
         self._ended = threading.Event()
@@ -175,6 +182,8 @@ class Gang:
         self._state = fold(self._state, event)
         self._events.append(event)
         self._record.append(event)
+        if isinstance(event, Output):
+            self._thin_output(len(event.text))
         with self._changed:
             self._changed.notify_all()
 
@@ -195,6 +204,18 @@ class Gang:
         if rank not in self._unpacked:
             self._unpacked[rank] = parcels.unpack(self._parcels.pop(rank))
         return self._unpacked[rank]
+
+    def _thin_output(self, chars: int) -> None:
+        """Forget the oldest live output when there is too much: a rank may print for days."""
+        self._outputs.append(len(self._events) - 1)
+        self._output_chars += chars
+        while self._output_chars > _SHOWN_CHARS:
+            index = self._outputs.popleft()
+            old = self._events[index]
+            assert isinstance(old, Output)
+            self._output_chars -= len(old.text)
+            skipped = old.skipped_bytes + len(old.text.encode("utf-8", "replace"))
+            self._events[index] = replace(old, text="", skipped_bytes=skipped)
 
     def _last_lines(self, rank: int) -> list[str]:
         path = self._record.path / f"rank-{rank}.log"

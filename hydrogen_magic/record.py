@@ -115,10 +115,8 @@ class Record:
         read-only. The agent's logs then go to a temporary directory. Raises HydrogenError for an id
         that is no file name, FileExistsError when there is such a run.
         """
-        if not _GANG_ID.fullmatch(gang_id):
-            raise HydrogenError(f"{gang_id!r} is not the name of a run")
         try:
-            path = runs_dir() / gang_id
+            path = _run_dir(gang_id)
             path.mkdir(mode=0o700)
         except FileExistsError:
             raise
@@ -127,14 +125,9 @@ class Record:
             return cls(Path(tempfile.mkdtemp(prefix="hydrogen_magic-")), None, on_problem)
         return cls(path, _new_file(path / _EVENTS, on_problem), on_problem)
 
-    @property
-    def is_writing(self) -> bool:
-        """False once closed, or after the disk refused something."""
-        return self._fd is not None
-
     def append(self, event: ev.Event) -> None:
         """Write ``event``. Never raises because of the disk: says so once and stops writing."""
-        line = json.dumps(ev.encode(event), separators=(",", ":")).encode() + b"\n"
+        line = _line(event)
         problem = None
         with self._lock:
             if self._fd is None:
@@ -158,6 +151,10 @@ class Record:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _line(event: ev.Event) -> bytes:
+    return json.dumps(ev.encode(event), separators=(",", ":")).encode() + b"\n"
 
 
 def _new_file(path: Path, on_problem: Callable[[str], None]) -> int | None:
@@ -264,22 +261,21 @@ def end_abandoned(gang_id: str) -> None:
 def write_end(run_dir: Path, reason: str) -> None:
     """Finish the record of a gang whose kernel is gone: ``STOPPED``, for ``reason``.
 
-    Nothing happens where the record cannot be written; it is a courtesy.
+    Nothing happens where the record is damaged or cannot be written; it is a courtesy, and the
+    agent that writes it has processes to end.
     """
     try:
         fd = os.open(run_dir / _EVENTS, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW)
-    except OSError:
-        return
-    with os.fdopen(fd, "r+b") as file:
-        data = file.read()
-        complete = data.rfind(b"\n") + 1
-        last = complete and _decode(data[:complete].splitlines()[-1], run_dir.name)
-        end = ev.GangEnded(getattr(last, "at_s", 0.0), "STOPPED", reason)
-        try:
+        # Unbuffered: a full disk must refuse in here, not when the file is closed.
+        with os.fdopen(fd, "r+b", buffering=0) as file:
+            data = file.readall()
+            complete = data.rfind(b"\n") + 1
+            last = complete and _decode(data[:complete].splitlines()[-1], run_dir.name)
+            end = ev.GangEnded(getattr(last, "at_s", 0.0), "STOPPED", reason)
             file.truncate(complete)  # what a killed kernel was just writing
-            file.write(json.dumps(ev.encode(end), separators=(",", ":")).encode() + b"\n")
-        except OSError:
-            return
+            file.write(_line(end))
+    except (OSError, ev.EventError):
+        return
 
 
 def _is_abandoned(found: Summary, is_alive: Callable[[str], bool]) -> bool:

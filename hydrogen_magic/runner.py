@@ -41,7 +41,16 @@ from hydrogen_magic.placements.agents import hub
 from hydrogen_magic.spec import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.views import View, pick_view
 
-__all__ = ["attend", "gangs", "launch", "launch_captured", "plan", "run", "sweep_abandoned"]
+__all__ = [
+    "attend",
+    "gangs",
+    "interrupts_held",
+    "launch",
+    "launch_captured",
+    "plan",
+    "run",
+    "sweep_abandoned",
+]
 
 _REDRAW_S = 0.1
 """Views are drawn at most this often."""
@@ -119,7 +128,8 @@ def _run_inline(gang: Gang, job: Job) -> None:
     )  # fmt: skip
     error: BaseException | None = None
     try:
-        inline.run_here(attempt, Sink(gang.emit, gang.deliver))
+        with _interrupts_raise():
+            inline.run_here(attempt, Sink(gang.emit, gang.deliver))
     except BaseException as problem:  # the user's, an interrupt included: raised by raise_for_state
         error = problem
     now_s = time.monotonic() - job.clock_zero_s
@@ -162,7 +172,8 @@ def _launched(gang_id: str) -> ev.GangLaunched | None:
 
 def attend(gang: Gang, view: View) -> None:
     """Show the gang until it has ended. Interrupted once it stops the gang, twice it kills it."""
-    with _interrupts_stop(gang):
+    with interrupts_held() as interrupts:
+        interrupts.take(gang)
         try:
             _show(gang, view)
         finally:
@@ -182,24 +193,66 @@ def _show(gang: Gang, view: View) -> None:
         view.update(gang.snapshot(), fresh)
 
 
-@contextmanager
-def _interrupts_stop(gang: Gang) -> Iterator[None]:
-    """Make SIGINT stop the gang instead of raising between any two lines of ours.
+class _Interrupts:
+    """SIGINT while a gang is launched and attended: the first stops it, the second kills it."""
 
-    Only the main thread can take signals; elsewhere there is nothing to take.
+    def __init__(self) -> None:
+        self.count = 0
+        self.gang: Gang | None = None
+        self.before: Any = None
+        """Who handles SIGINT otherwise."""
+
+    def __call__(self, signum: int, frame: object) -> None:
+        self.count += 1
+        self._tell()
+
+    def take(self, gang: Gang) -> None:
+        """Stop ``gang`` from now on, and at once if there was an interrupt already."""
+        self.gang = gang
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.gang is not None and self.count > 0:
+            self.gang.stop(kill=self.count > 1 or bool(self.gang.snapshot().stop_reason))
+
+
+_interrupts: _Interrupts | None = None
+
+
+@contextmanager
+def interrupts_held() -> Iterator[_Interrupts]:
+    """Keep SIGINT from raising between any two lines of ours, which would leave a gang to itself.
+
+    :func:`attend` inside of it stops its gang instead; where nothing took them, they raise at the
+    end. Only the main thread can take signals; elsewhere there is nothing to take.
     """
-    if threading.current_thread() is not threading.main_thread():
+    global _interrupts
+    if _interrupts is not None or threading.current_thread() is not threading.main_thread():
+        yield _interrupts or _Interrupts()
+        return
+    held = _interrupts = _Interrupts()
+    held.before = signal.signal(signal.SIGINT, held)
+    try:
+        yield held
+    finally:
+        _interrupts = None
+        signal.signal(signal.SIGINT, held.before)
+    if held.count and held.gang is None:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def _interrupts_raise() -> Iterator[None]:
+    """Undo :func:`interrupts_held` while a rank runs in this very process."""
+    held = _interrupts
+    if held is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def on_interrupt(signum: int, frame: object) -> None:
-        gang.stop(kill=bool(gang.snapshot().stop_reason))
-
-    before = signal.signal(signal.SIGINT, on_interrupt)
+    signal.signal(signal.SIGINT, held.before)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, held)
 
 
 # ── the public functions ─────────────────────────────────────────────────────────────────────────
@@ -258,6 +311,7 @@ def run(function: Callable[..., Any], *args: Any, quiet: bool = False, **options
     With ``quiet`` only output is shown. Raises, besides what :func:`launch` raises, RankFailedError,
     GangStoppedError and GangTimeoutError.
     """
-    gang = launch(function, *args, **options)
-    attend(gang, pick_view(quiet=quiet))
+    with interrupts_held():
+        gang = launch(function, *args, **options)
+        attend(gang, pick_view(quiet=quiet))
     return gang.result

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import tempfile
 import threading
@@ -167,6 +168,7 @@ class AgentLink:
     """An agent's end."""
 
     def __init__(self, endpoint: str, server_key: str, key: str, secret: str) -> None:
+        self._endpoint = endpoint
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.curve_serverkey = server_key.encode()
@@ -186,6 +188,12 @@ class AgentLink:
         """Return the next message of the kernel."""
         message: dict[str, Any] = json.loads(await self._socket.recv())
         return message
+
+    def clean_up_after_hub(self) -> None:
+        """Remove the socket's directory in the stead of a kernel that was killed."""
+        scheme, _, path = self._endpoint.partition("://")
+        if scheme == "ipc":
+            shutil.rmtree(os.path.dirname(path), ignore_errors=True)
 
     def close(self) -> None:
         with suppress(zmq.ZMQError), warnings.catch_warnings():

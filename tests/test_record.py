@@ -102,10 +102,26 @@ def test_a_home_that_somebody_planted_is_not_used(tmp_path: Path, hydrogen_home:
     made = record.Record.create("g1", said.append)
     made.append(ENDED)
     assert len(said) == 1
-    assert not made.is_writing
     assert stat.S_IMODE(made.path.stat().st_mode) == 0o700  # the logs' place, for this run alone
     assert list(elsewhere.iterdir()) == []
     made.path.rmdir()
+
+
+def test_writing_an_end_never_raises() -> None:
+    damaged = write("damaged", launched("damaged"), METRICS)
+    (damaged / "events.jsonl").write_bytes(b"no JSON\n")
+    record.write_end(damaged, "the kernel ended")
+    cut = write("cut", launched("cut"), METRICS)
+    with (cut / "events.jsonl").open("ab") as file:
+        file.write(b'["Metr')
+    full_at = (cut / "events.jsonl").stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (full_at, hard))
+        record.write_end(cut, "the kernel ended")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert record.read("cut") == [launched("cut"), METRICS]
 
 
 def test_ids_cannot_lead_out_of_the_directory() -> None:

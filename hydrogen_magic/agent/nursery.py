@@ -22,7 +22,7 @@ _BATCH = frames.MAX_FDS // FDS_PER_WORKER
 
 @dataclass
 class Worker:
-    """The agent's ends of one worker's pipes; see :class:`~hydrogen_magic.worker.main.WorkerPipes`."""
+    """The agent's ends of one worker's pipes; see :class:`~hydrogen_magic.worker.process.WorkerPipes`."""
 
     control: socket.socket
     stdout: int

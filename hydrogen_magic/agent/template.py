@@ -25,7 +25,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from hydrogen_magic import frames, processes
-from hydrogen_magic.worker import main as worker_main
+from hydrogen_magic.worker.main import run_worker
+from hydrogen_magic.worker.process import WorkerPipes
 
 __all__ = ["FDS_PER_WORKER", "serve"]
 
@@ -104,13 +105,13 @@ def _be_go_between(
 ) -> NoReturn:
     pids: list[int] = []
     for start in range(0, len(fds), FDS_PER_WORKER):
-        own = worker_main.WorkerPipes(*fds[start : start + FDS_PER_WORKER])
+        own = WorkerPipes(*fds[start : start + FDS_PER_WORKER])
         pid = os.fork()
         if pid == 0:
             # A descriptor of a sibling kept open here would hide that sibling's end of file.
             for fd in {sock.detach(), write_end, *fds} - set(own.all()):
                 os.close(fd)
-            worker_main.run_worker(own, agent_pid)
+            run_worker(own, agent_pid)
         pids.append(pid)
     os.write(write_end, json.dumps(pids).encode())
     os._exit(0)

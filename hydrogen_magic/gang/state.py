@@ -172,7 +172,11 @@ def _attempt_started(state: GangState, e: ev.AttemptStarted) -> GangState:
     ranks = tuple(
         RankState(rank.rank, phase_since_s=e.at_s, active_s=e.at_s) for rank in state.ranks
     )
-    return replace(state, attempt=e.attempt, ranks=ranks, state="PENDING", stop_reason="")
+    # A failure of the last attempt is forgotten; that somebody wants the gang to end is not.
+    stop_reason = "" if state.stop_reason == "failure" else state.stop_reason
+    return replace(
+        state, attempt=e.attempt, ranks=ranks, state="PENDING", stop_reason=stop_reason
+    )  # fmt: skip
 
 
 def _stop_requested(state: GangState, e: ev.StopRequested) -> GangState:

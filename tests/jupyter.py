@@ -1,0 +1,191 @@
+"""A Jupyter kernel as a front end drives it, for tests: cells in, outputs and errors out."""
+
+from __future__ import annotations
+
+import os
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager
+
+from hydrogen_magic import processes
+
+PATIENCE_S = 30.0
+"""A cell that takes longer hangs, even on a machine under load."""
+
+
+@dataclass
+class Cell:
+    """What a cell has said so far."""
+
+    msg_id: str
+    messages: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """Kind and content of every message published under this cell."""
+    ended: bool = False
+
+    def stream(self, name: str = "stdout") -> str:
+        return "".join(
+            content["text"]
+            for kind, content in self.messages
+            if kind == "stream" and content["name"] == name
+        )
+
+    @property
+    def value(self) -> str | None:
+        """The cell's value as text, None when it has none."""
+        values = self._contents("execute_result")
+        return values[-1]["data"]["text/plain"] if values else None
+
+    @property
+    def error(self) -> str:
+        """The error's name and text as it is shown, empty when there is none."""
+        errors = self._contents("error")
+        return "\n".join([errors[-1]["ename"], *errors[-1]["traceback"]]) if errors else ""
+
+    @property
+    def block(self) -> str:
+        """How the gang stands, as shown last."""
+        shown = self._contents("display_data") + self._contents("update_display_data")
+        return shown[-1]["data"]["text/plain"] if shown else ""
+
+    def _contents(self, kind: str) -> list[dict[str, Any]]:
+        return [content for each, content in self.messages if each == kind]
+
+
+class Client:
+    """One connection to a kernel; a second one is what another browser tab has."""
+
+    def __init__(self, manager: KernelManager) -> None:
+        self._cells: dict[str, Cell] = {}
+        self._displays: dict[str, Cell | None] = {}
+        self._client: BlockingKernelClient = manager.client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=PATIENCE_S)
+
+    def start(self, code: str) -> Cell:
+        """Send a cell off and return at once."""
+        cell = Cell(self._client.execute(code))
+        self._cells[cell.msg_id] = cell
+        return cell
+
+    def _read(self, waiting_for: Cell) -> None:
+        """Take in the next message, for whichever cell it is."""
+        try:
+            message = self._client.get_iopub_msg(timeout=PATIENCE_S)
+        except queue.Empty:
+            raise AssertionError(f"nothing more came after {waiting_for.messages}") from None
+        kind, content = message["msg_type"], message["content"]
+        cell = self._cells.get(message["parent_header"].get("msg_id"))
+        display = content.get("transient", {}).get("display_id")
+        if (
+            display is not None
+        ):  # front ends find an update by its id, under whichever cell it comes
+            cell = self._displays.setdefault(display, cell)
+        if cell is not None:
+            cell.messages.append((kind, content))
+            cell.ended |= kind == "status" and content["execution_state"] == "idle"
+
+    def until(self, cell: Cell, holds: Callable[[], Any]) -> None:
+        """Read until something about ``cell`` holds."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not holds():
+            assert time.monotonic() < deadline, cell.messages
+            self._read(cell)
+
+    def finish(self, cell: Cell) -> Cell:
+        self.until(cell, lambda: cell.ended)
+        return cell
+
+    def run(self, code: str) -> Cell:
+        """Run a cell to its end."""
+        return self.finish(self.start(code))
+
+    def reply(self, cell: Cell) -> dict[str, Any]:
+        """Return the kernel's answer to the one who sent the cell: what Run-All looks at."""
+        while True:
+            message = self._client.get_shell_msg(timeout=PATIENCE_S)
+            if message["parent_header"].get("msg_id") == cell.msg_id:
+                content: dict[str, Any] = message["content"]
+                return content
+
+    def value(self, code: str) -> str:
+        """Return the value of an expression as text."""
+        cell = self.run(code)
+        assert cell.value is not None, cell.messages
+        return cell.value
+
+    def close(self) -> None:
+        self._client.stop_channels()
+
+
+class Kernel(Client):
+    """A kernel of its own process, and the connection of who started it."""
+
+    def __init__(self, home: Path, folder: Path) -> None:
+        self.manager = KernelManager()
+        self._environment = {**os.environ, "HYDROGEN_MAGIC_HOME": str(home)}
+        self.manager.start_kernel(env=self._environment, cwd=str(folder))
+        super().__init__(self.manager)
+
+    @property
+    def pid(self) -> int:
+        pid = self.manager.provisioner.pid  # type: ignore[union-attr]
+        assert pid is not None
+        return int(pid)
+
+    def load(self) -> str:
+        """Load the extension; return what it said."""
+        cell = self.run("%load_ext hydrogen_magic")
+        assert not cell.error, cell.error
+        return cell.stream()
+
+    def second_client(self) -> Client:
+        return Client(self.manager)
+
+    def interrupt(self) -> None:
+        """Do what the stop button does."""
+        self.manager.interrupt_kernel()
+
+    def restart(self, *, now: bool) -> None:
+        """Restart it; the connection goes on to the fresh kernel."""
+        self.manager.restart_kernel(now=now)
+        self._client.wait_for_ready(timeout=PATIENCE_S)
+
+    def revive(self) -> None:
+        """Start a kernel in the place of one that has ended."""
+        process = self.manager.provisioner.process  # type: ignore[union-attr]
+        if process is not None:
+            process.wait()
+        self.manager.start_kernel(env=self._environment)
+        self._client.wait_for_ready(timeout=PATIENCE_S)
+
+    def rss_bytes(self) -> int:
+        return next(processes.processes([self.pid])).rss_bytes
+
+    def cpu_s(self) -> float:
+        return next(processes.processes([self.pid])).cpu_ticks / os.sysconf("SC_CLK_TCK")
+
+    def shut_down(self, *, now: bool = True) -> None:
+        self.close()
+        self.manager.shutdown_kernel(now=now)
+        self.manager.context.destroy()
+
+
+def alive(pids: list[int]) -> list[int]:
+    """Return those of ``pids`` that still run."""
+    return [process.pid for process in processes.processes(pids) if process.state != "Z"]
+
+
+def gone_within(pids: list[int], seconds: float) -> bool:
+    """Wait for the end of ``pids``."""
+    deadline = time.monotonic() + seconds
+    while alive(pids):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True

@@ -1,0 +1,305 @@
+"""Ranks that write a lot, or nonsense, or to a full disk; and what they leave in shared memory."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hydrogen_magic as hm
+from hydrogen_magic import events as ev
+from hydrogen_magic import processes
+from hydrogen_magic.agent.output import Allowance, LiveText, RankLog
+from hydrogen_magic.errors import RankFailedError
+from hydrogen_magic.handle import Gang
+from hydrogen_magic.views.output import OutputLines
+from tests import leaks
+
+pytestmark = pytest.mark.usefixtures("warm_agents")
+
+
+def outputs(gang: Gang) -> list[ev.Output]:
+    return [event for event in gang.events() if isinstance(event, ev.Output)]
+
+
+def agents() -> list[int]:
+    """Return the agents' pids: children of ours that run the agent."""
+    return [p for p in leaks.tree(os.getpid()) if "hydrogen_magic.agent " in leaks.command(p)]
+
+
+# ── any bytes ────────────────────────────────────────────────────────────────────────────────────
+
+ODD = st.sampled_from(
+    [b"\r", b"\n", b"\0", b"\a", b"\xff", "é".encode(), "🙂".encode(), "שלום".encode(),
+     b"\x1b[31m", b"\x1b[2J", b"\x1b]8;;http://x\x07", b"\xe2\x82", "\u202e".encode(), b"x" * 9000]
+)  # fmt: skip
+CHUNKS = st.lists(st.one_of(ODD, st.binary(max_size=40)), max_size=40)
+
+
+def endless() -> Allowance:
+    return Allowance(lambda: 0.0, burst=1e9)
+
+
+@given(CHUNKS)
+def test_text_is_that_of_all_bytes_wherever_they_are_cut(chunks: list[bytes]) -> None:
+    live, allowance, text = LiveText(), endless(), ""
+    for chunk in chunks:
+        live.feed(chunk)
+        text += (live.take(allowance) or ("", 0))[0]
+    text += (live.rest() or ("", 0))[0]
+    assert text == b"".join(chunks).decode("utf-8", "replace")
+
+
+@given(st.lists(st.text(max_size=3000).map(str.encode), max_size=30), st.integers(0, 2000))
+def test_what_is_left_out_is_counted_and_cuts_no_character(chunks: list[bytes], per_s: int) -> None:
+    now = 0.0
+    live, allowance = LiveText(), Allowance(lambda: now, per_s, burst=500)
+    taken: list[tuple[str, int]] = []
+    for chunk in chunks:
+        now += 0.05
+        live.feed(chunk)
+        taken += filter(None, [live.take(allowance)])
+    assert sum(len(text.encode()) for text, _ in taken) <= 500 + now * per_s
+    taken += filter(None, [live.rest()])
+    assert sum(len(text.encode()) + skipped for text, skipped in taken) == sum(map(len, chunks))
+    assert b"".join(chunks).endswith(taken[-1][0].encode() if taken else b"")
+
+
+def test_a_gap_ends_where_a_line_begins() -> None:
+    live = LiveText()
+    live.feed(b"".join(b"line %06d\n" % n for n in range(10_000)))
+    text, skipped = live.take(endless()) or ("", 0)
+    assert text.startswith("line ") and text.endswith("line 009999\n")
+    assert len(text) + skipped == 120_000
+
+
+@given(CHUNKS)
+def test_lines_that_are_shown_hold_no_control_characters(chunks: list[bytes]) -> None:
+    live, lines = LiveText(), OutputLines()
+    shown = []
+    for chunk in chunks:
+        live.feed(chunk)
+        text, skipped = live.take(endless()) or ("", 0)
+        shown += lines.feed([ev.Output(0.0, 0, "stdout", text, skipped)])
+    shown += lines.flush()
+    said = "".join(line.text for line in shown)
+    for control in "\r\n\0\a\x1b[2J", "\x1b]", "\u202e":
+        assert control not in said
+
+
+def everything_then_crash() -> None:
+    libc = ctypes.CDLL(None)
+    os.write(1, bytes(range(256)))
+    libc.printf(b"by C, %d\n", 7)
+    os.write(2, "é".encode()[:1])
+    os.write(2, "é".encode()[1:] + "🙂\rשלום".encode())
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def test_a_crash_loses_no_byte() -> None:
+    gang = hm.launch(everything_then_crash, np=1)
+    with pytest.raises(RankFailedError, match="SIGSEGV"):
+        _ = gang.result
+    log = (gang._record.path / "rank-0.log").read_bytes()
+    for part in bytes(range(256)), b"by C, 7\n", "é🙂\rשלום".encode():
+        assert part in log
+    said = {event.stream: "" for event in outputs(gang)}
+    for event in outputs(gang):
+        said[event.stream] += event.text
+    assert said["stderr"] == "é🙂\rשלום"
+    assert said["stdout"].startswith(bytes(range(256)).decode("utf-8", "replace"))
+
+
+# ── much of it ───────────────────────────────────────────────────────────────────────────────────
+
+
+def flood(n_bytes: int, end: bytes) -> None:
+    block = (b"x" * 65_535 + end) * 16
+    for _ in range(n_bytes // len(block)):
+        rest = memoryview(block)
+        while rest:
+            rest = rest[os.write(1, rest) :]
+
+
+@pytest.mark.parametrize(
+    ("n_bytes", "end"), [(1 << 30, b"x"), (200 << 20, b"\n")], ids=["one line", "lines"]
+)
+def test_a_flood_of_output(n_bytes: int, end: bytes) -> None:
+    hm.launch(flood, 0, b"", np=1).wait()
+    ours = next(processes.processes([os.getpid()])).rss_bytes
+    gang = hm.launch(flood, n_bytes, end, np=1)
+    most: dict[int, int] = {}
+    while not gang.wait(0.05):
+        for process in processes.processes([os.getpid(), *agents()]):
+            most[process.pid] = max(most.get(process.pid, 0), process.rss_bytes)
+    assert gang.state == "SUCCEEDED"
+    assert most.pop(os.getpid()) - ours < 50 << 20
+    assert max(most.values()) < 100 << 20
+    log = gang._record.path / "rank-0.log"
+    assert log.stat().st_size == n_bytes // (1 << 20) * (1 << 20)
+    log.unlink()  # a gigabyte that pytest would keep
+    live = sum(len(event.text) for event in outputs(gang))
+    assert live < 200_000 * (gang.snapshot().now_s + 2)
+    assert live + sum(event.skipped_bytes for event in outputs(gang)) == n_bytes
+
+
+def log_points(n_points: int, per_s: float) -> float:
+    import hydrogen_magic as hm
+
+    begun = time.monotonic()
+    for step in range(n_points):
+        hm.log(step=step, loss=float(step))
+        if step % 1000 == 999:
+            time.sleep(max(0.0, begun + step / per_s - time.monotonic()))
+    return time.monotonic() - begun
+
+
+def test_a_hundred_thousand_points_a_second() -> None:
+    hm.launch(log_points, 1, 1.0, np=2).wait()
+    n_points, per_s = 100_000, 50_000.0
+    before_s = time.process_time()
+    gang = hm.launch(log_points, n_points, per_s, np=2)
+    took_s = max(gang.results)
+    kernel_s = time.process_time() - before_s
+    batches = [event for event in gang.events() if isinstance(event, ev.Metrics)]
+    for rank in gang.ranks:
+        mine = [batch for batch in batches if batch.rank == rank.rank]
+        arrived = sum(len(batch.steps) for batch in mine)
+        assert arrived + sum(batch.skipped for batch in mine) == n_points == rank.n_points
+    table = gang.metrics
+    assert len(table) == sum(len(batch.steps) for batch in batches)
+    assert (table["loss"] == table["step"]).all()
+    assert table.groupby("rank")["step"].max().tolist() == [n_points - 1] * 2
+    assert kernel_s < 0.4 * took_s, f"{kernel_s:.2f} s of {took_s:.2f} s"
+
+
+# ── places of their own: what needs a full disk, or a /dev/shm with nobody else in it ────────────
+
+
+def run_apart(setup: str, script: str, tmp_path: Path) -> Any:
+    """Run ``script`` in mount and IPC namespaces of its own after ``setup``; return what it prints."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("needs root and unshare for a mount namespace")
+    (tmp_path / "script.py").write_text(textwrap.dedent(script))
+    command = f"{setup} && exec {sys.executable} {tmp_path}/script.py"
+    done = subprocess.run(
+        ["unshare", "--mount", "--ipc", "sh", "-c", command], text=True, capture_output=True,
+        timeout=60, env={**os.environ, "HYDROGEN_MAGIC_HOME": str(tmp_path / "home")}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_full_disk_hides_no_error(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    found = run_apart(
+        f"mount -t tmpfs -o size=1m tmpfs {tmp_path}/home",
+        """
+        import json
+        import hydrogen_magic as hm
+
+        def fails():
+            for n in range(30_000):
+                print("line", n, "x" * 90)
+            raise ValueError("bad batch 17")
+
+        gang = hm.launch(fails, np=2)
+        gang.wait()
+        try:
+            gang.result
+        except hm.errors.RankFailedError as error:
+            print(json.dumps({
+                "report": error.report, "notices": [n.text for n in gang.snapshot().notices],
+                "log": gang.logs[error.rank],
+            }))
+        """,
+        tmp_path,
+    )
+    assert "ValueError: bad batch 17" in found["report"]
+    assert "line 29999" in found["report"], "the last output, although it is not on disk as it came"
+    notices = " ".join(found["notices"])
+    assert "No space left on device" in notices
+    assert found["log"].startswith("line 0 ") and "bytes are lost here" in found["log"]
+
+
+def test_a_log_that_cannot_be_opened_costs_nothing_else(tmp_path: Path) -> None:
+    log = RankLog(str(tmp_path / "missing" / "rank-0.log"))
+    assert "No such file" in (log.write(b"x") or "")
+    assert log.write(b"x") is None
+    log.close()
+
+
+def test_nothing_is_left_in_shared_memory(tmp_path: Path) -> None:
+    found = run_apart(
+        "mount -t tmpfs tmpfs /dev/shm",
+        """
+        import json, os, time
+        import hydrogen_magic as hm
+
+        def share():
+            from multiprocessing import shared_memory
+            import torch
+            torch.multiprocessing.set_sharing_strategy("file_system")
+            block = shared_memory.SharedMemory(create=True, size=1 << 20)
+            tensor = torch.zeros(1 << 18).share_memory_()
+            dataset = torch.utils.data.TensorDataset(torch.arange(1000.0))
+            for batch in torch.utils.data.DataLoader(dataset, num_workers=1):
+                print("sharing", flush=True)
+                time.sleep(0.01)
+            time.sleep(1000)
+
+        results = []
+        for kill in (False, True):
+            gang = hm.launch(share, np=2)
+            while not all("sharing" in gang.logs[rank] for rank in (0, 1)):
+                assert not gang.wait(0.02), gang.logs
+            used = len(os.listdir("/dev/shm"))
+            gang.stop(kill)
+            gang.wait()
+            results.append([used, os.listdir("/dev/shm")])
+        print(json.dumps(results))
+        """,
+        tmp_path,
+    )
+    for used, left in found:
+        assert used >= 4
+        assert left == []
+
+
+# ── zombies ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def orphans(count: int) -> None:
+    """Have children whose own children end after them: the agent inherits those."""
+    for _ in range(count):
+        subprocess.run(["sh", "-c", "sleep 0.05 &"], check=True)
+    print("had", count, flush=True)
+    time.sleep(1000)
+
+
+def zombies() -> Iterator[int]:
+    below = {os.getpid(), *leaks.tree(os.getpid())}
+    return (p.pid for p in processes.processes() if p.state == "Z" and p.ppid in below)
+
+
+def test_no_zombies_while_and_after() -> None:
+    gang = hm.launch(orphans, 20, np=2)
+    while not all("had" in gang.logs[rank.rank] for rank in gang.ranks):
+        assert not gang.wait(0.02)
+    assert leaks.settle(lambda: [str(pid) for pid in zombies()], 2.0) == []
+    gang.stop()
+    assert gang.wait(10)
+    assert leaks.settle(lambda: [str(pid) for pid in zombies()], 0.5) == []
