@@ -42,6 +42,7 @@ def examine() -> Iterator[Check]:
     from hydrogen_magic import record
 
     yield python()
+    yield system()
     for name, requirement in _PACKAGES.items():
         yield package(name, requirement)
     yield gpus()
@@ -57,6 +58,16 @@ def python() -> Check:
     """Say which Python this is."""
     found = f"{platform.python_version()} at {sys.executable}, {os.cpu_count()} CPUs"
     return Check("python", True, found)
+
+
+def system() -> Check:
+    """Say whether the system has what agents need to own their ranks whole."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError) as error:  # macOS, Linux before 5.3, some sandboxes
+        remedy = "gangs need Linux 5.3 or newer; here, `--on inline` runs one rank in the kernel"
+        return Check("system", False, f"{platform.platform()}: no pidfd_open ({error})", remedy)
+    return Check("system", True, platform.platform())
 
 
 _PACKAGES = {

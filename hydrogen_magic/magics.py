@@ -130,11 +130,12 @@ class Distributed(Magics):
         if arguments.dry_run:
             _print_dry_run(captured, planned)
             return None
-        gang = runner.launch_captured(captured, spec, title=title)
-        if spec.detach:
-            self._follow(gang, spec)
-            return gang
-        return self._attend(gang, spec)
+        with runner.interrupts_held():
+            gang = runner.launch_captured(captured, spec, title=title)
+            if spec.detach:
+                self._follow(gang, spec)
+                return gang
+            return self._attend(gang, spec)
 
     def _captured(self, arguments: Arguments, cell: str | None, planned: Plan) -> capture.Captured:
         if cell is None:

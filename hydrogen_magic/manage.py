@@ -36,11 +36,8 @@ class Past:
         return record.read(self.id)
 
     def snapshot(self) -> GangState:
-        """Return its last state; a run whose kernel died has been stopped by that."""
-        state = replay(self.events())
-        if state.is_terminal or record.is_alive(state.owner):
-            return state
-        return replace(state, state="STOPPED", reason="its kernel ended")
+        """Return its last state."""
+        return _as_of_now(replay(self.events()))
 
     @property
     def logs(self) -> Mapping[int, str]:
@@ -59,6 +56,20 @@ class Past:
         return record.runs_dir() / self.id / f"rank-{rank}.log"
 
 
+def _last_state(found: record.Summary) -> GangState:
+    """Return what a list shows; of a run that is over, first and last event are enough for it."""
+    if found.ended is None:
+        return Past(found.gang).snapshot()
+    return replay([found.launched, found.last])
+
+
+def _as_of_now(state: GangState) -> GangState:
+    """Return a recorded state; a run whose kernel died has been stopped by that."""
+    if state.is_terminal or record.is_alive(state.owner):
+        return state
+    return replace(state, state="STOPPED", reason="its kernel ended")
+
+
 def manage(command: GangCommand, write: Callable[[str], Any] = sys.stdout.write) -> Any:
     """Do what ``command`` asks for, writing text with ``write``.
 
@@ -69,8 +80,8 @@ def manage(command: GangCommand, write: Callable[[str], Any] = sys.stdout.write)
 
 def _list(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     live = runner.gangs()
-    earlier = [found.gang for found in record.recent() if found.gang not in live]
-    past = [Past(name).snapshot() for name in reversed(earlier[:_LISTED_RUNS])]
+    earlier = [found for found in record.recent() if found.gang not in live][:_LISTED_RUNS]
+    past = [_last_state(found) for found in reversed(earlier)]
     states = [*past, *(gang.snapshot() for gang in live.values())]
     say(gangs_table(states) if states else ["no gang has run yet: start one with %%distributed"])
 
@@ -115,7 +126,11 @@ def _stacks(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
 
 def _timeline(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     gang = _find(command.gang)
-    path = timeline.write_chrome_trace(gang.events(), command.file or f"{gang.id}.json")
+    file = command.file or f"{gang.id}.json"
+    try:
+        path = timeline.write_chrome_trace(gang.events(), file)
+    except OSError as error:
+        raise ArgumentsError(f"-o {file}: the timeline could not be written: {error}") from None
     say([f"wrote {path}: open it in https://ui.perfetto.dev"])
 
 

@@ -53,6 +53,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.last: object = None
         """The object looked at last; when pickling fails, most likely the one that cannot travel."""
         self._storages: dict[int, Any] = {}
+        self._rebuild_tensor: Any = None
         self._bare_cells: dict[int, types.CellType] = {}
         self._filled_cells: set[int] = set()
         self.handlers: dict[type, Callable[[Any], Any]] = {
@@ -181,6 +182,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if hasattr(torch, "UntypedStorage") and hasattr(storage, "TypedStorage"):
             self.handlers[torch.UntypedStorage] = self._reduce_storage  # type: ignore[union-attr]
             self.handlers[storage.TypedStorage] = self._reduce_typed_storage  # type: ignore[union-attr]
+            self._rebuild_tensor = getattr(torch._utils, "_rebuild_tensor_v3", None)  # type: ignore[union-attr]
+
+    def _function_reduce(self, func: types.FunctionType) -> Any:
+        # Of unsigned and 8-bit floating types; it counts on a quirk of torch's own pickles of storages.
+        if func is self._rebuild_tensor:
+            return restoring.resolve, (restoring.__name__, restoring.restore_tensor.__name__)
+        return super()._function_reduce(func)
 
     def _reduce_typed_storage(self, storage: Any) -> Any:
         untyped = storage._untyped_storage

@@ -175,3 +175,11 @@ def restore_typed_storage(untyped: Any, dtype: Any) -> Any:
     import torch
 
     return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
+
+
+def restore_tensor(storage: Any, *args: Any) -> Any:
+    """Make a tensor as torch's own function does, which takes the typed view of a storage alone."""
+    import torch
+
+    typed = getattr(storage, "_untyped_storage", storage)
+    return torch._utils._rebuild_tensor_v3(restore_typed_storage(typed, torch.uint8), *args)

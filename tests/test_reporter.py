@@ -502,3 +502,23 @@ def test_the_parts_of_a_group_are_notes() -> None:
         "sub-exception 1: ValueError: one",
         "sub-exception 2: KeyError: 'two'",
     )
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_failure_is_sent_even_when_the_thread_that_sends_has_died(
+    sent: Sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking = threading.Event()
+    reporter = reporters.Reporter(3, time.monotonic(), sent)
+
+    def look(*args: object) -> object:
+        looking.set()
+        reporter._wake.wait(TIMEOUT_S)  # until something is posted
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(Watch, "look", look)
+    reporter.start()
+    assert looking.wait(TIMEOUT_S)
+    phase = ev.RankPhase(0.0, 3, "finishing")
+    reporter.post(phase)
+    assert sent.events == [phase]

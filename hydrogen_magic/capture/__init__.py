@@ -13,6 +13,7 @@ import ast
 import os
 import re
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -133,7 +134,7 @@ _CHANGES_ENVIRONMENT = re.compile(
 def _imports_of_script(file: Path) -> tuple[str, ...]:
     """Return what may be imported ahead for a script: the installed modules that it imports.
 
-    None when it changes the environment, which it may do before an import on purpose.
+    Nothing when it changes the environment, which it may do before an import on purpose.
     """
     try:
         text = file.read_text()
@@ -209,15 +210,14 @@ def _needs_of_cell(
 
 def _parse(code: str, filename: str, offset: int) -> ast.Module:
     """Return the cell's tree; a SyntaxError has the line numbers of the visible cell."""
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     try:
-        tree = compile(
-            code,
-            filename,
-            "exec",
-            ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT,
-            dont_inherit=True,
-        )
+        tree = compile(code, filename, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the ranks say them
+            compile(tree, filename, "exec", flags, dont_inherit=True)  # `return` outside a function
     except SyntaxError as error:
+        error.text = error.text or "".join(code.splitlines()[(error.lineno or 1) - 1 :][:1])
         error.lineno = (error.lineno or 1) + offset
         if error.end_lineno is not None:
             error.end_lineno += offset

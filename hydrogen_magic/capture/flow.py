@@ -16,6 +16,7 @@ from hydrogen_magic.capture.scopes import (
     bindings,
     collect,
     free_reads,
+    names_in_query,
     walrus_bindings,
 )
 
@@ -89,13 +90,8 @@ class Flow(ast.NodeVisitor):
 
     def _use(self, use: Use) -> None:
         before = self.seen.get(use.name)
-        known = before is not None and before <= use.bound
-        firm = (
-            any(u.name == use.name and u.guarded <= use.guarded for u in self.uses)
-            if known
-            else False
-        )
-        if firm:
+        is_known = before is not None and before <= use.bound
+        if is_known and any(u.name == use.name and u.guarded <= use.guarded for u in self.uses):
             return
         self.seen[use.name] = use.bound if before is None else before & use.bound
         self.uses.append(use)
@@ -149,7 +145,7 @@ class Flow(ast.NodeVisitor):
         for child in ast.iter_child_nodes(node):
             self.visit(child)
         self.assigned.update(assigned_in_magic(node))
-        for name in names_in_magic(node):
+        for name in [*names_in_magic(node), *names_in_query(node)]:
             self.read(name, node.lineno, guarded=True, optional=True)
 
     # simple statements

@@ -17,7 +17,7 @@ from pathlib import Path
 from hydrogen_magic.capture.scopes import imported_modules
 from hydrogen_magic.closure import ModuleSource
 
-__all__ = ["LocalModules", "is_installed"]
+__all__ = ["LocalModules", "find_without_importing", "is_installed", "local_paths"]
 
 _MAX_FILES = 2000
 _MAX_BYTES = 32 << 20
@@ -73,9 +73,12 @@ class LocalModules:
             return []
         roots: list[str] = []
         for name, module in found.items():
-            source, imported = _read(name, module)
+            try:
+                source, imported = _read(name, module)
+            except (OSError, SyntaxError, UnicodeDecodeError):  # who imports it finds it on disk
+                continue
             self._imports[name] = imported
-            roots += {m.partition(".")[0]: None for m in imported}
+            roots += [m.partition(".")[0] for m in imported]
             if name not in self.sources:
                 self.sources[name] = ModuleSource(source, module.path, module.is_package)
         return roots
@@ -84,19 +87,23 @@ class LocalModules:
 def is_installed(module: str) -> bool:
     """Whether the module is third-party: neither of Python itself, nor local, nor ours."""
     root = module.partition(".")[0]
-    if root in sys.stdlib_module_names or root in ("__main__", "__mp_main__", "hydrogen_magic"):
-        return False
-    return bool(_locations(root)) and not local_paths(root)
+    return not _is_everywhere(root) and bool(_locations(root)) and not local_paths(root)
 
 
 def local_paths(root: str) -> list[Path]:
     """Return the files or directories of top-level module ``root`` if it is local, else none."""
-    if root in sys.stdlib_module_names or root in ("__main__", "__mp_main__", "hydrogen_magic"):
+    if _is_everywhere(root):
         return []
     locations = _locations(root)
     if any(_is_installation(path) for path in locations):
         return []
     return [path for path in locations if path.is_dir() or path.suffix == ".py"]
+
+
+def _is_everywhere(root: str) -> bool:
+    """Whether every rank has this module anyway: Python's own, ``__main__``, and ours."""
+    ours = ("__main__", "__mp_main__", "hydrogen_magic")
+    return root in sys.stdlib_module_names or root in ours
 
 
 def _locations(root: str) -> list[Path]:
@@ -138,12 +145,12 @@ def _is_installation(path: Path) -> bool:
 
 def _files(name: str, path: Path) -> Iterator[tuple[str, ModuleSource]]:
     """Yield every module of a tree, its source still empty."""
-    if path.is_file():
+    if not path.is_dir():
         yield name, ModuleSource("", str(path))
         return
     init = path / "__init__.py"
     yield name, ModuleSource("", str(init if init.is_file() else path), is_package=True)
-    for entry in sorted(path.iterdir()):
+    for entry in sorted(path.iterdir()) if os.access(path, os.R_OK) else ():
         if entry.is_dir() and _may_be_package(entry):
             yield from _packages(f"{name}.{entry.name}", entry)
         elif entry.suffix == ".py" and entry.stem.isidentifier() and entry.stem != "__init__":
@@ -163,11 +170,11 @@ def _may_be_package(path: Path) -> bool:
 
 
 def _size(path: str) -> int:
-    return os.path.getsize(path) if path.endswith(".py") else 0
+    return os.path.getsize(path) if path.endswith(".py") and os.path.exists(path) else 0
 
 
-_cache: dict[tuple[str, int, int], tuple[str, list[str]]] = {}
-"""Text and imported modules of a file by path, size and time: parsing costs more than reading."""
+_cache: dict[tuple[str, str], tuple[tuple[int, int], tuple[str, list[str]]]] = {}
+"""By module and path: size and time of the file, its text and what it imports. Parsing is slow."""
 
 
 def _read(name: str, module: ModuleSource) -> tuple[str, list[str]]:
@@ -175,12 +182,13 @@ def _read(name: str, module: ModuleSource) -> tuple[str, list[str]]:
     if not module.path.endswith(".py"):
         return "", []
     status = os.stat(module.path)
-    key = (module.path, status.st_size, status.st_mtime_ns)
-    if key not in _cache:
+    version = (status.st_size, status.st_mtime_ns)
+    key = (name, module.path)
+    if key not in _cache or _cache[key][0] != version:
         with tokenize.open(module.path) as file:
             text = file.read()
-        _cache[key] = (text, _imported(text, name, module.is_package))
-    return _cache[key]
+        _cache[key] = version, (text, _imported(text, name, module.is_package))
+    return _cache[key][1]
 
 
 def _imported(text: str, name: str, is_package: bool) -> list[str]:

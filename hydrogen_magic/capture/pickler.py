@@ -10,7 +10,7 @@ from typing import Any
 
 from hydrogen_magic.blame import RefusedError
 from hydrogen_magic.capture.needs import Needs
-from hydrogen_magic.capture.reach import imported_names
+from hydrogen_magic.capture.reach import code_objects, imported_names
 from hydrogen_magic.pickling import Pickler, global_names, is_main
 from hydrogen_magic.restoring import UNBOUND, Binding, resolve
 
@@ -99,7 +99,7 @@ class CapturePickler(Pickler):
         home = self._home_of(func)
         if home == "__main__":
             self.filenames.add(func.__code__.co_filename)
-            self.attributes.update(_names_in(func.__code__))
+            self.attributes.update(*(code.co_names for code in code_objects(func.__code__)))
             self.modules.update(imported_names(func.__code__))
         elif home is not None:
             self.modules.add(home)
@@ -189,11 +189,3 @@ def _find(module: str, qualname: str) -> Any:
         return resolve(module, qualname)
     except (ImportError, AttributeError):
         return None
-
-
-def _names_in(code: types.CodeType) -> set[str]:
-    names = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names |= _names_in(constant)
-    return names

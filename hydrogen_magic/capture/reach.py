@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from hydrogen_magic.capture.scopes import QUERIES, variables_in_query
 from hydrogen_magic.pickling import global_names, is_main
 
-__all__ = ["Read", "imported_names", "reads_of", "stored_names"]
+__all__ = ["Read", "code_objects", "imported_names", "reads_of", "stored_names"]
 
 _MAX_OBJECTS = 5000
 """Looking further would be slower than pickling, which finds the rest."""
@@ -48,12 +49,21 @@ def reads_of(value: Any) -> Iterator[Read]:
         label = f"{function.__qualname__.replace('<locals>.', '')}()"
         for name in global_names(code):
             yield Read(name, label, code, guarded)
+        for name in _names_in_queries(code):
+            yield Read(name, label, code, guarded=True)
+
+
+def _names_in_queries(code: types.CodeType) -> Iterator[str]:
+    for own in code_objects(code):
+        if not QUERIES.isdisjoint(own.co_names):
+            for constant in own.co_consts:
+                yield from set(variables_in_query(constant)).difference(own.co_varnames)
 
 
 def stored_names(value: Any) -> Iterator[str]:
     """Yield the global names that those functions assign."""
     for function in _functions_in(value):
-        yield from _stores(function.__code__)
+        yield from _operands(function.__code__, "STORE_GLOBAL")
 
 
 def _functions_in(value: Any) -> Iterator[types.FunctionType]:
@@ -88,7 +98,13 @@ def _parts(obj: Any) -> Iterable[Any]:
     if kind in (dict, list, tuple, set, frozenset):
         items = obj.values() if kind is dict else obj
         return list(items) if len(obj) <= _MAX_CONTAINER else []
-    return [kind, *_attributes(obj)]
+    return [kind, *_attributes(obj)] if _travels_by_attributes(kind) else [kind]
+
+
+def _travels_by_attributes(kind: type) -> bool:
+    """Whether pickle takes every attribute of such objects; for others it finds what they need."""
+    hooks = ("__reduce__", "__reduce_ex__", "__getstate__")
+    return all(getattr(kind, name, None) is getattr(object, name, None) for name in hooks)
 
 
 def _function_parts(function: types.FunctionType) -> list[Any]:
@@ -116,23 +132,24 @@ def _attributes(obj: Any) -> Iterable[Any]:
     return list(attributes.values())
 
 
-def _stores(code: types.CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "STORE_GLOBAL":
-            yield str(instruction.argval)
+def code_objects(code: types.CodeType) -> Iterator[types.CodeType]:
+    """Yield ``code`` and that of every function inside it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _stores(constant)
+            yield from code_objects(constant)
 
 
 def imported_names(code: types.CodeType) -> Iterator[str]:
     """Yield the full names of modules that ``code`` imports when it runs."""
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "IMPORT_NAME" and instruction.argval:
-            yield str(instruction.argval)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from imported_names(constant)
+    return filter(None, _operands(code, "IMPORT_NAME"))
+
+
+def _operands(code: types.CodeType, operation: str) -> Iterator[str]:
+    for own in code_objects(code):
+        for instruction in dis.get_instructions(own):
+            if instruction.opname == operation:
+                yield str(instruction.argval or "")
 
 
 def _line_of(code: types.CodeType, name: str) -> int | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass, field
 
 __all__ = [
     "COMPREHENSIONS",
+    "QUERIES",
     "Reads",
     "Scope",
     "at_definition",
@@ -14,6 +16,8 @@ __all__ = [
     "collect",
     "free_reads",
     "imported_modules",
+    "names_in_query",
+    "variables_in_query",
     "walrus_bindings",
 ]
 
@@ -47,10 +51,7 @@ def free_reads(node: ast.AST, guarded: bool = False) -> Reads:
 def _own_nodes(node: ast.AST, scope: Scope) -> list[ast.AST]:
     body: list[ast.AST]
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-        arguments = node.args
-        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        every += [arg for arg in (arguments.vararg, arguments.kwarg) if arg]
-        scope.local.update(arg.arg for arg in every)
+        scope.local.update(arg.arg for arg in _parameters(node.args))
         body = [node.body] if isinstance(node, ast.Lambda) else list(node.body)
     elif isinstance(node, ast.ClassDef):
         body = list(node.body)
@@ -59,6 +60,11 @@ def _own_nodes(node: ast.AST, scope: Scope) -> list[ast.AST]:
     for statement in body:
         bindings(statement, scope)
     return body
+
+
+def _parameters(arguments: ast.arguments) -> list[ast.arg]:
+    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    return [*named, *(arg for arg in (arguments.vararg, arguments.kwarg) if arg)]
 
 
 def bindings(node: ast.AST, scope: Scope) -> None:
@@ -72,9 +78,7 @@ def bindings(node: ast.AST, scope: Scope) -> None:
         return
     elif isinstance(node, (ast.Import, ast.ImportFrom)):
         scope.local.update((a.asname or a.name).partition(".")[0] for a in node.names)
-    elif (isinstance(node, ast.ExceptHandler) and node.name) or (
-        isinstance(node, (ast.MatchAs, ast.MatchStar)) and node.name
-    ):
+    elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
         scope.local.add(node.name)
     elif isinstance(node, ast.MatchMapping) and node.rest:
         scope.local.add(node.rest)
@@ -91,6 +95,25 @@ def walrus_bindings(node: ast.AST, scope: Scope) -> None:
     for child in ast.walk(node):
         if isinstance(child, ast.NamedExpr):
             scope.local.add(child.target.id)
+
+
+QUERIES = frozenset({"query", "eval"})
+"""Methods of pandas whose text may name variables of whoever calls them, as ``@limit``."""
+_VARIABLE_IN_QUERY = re.compile(r"(?<![\w@])@([A-Za-z_]\w*)")
+
+
+def names_in_query(node: ast.Call) -> list[str]:
+    """Return the variables in the text of ``df.query("x > @limit")``."""
+    function = node.func
+    if not (isinstance(function, ast.Attribute) and function.attr in QUERIES):
+        return []
+    parts = [part for arg in node.args for part in ast.walk(arg) if isinstance(part, ast.Constant)]
+    return [name for part in parts for name in variables_in_query(part.value)]
+
+
+def variables_in_query(text: object) -> list[str]:
+    """Return the variables in the text of a query, none if it is no text."""
+    return _VARIABLE_IN_QUERY.findall(text) if isinstance(text, str) else []
 
 
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -122,6 +145,8 @@ def collect(node: ast.AST, reads: Reads, guarded: bool) -> None:
             collect(now, reads, guarded)
         reads.extend(free_reads(node, guarded))
         return
+    if isinstance(node, ast.Call):
+        reads.extend((name, node.lineno, True) for name in names_in_query(node))
     for child in ast.iter_child_nodes(node):
         collect(child, reads, guarded)
 
@@ -138,9 +163,7 @@ def at_definition(node: ast.AST, postponed: bool = True) -> list[ast.expr]:
         return now
     now = [*node.decorator_list, *now]
     if not postponed:
-        every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-        every += [arg for arg in (arguments.vararg, arguments.kwarg) if arg]
-        now += [arg.annotation for arg in every if arg.annotation]
+        now += [arg.annotation for arg in _parameters(arguments) if arg.annotation]
         now += [node.returns] if node.returns else []
     return now
 

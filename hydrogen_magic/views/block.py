@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len, set_cell_size
 
+from hydrogen_magic.gang.culprit import is_victim_error
 from hydrogen_magic.gang.state import Bar, GangState, RankState
 from hydrogen_magic.views.output import clean_name, size_text
 
@@ -172,6 +173,8 @@ def _phase_cell(rank: RankState, now_s: float) -> str:
 
 def _over_cell(rank: RankState) -> str:
     if rank.failure is not None and rank.phase == "failed":
+        if is_victim_error(rank.failure.error):
+            return "ended when a peer did"
         return f"failed: {clean_name(rank.failure.error.type)}"[:40]
     if rank.exited is not None and rank.phase == "failed":
         return f"failed: {rank.exited.signal_name or f'exit status {rank.exited.exit_code}'}"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
 from hydrogen_magic.events import ErrorReport, Frame, RankExited, RankFailed
+from hydrogen_magic.gang.culprit import is_victim_error
 from hydrogen_magic.gang.state import GangState, RankState
 from hydrogen_magic.views.block import ranks_text
 from hydrogen_magic.views.output import clean, clean_name, final_lines
@@ -82,6 +83,10 @@ def _relabelled(stack: str, cells: Mapping[str, str]) -> list[str]:
     return [f"  {line(clean(text))}" for text in stack.splitlines() if text.strip()][:60]
 
 
+_SUB_EXCEPTION = re.compile(r"(?<=\()<[^<>]+>(?=, line \d+\)$)")
+"""The file at the end of a note that a rank made of a part of an exception group."""
+
+
 # ── exceptions ───────────────────────────────────────────────────────────────────────────────────
 
 
@@ -117,14 +122,15 @@ def _chain(error: ErrorReport, cells: Mapping[str, str]) -> list[str]:
             else "During handling of the above exception, another exception occurred:"
         )
         before = [*_chain(error.cause, cells), "", how, ""]
-    return [*before, *_frames(error.frames, cells), *_message(error)]
+    return [*before, *_frames(error.frames, cells), *_message(error, cells)]
 
 
-def _message(error: ErrorReport) -> list[str]:
+def _message(error: ErrorReport, cells: Mapping[str, str]) -> list[str]:
     text = f"{error.type}: {error.message}" if error.message else error.type
     if len(text) > _LONGEST_MESSAGE:
         text = f"{text[:_LONGEST_MESSAGE]} ... ({len(text) - _LONGEST_MESSAGE} characters more)"
-    return [clean(line) for part in (text, *error.notes) for line in part.splitlines()]
+    lines = [clean(line) for part in (text, *error.notes) for line in part.splitlines()]
+    return [_SUB_EXCEPTION.sub(lambda found: cells.get(found[0], found[0]), line) for line in lines]
 
 
 def _one_line(error: ErrorReport) -> str:
@@ -227,11 +233,16 @@ def _sayings(others: Iterable[RankState]) -> str:
     return "; ".join(said[:3]) + more
 
 
+_GLOO_DETAILS = re.compile(r"\[/\S*gloo/\S*\] |\. This is typically caused by.*")
+"""Where Gloo was built, and advice for those who do not know which rank failed."""
+
+
 def _saying(rank: RankState) -> str:
     if rank.failure is not None and rank.failure.exit_code is not None:
         return f"exit code {rank.failure.exit_code}"
     if rank.failure is not None:
-        return _one_line(rank.failure.error)
+        text = _one_line(rank.failure.error)
+        return _GLOO_DETAILS.sub("", text) if is_victim_error(rank.failure.error) else text
     exited = rank.exited
     if exited is None or exited.asked or rank.phase == "done":
         return ""

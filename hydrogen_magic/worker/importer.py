@@ -10,6 +10,7 @@ import os
 import sys
 import types
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hydrogen_magic.closure import ModuleSource
 
@@ -46,6 +47,7 @@ class _ClosureLoader(importlib.abc.InspectLoader):
 
     def __init__(self, module: ModuleSource) -> None:
         self.module = module
+        self.path = os.path.join(_folder(module.path), "__init__.py")
 
     def is_package(self, fullname: str) -> bool:
         return self.module.is_package
@@ -60,6 +62,12 @@ class _ClosureLoader(importlib.abc.InspectLoader):
         """Return a data file beside the module (``pkgutil.get_data``)."""
         with open(path, "rb") as file:
             return file.read()
+
+    def get_resource_reader(self, fullname: str) -> Any:
+        """Return what ``importlib.resources`` asks for the data files of a package."""
+        from importlib.readers import FileReader  # slow to import, and rarely wanted
+
+        return FileReader(self)  # type: ignore[arg-type]  # it takes the path alone
 
     def get_code(self, fullname: str) -> types.CodeType:
         return compile(self.module.source, self.module.path, "exec", dont_inherit=True)

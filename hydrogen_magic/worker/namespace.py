@@ -214,12 +214,20 @@ class Loaded:
 
 def _await(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine to its end; inside the kernel, whose own loop is running, on a thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
+    if (
+        not _is_in_loop()
+    ):  # asked elsewhere: its exception would be shown as the context of the user's
         return asyncio.run(coroutine)
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, coroutine).result()
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _keep_last_value(tree: ast.Module) -> None:
@@ -236,6 +244,9 @@ class _ResultPickler(Pickler):
     def __init__(self, *args: Any, shared: list[Any]) -> None:
         super().__init__(*args)
         self._shared = {id(obj) for obj in shared}
+        parallel = getattr(sys.modules.get("torch.nn.parallel"), "DistributedDataParallel", None)
+        if parallel is not None:
+            self.handlers[parallel] = _refuse_parallel
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, (type, types.FunctionType)) and self._kernel_has(obj):
@@ -253,6 +264,11 @@ class _ResultPickler(Pickler):
             return resolve("__main__", obj.__qualname__) is obj
         except AttributeError:
             return False
+
+
+def _refuse_parallel(obj: Any) -> Any:
+    why = "it belongs to the process group of the ranks"
+    raise blame.RefusedError(obj, why, "bring back the model inside it, its .module")
 
 
 def _explain(value: Any, out: dict[str, Any], error: Exception, last: Any) -> str:

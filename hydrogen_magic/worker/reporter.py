@@ -183,8 +183,9 @@ class Reporter:
         done = threading.Event()
         self._posted.append((event, done))
         self._wake.set()
-        while not done.wait(0.5) and thread.is_alive():
-            pass
+        while not done.wait(0.5):
+            if not thread.is_alive():  # it ended without seeing this
+                self._send_posted()
 
     def close(self) -> None:
         """Send everything and end the thread, within two seconds even if the agent hangs."""

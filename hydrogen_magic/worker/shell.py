@@ -45,8 +45,6 @@ class RankShell:
         self.user_ns["_exit_code"] = done.returncode
         return done.stdout.splitlines() if split else done.stdout
 
-    getoutput_splits = True
-
     def var_expand(self, command: str) -> str:
         """Replace ``{expression}`` and ``$name``, as IPython does; ``{{`` and ``$$`` stay single."""
         return _VARIABLE.sub(self._variable, self._braces(command))
