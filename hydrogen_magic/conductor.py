@@ -9,20 +9,15 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
 from hydrogen_magic import events as ev
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.gang.culprit import is_victim_error, verdict
 from hydrogen_magic.gang.state import GangState, RankState
 from hydrogen_magic.handle import Gang
-from hydrogen_magic.parcel import Parcel
-from hydrogen_magic.placements import Attempt, Crew, Sink
-from hydrogen_magic.rendezvous import Rendezvous
-from hydrogen_magic.spec import JobSpec, Plan
+from hydrogen_magic.placements import Attempt, Crew, Job, Sink
 
-__all__ = ["Conductor", "Job"]
+__all__ = ["Conductor"]
 
 _WEIGH = (ev.RankFailed, ev.RankExited)
 _CHECK_START_S = 0.5
@@ -33,19 +28,6 @@ _STOP_WORDS = {
     "timeout": "stopped: it ran longer than --timeout {timeout:g} s",
     "kernel": "stopped: the kernel ended",
 }
-
-
-@dataclass(frozen=True)
-class Job:
-    """Everything a gang needs to run."""
-
-    spec: JobSpec
-    plan: Plan
-    parcel: Parcel
-    preload: tuple[str, ...]
-    rendezvous: Rendezvous
-    record_dir: Path
-    clock_zero_s: float
 
 
 class Conductor:
@@ -82,10 +64,11 @@ class Conductor:
         limit = self._deadline()
         try:
             for number in range(self._job.spec.retries + 1):
-                if self._outcome() == "STOPPED":
+                if self._is_unwanted():
                     break  # before it began
                 await self._attempt(number)
-                if self._outcome() != "FAILED" or number == self._job.spec.retries:
+                last = number == self._job.spec.retries or self._is_unwanted()
+                if last or self._outcome() != "FAILED":
                     break
                 self._notice("warning", f"{self._reason('FAILED')}: starting all ranks again")
         except HydrogenError as problem:
@@ -97,6 +80,7 @@ class Conductor:
             if limit is not None:
                 limit.cancel()
             await self._crew.release()
+            self._job.close()
             self._finish(error)
 
     def _deadline(self) -> asyncio.TimerHandle | None:
@@ -110,11 +94,7 @@ class Conductor:
     async def _attempt(self, number: int) -> None:
         self._culprit = None
         self._gang.emit(ev.AttemptStarted(self._now_s(), number))
-        job = self._job
-        attempt = Attempt(
-            self._gang.id, number, job.spec, job.plan, job.parcel, job.preload,
-            job.rendezvous, job.record_dir, job.clock_zero_s,
-        )  # fmt: skip
+        attempt = Attempt(self._gang.id, number, self._job)
         watching = asyncio.ensure_future(self._watch_start())
         try:
             await self._crew.launch(attempt, Sink(self._on_event, self._gang.deliver))
@@ -163,7 +143,9 @@ class Conductor:
 
     def _stop(self, reason: str, kill: bool) -> None:
         state = self._gang.snapshot()
-        if state.is_terminal or (state.stop_reason and (state.killed or not kill)):
+        heard = state.stop_reason not in ("", "failure") and (state.killed or not kill)
+        known = state.stop_reason == "failure" == reason
+        if state.is_terminal or heard or known:
             return
         self._gang.emit(ev.StopRequested(self._now_s(), reason, kill))
         self._crew.kill() if kill else self._crew.stop()
@@ -195,9 +177,13 @@ class Conductor:
 
     # ── the end ──
 
+    def _is_unwanted(self) -> bool:
+        """Whether somebody asked the gang to end, other than because a rank failed."""
+        return self._gang.snapshot().stop_reason not in ("", "failure")
+
     def _outcome(self) -> str:
         state = self._gang.snapshot()
-        if state.stop_reason and state.stop_reason != "failure":
+        if self._is_unwanted() and self._culprit is None:
             return "STOPPED"
         return "SUCCEEDED" if all(rank.phase == "done" for rank in state.ranks) else "FAILED"
 

@@ -202,8 +202,14 @@ class Gang:
 
     def _value(self, rank: int) -> dict[str, Any]:
         if rank not in self._unpacked:
-            self._unpacked[rank] = parcels.unpack(self._parcels.pop(rank))
-        return self._unpacked[rank]
+            if rank not in self._parcels:
+                raise HydrogenError(f"rank {rank}'s value did not arrive")
+            self._unpacked[rank] = _opened(rank, self._parcels[rank])
+            del self._parcels[rank]
+        value = self._unpacked[rank]
+        if "error" in value:
+            raise HydrogenError(f"rank {rank}'s value could not travel: {value['error']}")
+        return value
 
     def _thin_output(self, chars: int) -> None:
         """Forget the oldest live output when there is too much: a rank may print for days."""
@@ -238,3 +244,14 @@ class Gang:
     def _stacks_since(self, start: int) -> dict[int, str]:
         fresh = (e for e in self._events[start:] if isinstance(e, RankStacks))
         return {event.rank: event.text for event in fresh}
+
+
+def _opened(rank: int, value: parcels.Parcel) -> dict[str, Any]:
+    try:
+        opened: dict[str, Any] = parcels.unpack(value)
+    except Exception as error:  # whatever the user's classes raise when they are put together
+        problem = f"{type(error).__name__}: {error}"
+        raise HydrogenError(
+            f"rank {rank}'s value came back but cannot be opened here: {problem}"
+        ) from error
+    return opened

@@ -27,16 +27,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakValueDictionary
 
 from hydrogen_magic import capture, placements, processes, record
 from hydrogen_magic import events as ev
+from hydrogen_magic import parcel as parcels
 from hydrogen_magic import rendezvous as rendezvous_rooms
-from hydrogen_magic.conductor import Conductor, Job
+from hydrogen_magic.conductor import Conductor
+from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.handle import Gang
-from hydrogen_magic.placements import Attempt, Sink, inline
+from hydrogen_magic.placements import Attempt, Job, Sink, inline
 from hydrogen_magic.placements.agents import hub
 from hydrogen_magic.spec import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.views import View, pick_view
@@ -82,6 +85,10 @@ def launch_captured(captured: capture.Captured, spec: JobSpec, *, title: str) ->
     """
     clock_zero_s = time.monotonic()
     planned = plan(spec)
+    is_inline = spec.placement == "inline"
+    # Here and now: what a running gang sees must not change with the notebook's arrays.
+    closure_fd = None if is_inline else parcels.to_memfd(captured.parcel, "closure")
+    loop = None if is_inline else hub().loop
     gang_id = _new_id()
     problems: list[str] = []
     gang_record = record.Record.create(gang_id, problems.append)
@@ -100,32 +107,36 @@ def launch_captured(captured: capture.Captured, spec: JobSpec, *, title: str) ->
     for text in (*planned.notes, *captured.warnings, *problems):
         gang.emit(ev.Notice(0.0, "warning", text))
     job = Job(
-        spec, planned, captured.parcel, captured.preload,
+        spec, planned, captured.parcel, closure_fd, captured.preload,
         rendezvous_rooms.get(spec.rendezvous), gang_record.path, clock_zero_s,
     )  # fmt: skip
-    if spec.placement == "inline":
+    if loop is None:
         _run_inline(gang, job)
     else:
-        _conduct(gang, job)
+        _conduct(gang, job, loop)
     return gang
 
 
-def _conduct(gang: Gang, job: Job) -> None:
-    loop = hub().loop
+def _conduct(gang: Gang, job: Job, loop: asyncio.AbstractEventLoop) -> None:
     conductor = Conductor(gang, job, placements.get(job.spec.placement).open(), loop)
     gang.attach(conductor)
     _running[gang.id] = gang
     done = asyncio.run_coroutine_threadsafe(conductor.run(), loop)
-    done.add_done_callback(lambda _: _running.pop(gang.id, None))
+    done.add_done_callback(lambda future: _on_conducted(gang, future))
+
+
+def _on_conducted(gang: Gang, done: Future[None]) -> None:
+    _running.pop(gang.id, None)
+    if (
+        done.cancelled() or done.exception() is not None
+    ):  # a fault of ours: nobody may wait for ever
+        gang.finish(HydrogenError(f"the gang was lost: {done.exception()!r}"))
 
 
 def _run_inline(gang: Gang, job: Job) -> None:
     """Run the one rank here and now; its exception stays the user's own, for ``%debug``."""
     gang.emit(ev.AttemptStarted(0.0, 0))
-    attempt = Attempt(
-        gang.id, 0, job.spec, job.plan, job.parcel, job.preload,
-        job.rendezvous, job.record_dir, job.clock_zero_s,
-    )  # fmt: skip
+    attempt = Attempt(gang.id, 0, job)
     error: BaseException | None = None
     try:
         with _interrupts_raise():
@@ -159,6 +170,7 @@ def sweep_abandoned() -> list[str]:
         processes.sweep_orphans(processes.OWNER, owners)
     for gang_id in abandoned:
         record.end_abandoned(gang_id)
+    record.prune()
     return abandoned
 
 
@@ -236,7 +248,7 @@ def interrupts_held() -> Iterator[_Interrupts]:
         yield held
     finally:
         _interrupts = None
-        signal.signal(signal.SIGINT, held.before)
+        signal.signal(signal.SIGINT, held.before or signal.SIG_DFL)
     if held.count and held.gang is None:
         raise KeyboardInterrupt
 
@@ -248,7 +260,7 @@ def _interrupts_raise() -> Iterator[None]:
     if held is None or threading.current_thread() is not threading.main_thread():
         yield
         return
-    signal.signal(signal.SIGINT, held.before)
+    signal.signal(signal.SIGINT, held.before or signal.SIG_DFL)
     try:
         yield
     finally:
@@ -291,9 +303,11 @@ def launch(
     Raises:
         CaptureError: something that the function uses cannot travel.
         PlacementError: the ranks cannot run as asked.
+        TypeError, ValueError: an option is not what it should be.
     """
     spec = JobSpec(
-        np=abs(np), placement=on, rendezvous=rendezvous, gpu=gpu, env=tuple((env or {}).items()),
+        np=-np if isinstance(np, int) and np < 0 else np,
+        placement=on, rendezvous=rendezvous, gpu=gpu, env=tuple((env or {}).items()),
         retries=retries, timeout_s=timeout, start_timeout_s=start_timeout, grace_s=grace,
         max_closure_bytes=max_closure,
     )  # fmt: skip

@@ -8,7 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["JobSpec", "Plan", "Slot", "DEFAULT_MAX_CLOSURE_BYTES"]
+__all__ = ["DEFAULT_MAX_CLOSURE_BYTES", "JobSpec", "Plan", "RENDEZVOUS_VARIABLES", "Slot"]
+
+RENDEZVOUS_VARIABLES = frozenset(
+    (
+        "RANK",
+        "LOCAL_RANK",
+        "WORLD_SIZE",
+        "LOCAL_WORLD_SIZE",
+        "GROUP_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+    )
+)
+"""Variables of torchrun's that are different for every rank or gang; nobody else may set them."""
 
 DEFAULT_MAX_CLOSURE_BYTES = 1 << 30
 """1 GiB: what one machine copies to its ranks in about a second; more is most likely a mistake."""
@@ -46,6 +59,29 @@ class JobSpec:
     """No live view; output and result only."""
     max_closure_bytes: int = DEFAULT_MAX_CLOSURE_BYTES
     """Upper bound of everything captured, in bytes."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no gang could run by: TypeError or ValueError with what was given."""
+        for name, least in (("np", 1), ("retries", 0), ("max_closure_bytes", 1)):
+            _check(name, getattr(self, name), (int,), least)
+        for name in ("start_timeout_s", "grace_s"):
+            _check(name, getattr(self, name), (int, float), 0)
+        if self.timeout_s is not None:
+            _check("timeout_s", self.timeout_s, (int, float), 0)
+        for name, value in self.env:
+            if not isinstance(value, str):
+                kind = type(value).__name__
+                raise TypeError(f"env[{name!r}] should be a str, got {value!r}, a {kind}")
+            if name in RENDEZVOUS_VARIABLES:
+                raise ValueError(f"env has {name}, which tells a rank who it is: leave it out")
+
+
+def _check(name: str, value: object, kinds: tuple[type, ...], least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        wanted = " or ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"{name} should be {wanted}, got {value!r}, a {type(value).__name__}")
+    if not value >= least:  # type: ignore[operator]
+        raise ValueError(f"{name} should be at least {least}, got {value!r}")
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import shutil
 import tempfile
@@ -23,11 +24,16 @@ import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
+from hydrogen_magic.errors import PlacementError
+
+_log = logging.getLogger(__name__)
+
 __all__ = ["AgentKeys", "AgentLink", "Hub"]
 
 _DOMAIN = "hydrogen"
 """Must be named on both ends: libzmq's wildcard refuses even keys that are allowed."""
 _MAX_MESSAGE_BYTES = 64 << 20
+_MAX_DIRECTORY_BYTES = 100
 _HANDSHAKE_MS = 3000
 """A connection that has not proven itself by then is dropped, silent ones included."""
 _FAILED_HANDSHAKES = (
@@ -57,18 +63,20 @@ class Hub:
     def __init__(self) -> None:
         self.rejected = 0
         """Connections that could not prove themselves."""
-        self._directory = tempfile.mkdtemp(
-            prefix="hydrogen-"
-        )  # 0700: nobody else gets as far as us
+        self._directory = _short_private_directory()
         self._endpoint = f"ipc://{self._directory}/hub"
         self._server_key, self._server_secret = zmq.curve_keypair()
         self._receivers: dict[str, Callable[[dict[str, Any]], None]] = {}
         self._routes: dict[str, bytes] = {}
         self.loop = asyncio.new_event_loop()
+        self._failure: BaseException | None = None
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hydrogen-hub", daemon=True)
         self._thread.start()
         self._started.wait()
+        if self._failure is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise PlacementError(f"cannot listen for agents: {self._failure}") from self._failure
 
     # ── called on the loop ──
 
@@ -104,6 +112,8 @@ class Hub:
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_until_complete(self._serve())
+        except Exception as error:
+            self._failure = error
         finally:
             self._started.set()
             self.loop.close()
@@ -156,12 +166,24 @@ class Hub:
             if receiver is None or len(parts) != 2:
                 continue
             self._routes[key] = parts[0].bytes
-            receiver(json.loads(parts[1].bytes))
+            try:
+                receiver(json.loads(parts[1].bytes))
+            except Exception:  # one agent's bad message must not deafen us to the others
+                _log.exception("a message of an agent could not be taken")
 
     async def _count_rejected(self, monitor: zmq.asyncio.Socket) -> None:
         while True:
             parse_monitor_message(await monitor.recv_multipart())
             self.rejected += 1
+
+
+def _short_private_directory() -> str:
+    """Make a directory, 0700, whose name leaves room for a socket's: at most 107 bytes in all."""
+    made = tempfile.mkdtemp(prefix="hydrogen-")
+    if len(os.fsencode(made)) <= _MAX_DIRECTORY_BYTES:
+        return made
+    os.rmdir(made)
+    return tempfile.mkdtemp(prefix="hydrogen-", dir="/tmp")
 
 
 class AgentLink:

@@ -486,3 +486,68 @@ def test_io_buffers_are_no_open_files(notebook: Notebook, ranks: Ranks) -> None:
     notebook.cell("import sys\ndef say(text, file=sys.stdout): print(text, file=file)")
     rank = ranks.run(notebook.capture("say(held.getvalue())"))
     assert rank.stdout == "b'x'\n"
+
+
+def test_tensors_of_newer_types_travel_and_share(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        import torch
+        tokens = torch.arange(6).to(torch.uint16)
+        part = tokens[2:4]
+        small = torch.ones(2).to(torch.float8_e4m3fn)
+    """)
+    rank = ranks.run(
+        notebook.capture("part.fill_(9)\n(tokens, part.data_ptr() - tokens.data_ptr(), small)")
+    )
+    tokens, offset, small = rank.value
+    assert tokens.tolist() == [0, 1, 9, 9, 4, 5] and tokens.dtype.itemsize == 2 and offset == 4
+    assert small.float().tolist() == [1.0, 1.0]
+
+
+def test_queries_of_pandas_name_variables(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        import pandas as pd
+        frame, low, high, twice = pd.DataFrame({"x": [1, 2, 3]}), 1, 3, 2
+        def below(frame):
+            least = 0
+            return frame.query("x < @high and x > @least")
+    """)
+    rank = ranks.run(
+        notebook.capture("""
+        def scaled(frame): return frame.eval("x * @twice")
+        frame.query(f"x > @low").x.tolist(), below(frame).x.tolist(), scaled(frame).tolist()
+    """)
+    )
+    assert rank.value == ([2, 3], [1, 2], [2, 4, 6])
+    notebook.capture("frame.query('x > @nobody and x != \"me@low\"')")
+
+
+def test_what_an_object_leaves_behind_is_not_captured(notebook: Notebook) -> None:
+    notebook.cell("""
+        import threading
+        lock = threading.Lock()
+        def locked(): return lock
+        class Keeps:
+            def __getstate__(self): return {}
+        class Makes:
+            def __reduce__(self): return int, ()
+        keeps, makes = Keeps(), Makes()
+        keeps.callback = makes.callback = locked
+    """)
+    names = {item.name for item in notebook.capture("keeps, makes").inventory}
+    assert names == {"keeps", "makes"}
+
+
+def test_an_error_after_await_has_no_context_of_ours(notebook: Notebook, ranks: Ranks) -> None:
+    with pytest.raises(RankError) as caught:
+        ranks.run(notebook.capture("import asyncio\nawait asyncio.sleep(0)\n1 / 0"))
+    assert "During handling" not in str(caught.value)
+
+
+def test_a_wrapped_model_is_refused_as_a_result(notebook: Notebook, ranks: Ranks) -> None:
+    captured = notebook.capture("""
+        import os, torch, torch.distributed as dist
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
+    """)
+    with pytest.raises(RankError, match=r"bring back the model inside it, its \.module"):
+        ranks.run(captured)

@@ -186,3 +186,13 @@ def test_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CaptureError, match=r"no module json\.nothing"):
         capture_script("json.nothing", [], as_module=True)
     capture_script("json.tool", [], as_module=True)
+
+
+@pytest.mark.parametrize("text", ["x = 1\nreturn x", "x = 1\nbreak", "x = 1\nnonlocal x"])
+def test_what_only_the_compiler_refuses_is_found_before_anything_starts(
+    notebook: Notebook, text: str
+) -> None:
+    with pytest.raises(SyntaxError) as caught:
+        notebook.capture(text)
+    assert caught.value.lineno == 3
+    assert caught.value.text == text.splitlines()[1]

@@ -245,3 +245,35 @@ def test_a_parcel_of_nothing_is_refused() -> None:
     with pytest.raises(TypeError, match="not callable"):
         capture_call(3, (), {})  # type: ignore[arg-type]
     assert issubclass(CaptureError, Exception)
+
+
+def test_data_files_of_a_package_are_found(
+    notebook: Notebook, ranks: Ranks, tmp_path: Path
+) -> None:
+    write(
+        tmp_path, {"words/__init__.py": "", "words/list.txt": "one two", "words/de/list.txt": "x"}
+    )
+    write(tmp_path, {"words/de/empty.py": ""})
+    rank = ranks.run(
+        notebook.capture("""
+        import words, words.de
+        from importlib.resources import files
+        [(files(p) / "list.txt").read_text().strip() for p in (words, "words.de")]
+    """)
+    )
+    assert rank.value == ["one two", "x"]
+
+
+def test_files_that_cannot_be_read_concern_only_who_imports_them(
+    notebook: Notebook, ranks: Ranks, tmp_path: Path
+) -> None:
+    write(tmp_path, {"mixed/__init__.py": "OK = 1", "gone.py": ""})
+    (tmp_path / "mixed" / "latin.py").write_bytes(b"x = 1\ny = '\xe9'\n")
+    (tmp_path / "mixed" / "dangling.py").symlink_to("/nowhere/at_all.py")
+    notebook.cell("import mixed, gone")
+    (tmp_path / "gone.py").unlink()
+    assert ranks.run(notebook.capture("mixed.OK")).value == 1
+    with pytest.raises(RankError, match="utf-8"):
+        ranks.run(notebook.capture("import mixed.latin"))
+    with pytest.raises(RankError, match="No module named 'gone'"):
+        ranks.run(notebook.capture("gone"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -449,3 +450,75 @@ def test_a_gang_that_ended_left_a_whole_record() -> None:
     events = record.read(gang.id)
     assert events == gang.events()
     assert isinstance(events[-1], ev.GangEnded)
+
+
+def test_what_ranks_see_is_as_it_was_at_launch() -> None:
+    """The notebook goes on while a gang runs: its arrays may change, the ranks' must not."""
+    import numpy
+
+    data = numpy.ones(1_000_000)
+    gang = hm.launch(numpy.sum, data, np=1)
+    data[:] = 0
+    assert ended(gang).result == 1_000_000
+
+
+def test_a_launch_that_cannot_be_said_leaves_nothing_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(PlacementError, match="working directory"):
+        ended(hm.launch(int, "1", np=1)).raise_for_state()
+    monkeypatch.chdir(tmp_path)
+    assert hm.launch(int, "2", np=1).result == 2
+
+
+def test_an_environment_that_is_too_large_is_an_error_not_a_hang() -> None:
+    with pytest.raises(RankFailedError, match="too long"):
+        ended(hm.launch(ranks.gather, np=2, env={"TORCH_X": "x" * 200_000})).raise_for_state()
+
+
+def test_stop_ends_attempts_too() -> None:
+    gang = hm.launch(ranks.end_one, 1, "exit(3)", np=2, retries=1000)
+    until(gang, lambda: gang.snapshot().attempt >= 2)
+    gang.stop()
+    assert ended(gang, 10).snapshot().attempt < 1000
+
+
+def test_values_that_could_not_travel_are_said() -> None:
+    def value() -> object:
+        return threading.Lock() if os.environ["RANK"] == "1" else 1
+
+    gang = ended(hm.launch(value, np=2))
+    assert gang.result == 1
+    with pytest.raises(hm.errors.HydrogenError, match="rank 1's value could not travel"):
+        _ = gang.results
+
+
+def test_inline_ranks_meet_themselves() -> None:
+    """Twice in one process, of its own here: torch keeps a pipe for ever once it has met anybody."""
+    program = (
+        "import os, hydrogen_magic as hm\nfrom tests import ranks\n"
+        "for _ in range(2): print(hm.run(ranks.gather, np=1, on='inline', quiet=True))\n"
+        "assert 'RANK' not in os.environ\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["[0]", "[0]"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"np": 0}, "np should be at least 1, got 0"),
+        ({"np": "2"}, "np should be int, got '2'"),
+        ({"retries": -1}, "retries should be at least 0"),
+        ({"timeout": "5"}, "timeout_s should be int or float, got '5'"),
+        ({"env": {"A": 1}}, r"env\['A'\] should be a str"),
+        ({"env": {"RANK": "7"}}, "tells a rank who it is"),
+    ],
+)
+def test_options_are_checked_before_anything_starts(options: dict[str, object], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        hm.launch(ranks.gather, **options)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from traitlets.config import Config
 
 from hydrogen_magic import capture, doctor, magics, notebook, record, runner
 from hydrogen_magic import events as ev
-from hydrogen_magic.errors import HydrogenError, PlacementError
+from hydrogen_magic.errors import HydrogenError, PlacementError, RankFailedError
 from hydrogen_magic.gang.state import replay
 from hydrogen_magic.handle import Gang
 from hydrogen_magic.spec import JobSpec, Plan, Slot
@@ -392,3 +392,48 @@ def test_control_c_in_a_terminal_stops_the_gang_and_gives_the_prompt_back() -> N
         terminal.expect(pexpect.EOF)
     finally:
         terminal.close(force=True)
+
+
+# ── real ranks ───────────────────────────────────────────────────────────────────────────────────
+
+POOLS = """
+import multiprocessing
+class Item:
+    def __init__(self, value): self.value = value
+def work(item): return Item(item.value + 1)
+if __name__ == "__main__":
+    for method in ("fork", "spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            print(method, pool.map(work, [Item(1)])[0].value)
+"""
+
+
+def test_a_script_may_start_processes_in_every_way(
+    shell: InteractiveShell, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pools.py").write_text(POOLS)
+    run(shell, f"%distributed --quiet --timeout 30 --np 1 {tmp_path / 'pools.py'}")
+    assert capfd.readouterr().out == "fork 2\nspawn 2\nforkserver 2\n"
+
+
+def test_a_scripts_last_words_are_said_once(
+    shell: InteractiveShell, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit('no data')\n")
+    with pytest.raises(RankFailedError, match="exited with status 1"):
+        run(shell, f"%distributed --quiet --np 1 {tmp_path / 'leaves.py'}")
+    assert capfd.readouterr().err == "no data\n"
+
+
+def test_ranks_draw_different_numbers(shell: InteractiveShell) -> None:
+    run(shell, "import torch")
+    cell = "%%distributed --quiet --detach\ntorch.rand(1).item()"
+    drawn = [value for _ in range(2) for value in run(shell, cell).results]
+    assert len(set(drawn)) == 4
+
+
+def test_a_timeline_that_cannot_be_written_is_a_usage_error(
+    shell: InteractiveShell, gang: Gang
+) -> None:
+    with pytest.raises(UsageError, match="could not be written"):
+        run(shell, f"%gang timeline {gang.id} -o /no/such/folder/trace.json")

@@ -15,6 +15,7 @@ from hydrogen_magic.agent.nursery import Nursery, Worker
 from hydrogen_magic.agent.output import Allowance, RankLog
 from hydrogen_magic.agent.rank import Rank, log_path
 from hydrogen_magic.agent.service import Service
+from hydrogen_magic.errors import RendezvousError
 
 __all__ = ["Crew"]
 
@@ -64,10 +65,11 @@ class Crew:
     def now_s(self) -> float:
         return time.monotonic() - self._zero_s
 
-    async def run(self, closure_fd: int) -> None:
+    async def run(self, closure_fd: int, start_template: Callable[[], None]) -> None:
         """Start the ranks, wait for their end, and sweep up; returns when nothing is left."""
         try:
             if not self._cancelled:
+                start_template()
                 self._starting = asyncio.ensure_future(self._start(closure_fd))
                 await asyncio.wait([self._starting])
                 self._report_start(self._starting)
@@ -96,9 +98,15 @@ class Crew:
         """Turn a failed start into a failure of the first rank: the user must be told by somebody."""
         error = None if start.cancelled() else start.exception()
         if error is not None:
-            report = ev.ErrorReport(type(error).__name__, f"{error} ({self._first_detail()})")
-            first = int(self._launch["slots"][0]["rank"])
-            self._emit(ev.RankFailed(self.now_s(), first, report, "starting"))
+            self.report_fault(error)
+
+    def report_fault(self, error: BaseException) -> None:
+        """Tell of a fault that is no rank's as a failure of the first: somebody must tell the user."""
+        detail = self._first_detail() if not self._ranks else ""
+        message = f"{error} ({detail})" if detail else str(error)
+        first = int(self._launch["slots"][0]["rank"])
+        report = ev.ErrorReport(type(error).__name__, message)
+        self._emit(ev.RankFailed(self.now_s(), first, report, "starting"))
 
     def _first_detail(self) -> str:
         modules = self._launch["preload"]
@@ -115,6 +123,9 @@ class Crew:
             "cwd": self._launch["cwd"], "sys_path": self._launch["sys_path"],
         }  # fmt: skip
         one.go(message, [closure_fd], slot["device"])
+        ended = self._nursery.take_exit(worker.pid)
+        if ended is not None:  # before anybody knew it was to be this rank
+            self.on_exit(worker.pid, *ended)
 
     # ── watching ──
 
@@ -158,14 +169,20 @@ class Crew:
                 if self._over():
                     self._all_exited.set()
                 return True
-        return False
+        if self._service is None or not self._service.forget(pid):
+            return False
+        if self._ending is None and not self._over():
+            self.report_fault(RendezvousError("what the ranks meet at ended unexpectedly"))
+        return True
 
-    async def stacks(self) -> dict[int, str]:
-        """Return where every rank is, by ``faulthandler``; waits a moment for it to write."""
+    def ask_stacks(self) -> None:
+        """Have ``faulthandler`` write where every rank is; see :meth:`read_stacks` a moment later."""
         for rank in self._ranks.values():
             rank.read_stacks()
             rank.ask_stacks()
-        await asyncio.sleep(0.1)
+
+    def read_stacks(self) -> dict[int, str]:
+        """Return what was written since :meth:`ask_stacks`."""
         return {rank.rank: rank.read_stacks() for rank in self._ranks.values()}
 
     # ── ending ──
@@ -184,7 +201,9 @@ class Crew:
 
     def _abort_start(self) -> None:
         self._cancelled = True
-        if self._starting is not None and not self._starting.done():
+        if self._starting is None:
+            self._nursery.abort()  # we wait for what it does for the next gang, which is this one
+        elif not self._starting.done():
             self._starting.cancel()
             self._nursery.abort()
 

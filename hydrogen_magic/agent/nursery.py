@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +18,8 @@ from hydrogen_magic.agent.template import FDS_PER_WORKER
 
 __all__ = ["Nursery", "Worker"]
 
+_MAX_EXITS = 64
+"""Exits kept for forks whose pid is not known yet: there are only ever a few."""
 _BATCH = frames.MAX_FDS // FDS_PER_WORKER
 
 
@@ -50,6 +53,8 @@ class _Template:
     """What it imports before anything is asked; its answer to that has not been read yet."""
     loaded: set[str] = field(default_factory=set)
     """What it was asked to import, whether or not that worked."""
+    aborted: bool = False
+    """It was ended in the middle of an import, which is not the imported module's fault."""
     files: dict[str, int] = field(default_factory=dict)
     """Files of those modules and their times when they were imported."""
 
@@ -73,6 +78,7 @@ class Nursery:
         self._spares: list[Worker] = []
         self._avoid: set[str] = set()
         """Modules that made a template unsafe to fork: ranks import them themselves."""
+        self._exits: dict[int, tuple[int, int]] = {}
         self._lock = asyncio.Lock()
 
     def keepers(self) -> set[int]:
@@ -100,7 +106,7 @@ class Nursery:
         process = subprocess.Popen(
             [
                 sys.executable, "-m", "hydrogen_magic.agent.template",
-                str(theirs.fileno()), *preload,
+                str(theirs.fileno()), str(os.getpid()), *preload,
             ],
             pass_fds=[theirs.fileno()], env={**env, "PYTHONPATH": os.pathsep.join(sys_path)},
             stdin=subprocess.DEVNULL, cwd="/",
@@ -119,39 +125,56 @@ class Nursery:
         """Return ``count`` workers with ``modules`` imported; they are the caller's from now on."""
         async with self._lock:
             await self._preload(modules)
-            workers = [self._spares.pop() for _ in range(min(count, len(self._spares)))]
-            return workers + await self._fork(count - len(workers))
+            ready = [self._spares.pop() for _ in range(min(count, len(self._spares)))]
+            try:
+                return ready + await self._fork(count - len(ready))
+            except BaseException:
+                self._spares += ready
+                raise
 
     async def stock(self, count: int) -> None:
         """Fork ahead until ``count`` workers wait."""
         async with self._lock:
-            if self._template is not None:
-                self._spares += await self._fork(count - len(self._spares))
+            template = self._template
+            forked = await self._fork(count - len(self._spares)) if template is not None else []
+            if self._template is template:
+                self._spares += forked
+            else:  # replaced meanwhile: these have imported other things
+                _close_all(forked)
 
-    def forget(self, pid: int) -> bool:
-        """Take note that ``pid`` has ended; return whether it was one of ours."""
+    def forget(self, pid: int, ended: tuple[int, int]) -> None:
+        """Take note that child ``pid`` has ended; ``ended``: its wait status and peak memory in bytes."""
         for worker in self._spares:
             if worker.pid == pid:
                 self._spares.remove(worker)
                 worker.close()
-                return True
+                return
         if self._template is not None and self._template.pid == pid:
             self.close()
-            return True
-        return False
+            return
+        self._exits[pid] = ended  # an orphan of the gang, or a fork whose pid we have not heard yet
+        while len(self._exits) > _MAX_EXITS:
+            del self._exits[next(iter(self._exits))]
+
+    def take_exit(self, pid: int) -> tuple[int, int] | None:
+        """Return how worker ``pid`` ended if it did before it was sent off."""
+        return self._exits.pop(pid, None)
 
     def abort(self) -> None:
         """End the template although it is busy, in an import that hangs perhaps; the next replaces it."""
         if self._template is not None and self._lock.locked():
             processes.send_signal(self._template.pid, signal.SIGKILL)
             self._template.fingerprint = ""  # fits no launch: the next one replaces it
+            self._template.aborted = True
 
     def close(self) -> None:
         """Let go of everything: template and waiting workers exit when their sockets close."""
-        for worker in self._spares:
-            worker.close()
+        _close_all(self._spares)
         self._spares.clear()
         if self._template is not None:
+            # A thread may be reading from it, and would be for ever: closing alone wakes nobody.
+            with suppress(OSError):
+                self._template.sock.shutdown(socket.SHUT_RDWR)
             self._template.sock.close()
             self._template = None
 
@@ -163,8 +186,7 @@ class Nursery:
         missing = [m for m in modules if m not in template.loaded and m not in self._avoid]
         if not missing:
             return
-        for worker in self._spares:
-            worker.close()
+        _close_all(self._spares)
         self._spares.clear()
         frames.send(template.sock, {"do": "preload", "modules": missing})
         self._note_loaded(template, missing, await self._answer(missing))
@@ -180,34 +202,44 @@ class Nursery:
 
     async def _fork(self, count: int) -> list[Worker]:
         workers: list[Worker] = []
-        while len(workers) < count:
-            workers += await self._fork_batch(min(_BATCH, count - len(workers)))
+        try:
+            while len(workers) < count:
+                workers += await self._fork_batch(min(_BATCH, count - len(workers)))
+        except BaseException:
+            _close_all(workers)
+            raise
         return workers
 
     async def _fork_batch(self, count: int) -> list[Worker]:
-        pairs = [_new_worker() for _ in range(count)]
-        theirs = [fd for _, fds in pairs for fd in fds]
+        workers: list[Worker] = []
+        theirs: list[int] = []
         try:
+            for _ in range(count):
+                worker, fds = _new_worker()
+                workers.append(worker)
+                theirs += fds
             frames.send(self._running().sock, {"do": "fork"}, theirs)
-            answer = await self._answer(())
+            pids = (await self._answer(()))["pids"]
+            if len(pids) < count:
+                raise BlockingIOError("this machine refused to fork more processes")
+        except BaseException:
+            _close_all(workers)  # forked or not: they exit when nobody is at the other end
+            raise
         finally:
             for fd in theirs:
                 os.close(fd)
-        workers = [worker for worker, _ in pairs]
-        for worker, pid in zip(workers, answer["pids"], strict=False):
+        for worker, pid in zip(workers, pids, strict=True):
             worker.pid = pid
-        if any(worker.pid == 0 for worker in workers):
-            raise BlockingIOError("this machine refused to fork more processes")
         return workers
 
     async def _answer(self, importing: Sequence[str]) -> dict[str, Any]:
         """Return the template's next answer; ``importing``: what it imports meanwhile."""
+        template = self._running()
         loop = asyncio.get_running_loop()
-        received = await loop.run_in_executor(None, frames.receive, self._running().reader)
+        received = await loop.run_in_executor(None, frames.receive, template.reader)
         if received is None:
-            self._avoid.update(
-                importing
-            )  # perhaps one kills whoever imports it: let a rank show it
+            if not template.aborted:  # perhaps one kills whoever imports it: let a rank show it
+                self._avoid.update(importing)
             raise ChildProcessError("the process that forks the ranks ended unexpectedly")
         answer: dict[str, Any] = received[0]
         return answer
@@ -216,6 +248,11 @@ class Nursery:
         if self._template is None:
             raise ChildProcessError("the process that forks the ranks is not running")
         return self._template
+
+
+def _close_all(workers: Sequence[Worker]) -> None:
+    for worker in workers:
+        worker.close()
 
 
 def _new_worker() -> tuple[Worker, list[int]]:

@@ -171,8 +171,13 @@ class Rank:
 
     def on_exit(self, status: int, max_rss_bytes: int) -> None:
         """Take note of the exit status: read what is left to read, then report."""
-        self._drain()
-        self.exited = True
+        try:
+            self._drain()
+        finally:  # whatever it left behind, the rank is over
+            self.exited = True
+            self._report_exit(status, max_rss_bytes)
+
+    def _report_exit(self, status: int, max_rss_bytes: int) -> None:
         for stream, live in self._live.items():
             self._emit_text(stream, live.rest())
         exit_code, signal_name = None, ""

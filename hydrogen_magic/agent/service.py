@@ -29,11 +29,21 @@ class Service:
         self._nursery = nursery
         self._worker: Worker | None = None
         self._pid = 0
+        self._ended = False
+
+    def fits(self, launch: dict[str, Any]) -> bool:
+        """Whether this is what the launch would have served, by the same code."""
+        same_code = self._message["sys_path"] == launch["sys_path"]
+        return self.what == launch["service"] and same_code and self._worker is not None
 
     async def begin(self) -> None:
         """Start to serve; nothing happens if that was done before."""
         if self._worker is None:
-            (self._worker,) = await self._nursery.take(1, ())
+            (worker,) = await self._nursery.take(1, ())
+            if self._ended:
+                worker.close()
+                return
+            self._worker = worker
             self._pid = self._worker.pid
             self._worker.control.setblocking(True)
             frames.send(self._worker.control, self._message, [self._held.fileno()])
@@ -44,12 +54,15 @@ class Service:
 
     def end(self) -> None:
         """End it at once: it holds nothing that anybody needs."""
+        self._ended = True
         if self._worker is not None:
             processes.send_signal(self._pid, signal.SIGKILL)
             self.forget(self._pid)
 
-    def forget(self, pid: int) -> None:
-        """Take note that process ``pid`` is no more, if it is the one that serves."""
-        if self._worker is not None and self._pid == pid:
-            self._worker.close()
-            self._worker = None
+    def forget(self, pid: int) -> bool:
+        """Take note that process ``pid`` is no more; return whether it was the one that serves."""
+        if self._worker is None or self._pid != pid:
+            return False
+        self._worker.close()
+        self._worker = None
+        return True

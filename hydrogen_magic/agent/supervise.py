@@ -28,6 +28,9 @@ __all__ = ["Agent"]
 _BATCH_S = 0.02
 """Events that need not be seen at once leave together: one message instead of fifty."""
 
+_STACKS_S = 0.1
+"""``faulthandler`` writes stacks within milliseconds of the signal."""
+
 _MAX_SPARES = 16
 """More ranks than this are forked when asked for: waiting ones cost some memory each."""
 
@@ -70,6 +73,8 @@ class Agent:
         if not receiving.cancelled() and receiving.exception() is not None:
             print("hydrogen_magic agent:", repr(receiving.exception()), file=sys.stderr)
         loop.remove_reader(kernel)
+        for signum in (signal.SIGCHLD, signal.SIGTERM):
+            loop.remove_signal_handler(signum)
         self._link.close()
 
     def _hello(self) -> dict[str, Any]:
@@ -84,7 +89,14 @@ class Agent:
     def _start(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._on_task_end)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        # A template that was ended under its work is replaced at the next launch; that is no news.
+        if error is not None and not isinstance(error, (ChildProcessError, BrokenPipeError)):
+            print("hydrogen_magic agent:", repr(error), file=sys.stderr)
 
     # ── the kernel ──
 
@@ -114,34 +126,45 @@ class Agent:
             elif self._crew is not None and message["gang"] == self._crew.gang:
                 self._crew.kill() if action == "kill" else self._crew.stop()
 
-    def _next_closure(self) -> int:
+    def _closure_of(self, crew: Crew) -> int:
         """Take the closure that the kernel handed over just before its ``launch`` message."""
-        received = frames.receive(self._handed_over)
-        if received is None:
-            raise ConnectionError("the kernel closed the connection")
-        return received[1][0]
+        while (received := frames.receive(self._handed_over)) is not None:
+            message, (fd,) = received
+            if (message["gang"], message["attempt"]) == (crew.gang, crew.attempt):
+                return fd
+            os.close(fd)  # of a launch that never came
+        raise ConnectionError("the kernel closed the connection")
 
     # ── a gang ──
 
     async def _serve(self, crew: Crew, launch: dict[str, Any]) -> None:
-        closure_fd = self._next_closure()
-        if self._preparing is not None:
-            await asyncio.wait([self._preparing])
-        self._nursery.start(launch["fingerprint"], launch["env"], launch["sys_path"])
         try:
-            await crew.run(closure_fd)
+            closure_fd = self._closure_of(crew)
+            if self._preparing is not None:
+                await asyncio.wait([self._preparing])
+            await crew.run(closure_fd, lambda: self._start_template(launch))
+        except Exception as error:  # whatever it is, the kernel waits for this gang's end
+            crew.report_fault(error)
         finally:
-            self._held.close()  # a store must never serve two attempts
-            self._held = _listen(self._boot["bind"])
-            self._flush()
-            self._send(
-                {
-                    "swept": crew.gang, "attempt": crew.attempt,
-                    "held": self._held.getsockname()[:2],
-                }
-            )  # fmt: skip
-            self._crew = None
+            self._finish(crew)
         self._preparing = asyncio.ensure_future(self._prepare(launch))
+
+    def _start_template(self, launch: dict[str, Any]) -> None:
+        self._nursery.start(launch["fingerprint"], launch["env"], launch["sys_path"])
+
+    def _finish(self, crew: Crew) -> None:
+        """Tell the kernel that nothing of the gang is left, and hold a port for the next."""
+        self._flush()
+        self._crew = None
+        self._held.close()  # a store must never serve two attempts
+        swept = {"swept": crew.gang, "attempt": crew.attempt}
+        try:
+            self._held = _listen(self._boot["bind"])
+        except OSError:
+            self._send({**swept, "held": None})
+            self._closing.set()  # of no use without a port; the kernel starts another agent
+            raise
+        self._send({**swept, "held": self._held.getsockname()[:2]})
 
     async def _prepare(self, launch: dict[str, Any]) -> None:
         """Get ready for another gang like this one: the most likely next."""
@@ -150,13 +173,13 @@ class Agent:
                 self._standing = Service(launch, self._held, self._nursery)
                 await self._standing.begin()
             await self._nursery.stock(min(len(launch["slots"]), _MAX_SPARES))
-        except (ChildProcessError, BrokenPipeError):
-            pass  # the template was ended meanwhile; the next launch starts another
+        except OSError:
+            pass  # the template was ended meanwhile, or forks are refused: the next launch will say
 
     def _service_for(self, launch: dict[str, Any]) -> Service | None:
         """Return what the launch wants served: the standing one if that is it, else a new one."""
         standing, self._standing = self._standing, None
-        if standing is not None and standing.what == launch["service"]:
+        if standing is not None and standing.fits(launch):
             return standing
         if standing is not None:
             standing.end()
@@ -190,8 +213,12 @@ class Agent:
 
     async def _tell_stacks(self) -> None:
         crew = self._crew
-        if crew is not None:
-            for rank, text in (await crew.stacks()).items():
+        if crew is None:
+            return
+        crew.ask_stacks()
+        await asyncio.sleep(_STACKS_S)
+        if crew is self._crew:
+            for rank, text in crew.read_stacks().items():
                 self._emit(ev.RankStacks(crew.now_s(), rank, text))
             self._flush()
 
@@ -210,8 +237,8 @@ class Agent:
             claimed = self._crew is not None and self._crew.on_exit(
                 pid, status, usage.ru_maxrss << 10
             )
-            if not claimed and not self._nursery.forget(pid) and self._standing is not None:
-                self._standing.forget(pid)
+            if not claimed and not (self._standing is not None and self._standing.forget(pid)):
+                self._nursery.forget(pid, (status, usage.ru_maxrss << 10))
 
     async def _end(self) -> None:
         """End the gang and everything else that descends from us, at once."""

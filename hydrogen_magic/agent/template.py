@@ -119,10 +119,12 @@ def _be_go_between(
 
 def _main() -> None:
     processes.die_with_parent()
+    if os.getppid() != int(sys.argv[2]):
+        return  # the agent died before that was armed
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(sys.argv[1]))
     try:
-        serve(sock, sys.argv[2:])
+        serve(sock, sys.argv[3:])
     except (BrokenPipeError, ConnectionResetError):
         pass  # the agent let go of us in the middle of an answer
 

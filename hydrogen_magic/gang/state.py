@@ -130,10 +130,6 @@ class GangState:
     def is_terminal(self) -> bool:
         return self.state in TERMINAL_STATES
 
-    @property
-    def culprit_failure(self) -> ev.RankFailed | None:
-        return self.ranks[self.culprit].failure if self.culprit is not None else None
-
 
 def fold(state: GangState, event: ev.Event) -> GangState:
     """Return the state after ``event``. Pure; unknown ranks are ignored."""
@@ -173,16 +169,16 @@ def _attempt_started(state: GangState, e: ev.AttemptStarted) -> GangState:
         RankState(rank.rank, phase_since_s=e.at_s, active_s=e.at_s) for rank in state.ranks
     )
     # A failure of the last attempt is forgotten; that somebody wants the gang to end is not.
-    stop_reason = "" if state.stop_reason == "failure" else state.stop_reason
-    return replace(
-        state, attempt=e.attempt, ranks=ranks, state="PENDING", stop_reason=stop_reason
-    )  # fmt: skip
+    if state.stop_reason == "failure":
+        state = replace(state, stop_reason="", killed=False)
+    return replace(state, attempt=e.attempt, ranks=ranks, state="PENDING")
 
 
 def _stop_requested(state: GangState, e: ev.StopRequested) -> GangState:
-    return replace(
-        state, stop_reason=state.stop_reason or e.reason, killed=state.killed or e.kill
-    )  # fmt: skip
+    # What somebody wants weighs more than that a rank failed: there shall be no further attempt.
+    known = state.stop_reason not in ("", "failure")
+    reason = state.stop_reason if known else e.reason
+    return replace(state, stop_reason=reason, killed=state.killed or e.kill)
 
 
 def _noticed(state: GangState, e: ev.Notice) -> GangState:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +18,33 @@ from hydrogen_magic.parcel import Parcel
 from hydrogen_magic.rendezvous import Rendezvous
 from hydrogen_magic.spec import JobSpec, Plan
 
-__all__ = ["Attempt", "Crew", "NAMES", "Placement", "Sink", "get"]
+__all__ = ["Attempt", "Crew", "Job", "NAMES", "Placement", "Sink", "get"]
 
 NAMES = ("local", "inline")
 """What :func:`get` knows."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that all attempts of a gang run by."""
+
+    spec: JobSpec
+    plan: Plan
+    parcel: Parcel
+    """What the ranks unpack and run."""
+    closure_fd: int | None
+    """The same as a memory file, as it was when the gang was launched; None for the inline placement."""
+    preload: tuple[str, ...]
+    """Modules that the ranks will import."""
+    rendezvous: Rendezvous
+    record_dir: Path
+    clock_zero_s: float
+    """``time.monotonic()`` of this process that is ``at_s == 0``."""
+
+    def close(self) -> None:
+        """Let go of the closure."""
+        if self.closure_fd is not None:
+            os.close(self.closure_fd)
 
 
 @dataclass(frozen=True)
@@ -29,16 +53,7 @@ class Attempt:
 
     gang: str
     number: int
-    spec: JobSpec
-    plan: Plan
-    parcel: Parcel
-    """What the ranks unpack and run."""
-    preload: tuple[str, ...]
-    """Modules that the ranks will import."""
-    rendezvous: Rendezvous
-    record_dir: Path
-    clock_zero_s: float
-    """``time.monotonic()`` of this process that is ``at_s == 0``."""
+    job: Job
 
 
 @dataclass(frozen=True)

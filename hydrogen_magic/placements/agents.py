@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import Any
 
@@ -28,7 +29,7 @@ from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.placements import Sink
 from hydrogen_magic.wire import Hub
 
-__all__ = ["Agent", "close", "fingerprint", "hub", "pool", "warm_up"]
+__all__ = ["Agent", "close", "fingerprint", "hub", "import_path", "pool", "warm_up"]
 
 _LOOPBACK = "127.0.0.1"
 _HELLO_S = 60.0
@@ -67,7 +68,7 @@ class Agent:
             "endpoint": self._keys.endpoint, "server_key": self._keys.server_key,
             "key": self._keys.key, "secret": self._keys.secret,
             "kernel_pid": os.getpid(), "bind": _LOOPBACK, "env": {**os.environ, **self._marks},
-            "sys_path": _import_path(), "fingerprint": digest, "preload": list(preload),
+            "sys_path": import_path(), "fingerprint": digest, "preload": list(preload),
         }  # fmt: skip
 
     # ── messages ──
@@ -79,13 +80,20 @@ class Agent:
 
     def send(self, action: str, **fields: Any) -> None:
         gang = self.attempt[0] if self.attempt else ""
-        self._hub.send(self._keys.key, {"do": action, "gang": gang, **fields})
+        self._hub.send(self._keys.key, {"gang": gang, **fields, "do": action})
 
-    def hand_over(self, fd: int) -> None:
-        """Give the agent a descriptor; it takes it when the launch message arrives."""
+    def launch(self, message: dict[str, Any], closure_fd: int) -> None:
+        """Have the agent start what ``message`` says, with the closure in ``closure_fd``."""
+        label = {"gang": message["gang"], "attempt": message["attempt"]}
         self._handover.setblocking(True)
-        frames.send(self._handover, {}, [fd])
+        frames.send(self._handover, label, [closure_fd])
         self._handover.setblocking(False)
+        self.send("launch", **message)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has said hello."""
+        return self._ready.done()
 
     async def ready(self) -> None:
         """Wait for the agent's hello."""
@@ -103,15 +111,25 @@ class Agent:
         self._on_handover()  # results travel beside the messages, so the last may still wait there
 
     def _on_message(self, message: dict[str, Any]) -> None:
+        try:
+            self._take(message)
+        except (
+            Exception
+        ) as error:  # a fault of ours or of the agent's: this gang ends, others go on
+            if self._swept is None or self._swept.done():
+                raise
+            self._swept.set_exception(error)
+            self.process.kill()
+
+    def _take(self, message: dict[str, Any]) -> None:
         if "hello" in message:
             self.held = tuple(message["held"])
             self._finish(self._ready)
-        elif (message["gang"] if "gang" in message else message["swept"]) != (
-            self.attempt or ("",)
-        )[0]:
+        elif message.get("gang", message.get("swept")) != (self.attempt or ("",))[0]:
             pass  # of a gang that has ended
         elif "swept" in message:
-            self.held = tuple(message["held"])
+            if message["held"] is not None:  # else it is about to end
+                self.held = tuple(message["held"])
             self._finish(self._swept)
         elif self.sink is not None and self.attempt == (message["gang"], message["attempt"]):
             for encoded in message["events"]:
@@ -160,6 +178,8 @@ class Agent:
         while self.process.poll() is None:  # no helper thread: none can be started at exit
             if time.monotonic() > deadline:
                 self.process.kill()
+            if time.monotonic() > deadline + _CLOSE_S:
+                return  # it hangs in the system; when that lets go of it, it is dead
             await asyncio.sleep(0.005)
         self._let_go()
 
@@ -171,7 +191,7 @@ def _start_agent_process(
     return subprocess.Popen(
         [sys.executable, "-m", "hydrogen_magic.agent", str(theirs.fileno())],
         pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL,
-        env={**os.environ, **marks, "PYTHONPATH": os.pathsep.join(_import_path())}, cwd="/",
+        env={**os.environ, **marks, "PYTHONPATH": os.pathsep.join(import_path())}, cwd="/",
     )  # fmt: skip
 
 
@@ -180,7 +200,7 @@ def _how_it_ended(returncode: int) -> str:
     return f"the agent beside the ranks ended unexpectedly ({how}), and its ranks with it"
 
 
-def _import_path() -> list[str]:
+def import_path() -> list[str]:
     """Return the module path for processes that start elsewhere: relative entries made absolute."""
     return [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
 
@@ -207,7 +227,7 @@ def fingerprint(env: Mapping[str, str]) -> str:
 
 
 def _package_roots() -> list[str]:
-    return [root for root in _import_path() if "-packages" in root and os.path.isdir(root)]
+    return [root for root in import_path() if "-packages" in root and os.path.isdir(root)]
 
 
 # ── warm agents ──────────────────────────────────────────────────────────────────────────────────
@@ -230,7 +250,7 @@ class _Pool:
 
     async def give_back(self, agent: Agent) -> None:
         self.all = [one for one in self.all if one.alive]
-        if agent.alive and not self.idle:
+        if agent.alive and agent.is_ready and not self.idle:
             self.idle.append(agent)
         elif agent.alive:
             self.all.remove(agent)
@@ -266,14 +286,12 @@ def hub() -> Hub:
 def warm_up(preload: Sequence[str]) -> None:
     """Start an agent in the background that imports ``preload``, so that the first gang starts fast."""
 
-    async def start() -> None:
+    def start() -> None:
         if not _pool.all:
-            agent = _pool.take(current, fingerprint(os.environ), preload)
-            await agent.ready()
-            await _pool.give_back(agent)
+            _pool.idle.append(_pool.take(current, fingerprint(os.environ), preload))
 
     current = hub()
-    asyncio.run_coroutine_threadsafe(start(), current.loop)
+    current.loop.call_soon_threadsafe(start)
 
 
 def close() -> None:
@@ -283,8 +301,8 @@ def close() -> None:
         current, _hub = _hub, None
     if current is not None and _hub_pid == os.getpid():
         done: Future[None] = asyncio.run_coroutine_threadsafe(_pool.close(), current.loop)
-        with suppress(TimeoutError):
-            done.result(timeout=2 * _CLOSE_S)
+        with suppress(FutureTimeoutError):  # not yet the built-in one in Python 3.10
+            done.result(timeout=3 * _CLOSE_S)
         current.close()
 
 

@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
-from functools import lru_cache
 
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.spec import JobSpec, Plan, Slot
@@ -42,8 +41,20 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(visible)
 
 
-@lru_cache(maxsize=4)
+_known_gpus: dict[str, tuple[tuple[str, str], ...]] = {}
+"""What the driver said, by the search path it was found on; failures are not remembered."""
+
+
 def _installed_gpus(path: str) -> tuple[tuple[str, str], ...]:
+    if path not in _known_gpus:
+        found = _ask_driver(path)
+        if not found:
+            return ()
+        _known_gpus[path] = found
+    return _known_gpus[path]
+
+
+def _ask_driver(path: str) -> tuple[tuple[str, str], ...]:
     command = shutil.which(_QUERY[0], path=path)
     if command is None:
         return ()

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
-import time
+import threading
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from hydrogen_magic import events as ev
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.placements import Attempt, Crew, Sink, devices
+from hydrogen_magic.placements import Attempt, Crew, Job, Sink, devices
 from hydrogen_magic.spec import JobSpec, Plan, Slot
 from hydrogen_magic.worker import namespace, reporter, watch
 
@@ -41,17 +40,15 @@ class InlinePlacement:
 
 def run_here(attempt: Attempt, sink: Sink) -> None:
     """Run the attempt's one rank now and deliver its result. Raises what the cell raises."""
+    job = attempt.job
 
-    def now_s() -> float:
-        return time.monotonic() - attempt.clock_zero_s
-
-    def send(batch: object) -> None:
-        for event in batch:  # type: ignore[attr-defined]
+    def send(batch: Sequence[ev.Event]) -> None:
+        for event in batch:
             sink.emit(event)
 
-    slot = attempt.plan.slots[0]
-    sink.emit(ev.RankStarted(now_s(), 0, os.getpid(), slot.host, devices.device_name(slot)))
-    said = reporter.Reporter(0, attempt.clock_zero_s, send)
+    said = reporter.Reporter(0, job.clock_zero_s, send)
+    slot = job.plan.slots[0]
+    sink.emit(ev.RankStarted(said.now_s(), 0, os.getpid(), slot.host, devices.device_name(slot)))
     with ExitStack() as stack:
         stack.enter_context(_environment(_meet(attempt, stack)))
         reporter.install(said)
@@ -59,24 +56,23 @@ def run_here(attempt: Attempt, sink: Sink) -> None:
         said.start()
         stack.callback(said.close)
         try:
-            _run(attempt, sink, said, now_s)
+            _run(job, sink, said)
         except BaseException as error:
             report = watch.report_exception(error)
-            said.post(ev.RankFailed(now_s(), 0, report, "running"))
-            said.post(ev.RankExited(now_s(), 0, 1))
+            said.post(ev.RankFailed(said.now_s(), 0, report, "running"))
+            said.post(ev.RankExited(said.now_s(), 0, 1))
             raise
 
 
-def _run(attempt: Attempt, sink: Sink, said: reporter.Reporter, now_s: object) -> None:
-    clock = said.now_s
-    said.post(ev.RankPhase(clock(), 0, "loading"))
-    loaded = namespace.load(attempt.parcel, types.ModuleType("__main__"))
-    said.post(ev.RankPhase(clock(), 0, "running"))
+def _run(job: Job, sink: Sink, said: reporter.Reporter) -> None:
+    said.post(ev.RankPhase(said.now_s(), 0, "loading"))
+    loaded = namespace.load(job.parcel, types.ModuleType("__main__"))
+    said.post(ev.RankPhase(said.now_s(), 0, "running"))
     value = loaded.run()
     result = loaded.collect(value)
     sink.deliver(0, result)
-    said.post(ev.RankResult(clock(), 0, result.nbytes))
-    said.post(ev.RankExited(clock(), 0, 0))
+    said.post(ev.RankResult(said.now_s(), 0, result.nbytes))
+    said.post(ev.RankExited(said.now_s(), 0, 0))
 
 
 @contextmanager
@@ -91,22 +87,19 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _meet(attempt: Attempt, stack: ExitStack) -> dict[str, str]:
-    """Return the environment of the one rank; serves its store from this process."""
+    """Return the environment of the one rank; what it meets at is served by a thread of this process."""
+    job = attempt.job
     held = socket.create_server(("127.0.0.1", 0))
     stack.callback(held.close)
-    address, port = held.getsockname()[:2]
-    meeting = attempt.rendezvous.prepare(
-        attempt.plan, address, port, gang=attempt.gang, attempt=0, retries=0
+    meeting = job.rendezvous.prepare(
+        job.plan, *held.getsockname()[:2], gang=attempt.gang, attempt=0, retries=0
     )
-    if "torch" in sys.modules:
-        from torch.distributed import TCPStore
-
-        store = TCPStore(
-            address,
-            port,
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=os.dup(held.fileno()),
-        )
-        stack.callback(lambda: store)  # kept alive until the rank is done
-    return {**meeting.environments[0], **dict(attempt.spec.env)}
+    over = threading.Event()
+    thread = threading.Thread(
+        target=job.rendezvous.serve_here, args=(held, over), name="hydrogen-meeting", daemon=True
+    )
+    thread.start()
+    stack.callback(thread.join)
+    stack.callback(over.set)
+    stack.callback(job.rendezvous.leave_here)
+    return {**meeting.environments[0], **dict(job.spec.env)}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from typing import Any
 
-from hydrogen_magic import parcel, processes
+from hydrogen_magic import processes
+from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.placements import Attempt, Sink, agents, devices
 from hydrogen_magic.spec import JobSpec, Plan, Slot
 
@@ -17,6 +17,11 @@ class LocalPlacement:
     """See :class:`hydrogen_magic.placements.Placement`."""
 
     def plan(self, spec: JobSpec) -> Plan:
+        if not hasattr(os, "pidfd_open"):
+            raise PlacementError(
+                "`--on local` needs Linux 5.3 or newer, whose kernel can tell when a process ends; "
+                "`--on inline --np 1` works everywhere"
+            )
         given = dict(spec.env).get("CUDA_VISIBLE_DEVICES")
         environ = os.environ if given is None else {**os.environ, "CUDA_VISIBLE_DEVICES": given}
         gpus, notes = devices.assign(spec, devices.visible_gpus(environ))
@@ -45,21 +50,18 @@ class LocalCrew:
         self._cancelled = False
 
     async def launch(self, attempt: Attempt, sink: Sink) -> None:
-        digest = agents.fingerprint({**os.environ, **dict(attempt.spec.env)})
+        job = attempt.job
+        digest = agents.fingerprint({**os.environ, **dict(job.spec.env)})
         if self._agent is None or not self._agent.alive:
-            self._agent = agents.pool().take(agents.hub(), digest, attempt.preload)
+            self._agent = agents.pool().take(agents.hub(), digest, job.preload)
         agent = self._agent
         await agent.ready()
-        if self._cancelled:
+        if self._cancelled or job.closure_fd is None:
             return
+        message = _launch_message(attempt, agent, digest)
         agent.sink, agent.attempt = sink, (attempt.gang, attempt.number)
-        fd = parcel.to_memfd(attempt.parcel, f"closure-{attempt.gang}")
         try:
-            agent.hand_over(fd)
-        finally:
-            os.close(fd)
-        agent.send("launch", **_launch_message(attempt, agent, digest))
-        try:
+            agent.launch(message, job.closure_fd)
             await agent.swept()
         finally:
             agent.sink = agent.attempt = None
@@ -87,8 +89,9 @@ class LocalCrew:
 
 
 def _launch_message(attempt: Attempt, agent: agents.Agent, digest: str) -> dict[str, Any]:
-    plan, spec = attempt.plan, attempt.spec
-    meeting = attempt.rendezvous.prepare(
+    job = attempt.job
+    plan, spec = job.plan, job.spec
+    meeting = job.rendezvous.prepare(
         plan, *agent.held, gang=attempt.gang, attempt=attempt.number, retries=spec.retries
     )
     slots = [
@@ -102,9 +105,20 @@ def _launch_message(attempt: Attempt, agent: agents.Agent, digest: str) -> dict[
     service = meeting.service
     marks = {**agent.marks, processes.COOKIE: attempt.gang}
     return {
-        "attempt": attempt.number, "slots": slots, "preload": list(attempt.preload),
+        "gang": attempt.gang, "attempt": attempt.number, "slots": slots,
+        "preload": list(job.preload),
         "service": service and {"function": service.function, "options": dict(service.options)},
-        "env": {**os.environ, **dict(spec.env), **marks}, "cwd": os.getcwd(), "sys_path": sys.path,
-        "fingerprint": digest, "clock_zero_s": attempt.clock_zero_s,
-        "grace_s": spec.grace_s, "record_dir": str(attempt.record_dir),
+        "env": {**os.environ, **dict(spec.env), **marks}, "cwd": _directory(),
+        "sys_path": agents.import_path(), "fingerprint": digest,
+        "clock_zero_s": job.clock_zero_s, "grace_s": spec.grace_s,
+        "record_dir": str(job.record_dir),
     }  # fmt: skip
+
+
+def _directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise PlacementError(
+            "the notebook's working directory does not exist any more: os.chdir() to one that does"
+        ) from None

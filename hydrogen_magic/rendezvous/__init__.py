@@ -7,6 +7,8 @@ that the agent has bound already, so that no port is chosen twice. It never lear
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -45,6 +47,14 @@ class Rendezvous(Protocol):
         self, plan: Plan, address: str, port: int, *, gang: str, attempt: int, retries: int
     ) -> Meeting:
         """Return how the plan's ranks meet at ``address:port``, held by rank 0's host. Pure."""
+        ...
+
+    def serve_here(self, held: socket.socket, over: threading.Event) -> None:
+        """Serve a lone rank of this very process, from a thread, until ``over`` is set."""
+        ...
+
+    def leave_here(self) -> None:
+        """Undo what the lone rank did to this process to meet itself."""
         ...
 
 

@@ -10,8 +10,10 @@ Names and meanings of the variables: https://docs.pytorch.org/docs/stable/elasti
 from __future__ import annotations
 
 import os
+import select
 import socket
 import sys
+import threading
 from collections.abc import Mapping
 
 from hydrogen_magic.rendezvous import Meeting, Service
@@ -19,6 +21,9 @@ from hydrogen_magic.rendezvous.guard import serve_guarded
 from hydrogen_magic.spec import Plan, Slot
 
 __all__ = ["TorchRendezvous", "serve_store"]
+
+_POLL_S = 0.02
+"""How soon a lone rank's first connection, or its end, is noticed."""
 
 
 class TorchRendezvous:
@@ -41,6 +46,19 @@ class TorchRendezvous:
         environments = tuple({**shared, **_place(slot)} for slot in plan.slots)
         service = Service(f"{__name__}:serve_store")
         return Meeting(environments, service)
+
+    def serve_here(self, held: socket.socket, over: threading.Event) -> None:
+        while not select.select([held], [], [], _POLL_S)[0]:
+            if over.is_set():
+                return
+        store = _store(os.dup(held.fileno()))
+        over.wait()
+        del store
+
+    def leave_here(self) -> None:
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_initialized():
+            distributed.destroy_process_group()
 
 
 def _place(slot: Slot) -> Mapping[str, str]:
@@ -71,14 +89,15 @@ def serve_store(listen_fd: int) -> None:
     torch is imported when the first rank connects: a cell that never does should not pay for it.
     """
 
-    def start(fd: int) -> object:
-        from torch.distributed import TCPStore
+    serve_guarded(listen_fd, _store)
 
-        with socket.socket(fileno=os.dup(fd)) as bound:
-            port = bound.getsockname()[1]
-        # The store takes the descriptor; connections that wait in its backlog are served first.
-        return TCPStore(
-            "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=fd
-        )
 
-    serve_guarded(listen_fd, start)
+def _store(listen_fd: int) -> object:
+    """Return a store on the listening socket, which it takes over, backlog and all."""
+    from torch.distributed import TCPStore
+
+    with socket.socket(fileno=os.dup(listen_fd)) as bound:
+        address, port = bound.getsockname()[:2]
+    return TCPStore(
+        address, port, is_master=True, wait_for_workers=False, master_listen_fd=listen_fd
+    )
