@@ -101,7 +101,7 @@ class Conductor:
         finally:
             watching.cancel()
             self._cancel_timer()
-        if self._culprit is None:
+        if self._culprit is None and not self._is_unwanted():
             found = verdict(self._gang.snapshot(), math.inf)
             if found is not None and found.culprit is not None:
                 self._blame(self._gang.snapshot(), found.culprit)

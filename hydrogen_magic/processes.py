@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import signal
 import sys
 from collections.abc import Collection, Iterator
@@ -22,11 +23,13 @@ __all__ = [
     "become_subreaper",
     "descendants",
     "die_with_parent",
+    "family",
     "is_tracker",
     "oom_kills",
     "processes",
     "send_signal",
     "sweep_orphans",
+    "unlink_shared_memory",
 ]
 
 COOKIE = "HYDROGEN_MAGIC_RUN"
@@ -126,6 +129,50 @@ def is_tracker(pid: int) -> bool:
     except OSError:
         return False
     return b"multiprocessing.resource_tracker" in command or b"torch_shm_manager" in command
+
+
+def family(root: int) -> set[int]:
+    """Return ``root`` and what descends from it now, quickly: one file read for each.
+
+    May miss a process that is being born or re-parented; :func:`descendants` misses none.
+    """
+    found: set[int] = set()
+    queue = [root]
+    while queue:
+        pid = queue.pop()
+        found.add(pid)
+        try:
+            children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        except OSError:
+            continue  # gone, or a system that does not tell
+        queue += [int(child) for child in children]
+    return found
+
+
+_TORCH_SHARED = re.compile(r"torch_(\d+)_\d+_\d+")
+
+
+def unlink_shared_memory(pids: Collection[int], since: float) -> None:
+    """Remove what torch left in ``/dev/shm`` when these processes, all dead, were killed.
+
+    torch tells its manager of a file after it has made it, so a process killed in between leaves it
+    for good. The name holds the pid of the maker; ``since`` (Unix time) guards against older files
+    of another process that had that pid.
+    """
+    try:
+        entries = list(os.scandir("/dev/shm"))
+    except OSError:
+        return
+    for entry in entries:
+        match = _TORCH_SHARED.fullmatch(entry.name)
+        if match is None or int(match[1]) not in pids:
+            continue
+        try:
+            status = entry.stat(follow_symlinks=False)
+            if status.st_uid == os.geteuid() and status.st_mtime >= since:
+                os.unlink(entry.path)
+        except FileNotFoundError:
+            continue  # its manager was faster
 
 
 def send_signal(pid: int, signum: int) -> None:

@@ -28,6 +28,8 @@ _TERM_S = 0.3
 """How long SIGTERM's default action may take; longer means somebody handles or ignores it."""
 _TRACKER_S = 2.0
 """Shared-memory trackers end by themselves when their clients are gone; longer means they hang."""
+_CLOCK_SLACK_S = 1.0
+"""File times may lag behind the clock by a tick; a second is plenty."""
 _GIVE_UP_S = 10.0
 """A process that survives SIGKILL this long hangs in the system (state D); waiting will not help."""
 _EXIT_S = 10.0
@@ -59,6 +61,9 @@ class Crew:
         self._ending: asyncio.Task[None] | None = None
         self._starting: asyncio.Future[None] | None = None
         self._cancelled = False
+        self._family: set[int] = set()
+        """Every process of the gang that was ever seen."""
+        self._began = time.time() - _CLOCK_SLACK_S
         self._all_exited = asyncio.Event()
         self._allowance = Allowance(time.monotonic)
 
@@ -152,6 +157,7 @@ class Crew:
         return all(rank.exited for rank in self._ranks.values())
 
     def _check_health(self) -> None:
+        self._note_family()
         for rank in self._ranks.values():
             rank.check_health()
             since = rank.finishing_since
@@ -160,6 +166,11 @@ class Crew:
                 text = f"rank {rank.rank} did not exit within {_EXIT_S:.0f} s of its result: killed"
                 self._emit(ev.Notice(self.now_s(), "warning", text))
                 rank.signal(signal.SIGKILL)
+
+    def _note_family(self) -> None:
+        for rank in self._ranks.values():
+            if not rank.exited:
+                self._family |= processes.family(rank.worker.pid)
 
     def on_exit(self, pid: int, status: int, max_rss_bytes: int) -> bool:
         """Take note of a reaped child; return whether it was a rank of this crew."""
@@ -190,6 +201,7 @@ class Crew:
     def stop(self) -> None:
         """Ask every rank to end, then make it."""
         self._abort_start()
+        self._note_family()
         if self._ending is None:
             self._ending = asyncio.ensure_future(self._end())
 
@@ -234,10 +246,12 @@ class Crew:
             if waited > _GIVE_UP_S:
                 self._give_up(left)
                 return
+            self._family.update(process.pid for process in left)
             for process in left:
                 if waited > _TRACKER_S or not processes.is_tracker(process.pid):
                     processes.send_signal(process.pid, signal.SIGKILL)
             await asyncio.sleep(0.002 if waited < 0.1 else 0.02)
+        processes.unlink_shared_memory(self._family, self._began)
 
     def _keepers(self) -> set[int]:
         """Return the pids that are not the gang's: template, waiting workers, what serves the ranks."""

@@ -47,7 +47,8 @@ def world_size() -> int:
 def device() -> torch.device:
     """Return the device this rank computes on.
 
-    ``cuda:<local_rank>`` when the rank can see that GPU and torch can use it, ``cpu`` otherwise.
+    ``cuda:<local_rank>`` when the rank can see GPUs and torch can use them, ``cpu`` otherwise. Where
+    there are fewer than ranks (``--env CUDA_VISIBLE_DEVICES=0``), ranks share them in turn.
     The current device is left as it is.
 
     Raises ImportError where torch is not installed.
@@ -58,10 +59,9 @@ def device() -> torch.device:
     """
     import torch
 
-    index = local_rank()
-    if torch.cuda.is_available() and index < torch.cuda.device_count():
-        return torch.device("cuda", index)
-    return torch.device("cpu")
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank() % torch.cuda.device_count())
 
 
 def log(step: int | None = None, **metrics: Any) -> None:
