@@ -17,6 +17,7 @@ from hydrogen_magic.errors import (
     GangTimeoutError,
     HydrogenError,
     RankFailedError,
+    RendezvousError,
 )
 from hydrogen_magic.events import Event, Output, RankStacks
 from hydrogen_magic.gang.state import GangState, RankState, fold
@@ -137,6 +138,9 @@ class Gang:
         if state.state == "FAILED":
             if state.culprit is None:
                 raise HydrogenError(state.reason)
+            failed = state.ranks[state.culprit].failure
+            if failed is not None and failed.error.type == RendezvousError.__name__:
+                raise RendezvousError(failed.error.message)
             report = failure.report(state, self._last_lines(state.culprit))
             raise RankFailedError(state.reason, rank=state.culprit, report=report)
         if state.state == "STOPPED":

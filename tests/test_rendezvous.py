@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 import hydrogen_magic as hm
+from hydrogen_magic import processes
+from hydrogen_magic.errors import RendezvousError
 from hydrogen_magic.rendezvous.torch import TorchRendezvous
 from hydrogen_magic.spec import Plan, Slot
 from tests import ranks
@@ -75,6 +78,23 @@ def test_a_store_that_serves_nobody_else_survives_noise(port: str) -> None:
     silent = [socket.create_connection(("127.0.0.1", int(port)), timeout=5) for _ in range(100)]
     for sock in silent:
         sock.close()
+
+
+def test_a_store_that_dies_ends_the_gang() -> None:
+    gang = hm.launch(ranks.hang, "collective", np=2)
+    until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks) and bool(stores()))
+    for pid in stores():
+        os.kill(pid, signal.SIGKILL)
+    ended(gang, 15)
+    with pytest.raises(RendezvousError, match="ended unexpectedly"):
+        gang.raise_for_state()
+
+
+def stores() -> list[int]:
+    """Return our processes in a network of their own."""
+    here = os.readlink("/proc/self/ns/net")
+    found = (process.pid for process in processes.descendants(os.getpid()))
+    return [pid for pid in found if os.readlink(f"/proc/{pid}/ns/net") != here]
 
 
 def test_the_environment_of_two_hosts() -> None:

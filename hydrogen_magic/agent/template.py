@@ -104,6 +104,7 @@ def _be_go_between(
     sock: socket.socket, fds: Sequence[int], agent_pid: int, write_end: int
 ) -> NoReturn:
     pids: list[int] = []
+    go_between_pid = os.getpid()
     for start in range(0, len(fds), FDS_PER_WORKER):
         own = WorkerPipes(*fds[start : start + FDS_PER_WORKER])
         pid = os.fork()
@@ -111,7 +112,7 @@ def _be_go_between(
             # A descriptor of a sibling kept open here would hide that sibling's end of file.
             for fd in {sock.detach(), write_end, *fds} - set(own.all()):
                 os.close(fd)
-            run_worker(own, agent_pid)
+            run_worker(own, agent_pid, go_between_pid)
         pids.append(pid)
     os.write(write_end, json.dumps(pids).encode())
     os._exit(0)

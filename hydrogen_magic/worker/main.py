@@ -28,11 +28,11 @@ _INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
 """What a shell reports for a program that Ctrl-C ended."""
 
 
-def run_worker(pipes: process.WorkerPipes, agent_pid: int) -> NoReturn:
+def run_worker(pipes: process.WorkerPipes, agent_pid: int, go_between_pid: int) -> NoReturn:
     """Be a worker until the end of this process; called in a fresh fork of the template."""
     code = 1
     try:
-        process.settle_in(pipes, agent_pid)
+        process.settle_in(pipes, agent_pid, go_between_pid)
         process.get_ready()
         control = socket.socket(fileno=pipes.control)
         received = frames.receive(frames.FrameReader(control))

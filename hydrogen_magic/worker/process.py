@@ -53,9 +53,9 @@ class WorkerPipes:
 # ── becoming a process of its own ────────────────────────────────────────────────────────────────
 
 
-def settle_in(pipes: WorkerPipes, agent_pid: int) -> None:
+def settle_in(pipes: WorkerPipes, agent_pid: int, go_between_pid: int) -> None:
     os.setsid()
-    _wait_for_parent(agent_pid)
+    _wait_for_parent(agent_pid, go_between_pid)
     processes.die_with_parent()
     if os.getppid() != agent_pid:
         os._exit(1)  # it died between the two lines above
@@ -71,15 +71,14 @@ def settle_in(pipes: WorkerPipes, agent_pid: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _wait_for_parent(agent_pid: int) -> None:
+def _wait_for_parent(agent_pid: int, go_between_pid: int) -> None:
     """Wait until the go-between that forked us has gone and the agent is our parent.
 
     Parent-death signals count from the parent at that time, so armed earlier it would fire now.
     """
-    deadline = time.monotonic() + 5.0
-    while os.getppid() != agent_pid:
-        if time.monotonic() > deadline:
-            os._exit(1)
+    while (parent := os.getppid()) != agent_pid:
+        if parent != go_between_pid:
+            os._exit(1)  # neither: the agent has died meanwhile, and we belong to nobody
         time.sleep(0.0002)
 
 
