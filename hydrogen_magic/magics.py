@@ -32,7 +32,7 @@ from hydrogen_magic.errors import CaptureError, HydrogenError
 from hydrogen_magic.handle import Gang
 from hydrogen_magic.placements import agents
 from hydrogen_magic.spec import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
-from hydrogen_magic.views import View, pick_view
+from hydrogen_magic.views import pick_view
 from hydrogen_magic.views.tables import inventory_table, plan_table
 from hydrogen_magic.words import parse_size_bytes
 
@@ -174,7 +174,8 @@ class Distributed(Magics):
         name = f"hydrogen_magic view of gang {gang.id}"
 
         def follow() -> None:
-            _show_until_ended(gang, view)
+            runner.show(gang, view, _FOLLOW_S)
+            view.close(gang.snapshot())
             _write_timeline(gang, spec)
 
         # In this context ipykernel knows which cell the thread's output belongs to.
@@ -239,19 +240,6 @@ def _print_dry_run(captured: capture.Captured, planned: Plan) -> None:
     lines = inventory_table(captured.inventory, captured.parcel.nbytes)
     notes = [f"warning: {text}" for text in captured.warnings]
     print("\n".join([*lines, *notes, "", *plan_table(planned)]))
-
-
-# ── detached views ───────────────────────────────────────────────────────────────────────────────
-
-
-def _show_until_ended(gang: Gang, view: View) -> None:
-    seen, ended = 0, False
-    while not ended:
-        ended = gang.wait(_FOLLOW_S)
-        fresh = gang.events(seen)
-        seen += len(fresh)
-        view.update(gang.snapshot(), fresh)
-    view.close(gang.snapshot())
 
 
 # ── the extension ────────────────────────────────────────────────────────────────────────────────

@@ -52,6 +52,7 @@ __all__ = [
     "launch_captured",
     "plan",
     "run",
+    "show",
     "sweep_abandoned",
 ]
 
@@ -127,9 +128,8 @@ def _conduct(gang: Gang, job: Job, loop: asyncio.AbstractEventLoop) -> None:
 
 def _on_conducted(gang: Gang, done: Future[None]) -> None:
     _running.pop(gang.id, None)
-    if (
-        done.cancelled() or done.exception() is not None
-    ):  # a fault of ours: nobody may wait for ever
+    if done.cancelled() or done.exception() is not None:
+        # A fault of ours: nobody may wait for ever.
         gang.finish(HydrogenError(f"the gang was lost: {done.exception()!r}"))
 
 
@@ -187,7 +187,7 @@ def attend(gang: Gang, view: View) -> None:
     with interrupts_held() as interrupts:
         interrupts.take(gang)
         try:
-            _show(gang, view)
+            show(gang, view)
         finally:
             if not gang.wait(0):  # the view broke, not the gang: nobody would see it any more
                 gang.stop()
@@ -195,11 +195,12 @@ def attend(gang: Gang, view: View) -> None:
             view.close(gang.snapshot())
 
 
-def _show(gang: Gang, view: View) -> None:
+def show(gang: Gang, view: View, every_s: float = _REDRAW_S) -> None:
+    """Bring ``view`` up to date every so many seconds until the gang has ended."""
     seen = 0
     ended = False
     while not ended:
-        ended = gang.wait(_REDRAW_S)
+        ended = gang.wait(every_s)
         fresh = gang.events(seen)
         seen += len(fresh)
         view.update(gang.snapshot(), fresh)

@@ -500,12 +500,15 @@ def test_values_that_could_not_travel_are_said() -> None:
 def test_inline_ranks_meet_themselves() -> None:
     """Twice in one process, of its own here: torch keeps a pipe for ever once it has met anybody."""
     program = (
-        "import os, hydrogen_magic as hm\nfrom tests import ranks\n"
+        "import os, hydrogen_magic as hm, torch.distributed as dist\nfrom tests import ranks\n"
         "for _ in range(2): print(hm.run(ranks.gather, np=1, on='inline', quiet=True))\n"
-        "assert 'RANK' not in os.environ\n"
+        "assert 'RANK' not in os.environ and not dist.is_initialized()\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "hm.run(int, '1', np=1, on='inline', quiet=True)\n"
+        "assert dist.is_initialized(), 'the notebook keeps the group that was its own'\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.split() == ["[0]", "[0]"], done.stderr
+    assert (done.returncode, done.stdout.split()) == (0, ["[0]", "[0]"]), done.stderr
 
 
 @pytest.mark.parametrize(

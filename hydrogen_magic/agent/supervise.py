@@ -121,8 +121,6 @@ class Agent:
                 self._start(self._serve(self._crew, message))
             elif action == "stacks":
                 self._start(self._tell_stacks())
-            elif action == "close":
-                self._closing.set()
             elif self._crew is not None and message["gang"] == self._crew.gang:
                 self._crew.kill() if action == "kill" else self._crew.stop()
 

@@ -101,5 +101,5 @@ def _meet(attempt: Attempt, stack: ExitStack) -> dict[str, str]:
     thread.start()
     stack.callback(thread.join)
     stack.callback(over.set)
-    stack.callback(job.rendezvous.leave_here)
+    stack.callback(job.rendezvous.undo_here())
     return {**meeting.environments[0], **dict(job.spec.env)}

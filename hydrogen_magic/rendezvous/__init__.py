@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -53,8 +53,11 @@ class Rendezvous(Protocol):
         """Serve a lone rank of this very process, from a thread, until ``over`` is set."""
         ...
 
-    def leave_here(self) -> None:
-        """Undo what the lone rank did to this process to meet itself."""
+    def undo_here(self) -> Callable[[], None]:
+        """Return what undoes a lone rank's meeting in this process; asked before the rank runs.
+
+        It must leave alone what the process had joined already.
+        """
         ...
 
 

@@ -14,7 +14,7 @@ import select
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from hydrogen_magic.rendezvous import Meeting, Service
 from hydrogen_magic.rendezvous.guard import serve_guarded
@@ -55,10 +55,19 @@ class TorchRendezvous:
         over.wait()
         del store
 
-    def leave_here(self) -> None:
-        distributed = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_initialized():
-            distributed.destroy_process_group()
+    def undo_here(self) -> Callable[[], None]:
+        had_group = _has_group()
+
+        def undo() -> None:
+            if _has_group() and not had_group:
+                sys.modules["torch.distributed"].destroy_process_group()
+
+        return undo
+
+
+def _has_group() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and bool(distributed.is_initialized())
 
 
 def _place(slot: Slot) -> Mapping[str, str]:
@@ -88,7 +97,6 @@ def serve_store(listen_fd: int) -> None:
 
     torch is imported when the first rank connects: a cell that never does should not pay for it.
     """
-
     serve_guarded(listen_fd, _store)
 
 
