@@ -31,6 +31,7 @@ __all__ = [
     "Metrics",
     "Notice",
     "Output",
+    "Profiling",
     "Progress",
     "RankExited",
     "RankFailed",
@@ -39,6 +40,7 @@ __all__ = [
     "RankResult",
     "RankStacks",
     "RankStarted",
+    "Recording",
     "Spans",
     "Steps",
     "StopRequested",
@@ -132,6 +134,26 @@ class Notice:
     level: str
     """``info``, ``warning`` or ``error``."""
     text: str
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Ranks were told to record what they do (forward, backward, ...) as spans, or to leave it."""
+
+    at_s: float
+    on: bool
+
+
+@dataclass(frozen=True)
+class Profiling:
+    """Where the torch profiler is, which somebody asked for."""
+
+    at_s: float
+    phase: str
+    """``waiting`` (for the ranks' next step), ``recording``, ``reading`` (the ranks' traces are
+    merged), empty when it is over."""
+    path: str = ""
+    """Set at the end: the merged trace of all ranks."""
 
 
 @dataclass(frozen=True)
@@ -237,6 +259,9 @@ class Spans:
     depths: tuple[int, ...]
     """How many spans of the same thread enclose it."""
     skipped: int = 0
+    track: str = "spans"
+    """Which lane of the rank it belongs to: ``spans`` (of the user's code), ``collectives``,
+    ``profiler``, ``horovod``."""
 
 
 @dataclass(frozen=True)
@@ -261,6 +286,10 @@ class RankHealth:
     cpu_percent: float
     process_state: str
     """Letter of ``/proc/<pid>/stat``: R running, S sleeping, T stopped, D uninterruptible."""
+    gpu_percent: float | None = None
+    """How busy the rank's GPU was; None without one."""
+    gpu_memory_bytes: int | None = None
+    """What the rank holds of its GPU's memory."""
 
 
 @dataclass(frozen=True)
@@ -319,6 +348,8 @@ Event = (
     | AttemptStarted
     | StopRequested
     | Notice
+    | Recording
+    | Profiling
     | GangEnded
     | RankStarted
     | RankPhase

@@ -68,6 +68,8 @@ class RankState:
     last_step: int | None = None
     rss_bytes: int = 0
     cpu_percent: float = 0.0
+    gpu_percent: float | None = None
+    gpu_memory_bytes: int | None = None
     process_state: str = ""
     waiting_in: str = ""
     """Collective it is inside of: ``all_reduce #7``; empty otherwise."""
@@ -125,6 +127,12 @@ class GangState:
     culprit: int | None = None
     reason: str = ""
     notices: tuple[ev.Notice, ...] = ()
+    is_recording: bool = False
+    """Whether ranks record forward, backward, ... as spans."""
+    profiling: str = ""
+    """Phase of :class:`~hydrogen_magic.events.Profiling`, empty when nobody asked."""
+    profile_path: str = ""
+    """The last merged profile."""
 
     @property
     def is_terminal(self) -> bool:
@@ -183,6 +191,14 @@ def _stop_requested(state: GangState, e: ev.StopRequested) -> GangState:
 
 def _noticed(state: GangState, e: ev.Notice) -> GangState:
     return replace(state, notices=(*state.notices, e))
+
+
+def _recording(state: GangState, e: ev.Recording) -> GangState:
+    return replace(state, is_recording=e.on)
+
+
+def _profiling(state: GangState, e: ev.Profiling) -> GangState:
+    return replace(state, profiling=e.phase, profile_path=e.path or state.profile_path)
 
 
 def _ended(state: GangState, e: ev.GangEnded) -> GangState:
@@ -246,7 +262,8 @@ def _collective(rank: RankState, e: ev.CollectiveWait) -> RankState:
 
 def _health(rank: RankState, e: ev.RankHealth) -> RankState:
     return replace(
-        rank, rss_bytes=e.rss_bytes, cpu_percent=e.cpu_percent, process_state=e.process_state
+        rank, rss_bytes=e.rss_bytes, cpu_percent=e.cpu_percent, process_state=e.process_state,
+        gpu_percent=e.gpu_percent, gpu_memory_bytes=e.gpu_memory_bytes,
     )  # fmt: skip
 
 
@@ -289,6 +306,8 @@ _GANG_RULES: Mapping[type, Callable[[GangState, Any], GangState]] = {
     ev.AttemptStarted: _attempt_started,
     ev.StopRequested: _stop_requested,
     ev.Notice: _noticed,
+    ev.Recording: _recording,
+    ev.Profiling: _profiling,
     ev.GangEnded: _ended,
 }
 
