@@ -16,6 +16,7 @@ from hydrogen_magic.gang.culprit import is_victim_error, verdict
 from hydrogen_magic.gang.state import GangState, RankState
 from hydrogen_magic.handle import Gang
 from hydrogen_magic.placements import Attempt, Crew, Job, Sink
+from hydrogen_magic.profiling import Profiling
 
 __all__ = ["Conductor"]
 
@@ -31,13 +32,14 @@ _STOP_WORDS = {
 
 
 class Conductor:
-    """Conducts one gang. ``run`` on the loop; ``stop`` and ``ask_stacks`` from any thread."""
+    """Conducts one gang. ``run`` on the loop; what asks for something from any thread."""
 
     def __init__(self, gang: Gang, job: Job, crew: Crew, loop: asyncio.AbstractEventLoop) -> None:
         self._gang = gang
         self._job = job
         self._crew = crew
         self._loop = loop
+        self._profiling = Profiling(gang, crew, job.record_dir, self._now_s)
         self._timer: asyncio.TimerHandle | None = None
         self._culprit: int | None = None
         self._culprits_end = ""
@@ -56,12 +58,22 @@ class Conductor:
         """Have every rank's stacks sent as events."""
         self._loop.call_soon_threadsafe(self._crew.ask_stacks)
 
+    def record(self, on: bool) -> None:
+        """Have the ranks record what they do as spans, or leave it."""
+        self._loop.call_soon_threadsafe(self._record, on)
+
+    def profile(self, steps: int) -> None:
+        """Profile the next steps of every rank; events tell what comes of it."""
+        self._loop.call_soon_threadsafe(self._profile, steps)
+
     # ── on the loop ──
 
     async def run(self) -> None:
         """Run attempts until one ends well, the user has had enough, or none is left."""
         error: BaseException | None = None
         limit = self._deadline()
+        if self._job.spec.timeline is not None:
+            self._gang.emit(ev.Recording(self._now_s(), True))  # the ranks start with it
         try:
             for number in range(self._job.spec.retries + 1):
                 if self._is_unwanted():
@@ -81,6 +93,7 @@ class Conductor:
                 limit.cancel()
             await self._crew.release()
             self._job.close()
+            await self._profiling.close(is_wanted=self._outcome() == "SUCCEEDED")
             self._finish(error)
 
     def _deadline(self) -> asyncio.TimerHandle | None:
@@ -95,9 +108,10 @@ class Conductor:
         self._culprit = None
         self._gang.emit(ev.AttemptStarted(self._now_s(), number))
         attempt = Attempt(self._gang.id, number, self._job)
+        sink = Sink(self._on_event, self._gang.deliver, self._profiling.on_trace)
         watching = asyncio.ensure_future(self._watch_start())
         try:
-            await self._crew.launch(attempt, Sink(self._on_event, self._gang.deliver))
+            await self._crew.launch(attempt, sink)
         finally:
             watching.cancel()
             self._cancel_timer()
@@ -107,6 +121,8 @@ class Conductor:
                 self._blame(self._gang.snapshot(), found.culprit)
 
     def _on_event(self, event: ev.Event) -> None:
+        if self._profiling.on_event(event):
+            return
         self._gang.emit(event)
         if isinstance(event, _WEIGH):
             self._weigh()
@@ -149,6 +165,16 @@ class Conductor:
             return
         self._gang.emit(ev.StopRequested(self._now_s(), reason, kill))
         self._crew.kill() if kill else self._crew.stop()
+
+    def _record(self, on: bool) -> None:
+        state = self._gang.snapshot()
+        if not state.is_terminal and state.is_recording != on:
+            self._crew.record(on)
+            self._gang.emit(ev.Recording(self._now_s(), on))
+
+    def _profile(self, steps: int) -> None:
+        if not self._gang.snapshot().is_terminal:
+            self._profiling.ask(steps)
 
     async def _watch_start(self) -> None:
         """Fail the ranks that do not reach the first line of the cell in time."""

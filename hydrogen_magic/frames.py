@@ -40,11 +40,14 @@ class FrameReader:
         self._buffer = bytearray()
         self._fds: deque[int] = deque()
 
-    def feed(self) -> bool:
-        """Read once; return False at the end of the stream. Raises BlockingIOError when nothing is there."""
+    def feed(self, flags: int = 0) -> bool:
+        """Read once; return False at the end of the stream. Raises BlockingIOError when nothing is there.
+
+        ``flags``: of ``recvmsg``; with ``MSG_DONTWAIT`` a blocking socket does not wait either.
+        """
         space = socket.CMSG_SPACE(MAX_FDS * 4)
         try:
-            data, ancillary, _, _ = self._sock.recvmsg(_CHUNK, space)
+            data, ancillary, _, _ = self._sock.recvmsg(_CHUNK, space, flags)
         except ConnectionResetError:
             return False
         for level, kind, payload in ancillary:

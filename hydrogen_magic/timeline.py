@@ -1,7 +1,7 @@
 """A run as a Chrome trace, to be opened in Perfetto (ui.perfetto.dev) or chrome://tracing.
 
-A rank is a process there; its phases, collectives that made it wait, and spans are threads; metrics
-are counters.
+A rank is a process there; its phases, collectives that made it wait, and every track of spans are
+threads; metrics are counters.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ __all__ = ["write_chrome_trace"]
 
 _PHASES, _WAITS, _FIRST_SPANS = 0, 1, 2
 """Numbers of the threads of a rank."""
+_TRACKS = ("spans", "collectives", "profiler", "horovod")
+"""Those with a place of their own; others come after them by name."""
+_LANES = 1000
+"""Numbers kept for each track, which takes more than one where its spans overlap by half."""
 
 
 def write_chrome_trace(events: Iterable[ev.Event], path: str | os.PathLike[str]) -> Path:
@@ -27,11 +31,12 @@ def write_chrome_trace(events: Iterable[ev.Event], path: str | os.PathLike[str])
     Raises OSError when the file cannot be written.
     """
     events = list(events)
-    entries = [*_spans(events), *_phases(events), *_waits(events), *_counters(events)]
+    tracks = _tracks(events)
+    entries = [*_spans(events, tracks), *_phases(events), *_waits(events), *_counters(events)]
     pids = sorted({entry["pid"] for entry in entries})
     threads = sorted({(entry["pid"], entry["tid"]) for entry in entries})
     names = [_name("process_name", pid, 0, f"rank {pid}") for pid in pids]
-    names += [_name("thread_name", pid, tid, _thread(tid)) for pid, tid in threads]
+    names += [_name("thread_name", pid, tid, _thread(tid, tracks)) for pid, tid in threads]
     names += [
         {**_name("process_sort_index", pid, 0, ""), "args": {"sort_index": pid}} for pid in pids
     ]
@@ -41,10 +46,17 @@ def write_chrome_trace(events: Iterable[ev.Event], path: str | os.PathLike[str])
     return Path(path)
 
 
-def _thread(tid: int) -> str:
+def _tracks(events: list[ev.Event]) -> list[str]:
+    """Return the tracks of all ranks in the order in which they are shown."""
+    found = {event.track for event in events if isinstance(event, ev.Spans)}
+    return [*_TRACKS, *sorted(found.difference(_TRACKS))]
+
+
+def _thread(tid: int, tracks: list[str]) -> str:
     if tid < _FIRST_SPANS:
         return ("phases", "waiting in collectives")[tid]
-    return "spans" if tid == _FIRST_SPANS else f"spans (thread {tid - _FIRST_SPANS + 1})"
+    track, lane = divmod(tid - _FIRST_SPANS, _LANES)
+    return f"{tracks[track]} (thread {lane + 1})" if lane else tracks[track]
 
 
 def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
@@ -57,18 +69,19 @@ def _slice(name: str, pid: int, tid: int, start_s: float, end_s: float) -> dict[
     return {"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": start_us, "dur": duration_us}
 
 
-def _spans(events: list[ev.Event]) -> Iterator[dict[str, Any]]:
-    by_rank: dict[int, list[tuple[float, float, int, str]]] = {}
+def _spans(events: list[ev.Event], tracks: list[str]) -> Iterator[dict[str, Any]]:
+    by_track: dict[tuple[int, str], list[tuple[float, float, int, str]]] = {}
     for event in events:
         if isinstance(event, ev.Spans):
             rows = zip(event.starts_s, event.ends_s, event.depths, event.names, strict=True)
-            by_rank.setdefault(event.rank, []).extend(rows)
-    for rank, spans in by_rank.items():
+            by_track.setdefault((event.rank, event.track), []).extend(rows)
+    for (rank, track), spans in by_track.items():
         lanes: list[list[float]] = []
+        first = _FIRST_SPANS + _LANES * tracks.index(track)
         # Outer before inner where they start together.
         for start_s, end_s, _, name in sorted(spans, key=lambda s: (s[0], -s[1], s[2])):
             lane = _lane(lanes, start_s, end_s)
-            yield _slice(name, rank, _FIRST_SPANS + lane, start_s, end_s)
+            yield _slice(name, rank, first + lane, start_s, end_s)
 
 
 def _lane(lanes: list[list[float]], start_s: float, end_s: float) -> int:
@@ -100,14 +113,22 @@ def _phases(events: list[ev.Event]) -> Iterator[dict[str, Any]]:
 
 
 def _waits(events: list[ev.Event]) -> Iterator[dict[str, Any]]:
+    recorded = set(_collectives(events))
     waiting: dict[int, ev.CollectiveWait] = {}
     for event in events:
         if isinstance(event, ev.CollectiveWait):
             before = waiting.pop(event.rank, None)
-            if before is not None:
+            if before is not None and (event.rank, before.since_s) not in recorded:
                 yield _slice(before.name, event.rank, _WAITS, before.since_s, event.at_s)
             if event.name:
                 waiting[event.rank] = event
+
+
+def _collectives(events: list[ev.Event]) -> Iterator[tuple[int, float]]:
+    """Yield rank and start of the collectives that are spans already: no need to show them twice."""
+    for event in events:
+        if isinstance(event, ev.Spans) and event.track == "collectives":
+            yield from ((event.rank, start_s) for start_s in event.starts_s)
 
 
 def _counters(events: list[ev.Event]) -> Iterator[dict[str, Any]]:

@@ -38,8 +38,10 @@ atexit.register(finish)
 class Ended:
     """What a process printed and reported."""
 
-    def __init__(self, process: subprocess.Popen[str], events: Path) -> None:
-        self.stdout, self.stderr = process.communicate(timeout=TIMEOUT_S)
+    def __init__(
+        self, process: subprocess.Popen[str], events: Path, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self.stdout, self.stderr = process.communicate(timeout=timeout_s)
         assert process.returncode == 0, self.stderr
         self.events = [ev.decode(message) for message in json.loads(events.read_text())]
 

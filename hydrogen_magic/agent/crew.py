@@ -7,10 +7,12 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from hydrogen_magic import events as ev
 from hydrogen_magic import processes
+from hydrogen_magic.agent.gpus import Gpus
 from hydrogen_magic.agent.nursery import Nursery, Worker
 from hydrogen_magic.agent.output import Allowance, RankLog
 from hydrogen_magic.agent.rank import Rank, log_path
@@ -44,7 +46,7 @@ class Crew:
         launch: dict[str, Any],
         nursery: Nursery,
         emit: Callable[[ev.Event], None],
-        on_result: Callable[[int, int], None],
+        hand_over: Callable[[dict[str, Any], int], None],
         service: Service | None,
     ) -> None:
         self.gang = str(launch["gang"])
@@ -53,10 +55,12 @@ class Crew:
         self._launch = launch
         self._nursery = nursery
         self._emit = emit
-        self._on_result = on_result
+        self._hand_over = hand_over
+        self._is_recording = bool(launch["record"])
         self._zero_s = float(launch["clock_zero_s"])
         self._grace_s = float(launch["grace_s"])
         self._ranks: dict[int, Rank] = {}
+        self._gpus = Gpus({slot["rank"]: slot["gpu"] for slot in launch["slots"]})
         self._service = service
         self._ending: asyncio.Task[None] | None = None
         self._starting: asyncio.Future[None] | None = None
@@ -81,11 +85,14 @@ class Crew:
             await self._watch()
         finally:
             os.close(closure_fd)
+            self._gpus.close()
             if self._service is not None:
                 self._service.end()
             await self.sweep()
             for rank in self._ranks.values():
                 rank.close()
+                for left in Path(self.record_dir).glob(f"{_trace_name(rank.rank)}*"):
+                    left.unlink()  # it was killed while it wrote that
 
     # ── starting ──
 
@@ -120,12 +127,13 @@ class Crew:
     def _send_off(self, slot: dict[str, Any], worker: Worker, closure_fd: int) -> None:
         rank = int(slot["rank"])
         log = RankLog(log_path(self.record_dir, rank))
-        one = Rank(rank, worker, log, self.now_s, self._emit, self._on_result)
+        one = Rank(rank, worker, log, self.now_s, self._emit, self._hand_over)
         self._ranks[rank] = one
         message = {
             "kind": "rank", "rank": rank, "clock_zero_s": self._zero_s,
             "env": {**self._launch["env"], **slot["env"]},
             "cwd": self._launch["cwd"], "sys_path": self._launch["sys_path"],
+            "record": self._is_recording,
         }  # fmt: skip
         one.go(message, [closure_fd], slot["device"])
         ended = self._nursery.take_exit(worker.pid)
@@ -158,8 +166,9 @@ class Crew:
 
     def _check_health(self) -> None:
         self._note_family()
+        self._gpus.look({r.rank: r.worker.pid for r in self._ranks.values() if not r.exited})
         for rank in self._ranks.values():
-            rank.check_health()
+            rank.check_health(self._gpus.use_of(rank.rank))
             since = rank.finishing_since
             if since is not None and not rank.exited and time.monotonic() > since + _EXIT_S:
                 rank.finishing_since = None
@@ -185,6 +194,30 @@ class Crew:
         if self._ending is None and not self._over():
             self.report_fault(RendezvousError("what the ranks meet at ended unexpectedly"))
         return True
+
+    # ── orders ──
+
+    def obey(self, message: dict[str, Any]) -> None:
+        """Do what the kernel says about this gang."""
+        action = message["do"]
+        if action == "stop":
+            self.stop()
+        elif action == "kill":
+            self.kill()
+        elif action == "record":
+            self._is_recording = bool(message["on"])
+            self._tell({"do": "record", "on": self._is_recording})
+        elif action == "profile":
+            self._profile(int(message["number"]), int(message["steps"]))
+
+    def _tell(self, order: dict[str, Any]) -> None:
+        for rank in self._ranks.values():
+            rank.tell(order)
+
+    def _profile(self, number: int, steps: int) -> None:
+        for rank in self._ranks.values():
+            path = str(Path(self.record_dir) / _trace_name(rank.rank))
+            rank.tell({"do": "profile", "number": number, "steps": steps, "path": path})
 
     def ask_stacks(self) -> None:
         """Have ``faulthandler`` write where every rank is; see :meth:`read_stacks` a moment later."""
@@ -261,3 +294,8 @@ class Crew:
         said = ", ".join(f"{process.pid} (state {process.state})" for process in left)
         text = f"cannot be killed on {os.uname().nodename}: {said}; the machine needs attention"
         self._emit(ev.Notice(self.now_s(), "error", text))
+
+
+def _trace_name(rank: int) -> str:
+    """Return what a rank's trace is called for as long as it takes to write it."""
+    return f"trace-{rank}.json"

@@ -12,6 +12,7 @@ from typing import Any
 
 from hydrogen_magic import events as ev
 from hydrogen_magic import frames, processes
+from hydrogen_magic.agent.gpus import Use
 from hydrogen_magic.agent.nursery import Worker
 from hydrogen_magic.agent.output import CHUNK, Allowance, LiveText, RankLog
 
@@ -37,7 +38,7 @@ class Rank:
         log: RankLog,
         now_s: Callable[[], float],
         emit: Callable[[ev.Event], None],
-        on_result: Callable[[int, int], None],
+        hand_over: Callable[[dict[str, Any], int], None],
     ) -> None:
         self.rank = rank
         self.worker = worker
@@ -50,7 +51,7 @@ class Rank:
         self._log = log
         self._now_s = now_s
         self._emit = emit
-        self._on_result = on_result
+        self._hand_over = hand_over
         self._live = {"stdout": LiveText(), "stderr": LiveText()}
         self._reader = frames.FrameReader(worker.control)
         self._stacks_read = 0
@@ -73,6 +74,15 @@ class Rank:
         host = os.uname().nodename
         self._emit(ev.RankStarted(self._now_s(), self.rank, self.worker.pid, host, device))
 
+    def tell(self, order: dict[str, Any]) -> None:
+        """Send an order, which the rank reads while it runs; see ``worker.orders``."""
+        if self.exited:
+            return
+        try:
+            frames.send(self.worker.control, order)
+        except (BlockingIOError, BrokenPipeError, ConnectionResetError):
+            pass  # it has read none for thousands of them, or it has gone: nobody waits for it
+
     # ── what it says ──
 
     def _read_control(self) -> bool:
@@ -88,15 +98,18 @@ class Rank:
 
     def _take(self, message: dict[str, Any], fds: list[int]) -> None:
         if "result" in message:
-            self._on_result(self.rank, fds[0])
+            self._hand_over({"rank": self.rank}, fds[0])
             self._emit(ev.RankResult(self._now_s(), self.rank, int(message["result"])))
+        if "profile" in message:
+            self._hand_over({"rank": self.rank, "profile": int(message["profile"])}, fds[0])
         for encoded in message.get("events", ()):
             try:
                 event = ev.decode(encoded)
             except ev.EventError as error:
                 self._emit(ev.Notice(self._now_s(), "warning", f"rank {self.rank}: {error}"))
                 continue
-            if getattr(event, "rank", None) == self.rank or isinstance(event, ev.Notice):
+            of_the_gang = isinstance(event, (ev.Notice, ev.Profiling))
+            if getattr(event, "rank", None) == self.rank or of_the_gang:
                 self._note(event)
                 self._emit(event)
 
@@ -134,8 +147,8 @@ class Rank:
 
     # ── how it is ──
 
-    def check_health(self) -> str:
-        """Emit what ``/proc`` says of the process; return its state letter."""
+    def check_health(self, gpu: Use) -> str:
+        """Emit what ``/proc`` and the GPU say of the process; return its state letter."""
         found = next(iter(processes.processes([self.worker.pid])), None)
         if found is None or self.exited:
             return ""
@@ -145,8 +158,11 @@ class Rank:
             cpu = (found.cpu_ticks - self._cpu[1]) / _TICKS_PER_S / (now - self._cpu[0]) * 100
         self._cpu = (now, found.cpu_ticks)
         self._emit(
-            ev.RankHealth(self._now_s(), self.rank, found.rss_bytes, round(cpu, 1), found.state)
-        )
+            ev.RankHealth(
+                self._now_s(), self.rank, found.rss_bytes, round(cpu, 1), found.state,
+                gpu.percent, gpu.memory_bytes,
+            )
+        )  # fmt: skip
         return found.state
 
     def ask_stacks(self) -> None:

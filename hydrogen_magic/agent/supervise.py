@@ -117,12 +117,12 @@ class Agent:
             if action == "launch":
                 # At once: a stop may be the next message, and must find the crew.
                 service = self._service_for(message)
-                self._crew = Crew(message, self._nursery, self._emit, self._send_result, service)
+                self._crew = Crew(message, self._nursery, self._emit, self._hand_over, service)
                 self._start(self._serve(self._crew, message))
             elif action == "stacks":
                 self._start(self._tell_stacks())
             elif self._crew is not None and message["gang"] == self._crew.gang:
-                self._crew.kill() if action == "kill" else self._crew.stop()
+                self._crew.obey(message)
 
     def _closure_of(self, crew: Crew) -> int:
         """Take the closure that the kernel handed over just before its ``launch`` message."""
@@ -203,9 +203,10 @@ class Agent:
         if not self._closing.is_set():  # a kernel that let go of us listens no more
             self._link.send(message)
 
-    def _send_result(self, rank: int, fd: int) -> None:
+    def _hand_over(self, label: dict[str, Any], fd: int) -> None:
+        """Pass a file of a rank's on to the kernel: its result, or its profile."""
         if self._crew is not None:
-            message = {"gang": self._crew.gang, "attempt": self._crew.attempt, "rank": rank}
+            message = {"gang": self._crew.gang, "attempt": self._crew.attempt, **label}
             frames.send(self._handover, message, [fd])
         os.close(fd)
 

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -63,6 +64,8 @@ class Sink:
     emit: Callable[[Event], None]
     deliver: Callable[[int, Parcel], None]
     """Takes a rank's result."""
+    take_trace: Callable[[int, int, mmap.mmap], None] = lambda rank, number, trace: None
+    """Takes what a rank answers to ``profile``: rank, number, and the file's bytes."""
 
 
 class Crew(Protocol):
@@ -82,6 +85,17 @@ class Crew(Protocol):
 
     def ask_stacks(self) -> None:
         """Have every rank's stacks sent as events."""
+        ...
+
+    def record(self, on: bool) -> None:
+        """Have the ranks record what they do, or leave it; also those that start later."""
+        ...
+
+    def profile(self, number: int, steps: int) -> None:
+        """Have every rank that runs profile its next ``steps`` steps; none takes that back.
+
+        ``number`` comes back with each answer.
+        """
         ...
 
     async def release(self) -> None:

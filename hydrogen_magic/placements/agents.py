@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import hashlib
 import json
+import mmap
 import os
 import secrets
 import socket
@@ -142,7 +143,7 @@ class Agent:
             self._hub.loop.remove_reader(self._handover)
         for message, fds in self._handed_over.messages():
             if self.sink is not None and self.attempt == (message["gang"], message["attempt"]):
-                self.sink.deliver(message["rank"], parcel.from_memfd(fds[0]))
+                _pass_on(self.sink, message, fds[0])
             for fd in fds:
                 os.close(fd)
 
@@ -182,6 +183,14 @@ class Agent:
                 return  # it hangs in the system; when that lets go of it, it is dead
             await asyncio.sleep(0.005)
         self._let_go()
+
+
+def _pass_on(sink: Sink, message: Mapping[str, Any], fd: int) -> None:
+    if "profile" not in message:
+        sink.deliver(message["rank"], parcel.from_memfd(fd))
+    elif os.fstat(fd).st_size:  # nothing can be mapped of an empty file, and it answers nothing
+        trace = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+        sink.take_trace(message["rank"], message["profile"], trace)
 
 
 def _start_agent_process(

@@ -48,6 +48,8 @@ class LocalCrew:
     def __init__(self) -> None:
         self._agent: agents.Agent | None = None
         self._cancelled = False
+        self._is_recording: bool | None = None
+        """What was ordered; None: what the job says."""
 
     async def launch(self, attempt: Attempt, sink: Sink) -> None:
         job = attempt.job
@@ -59,6 +61,8 @@ class LocalCrew:
         if self._cancelled or job.closure_fd is None:
             return
         message = _launch_message(attempt, agent, digest)
+        if self._is_recording is not None:
+            message["record"] = self._is_recording
         agent.sink, agent.attempt = sink, (attempt.gang, attempt.number)
         try:
             agent.launch(message, job.closure_fd)
@@ -82,6 +86,15 @@ class LocalCrew:
         if self._agent is not None and self._agent.attempt is not None:
             self._agent.send("stacks")
 
+    def record(self, on: bool) -> None:
+        self._is_recording = on
+        if self._agent is not None and self._agent.attempt is not None:
+            self._agent.send("record", on=on)
+
+    def profile(self, number: int, steps: int) -> None:
+        if self._agent is not None and self._agent.attempt is not None:
+            self._agent.send("profile", number=number, steps=steps)
+
     async def release(self) -> None:
         if self._agent is not None:
             await agents.pool().give_back(self._agent)
@@ -98,6 +111,7 @@ def _launch_message(attempt: Attempt, agent: agents.Agent, digest: str) -> dict[
         {
             "rank": slot.rank,
             "device": devices.device_name(slot),
+            "gpu": slot.gpu,
             "env": {**devices.environment(plan, slot), **_threads(plan), **meet, **dict(spec.env)},
         }
         for slot, meet in zip(plan.slots, meeting.environments, strict=True)
@@ -111,7 +125,7 @@ def _launch_message(attempt: Attempt, agent: agents.Agent, digest: str) -> dict[
         "env": {**os.environ, **dict(spec.env), **marks}, "cwd": _directory(),
         "sys_path": agents.import_path(), "fingerprint": digest,
         "clock_zero_s": job.clock_zero_s, "grace_s": spec.grace_s,
-        "record_dir": str(job.record_dir),
+        "record_dir": str(job.record_dir), "record": spec.timeline is not None,
     }  # fmt: skip
 
 

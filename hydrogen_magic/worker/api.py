@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from hydrogen_magic.worker import points as _points
 from hydrogen_magic.worker import reporter as _reporter
+from hydrogen_magic.worker import spans as _spans
 
 if TYPE_CHECKING:
     import torch
@@ -154,13 +154,6 @@ def _length(iterable: Iterable[Any]) -> int | None:
         return None
 
 
-class _Depth(threading.local):
-    spans = 0
-
-
-_depth = _Depth()
-
-
 class span:  # noqa: N801  used like a function, as contextlib.suppress is
     """Name a stretch of time, to be seen in the timeline: a context manager and a decorator.
 
@@ -184,8 +177,8 @@ class span:  # noqa: N801  used like a function, as contextlib.suppress is
         self._open: list[tuple[float, int]] = []
 
     def __enter__(self) -> span:
-        self._open.append((time.monotonic(), _depth.spans))
-        _depth.spans += 1
+        self._open.append((time.monotonic(), _spans.depth.spans))
+        _spans.depth.spans += 1
         return self
 
     def __exit__(
@@ -195,7 +188,7 @@ class span:  # noqa: N801  used like a function, as contextlib.suppress is
         traceback: TracebackType | None,
     ) -> None:
         start, depth = self._open.pop()
-        _depth.spans -= 1
+        _spans.depth.spans -= 1
         reporter = _reporter.current()
         if reporter is not None:
             end_s = reporter.now_s()

@@ -35,14 +35,15 @@ def run_worker(pipes: process.WorkerPipes, agent_pid: int, go_between_pid: int) 
         process.settle_in(pipes, agent_pid, go_between_pid)
         process.get_ready()
         control = socket.socket(fileno=pipes.control)
-        received = frames.receive(frames.FrameReader(control))
+        reader = frames.FrameReader(control)
+        received = frames.receive(reader)
         if received is None:
             os._exit(0)  # forked ahead of time and not needed any more
         go, fds = received
         process.move_in(go)
         if go["kind"] == "service":
             _serve(go, fds)
-        code = _Rank(control, go, fds).run()
+        code = _Rank(control, reader, go, fds).run()
     except BaseException:  # the last frame of this process: nobody above could print it
         sys.excepthook(*sys.exc_info())
     finally:
@@ -69,10 +70,11 @@ class _Rank:
     def __init__(
         self,
         control: socket.socket,
+        reader: frames.FrameReader,
         go: dict[str, Any],
         fds: Sequence[int],
     ) -> None:
-        from hydrogen_magic.worker import reporter
+        from hydrogen_magic.worker import observe, orders, profiler, reporter
 
         self.rank = int(go["rank"])
         self.closure_fd = fds[0]
@@ -81,6 +83,10 @@ class _Rank:
         self.phase = "starting"
         self.reporter = reporter.Reporter(self.rank, go["clock_zero_s"], self._send_events)
         reporter.install(self.reporter)
+        self.reporter.is_recording = bool(go["record"])
+        observe.forward.follow(self.reporter.is_recording)
+        self.profiler = profiler.Profiler(self.reporter, self._send_trace)
+        self.reporter.on_tick = orders.Orders(reader, self.reporter, self.profiler).poll
 
     def run(self) -> int:
         """Load, run, deliver; return the exit code."""
@@ -110,6 +116,7 @@ class _Rank:
             self.reporter.post(ev.Notice(self.reporter.now_s(), "warning", text))
         self._enter("running")
         value = _run_script(loaded) if loaded.is_script else loaded.run()
+        self.profiler.finish()
         self._enter("finishing")
         self._deliver(loaded, value)
         return 0
@@ -159,6 +166,10 @@ class _Rank:
     def _send_events(self, batch: Sequence[ev.Event]) -> None:
         with self.lock:
             frames.send(self.control, {"events": [ev.encode(event) for event in batch]})
+
+    def _send_trace(self, number: int, fd: int) -> None:
+        with self.lock:
+            frames.send(self.control, {"profile": number}, [fd])
 
 
 class _ScriptExitError(Exception):

@@ -28,6 +28,7 @@ from hydrogen_magic.worker.points import (
     chunks,
     is_computed,
 )
+from hydrogen_magic.worker.spans import COLLECTIVES, SPANS, Span, as_events
 from hydrogen_magic.worker.watch import Watch
 
 __all__ = ["Reporter", "current", "install"]
@@ -68,6 +69,12 @@ class Reporter:
         """Of the last :class:`~hydrogen_magic.events.RankPhase` that was posted."""
         self.collective: tuple[str, int, float] | None = None
         """Name, number and start (seconds) of the collective the rank is inside of."""
+        self.is_recording = False
+        """Whether what the rank does by itself (forward, backward, …) is wanted as spans."""
+        self.on_step: Callable[[], None] | None = None
+        """Called after every step of an optimizer, by the thread that took it."""
+        self.on_tick: Callable[[], None] | None = None
+        """Called every 50 ms by the reporter's thread; must not raise."""
         self._zero_s = clock_zero_s
         self._send = send
         self._gone = False
@@ -83,7 +90,7 @@ class Reporter:
         self._point_numbers = itertools.count()
         self._points_seen = Gaps()
         self._auto_steps = itertools.count()
-        self._spans: deque[tuple[int, str, float, float, int]] = deque(maxlen=_MAX_SPANS)
+        self._spans: deque[Span] = deque(maxlen=_MAX_SPANS)
         self._span_numbers = itertools.count()
         self._spans_seen = Gaps()
         self._bars: dict[int, ev.Progress] = {}
@@ -112,9 +119,9 @@ class Reporter:
         at_s = time.monotonic() - self._zero_s
         self._points.append((next(self._point_numbers), at_s, step, values, ready))
 
-    def span(self, name: str, start_s: float, end_s: float, depth: int) -> None:
+    def span(self, name: str, start_s: float, end_s: float, depth: int, track: str = SPANS) -> None:
         """Record a stretch of time on the gang's clock."""
-        self._spans.append((next(self._span_numbers), name, start_s, end_s, depth))
+        self._spans.append((next(self._span_numbers), name, start_s, end_s, depth, track))
 
     def new_bar(self) -> int:
         """Return a number for a new progress bar."""
@@ -142,6 +149,13 @@ class Reporter:
         else:
             self._stepped.add(optimizer)
             self._steps = self._steps or 1
+        if self.on_step is not None:
+            self.on_step()
+
+    @property
+    def steps(self) -> int:
+        """Steps counted so far."""
+        return self._steps
 
     def collective_enter(self, name: str) -> bool:
         """Note that a collective begins; False when it is a part of one that is under way."""
@@ -153,11 +167,17 @@ class Reporter:
 
     def collective_leave(self) -> None:
         """Note that the collective is over for this rank."""
-        self.collective = None
+        left, self.collective = self.collective, None
+        if self.is_recording and left is not None:
+            self.span(left[0], left[2], self.now_s(), 0, COLLECTIVES)
 
     def notice(self, level: str, text: str) -> None:
         """Say something to the person in front (``level``: info, warning or error)."""
-        self._others.append(ev.Notice(self.now_s(), level, f"rank {self.rank}: {text}"))
+        self.tell(ev.Notice(self.now_s(), level, f"rank {self.rank}: {text}"))
+
+    def tell(self, event: ev.Event) -> None:
+        """Send ``event`` with the next batch."""
+        self._others.append(event)
 
     # ── called by the worker ─────────────────────────────────────────────────────────────────────
 
@@ -205,6 +225,8 @@ class Reporter:
             self._wake.wait(_TICK_S)
             self._wake.clear()
             self._others.extend(self._watch.look(self.now_s(), self.phase, self.collective))
+            if self.on_tick is not None:
+                self.on_tick()
             self._send_posted()
         self._send_posted()
 
@@ -270,10 +292,7 @@ class Reporter:
         taken = [self._spans.popleft() for _ in range(len(self._spans))]
         for number, *_ in taken:
             self._spans_seen.add(number)
-        skipped = self._spans_seen.skipped()
-        if taken or skipped:
-            _, names, starts, ends, depths = zip(*taken, strict=True) if taken else ((),) * 5
-            yield ev.Spans(at_s, self.rank, names, starts, ends, depths, skipped)
+        yield from as_events(at_s, self.rank, taken, self._spans_seen.skipped())
 
     def _take_bar(self, bar: int) -> Iterator[ev.Progress]:
         state = self._bars.pop(bar, None)

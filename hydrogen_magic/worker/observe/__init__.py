@@ -12,8 +12,21 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from hydrogen_magic.worker import reporter as _reporter
-from hydrogen_magic.worker.observe import collectives, optimizer, tqdm
+from hydrogen_magic.worker.observe import (
+    accelerate,
+    backward,
+    checkpoint,
+    collectives,
+    dataloader,
+    forward,
+    keras,
+    lightning,
+    optimizer,
+    report,
+    tensorboard,
+    tqdm,
+    transformers,
+)
 
 __all__ = ["install"]
 
@@ -21,7 +34,21 @@ _OBSERVERS: dict[str, Callable[[ModuleType], None]] = {
     "tqdm.std": tqdm.attach,
     "tqdm.notebook": tqdm.attach_to_notebook,
     "torch.optim.optimizer": optimizer.attach,
+    "torch.nn.modules.module": forward.attach,
+    "torch.autograd": backward.attach,
+    "torch.utils.data.dataloader": dataloader.attach,
+    "torch.serialization": checkpoint.attach,
+    "torch.distributed.checkpoint.state_dict_saver": checkpoint.attach_to_distributed,
+    "torch.distributed.checkpoint.state_dict_loader": checkpoint.attach_to_distributed,
     "torch.distributed.distributed_c10d": collectives.attach,
+    "torch.utils.tensorboard.writer": tensorboard.attach,
+    "tensorboardX.writer": tensorboard.attach,
+    "lightning.pytorch.trainer.trainer": lightning.attach,
+    "pytorch_lightning.trainer.trainer": lightning.attach,
+    "transformers.trainer": transformers.attach,
+    "transformers.integrations.integration_utils": transformers.attach_to_integrations,
+    "accelerate.accelerator": accelerate.attach,
+    "keras.callbacks": keras.attach,
 }
 """Module -> what to do once it is there."""
 
@@ -42,10 +69,7 @@ def _attach(observer: Callable[[ModuleType], None], module: ModuleType) -> None:
     try:
         observer(module)
     except Exception as error:  # another version of a library must not break the user's import
-        reporter = _reporter.current()
-        if reporter is not None:
-            why = f"{type(error).__name__}: {error}"
-            reporter.notice("warning", f"{module.__name__} runs, but cannot be observed ({why})")
+        report.cannot_observe(module.__name__, error)
 
 
 class _Finder(MetaPathFinder):

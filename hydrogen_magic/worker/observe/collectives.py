@@ -1,5 +1,8 @@
 """Which collective a rank is inside of, so that a gang that hangs can say where.
 
+While recording, collectives are spans of their own track. One with ``async_op=True`` is left at once:
+its span is the call, and another one the wait for what it returned.
+
 DDP reduces gradients in C++, where nothing of this is seen: what a person finds there is the stack.
 """
 
@@ -12,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.worker import reporter as _reporter
+from hydrogen_magic.worker.spans import COLLECTIVES
 
 __all__ = ["NAMES", "attach"]
 
@@ -37,7 +41,7 @@ NAMES = (
     "scatter_object_list",
     "send",
 )
-"""What can wait for other ranks. With ``async_op=True`` it returns, and is left, at once."""
+"""What can wait for other ranks."""
 
 
 def attach(module: ModuleType) -> None:
@@ -52,6 +56,7 @@ def attach(module: ModuleType) -> None:
         setattr(module, name, wrapped)
         if getattr(exporter, name, None) is original:
             setattr(exporter, name, wrapped)
+    module.Work.wait = _noting_wait(torch, module.Work.wait)
 
 
 def _noting(torch: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,7 +64,8 @@ def _noting(torch: Any, name: str, original: Callable[..., Any]) -> Callable[...
     def collective(*args: Any, **kwargs: Any) -> Any:
         # Under torch.compile the original alone is what the compiler knows how to replace.
         reporter = None if torch.compiler.is_compiling() else _reporter.current()
-        if reporter is None or not reporter.collective_enter(name):
+        label = f"{name} (async)" if kwargs.get("async_op") else name
+        if reporter is None or not reporter.collective_enter(label):
             return original(*args, **kwargs)
         try:
             return original(*args, **kwargs)
@@ -67,3 +73,19 @@ def _noting(torch: Any, name: str, original: Callable[..., Any]) -> Callable[...
             reporter.collective_leave()
 
     return collective
+
+
+def _noting_wait(torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        reporter = None if torch.compiler.is_compiling() else _reporter.current()
+        # Most collectives wait themselves: that is in their own span.
+        if reporter is None or not reporter.is_recording or reporter.collective is not None:
+            return original(*args, **kwargs)
+        start_s = reporter.now_s()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            reporter.span("wait", start_s, reporter.now_s(), 0, COLLECTIVES)
+
+    return wait

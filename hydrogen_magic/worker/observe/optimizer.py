@@ -1,4 +1,4 @@
-"""Optimizer steps, by torch's own hook for all optimizers."""
+"""Optimizer steps, by torch's own hooks for all optimizers."""
 
 from __future__ import annotations
 
@@ -6,22 +6,43 @@ from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.worker import reporter as _reporter
+from hydrogen_magic.worker.observe import recorded
 
 __all__ = ["attach"]
 
+_STEP = "optimizer step"
+
 
 def attach(module: ModuleType) -> None:
-    """Count the steps of every optimizer; ``module`` is ``torch.optim.optimizer``.
+    """Count and record the steps of every optimizer; ``module`` is ``torch.optim.optimizer``.
 
     A step that ``GradScaler`` skips is not taken, and not counted.
     """
     torch = module.torch  # only half imported as yet: nothing of it may be asked for now
+    under_way: list[tuple[_reporter.Reporter, int, float]] = []
+    """The step that is being recorded: for whom, of which optimizer, since when."""
 
-    def on_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if torch.compiler.is_compiling():
             return  # traced into the user's graph, our counters would make it compile every step
         reporter = _reporter.current()
-        if reporter is not None:
-            reporter.step_done(id(optimizer))
+        if reporter is None or not reporter.is_recording:
+            return
+        if under_way and under_way[0][1] == id(optimizer):  # that step raised: torch has no hook
+            under_way.clear()
+            recorded.abandon(_STEP)
+        if recorded.begin(_STEP) is not None:
+            under_way.append((reporter, id(optimizer), reporter.now_s()))
 
+    def on_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if under_way and under_way[0][1] == id(optimizer):
+            reporter, _, start_s = under_way.pop()
+            recorded.end(reporter, _STEP, start_s)
+        current = _reporter.current()
+        if current is not None:
+            current.step_done(id(optimizer))
+
+    module.register_optimizer_step_pre_hook(before_step)
     module.register_optimizer_step_post_hook(on_step)

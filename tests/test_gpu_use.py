@@ -1,0 +1,114 @@
+"""What the driver says of ranks' GPUs, by a stand-in for NVML's module."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import types
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import hydrogen_magic as hm
+from hydrogen_magic import events as ev
+from hydrogen_magic.agent import gpus
+from tests import training
+
+PID = 1 << 30
+"""Higher than any pid: a process of its own, without children."""
+
+STAND_IN = """
+from types import SimpleNamespace
+class NVMLError(Exception): pass
+def nvmlInit(): pass
+def nvmlShutdown(): pass
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetUtilizationRates(handle): return SimpleNamespace(gpu=40 + handle)
+def nvmlDeviceGetComputeRunningProcesses(handle):
+    import os
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [SimpleNamespace(pid=pid, usedGpuMemory=1 << 20) for pid in pids]
+"""
+
+
+class NVMLError(Exception):
+    pass
+
+
+def refuse(*args: Any) -> Any:
+    raise NVMLError("Not Supported")
+
+
+def stand_in(**functions: Callable[..., Any]) -> types.ModuleType:
+    module = types.ModuleType("pynvml")
+    usual: dict[str, Any] = {
+        "NVMLError": NVMLError, "nvmlInit": lambda: None, "nvmlShutdown": lambda: None,
+        "nvmlDeviceGetHandleByIndex": lambda index: f"index {index}",
+        "nvmlDeviceGetHandleByUUID": lambda uuid: f"uuid {uuid}",
+        "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=37),
+        "nvmlDeviceGetComputeRunningProcesses": lambda handle: [
+            SimpleNamespace(pid=PID, usedGpuMemory=5 << 30),
+            SimpleNamespace(pid=PID + 1, usedGpuMemory=9 << 30),
+        ],
+    }  # fmt: skip
+    vars(module).update({**usual, **functions})
+    return module
+
+
+def found(gpu: str | None, module: types.ModuleType | None, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return what is found of one rank's GPU once the thread has looked and ended."""
+    monkeypatch.setitem(sys.modules, "pynvml", module)  # None: it cannot be imported
+    watched = gpus.Gpus({3: gpu})
+    watched.look({3: PID})
+    watched.close()
+    if watched._thread is not None:
+        deadline = time.monotonic() + 10
+        while watched.use_of(3) == gpus.Use() and watched._thread.is_alive():
+            assert time.monotonic() < deadline
+        watched._thread.join(10)
+    return watched.use_of(3)
+
+
+@pytest.mark.parametrize("gpu", ["0", "GPU-8a3f"])
+def test_use_of_the_ranks_own(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert found(gpu, stand_in(), monkeypatch) == gpus.Use(37.0, 5 << 30)
+
+
+def test_what_the_driver_does_not_tell_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = gpus.Use()
+    assert found("0", None, monkeypatch) == nothing
+    assert found("0", stand_in(nvmlInit=refuse), monkeypatch) == nothing
+    assert found("MIG-1", stand_in(nvmlDeviceGetHandleByUUID=refuse), monkeypatch) == nothing
+    no_rate = stand_in(nvmlDeviceGetUtilizationRates=refuse)
+    assert found("0", no_rate, monkeypatch) == gpus.Use(None, 5 << 30)
+    others = stand_in(nvmlDeviceGetComputeRunningProcesses=lambda handle: [
+        SimpleNamespace(pid=PID, usedGpuMemory=None)
+    ])  # fmt: skip
+    assert found("0", others, monkeypatch) == gpus.Use(37.0, None)
+    assert found(None, stand_in(), monkeypatch) == nothing
+
+
+def test_health_of_a_rank_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """End to end: an agent that imports the stand-in, ranks whose GPUs are made up."""
+    (tmp_path / "pynvml.py").write_text(STAND_IN)
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho '0, GPU-0000'\necho '1, GPU-1111'\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    over = tmp_path / "over"
+    gang = hm.launch(training.wait_without_torch, str(over), np=2, gpu=True)
+    deadline = time.monotonic() + 30
+    while not all(rank.gpu_percent is not None for rank in gang.ranks):
+        assert not gang.wait(0.01), gang.snapshot()
+        assert time.monotonic() < deadline, gang.snapshot()
+    over.touch()
+    assert gang.wait(10)
+    assert [rank.gpu_percent for rank in gang.ranks] == [40.0, 41.0]
+    assert all((rank.gpu_memory_bytes or 0) >= 1 << 20 for rank in gang.ranks)
+    health = [e for e in gang.events() if isinstance(e, ev.RankHealth)]
+    assert [ev.decode(json.loads(json.dumps(ev.encode(e)))) for e in health] == health
