@@ -19,7 +19,12 @@ __all__ = [
     "duration",
     "headline",
     "name_and_size",
+    "number",
+    "phase_counts",
+    "phase_text",
     "ranks_text",
+    "rate_text",
+    "slowest",
     "status_line",
     "warnings",
 ]
@@ -70,8 +75,8 @@ def name_and_size(state: GangState) -> str:
 
 def status_line(state: GangState, now_s: float) -> str:
     """Return one line that says how far the gang is, for logs."""
-    parts = [headline(state, now_s), _phase_counts(state.ranks)]
-    leader = _slowest([rank for rank in state.ranks if not rank.is_over] or state.ranks)
+    parts = [headline(state, now_s), phase_counts(state.ranks)]
+    leader = slowest([rank for rank in state.ranks if not rank.is_over] or state.ranks)
     if leader:
         cells = _cells(leader[0], now_s)[_PROGRESS:]
         parts.append(f"rank {leader[0].rank}: {'  '.join(cell for cell in cells if cell)}")
@@ -151,17 +156,18 @@ def _cells(rank: RankState, now_s: float, n_metrics: int = _MOST_METRICS) -> lis
     return [
         f"rank {rank.rank}",
         rank.device,
-        _phase_cell(rank, now_s),
+        phase_text(rank, now_s),
         _bar_cell(rank.bar),
-        _rate_cell(rank),
+        rate_text(rank),
         _metrics_cell(rank, n_metrics),
         size_text(rank.rss_bytes) if rank.rss_bytes and not rank.is_over else "",
     ]
 
 
-def _phase_cell(rank: RankState, now_s: float) -> str:
+def phase_text(rank: RankState, now_s: float) -> str:
+    """Return what the rank is doing, or how it ended."""
     if rank.is_over:
-        return _over_cell(rank)
+        return _over_text(rank)
     if rank.process_state == "T":
         return "stopped (SIGSTOP)"
     if rank.waiting_in:
@@ -171,7 +177,7 @@ def _phase_cell(rank: RankState, now_s: float) -> str:
     return clean_name(f"{rank.phase}: {rank.detail}" if rank.detail else rank.phase)[:40]
 
 
-def _over_cell(rank: RankState) -> str:
+def _over_text(rank: RankState) -> str:
     if rank.failure is not None and rank.phase == "failed":
         if is_victim_error(rank.failure.error):
             return "ended when a peer did"
@@ -187,31 +193,32 @@ def _bar_cell(bar: Bar | None) -> str:
     desc = set_cell_size(clean_name(bar.desc), min(16, cell_len(clean_name(bar.desc))))
     fraction = bar.fraction
     if fraction is None or not math.isfinite(fraction):
-        return f"{desc} {_number(bar.n)} {clean_name(bar.unit)[:12]}".strip()
+        return f"{desc} {number(bar.n)} {clean_name(bar.unit)[:12]}".strip()
     full = max(0, min(_BAR_CELLS, int(fraction * _BAR_CELLS)))
     drawn = "█" * full + "░" * (_BAR_CELLS - full)
-    return f"{desc} {drawn} {_number(bar.n)}/{_number(bar.total or 0)}".strip()
+    return f"{desc} {drawn} {number(bar.n)}/{number(bar.total or 0)}".strip()
 
 
-def _rate_cell(rank: RankState) -> str:
+def rate_text(rank: RankState) -> str:
+    """Return how fast the rank is, once it is over how far it came; empty when unknown."""
     if rank.is_over:
         return f"{rank.steps} steps" if rank.steps else ""
     if rank.steps_per_s is not None:
-        return f"{_number(rank.steps_per_s)} steps/s"
+        return f"{number(rank.steps_per_s)} steps/s"
     bar = rank.bar
     if bar is not None and bar.per_s and not bar.closed:
-        return f"{_number(bar.per_s)} {clean_name(bar.unit)[:12]}/s"
+        return f"{number(bar.per_s)} {clean_name(bar.unit)[:12]}/s"
     return ""
 
 
 def _metrics_cell(rank: RankState, n_metrics: int) -> str:
     shown = list(rank.last_metrics.items())[:n_metrics]
-    texts = [f"{clean_name(name)[:20]} {_number(value)}" for name, value in shown]
+    texts = [f"{clean_name(name)[:20]} {number(value)}" for name, value in shown]
     more = len(rank.last_metrics) - len(shown) if shown else 0
     return "  ".join([*texts, *([f"+{more}"] if more else [])])
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """Return at most four digits that matter: ``0.2134``, ``12.4``, ``1.2e-05``, ``nan``."""
     if not math.isfinite(value):
         return str(float(value))
@@ -226,16 +233,17 @@ def _number(value: float) -> str:
 def _folded(ranks: Sequence[RankState], now_s: float, width: int) -> list[str]:
     """Return counts, then the rows that differ: the failed ones and the slowest."""
     failed = [rank for rank in ranks if rank.phase == "failed"][:4]
-    lines = [_phase_counts(ranks)]
+    lines = [phase_counts(ranks)]
     lines += _table(failed, now_s, width)
-    slowest = _slowest([rank for rank in ranks if not rank.is_over])[:4]
-    if slowest:
+    last = slowest([rank for rank in ranks if not rank.is_over])[:4]
+    if last:
         lines.append("slowest:")
-        lines += _table(slowest, now_s, width)
+        lines += _table(last, now_s, width)
     return lines
 
 
-def _phase_counts(ranks: Iterable[RankState]) -> str:
+def phase_counts(ranks: Iterable[RankState]) -> str:
+    """Return ``3 running, 1 failed``."""
     counts = Counter(rank.phase for rank in ranks)
     return ", ".join(f"{number} {phase}" for phase, number in counts.items())
 
@@ -243,7 +251,7 @@ def _phase_counts(ranks: Iterable[RankState]) -> str:
 _PHASE_ORDER = ("waiting", "starting", "loading", "running", "finishing")
 
 
-def _slowest(ranks: Sequence[RankState]) -> list[RankState]:
+def slowest(ranks: Sequence[RankState]) -> list[RankState]:
     """Return the ranks, those that are least far first."""
 
     def distance(rank: RankState) -> tuple[int, float, float]:

@@ -13,7 +13,7 @@ from hydrogen_magic.gang.state import GangState, RankState
 from hydrogen_magic.views.block import ranks_text
 from hydrogen_magic.views.output import clean, clean_name, final_lines
 
-__all__ = ["report"]
+__all__ = ["report", "stack_lines"]
 
 _LONGEST_MESSAGE = 4000
 """Characters of an exception's message; a tensor's repr in it would bury the rest."""
@@ -48,7 +48,7 @@ def _missing(rank: RankState, state: GangState) -> list[str]:
     if rank.process_state == "T":
         reason = "it is stopped (SIGSTOP), and the others waited for it"
     line = reason if reason.startswith("rank") else f"rank {rank.rank} failed: {reason}"
-    return [line, *_relabelled(rank.stacks, state.cells)]
+    return [line, *_stack(rank.stacks, state.cells)]
 
 
 # ── exits ────────────────────────────────────────────────────────────────────────────────────────
@@ -65,13 +65,18 @@ def _exit(rank: RankState, exited: RankExited, cells: Mapping[str, str]) -> list
         line += hint
     if rank.exited_in == "loading":
         line += ", while loading it"
-    return [line, *_relabelled(exited.crash_stack, cells)]
+    return [line, *_stack(exited.crash_stack, cells)]
 
 
 _STACK_LINE = re.compile(r'^(\s*)File "([^"]*)", line (\d+)(.*)$')
 
 
-def _relabelled(stack: str, cells: Mapping[str, str]) -> list[str]:
+def _stack(stack: str, cells: Mapping[str, str]) -> list[str]:
+    lines = (line for line in stack_lines(stack, cells) if line.strip())
+    return [f"  {line}" for line in lines][:60]
+
+
+def stack_lines(stack: str, cells: Mapping[str, str]) -> list[str]:
     """Return a stack as ``faulthandler`` wrote it, with the notebook's names for its files."""
 
     def line(text: str) -> str:
@@ -80,7 +85,7 @@ def _relabelled(stack: str, cells: Mapping[str, str]) -> list[str]:
             return text
         return f"{match[1]}{cells[match[2]]}, line {match[3]}{match[4].replace(' in ', ', in ', 1)}"
 
-    return [f"  {line(clean(text))}" for text in stack.splitlines() if text.strip()][:60]
+    return [line(clean(text)) for text in stack.splitlines()]
 
 
 _SUB_EXCEPTION = re.compile(r"(?<=\()<[^<>]+>(?=, line \d+\)$)")

@@ -121,7 +121,8 @@ _ESCAPES = re.compile(
 _CONTROL = re.compile(
     "[\x00-\x08\x0a-\x1a\x1c-\x1f\x7f-\x9f"
     # orders that change the direction of everything that follows, our own text included
-    "\u202a-\u202e\u2066-\u2069\u2028\u2029]|\x1b(?!\\[[0-9;:]*m)"
+    "\u202a-\u202e\u2066-\u2069\u2028\u2029"
+    "\ud800-\udfff]|\x1b(?!\\[[0-9;:]*m)"
 )
 
 

@@ -1,0 +1,330 @@
+"""What the ranks logged, as curves that stay small however long a run is.
+
+A curve is a series of buckets per metric and rank: count, mean, minimum and maximum of the points
+whose steps fall into it. All ranks of a metric share one bucket width, a power of two that starts
+at 1 and doubles when there are too many buckets, so extremes are never dropped and a reader who
+knows the old buckets can merge them by himself. The points themselves are kept for a closer look.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydrogen_magic import events as ev
+from hydrogen_magic.views.buckets import (
+    NOTHING,
+    Buckets,
+    Points,
+    Series,
+    as_buckets,
+    bucketed,
+    merged,
+)
+from hydrogen_magic.views.columns import floats
+from hydrogen_magic.views.output import clean_name
+
+__all__ = ["ALL_RANKS", "Buckets", "Change", "Curves", "metric_name"]
+
+ALL_RANKS = -1
+"""The rank of the series that summarises all ranks."""
+
+MOST_BUCKETS = 1024
+"""Buckets of a series: more than a plot has pixels, few enough to send to a page that arrives."""
+
+_MOST_METRICS = 1000
+"""Metrics with curves; names made at run time would otherwise fill the memory."""
+_LONGEST_NAME = 200
+_MOST_METRICS_AT_ONCE = 64
+"""Metrics looked through for one message, the others wait their turn: this bounds its time."""
+_MOST_WAITING = 5000
+"""Buckets that may wait to be sent before widths are doubled: a second of what a page is sent, so
+that a short burst stays exact."""
+_LARGEST = float(np.finfo(np.float32).max)
+"""Values beyond it are taken for it: a page draws in float32."""
+_LARGEST_STEP = 2**53
+"""The largest integer that a page can count with."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """What is new of one metric since the last call of :meth:`Curves.changes`."""
+
+    metric: str
+    width: int
+    series: Mapping[int, Buckets]
+    """Rank -> buckets that are new or have changed."""
+    bad_steps: Mapping[int, int]
+    """Rank -> first step with a value that is not finite, of the ranks in :attr:`series`."""
+
+
+class Curves:
+    """The curves of one attempt of a gang, put together from its Metrics events."""
+
+    def __init__(self) -> None:
+        self._start()
+
+    def _start(self) -> None:
+        self._curves: dict[str, _Curve] = {}
+        self._names: dict[str, str] = {}
+        self._fresh: dict[str, None] = {}
+        """Metrics that may have something to send, the one that waited longest first."""
+        self._sent_ranks: frozenset[int] | None = None
+        self.n_new_points = 0
+        """Points that came since the last call of :meth:`changes`."""
+        self._waiting = 0.0
+        """Changed buckets beyond what messages could take, before widths were doubled."""
+
+    def feed(self, events: Iterable[ev.Event]) -> None:
+        """Take Metrics; AttemptStarted starts anew; other kinds may be there."""
+        for event in events:
+            if isinstance(event, ev.Metrics):
+                self._take(event)
+            elif isinstance(event, ev.AttemptStarted):
+                self._start()
+
+    def metrics(self) -> list[str]:
+        """Return the names, cleaned, in the order of their first appearance; at most 1,000."""
+        return list(self._curves)
+
+    def width(self, metric: str) -> int:
+        """Return the width of the metric's buckets in steps: a power of two."""
+        return self._settled(metric).width
+
+    def series(self, metric: str) -> Mapping[int, Buckets]:
+        """Return rank (and ALL_RANKS) -> all buckets."""
+        curve = self._settled(metric)
+        return {rank: curve.series(rank).buckets() for rank in curve.ranks()}
+
+    def bad_steps(self, metric: str) -> Mapping[int, int]:
+        """Return rank -> first logged step whose value is not finite; such are in no bucket."""
+        return dict(self._curves[metric].bad_steps)
+
+    def detail(
+        self, metric: str, start: float, until: float, n_buckets: int
+    ) -> tuple[int, Mapping[int, Buckets]]:
+        """Return width and rank (and ALL_RANKS) -> buckets of the steps from ``start`` to ``until``.
+
+        Made from the points, in at most about ``n_buckets`` buckets each; whole buckets only, so
+        those at the ends reach beyond the range.
+        """
+        return self._curves[metric].detail(start, until, n_buckets)
+
+    def changes(self, ranks: Collection[int] | None, most_buckets: float) -> list[Change]:
+        """Return what is new since the last call, of ``ranks`` (None: all) and ALL_RANKS.
+
+        At most about ``most_buckets`` (0 or more), those with the highest keys first; the rest
+        comes with the next calls. Widths are doubled when more is logged than calls can take. A
+        rank that was not among ``ranks`` before comes with all its buckets.
+        """
+        self.n_new_points = 0
+        self._welcome(None if ranks is None else frozenset(ranks))
+        names = list(islice(self._fresh, _MOST_METRICS_AT_ONCE))
+        n_new = {name: self._curves[name].settle(ranks) for name in names}
+        self._keep_up(n_new, most_buckets)
+        changes, left = [], most_buckets
+        for place, name in enumerate(names):
+            change = self._curves[name].take(ranks, left / (len(names) - place))
+            left -= sum(map(len, change.series.values()))
+            del self._fresh[name]
+            if self._curves[name].n_dirty(ranks):
+                self._fresh[name] = None
+            if change.series:
+                changes.append(change)
+        return changes
+
+    def whole(self, ranks: Collection[int] | None) -> list[Change]:
+        """Return everything, of ``ranks`` (None: all) and ALL_RANKS, for one who knows nothing."""
+        found = (self._settled(name, ranks).whole(ranks) for name in self._curves)
+        return [change for change in found if change.series]
+
+    def has_changes(self) -> bool:
+        """Tell whether :meth:`changes` may have more to say."""
+        return bool(self._fresh)
+
+    def _take(self, event: ev.Metrics) -> None:
+        steps = floats(event.steps)
+        columns = [column for column in event.values.values() if len(column) == len(steps)]
+        # Whoever logs steps beyond 1e308, or columns of other lengths, is no rank of ours.
+        if len(columns) < len(event.values) or not np.isfinite(steps).all():
+            return
+        with np.errstate(over="ignore"):  # all at once: there are hundreds of batches a second
+            table = floats(columns).astype(np.float32)
+        is_good = np.isfinite(table)
+        is_all_good = bool(is_good.all())
+        for raw_name, column, values in zip(event.values, columns, table, strict=True):
+            curve = self._curve(raw_name)
+            if curve is not None:
+                self._fresh[curve.metric] = None
+                self.n_new_points += len(column)
+                if is_all_good:
+                    curve.add_points(event.rank, steps, values)
+                else:
+                    curve.add_mixed(event.rank, event.steps, steps, column)
+
+    def _curve(self, raw_name: str) -> _Curve | None:
+        name = self._names.get(raw_name)
+        if name is None:
+            name = metric_name(raw_name)
+            if len(self._names) < 2 * _MOST_METRICS:
+                self._names[raw_name] = name
+        if name not in self._curves and len(self._curves) < _MOST_METRICS:
+            self._curves[name] = _Curve(name)
+        return self._curves.get(name)
+
+    def _settled(self, metric: str, ranks: Collection[int] | None = None) -> _Curve:
+        curve = self._curves[metric]
+        curve.settle(ranks)
+        return curve
+
+    def _welcome(self, ranks: frozenset[int] | None) -> None:
+        """Have all buckets of ranks sent that nobody was told of before."""
+        before, self._sent_ranks = self._sent_ranks, ranks
+        if before == ranks or before is None or not self._curves:
+            return
+        for name, curve in self._curves.items():
+            curve.forget_sent((curve.ranks() if ranks is None else ranks) - before)
+            self._fresh[name] = None
+
+    def _keep_up(self, n_new: Mapping[str, int], most_buckets: float) -> None:
+        """Double the width of what is logged fastest when messages fall behind for too long."""
+        new = dict(n_new)
+        self._waiting = max(0.0, self._waiting + sum(new.values()) - most_buckets)
+        while self._waiting > _MOST_WAITING and sum(new.values()) > most_buckets:
+            fastest = max(new, key=new.__getitem__)
+            self._curves[fastest].double()
+            self._waiting *= 1 - new[fastest] / sum(new.values()) / 2
+            new[fastest] //= 2
+
+
+def metric_name(raw_name: str) -> str:
+    """Return a metric's name as it is shown: one plain line, not endless."""
+    return clean_name(raw_name[:_LONGEST_NAME]) or "?"
+
+
+class _Curve:
+    """All series of one metric."""
+
+    def __init__(self, metric: str) -> None:
+        self.metric = metric
+        self.width = 1
+        self.bad_steps: dict[int, int] = {}
+        self._told_bad: set[int] = set()
+        self._points: dict[int, Points] = {}
+        self._series: dict[int, Series] = {ALL_RANKS: Series()}
+        self._unsettled: list[tuple[NDArray[np.float64], NDArray[np.float32]]] = []
+        """Points that are not in the series of all ranks yet."""
+
+    def ranks(self) -> frozenset[int]:
+        return frozenset((ALL_RANKS, *self._points))
+
+    def add_points(
+        self, rank: int, steps: NDArray[np.float64], values: NDArray[np.float32]
+    ) -> None:
+        points = self._points.get(rank)
+        if points is None:
+            points = self._points[rank] = Points()
+        if len(values):
+            points.append(steps, values)
+            self._unsettled.append((steps, values))
+
+    def add_mixed(
+        self,
+        rank: int,
+        raw_steps: tuple[int, ...],
+        steps: NDArray[np.float64],
+        column: tuple[float | None, ...],
+    ) -> None:
+        """Add what is a number; note the first step where it is none though something was logged."""
+        values = floats(column)
+        is_good = np.isfinite(values)
+        bad = (int(i) for i in np.flatnonzero(~is_good) if column[i] is not None)
+        first = next(bad, None)
+        if first is not None:
+            step = min(_LARGEST_STEP, max(-_LARGEST_STEP, raw_steps[first]))
+            self.bad_steps.setdefault(rank, step)
+        small = np.clip(values[is_good], -_LARGEST, _LARGEST).astype(np.float32)
+        self.add_points(rank, steps[is_good], small)
+
+    def settle(self, ranks: Collection[int] | None) -> int:
+        """Bring series up to date; return how many buckets have changed that were not waiting."""
+        before = self.n_dirty(ranks)
+        if self._unsettled:
+            steps, values = (np.concatenate(part) for part in zip(*self._unsettled, strict=True))
+            self._unsettled.clear()
+            self._series[ALL_RANKS].add(steps, values, self.width)
+        # It has every key of every rank: where it is small enough, all are.
+        while len(self._series[ALL_RANKS]) > MOST_BUCKETS:
+            self.double()
+        for rank in self._shown(ranks):
+            self.series(rank)
+        return max(0, self.n_dirty(ranks) - before)
+
+    def series(self, rank: int) -> Series:
+        """Return the series, up to date: those that nobody looks at are left behind until then."""
+        series = self._series.setdefault(rank, Series())
+        if rank != ALL_RANKS and series.n_points < len(self._points[rank]):
+            series.add(*self._points[rank].since(series.n_points), self.width)
+        series.widen(self.width)
+        return series
+
+    def double(self) -> None:
+        self.width *= 2
+        self._series[ALL_RANKS].widen(self.width)
+
+    def n_dirty(self, ranks: Collection[int] | None) -> int:
+        shown = (self._series.get(rank) for rank in (ALL_RANKS, *self._shown(ranks)))
+        return sum(series.n_dirty for series in shown if series is not None)
+
+    def forget_sent(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self._told_bad.discard(rank)
+            if rank in self._series:
+                self._series[rank].forget_sent()
+
+    def take(self, ranks: Collection[int] | None, most_buckets: float) -> Change:
+        """Return at most about so many changed buckets, and take them as sent."""
+        shown = [(rank, self.series(rank)) for rank in (ALL_RANKS, *self._shown(ranks))]
+        waiting = sorted((s.n_dirty, rank, s) for rank, s in shown if s.n_dirty)
+        taken = {rank: NOTHING for rank in self._shown(ranks) if self._is_bad_news(rank)}
+        for place, (_, rank, series) in enumerate(waiting):
+            taken[rank] = series.take(max(1, int(min(1e9, most_buckets / (len(waiting) - place)))))
+            most_buckets -= len(taken[rank])
+        self._told_bad.update(taken)
+        return self._change(taken)
+
+    def whole(self, ranks: Collection[int] | None) -> Change:
+        shown = {rank: self.series(rank) for rank in (ALL_RANKS, *self._shown(ranks))}
+        told = {r: s.buckets() for r, s in shown.items() if len(s) or r in self.bad_steps}
+        return self._change(told)
+
+    def detail(
+        self, start: float, until: float, n_buckets: int
+    ) -> tuple[int, Mapping[int, Buckets]]:
+        start, until = sorted((start, until))
+        per_bucket = max(1.0, (until - start) / max(1, n_buckets))
+        width = 2 ** math.ceil(math.log2(per_bucket))
+        first, last = math.floor(start / width), math.floor(until / width)
+        found = {
+            rank: bucketed(*points.between(first * width, (last + 1) * width), width)
+            for rank, points in self._points.items()
+        }
+        together = [rows for rows in found.values() if rows.shape[1]]
+        if together:
+            found[ALL_RANKS] = merged(np.concatenate(together, axis=1))
+        return width, {rank: as_buckets(rows) for rank, rows in sorted(found.items())}
+
+    def _shown(self, ranks: Collection[int] | None) -> Iterable[int]:
+        return self._points if ranks is None else [rank for rank in ranks if rank in self._points]
+
+    def _is_bad_news(self, rank: int) -> bool:
+        return rank in self.bad_steps and rank not in self._told_bad
+
+    def _change(self, series: Mapping[int, Buckets]) -> Change:
+        bad_steps = {rank: self.bad_steps[rank] for rank in series if rank in self.bad_steps}
+        return Change(self.metric, self.width, dict(sorted(series.items())), bad_steps)

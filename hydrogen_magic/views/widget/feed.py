@@ -1,0 +1,273 @@
+"""What a page is told of a gang: ten times a second what is new, and everything to one that arrives.
+
+Single-threaded: whoever calls holds a lock. ``protocol.ts`` says what the messages mean. Per message
+there is a budget for each kind of news; what exceeds it waits (curves, spans) or is left out and
+counted (lines). The first message after the gang's end brings all the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeGuard
+
+from hydrogen_magic import events as ev
+from hydrogen_magic.gang.state import GangState
+from hydrogen_magic.views.curves import ALL_RANKS, Change, Curves
+from hydrogen_magic.views.failure import report
+from hydrogen_magic.views.lanes import Lanes
+from hydrogen_magic.views.output import Line
+from hydrogen_magic.views.widget.board import Board
+from hydrogen_magic.views.widget.lines import LiveLines
+from hydrogen_magic.views.widget.plain import curve_part, span_part, stack_text
+from hydrogen_magic.views.widget.rows import followed_ranks
+
+__all__ = ["Feed", "Message"]
+
+_HEARTBEAT_S = 1.0
+"""A page that hears nothing for a few seconds says so."""
+_BUCKETS_PER_S = 5000
+"""120 kB a second: with all the rest less than 200 kB."""
+_MOST_BUCKETS = 1000
+"""In one message: 24 kB."""
+_MANY_POINTS = 1000
+_MANY_POINTS_EVERY_S = 0.19
+"""So many points in one message are put into curves in every other one: that takes half the time."""
+_MOST_SPANS = 4000
+"""In one message: 60 kB."""
+_CATCH_UP = 16
+"""Where more spans wait, so many messages are to bring them: a lane is never far behind."""
+_MOST_STACKS = 64
+"""Ranks whose stacks are told; those of a thousand ranks say much the same."""
+_MOST_WATCHED = 16
+_MOST_DETAIL_BUCKETS = 8192
+"""Of one series: twice the pixels of a wide screen."""
+_LARGEST_STEP = 1e300
+"""Beyond it widths of buckets would overflow."""
+
+
+class Message(NamedTuple):
+    """A message as it is sent: JSON, and the binary columns it refers to."""
+
+    content: dict[str, Any]
+    buffers: list[bytes]
+
+
+class Feed:
+    """Follows one gang and says what is new.
+
+    Of more than 16 ranks, curves and spans are told of rank 0, failed ranks and those that
+    :meth:`watch` asked for, beside the curves of all ranks together.
+    """
+
+    def __init__(self) -> None:
+        self.curves = Curves()
+        self.lanes = Lanes()
+        self._lines = LiveLines()
+        self._board = Board()
+        self._watched: tuple[int, ...] = ()
+        self._state = GangState()
+        self._now_s = 0.0
+        self._seq = 0
+        self._sent_s = -math.inf
+        self._allowed_buckets = float(_MOST_BUCKETS)
+        self._curves_age_s = 0.0
+        self._n_names_sent = 0
+        self._spans_sent: dict[tuple[int, str], int] = {}
+        self._stacks: dict[str, str] = {}
+        self._report: dict[str, Any] | None = None
+
+    def update(self, state: GangState, fresh: Sequence[ev.Event], now_s: float) -> Message | None:
+        """Return a ``Delta`` for everybody, None when there is nothing to say.
+
+        ``fresh``: the events since the last call; ``state`` is the one after them. At least one
+        message a second comes while the gang runs.
+        """
+        events = [event for event in fresh if _is_of(state, event)]
+        is_anew = self._is_anew(events)
+        elapsed_s = max(0.0, now_s - self._now_s)
+        self._state, self._now_s = state, now_s
+        self._take(events)
+        buffers: list[bytes] = []
+        content = self._news(elapsed_s, events, buffers)
+        if is_anew:
+            buffers.clear()
+            content = self._everything(buffers)
+        if not content and (state.is_terminal or now_s - self._sent_s < _HEARTBEAT_S):
+            return None
+        self._seq += 1
+        self._sent_s = now_s
+        return Message({**self._head(), **content}, buffers)
+
+    def whole(self, to: str) -> Message:
+        """Return everything that was told so far as a ``Delta`` for the client ``to``."""
+        buffers: list[bytes] = []
+        content = self._everything(buffers)
+        return Message({**self._head(), "to": to, **content}, buffers)
+
+    def detail(self, order: Mapping[str, Any]) -> Message:
+        """Return the ``Detail`` that an order asks for.
+
+        Raises ValueError when the order names no metric there is, or no range of steps.
+        """
+        metric, start, until, n_buckets = _asked(order)
+        if metric not in self.curves.metrics():
+            raise ValueError(f"there is no metric named {metric!r}")
+        width, series = self.curves.detail(metric, start, until, n_buckets)
+        buffers: list[bytes] = []
+        ranks = self._ranks()
+        shown = {r: b for r, b in series.items() if ranks is None or r in ranks or r == ALL_RANKS}
+        change = Change(metric, width, shown, self.curves.bad_steps(metric))
+        head = {"kind": "detail", "to": order.get("client", ""), "id": order.get("id", "")}
+        part = curve_part(change, buffers)
+        return Message({**head, "from": start, "until": until, **part}, buffers)
+
+    def watch(self, ranks: Sequence[int]) -> None:
+        """Tell of these ranks too, at most 16, in place of those asked for before."""
+        self._watched = tuple(dict.fromkeys(rank for rank in ranks if rank >= 0))[:_MOST_WATCHED]
+        self._board.hurry()
+
+    def last_lines(self, n: int) -> list[Line]:
+        """Return the last lines of all ranks, cleaned; there are 2,000 at most."""
+        return self._lines.last(n)
+
+    # ── taking ───────────────────────────────────────────────────────────────────────────────────
+
+    def _is_anew(self, events: Sequence[ev.Event]) -> bool:
+        """Tell whether curves begin again, so that what pages know of them is to be forgotten."""
+        begins = any(isinstance(event, ev.AttemptStarted) for event in events)
+        return begins and bool(self.curves.metrics() or self._stacks)
+
+    def _take(self, events: Sequence[ev.Event]) -> None:
+        self.curves.feed(events)
+        self.lanes.feed(events)
+        self.lanes.settle(self._now_s)
+        self._lines.feed(events, self._state.gang)
+        if self._state.is_terminal:
+            self._lines.flush(self._now_s)
+        if any(isinstance(event, ev.AttemptStarted) for event in events):
+            self._stacks = {}
+
+    # ── telling ──────────────────────────────────────────────────────────────────────────────────
+
+    def _head(self) -> dict[str, Any]:
+        return {"kind": "delta", "seq": self._seq, "now_s": round(self._now_s, 3)}
+
+    def _news(
+        self, elapsed_s: float, events: Sequence[ev.Event], buffers: list[bytes]
+    ) -> dict[str, Any]:
+        content = self._board.news(self._state, self._known_watched(), self._now_s, buffers)
+        parts = {
+            "curves": self._curve_news(elapsed_s, buffers),
+            "spans": self._span_news(buffers),
+            "names": self._name_news(),
+        }
+        content.update({key: part for key, part in parts.items() if part})
+        content.update(_lines_part(*self._lines.take(self._now_s)))
+        if any(isinstance(event, ev.RankStacks) for event in events):
+            self._stacks = self._all_stacks()
+            content["stacks"] = self._stacks
+        if self._report is None and self._state.state == "FAILED":
+            content["report"] = self._report = self._failure()
+        return content
+
+    def _everything(self, buffers: list[bytes]) -> dict[str, Any]:
+        """Return all that was told so far; what waits still comes to everybody later."""
+        ranks = self._ranks()
+        curves = [curve_part(change, buffers) for change in self.curves.whole(ranks)]
+        content: dict[str, Any] = {
+            "full": True,
+            **self._board.whole(buffers),
+            "curves": curves,
+            "names": self.lanes.names[: self._n_names_sent],
+            "spans": [
+                span_part(*key, self.lanes.lane(*key).part(0, n), buffers)
+                for key, n in self._spans_sent.items()
+            ],
+            **_lines_part(*self._lines.whole()),
+        }
+        if self._stacks:
+            content["stacks"] = self._stacks
+        if self._report is not None:
+            content["report"] = self._report
+        return content
+
+    def _ranks(self) -> list[int] | None:
+        """Return whose curves and spans are told; None: everybody's."""
+        return followed_ranks(self._state, self._known_watched())
+
+    def _known_watched(self) -> list[int]:
+        return [rank for rank in self._watched if rank < len(self._state.ranks)]
+
+    def _curve_news(self, elapsed_s: float, buffers: list[bytes]) -> list[dict[str, Any]]:
+        grown = self._allowed_buckets + elapsed_s * _BUCKETS_PER_S
+        self._allowed_buckets = min(_MOST_BUCKETS, grown)
+        self._curves_age_s += elapsed_s
+        is_soon = self._curves_age_s < _MANY_POINTS_EVERY_S
+        if is_soon and self.curves.n_new_points > _MANY_POINTS and not self._state.is_terminal:
+            return []
+        self._curves_age_s = 0.0
+        most = math.inf if self._state.is_terminal else self._allowed_buckets
+        changes = self.curves.changes(self._ranks(), most)
+        n_told = sum(len(b) for change in changes for b in change.series.values())
+        self._allowed_buckets = max(0.0, self._allowed_buckets - n_told)
+        return [curve_part(change, buffers) for change in changes]
+
+    def _span_news(self, buffers: list[bytes]) -> list[dict[str, Any]]:
+        ranks = self._ranks()
+        waiting = sorted(
+            (n - self._spans_sent.get(key, 0), key)
+            for key, n in self.lanes.sizes().items()
+            if n > self._spans_sent.get(key, 0) and (ranks is None or key[0] in ranks)
+        )
+        n_waiting = sum(n for n, _ in waiting)
+        left = n_waiting if self._state.is_terminal else max(_MOST_SPANS, n_waiting // _CATCH_UP)
+        parts = []
+        for place, (n, key) in enumerate(waiting):
+            taken = min(n, max(1, left // (len(waiting) - place)))
+            left -= taken
+            parts.append(self._next_spans(key, taken, buffers))
+        return parts
+
+    def _next_spans(self, key: tuple[int, str], n: int, buffers: list[bytes]) -> dict[str, Any]:
+        start = self._spans_sent.get(key, 0)
+        self._spans_sent[key] = start + n
+        return span_part(*key, self.lanes.lane(*key).part(start, start + n), buffers)
+
+    def _name_news(self) -> list[str]:
+        names = self.lanes.names[self._n_names_sent :]
+        self._n_names_sent += len(names)
+        return names
+
+    def _all_stacks(self) -> dict[str, str]:
+        found = [rank for rank in self._state.ranks if rank.stacks][:_MOST_STACKS]
+        return {str(r.rank): stack_text(r.stacks, self._state.cells) for r in found}
+
+    def _failure(self) -> dict[str, Any]:
+        culprit = self._state.culprit
+        last = [] if culprit is None else self._lines.last_of(culprit)
+        return {"rank": culprit, "text": report(self._state, last)}
+
+
+def _is_of(state: GangState, event: ev.Event) -> bool:
+    """Tell whether an event is of the gang itself or of one of its ranks."""
+    rank = getattr(event, "rank", None)
+    return rank is None or 0 <= rank < len(state.ranks)
+
+
+def _lines_part(lines: list[list[Any]], n_left_out: int) -> dict[str, Any]:
+    part: dict[str, Any] = {"lines": lines} if lines else {}
+    return {**part, "lines_skipped": n_left_out} if n_left_out else part
+
+
+def _asked(order: Mapping[str, Any]) -> tuple[str, float, float, int]:
+    """Return metric, range of steps and number of buckets of an order that a page sent."""
+    metric, numbers = order.get("metric"), [order.get(key) for key in ("from", "until", "buckets")]
+    start, until, n_buckets = (n if _is_number(n) else math.nan for n in numbers)
+    if not isinstance(metric, str) or math.isnan(start + until + n_buckets):
+        raise ValueError("detail needs a metric, and from, until and buckets as numbers")
+    return metric, start, until, int(max(1, min(_MOST_DETAIL_BUCKETS, n_buckets)))
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and abs(value) < _LARGEST_STEP

@@ -1,0 +1,196 @@
+"""A gang's state as JSON of the protocol: header, rows of ranks, and all ranks in short."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hydrogen_magic.gang.state import Bar, GangState, RankState
+from hydrogen_magic.gang.stragglers import is_waiting, progress, remaining_s, stragglers
+from hydrogen_magic.views.block import phase_text, slowest, warnings
+from hydrogen_magic.views.curves import metric_name
+from hydrogen_magic.views.widget.plain import figure, finite, plain
+
+__all__ = [
+    "MARKS",
+    "MOST_ROWS",
+    "fleet_columns",
+    "followed_ranks",
+    "gang_row",
+    "marks",
+    "rank_row",
+    "shown_ranks",
+]
+
+MOST_ROWS = 16
+"""Ranks with a row of their own; of more only those that stand out have one."""
+MARKS = ("", "straggler", "stopped", "dead", "waiting")
+"""Why a row stands out, in the order of the protocol."""
+
+_MOST_FAILED = 4
+_MOST_SLOW = 4
+_MOST_METRICS = 16
+"""Last values in a row; all metrics have curves."""
+_MOST_NOTICES = 50
+_MOST_WARNINGS = 10
+_LONGEST_NOTICE = 600
+_UNKNOWN = 255
+_RATE_STALE_S = 5.0
+"""Steps are counted a few times a second: a rate that nothing was added to for so long has sunk."""
+
+_ENDS = {"SUCCEEDED": "done", "FAILED": "failed", "STOPPED": "stopped"}
+_PHASES = (
+    "waiting", "starting", "loading", "running", "finishing", "done", "failed", "stopped"
+)  # fmt: skip
+
+
+def gang_row(state: GangState, now_s: float) -> dict[str, Any]:
+    """Return the gang as a ``Gang``."""
+    running = [rank for rank in state.ranks if rank.phase == "running"]
+    rates = [rate for rank in running if (rate := _steps_per_s(rank, now_s)) is not None]
+    notices = state.notices[-_MOST_NOTICES:]
+    return {
+        "id": plain(state.gang, 40),
+        "title": plain(state.title, 300),
+        "np": len(state.ranks),
+        "state": _word(state),
+        "reason": plain(state.reason, _LONGEST_NOTICE),
+        "stop_reason": state.stop_reason,
+        "attempt": state.attempt,
+        "placement": plain(state.placement, 40),
+        "rendezvous": plain(state.rendezvous, 40),
+        "queued": None,
+        "wall_time": state.wall_time,
+        "ended_s": round(state.now_s, 3) if state.is_terminal else None,
+        "remaining_s": None if state.is_terminal else _remaining_s(running, now_s),
+        "steps_per_s": _three_digits(min(rates)) if rates and not state.is_terminal else None,
+        "culprit": state.culprit,
+        "notices": [{"level": n.level, "text": plain(n.text, _LONGEST_NOTICE)} for n in notices],
+        "warnings": [plain(w.text, _LONGEST_NOTICE) for w in warnings(state, now_s)][
+            :_MOST_WARNINGS
+        ],
+        "recording": state.is_recording,
+        "profiling": state.profiling,
+    }
+
+
+def rank_row(rank: RankState, mark: str, now_s: float) -> dict[str, Any]:
+    """Return a rank as a ``Rank``."""
+    rate = _steps_per_s(rank, now_s)
+    last = list(rank.last_metrics.items())[:_MOST_METRICS]
+    return {
+        "rank": rank.rank,
+        "host": plain(rank.host, 80),
+        "device": plain(rank.device, 40),
+        "pid": rank.pid,
+        "phase": rank.phase,
+        "doing": plain(phase_text(rank, now_s), 80),
+        "bar": _bar(rank.bar),
+        "steps": rank.steps,
+        "steps_per_s": None if rate is None else _three_digits(rate),
+        "metrics": {metric_name(name): figure(value) for name, value in last},
+        "rss_bytes": rank.rss_bytes,
+        "cpu_percent": finite(rank.cpu_percent) or 0,
+        "gpu_percent": finite(rank.gpu_percent),
+        "gpu_memory_bytes": rank.gpu_memory_bytes,
+        "mark": mark,
+    }
+
+
+def marks(state: GangState, now_s: float) -> list[str]:
+    """Return why each rank stands out, empty where it does not."""
+    behind = stragglers(state, now_s)
+    return [_mark(rank, rank.rank in behind, now_s) for rank in state.ranks]
+
+
+def shown_ranks(state: GangState, watched: Sequence[int]) -> list[int]:
+    """Return the ranks with a row: all of a small gang, else failed, slowest and watched ones."""
+    if len(state.ranks) <= MOST_ROWS:
+        return [rank.rank for rank in state.ranks]
+    alive = [rank for rank in state.ranks if not rank.is_over]
+    slow = [rank.rank for rank in slowest(alive)[:_MOST_SLOW]]
+    return sorted({*_failed_ranks(state), *slow, *watched})
+
+
+def followed_ranks(state: GangState, watched: Sequence[int]) -> list[int] | None:
+    """Return whose curves and spans are told beside those of all together; None: everybody's.
+
+    Not the slowest ones: these change all the time, and each would bring all its past along.
+    """
+    if len(state.ranks) <= MOST_ROWS:
+        return None
+    return sorted({0, *_failed_ranks(state), *watched})
+
+
+def _failed_ranks(state: GangState) -> list[int]:
+    """Return the ranks that failed, the culprit first, at most four."""
+    failed = [rank.rank for rank in state.ranks if rank.phase == "failed"]
+    return sorted(failed, key=lambda rank: rank != state.culprit)[:_MOST_FAILED]
+
+
+def fleet_columns(
+    state: GangState, found_marks: Sequence[str], shown: Sequence[int]
+) -> tuple[dict[str, Any], bytes]:
+    """Return all ranks as a ``Fleet`` without its place, and its buffer."""
+    phases = [_PHASES.index(r.phase) if r.phase in _PHASES else 0 for r in state.ranks]
+    columns = (phases, map(_percent, state.ranks), map(MARKS.index, found_marks))
+    counts = Counter(rank.phase for rank in state.ranks)
+    head = {"counts": dict(counts), "phases": list(_PHASES), "shown": list(shown)}
+    return head, b"".join(np.fromiter(column, np.uint8).tobytes() for column in columns)
+
+
+def _word(state: GangState) -> str:
+    if state.is_terminal:
+        return _ENDS[state.state]
+    if state.stop_reason:
+        return "killing" if state.killed else "stopping"
+    return "starting" if state.state == "PENDING" else "running"
+
+
+def _remaining_s(running: Sequence[RankState], now_s: float) -> int | None:
+    """Return the seconds until the slowest rank is through with its bars."""
+    known = [left for rank in running if (left := remaining_s(rank, now_s)) is not None]
+    return round(max(known)) if known else None
+
+
+def _steps_per_s(rank: RankState, now_s: float) -> float | None:
+    rate = rank.steps_per_s
+    if rate is None or rank.is_over:
+        return None
+    (first_s, first), (last_s, last) = rank.step_marks[0], rank.step_marks[-1]
+    return rate if now_s - last_s < _RATE_STALE_S else (last - first) / (now_s - first_s)
+
+
+def _three_digits(rate: float) -> float | None:
+    return finite(float(f"{rate:.3g}"))
+
+
+def _bar(bar: Bar | None) -> dict[str, Any] | None:
+    if bar is None:
+        return None
+    rate = finite(bar.per_s)
+    return {
+        "desc": plain(bar.desc, 80),
+        "n": finite(bar.n) or 0,
+        "total": finite(bar.total),
+        "unit": plain(bar.unit, 12),
+        "per_s": None if rate is None else _three_digits(rate),
+    }
+
+
+def _mark(rank: RankState, is_behind: bool, now_s: float) -> str:
+    if rank.phase == "failed":
+        return "dead"
+    if rank.process_state == "T" and not rank.is_over:
+        return "stopped"
+    if is_behind:
+        return "straggler"
+    return "waiting" if not rank.is_over and is_waiting(rank, now_s) else ""
+
+
+def _percent(rank: RankState) -> int:
+    done = 1.0 if rank.phase == "done" else progress(rank)
+    return _UNKNOWN if done is None else int(100 * done)

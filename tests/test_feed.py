@@ -1,0 +1,409 @@
+"""The feed: a page that follows it knows the gang, at a rate that a page can take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hydrogen_magic import events as ev
+from hydrogen_magic.gang.state import GangState, fold
+from hydrogen_magic.views.widget.feed import Feed, Message
+from tests.mirror import Mirror, MirroredCurve, columns
+
+HOSTILE = "\x1b[2J\u202egnp.exe\ud800<script>\n\t\x00" + "é" * 10_000
+
+
+def begun(np: int = 2, title: str = "--np 2") -> list[ev.Event]:
+    cells = {"/tmp/cell.py": "Cell In[3]"}
+    events: list[ev.Event] = [
+        ev.GangLaunched(0.0, "cafe", title, np, "local", "torch", 1.0, "", cells),
+        ev.AttemptStarted(0.0, 0),
+    ]
+    for rank in range(np):
+        events.append(ev.RankStarted(0.1, rank, 100 + rank, "here", "cpu"))
+        events.append(ev.RankPhase(0.2, rank, "running"))
+    return events
+
+
+def out(rank: int, text: str, stream: str = "stdout") -> ev.Output:
+    return ev.Output(1.0, rank, stream, text)
+
+
+def batch(rank: int, steps: Sequence[int], **values: Sequence[float | None]) -> ev.Metrics:
+    named = {name: tuple(column) for name, column in values.items()}
+    return ev.Metrics(1.0, rank, tuple(steps), (1.0,) * len(steps), named)
+
+
+def spans(rank: int, n: int, start_s: float = 0.0, track: str = "spans") -> ev.Spans:
+    starts = tuple(start_s + i / 1000 for i in range(n))
+    names = tuple("fb"[i % 2] for i in range(n))
+    return ev.Spans(1.0, rank, names, starts, tuple(s + 5e-4 for s in starts), (0,) * n, 0, track)
+
+
+class Rig:
+    """A feed, and the pages that follow it."""
+
+    def __init__(self, *pages: Mirror) -> None:
+        self.feed = Feed()
+        self.state = GangState()
+        self.now_s = 0.0
+        self.pages = list(pages) or [Mirror()]
+
+    @property
+    def page(self) -> Mirror:
+        return self.pages[0]
+
+    def tick(self, *events: ev.Event, after_s: float = 0.1) -> Message | None:
+        """Let ``events`` happen and time pass; tell the pages."""
+        for event in events:
+            self.state = fold(self.state, event)
+        self.now_s += after_s
+        message = self.feed.update(self.state, events, self.now_s)
+        for page in self.pages if message is not None else ():
+            page.apply(message)
+        return message
+
+    def arrive(self, name: str) -> Mirror:
+        page = Mirror(name)
+        page.apply(self.feed.whole(name))
+        self.pages.append(page)
+        return page
+
+    def end(self, *events: ev.Event) -> int:
+        """Let the gang end and the feed say the rest; return the number of messages."""
+        self.tick(*events)
+        n = 1
+        while self.tick() is not None:
+            n += 1
+        return n
+
+
+ENDED = ev.GangEnded(99.0, "SUCCEEDED", "2 ranks finished")
+
+
+# ── pages know the gang ──────────────────────────────────────────────────────────────────────────
+
+ranks = st.integers(0, 1)
+some_events = st.one_of(
+    st.builds(out, ranks, st.text("ab\r\n\x1b[31m", max_size=30)),
+    st.builds(
+        batch, ranks, st.just((1, 5, 9)), loss=st.tuples(*[st.floats(width=32) | st.none()] * 3)
+    ),
+    st.builds(
+        lambda rank, start: batch(rank, range(start, start + 700), acc=[0.5] * 700),
+        ranks, st.integers(-900, 900),
+    ),
+    st.builds(spans, ranks, st.integers(0, 5000), track=st.sampled_from(["spans", "profiler"])),
+    st.builds(lambda rank, n: ev.Progress(1.0, rank, 0, "train", n, 10.0), ranks, st.floats()),
+    st.builds(lambda rank, n: ev.Steps(1.0, rank, n), ranks, st.integers(0, 9)),
+    st.builds(lambda rank: ev.RankStacks(1.0, rank, "Thread 1\n  File"), ranks),
+    st.builds(lambda rank: ev.RankHealth(1.0, rank, 5, math.nan, "T", math.inf), ranks),
+    st.builds(lambda attempt: ev.AttemptStarted(1.0, attempt), st.integers(1, 3)),
+    st.builds(lambda text: ev.Notice(1.0, "info", text), st.text(max_size=5)),
+)  # fmt: skip
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(some_events, max_size=4), min_size=1, max_size=8), st.data())
+def test_one_that_arrives_knows_what_those_know_that_were_there(
+    ticks: list[list[ev.Event]], data: st.DataObject
+) -> None:
+    rig = Rig()
+    arrives = data.draw(st.integers(-1, len(ticks)))
+    if arrives == -1:
+        rig.arrive("late")
+    rig.tick(*begun())
+    for number, events in enumerate(ticks):
+        if number == arrives:
+            rig.arrive("late")
+        rig.tick(*events, after_s=data.draw(st.sampled_from([0.0, 0.1, 2.0])))
+    rig.end(ENDED)
+    after = rig.arrive("after the end")
+    for page in rig.pages[1:]:
+        for name in ("gang", "ranks", "names", "spans", "skipped", "stacks", "report", "lines"):
+            assert getattr(page, name) == getattr(rig.page, name), name
+        assert page.n_lines_before == rig.page.n_lines_before
+        assert page.curves.keys() == rig.page.curves.keys()
+        for metric, curve in page.curves.items():
+            first = rig.page.curves[metric]
+            assert (curve.width, curve.bad_steps) == (first.width, first.bad_steps)
+            assert {r: s.keys() for r, s in curve.series.items() if s} == {
+                r: s.keys() for r, s in first.series.items() if s
+            }
+    assert_is_complete(after, rig)
+
+
+def assert_is_complete(page: Mirror, rig: Rig) -> None:
+    assert page.gang["state"] == "done" and page.gang["ended_s"] is not None
+    assert page.names == rig.feed.lanes.names
+    for key, lane in rig.feed.lanes.lanes().items():
+        assert [row[0] for row in page.spans.get(key, [])] == lane.starts_s.tolist()
+    for metric in rig.feed.curves.metrics():
+        for rank, buckets in rig.feed.curves.series(metric).items():
+            curve = page.curves.get(metric, MirroredCurve())
+            told = curve.series.get(rank, {})
+            assert sorted(told) == buckets.keys.tolist()
+            assert [told[key][2] for key in sorted(told)] == buckets.mins.tolist()
+
+
+def test_only_what_is_new_is_told() -> None:
+    rig = Rig()
+    first = rig.tick(*begun())
+    assert first is not None and {"gang", "ranks"} <= first.content.keys()
+    assert rig.tick() is None, "nothing is new"
+    message = rig.tick(ev.RankPhase(0.5, 1, "finishing"))
+    assert message is not None and [row["rank"] for row in message.content["ranks"]] == [1]
+    assert "gang" not in message.content
+
+
+def test_a_heart_beats_once_a_second_until_the_end() -> None:
+    rig = Rig()
+    rig.tick(*begun())
+    told = [message for _ in range(50) if (message := rig.tick()) is not None]
+    assert len(told) in (4, 5) and set(told[-1].content) == {"kind", "seq", "now_s"}
+    rig.end(ENDED)
+    assert rig.tick(after_s=100.0) is None
+
+
+def test_a_page_may_be_there_before_the_first_event() -> None:
+    rig = Rig()
+    page = rig.arrive("early")
+    rig.tick(*begun())
+    assert page.gang["id"] == "cafe" and len(page.ranks) == 2
+
+
+def test_a_new_attempt_makes_pages_forget_curves_but_not_lines() -> None:
+    rig = Rig()
+    rig.tick(*begun(), batch(0, range(3000), loss=[1.0] * 3000), out(0, "first\n"))
+    rig.tick(after_s=1.0)
+    message = rig.tick(ev.AttemptStarted(2.0, 1), batch(0, [5], acc=[1.0]))
+    assert message is not None and message.content["full"]
+    assert rig.page.curves.keys() == {"acc"} and rig.page.gang["attempt"] == 1
+    assert [line[2] for line in rig.page.lines] == ["first"]
+
+
+# ── budgets ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_32_fast_series_stay_below_200_kb_in_every_second() -> None:
+    rig = Rig()
+    rig.tick(*begun(8))
+    before = rig.page.n_bytes
+    for tick in range(25):
+        if tick % 10 == 0:
+            before = rig.page.n_bytes
+        steps = range(100 * tick, 100 * tick + 100)
+        column = [1.0 / (step + 1) for step in steps]
+        rig.tick(
+            *(batch(r, steps, a=column, b=column, c=column, d=column) for r in range(8)),
+            *(ev.Steps(rig.now_s, r, steps[-1]) for r in range(8)),
+        )
+        assert rig.page.n_bytes - before < 200_000
+    rig.end(ENDED)
+    assert_is_complete(rig.page, rig)
+
+
+def test_spans_come_by_thousands_and_all_of_them_in_the_end() -> None:
+    rig = Rig()
+    rig.tick(*begun())
+    sizes = []
+    for tick in range(5):
+        message = rig.tick(spans(0, 6000, 9.0 * tick), spans(1, 100, 9.0 * tick))
+        assert message is not None
+        sizes.append(sum(part["n"] for part in message.content["spans"]))
+        assert len(rig.page.spans[1, "spans"]) == 100 * (tick + 1), "a small lane waits for nobody"
+    assert max(sizes) <= 4000
+    rig.end(ENDED)
+    assert_is_complete(rig.page, rig)
+
+
+def test_an_endless_stream_of_lines_is_thinned_out_and_its_end_kept() -> None:
+    rig = Rig()
+    rig.tick(*begun())
+    before = rig.page.n_bytes
+    for tick in range(100):
+        text = "".join(f"{tick} {i} {'x' * 100}\n" for i in range(600))
+        message = rig.tick(out(0, text))
+        assert message is not None and len(message.content.get("lines", [])) <= 500
+    assert rig.page.n_bytes - before < 1_400_000, "10 seconds"
+    assert len(rig.page.lines) + rig.page.n_lines_before == 60_000
+    rig.end(ENDED)
+    assert rig.feed.last_lines(1)[0].text.startswith("99 599 ")
+    page = rig.arrive("late")
+    assert len(page.lines) == 2000 and len(page.lines) + page.n_lines_before == 60_000
+    assert page.lines == rig.page.lines[-2000:]
+
+
+def test_long_lines_are_shortened_and_say_so() -> None:
+    rig = Rig()
+    rig.tick(*begun(), out(0, "\x1b[31m" + "y" * 10_000 + "\n"))
+    [line] = rig.page.lines
+    assert line[2].endswith("characters more") and len(line[2]) < 4100
+    assert line[2].count("\x1b[0m") == 1, "its colour ends with it"
+
+
+def test_a_line_without_an_end_is_told_when_its_rank_ends() -> None:
+    rig = Rig()
+    rig.tick(*begun(), out(0, "no end"), out(1, "half", "stderr"))
+    rig.tick(ev.RankExited(2.0, 0, 0))
+    assert [line[:3] for line in rig.page.lines] == [[0, 0, "no end"]]
+    rig.end(ENDED)
+    assert rig.page.lines[1][:3] == [1, 1, "half"]
+
+
+# ── many ranks ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_of_many_ranks_those_that_stand_out_have_rows() -> None:
+    rig = Rig()
+    rig.tick(*begun(64), *(ev.Progress(1.0, r, 0, "", 50.0 + r, 200.0) for r in range(64)))
+    assert rig.page.fleet["shown"] == [0, 1, 2, 3]
+    rig.tick(ev.RankExited(2.0, 40, 1), after_s=1.0)
+    rig.feed.watch([60, 60, 999, -1])
+    rig.tick()
+    assert rig.page.fleet["shown"] == [0, 1, 2, 3, 40, 60]
+    assert set(rig.page.ranks) == {0, 1, 2, 3, 40, 60}
+    assert rig.page.fleet["counts"] == {"running": 63, "failed": 1}
+    phases, percent, marks = rig.page.fleet_columns
+    words = rig.page.fleet["phases"]
+    assert words[phases[40]] == "failed" and words[phases[41]] == "running"
+    assert percent[:3] == (25, 25, 26) and marks[40] == 3
+
+
+def test_of_many_ranks_those_watched_have_curves_and_spans() -> None:
+    rig = Rig()
+    rig.tick(*begun(32))
+    for tick in range(3):
+        if tick == 2:
+            rig.feed.watch([7])
+        steps = range(10 * tick, 10 * tick + 10)
+        rig.tick(
+            *(batch(r, steps, loss=[float(r)] * 10) for r in range(32)),
+            *(spans(r, 10, float(tick)) for r in range(32)),
+        )
+    rig.tick()
+    late = rig.arrive("late")
+    for page in rig.pages:
+        assert {r: len(s) for r, s in page.curves["loss"].series.items()} == {-1: 30, 0: 30, 7: 30}
+        assert {r: len(s) for (r, track), s in page.spans.items() if track == "spans"} == {
+            0: 30, 7: 30
+        }  # fmt: skip
+    assert late.fleet == rig.page.fleet and late.fleet_columns == rig.page.fleet_columns
+
+
+# ── failure, stacks, details ─────────────────────────────────────────────────────────────────────
+
+
+def test_a_failure_is_reported_with_the_culprits_last_lines() -> None:
+    rig = Rig()
+    error = ev.ErrorReport("ValueError", "no", (ev.Frame("/tmp/cell.py", 2, "<module>", "go()"),))
+    rig.tick(*begun(), *(out(1, f"line {i}\n") for i in range(20)), out(0, "other\n"))
+    rig.end(
+        ev.RankFailed(2.0, 1, error, "running"),
+        ev.RankExited(2.0, 1, 1),
+        ev.GangEnded(2.1, "FAILED", "rank 1 failed", 1),
+    )
+    for page in (rig.page, rig.arrive("late")):
+        assert page.report is not None and page.report["rank"] == 1
+        text = page.report["text"]
+        assert text.startswith("rank 1 failed: ValueError: no") and "Cell In[3], line 2" in text
+        assert "line 19" in text and "line 9\n" not in text and "other" not in text
+
+
+def test_stacks_name_the_notebooks_cells() -> None:
+    rig = Rig()
+    stack = 'Thread 0x7f (most recent call first):\n  File "/tmp/cell.py", line 3 in go'
+    rig.tick(*begun(), ev.RankStacks(1.0, 1, stack))
+    rig.tick(ev.RankStacks(1.5, 0, stack))
+    for page in (rig.page, rig.arrive("late")):
+        assert page.stacks.keys() == {"0", "1"}
+        assert "Cell In[3], line 3, in go" in page.stacks["1"]
+
+
+def order(**changed: Any) -> dict[str, Any]:
+    plain = {"do": "detail", "id": "7", "client": "me", "metric": "loss"}
+    return {**plain, "from": 100, "until": 299.5, "buckets": 100, **changed}
+
+
+def test_detail_answers_the_client_that_asked() -> None:
+    rig = Rig()
+    rig.tick(*begun(), *(batch(r, range(5000), loss=[float(r)] * 5000) for r in range(2)))
+    content, buffers = rig.feed.detail(order())
+    assert content | {"series": 0, "at": 0} == {
+        "kind": "detail", "to": "me", "id": "7", "from": 100, "until": 299.5,
+        "metric": "loss", "width": 2, "series": 0, "at": 0,
+    }  # fmt: skip
+    assert content["series"] == [
+        {"rank": -1, "n": 100},
+        {"rank": 0, "n": 100},
+        {"rank": 1, "n": 100},
+    ]
+    keys, counts, means, _, _ = columns(buffers[0][:2400], 100, "dffff")
+    assert keys == tuple(range(50, 150)) and set(counts) == {4} and set(means) == {0.5}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"metric": "lost"}, {"metric": 3}, {"from": None}, {"until": "9"}, {"from": math.nan},
+        {"until": math.inf}, {"buckets": None}, {"until": 1e308}, {"from": 10**400},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_detail_that_cannot_be_given_is_refused_with_the_reason(wrong: dict[str, Any]) -> None:
+    rig = Rig()
+    rig.tick(*begun(), batch(0, range(9), loss=[1.0] * 9))
+    with pytest.raises(ValueError, match="metric"):
+        rig.feed.detail(order(**wrong))
+
+
+def test_however_many_buckets_are_asked_for_there_is_a_limit() -> None:
+    rig = Rig()
+    rig.tick(*begun(), batch(0, range(20_000), loss=[1.0] * 20_000))
+    content, _ = rig.feed.detail(order(**{"from": 0, "until": 20_000, "buckets": 1e9}))
+    assert content["width"] == 4
+
+
+# ── what ranks may try ───────────────────────────────────────────────────────────────────────────
+
+
+def test_whatever_ranks_send_can_be_sent_on() -> None:
+    huge = 10**400
+    rig = Rig()
+    error = ev.ErrorReport(HOSTILE, HOSTILE, (ev.Frame(HOSTILE, 1, HOSTILE, HOSTILE),))
+    rig.tick(
+        *begun(2, title=HOSTILE),
+        out(0, HOSTILE),
+        batch(0, [1, 2], **{HOSTILE: [1.0, math.nan]}),
+        batch(1, [huge], loss=[huge]),
+        ev.Progress(1.0, 0, 0, HOSTILE, math.nan, math.inf, HOSTILE),
+        ev.Progress(1.0, 1, 0, HOSTILE, -1e308, -1.0, HOSTILE),
+        ev.Spans(1.0, 0, (HOSTILE,), (0.0,), (1.0,), (0,), 0, HOSTILE),
+        ev.RankPhase(1.0, 0, "running", HOSTILE),
+        ev.CollectiveWait(1.0, 1, HOSTILE, 3, 0.0),
+        ev.RankStacks(1.0, 0, HOSTILE),
+        ev.Notice(1.0, "error", HOSTILE),
+    )
+    rig.end(ev.RankFailed(2.0, 0, error, "running"), ev.GangEnded(3.0, "FAILED", HOSTILE, 0))
+    page = rig.arrive("late")
+    texts = [
+        page.gang["title"], page.gang["reason"], page.gang["notices"][0]["text"],
+        page.ranks[0]["doing"], page.ranks[1]["doing"], page.ranks[0]["bar"]["desc"],
+        *page.ranks[0]["metrics"], *page.curves, *page.names, *(track for _, track in page.spans),
+        *(line[2] for line in page.lines), page.stacks["0"], page.report["text"],
+    ]  # fmt: skip
+    for text in texts:
+        assert not set(text) & set("\u202e\ud800\x00\x1b") and len(text) < 50_000
+    assert set(page.ranks[0]["metrics"]) == set(page.curves), "a row names metrics as curves do"
+
+
+def test_events_of_ranks_that_do_not_exist_are_dropped() -> None:
+    rig = Rig()
+    rig.tick(*begun(), batch(-1, [1], a=[1.0]), batch(2, [1], b=[1.0]), spans(9, 3), out(-1, "x\n"))
+    assert rig.page.curves == {} and rig.page.lines == []
+    assert all(rank in (0, 1) for rank, _ in rig.page.spans)

@@ -1,0 +1,197 @@
+"""Lanes: spans as columns, phases and waits among them, and where the time goes."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hydrogen_magic import events as ev
+from hydrogen_magic.views.lanes import OTHER, Lanes
+
+Span = tuple[str, float, float, int]
+"""Name, start, end, depth."""
+
+
+def spans(rank: int, *rows: Span, track: str = "spans", skipped: int = 0) -> ev.Spans:
+    names, starts, ends, depths = zip(*rows, strict=True) if rows else ((), (), (), ())
+    return ev.Spans(0.0, rank, names, starts, ends, depths, skipped, track)
+
+
+def fed(*events: ev.Event) -> Lanes:
+    lanes = Lanes()
+    lanes.feed(events)
+    return lanes
+
+
+def rows(lanes: Lanes, rank: int, track: str) -> list[Span]:
+    """Return a lane as rows, times rounded to what a test writes."""
+    if (rank, track) not in lanes.lanes():
+        return []
+    lane = lanes.lanes()[rank, track]
+    columns = zip(lane.names, lane.starts_s, lane.durations_s, lane.depths, strict=True)
+    return [
+        (lanes.names[name], round(float(start), 4), round(float(start + length), 4), int(depth))
+        for name, start, length, depth in columns
+    ]
+
+
+names = st.sampled_from(["forward", "backward", "optimizer", "data wait"])
+times = st.integers(0, 10_000).map(lambda n: n / 1000)
+one_span = st.tuples(names, times, times, st.integers(0, 3))
+batches = st.lists(
+    st.tuples(st.integers(0, 2), st.sampled_from(["spans", "profiler"]), st.lists(one_span)),
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches)
+def test_spans_come_out_as_they_went_in(found: list[tuple[int, str, list[Span]]]) -> None:
+    lanes = fed(*(spans(rank, *part, track=track) for rank, track, part in found))
+    for rank, track in lanes.lanes():
+        expected = [
+            (name, start, max(start, end), depth)
+            for r, t, part in found
+            for name, start, end, depth in part
+            if (r, t) == (rank, track)
+        ]
+        assert rows(lanes, rank, track) == expected
+        assert lanes.sizes()[rank, track] == len(expected)
+    assert len(set(lanes.names)) == len(lanes.names)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(one_span, min_size=1, max_size=30))
+def test_shares_are_the_seconds_of_outermost_spans(found: list[Span]) -> None:
+    shares = fed(spans(2, *found)).shares()
+    for name in {row[0] for row in found}:
+        seconds = sum(max(0.0, end - start) for n, start, end, d in found if n == name and d == 0)
+        assert shares.get(name, {}).get(2, 0.0) == pytest.approx(seconds, abs=1e-4)
+
+
+def test_shares_count_no_time_twice() -> None:
+    lanes = fed(
+        spans(0, ("backward", 0.0, 1.0, 0)),
+        spans(0, ("all_reduce", 0.5, 0.9, 0), track="collectives"),
+        spans(1, ("all_reduce", 0.0, 0.25, 0), track="collectives"),
+        ev.RankPhase(0.0, 1, "running"),
+        ev.RankExited(9.0, 1, 0),
+    )
+    assert lanes.shares() == {"backward": {0: 1.0}, "all_reduce": {1: 0.25}}
+
+
+def test_phases_follow_one_another_and_what_keeps_a_rank_busy_lies_within() -> None:
+    lanes = fed(
+        ev.GangLaunched(0.0, "g", "", 1, "local", "torch", 0.0, "", {}),
+        ev.AttemptStarted(0.0, 0),
+        ev.RankStarted(0.1, 0, 1, "here", "cpu"),
+        ev.RankPhase(0.2, 0, "starting", "importing torch"),
+        ev.RankPhase(0.9, 0, "starting"),
+        ev.RankPhase(1.0, 0, "loading"),
+        ev.RankPhase(1.5, 0, "running"),
+    )
+    assert rows(lanes, 0, "phases") == [
+        ("waiting", 0.0, 0.1, 0),
+        ("importing torch", 0.2, 0.9, 1),
+        ("starting", 0.1, 1.0, 0),
+        ("loading", 1.0, 1.5, 0),
+    ]
+    assert lanes.open_phases() == {0: ("running", 1.5)}
+    lanes.feed([ev.RankExited(4.0, 0, 0)])
+    assert rows(lanes, 0, "phases")[-1] == ("running", 1.5, 4.0, 0)
+    assert lanes.open_phases() == {}
+
+
+def test_phases_of_a_lost_attempt_end_with_it() -> None:
+    lanes = fed(
+        ev.GangLaunched(0.0, "g", "", 2, "local", "torch", 0.0, "", {}),
+        ev.AttemptStarted(0.0, 0),
+        ev.RankPhase(1.0, 0, "running"),
+        ev.AttemptStarted(5.0, 1),
+    )
+    assert rows(lanes, 0, "phases") == [("waiting", 0.0, 1.0, 0), ("running", 1.0, 5.0, 0)]
+    assert lanes.open_phases() == {0: ("waiting", 5.0), 1: ("waiting", 5.0)}
+
+
+def wait(rank: int, at_s: float, name: str, since_s: float = 0.0) -> ev.CollectiveWait:
+    return ev.CollectiveWait(at_s, rank, name, 7, since_s)
+
+
+def test_a_wait_in_a_collective_is_a_span_once_it_has_ended() -> None:
+    lanes = fed(wait(0, 3.0, "all_reduce", 2.0), wait(0, 6.0, ""))
+    assert rows(lanes, 0, "collectives") == []
+    lanes.settle(6.5)
+    assert rows(lanes, 0, "collectives") == []
+    lanes.settle(7.0)
+    lanes.settle(9.0)
+    assert rows(lanes, 0, "collectives") == [("all_reduce", 2.0, 6.0, 0)]
+
+
+@pytest.mark.parametrize("comes", ["before", "after"])
+def test_a_wait_that_was_recorded_as_a_span_is_there_once(comes: str) -> None:
+    span = spans(0, ("all_reduce", 2.0, 6.0, 0), track="collectives")
+    waits = [wait(0, 3.0, "all_reduce", 2.001), wait(0, 6.001, "")]
+    lanes = fed(span, *waits) if comes == "before" else fed(*waits, span)
+    lanes.settle(60.0)
+    assert rows(lanes, 0, "collectives") == [("all_reduce", 2.0, 6.0, 0)]
+
+
+def test_the_end_leaves_nothing_open() -> None:
+    lanes = fed(
+        ev.RankPhase(1.0, 0, "running"),
+        wait(0, 3.0, "barrier", 2.0),
+        ev.RankPhase(1.0, 1, "running"),
+        wait(1, 3.0, "barrier", 2.5),
+        ev.RankExited(4.0, 0, None, "SIGKILL"),
+        ev.GangEnded(5.0, "FAILED", "because"),
+    )
+    assert lanes.open_phases() == {}
+    assert rows(lanes, 0, "collectives") == [("barrier", 2.0, 4.0, 0)]
+    assert rows(lanes, 1, "collectives") == [("barrier", 2.5, 5.0, 0)]
+
+
+def test_names_that_come_too_late_for_an_index_share_the_last_one() -> None:
+    lanes = Lanes()
+    for start in range(0, OTHER + 2000, 1000):
+        lanes.feed([spans(0, *((f"name {start + i}", 0.0, 1.0, 0) for i in range(1000)))])
+    lane = lanes.lanes()[0, "spans"]
+    assert len(lanes.names) == OTHER + 1 and lanes.names[-1] == "other"
+    assert lane.names[OTHER - 1] == OTHER - 1
+    assert set(lane.names[OTHER:].tolist()) == {OTHER}
+    assert lanes.shares()["other"] == {0: float(len(lane) - OTHER)}
+
+
+def test_what_hostile_ranks_send_does_no_harm() -> None:
+    huge = 10**400
+    lanes = fed(
+        spans(0, ("a", math.nan, 1.0, 0), ("b", 0.0, math.inf, 0), ("c", 5.0, 1.0, 0)),
+        spans(0, ("d", huge, 1.0, 0), ("e", 1.0, 2.0, huge), ("f", 1.0, 2.0, -huge)),
+        ev.Spans(0.0, 0, ("g", "h"), (0.0,), (1.0,), (0,)),
+        spans(0, ("x" * 10**6 + "\x1b[2J\ud800", 0.0, 1.0, 300), skipped=-5),
+    )
+    found = rows(lanes, 0, "spans")
+    assert [(name[:3], depth) for name, *_, depth in found] == [
+        ("c", 0), ("e", 255), ("f", 0), ("xxx", 255)
+    ]  # fmt: skip
+    assert found[0] == ("c", 5.0, 5.0, 0), "a span that ends before it starts has no length"
+    assert max(map(len, lanes.names)) <= 120
+    assert lanes.lanes()[0, "spans"].skipped == 0
+
+
+def test_skipped_spans_are_counted() -> None:
+    lanes = fed(spans(0, ("a", 0.0, 1.0, 0), skipped=3), spans(0, skipped=4))
+    assert lanes.lanes()[0, "spans"].skipped == 7
+
+
+def test_columns_handed_out_stay_as_they_are() -> None:
+    lanes = fed(spans(0, ("a", 0.0, 1.0, 0)))
+    before = lanes.lanes()[0, "spans"]
+    copied = before.starts_s.copy()
+    for _ in range(100):
+        lanes.feed([spans(0, ("a", random.random(), 2.0, 0))])
+    assert np.array_equal(before.starts_s, copied) and len(before) == 1

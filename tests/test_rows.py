@@ -1,0 +1,180 @@
+"""Rows of ranks as JSON: what is marked, what is foretold, and who holds the gang up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hydrogen_magic import events as ev
+from hydrogen_magic.gang.state import GangState, replay
+from hydrogen_magic.gang.stragglers import progress, remaining_s, stragglers
+from hydrogen_magic.views.widget import rows
+
+
+def running(np: int, *events: ev.Event) -> GangState:
+    begun: list[ev.Event] = [
+        ev.GangLaunched(0.0, "cafe", "", np, "local", "torch", 1.0, "", {}),
+        ev.AttemptStarted(0.0, 0),
+        *(ev.RankPhase(0.0, rank, "running") for rank in range(np)),
+    ]
+    return replay([*begun, *events])
+
+
+def steps(*counts: int, at_s: float = 1.0) -> Iterable[ev.Event]:
+    return (ev.Steps(at_s, rank, count) for rank, count in enumerate(counts))
+
+
+def bar(
+    n: float, total: float | None, *, rank: int = 0, number: int = 0, at_s: float = 10.0,
+    closed: bool = False,
+) -> list[ev.Event]:  # fmt: skip
+    """Return a bar that was first seen at 0 s."""
+    first = ev.Progress(0.0, rank, number, "train", 0.0, total)
+    return [first, ev.Progress(at_s, rank, number, "train", n, total, "it", closed)]
+
+
+def wait(rank: int, since_s: float, name: str = "all_reduce") -> ev.CollectiveWait:
+    return ev.CollectiveWait(since_s, rank, name, 7, since_s)
+
+
+# ── who holds the gang up ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ((100, 100, 100, 60), {3}),
+        ((100, 50), {1}),
+        ((100, 99, 98, 97), set()),
+        ((3, 1, 3, 3), set()),
+        ((100, 100, 0, 100), {2}),
+        ((100,), set()),
+    ],
+)
+def test_ranks_clearly_behind_the_middle(counts: tuple[int, ...], expected: set[int]) -> None:
+    assert stragglers(running(len(counts), *steps(*counts)), 1.0) == expected
+
+
+def test_progress_tells_where_nobody_counts_steps() -> None:
+    bars = [event for rank, n in enumerate((50, 52, 20)) for event in bar(n, 100, rank=rank)]
+    assert stragglers(running(3, *bars), 10.0) == {2}
+
+
+def test_the_rank_that_others_wait_for_in_a_collective() -> None:
+    state = running(3, *steps(100, 100, 100), wait(0, 5.0), wait(2, 5.2))
+    assert stragglers(state, 5.5) == set(), "keeping step takes no longer"
+    assert stragglers(state, 6.5) == {1}
+    found = rows.marks(state, 6.5)
+    assert found == ["waiting", "straggler", "waiting"]
+
+
+def test_one_slow_collective_is_nobodys_fault() -> None:
+    assert stragglers(running(2, wait(0, 1.0), wait(1, 1.0)), 60.0) == set()
+    assert stragglers(running(4, wait(0, 1.0)), 60.0) == set(), "three cannot all be late"
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=12))
+def test_never_more_than_half_are_stragglers(counts: list[int]) -> None:
+    assert 2 * len(stragglers(running(len(counts), *steps(*counts)), 1.0)) <= len(counts)
+
+
+def test_a_gang_that_ended_has_no_stragglers() -> None:
+    state = running(2, *steps(100, 1), ev.GangEnded(2.0, "FAILED", "", 1))
+    assert stragglers(state, 2.0) == set()
+
+
+# ── how far ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_bars_inside_of_one_another_add_up() -> None:
+    epochs, batches = bar(1, 4, number=1), bar(30, 60, number=2)
+    [rank] = running(1, *epochs, *batches).ranks
+    assert progress(rank) == pytest.approx((1 + 0.5) / 4)
+    assert remaining_s(rank, 10.0) == pytest.approx(10 * 2.5 / 1.5)
+    assert remaining_s(rank, 12.0) == pytest.approx(10 * 2.5 / 1.5 - 2)
+
+
+@pytest.mark.parametrize(
+    ("n", "total", "expected"),
+    [(5, 10, 0.5), (20, 10, 1.0), (-3, 10, 0.0), (5, None, None), (5, 0, None), (5, -1, None),
+     (math.nan, 10, None), (5, math.inf, None)],
+)  # fmt: skip
+def test_progress_of_one_bar(n: float, total: float | None, expected: float | None) -> None:
+    assert progress(running(1, *bar(n, total)).ranks[0]) == expected
+
+
+def test_a_full_bar_that_was_closed_still_tells_how_far() -> None:
+    [rank] = running(1, *bar(10, 10, closed=True)).ranks
+    assert progress(rank) == 1.0 and remaining_s(rank, 11.0) is None
+
+
+def test_too_early_to_say() -> None:
+    assert remaining_s(running(1, *bar(1, 100, at_s=0.5)).ranks[0], 0.5) is None
+    assert remaining_s(running(1, *bar(0, 100)).ranks[0], 10.0) is None
+
+
+# ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_gang_is_as_fast_as_its_slowest_rank() -> None:
+    marks = [*steps(0, 0, at_s=1.0), *steps(40, 20, at_s=3.0)]
+    bars = [*bar(50, 100, rank=0), *bar(20, 100, rank=1)]
+    gang = rows.gang_row(running(2, *marks, *bars), 10.0)
+    assert gang["remaining_s"] == 40
+    assert rows.gang_row(running(2, *marks), 3.0)["steps_per_s"] == 10.0
+    assert gang["steps_per_s"] == pytest.approx(20 / 9, abs=0.01), "no step for 7 s"
+
+
+@pytest.mark.parametrize(
+    ("events", "word"),
+    [
+        ([], "running"),
+        ([ev.StopRequested(1.0, "user")], "stopping"),
+        ([ev.StopRequested(1.0, "user", kill=True)], "killing"),
+        ([ev.GangEnded(1.0, "SUCCEEDED", "")], "done"),
+        ([ev.GangEnded(1.0, "STOPPED", "")], "stopped"),
+        ([ev.AttemptStarted(1.0, 1)], "starting"),
+    ],
+    ids=["running", "stop", "kill", "done", "stopped", "again"],
+)
+def test_the_word_for_the_gang(events: list[ev.Event], word: str) -> None:
+    assert rows.gang_row(running(2, *events), 2.0)["state"] == word
+
+
+def test_marks_say_why_a_row_stands_out() -> None:
+    state = running(
+        4,
+        ev.RankHealth(1.0, 1, 5, 0.0, "T"),
+        ev.RankExited(1.0, 2, None, "SIGSEGV"),
+        ev.RankResult(1.0, 3, 5),
+        ev.RankExited(1.0, 3, 0),
+    )
+    assert rows.marks(state, 2.0) == ["", "stopped", "dead", ""]
+
+
+def test_a_row_holds_figures_that_json_cannot_as_words() -> None:
+    values = {"a": (math.nan,), "b": (-math.inf,), "c": (0.1234567891,), "d": (7.0,)}
+    state = running(1, ev.Metrics(1.0, 0, (1,), (1.0,), values))
+    row = rows.rank_row(state.ranks[0], "", 1.0)
+    assert row["metrics"] == {"a": "nan", "b": "-inf", "c": 0.123457, "d": 7}
+    assert row["doing"] == "running" and row["bar"] is None
+
+
+def test_a_row_says_what_the_rank_is_doing() -> None:
+    state = running(2, wait(0, 1.0), ev.RankPhase(1.0, 1, "loading", "importing torch"))
+    doing = [rows.rank_row(rank, "", 13.0)["doing"] for rank in state.ranks]
+    assert doing == ["in all_reduce #7, 12 s", "loading: importing torch"]
+
+
+def test_the_protocol_and_the_rows_agree_on_marks() -> None:
+    import re
+    from pathlib import Path
+
+    source = Path(rows.__file__).parent / "front" / "src" / "protocol.ts"
+    listed = re.search(r"MARKS: readonly Mark\[\] = \[(.*?)\]", source.read_text())
+    assert listed is not None
+    assert tuple(re.findall(r'"(\w*)"', listed[1])) == rows.MARKS
