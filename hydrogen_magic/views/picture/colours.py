@@ -1,0 +1,87 @@
+"""The colours of ranks and names, and what may be said about any colour.
+
+The palettes were searched for, not chosen: among eight, the smallest CIE76 distance for normal,
+protan, deutan and tritan vision (Machado's matrices) was made as big as it gets under the contrast.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "DARK",
+    "EITHER",
+    "ERROR",
+    "INK",
+    "LIGHT",
+    "contrast",
+    "of_rank",
+    "on_background",
+    "readable",
+]
+
+LIGHT = (
+    "#1800f0", "#00a818", "#d860a8", "#000018", "#a87860", "#603018", "#a848f0", "#481878",
+)  # fmt: skip
+"""On white: contrast at least 3.1, distance at least 26."""
+
+DARK = (
+    "#00a8d8", "#f0f018", "#d81878", "#18f0f0", "#f09048", "#7860f0", "#c0f0a8", "#a84830",
+)  # fmt: skip
+"""On #111: contrast at least 3.1, distance at least 25."""
+
+EITHER = (
+    "#5090ff", "#e07010", "#7040ff", "#d02030", "#507070", "#d070c0", "#a09070", "#c000c0",
+)  # fmt: skip
+"""On white, on #111 and on #1e1e1e: contrast at least 3, distance at least 23.
+
+A picture in a notebook does not learn on what it is shown: the browser's colour scheme is that of
+the system, not that of JupyterLab or GitHub.
+"""
+
+INK = "#7a7a7a"
+"""Axes and words on any of these backgrounds: contrast at least 4 on white and on #111."""
+ERROR = "#d02030"
+
+_DARKEST, _LIGHTEST = 0.142, 0.294
+"""Relative luminance between which a colour has a contrast of 3 on white and on #1e1e1e."""
+
+
+def of_rank(rank: int) -> str:
+    """Return the colour of a rank in a picture; every eight they repeat."""
+    return EITHER[rank % len(EITHER)]
+
+
+def contrast(colour: str, background: str) -> float:
+    """Return the contrast of two ``#rrggbb`` colours as WCAG defines it: 1 to 21."""
+    darker, lighter = sorted(_luminance(_linear(each)) for each in (colour, background))
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def on_background(background: str) -> str:
+    """Return black or white, whichever can be read better on ``background``."""
+    return max(("#000000", "#ffffff"), key=lambda colour: contrast(colour, background))
+
+
+def readable(colour: str) -> str:
+    """Return ``colour``, made darker or lighter until it can be read on white and on black."""
+    linear = _linear(colour)
+    luminance = _luminance(linear)
+    if luminance > _LIGHTEST:
+        linear = [part * _LIGHTEST / luminance for part in linear]
+    elif luminance < _DARKEST:
+        towards_white = (_DARKEST - luminance) / (1 - luminance)
+        linear = [part + towards_white * (1 - part) for part in linear]
+    return "#" + "".join(f"{round(255 * _gamma(part)):02x}" for part in linear)
+
+
+def _linear(colour: str) -> list[float]:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    return [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+
+
+def _gamma(part: float) -> float:
+    return part * 12.92 if part <= 0.0031308 else 1.055 * part ** (1 / 2.4) - 0.055
+
+
+def _luminance(linear: list[float]) -> float:
+    red, green, blue = linear
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
