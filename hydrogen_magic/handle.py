@@ -21,7 +21,7 @@ from hydrogen_magic.errors import (
 )
 from hydrogen_magic.events import Event, Output, RankStacks
 from hydrogen_magic.gang.state import GangState, RankState, fold
-from hydrogen_magic.views import failure
+from hydrogen_magic.views import failure, still_picture
 from hydrogen_magic.views.output import final_lines
 
 if TYPE_CHECKING:
@@ -46,6 +46,8 @@ class Control(Protocol):
 
     def stop(self, reason: str, kill: bool = False) -> None: ...
     def ask_stacks(self) -> None: ...
+    def record(self, on: bool) -> None: ...
+    def profile(self, steps: int) -> None: ...
 
 
 class Gang:
@@ -101,6 +103,10 @@ class Gang:
         """Everything each rank wrote to stdout and stderr, in the order it arrived."""
         return {rank.rank: self._log(rank.rank) for rank in self.ranks}
 
+    def log_path(self, rank: int) -> Path:
+        """Return the file with everything the rank wrote; there is none before it wrote anything."""
+        return self._record.path / f"rank-{rank}.log"
+
     def timeline(self, path: str | os.PathLike[str]) -> Path:
         """Write recorded spans as Chrome trace JSON (open it in Perfetto); return the path."""
         from hydrogen_magic import timeline
@@ -110,14 +116,43 @@ class Gang:
     def stacks(self) -> dict[int, str]:
         """Return where every thread of every running rank is, by ``faulthandler``."""
         before = len(self._events)
-        if self._control is not None and not self._state.is_terminal:
-            self._control.ask_stacks()
+        if self._running is not None:
+            self.ask_stacks()
             alive = {rank.rank for rank in self.ranks if not rank.is_over}
             with self._changed:
                 self._changed.wait_for(
                     lambda: alive <= self._stacks_since(before).keys(), _STACKS_S
                 )
         return self._stacks_since(before) or {r.rank: r.stacks for r in self.ranks if r.stacks}
+
+    def ask_stacks(self) -> None:
+        """Ask for :meth:`stacks` without waiting: they come as events."""
+        if self._running is not None:
+            self._running.ask_stacks()
+
+    def record(self, on: bool = True) -> None:
+        """Have the ranks record what they do (forward, backward, data wait, …) as spans, or leave it.
+
+        Does not wait. ``--timeline`` does it from the start.
+        """
+        if self._running is not None:
+            self._running.record(bool(on))
+
+    def profile(self, steps: int = 5) -> None:
+        """Have every rank run the torch profiler over its next ``steps`` optimizer steps.
+
+        Does not wait: the merged trace of all ranks is in the gang's record when ``Profiling`` events
+        say so, and its outermost spans are in the timeline.
+        """
+        if not isinstance(steps, int) or steps < 1:
+            raise ValueError(f"profile(steps=…) should be 1 or more, got {steps!r}")
+        if self._running is not None:
+            self._running.profile(steps)
+
+    @property
+    def _running(self) -> Control | None:
+        """Who conducts the gang, None after its end."""
+        return None if self._state.is_terminal else self._control
 
     # ── its end ──
 
@@ -175,6 +210,13 @@ class Gang:
         state = self._state
         return f"<Gang {self.id}: {len(state.ranks)} ranks on {state.placement}, {state.state}>"
 
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        """Return how IPython displays it: a picture once it is over; before, its view is there."""
+        shown = {"text/plain": repr(self)}
+        if self._state.is_terminal:
+            shown["text/html"] = still_picture(self._state, self._events)
+        return shown
+
     # ── for the conductor ──
 
     def attach(self, control: Control) -> None:
@@ -228,7 +270,7 @@ class Gang:
             self._events[index] = replace(old, text="", skipped_bytes=skipped)
 
     def _last_lines(self, rank: int) -> list[str]:
-        path = self._record.path / f"rank-{rank}.log"
+        path = self.log_path(rank)
         if not path.exists() or path.stat().st_size == 0:
             return final_lines(self._shown(rank))[-_LAST_LINES:]
         with path.open("rb") as file:  # a log may be gigabytes long
@@ -236,7 +278,7 @@ class Gang:
             return final_lines(file.read().decode("utf-8", "replace"))[-_LAST_LINES:]
 
     def _log(self, rank: int) -> str:
-        path = self._record.path / f"rank-{rank}.log"
+        path = self.log_path(rank)
         if path.exists():
             return path.read_bytes().decode("utf-8", "replace")
         return self._shown(rank)

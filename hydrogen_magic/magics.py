@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import sys
-import threading
 import tokenize
 import traceback
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
-from contextvars import copy_context
 from typing import Any, TypeVar
 
 from IPython.core.displayhook import DisplayHook
@@ -37,9 +35,6 @@ from hydrogen_magic.views.tables import inventory_table, plan_table
 from hydrogen_magic.words import parse_size_bytes
 
 __all__ = ["Distributed", "load", "unload"]
-
-_FOLLOW_S = 0.25
-"""How often a detached view is brought up to date."""
 
 T = TypeVar("T")
 
@@ -159,7 +154,7 @@ class Distributed(Magics):
 
     def _attend(self, gang: Gang, spec: JobSpec) -> Any:
         try:
-            runner.attend(gang, pick_view(quiet=spec.quiet))
+            runner.attend(gang, pick_view(quiet=spec.quiet, actions=gang))
         finally:
             _write_timeline(gang, spec)
         result = _result(gang)
@@ -169,18 +164,8 @@ class Distributed(Magics):
 
     def _follow(self, gang: Gang, spec: JobSpec) -> None:
         """Keep the view of a detached gang up to date while other cells run."""
-        view = pick_view(quiet=spec.quiet, detached=True)
-        view.update(gang.snapshot(), [])  # its display belongs under this cell, so it is made here
-        name = f"hydrogen_magic view of gang {gang.id}"
-
-        def follow() -> None:
-            runner.show(gang, view, _FOLLOW_S)
-            view.close(gang.snapshot())
-            _write_timeline(gang, spec)
-
-        # In this context ipykernel knows which cell the thread's output belongs to.
-        run = copy_context().run
-        threading.Thread(target=run, args=(follow,), name=name, daemon=True).start()
+        view = pick_view(quiet=spec.quiet, detached=True, actions=gang)
+        runner.follow(gang, view, lambda: _write_timeline(gang, spec))
 
 
 def _checked(parsed: Callable[[], T]) -> T:

@@ -10,10 +10,12 @@ from typing import Any
 
 from hydrogen_magic import record, runner, timeline
 from hydrogen_magic.arguments import ArgumentsError, GangCommand
-from hydrogen_magic.errors import GangTimeoutError
+from hydrogen_magic.errors import GangTimeoutError, HydrogenError
 from hydrogen_magic.events import Event
 from hydrogen_magic.gang.state import GangState, replay
 from hydrogen_magic.handle import Gang
+from hydrogen_magic.metrics import frame
+from hydrogen_magic.views import draws_widgets, pick_view
 from hydrogen_magic.views.block import block
 from hydrogen_magic.views.failure import report
 from hydrogen_magic.views.output import clean, final_lines
@@ -31,9 +33,9 @@ class Past:
 
     id: str
 
-    def events(self) -> list[Event]:
-        """Return what was recorded."""
-        return record.read(self.id)
+    def events(self, start: int = 0) -> list[Event]:
+        """Return what was recorded, from the ``start``-th event on."""
+        return record.read(self.id)[start:]
 
     def snapshot(self) -> GangState:
         """Return its last state."""
@@ -42,7 +44,7 @@ class Past:
     @property
     def logs(self) -> Mapping[int, str]:
         """Everything its ranks wrote."""
-        paths = {rank.rank: self._log_path(rank.rank) for rank in self.snapshot().ranks}
+        paths = {rank.rank: self.log_path(rank.rank) for rank in self.snapshot().ranks}
         return {
             rank: path.read_bytes().decode("utf-8", "replace") if path.exists() else ""
             for rank, path in paths.items()
@@ -52,8 +54,32 @@ class Past:
         """Return the stacks that were taken while it ran."""
         return {rank.rank: rank.stacks for rank in self.snapshot().ranks if rank.stacks}
 
-    def _log_path(self, rank: int) -> Path:
+    def log_path(self, rank: int) -> Path:
+        """Return the file with everything that the rank wrote."""
         return record.runs_dir() / self.id / f"rank-{rank}.log"
+
+    @property
+    def metrics(self) -> Any:
+        """What its ranks logged, a DataFrame as :attr:`Gang.metrics` is."""
+        return frame(self.events())
+
+    def stop(self, kill: bool = False) -> None:
+        """Refuse: only its own kernel can reach the ranks. So do the other orders."""
+        raise HydrogenError(f"gang {self.id} is not this kernel's: stop it where it was started")
+
+    def ask_stacks(self) -> None:
+        """See :meth:`stop`."""
+        raise HydrogenError(
+            f"gang {self.id} is not this kernel's: ask for its stacks where it was started"
+        )
+
+    def record(self, on: bool) -> None:
+        """See :meth:`stop`."""
+        raise HydrogenError(f"gang {self.id} is not this kernel's: record it where it was started")
+
+    def profile(self, steps: int) -> None:
+        """See :meth:`stop`."""
+        raise HydrogenError(f"gang {self.id} is not this kernel's: profile it where it was started")
 
 
 def _last_state(found: record.Summary) -> GangState:
@@ -89,10 +115,23 @@ def _list(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
 def _show(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     gang = _find(command.gang)
     state = gang.snapshot()
+    if draws_widgets():
+        _draw(gang, state)
+        return
     say(block(state, state.now_s, 100))
     if state.state == "FAILED":
         log = gang.logs.get(state.culprit, "") if state.culprit is not None else ""
         say(["", *report(state, final_lines(log)[-10:]).splitlines()])
+
+
+def _draw(gang: Gang | Past, state: GangState) -> None:
+    """Show a gang anew in a notebook: as it was, or beside its first view while it runs."""
+    view = pick_view(detached=True, actions=gang)
+    if isinstance(gang, Gang) and not state.is_terminal:
+        runner.follow(gang, view)
+        return
+    view.update(state, gang.events())
+    view.close(state)
 
 
 def _stop(command: GangCommand, say: Callable[[list[str]], Any]) -> None:

@@ -29,6 +29,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -46,6 +47,7 @@ from hydrogen_magic.views import View, pick_view
 
 __all__ = [
     "attend",
+    "follow",
     "gangs",
     "interrupts_held",
     "launch",
@@ -55,9 +57,6 @@ __all__ = [
     "show",
     "sweep_abandoned",
 ]
-
-_REDRAW_S = 0.1
-"""Views are drawn at most this often."""
 
 _running: dict[str, Gang] = {}
 _recent: deque[Gang] = deque(maxlen=4)
@@ -84,7 +83,7 @@ def launch_captured(captured: capture.Captured, spec: JobSpec, *, title: str) ->
 
     Raises PlacementError when the ranks cannot run as asked; nothing was started then.
     """
-    clock_zero_s = time.monotonic()
+    clock_zero_s, wall_time = time.monotonic(), time.time()
     planned = plan(spec)
     is_inline = spec.placement == "inline"
     # Here and now: what a running gang sees must not change with the notebook's arrays.
@@ -98,7 +97,7 @@ def launch_captured(captured: capture.Captured, spec: JobSpec, *, title: str) ->
     _recent.append(gang)
     gang.emit(
         ev.GangLaunched(
-            0.0, gang_id, title, spec.np, spec.placement, spec.rendezvous, time.time(),
+            0.0, gang_id, title, spec.np, spec.placement, spec.rendezvous, wall_time,
             record.owner_of_this_process(), dict(captured.cells),
         )
     )  # fmt: skip
@@ -195,15 +194,30 @@ def attend(gang: Gang, view: View) -> None:
             view.close(gang.snapshot())
 
 
-def show(gang: Gang, view: View, every_s: float = _REDRAW_S) -> None:
-    """Bring ``view`` up to date every so many seconds until the gang has ended."""
-    seen = 0
+def show(gang: Gang, view: View, seen: int = 0) -> None:
+    """Bring ``view``, which has ``seen`` so many events, up to date until the gang has ended."""
     ended = False
     while not ended:
-        ended = gang.wait(every_s)
+        ended = gang.wait(view.interval_s)
         fresh = gang.events(seen)
         seen += len(fresh)
         view.update(gang.snapshot(), fresh)
+
+
+def follow(gang: Gang, view: View, and_then: Callable[[], None] = lambda: None) -> None:
+    """Show the gang by a thread while other cells run, and call ``and_then`` when it has ended."""
+    # Its display belongs under the cell that asks for it, so it is made here.
+    seen = gang.events()
+    view.update(gang.snapshot(), seen)
+
+    def going_on() -> None:
+        show(gang, view, len(seen))
+        view.close(gang.snapshot())
+        and_then()
+
+    # In this context ipykernel knows which cell the thread's output belongs to.
+    run, name = copy_context().run, f"hydrogen_magic view of gang {gang.id}"
+    threading.Thread(target=run, args=(going_on,), name=name, daemon=True).start()
 
 
 class _Interrupts:
@@ -328,5 +342,5 @@ def run(function: Callable[..., Any], *args: Any, quiet: bool = False, **options
     """
     with interrupts_held():
         gang = launch(function, *args, **options)
-        attend(gang, pick_view(quiet=quiet))
+        attend(gang, pick_view(quiet=quiet, actions=gang))
     return gang.result

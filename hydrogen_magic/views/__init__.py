@@ -3,30 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 from hydrogen_magic.events import Event
 from hydrogen_magic.gang.state import GangState
 
-__all__ = ["View", "pick_view"]
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["DETACHED_S", "Actions", "View", "draws_widgets", "pick_view", "still_picture"]
+
+DETACHED_S = 0.25
+"""Between updates of text that nobody waits for: a flood of output is thinned out meanwhile."""
 
 
 class View(Protocol):
     """Shows one gang from its launch to its end."""
 
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two updates, at most."""
+
     def update(self, state: GangState, fresh: Sequence[Event]) -> None:
-        """Show ``state``; ``fresh``: the events since the last call. At most 10 calls a second."""
+        """Show ``state``; ``fresh``: the events since the last call."""
 
     def close(self, state: GangState) -> None:
         """Show the last state, which stays, and release what the view holds. Never called twice."""
 
 
-def pick_view(*, quiet: bool = False, detached: bool = False) -> View:
+class Actions(Protocol):
+    """What a reader may ask of a gang through its view, from any thread. Nothing here waits."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def metrics(self) -> pandas.DataFrame: ...
+    def events(self, start: int = 0) -> list[Event]: ...
+    def snapshot(self) -> GangState: ...
+    def stop(self, kill: bool = False) -> None: ...
+    def ask_stacks(self) -> None: ...
+    def record(self, on: bool) -> None: ...
+    def profile(self, steps: int) -> None: ...
+    def log_path(self, rank: int) -> Path: ...
+
+
+def pick_view(
+    *, quiet: bool = False, detached: bool = False, actions: Actions | None = None
+) -> View:
     """Return the view that suits where this process writes to.
 
     ``quiet`` shows output only. A ``detached`` view is updated by a thread while the user types on.
-    The choice of a live widget, where a front end is there to draw it, belongs here.
+    ``actions`` is what the view shows; a notebook's view needs it for what its reader may ask for.
     """
+    from hydrogen_magic.views.surfaces import KernelSurface
     from hydrogen_magic.views.text import TextView, pick_surface
 
-    return TextView(pick_surface(detached=detached), quiet=quiet)
+    surface = pick_surface(detached=detached)
+    if quiet or actions is None or not isinstance(surface, KernelSurface):
+        return TextView(surface, quiet=quiet, interval_s=DETACHED_S if detached else 0.1)
+    from hydrogen_magic.views.widget import WidgetView
+
+    return WidgetView(actions, blocking=not detached)
+
+
+def draws_widgets() -> bool:
+    """Tell whether :func:`pick_view` picks a live widget here."""
+    from hydrogen_magic.views.surfaces import KernelSurface
+    from hydrogen_magic.views.text import pick_surface
+
+    if not isinstance(pick_surface(), KernelSurface):
+        return False
+    from hydrogen_magic.views.widget.display import is_widget_expected
+
+    return is_widget_expected()
+
+
+def still_picture(state: GangState, events: Sequence[Event]) -> str:
+    """Return a gang as HTML that needs neither kernel nor network."""
+    from hydrogen_magic.views.widget import still
+
+    return still(state, events)

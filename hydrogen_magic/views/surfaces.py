@@ -6,7 +6,8 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
 from hydrogen_magic.events import Notice
 from hydrogen_magic.gang.state import GangState
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-__all__ = ["KernelSurface", "PlainSurface", "Surface", "TerminalSurface"]
+__all__ = ["KernelSurface", "PlainSurface", "Surface", "TerminalSurface", "update"]
+
+T = TypeVar("T")
 
 
 class Surface(Protocol):
@@ -215,10 +218,20 @@ class KernelSurface:
     def _put(self, text: str) -> None:
         if text != self._shown:
             self._shown = text
-            # A thread of a detached gang carries the context of its own cell, whose messages some
-            # clients no longer read once it has run; an update is found by its id under any cell.
-            context = copy_context() if self._display_id is None else Context()
-            self._display_id = context.run(self._send, text, self._display_id)
+            send = partial(self._send, text, self._display_id)
+            self._display_id = send() if self._display_id is None else update(send)
+
+
+def update(show: Callable[[], T]) -> T:
+    """Display something in the place of what was there, from whatever thread.
+
+    A thread of a detached gang carries the context of its own cell, whose messages some clients no
+    longer read once it has run; an update is found by its id under any cell.
+    """
+    try:
+        return Context().run(show)
+    except LookupError:  # ipykernel 7.0 sends nothing that is under no cell
+        return copy_context().run(show)
 
 
 def _display_text(text: str, display_id: str | None) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from hydrogen_magic.events import Event
 from hydrogen_magic.gang.state import GangState
+from hydrogen_magic.views.clock import GangClock
 from hydrogen_magic.views.output import Line, OutputLines
 from hydrogen_magic.views.surfaces import KernelSurface, PlainSurface, Surface, TerminalSurface
 
@@ -29,18 +30,20 @@ class TextView:
         surface: Surface,
         *,
         quiet: bool = False,
+        interval_s: float = 0.1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self.interval_s = interval_s
+        """Often enough for output to seem immediate."""
         self._surface = surface
         self._quiet = quiet
-        self._clock = clock
+        self._clock = GangClock(clock)
         self._output = OutputLines()
-        self._launched_at: float | None = None
 
     def update(self, state: GangState, fresh: Sequence[Event]) -> None:
         """Show ``state``, and write the lines that ``fresh`` completes."""
         if not self._quiet:  # first, because in a notebook the block stays where it was first shown
-            self._surface.show(state, self._now_s(state))
+            self._surface.show(state, self._clock.now_s(state))
         self._write(state, self._output.feed(fresh, state.gang))
 
     def close(self, state: GangState) -> None:
@@ -51,16 +54,6 @@ class TextView:
     def _write(self, state: GangState, lines: Sequence[Line]) -> None:
         if lines:
             self._surface.write(lines, len(state.ranks))
-
-    def _now_s(self, state: GangState) -> float:
-        """Return the time since the launch; events alone would stand still when all ranks hang."""
-        if state.is_terminal:
-            return state.now_s
-        now = self._clock()
-        at_most = now - state.now_s
-        known = self._launched_at
-        self._launched_at = at_most if known is None else min(known, at_most)
-        return now - self._launched_at
 
 
 def pick_surface(*, detached: bool = False) -> Surface:

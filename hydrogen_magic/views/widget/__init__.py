@@ -1,0 +1,330 @@
+"""The view of a notebook: a live widget in pages that draw it, text where none does, a picture after.
+
+Three ways a gang is shown in a kernel, one after another where need be:
+
+- a front end is expected (``display.is_widget_expected``): a widget is displayed, and once its page says
+  hello it gets everything, then at most ten messages a second;
+- no page has said hello after three seconds, or no front end is expected: the ranks' output is
+  printed and a block of text updated in place, from the first event on;
+- at the end: a picture made of HTML alone, that a saved notebook and nbconvert show.
+
+Pages' orders come in other threads while a cell waits, see ``routes``. What they ask for is served in
+:meth:`WidgetView.update`; after the end, in the thread that the order came in.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.events import Event
+from hydrogen_magic.gang.state import GangState
+from hydrogen_magic.views import DETACHED_S, Actions, failure
+from hydrogen_magic.views import picture as pictures
+from hydrogen_magic.views.block import block
+from hydrogen_magic.views.clock import GangClock
+from hydrogen_magic.views.curves import Curves
+from hydrogen_magic.views.lanes import Lanes
+from hydrogen_magic.views.output import Line, OutputLines, without_colour
+from hydrogen_magic.views.surfaces import KernelSurface
+from hydrogen_magic.views.text import TextView
+from hydrogen_magic.views.widget.display import Display, is_widget_expected
+from hydrogen_magic.views.widget.feed import Feed, Message
+from hydrogen_magic.views.widget.files import make_file, parts
+from hydrogen_magic.views.widget.orders import Desk, Order
+
+if TYPE_CHECKING:
+    from hydrogen_magic.views.widget.model import Page
+
+__all__ = ["WidgetView", "still"]
+
+_PATIENCE_S = 3.0
+"""A page with a widget manager says hello within a second, a large notebook included."""
+_MESSAGE_S = 0.1
+"""Ten messages a second look continuous, and leave the server at rest."""
+_PARTS_AT_A_TIME = 4
+"""Of files, between two updates: 40 MB/s, and the view goes on."""
+_N_LAST_LINES = 200
+"""Output in the picture that stays."""
+_CULPRIT_LINES = 10
+_WIDTH = KernelSurface.width
+
+_kept: deque[WidgetView] = deque()
+"""Ended views that still answer pages, newest last."""
+_N_KEPT = 4
+"""As many as gangs whose results the kernel keeps."""
+_faded: deque[WidgetView] = deque()
+"""Older ones, whose pages have nothing but the final picture left."""
+_N_FADED = 32
+"""Each holds its picture and the view's program, some 200 kB."""
+
+
+class WidgetView:
+    """Shows a gang in a notebook; see the module. ``blocking``: a cell waits for the gang."""
+
+    def __init__(
+        self,
+        actions: Actions,
+        *,
+        blocking: bool,
+        expected: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._actions: Actions | None = actions
+        self._blocking = blocking
+        self._expected = is_widget_expected() if expected is None else expected
+        self._clock = clock
+        self._gang_clock = GangClock(clock)
+        self._display = Display()
+        self._desk = Desk(actions, self._send, self._later)
+        self._state = GangState()
+        self._n_seen = 0
+        """Events so far, of those that ``actions`` has."""
+        self._feed: Feed | None = None
+        """What pages are told; made when the first one comes, for where none does it costs nothing."""
+        self._fresh: list[Event] = []
+        """Events that it has not taken yet."""
+        self._page: Page | None = None
+        self._text: TextView | None = None
+        self._opened_at: float | None = None
+        self._next_message_at = 0.0
+        self._is_heard = threading.Event()
+        """A page has said hello."""
+        self._asked: deque[Order] = deque()
+        self._outgoing: deque[Iterator[Message]] = deque()
+        self._serving = threading.RLock()
+        self._is_closed = False
+
+    @property
+    def interval_s(self) -> float:
+        """Seconds between two updates: 0.1, and less where they also read what pages say."""
+        if self._text is not None and not self._blocking:
+            return DETACHED_S
+        return self._page.interval_s if self._page is not None else _MESSAGE_S
+
+    def update(self, state: GangState, fresh: Sequence[Event]) -> None:
+        """Bring pages, or the text, up to date; answer what pages asked for."""
+        if self._opened_at is None:
+            self._open(state)
+        if self._page is not None:
+            self._page.pump()
+        self._take(state, fresh)
+        if not self._is_heard.is_set():
+            self._show_text(state, fresh)
+        elif self._text is not None:
+            self._return_to_page(state)
+        if self._clock() >= self._next_message_at:
+            self._next_message_at = self._clock() + _MESSAGE_S
+            self._show_page(state)
+            self._serve()
+
+    def close(self, state: GangState) -> None:
+        """Show the end; leave a picture in the page and in the saved notebook."""
+        if self._opened_at is None:
+            self._open(state)
+        if self._page is not None:
+            self._page.unblock()
+        self._take(state, [])
+        self._show_page(state)
+        if self._text is not None:
+            self._text.close(state)
+        self._leave_picture(state)
+        with self._serving:
+            self._is_closed = True
+            self._serve(all_of_it=True)
+        self._text = None
+        if self._page is not None:
+            _keep(self)
+
+    def _take(self, state: GangState, fresh: Sequence[Event]) -> None:
+        self._state = state
+        self._n_seen += len(fresh)
+        if self._feed is not None:
+            self._fresh += fresh
+        elif self._is_heard.is_set():
+            self._begin()
+
+    def _events(self) -> list[Event]:
+        """Return all events so far; the oldest output may be left out, as :class:`Gang` does."""
+        return [] if self._actions is None else self._actions.events()[: self._n_seen]
+
+    # ── pages ──
+
+    def _open(self, state: GangState) -> None:
+        self._opened_at = self._clock()
+        if self._expected:
+            from hydrogen_magic.views.widget.model import Page  # 0.2 s, where nobody looks
+
+            self._page = Page(self._display, self._desk.take)
+            self._page.open(state.gang, blocking=self._blocking)
+            self._page.show("\n".join(block(state, state.now_s, _WIDTH)))
+        else:
+            self._start_text()
+
+    def _begin(self) -> Feed:
+        """Start to follow the gang for pages; the first one is told everything at once."""
+        feed, state, fresh = Feed(), self._state, self._events()
+        while feed.update(state, fresh, self._gang_clock.now_s(state)) and state.is_terminal:
+            fresh = []
+        self._feed = feed
+        return feed
+
+    def _show_page(self, state: GangState) -> None:
+        if self._feed is None:
+            return
+        now_s = self._gang_clock.now_s(state)
+        fresh, self._fresh = self._fresh, []
+        while (message := self._feed.update(state, fresh, now_s)) is not None:
+            self._send(*message)
+            if not state.is_terminal:
+                return
+            fresh = []  # at the end, all that is left comes in several messages
+
+    def _send(self, content: Mapping[str, Any], buffers: Sequence[bytes] = ()) -> None:
+        page = self._page
+        if page is not None:
+            page.send(content, buffers)
+
+    def _later(self, order: Order) -> None:
+        if order["do"] == "hello":
+            self._is_heard.set()
+        self._asked.append(order)
+        # After close() nobody comes by any more; it sets the mark before it looks for the last time.
+        if self._is_closed:
+            self._serve(all_of_it=True)
+
+    # ── what pages asked for ──
+
+    def _serve(self, *, all_of_it: bool = False) -> None:
+        with self._serving:
+            while self._asked:
+                self._answer(self._asked.popleft())
+            n_left = _PARTS_AT_A_TIME
+            while self._outgoing and (n_left or all_of_it):
+                part = next(self._outgoing[0], None)
+                if part is None:
+                    self._outgoing.popleft()
+                    continue
+                self._send(*part)
+                n_left -= 1
+
+    def _answer(self, order: Order) -> None:
+        actions = self._actions
+        if actions is None:
+            return  # forgotten between the order and here: its page has the final picture
+        feed = self._feed or self._begin()
+        what = order["do"]
+        if what == "hello":
+            self._send(*feed.whole(order["client"]))
+        elif what == "detail":
+            self._send(*feed.detail(order))
+        elif what == "rows":
+            feed.watch(order["ranks"])
+        else:
+            self._answer_with_file(actions, order)
+
+    def _answer_with_file(self, actions: Actions, order: Order) -> None:
+        try:
+            file = make_file(actions, order)
+        except HydrogenError as error:
+            self._desk.answer(order, ok=False, text=str(error))
+            return
+        self._desk.answer(order, ok=True)
+        self._outgoing.append(parts(file, order))
+
+    # ── text, where no page is ──
+
+    def _show_text(self, state: GangState, fresh: Sequence[Event]) -> None:
+        if self._text is not None:
+            self._text.update(state, fresh)
+            return
+        assert self._opened_at is not None
+        if self._clock() - self._opened_at >= _PATIENCE_S:
+            self._start_text().update(state, self._events())
+
+    def _start_text(self) -> TextView:
+        self._text = TextView(KernelSurface(self._display.put_text), clock=self._clock)
+        return self._text
+
+    def _return_to_page(self, state: GangState) -> None:
+        """A page came late: it has all that was printed, and what comes next."""
+        self._text = None
+        if self._page is not None:
+            self._page.show("\n".join(block(state, state.now_s, _WIDTH)))
+
+    # ── the end ──
+
+    def _leave_picture(self, state: GangState) -> None:
+        is_printed = self._text is not None
+        drawn = _still(self._events(), state.gang)
+        html = drawn.html(state, with_output=not is_printed)
+        text = block(state, state.now_s, _WIDTH)
+        if not is_printed:
+            text += [f"[{line.rank}] {without_colour(line.text)}" for line in drawn.lines]
+        if self._page is not None and (self._is_heard.is_set() or not is_printed):
+            self._page.end(html, "\n".join(text))
+            return
+        self._display.put({"text/html": html, "text/plain": "\n".join(text)})
+        if self._page is not None:
+            self._page.close()
+            self._page = None
+
+    def fade(self) -> None:
+        """Let go of the gang and its data; pages keep the final picture."""
+        with self._serving:
+            self._desk.forget()
+            self._feed, self._actions = None, None
+
+    def end(self) -> None:
+        """Take the widget itself back, after :meth:`fade`."""
+        if self._page is not None:
+            self._page.close()
+            self._page = None
+
+
+def _keep(view: WidgetView) -> None:
+    """Remember an ended view, and let go of older ones: pages of a long day must not fill the memory."""
+    _kept.append(view)
+    while len(_kept) > _N_KEPT:
+        _faded.append(_kept.popleft())
+        _faded[-1].fade()
+    while len(_faded) > _N_FADED:
+        _faded.popleft().end()
+
+
+@dataclass(frozen=True)
+class _Still:
+    """What the picture that stays is made of, beside the gang's state."""
+
+    curves: Curves
+    lanes: Lanes
+    lines: Sequence[Line]
+
+    def html(self, state: GangState, *, with_output: bool) -> str:
+        lines = self.lines if with_output else ()
+        return pictures.html(state, self.curves, self.lanes, lines, self._report(state))
+
+    def _report(self, state: GangState) -> str:
+        """Return what to say of a failure; empty when there was none."""
+        if state.state != "FAILED" or state.culprit is None:
+            return ""
+        own = [line.text for line in self.lines if line.rank == state.culprit]
+        return failure.report(state, own[-_CULPRIT_LINES:])
+
+
+def _still(events: Sequence[Event], gang: str) -> _Still:
+    curves, lanes, output = Curves(), Lanes(), OutputLines()
+    curves.feed(events)
+    lanes.feed(events)
+    lines = [*output.feed(events, gang), *output.flush()]
+    return _Still(curves, lanes, lines[-_N_LAST_LINES:])
+
+
+def still(state: GangState, events: Sequence[Event]) -> str:
+    """Return the picture of a gang as HTML."""
+    return _still(events, state.gang).html(state, with_output=True)

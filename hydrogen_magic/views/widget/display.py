@@ -1,0 +1,92 @@
+"""Where a notebook's view is shown: one output of the cell, in a front end that may draw widgets."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import uuid
+import warnings
+from collections.abc import Mapping
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic.views.surfaces import update
+
+__all__ = ["BUNDLE", "Display", "is_widget_expected", "kernel_id"]
+
+BUNDLE = Path(__file__).parent / "static" / "gang.js"
+"""The live view as one module; ``make front`` builds it."""
+
+_KERNEL_FILE = re.compile(r"kernel-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\.json")
+
+
+class Display:
+    """One output under the cell, updated in place wherever it is shown."""
+
+    def __init__(self) -> None:
+        self._id: str | None = None
+
+    def put(self, data: Mapping[str, Any]) -> None:
+        """Show ``data``, by MIME type, in place of what was there."""
+        publish = partial(self._publish, data)
+        if self._id is None:
+            publish()
+        else:
+            update(publish)
+
+    def put_text(self, text: str, _: str | None = None) -> str:
+        """Show plain text; this is what a text view sends with."""
+        self.put({"text/plain": text})
+        return self._id or ""
+
+    def _publish(self, data: Mapping[str, Any]) -> None:
+        from IPython.display import publish_display_data
+
+        is_update = self._id is not None
+        self._id = self._id or uuid.uuid4().hex
+        publish_display_data(  # type: ignore[no-untyped-call]
+            data=dict(data), transient={"display_id": self._id}, update=is_update
+        )
+
+
+def is_widget_expected() -> bool:
+    """Tell whether this kernel's gangs are shown by a widget; warn when only its file is missing."""
+    if not _front_end_draws_widgets():
+        return False
+    if BUNDLE.exists():
+        return True
+    _warn_of_missing(BUNDLE)
+    return False
+
+
+@lru_cache
+def _warn_of_missing(bundle: Path) -> None:
+    """Say it once: IPython shows the same warning after every cell."""
+    warnings.warn(
+        f"no live view: {bundle} is missing; `make front` (or `npm run build` in "
+        "hydrogen_magic/views/widget/front) builds it. Gangs are shown as text.",
+        stacklevel=2,
+    )
+
+
+def _front_end_draws_widgets() -> bool:
+    """Tell whether this kernel belongs to a front end in which somebody looks at widgets.
+
+    Jupyter's server names the notebook to kernels that it starts for one, and none that only runs
+    a notebook through does. VS Code and Colab have their own marks.
+    """
+    marks = ("JPY_SESSION_NAME", "VSCODE_PID", "VSCODE_CWD", "COLAB_RELEASE_TAG")
+    return any(os.environ.get(mark) for mark in marks) or "google.colab" in sys.modules
+
+
+def kernel_id() -> str:
+    """Return the kernel's name in its server's API; empty when it has none."""
+    from ipykernel.connect import get_connection_file
+
+    try:
+        found = _KERNEL_FILE.fullmatch(Path(get_connection_file()).name)
+    except (RuntimeError, OSError):  # no kernel of a process's own, or its file was removed
+        return ""
+    return found[1] if found else ""

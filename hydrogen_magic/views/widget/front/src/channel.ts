@@ -1,0 +1,85 @@
+import type { Ack, Order, Sent } from "./protocol";
+
+/** A first order may race the kernel's routing, so it is soon said again. */
+const REPEAT_MS = 350;
+/** Said quickly this often: past it the kernel is busy, and what it has queued is enough. */
+const N_QUICK = 4;
+const SLOWER = 1.5;
+const MAX_REPEAT_MS = 5000;
+/** About two minutes; a page without a kernel must not go on for ever. */
+const N_TRIES = 30;
+
+interface Waiting {
+  sent: Sent;
+  timer: ReturnType<typeof setTimeout>;
+  settle: (ack: Ack) => void;
+}
+
+/** Ids that no other page gives; `randomUUID` is missing where a page came over plain http. */
+export function randomId(): string {
+  const bytes = crypto.getRandomValues(new Uint8Array(9));
+  return btoa(String.fromCharCode(...bytes)).replace(/[+/]/g, "-");
+}
+
+/** Orders to the kernel, each with an id, repeated until the kernel acknowledges it. */
+export class Channel {
+  private readonly waiting = new Map<string, Waiting>();
+  private n_asked = 0;
+
+  constructor(
+    readonly client: string,
+    private readonly send: (sent: Sent) => void,
+  ) {}
+
+  /** Settles with the kernel's answer, or with `ok: false` when it never gave one. */
+  ask(order: Order): Promise<Ack> {
+    this.n_asked += 1;
+    const id = `${this.client}.${this.n_asked}`;
+    const sent: Sent = { ...order, id, client: this.client };
+    return new Promise((settle) => this.deliver(sent, 1, REPEAT_MS, settle));
+  }
+
+  /** Asks for everything; null when that is being asked already. */
+  hello(): Promise<Ack> | null {
+    const isAsked = [...this.waiting.values()].some(({ sent }) => sent.do === "hello");
+    return isAsked ? null : this.ask({ do: "hello" });
+  }
+
+  /** Everything came: no need to ask for it again, whether or not the ack is still to come. */
+  greeted(): void {
+    for (const { sent } of [...this.waiting.values()]) {
+      if (sent.do === "hello") this.acked({ kind: "ack", to: this.client, id: sent.id, ok: true });
+    }
+  }
+
+  acked(ack: Ack): void {
+    const order = this.waiting.get(ack.id);
+    if (order === undefined) return;
+    clearTimeout(order.timer);
+    this.waiting.delete(ack.id);
+    order.settle(ack);
+  }
+
+  close(): void {
+    for (const { timer } of this.waiting.values()) clearTimeout(timer);
+    this.waiting.clear();
+  }
+
+  private deliver(sent: Sent, n_tries: number, waitMs: number, settle: (ack: Ack) => void): void {
+    const again = () => {
+      if (n_tries >= N_TRIES) return this.acked(unanswered(sent));
+      const slower = n_tries < N_QUICK ? 1 : SLOWER;
+      this.deliver(sent, n_tries + 1, Math.min(waitMs * slower, MAX_REPEAT_MS), settle);
+    };
+    this.waiting.set(sent.id, { sent, settle, timer: setTimeout(again, waitMs) });
+    this.send(sent);
+  }
+}
+
+const unanswered = (sent: Sent): Ack => ({
+  kind: "ack",
+  to: sent.client,
+  id: sent.id,
+  ok: false,
+  text: "The kernel did not answer: it is busy with another cell, or gone.",
+});

@@ -1,0 +1,139 @@
+import { useEffect, useRef, useState } from "preact/hooks";
+import { Painter } from "../painter";
+import { byKey, clamp, type Range } from "../range";
+import type { Theme } from "../theme";
+import type { Ask } from "../view/props";
+import { RankValues, Summary } from "./legend";
+import { Plot } from "./plot";
+import { firstBad, type Options, shape } from "./shape";
+import type { CurveStore, Metric } from "./store";
+import { useDetail } from "./useDetail";
+
+/** Plots are painted no more often than this while data stream in. */
+const PAINT_INTERVAL_MS = 100;
+/** A range is never narrower, in steps. */
+const LEAST_STEPS = 4;
+
+export interface ChartProps {
+  store: CurveStore;
+  metric: Metric;
+  options: Options;
+  /** Steps all charts look at; null: all there are. */
+  range: Range | null;
+  /** Steps that any chart has. */
+  whole: Range;
+  theme: Theme;
+  widthPx: number;
+  /** Charts with the same key share their crosshair. */
+  syncKey: string;
+  ask: Ask;
+  look: (range: Range | null) => void;
+  /** Tells the section of a plot that came or went, for its picture. */
+  known: (name: string, plot: Plot | null) => void;
+}
+
+/** The steps this chart shows: those of all charts, unless its own are so few they would be a dot. */
+export function rangeOf(metric: Metric, range: Range | null, whole: Range): Range {
+  const own = metric.extent() ?? whole;
+  const isShort = own[1] - own[0] < (whole[1] - whole[0]) / 4;
+  const shown = range ?? (isShort ? own : whole);
+  return shown[1] > shown[0] ? shown : [shown[0] - 0.5, shown[0] + 0.5];
+}
+
+export function Chart(props: ChartProps) {
+  const { metric, whole, range, theme, widthPx, options } = props;
+  const box = useRef<HTMLDivElement>(null);
+  const [step, setStep] = useState<number | null>(null);
+  const latest = useRef(props);
+  latest.current = props;
+  const shown = rangeOf(metric, range, whole);
+  const painter = usePlot(box, latest, setStep);
+  useDetail(props.store, metric, range, widthPx, props.ask);
+  // these are what a painting depends on
+  useEffect(() => painter.current?.ask(), [metric.version, whole[0], whole[1]]);
+  // the reader's doing is seen at once
+  useEffect(() => painter.current?.askNow(), [range, theme, widthPx, options]);
+  const drawn = (range && props.store.detailFor(metric.name, ...shown)?.metric) || metric;
+  const keys = (event: KeyboardEvent) => lookByKey(event, shown, whole, props.look);
+  return (
+    <figure class="hm-chart" aria-label={`${metric.name} by step`}>
+      <figcaption>
+        <b title={metric.name}>{metric.name}</b>
+        <Summary metric={drawn} step={step} isLogAsked={options.isLog} />
+      </figcaption>
+      <div
+        class="hm-plot"
+        ref={box}
+        role="img"
+        // biome-ignore lint/a11y/noNoninteractiveTabindex: keys move and zoom what is shown
+        tabIndex={0}
+        data-lm-suppress-shortcuts="true"
+        onKeyDown={keys}
+        aria-label={told(metric)}
+      />
+      <RankValues metric={drawn} step={step} theme={theme} bad={firstBad(metric)} />
+    </figure>
+  );
+}
+
+const told = (metric: Metric) =>
+  `curve of ${metric.name}; arrow keys move, plus and minus zoom, 0 shows all`;
+
+function lookByKey(
+  event: KeyboardEvent,
+  shown: Range,
+  whole: Range,
+  look: (range: Range | null) => void,
+): void {
+  if (event.ctrlKey || event.metaKey || event.altKey) return;
+  const moved = event.key === "Escape" ? "whole" : byKey(event.key, shown, whole, LEAST_STEPS);
+  if (moved === null) return;
+  event.preventDefault();
+  event.stopPropagation(); // the notebook has commands on such keys
+  look(moved === "whole" ? null : moved);
+}
+
+type Latest = { current: ChartProps };
+
+function usePlot(
+  box: { current: HTMLDivElement | null },
+  latest: Latest,
+  hover: (step: number | null) => void,
+) {
+  const painter = useRef<Painter | null>(null);
+  const { name } = latest.current.metric;
+  // a plot lives as long as its element
+  useEffect(() => {
+    const element = box.current as HTMLDivElement;
+    const plot = new Plot(element, latest.current.syncKey, {
+      hover,
+      look: (range) => latest.current.look(clamp(range, latest.current.whole)),
+      lookAtAll: () => latest.current.look(null),
+    });
+    const made = new Painter(() => paint(plot, latest.current), PAINT_INTERVAL_MS);
+    made.watch(element);
+    made.ask();
+    painter.current = made;
+    latest.current.known(name, plot);
+    return () => {
+      latest.current.known(name, null);
+      made.end();
+      plot.end();
+    };
+  }, [name]);
+  return painter;
+}
+
+function paint(plot: Plot, props: ChartProps): void {
+  const { metric, store, theme, widthPx } = props;
+  const range = rangeOf(metric, props.range, props.whole);
+  const detail = props.range && store.detailFor(metric.name, ...range);
+  const badStep = firstBad(metric)?.step ?? null;
+  plot.paint({
+    shape: shape(detail?.metric ?? metric, props.options),
+    range,
+    badStep,
+    theme,
+    widthPx,
+  });
+}

@@ -1,0 +1,1 @@
+export { Curves } from "./Curves";

@@ -1,0 +1,86 @@
+import { figure } from "../numbers";
+import { colorOf, dashOf, type Theme } from "../theme";
+import type { Plot } from "./plot";
+import type { Metric } from "./store";
+import { readAt } from "./values";
+
+const CAPTION_PX = 22;
+const LEGEND_PX = 20;
+const GAP_PX = 16;
+
+/** All charts on one canvas, as they are on screen, with captions and last values. */
+export function picture(
+  metrics: readonly Metric[],
+  plots: ReadonlyMap<string, Plot>,
+  n_columns: number,
+  theme: Theme,
+  done: (blob: Blob) => void,
+): void {
+  const cells = metrics.flatMap((metric) => {
+    const canvas = plots.get(metric.name)?.canvas;
+    return canvas ? [{ metric, canvas }] : [];
+  });
+  const [first] = cells;
+  if (first === undefined) return;
+  const ratio = devicePixelRatio;
+  const cell = {
+    width: first.canvas.width / ratio + GAP_PX,
+    height: first.canvas.height / ratio + CAPTION_PX + LEGEND_PX + GAP_PX,
+  };
+  const sheet = document.createElement("canvas");
+  sheet.width = (cell.width * Math.min(n_columns, cells.length) + GAP_PX) * ratio;
+  sheet.height = (cell.height * Math.ceil(cells.length / n_columns) + GAP_PX) * ratio;
+  const ctx = sheet.getContext("2d") as CanvasRenderingContext2D;
+  ctx.scale(ratio, ratio);
+  ctx.fillStyle = theme.surface;
+  ctx.fillRect(0, 0, sheet.width, sheet.height);
+  cells.forEach(({ metric, canvas }, k) => {
+    ctx.save();
+    const row = Math.floor(k / n_columns);
+    ctx.translate(GAP_PX + (k % n_columns) * cell.width, GAP_PX + row * cell.height);
+    drawCell(ctx, metric, canvas, theme);
+    ctx.restore();
+  });
+  sheet.toBlob((blob) => blob && done(blob), "image/png");
+}
+
+function drawCell(
+  ctx: CanvasRenderingContext2D,
+  metric: Metric,
+  canvas: HTMLCanvasElement,
+  theme: Theme,
+): void {
+  const [width, height] = [canvas.width / devicePixelRatio, canvas.height / devicePixelRatio];
+  ctx.fillStyle = theme.text;
+  ctx.textBaseline = "top";
+  ctx.font = `600 12px ${theme.font}`;
+  ctx.fillText(metric.name, 0, 0, width);
+  ctx.drawImage(canvas, 0, CAPTION_PX, width, height);
+  drawLegend(ctx, metric, theme, width, CAPTION_PX + height + 6);
+}
+
+function drawLegend(
+  ctx: CanvasRenderingContext2D,
+  metric: Metric,
+  theme: Theme,
+  widthPx: number,
+  y: number,
+): void {
+  ctx.font = `11px ${theme.font}`;
+  let x = 0;
+  for (const { rank, value } of readAt(metric, null)?.ranks ?? []) {
+    const label = `rank ${rank}  ${figure(value)}`;
+    const n_px = ctx.measureText(label).width + 38;
+    if (x + n_px > widthPx) return;
+    ctx.strokeStyle = colorOf(theme, rank);
+    ctx.setLineDash(dashOf(rank));
+    ctx.lineWidth = 2;
+    ctx.beginPath();
+    ctx.moveTo(x, y + 6);
+    ctx.lineTo(x + 16, y + 6);
+    ctx.stroke();
+    ctx.fillStyle = theme.faint;
+    ctx.fillText(label, x + 21, y);
+    x += n_px;
+  }
+}

@@ -1,0 +1,155 @@
+import { num } from "../columns";
+import { ALL_RANKS } from "../protocol";
+import type { Buckets, Metric } from "./store";
+
+export type Mode = "mean" | "ranks" | "both";
+
+/** Lines of single ranks that are drawn; more of them would be a thicket, the band shows them. */
+export const MAX_RANK_LINES = 32;
+
+export interface Options {
+  mode: Mode;
+  /** Weight of the past in the moving average, 0 (none) to below 1. */
+  smoothing: number;
+  isLog: boolean;
+}
+
+/** `low` and `high` enclose the band; `faint` is what a smoothed line was made of. */
+export interface Line {
+  role: "high" | "low" | "rank" | "mean";
+  rank: number;
+  isFaint: boolean;
+}
+
+export type Values = (number | undefined)[];
+
+/** What a plot draws: lines in the order of drawing, all over the same steps. */
+export interface Shape {
+  lines: Line[];
+  steps: number[];
+  values: Values[];
+  /** False where the reader wants a logarithmic axis and no value is positive. */
+  isLog: boolean;
+}
+
+/** Exponential moving average without the pull to zero at the beginning; gaps stay gaps. */
+export function smooth(values: Values, weight: number): Values {
+  let sum = 0;
+  let norm = 0;
+  return values.map((value) => {
+    if (value === undefined) return undefined;
+    sum = sum * weight + value * (1 - weight);
+    norm = norm * weight + (1 - weight);
+    return sum / norm;
+  });
+}
+
+/** Ranks that have a curve of their own, in order. */
+export function ranksOf(metric: Metric): number[] {
+  return [...metric.series.keys()].filter((rank) => rank !== ALL_RANKS).sort((a, b) => a - b);
+}
+
+/** The step that a bucket stands at: the middle of those it holds. */
+export const stepOf = (key: number, width: number): number => key * width + (width - 1) / 2;
+
+/** Keys of all series together, rising. */
+export function unionOfKeys(all: readonly Buckets[]): Float64Array {
+  const longest = all.reduce((a, b) => (b.n > a.n ? b : a), all[0] as Buckets);
+  if (all.every((b) => isWithin(b, longest))) return longest.keys.slice(0, longest.n);
+  const keys = new Set<number>();
+  for (const buckets of all) for (let i = 0; i < buckets.n; i++) keys.add(num(buckets.keys, i));
+  return Float64Array.from(keys).sort();
+}
+
+function isWithin(inner: Buckets, outer: Buckets): boolean {
+  let k = 0;
+  for (let i = 0; i < inner.n; i++) {
+    const key = num(inner.keys, i);
+    while (k < outer.n && num(outer.keys, k) < key) k++;
+    if (k === outer.n || num(outer.keys, k) !== key) return false;
+  }
+  return true;
+}
+
+/** `column` at the keys of the plot; undefined where the series has no bucket. */
+function aligned(buckets: Buckets, column: Float32Array, keys: Float64Array, isLog: boolean) {
+  const values: Values = new Array(keys.length);
+  let i = 0;
+  for (let k = 0; k < keys.length; k++) {
+    const key = num(keys, k);
+    while (i < buckets.n && num(buckets.keys, i) < key) i++;
+    if (i === buckets.n || num(buckets.keys, i) !== key) continue;
+    const value = num(column, i);
+    if (!isLog || value > 0) values[k] = value;
+  }
+  return values;
+}
+
+const isPositive = (buckets: Buckets) =>
+  buckets.maxs.subarray(0, buckets.n).some((value) => value > 0);
+
+/** Turns the curves of a metric (or of a detail of it) into lines. */
+export function shape(metric: Metric, options: Options): Shape {
+  const series = [...metric.series.values()].filter((buckets) => buckets.n > 0);
+  if (series.length === 0) return { lines: [], steps: [], values: [], isLog: false };
+  const isLog = options.isLog && series.some(isPositive);
+  const keys = unionOfKeys(series);
+  const made: Shape = { lines: [], steps: [], values: [], isLog };
+  made.steps = Array.from(keys, (key) => stepOf(key, metric.width));
+  const add = (role: Line["role"], rank: number, isFaint: boolean, values: Values) => {
+    made.lines.push({ role, rank, isFaint });
+    made.values.push(values);
+  };
+  for (const { role, rank, buckets } of chosen(metric, options.mode)) {
+    const column = role === "high" ? buckets.maxs : role === "low" ? buckets.mins : buckets.means;
+    const values = aligned(buckets, column, keys, isLog);
+    const isSmoothed = options.smoothing > 0 && (role === "rank" || role === "mean");
+    add(role, rank, isSmoothed, values);
+    if (isSmoothed) add(role, rank, false, smooth(values, options.smoothing));
+  }
+  return made;
+}
+
+interface Chosen {
+  role: Line["role"];
+  rank: number;
+  buckets: Buckets;
+}
+
+/** What is drawn, from the back to the front. */
+function chosen(metric: Metric, mode: Mode): Chosen[] {
+  const ranks = ranksOf(metric);
+  const all =
+    metric.series.get(ALL_RANKS) ?? (ranks.length === 1 ? only(metric, ranks) : undefined);
+  const summary = all && all.n > 0 ? all : undefined;
+  const found: Chosen[] = [];
+  if (summary && mode !== "ranks") {
+    found.push({ role: "high", rank: ALL_RANKS, buckets: summary });
+    found.push({ role: "low", rank: ALL_RANKS, buckets: summary });
+  }
+  // With one rank its line is the mean itself.
+  if (mode !== "mean" && (ranks.length > 1 || !summary)) {
+    for (const rank of ranks.slice(0, MAX_RANK_LINES)) {
+      found.push({ role: "rank", rank, buckets: metric.series.get(rank) as Buckets });
+    }
+  }
+  if (summary && (mode !== "ranks" || ranks.length <= 1)) {
+    found.push({ role: "mean", rank: ALL_RANKS, buckets: summary });
+  }
+  return found;
+}
+
+const only = (metric: Metric, ranks: readonly number[]) => metric.series.get(ranks[0] as number);
+
+/** Rank and step of the first value that is not finite; null while there is none. */
+export function firstBad(metric: Metric): { step: number; ranks: number[] } | null {
+  let step = Number.POSITIVE_INFINITY;
+  let ranks: number[] = [];
+  for (const rank of ranksOf(metric)) {
+    const bad = metric.series.get(rank)?.badStep ?? null;
+    if (bad === null || bad > step) continue;
+    ranks = bad < step ? [rank] : [...ranks, rank];
+    step = bad;
+  }
+  return ranks.length === 0 ? null : { step, ranks };
+}

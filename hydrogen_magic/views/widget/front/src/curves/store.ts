@@ -1,0 +1,182 @@
+import { type Column, lowerBound, num, readerOf, Table } from "../columns";
+import type { CurveDelta, Detail } from "../protocol";
+
+/** Keys, counts, means, minima, maxima. */
+export type BucketColumns = [Float64Array, Float32Array, Float32Array, Float32Array, Float32Array];
+
+const noBuckets = (): BucketColumns => [
+  new Float64Array(0),
+  new Float32Array(0),
+  new Float32Array(0),
+  new Float32Array(0),
+  new Float32Array(0),
+];
+
+/** Buckets of one rank's curve; the columns are longer than `n`. */
+export class Buckets {
+  /** First step whose value was not finite; null while there is none. */
+  badStep: number | null = null;
+  private readonly table = new Table<BucketColumns>(noBuckets());
+
+  get n(): number {
+    return this.table.n;
+  }
+  get keys(): Float64Array {
+    return this.table.columns[0];
+  }
+  get counts(): Float32Array {
+    return this.table.columns[1];
+  }
+  get means(): Float32Array {
+    return this.table.columns[2];
+  }
+  get mins(): Float32Array {
+    return this.table.columns[3];
+  }
+  get maxs(): Float32Array {
+    return this.table.columns[4];
+  }
+
+  /** Puts in buckets that are new or changed. */
+  put(fresh: BucketColumns): void {
+    this.table.insert(fresh, "replace");
+  }
+
+  /** Index of the bucket with `key`; -1 where there is none. */
+  find(key: number): number {
+    const i = lowerBound(this.keys, this.n, key);
+    return i < this.n && num(this.keys, i) === key ? i : -1;
+  }
+
+  /** Makes every bucket `ratio` times as wide. */
+  coarsen(ratio: number): void {
+    const { keys, n } = this;
+    let into = -1;
+    for (let i = 0; i < n; i++) {
+      const key = Math.floor(num(keys, i) / ratio);
+      if (into >= 0 && num(keys, into) === key) this.addTo(into, i);
+      else this.move(i, ++into, key);
+    }
+    this.table.n = into + 1;
+  }
+
+  private addTo(into: number, i: number): void {
+    const { counts, means, mins, maxs } = this;
+    const [mine, other] = [num(counts, into), num(counts, i)];
+    means[into] = (num(means, into) * mine + num(means, i) * other) / (mine + other);
+    counts[into] = mine + other;
+    mins[into] = Math.min(num(mins, into), num(mins, i));
+    maxs[into] = Math.max(num(maxs, into), num(maxs, i));
+  }
+
+  private move(from: number, to: number, key: number): void {
+    for (const column of this.table.columns as Column[]) column[to] = num(column, from);
+    this.keys[to] = key;
+  }
+}
+
+/** All curves of one metric. */
+export class Metric {
+  /** Steps per bucket, a power of two. */
+  width = 1;
+  readonly series = new Map<number, Buckets>();
+  /** Grows with every change. */
+  version = 0;
+
+  constructor(readonly name: string) {}
+
+  apply(delta: CurveDelta, buffers: readonly DataView[]): void {
+    this.widen(delta.width);
+    const reader = readerOf(buffers, delta.at, `curves of ${delta.metric}`);
+    for (const { rank, n, bad_step } of delta.series) {
+      const mine = this.seriesOf(rank);
+      mine.put([
+        reader.take(Float64Array, n),
+        reader.take(Float32Array, n),
+        reader.take(Float32Array, n),
+        reader.take(Float32Array, n),
+        reader.take(Float32Array, n),
+      ]);
+      if (bad_step !== undefined) mine.badStep = bad_step;
+    }
+    this.version += 1;
+  }
+
+  /** The first and the last step of any rank; null while there is nothing. */
+  extent(): [number, number] | null {
+    let [first, last] = [Number.POSITIVE_INFINITY, Number.NEGATIVE_INFINITY];
+    for (const { keys, n } of this.series.values()) {
+      if (n === 0) continue;
+      first = Math.min(first, num(keys, 0) * this.width);
+      last = Math.max(last, (num(keys, n - 1) + 1) * this.width - 1);
+    }
+    return first > last ? null : [first, last];
+  }
+
+  private widen(width: number): void {
+    // Narrower than before: the gang began anew, and what is known is of another attempt.
+    if (width < this.width) this.series.clear();
+    else if (width > this.width) {
+      for (const buckets of this.series.values()) buckets.coarsen(width / this.width);
+    }
+    this.width = width;
+  }
+
+  private seriesOf(rank: number): Buckets {
+    let buckets = this.series.get(rank);
+    if (buckets === undefined) {
+      buckets = new Buckets();
+      this.series.set(rank, buckets);
+    }
+    return buckets;
+  }
+}
+
+/** Finer buckets of one metric for the steps `from <= step < until`. */
+export interface DetailView {
+  from: number;
+  until: number;
+  metric: Metric;
+}
+
+/** Every curve of a gang as the kernel sent it, and the details that a reader zoomed into. */
+export class CurveStore {
+  /** In the order of first appearance. */
+  readonly metrics = new Map<string, Metric>();
+  private readonly details = new Map<string, DetailView>();
+
+  clear(): void {
+    this.metrics.clear();
+    this.details.clear();
+  }
+
+  apply(deltas: readonly CurveDelta[], buffers: readonly DataView[]): void {
+    for (const delta of deltas) {
+      let metric = this.metrics.get(delta.metric);
+      if (metric === undefined) {
+        metric = new Metric(delta.metric);
+        this.metrics.set(delta.metric, metric);
+      }
+      metric.apply(delta, buffers);
+    }
+  }
+
+  /** One detail per metric is kept: what the reader looks at now. */
+  applyDetail(detail: Detail, buffers: readonly DataView[]): void {
+    const metric = new Metric(detail.metric);
+    metric.width = detail.width;
+    metric.apply(detail, buffers);
+    this.details.set(detail.metric, { from: detail.from, until: detail.until, metric });
+    const known = this.metrics.get(detail.metric);
+    if (known !== undefined) known.version += 1;
+  }
+
+  /** The detail to be drawn for these steps: it holds them all, and is finer than what all know. */
+  detailFor(name: string, from: number, until: number): DetailView | null {
+    const detail = this.details.get(name);
+    const known = this.metrics.get(name);
+    if (detail === undefined || known === undefined) return null;
+    const isInside = detail.from <= from && until <= detail.until;
+    return isInside && detail.metric.width < known.width ? detail : null;
+  }
+}

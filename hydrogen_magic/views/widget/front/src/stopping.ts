@@ -1,0 +1,115 @@
+import type { Interrupted } from "./interrupt";
+import type { Ask } from "./view/props";
+
+/** An order that the kernel did not hear by then goes to the server instead. */
+const ESCALATE_MS = 1200;
+/** How long ranks have before the reader may end them the hard way. */
+const OFFER_KILL_MS = 2000;
+
+export const BY_HAND =
+  "The kernel does not hear this page while its cell runs: press the cell's stop button.";
+export const BUSY =
+  "The kernel is busy with another cell: this gang stops when that cell ends or is interrupted.";
+export const REFUSED =
+  "Neither the kernel nor the notebook's server took the order: press the cell's stop button.";
+
+interface Ways {
+  ask: Ask;
+  /** Interrupts the kernel through the notebook's server. */
+  interrupt: () => Promise<Interrupted>;
+  /** Whether a cell waits for the gang: only then an interrupt ends this gang and nothing else. */
+  isBlocking: () => boolean;
+  changed: () => void;
+}
+
+/** From the click on Stop to the end of the gang. */
+export class Stopping {
+  /** Set at the first click, so that the page answers at once. */
+  isAsked = false;
+  isKilling = false;
+  /** What the reader should know or do; empty when all goes well. */
+  hint = "";
+  private isKillDue = false;
+  private round = 0;
+  private readonly timers = new Set<ReturnType<typeof setTimeout>>();
+
+  constructor(private readonly ways: Ways) {}
+
+  stop(): void {
+    if (this.isAsked) return;
+    this.isAsked = true;
+    this.offerKillSoon();
+    this.order("stop");
+  }
+
+  kill(): void {
+    if (this.isKilling) return;
+    this.isAsked = this.isKilling = true;
+    this.order("kill");
+  }
+
+  get isKillOffered(): boolean {
+    return this.isKillDue && !this.isKilling;
+  }
+
+  /** Called when somebody else (another page, Ctrl-C, a timeout) is seen to stop the gang. */
+  seen(): void {
+    if (!this.isAsked && !this.isKillDue && this.timers.size === 0) this.offerKillSoon();
+  }
+
+  /** Forgets everything: the gang ended, or starts anew. */
+  reset(): void {
+    this.close();
+    this.isAsked = this.isKilling = this.isKillDue = false;
+    this.hint = "";
+  }
+
+  close(): void {
+    for (const timer of this.timers) clearTimeout(timer);
+    this.timers.clear();
+    this.round += 1; // answers to come are about what is over
+  }
+
+  private order(word: "stop" | "kill"): void {
+    this.hint = "";
+    const { round } = this;
+    const timer = this.later(ESCALATE_MS, () => void this.escalate(round));
+    void this.ways.ask({ do: word }).then((ack) => {
+      clearTimeout(timer);
+      this.timers.delete(timer);
+      if (round !== this.round) return;
+      this.hint = ack.ok ? "" : (ack.text ?? "");
+      if (!ack.ok) this.isAsked = this.isKilling = false; // may be asked again
+      this.ways.changed();
+    });
+    this.ways.changed();
+  }
+
+  private async escalate(round: number): Promise<void> {
+    const hint = this.ways.isBlocking() ? await this.interrupt() : BUSY;
+    if (round !== this.round) return;
+    this.hint = hint;
+    this.ways.changed();
+  }
+
+  private async interrupt(): Promise<string> {
+    const came = await this.ways.interrupt();
+    return came === "done" ? "" : came === "refused" ? REFUSED : BY_HAND;
+  }
+
+  private offerKillSoon(): void {
+    this.later(OFFER_KILL_MS, () => {
+      this.isKillDue = true;
+      this.ways.changed();
+    });
+  }
+
+  private later(delayMs: number, act: () => void): ReturnType<typeof setTimeout> {
+    const timer = setTimeout(() => {
+      this.timers.delete(timer);
+      act();
+    }, delayMs);
+    this.timers.add(timer);
+    return timer;
+  }
+}

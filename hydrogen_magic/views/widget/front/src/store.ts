@@ -1,0 +1,153 @@
+import { CurveStore } from "./curves/store";
+import type { Delta, Detail, Fleet, Gang, Line, Rank, Report } from "./protocol";
+import { SpanStore } from "./timeline/store";
+
+/** Lines kept in the page; the whole output is in the ranks' files. */
+export const MAX_LINES = 5000;
+/** Lines that may be over the limit before the oldest are cut off, so that not every line moves all. */
+const SLACK_LINES = 500;
+
+/** The fleet with its columns: one byte per rank each. */
+export interface FleetView extends Fleet {
+  /** Index in `phases`. */
+  phase: Uint8Array;
+  /** Percent; 255 where unknown. */
+  progress: Uint8Array;
+  /** Index in `MARKS`. */
+  mark: Uint8Array;
+}
+
+export type Buffers = readonly DataView[];
+
+/** What `apply` found out about the message. */
+export type Applied = "applied" | "ignored" | "gap";
+
+const isOver = (word: string) => word === "done" || word === "failed" || word === "stopped";
+
+/**
+ * Mirror of what the kernel knows of one gang.
+ *
+ * It outlives the views that show it, so a view that is rebuilt shows everything at once. After a
+ * gap what arrives is still applied: where no order reaches the kernel (VS Code while a cell runs)
+ * nobody can send what was lost, and most of the picture is right all the same.
+ */
+export class Store {
+  readonly curves = new CurveStore();
+  readonly spans = new SpanStore();
+  gang: Gang | null = null;
+  readonly ranks = new Map<number, Rank>();
+  fleet: FleetView | null = null;
+  lines: Line[] = [];
+  /** Lines that came before `lines[0]`: cut off here, or never sent. */
+  linesBefore = 0;
+  stacks: Record<string, string> | null = null;
+  report: Report | null = null;
+  /** Grows with every change; components compare it. */
+  version = 0;
+  /** Whether anything came from a kernel: else there is only the finished picture to show. */
+  hasData = false;
+  /** Clock of the page, milliseconds, when the last message came. */
+  heardAtMs = 0;
+  private nowAtMessageS = 0;
+  private seq: number | null = null;
+  private readonly listeners = new Set<() => void>();
+  private isFrameAsked = false;
+
+  constructor(
+    private readonly client: string,
+    private readonly clockMs: () => number = () => performance.now(),
+    private readonly frame: (paint: () => void) => void = requestAnimationFrame.bind(globalThis),
+  ) {}
+
+  /** Calls back at most once per animation frame; the return value ends it. */
+  subscribe(listener: () => void): () => void {
+    this.listeners.add(listener);
+    return () => this.listeners.delete(listener);
+  }
+
+  get isOver(): boolean {
+    return this.gang !== null && isOver(this.gang.state);
+  }
+
+  /** Seconds since the launch, going on between messages; stands still once the gang ended. */
+  readonly nowS = (): number => {
+    if (this.gang?.ended_s != null) return this.gang.ended_s;
+    return this.nowAtMessageS + Math.max(0, this.clockMs() - this.heardAtMs) / 1000;
+  };
+
+  /** Seconds without a word from the kernel. */
+  silenceS(): number {
+    return this.hasData ? (this.clockMs() - this.heardAtMs) / 1000 : 0;
+  }
+
+  apply(delta: Delta, buffers: Buffers): Applied {
+    this.heardAtMs = this.clockMs();
+    if (delta.to !== undefined && delta.to !== this.client) return "ignored";
+    if (!delta.full && this.seq !== null && delta.seq <= this.seq) return "ignored";
+    const isGap = !delta.full && this.seq !== null && delta.seq !== this.seq + 1;
+    if (delta.full) this.clear();
+    this.seq = delta.seq;
+    this.take(delta, buffers);
+    this.changed();
+    return isGap ? "gap" : "applied";
+  }
+
+  applyDetail(detail: Detail, buffers: Buffers): void {
+    if (detail.to !== this.client) return;
+    this.curves.applyDetail(detail, buffers);
+    this.changed();
+  }
+
+  /** Has everybody who listens paint at the next frame. */
+  changed(): void {
+    this.version += 1;
+    if (this.isFrameAsked) return;
+    this.isFrameAsked = true;
+    this.frame(() => {
+      this.isFrameAsked = false;
+      for (const listener of [...this.listeners]) listener();
+    });
+  }
+
+  private clear(): void {
+    this.curves.clear();
+    this.spans.clear();
+    this.ranks.clear();
+    this.gang = this.fleet = this.stacks = this.report = null;
+    this.lines = [];
+    this.linesBefore = 0;
+  }
+
+  private take(delta: Delta, buffers: Buffers): void {
+    this.hasData = true;
+    this.nowAtMessageS = delta.now_s;
+    if (delta.gang) this.gang = delta.gang;
+    for (const rank of delta.ranks ?? []) this.ranks.set(rank.rank, rank);
+    if (delta.fleet) this.fleet = readFleet(delta.fleet, buffers);
+    if (delta.curves) this.curves.apply(delta.curves, buffers);
+    if (delta.names || delta.spans) {
+      this.spans.apply(delta.names ?? [], delta.spans ?? [], buffers);
+    }
+    this.takeLines(delta);
+    if (delta.stacks) this.stacks = delta.stacks;
+    if (delta.report) this.report = delta.report;
+  }
+
+  private takeLines(delta: Delta): void {
+    this.linesBefore += delta.lines_skipped ?? 0;
+    if (!delta.lines?.length) return;
+    this.lines.push(...delta.lines);
+    if (this.lines.length <= MAX_LINES + SLACK_LINES) return;
+    const n_over = this.lines.length - MAX_LINES;
+    this.lines.splice(0, n_over);
+    this.linesBefore += n_over;
+  }
+}
+
+function readFleet(fleet: Fleet, buffers: Buffers): FleetView {
+  const view = buffers[fleet.at];
+  if (view === undefined) throw new RangeError(`fleet: there is no buffer ${fleet.at}`);
+  const np = view.byteLength / 3;
+  const column = (k: number) => new Uint8Array(view.buffer, view.byteOffset + k * np, np);
+  return { ...fleet, phase: column(0), progress: column(1), mark: column(2) };
+}

@@ -1,0 +1,118 @@
+/** What canvases need of the notebook's theme; everything else takes it from CSS variables. */
+export interface Theme {
+  isDark: boolean;
+  /** Family lists for `ctx.font`. */
+  font: string;
+  mono: string;
+  text: string;
+  faint: string;
+  /** Hairlines and grids. */
+  line: string;
+  surface: string;
+  /** A little off the surface: tracks of bars, hovered rows. */
+  shade: string;
+  accent: string;
+  error: string;
+  warning: string;
+  good: string;
+  palette: readonly string[];
+}
+
+/**
+ * Eight colours per theme, searched so that on their background each has a contrast of 3.1:1 and
+ * any two are far apart for every kind of colour vision (CIE76 >= 25).
+ */
+export const LIGHT: readonly string[] = [
+  "#1800f0",
+  "#00a818",
+  "#d860a8",
+  "#000018",
+  "#a87860",
+  "#603018",
+  "#a848f0",
+  "#481878",
+];
+export const DARK: readonly string[] = [
+  "#00a8d8",
+  "#f0f018",
+  "#d81878",
+  "#18f0f0",
+  "#f09048",
+  "#7860f0",
+  "#c0f0a8",
+  "#a84830",
+];
+
+/** Lines of ranks 0-7 are whole; every further eight have a dash of their own. */
+const DASHES: readonly (readonly number[])[] = [[], [6, 3], [2, 2], [8, 3, 2, 3]];
+
+/** Colour of a rank, and of the k-th name of a span. */
+export function colorOf(theme: Theme, k: number): string {
+  return theme.palette[k % theme.palette.length] ?? theme.text;
+}
+
+export function dashOf(k: number): number[] {
+  return [...(DASHES[Math.floor(k / 8) % DASHES.length] ?? [])];
+}
+
+const variable = (style: CSSStyleDeclaration, name: string, otherwise: string) =>
+  style.getPropertyValue(name).trim() || otherwise;
+
+/** Reads the theme as it is at `root`, the element that has our variables. */
+export function readTheme(root: HTMLElement): Theme {
+  const isDark = isDarkAt(root);
+  root.dataset.theme = isDark ? "dark" : "light";
+  const style = getComputedStyle(root);
+  return {
+    isDark,
+    font: variable(style, "--hm-font", "sans-serif"),
+    mono: variable(style, "--hm-mono", "monospace"),
+    text: variable(style, "--hm-text", isDark ? "#e4e4e4" : "#1f1f1f"),
+    faint: variable(style, "--hm-faint", isDark ? "#a0a0a0" : "#616161"),
+    line: variable(style, "--hm-line", isDark ? "#3a3a3a" : "#e0e0e0"),
+    surface: variable(style, "--hm-surface", isDark ? "#111111" : "#ffffff"),
+    shade: variable(style, "--hm-shade", isDark ? "#212121" : "#f2f2f2"),
+    accent: variable(style, "--hm-accent", isDark ? "#4ba3e8" : "#1565c0"),
+    error: variable(style, "--hm-error", isDark ? "#ff7b72" : "#c62828"),
+    warning: variable(style, "--hm-warning", isDark ? "#e0a83c" : "#8a5a00"),
+    good: variable(style, "--hm-good", isDark ? "#58b368" : "#1f7a33"),
+    palette: isDark ? DARK : LIGHT,
+  };
+}
+
+function isDarkAt(root: HTMLElement): boolean {
+  const { body } = document;
+  const light = body.dataset.jpThemeLight;
+  if (light !== undefined) return light === "false";
+  if (body.matches(".vscode-dark, .vscode-high-contrast:not(.vscode-high-contrast-light)")) {
+    return true;
+  }
+  if (body.matches(".vscode-light")) return false;
+  return isDarkColor(backgroundOf(root));
+}
+
+/** The first background behind `element` that is not transparent. */
+function backgroundOf(element: HTMLElement | null): string {
+  for (let at = element; at !== null; at = at.parentElement) {
+    const color = getComputedStyle(at).backgroundColor;
+    if (color && color !== "transparent" && !/,\s*0\)$/.test(color)) return color;
+  }
+  return "";
+}
+
+function isDarkColor(color: string): boolean {
+  const [r, g, b] = (color.match(/[\d.]+/g) ?? []).map(Number);
+  if (r === undefined || g === undefined || b === undefined) return false;
+  return 0.299 * r + 0.587 * g + 0.114 * b < 128;
+}
+
+/** Calls back when the notebook's theme may have changed; the return value ends it. */
+export function watchTheme(changed: () => void): () => void {
+  const observer = new MutationObserver(changed);
+  observer.observe(document.body, {
+    attributes: true,
+    attributeFilter: ["class", "data-jp-theme-light", "data-jp-theme-name"],
+  });
+  observer.observe(document.documentElement, { attributes: true, attributeFilter: ["class"] });
+  return () => observer.disconnect();
+}

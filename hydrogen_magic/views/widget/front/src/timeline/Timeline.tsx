@@ -1,0 +1,140 @@
+import { useMemo, useState } from "preact/hooks";
+import { count } from "../format";
+import { lapse, percent } from "../numbers";
+import { middle } from "../range";
+import type { TimelineProps } from "../view/props";
+import { Section } from "../view/Section";
+import { useWidth } from "../view/useWidth";
+import { Canvas } from "./Canvas";
+import { NameColors } from "./colors";
+import { summary } from "./hit";
+import { layout } from "./layout";
+import { type Look, rangeOf, zoomed } from "./look";
+import { gangShares } from "./shares";
+import { type Lane, PHASES, type SpanStore } from "./store";
+import { Tools } from "./tools";
+import { useShares } from "./useShares";
+import { Legend, Where } from "./where";
+
+/** Ranks whose lanes are under each other; others are on further pages. */
+export const RANKS_PER_PAGE = 16;
+const BUTTON_FACTOR = 0.5;
+
+export function Timeline(props: TimelineProps) {
+  const { store } = props;
+  const lanes = store.lanes();
+  return lanes.length === 0 ? null : <Lanes {...props} all={lanes} />;
+}
+
+const toggled = <T,>(set: ReadonlySet<T>, item: T): ReadonlySet<T> => {
+  const next = new Set(set);
+  if (!next.delete(item)) next.add(item);
+  return next;
+};
+
+function Lanes(props: TimelineProps & { all: readonly Lane[] }) {
+  const { store, theme, all, isLive } = props;
+  const [look, setLook] = useState<Look>({ kind: "whole" });
+  const [page, setPage] = useState(0);
+  const [folded, setFolded] = useState<ReadonlySet<number>>(new Set());
+  const [hidden, setHidden] = useState<ReadonlySet<string>>(new Set());
+  const [hovered, setHovered] = useState<string | null>(null);
+  const [pinned, setPinned] = useState<string | null>(null);
+  const [refusal, setRefusal] = useState("");
+  const [widthPx, body] = useWidth();
+  const colors = useMemo(() => new NameColors(), [store]);
+  const ranks = [...new Set(all.map((lane) => lane.rank))];
+  const paged = ranks.slice(page * RANKS_PER_PAGE, (page + 1) * RANKS_PER_PAGE);
+  const lanes = all.filter((lane) => paged.includes(lane.rank));
+  const endS = () => Math.max(store.endS, isLive ? props.nowS() : 0);
+  const shares = useShares(store, lanes, () => rangeOf(look, endS()));
+  const gang = gangShares(shares);
+  const highlight = hovered ?? pinned;
+  const zoomBy = (factor: number) =>
+    setLook(zoomed(look, middle(rangeOf(look, endS())), factor, endS(), isLive));
+  const saveTrace = async () => {
+    const { ok, text } = await props.ask({ do: "trace" });
+    setRefusal(ok ? "" : (text ?? "the trace could not be saved"));
+  };
+  return (
+    <Section
+      name="timeline"
+      title="Timeline"
+      note={refusal || noteOf(store, look, isLive)}
+      tools={
+        <Tools
+          tracks={[...new Set(all.filter((l) => l.track !== PHASES).map((l) => l.track))]}
+          hidden={hidden}
+          toggle={(track) => setHidden(toggled(hidden, track))}
+          page={page}
+          perPage={RANKS_PER_PAGE}
+          ranks={ranks}
+          setPage={setPage}
+          zoom={(isIn) => zoomBy(isIn ? BUTTON_FACTOR : 1 / BUTTON_FACTOR)}
+          look={look}
+          whole={() => setLook({ kind: "whole" })}
+          follow={isLive ? () => setLook(following(look, endS())) : null}
+          save={saveTrace}
+        />
+      }
+    >
+      <div class="hm-timeline-body" ref={body}>
+        <Canvas
+          store={store}
+          layout={layout(lanes, folded, hidden)}
+          arrangement={[page, ...folded, ...hidden].join()}
+          theme={theme}
+          colors={colors}
+          widthPx={widthPx}
+          look={look}
+          setLook={setLook}
+          highlight={highlight}
+          phaseOf={(rank) => props.ranks.get(rank)?.phase ?? ""}
+          endS={endS}
+          isLive={isLive}
+          label={summary(store, lanes, told(gang), endS())}
+          toggleRank={(rank) => setFolded(toggled(folded, rank))}
+        />
+        {gang.length > 0 && (
+          <>
+            <Legend
+              shares={gang}
+              beside={gangShares(shares, "beside")}
+              colors={colors}
+              theme={theme}
+              highlight={highlight}
+              hover={setHovered}
+              pinned={pinned}
+              pin={setPinned}
+            />
+            <Where ranks={shares} colors={colors} theme={theme} highlight={highlight} />
+          </>
+        )}
+      </div>
+    </Section>
+  );
+}
+
+/** How much of the end one sees who begins to follow: what is in sight, or ten seconds of all. */
+function following(look: Look, endS: number): Look {
+  const [from, until] = rangeOf(look, endS);
+  return {
+    kind: "live",
+    widthS: look.kind === "whole" ? Math.min(10, until - from) : until - from,
+  };
+}
+
+const told = (shares: readonly { name: string; share: number }[]) =>
+  shares
+    .slice(0, 5)
+    .map(({ name, share }) => `${name} ${percent(share)}`)
+    .join(", ");
+
+function noteOf(store: SpanStore, look: Look, isLive: boolean): string {
+  const parts = [`${count(store.n)} spans`];
+  if (isLive && look.kind === "live") parts.push(`following the last ${lapse(look.widthS)}`);
+  if (store.skipped > 0) parts.push(`${count(store.skipped)} came too fast and were left out`);
+  if (store.dropped > 0)
+    parts.push(`single spans since ${lapse(store.completeSinceS)}; the trace has all`);
+  return parts.join(" · ");
+}

@@ -1,0 +1,112 @@
+import type { Theme } from "../theme";
+
+/** Names that training has everywhere; each keeps its colour, and its place in a stack. */
+const KINDS: readonly [string, RegExp][] = [
+  ["data", /\bdata|loader|fetch|prefetch|input|\bh2d\b|next\(/i],
+  ["forward", /forward|\bfwd\b|predict|inference/i],
+  ["backward", /backward|\bbwd\b/i],
+  [
+    "collective",
+    /all_?(reduce|gather|to_?all)|reduce_?scatter|broadcast|barrier|nccl|gloo|mpi_|collective/i,
+  ],
+  ["optimizer", /optimi[sz]er|\bzero_grad|\.step\b/i],
+  ["checkpoint", /checkpoint|ckpt|\bsav(e|ing)\b/i],
+];
+
+/**
+ * Colours of the kinds, then of other names: searched so that the kinds are at least 25 apart
+ * (CIE76) for every kind of colour vision, and the others at least 19 from all that stand before.
+ */
+export const LIGHT_FILLS: readonly string[] = [
+  "#ecb913",
+  "#267fd9",
+  "#1b206a",
+  "#e56ca3",
+  "#25d076",
+  "#734c26",
+  "#86134d",
+  "#868613",
+  "#9dc7f1",
+  "#7f20df",
+  "#d2cbbc",
+  "#3d588f",
+];
+export const DARK_FILLS: readonly string[] = [
+  "#f0ca4c",
+  "#94d7f0",
+  "#4040dd",
+  "#e56c94",
+  "#1da54a",
+  "#674832",
+  "#e2f5bc",
+  "#a670db",
+  "#8f246b",
+  "#c9391d",
+  "#70169c",
+  "#ba5eab",
+];
+
+export const N_KINDS = KINDS.length;
+
+/** Index of the kind that a name is of; -1 for a name of the user's own. */
+export function kindOf(name: string): number {
+  return KINDS.findIndex(([, pattern]) => pattern.test(name));
+}
+
+function hash(text: string): number {
+  let h = 2166136261; // FNV-1a
+  for (let i = 0; i < text.length; i++) h = Math.imul(h ^ text.charCodeAt(i), 16777619);
+  return h >>> 0;
+}
+
+/** Which colour a name has; names of one's own keep theirs from run to run where none is taken. */
+export class NameColors {
+  private readonly indices = new Map<string, number>();
+  private readonly taken = new Map<number, number>();
+
+  indexOf(name: string): number {
+    const known = this.indices.get(name);
+    if (known !== undefined) return known;
+    const kind = kindOf(name);
+    const index = kind >= 0 ? kind : N_KINDS + this.free(hash(name));
+    this.indices.set(name, index);
+    return index;
+  }
+
+  fill(name: string, theme: Theme): string {
+    if (name === "other") return theme.faint;
+    return (theme.isDark ? DARK_FILLS : LIGHT_FILLS)[this.indexOf(name)] ?? theme.faint;
+  }
+
+  /** The wanted colour, or the next that fewer names have. */
+  private free(wanted: number): number {
+    const n = LIGHT_FILLS.length - N_KINDS;
+    const uses = (k: number) => this.taken.get(k) ?? 0;
+    const fewest = Math.min(...Array.from({ length: n }, (_, k) => uses(k)));
+    let k = wanted % n;
+    while (uses(k) > fewest) k = (k + 1) % n;
+    this.taken.set(k, uses(k) + 1);
+    return k;
+  }
+}
+
+function channel(value: number): number {
+  const c = value / 255;
+  return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+}
+
+/** Black or white, whichever reads better on a `#rrggbb` fill. */
+export function inkOn(fill: string): string {
+  const value = Number.parseInt(fill.slice(1, 7), 16);
+  if (Number.isNaN(value) || !fill.startsWith("#")) return "#000000";
+  const [r, g, b] = [channel(value >> 16), channel((value >> 8) & 255), channel(value & 255)];
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff";
+}
+
+/** What a rank is busy with as a whole: quiet while all is well. */
+export function phaseFill(phase: string, theme: Theme): string {
+  if (phase === "failed") return theme.error;
+  if (phase === "stopped") return theme.warning;
+  if (phase === "done") return theme.good;
+  return phase === "running" ? theme.accent : theme.faint;
+}

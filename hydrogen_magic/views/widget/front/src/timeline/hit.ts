@@ -1,0 +1,86 @@
+import { num } from "../columns";
+import { lapse, moment, percent } from "../numbers";
+import { SLOTS } from "./bins";
+import { columnsOf } from "./draw";
+import { pxPerS, type Scale, toTime } from "./geometry";
+import { type Layout, type Strip, stripAt } from "./layout";
+import { type Lane, PHASES, type SpanStore } from "./store";
+
+/** What is under the pointer. */
+export interface Hit {
+  title: string;
+  lines: string[];
+}
+
+/** How far off a span narrower than a pixel may be hit. */
+const REACH_PX = 2;
+
+export function hit(
+  store: SpanStore,
+  layout: Layout,
+  scale: Scale,
+  x: number,
+  y: number,
+): Hit | null {
+  const strip = stripAt(layout, y);
+  if (strip === null || x < scale.leftPx) return null;
+  const timeS = toTime(scale, x);
+  const columns = strip.track === PHASES ? null : columnsOf(strip, scale);
+  if (columns === null) return hitSpan(store, strip, scale, timeS);
+  const k = Math.floor((timeS - columns.fromS) / columns.columnS);
+  return hitColumn(store, strip, columns.fromS + k * columns.columnS, columns.columnS);
+}
+
+function hitSpan(store: SpanStore, strip: Strip, scale: Scale, timeS: number): Hit | null {
+  const { row } = strip;
+  const reachS = REACH_PX / pxPerS(scale);
+  const at = [timeS, timeS + reachS, timeS - reachS].map((t) => row.at(t)).find((i) => i >= 0);
+  if (at === undefined) return null;
+  const [startS, lengthS] = [num(row.starts, at), num(row.durations, at)];
+  const where = `rank ${strip.rank} · ${strip.track}${strip.depth > 0 ? `, depth ${strip.depth}` : ""}`;
+  const lines = [`${lapse(lengthS)} from ${moment(startS, lengthS / 100)}`, where];
+  if (strip.track !== PHASES) lines.push(shareInWords(store, strip, scale, num(row.names, at)));
+  return { title: store.nameOf(num(row.names, at)), lines };
+}
+
+const sums = new Float64Array(SLOTS);
+
+/** "48 % of this rank's time in sight" */
+function shareInWords(store: SpanStore, { row }: Strip, scale: Scale, name: number): string {
+  const from = Math.max(scale.range[0], row.startS);
+  const until = Math.min(scale.range[1], row.endS);
+  sums.fill(0);
+  row.addTo(sums, from, until - from, 1);
+  const slot = store.slotOf(name);
+  const what = store.nameOfSlot(slot) === "other" ? "with others " : "";
+  return `${what}${percent(num(sums, slot) / (until - from))} of the rank's time in sight`;
+}
+
+const MOST_NAMES = 5;
+
+function hitColumn(store: SpanStore, strip: Strip, fromS: number, columnS: number): Hit | null {
+  sums.fill(0);
+  strip.row.addTo(sums, fromS, columnS, 1);
+  const shares = [...sums]
+    .map((seconds, slot) => ({ name: store.nameOfSlot(slot), share: seconds / columnS }))
+    .filter(({ share }) => share > 0)
+    .sort((a, b) => b.share - a.share);
+  if (shares.length === 0) return null;
+  const lines = shares.slice(0, MOST_NAMES).map(({ name, share }) => `${percent(share)} ${name}`);
+  return {
+    title: `rank ${strip.rank} · ${lapse(columnS)} from ${moment(fromS, columnS)}`,
+    lines,
+  };
+}
+
+/** What the picture shows, for who cannot see it. */
+export function summary(
+  store: SpanStore,
+  lanes: readonly Lane[],
+  shares: string,
+  endS: number,
+): string {
+  const n_ranks = new Set(lanes.map((lane) => lane.rank)).size;
+  const ranks = n_ranks === 1 ? "1 rank" : `${n_ranks} ranks`;
+  return `Timeline of ${ranks}, ${store.n} spans in ${lapse(endS)}. ${shares}`;
+}

@@ -1,0 +1,109 @@
+import { num } from "../columns";
+import type { Range } from "../range";
+import { SLOTS } from "./bins";
+import type { Row } from "./row";
+import { type Lane, PHASES, type SpanStore } from "./store";
+
+export interface Share {
+  name: string;
+  seconds: number;
+  /** Of the time that was recorded. */
+  share: number;
+}
+
+/** Where one rank's time goes. */
+export interface RankShares {
+  rank: number;
+  /** Seconds in sight from the first span to the last. */
+  recordedS: number;
+  shares: Share[];
+  /** Names of its other tracks, whose spans lie beside those: collectives during backward. */
+  beside: Share[];
+}
+
+/** A row that tells where time goes, and what encloses all of it. */
+interface Told {
+  row: Row;
+  lane: Lane;
+}
+
+/**
+ * The row of a rank whose spans are summed up: the outermost of its first track that has any. Where
+ * one name encloses everything ("step"), the time goes to what is inside of it.
+ */
+export function rowOfTime(lanes: readonly Lane[]): Told | null {
+  const lane = lanes.find((lane) => lane.track !== PHASES && lane.rows.some((row) => row.n > 0));
+  if (lane === undefined) return null;
+  const telling = lane.rows.find((row) => row.namesSeen.size > 1);
+  const row = telling ?? lane.rows.find((row) => row.n > 0);
+  return row === undefined ? null : { row, lane };
+}
+
+const sums = new Float64Array(SLOTS);
+
+/** Where a rank's time went between two times; null where nothing was recorded. */
+export function rankShares(
+  store: SpanStore,
+  rank: number,
+  lanes: readonly Lane[],
+  range: Range,
+): RankShares | null {
+  const told = rowOfTime(lanes);
+  if (told === null) return null;
+  const from = Math.max(range[0], store.dropped > 0 ? 0 : told.row.startS);
+  const until = Math.min(range[1], told.lane.endS);
+  if (until <= from) return null;
+  sums.fill(0);
+  told.row.addTo(sums, from, until - from, 1);
+  const shares = named(store, sums, until - from);
+  sums.fill(0);
+  for (const lane of lanes) {
+    if (lane !== told.lane && lane.track !== PHASES)
+      lane.rows[0]?.addTo(sums, from, until - from, 1);
+  }
+  return { rank, recordedS: until - from, shares, beside: named(store, sums, until - from) };
+}
+
+function named(store: SpanStore, seconds: Float64Array, wholeS: number): Share[] {
+  const shares: Share[] = [];
+  for (let slot = 0; slot < SLOTS; slot++) {
+    const s = num(seconds, slot);
+    if (s > 0) shares.push({ name: store.nameOfSlot(slot), seconds: s, share: s / wholeS });
+  }
+  return shares.sort((a, b) => b.seconds - a.seconds);
+}
+
+/** All ranks together, the name with the most time first. */
+export function gangShares(
+  ranks: readonly RankShares[],
+  which: "shares" | "beside" = "shares",
+): Share[] {
+  const whole = ranks.reduce((sum, rank) => sum + rank.recordedS, 0);
+  const seconds = new Map<string, number>();
+  for (const rank of ranks) {
+    for (const { name, seconds: s } of rank[which]) seconds.set(name, (seconds.get(name) ?? 0) + s);
+  }
+  return [...seconds]
+    .map(([name, s]) => ({ name, seconds: s, share: s / whole }))
+    .sort((a, b) => b.seconds - a.seconds);
+}
+
+/** Columns of a row seen from afar, in step with the clock so that they do not flicker. */
+export interface Columns {
+  fromS: number;
+  columnS: number;
+  n: number;
+}
+
+/** Spans per column, so that a column tells of several steps of training and not of one span. */
+const SPANS_PER_COLUMN = 40;
+const [LEAST_PX, MOST_PX] = [4, 40];
+
+export function columnsFor(range: Range, widthPx: number, n_spans: number): Columns {
+  const secondsPerPx = (range[1] - range[0]) / widthPx;
+  const wantedPx = (SPANS_PER_COLUMN * widthPx) / Math.max(1, n_spans);
+  const columnPx = Math.min(MOST_PX, Math.max(LEAST_PX, wantedPx));
+  const columnS = 2 ** Math.round(Math.log2(columnPx * secondsPerPx));
+  const fromS = Math.floor(range[0] / columnS) * columnS;
+  return { fromS, columnS, n: Math.ceil((range[1] - fromS) / columnS) };
+}

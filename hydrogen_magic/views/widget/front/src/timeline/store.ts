@@ -1,0 +1,206 @@
+import { type ColumnReader, num, readerOf } from "../columns";
+import type { SpanDelta } from "../protocol";
+import { OTHER_SLOT } from "./bins";
+import { Row, type SpanColumns } from "./row";
+
+/** Spans kept in the page, 22 bytes each; the trace file has all. */
+export const MOST_SPANS = 1_000_000;
+/** Share of them that goes at once, so that this is seldom. */
+const DROPPED_SHARE = 0.1;
+
+/** What the kernel writes for names that have no index of their own. */
+const OTHER_NAME = 2 ** 16 - 1;
+
+/** Tracks in the order in which they are drawn; others follow in order of appearance. */
+const TRACKS = ["phases", "spans", "horovod", "collectives", "profiler"];
+export const PHASES = "phases";
+
+/** The spans of one track of a rank. */
+export class Lane {
+  /** By depth; some may be empty. */
+  readonly rows: Row[] = [];
+  /** Spans that were recorded faster than they could be sent. */
+  skipped = 0;
+
+  constructor(
+    readonly rank: number,
+    readonly track: string,
+    private readonly slotOf: (name: number) => number,
+  ) {}
+
+  get n(): number {
+    return this.rows.reduce((n, row) => n + row.n, 0);
+  }
+
+  get endS(): number {
+    return Math.max(0, ...this.rows.map((row) => row.endS));
+  }
+
+  /** Takes new spans, in whatever order they come. */
+  take(reader: ColumnReader, n: number): void {
+    const starts = reader.take(Float64Array, n);
+    const durations = reader.take(Float32Array, n);
+    const names = reader.take(Uint16Array, n);
+    const depths = reader.take(Uint8Array, n);
+    for (const [depth, picks] of picksByDepth(starts, depths)) {
+      const pick = <C extends Float64Array | Float32Array | Uint16Array>(column: C, into: C) => {
+        picks.forEach((i, k) => {
+          into[k] = num(column, i);
+        });
+        return into;
+      };
+      const columns: SpanColumns = [
+        pick(starts, new Float64Array(picks.length)),
+        pick(durations, new Float32Array(picks.length)),
+        pick(names, new Uint16Array(picks.length)),
+      ];
+      this.rowAt(depth).insert(columns);
+    }
+  }
+
+  private rowAt(depth: number): Row {
+    while (this.rows.length <= depth) this.rows.push(new Row(this.slotOf));
+    return this.rows[depth] as Row;
+  }
+}
+
+/** Depth -> indices of its spans, in order of their starts. */
+function picksByDepth(starts: Float64Array, depths: Uint8Array): Map<number, number[]> {
+  const picks = new Map<number, number[]>();
+  depths.forEach((depth, i) => {
+    const mine = picks.get(depth);
+    if (mine) mine.push(i);
+    else picks.set(depth, [i]);
+  });
+  for (const mine of picks.values()) mine.sort((a, b) => num(starts, a) - num(starts, b));
+  return picks;
+}
+
+/** Every span of a gang as the kernel sent it, up to a million of them. */
+export class SpanStore {
+  names: string[] = [];
+  /** Spans that were dropped here because there were too many. */
+  dropped = 0;
+  /** Everything is there since this time; 0 while nothing was dropped. */
+  completeSinceS = 0;
+  /** Grows with every change. */
+  version = 0;
+  private readonly lanesByKey = new Map<string, Lane>();
+  private slots: number[] = [];
+  private slotNames: number[] = [];
+
+  constructor(private readonly mostSpans = MOST_SPANS) {}
+
+  get n(): number {
+    let n = 0;
+    for (const lane of this.lanesByKey.values()) n += lane.n;
+    return n;
+  }
+
+  /** The latest end of all spans. */
+  get endS(): number {
+    let endS = 0;
+    for (const lane of this.lanesByKey.values()) endS = Math.max(endS, lane.endS);
+    return endS;
+  }
+
+  get skipped(): number {
+    let skipped = 0;
+    for (const lane of this.lanesByKey.values()) skipped += lane.skipped;
+    return skipped;
+  }
+
+  clear(): void {
+    this.names = [];
+    this.dropped = this.completeSinceS = 0;
+    this.lanesByKey.clear();
+    this.slots = [];
+    this.slotNames = [];
+    this.version += 1;
+  }
+
+  apply(
+    names: readonly string[],
+    deltas: readonly SpanDelta[],
+    buffers: readonly DataView[],
+  ): void {
+    this.names.push(...names);
+    for (const { rank, track, n, skipped, at } of deltas) {
+      const lane = this.laneOf(rank, track);
+      lane.skipped = skipped;
+      if (n > 0) lane.take(readerOf(buffers, at, `spans of rank ${rank}, ${track}`), n);
+    }
+    this.dropOldest();
+    this.version += 1;
+  }
+
+  /** Lanes by rank, then by track in the order in which they are drawn. */
+  lanes(): Lane[] {
+    const order = (track: string) =>
+      (TRACKS.indexOf(track) + TRACKS.length + 1) % (TRACKS.length + 1);
+    return [...this.lanesByKey.values()].sort(
+      (a, b) => a.rank - b.rank || order(a.track) - order(b.track),
+    );
+  }
+
+  lane(rank: number, track: string): Lane | undefined {
+    return this.lanesByKey.get(`${rank} ${track}`);
+  }
+
+  nameOf(name: number): string {
+    return this.names[name] ?? "other";
+  }
+
+  /** The name that is summed up in a slot. */
+  nameOfSlot(slot: number): string {
+    const name = this.slotNames[slot];
+    return slot === OTHER_SLOT || name === undefined ? "other" : this.nameOf(name);
+  }
+
+  /** The slot that a name is summed up in; names that come late share the last one. */
+  readonly slotOf = (name: number): number => {
+    const known = this.slots[name];
+    if (known !== undefined) return known;
+    const isFull = this.slotNames.length >= OTHER_SLOT || name === OTHER_NAME;
+    const slot = isFull ? OTHER_SLOT : this.slotNames.push(name) - 1;
+    this.slots[name] = slot;
+    return slot;
+  };
+
+  private laneOf(rank: number, track: string): Lane {
+    const key = `${rank} ${track}`;
+    let lane = this.lanesByKey.get(key);
+    if (lane === undefined) {
+      lane = new Lane(rank, track, this.slotOf);
+      this.lanesByKey.set(key, lane);
+    }
+    return lane;
+  }
+
+  /** Drops what began before some time, in all lanes alike, once there are too many spans. */
+  private dropOldest(): void {
+    const n = this.n;
+    if (n <= this.mostSpans) return;
+    const n_over = n - this.mostSpans * (1 - DROPPED_SHARE);
+    const rows = [...this.lanesByKey.values()].flatMap((lane) => lane.rows);
+    const cutS = cutFor(rows, n_over, this.endS);
+    for (const row of rows) {
+      const n_old = row.countBefore(cutS);
+      row.dropFirst(n_old);
+      this.dropped += n_old;
+    }
+    this.completeSinceS = cutS;
+  }
+}
+
+/** A time before which about `n` spans began, and not fewer. */
+function cutFor(rows: readonly Row[], n: number, endS: number): number {
+  let [low, high] = [0, endS + 1];
+  for (let i = 0; i < 60 && high - low > 1e-6; i++) {
+    const middle = (low + high) / 2;
+    const count = rows.reduce((sum, row) => sum + row.countBefore(middle), 0);
+    if (count < n) low = middle;
+    else high = middle;
+  }
+  return high;
+}

@@ -1,0 +1,110 @@
+import { lapse, percent } from "../numbers";
+import type { Theme } from "../theme";
+import { Group } from "../view/Group";
+import { inkOn, type NameColors } from "./colors";
+import type { RankShares, Share } from "./shares";
+
+/** Names in the legend; the rest is in the bars and in the picture. */
+const MOST_NAMES = 12;
+const MOST_BESIDE = 6;
+/** Segments narrower than this share have no room for their number. */
+const LEAST_TOLD = 0.06;
+
+interface LegendProps {
+  shares: readonly Share[];
+  /** Names of tracks whose time is not part of the whole. */
+  beside: readonly Share[];
+  colors: NameColors;
+  theme: Theme;
+  highlight: string | null;
+  hover: (name: string | null) => void;
+  pinned: string | null;
+  pin: (name: string | null) => void;
+}
+
+/** Names, most time first, with their share of what is in sight. */
+export function Legend(props: LegendProps) {
+  const { shares, beside } = props;
+  const n_more = Math.max(0, shares.length - MOST_NAMES) + Math.max(0, beside.length - MOST_BESIDE);
+  return (
+    <Group class="hm-names" label="where the time goes, all ranks">
+      {shares.slice(0, MOST_NAMES).map((share) => (
+        <Name key={share.name} {...props} {...share} />
+      ))}
+      {beside.length > 0 && <span class="hm-note">beside</span>}
+      {beside.slice(0, MOST_BESIDE).map((share) => (
+        <Name key={`beside ${share.name}`} {...props} {...share} />
+      ))}
+      {n_more > 0 && <span class="hm-note">{`and ${n_more} more`}</span>}
+    </Group>
+  );
+}
+
+function Name({ name, share, colors, theme, highlight, hover, pinned, pin }: LegendProps & Share) {
+  const isDim = highlight !== null && highlight !== name;
+  return (
+    <button
+      type="button"
+      class={isDim ? "hm-name hm-dim" : "hm-name"}
+      aria-pressed={pinned === name}
+      title={`Show ${name} alone`}
+      onMouseEnter={() => hover(name)}
+      onMouseLeave={() => hover(null)}
+      onClick={() => pin(pinned === name ? null : name)}
+    >
+      <i style={{ background: colors.fill(name, theme) }} aria-hidden="true" />
+      {name}
+      <b>{percent(share)}</b>
+    </button>
+  );
+}
+
+interface WhereProps {
+  ranks: readonly RankShares[];
+  colors: NameColors;
+  theme: Theme;
+  highlight: string | null;
+}
+
+/** One bar per rank: how the time in sight is divided. */
+export function Where({ ranks, colors, theme, highlight }: WhereProps) {
+  const inOrder = (shares: readonly Share[]) =>
+    [...shares].sort((a, b) => colors.indexOf(a.name) - colors.indexOf(b.name));
+  return (
+    <div class="hm-where">
+      {ranks.map(({ rank, shares }) => (
+        <div key={rank} class="hm-where-row" role="img" aria-label={inWords(rank, shares)}>
+          <span>{`rank ${rank}`}</span>
+          <div class="hm-where-bar">
+            {inOrder(shares).map((share) => (
+              <Segment
+                key={share.name}
+                {...share}
+                fill={colors.fill(share.name, theme)}
+                isDim={highlight !== null && highlight !== share.name}
+              />
+            ))}
+          </div>
+        </div>
+      ))}
+    </div>
+  );
+}
+
+function Segment({ name, seconds, share, fill, isDim }: Share & { fill: string; isDim: boolean }) {
+  return (
+    <i
+      class={isDim ? "hm-dim" : undefined}
+      style={{ width: `${share * 100}%`, background: fill, color: inkOn(fill) }}
+      title={`${name}: ${percent(share)}, ${lapse(seconds)}`}
+    >
+      {share >= LEAST_TOLD ? percent(share) : ""}
+    </i>
+  );
+}
+
+/** "rank 0: backward 48 %, forward 27 %" */
+export function inWords(rank: number, shares: readonly Share[]): string {
+  const most = shares.slice(0, 4).map(({ name, share }) => `${name} ${percent(share)}`);
+  return `rank ${rank}: ${most.join(", ")}`;
+}

@@ -1,0 +1,75 @@
+import { useRef } from "preact/hooks";
+import { Curves } from "../curves";
+import type { Page } from "../page";
+import type { Theme } from "../theme";
+import { Timeline } from "../timeline";
+import { Failure } from "./Failure";
+import { Final, Waiting } from "./Final";
+import { Header } from "./Header";
+import { useStore, useTheme } from "./hooks";
+import { Output } from "./Output";
+import { Ranks } from "./Ranks";
+import { Stacks } from "./Stacks";
+
+/** Everything under the cell. */
+export function App({ page }: { page: Page }) {
+  const version = useStore(page.store);
+  const root = useRef<HTMLDivElement>(null);
+  const theme = useTheme(root);
+  const { gang } = page.store;
+  const label = gang ? `Gang ${gang.id}, ${gang.np} ranks` : "Gang";
+  return (
+    // biome-ignore lint/a11y/useSemanticElements: a fieldset is for forms
+    <div
+      class="hm"
+      ref={root}
+      role="group"
+      aria-label={label}
+      onFocusIn={takeKeys}
+      onFocusOut={giveKeys}
+    >
+      {theme !== null && <Body page={page} theme={theme} version={version} />}
+    </div>
+  );
+}
+
+const SUPPRESS = "data-lm-suppress-shortcuts";
+
+/**
+ * JupyterLab takes Enter, Space and arrows for itself, unless an element says that it wants them. A
+ * reader who came by keyboard means our buttons; one who clicked Stop goes on with the notebook.
+ */
+function takeKeys({ currentTarget, target }: FocusEvent): void {
+  const isByKeyboard = (target as Element).matches(":focus-visible");
+  (currentTarget as Element).toggleAttribute(SUPPRESS, isByKeyboard);
+}
+
+function giveKeys({ currentTarget }: FocusEvent): void {
+  (currentTarget as Element).removeAttribute(SUPPRESS);
+}
+
+interface BodyProps {
+  page: Page;
+  theme: Theme;
+  version: number;
+}
+
+function Body({ page, theme, version }: BodyProps) {
+  const { store, ask } = page;
+  const { gang } = store;
+  if (gang === null) {
+    return page.final ? <Final html={page.final} /> : <Waiting refusal={page.refusal} />;
+  }
+  const common = { version, theme, ask, np: gang.np, isLive: !store.isOver, gangId: gang.id };
+  return (
+    <>
+      <Header page={page} gang={gang} version={version} />
+      {store.report && <Failure report={store.report} />}
+      <Ranks {...common} store={store} gang={gang} />
+      <Curves {...common} store={store.curves} />
+      <Timeline {...common} store={store.spans} ranks={store.ranks} nowS={() => store.nowS()} />
+      <Output {...common} store={store} />
+      {store.stacks && <Stacks stacks={store.stacks} />}
+    </>
+  );
+}

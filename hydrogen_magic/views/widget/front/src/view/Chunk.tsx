@@ -1,0 +1,72 @@
+import { type Cut, cutOf } from "../lines";
+import type { Line } from "../protocol";
+import type { Theme } from "../theme";
+import { colorOf } from "../theme";
+import { memo } from "./memo";
+import { type Mark, Text } from "./Text";
+
+/** Lines that are laid out together; the browser skips chunks that are out of sight. */
+export const CHUNK_LINES = 100;
+
+interface Props {
+  /** Number of the first line, counted from the first that ever came. */
+  first: number;
+  lines: readonly Line[];
+  rank: number | null;
+  theme: Theme;
+  marks: readonly (Mark & { line: number })[];
+  wanted: string;
+  /** Which mark is the current one, empty when it is in another chunk. */
+  current: string;
+}
+
+/** What makes a chunk look different; lines themselves never change. */
+const isSame = (a: Props, b: Props) =>
+  a.first === b.first &&
+  a.lines.length === b.lines.length &&
+  a.lines[0] === b.lines[0] &&
+  a.rank === b.rank &&
+  a.theme === b.theme &&
+  a.wanted === b.wanted &&
+  a.current === b.current;
+
+export const Chunk = memo(function Chunk({ first, lines, rank, theme, marks }: Props) {
+  const rows = lines.flatMap((line, i) => {
+    if (rank !== null && line[0] !== rank) return [];
+    const its = marks.filter((mark) => mark.line === first + i);
+    return [<Row key={first + i} k={first + i} line={line} theme={theme} marks={its} />];
+  });
+  if (rows.length === 0) return null;
+  return (
+    <div class="hm-chunk" style={{ "--hm-n": rows.length }}>
+      {rows}
+    </div>
+  );
+}, isSame);
+
+const STREAMS = ["stdout", "stderr", "note"] as const;
+
+interface RowProps {
+  k: number;
+  line: Line;
+  theme: Theme;
+  marks: readonly Mark[];
+}
+
+function Row({ k, line, theme, marks }: RowProps) {
+  const [rank, stream, , at_s] = line;
+  const cut: Cut = cutOf(line);
+  return (
+    <div class="hm-row" data-line={k} data-stream={STREAMS[stream]}>
+      <span class="hm-gutter" style={{ borderColor: colorOf(theme, rank) }} title={when(at_s)}>
+        {rank}
+      </span>
+      <span class="hm-text">
+        <Text runs={cut.runs} marks={marks} />
+        {"\n"}
+      </span>
+    </div>
+  );
+}
+
+const when = (at_s: number) => `${at_s.toFixed(2)} s`;

@@ -1,0 +1,62 @@
+import { useState } from "preact/hooks";
+import { parseAnsi, plainOf } from "../ansi";
+import type { Report } from "../protocol";
+import { Shape } from "./shapes";
+import { Text } from "./Text";
+
+const SAID_MS = 1500;
+/** IPython's arrow at the line that raised, with or without its number. */
+const ARROW = /^\s*-{2,}>/;
+
+/** Why the gang failed: in words first, then the culprit's own lines. */
+export function Failure({ report }: { report: Report }) {
+  const [title = [], ...rest] = report.text
+    .replace(/\n\s*\n/, "\n")
+    .split("\n")
+    .map(parseAnsi);
+  const plain = [title, ...rest].map(plainOf);
+  return (
+    <section class="hm-failure" role="alert" aria-label="Failure">
+      <div class="hm-failure-title">
+        <Shape name="cross" />
+        <span>
+          <Text runs={title} />
+        </span>
+        <CopyButton text={plain.join("\n")} />
+      </div>
+      {rest.length > 0 && (
+        // biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reached by keyboard
+        <pre tabIndex={0}>
+          {rest.map((runs, i) => (
+            <div key={i} class={ARROW.test(plain[i + 1] ?? "") ? "hm-arrow" : undefined}>
+              <Text runs={runs} />
+              {"\n"}
+            </div>
+          ))}
+        </pre>
+      )}
+    </section>
+  );
+}
+
+export function CopyButton({ text }: { text: string }) {
+  const [said, setSaid] = useState("");
+  const copy = async () => {
+    setSaid((await toClipboard(text)) ? "Copied" : "Not allowed here");
+    setTimeout(() => setSaid(""), SAID_MS);
+  };
+  return (
+    <button type="button" class="hm-button" onClick={() => void copy()}>
+      {said || "Copy"}
+    </button>
+  );
+}
+
+async function toClipboard(text: string): Promise<boolean> {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return false; // a page over plain http has no clipboard, and a frame may be refused it
+  }
+}

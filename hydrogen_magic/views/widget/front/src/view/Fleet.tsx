@@ -1,0 +1,109 @@
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
+import { MARKS } from "../protocol";
+import type { FleetView } from "../store";
+import type { Theme } from "../theme";
+import { draw, type Grid, gridFor, rankAt } from "./cells";
+import type { Ask } from "./props";
+import { useWidth } from "./useWidth";
+
+interface Props {
+  fleet: FleetView;
+  theme: Theme;
+  ask: Ask;
+  version: number;
+}
+
+/** Every rank as a small cell; its row is shown by a click or by Enter. */
+export function FleetGrid({ fleet, theme, ask, version }: Props) {
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const np = fleet.phase.length;
+  const [widthPx, measured] = useWidth();
+  const grid = gridFor(np, widthPx);
+  const [cursor, setCursor] = useState<number | null>(null);
+  const [chosen, setChosen] = useState<readonly number[]>([]);
+  useLayoutEffect(() => {
+    if (canvas.current) draw(canvas.current, grid, fleet, theme, cursor);
+  }, [version, theme, cursor, grid.columns, grid.pitch]);
+  const choose = (rank: number) => {
+    const next = chosen.includes(rank) ? chosen.filter((r) => r !== rank) : [...chosen, rank];
+    setChosen(next);
+    void ask({ do: "rows", ranks: next });
+  };
+  const pick = (event: MouseEvent) => {
+    const rank = rankAt(grid, np, event.offsetX, event.offsetY);
+    if (rank !== null) choose(rank);
+  };
+  const keys = (event: KeyboardEvent) => {
+    const to = moved(event.key, cursor ?? 0, grid, np);
+    if (to !== null) setCursor(to);
+    else if ((event.key === "Enter" || event.key === " ") && cursor !== null) choose(cursor);
+    else return;
+    event.preventDefault();
+    event.stopPropagation(); // the notebook has its own use for these keys
+  };
+  return (
+    <div class="hm-fleet" ref={measured}>
+      {/* biome-ignore lint/a11y/noInteractiveElementToNoninteractiveRole: it takes keys itself */}
+      <canvas
+        ref={canvas}
+        tabIndex={0}
+        role="application"
+        data-lm-suppress-shortcuts="true"
+        aria-roledescription="grid of ranks"
+        aria-label={`${np} ranks: arrow keys move, Enter shows or hides a rank's row`}
+        onMouseMove={(event) => setCursor(rankAt(grid, np, event.offsetX, event.offsetY))}
+        onMouseLeave={() => setCursor(null)}
+        onClick={pick}
+        onKeyDown={keys}
+        onFocus={() => setCursor((rank) => rank ?? 0)}
+        onBlur={() => setCursor(null)}
+      />
+      <div class="hm-fleet-foot">
+        <Legend fleet={fleet} />
+        <span class="hm-fleet-told" aria-live="polite">
+          {cursor === null ? "" : describe(fleet, cursor)}
+        </span>
+      </div>
+    </div>
+  );
+}
+
+function describe(fleet: FleetView, rank: number): string {
+  const phase = fleet.phases[fleet.phase[rank] ?? -1] ?? "";
+  const percent = fleet.progress[rank] ?? 255;
+  const mark = MARKS[fleet.mark[rank] ?? 0] ?? "";
+  const progress = percent === 255 ? "" : `${percent} %`;
+  return [`rank ${rank}`, phase, progress, mark].filter(Boolean).join(" · ");
+}
+
+function moved(key: string, from: number, grid: Grid, np: number): number | null {
+  const steps: Record<string, number> = {
+    ArrowLeft: -1,
+    ArrowRight: 1,
+    ArrowUp: -grid.columns,
+    ArrowDown: grid.columns,
+    Home: -np,
+    End: np,
+  };
+  const step = steps[key];
+  return step === undefined ? null : Math.min(np - 1, Math.max(0, from + step));
+}
+
+function Legend({ fleet }: { fleet: FleetView }) {
+  const n_marked = (k: number) => fleet.mark.reduce((n, mark) => n + (mark === k ? 1 : 0), 0);
+  const marks = MARKS.map((mark, k) => [mark, k === 0 ? 0 : n_marked(k)] as const);
+  return (
+    <span class="hm-legend">
+      <span class="hm-ramp" aria-hidden="true" />
+      progress
+      {marks.map(([mark, n]) =>
+        n > 0 ? (
+          <span key={mark} class="hm-legend-mark" data-mark={mark}>
+            <i aria-hidden="true" />
+            {n} {mark}
+          </span>
+        ) : null,
+      )}
+    </span>
+  );
+}

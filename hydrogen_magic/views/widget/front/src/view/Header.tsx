@@ -1,0 +1,225 @@
+import { useLayoutEffect, useRef } from "preact/hooks";
+import { count, duration, rate } from "../format";
+import type { Page } from "../page";
+import type { Gang, Notice, Order } from "../protocol";
+import type { Store } from "../store";
+import { useTick } from "./hooks";
+import { Shape, STATES } from "./shapes";
+
+/** Messages come every second at least; so long without one means that something is wrong. */
+const NO_CONTACT_S = 4;
+const SILENT = `No word from the kernel for more than ${NO_CONTACT_S} s: it is gone, or the connection to it is.`;
+const STEPS = 5;
+
+interface Props {
+  page: Page;
+  gang: Gang;
+  version: number;
+}
+
+export function Header({ page, gang }: Props) {
+  const { store } = page;
+  const isLive = !store.isOver;
+  useTick(isLive, 1000);
+  const isLost = isLive && store.silenceS() > NO_CONTACT_S;
+  const order = (what: Order) => void page.ask(what);
+  return (
+    <header class="hm-header">
+      <div class="hm-line">
+        <Pill gang={gang} isLost={isLost} isAsked={page.stopping.isAsked} />
+        <Facts gang={gang} store={store} />
+        <Controls page={page} gang={gang} isLive={isLive} order={order} />
+      </div>
+      <Notices page={page} gang={gang} isLost={isLost} />
+    </header>
+  );
+}
+
+interface PillProps {
+  gang: Gang;
+  isLost: boolean;
+  isAsked: boolean;
+}
+
+function Pill({ gang, isLost, isAsked }: PillProps) {
+  const isStopping = isAsked && (gang.state === "running" || gang.state === "starting");
+  const word = isLost ? "no contact" : isStopping ? "stopping" : gang.state;
+  const { shape, tone } = STATES[word];
+  const places = gang.queued && gang.state === "queued" ? ` ${gang.queued.join("/")}` : "";
+  return (
+    <span class={`hm-pill hm-${tone}`} role="status" data-state={word}>
+      <Shape name={shape} />
+      {word}
+      {places}
+    </span>
+  );
+}
+
+function Facts({ gang, store }: { gang: Gang; store: Store }) {
+  const isLive = !store.isOver;
+  const ranks = gang.np === 1 ? "1 rank" : `${count(gang.np)} ranks`;
+  const attempt = gang.attempt > 0 ? `attempt ${gang.attempt + 1}` : "";
+  const setup = [ranks, gang.placement, gang.rendezvous, attempt].filter(Boolean).join(" · ");
+  return (
+    <div class="hm-facts">
+      <b title={gang.title}>{gang.id}</b>
+      <span class="hm-quiet">{setup}</span>
+      <Elapsed store={store} isLive={isLive} />
+      {isLive && gang.remaining_s !== null && <span>~{duration(gang.remaining_s)} left</span>}
+      {gang.steps_per_s !== null && <span>{rate(gang.steps_per_s)} steps/s</span>}
+    </div>
+  );
+}
+
+/** Goes on between messages, so that the reader sees that the page is alive. */
+function Elapsed({ store, isLive }: { store: Store; isLive: boolean }) {
+  useTick(isLive, store.nowS() < 10 ? 100 : 500);
+  return (
+    <span class="hm-elapsed" role="timer" aria-live="off">
+      {duration(store.nowS())}
+    </span>
+  );
+}
+
+// ── what the reader can do ──────────────────────────────────────────────────────────────────────
+
+interface ControlsProps {
+  page: Page;
+  gang: Gang;
+  isLive: boolean;
+  order: (what: Order) => void;
+}
+
+const PROFILING: Record<Gang["profiling"], string> = {
+  "": `Record ${STEPS} steps`,
+  waiting: "Waiting for a step…",
+  recording: "Recording…",
+  reading: "Reading the trace…",
+};
+
+function Controls({ page, gang, isLive, order }: ControlsProps) {
+  const box = useRef<HTMLDivElement>(null);
+  useKeptFocus(box, isLive);
+  return (
+    <div class="hm-controls" ref={box} tabIndex={-1}>
+      {isLive && (
+        <>
+          <Tool
+            label="Spans"
+            title="Record forward, backward, all_reduce and the rest of every step as spans"
+            isPressed={gang.recording}
+            act={() => order({ do: "record", on: !gang.recording })}
+          />
+          <Tool
+            label={PROFILING[gang.profiling]}
+            title={`Turn the torch profiler on for ${STEPS} steps on every rank`}
+            isBusy={gang.profiling !== ""}
+            act={() => order({ do: "profile", steps: STEPS })}
+          />
+          <Tool
+            label="Stacks"
+            title="Where every thread of every rank is right now"
+            act={() => order({ do: "stacks" })}
+          />
+          <StopButtons page={page} gang={gang} />
+        </>
+      )}
+    </div>
+  );
+}
+
+interface ToolProps {
+  label: string;
+  title: string;
+  act: () => void;
+  isPressed?: boolean;
+  /** Cannot be pressed just now, and keeps the focus: `disabled` would lose it. */
+  isBusy?: boolean;
+}
+
+function Tool({ label, title, act, isPressed, isBusy = false }: ToolProps) {
+  return (
+    <button
+      type="button"
+      class="hm-button"
+      title={title}
+      aria-pressed={isPressed}
+      aria-disabled={isBusy}
+      onClick={() => !isBusy && act()}
+    >
+      {label}
+    </button>
+  );
+}
+
+/** When the buttons go, focus that was on one of them stays in the widget. */
+function useKeptFocus(box: { current: HTMLElement | null }, isLive: boolean): void {
+  const hadFocus = useRef(false);
+  if (isLive) hadFocus.current = box.current?.contains(document.activeElement) ?? false;
+  useLayoutEffect(() => {
+    if (!isLive && hadFocus.current) box.current?.focus({ preventScroll: true });
+  }, [isLive, box]);
+}
+
+function StopButtons({ page, gang }: { page: Page; gang: Gang }) {
+  const { stopping } = page;
+  const isStopping = stopping.isAsked || gang.state === "stopping" || gang.state === "killing";
+  const isKilling = stopping.isKilling || gang.state === "killing";
+  return (
+    <>
+      {/* aria-disabled keeps the focus where the reader has it, `disabled` would not */}
+      <button
+        type="button"
+        class="hm-button hm-stop"
+        aria-disabled={isStopping}
+        title="Ask all ranks to stop; those that do not are ended"
+        onClick={() => !isStopping && stopping.stop()}
+      >
+        {isKilling ? "Killing…" : isStopping ? "Stopping…" : "Stop"}
+      </button>
+      {stopping.isKillOffered && !isKilling && (
+        <button
+          type="button"
+          class="hm-button hm-stop hm-kill"
+          title="End all ranks at once; nothing more is saved"
+          onClick={() => stopping.kill()}
+        >
+          Kill now
+        </button>
+      )}
+    </>
+  );
+}
+
+// ── one line each ───────────────────────────────────────────────────────────────────────────────
+
+interface NoticesProps {
+  page: Page;
+  gang: Gang;
+  isLost: boolean;
+}
+
+function Notices({ page, gang, isLost }: NoticesProps) {
+  const { said } = page;
+  const lines: Notice[] = [
+    ...warnings(isLost ? SILENT : "", page.stopping.hint, ...gang.warnings),
+    ...gang.notices,
+    ...(page.store.report ? [] : [{ level: "info" as const, text: gang.reason }]),
+    { level: said?.ok ? "info" : "warning", text: said?.text ?? "" },
+  ];
+  const shown = new Map(lines.map((line) => [line.text, line]));
+  shown.delete("");
+  return (
+    <ul class="hm-notices" aria-live="polite" aria-label="Notices">
+      {[...shown.values()].map(({ level, text }) => (
+        <li key={text} class={`hm-notice hm-${level}`}>
+          {level !== "info" && <Shape name={level === "error" ? "cross" : "slow"} />}
+          {text}
+        </li>
+      ))}
+    </ul>
+  );
+}
+
+const warnings = (...texts: readonly string[]): Notice[] =>
+  texts.map((text) => ({ level: "warning", text }));

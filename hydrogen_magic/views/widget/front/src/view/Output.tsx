@@ -1,0 +1,212 @@
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
+import { count } from "../format";
+import { type Hit, search } from "../lines";
+import type { Store } from "../store";
+import { CHUNK_LINES, Chunk } from "./Chunk";
+import { type Follow, useFollow } from "./follow";
+import type { Ask, SectionProps } from "./props";
+import { Section } from "./Section";
+
+const FEWEST_ROWS = 4;
+const MOST_ROWS = 14;
+
+interface Props extends SectionProps {
+  store: Store;
+}
+
+/** What ranks printed: all of them, or one. */
+export function Output({ store, theme, ask, np, version }: Props) {
+  const [rank, setRank] = useState<number | null>(null);
+  const [wanted, setWanted] = useState("");
+  const [at, setAt] = useState(0);
+  const box = useRef<HTMLDivElement>(null);
+  const follow = useFollow(box, version, rank);
+  const hits = search(store.lines, store.linesBefore, rank, wanted);
+  const current = hits.length ? hits[Math.min(at, hits.length - 1)] : undefined;
+  useShownHit(box, current, wanted, follow.letGo);
+  if (store.lines.length === 0 && store.linesBefore === 0) return null;
+  const step = (by: number) =>
+    setAt(hits.length ? (Math.min(at, hits.length - 1) + by + hits.length) % hits.length : 0);
+  const find = (text: string) => {
+    setWanted(text);
+    setAt(0);
+  };
+  const tools = (
+    <>
+      <Search wanted={wanted} n_hits={hits.length} at={at} find={find} step={step} />
+      <RankChoice np={np} rank={rank} choose={setRank} />
+      <FollowButton follow={follow} />
+      <FileButton rank={rank} ask={ask} />
+    </>
+  );
+  return (
+    <Section name="output" title="Output" note={<Note store={store} />} tools={tools}>
+      <div
+        class="hm-log"
+        role="log"
+        aria-live="off"
+        aria-label="Output"
+        // biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reached by keyboard
+        tabIndex={0}
+        style={{ "--hm-rows": rowsFor(store.lines.length) }}
+        ref={box}
+      >
+        {chunksOf(store).map(([first, lines]) => (
+          <Chunk
+            key={Math.floor(first / CHUNK_LINES)}
+            first={first}
+            lines={lines}
+            rank={rank}
+            theme={theme}
+            marks={marksIn(hits, first, lines.length, current)}
+            wanted={wanted}
+            current={currentIn(current, first, lines.length)}
+          />
+        ))}
+      </div>
+    </Section>
+  );
+}
+
+function FollowButton({ follow }: { follow: Follow }) {
+  return (
+    <button
+      type="button"
+      class="hm-button"
+      aria-pressed={follow.isOn}
+      onClick={() => (follow.isOn ? follow.letGo() : follow.resume())}
+    >
+      Follow
+    </button>
+  );
+}
+
+function FileButton({ rank, ask }: { rank: number | null; ask: Ask }) {
+  return (
+    <button
+      type="button"
+      class="hm-button"
+      title={rank === null ? "All that all ranks printed" : `All that rank ${rank} printed`}
+      onClick={() => void ask({ do: "log", rank })}
+    >
+      Whole file
+    </button>
+  );
+}
+
+/** Grows with its first lines, then scrolls; the reader may drag it to another height. */
+const rowsFor = (n_lines: number) => Math.min(MOST_ROWS, Math.max(FEWEST_ROWS, n_lines));
+
+function Note({ store }: { store: Store }) {
+  const { linesBefore, lines } = store;
+  const all = count(linesBefore + lines.length);
+  if (linesBefore === 0) return <>{all} lines</>;
+  return (
+    <>
+      last {count(lines.length)} of {all} lines
+    </>
+  );
+}
+
+/** The lines, cut where their numbers are multiples of a chunk's length: old chunks stay as they are. */
+function chunksOf({ lines, linesBefore }: Store) {
+  const chunks: [first: number, lines: Store["lines"]][] = [];
+  let i = 0;
+  while (i < lines.length) {
+    const end = Math.min(lines.length, i + CHUNK_LINES - ((linesBefore + i) % CHUNK_LINES));
+    chunks.push([linesBefore + i, lines.slice(i, end)]);
+    i = end;
+  }
+  return chunks;
+}
+
+const isIn = (hit: Hit, first: number, n: number) => hit.line >= first && hit.line < first + n;
+
+function marksIn(hits: readonly Hit[], first: number, n: number, current: Hit | undefined) {
+  return hits
+    .filter((hit) => isIn(hit, first, n))
+    .map((hit) => ({ ...hit, isCurrent: hit === current }));
+}
+
+const currentIn = (current: Hit | undefined, first: number, n: number) =>
+  current && isIn(current, first, n) ? `${current.line}:${current.from}` : "";
+
+/** Brings what the reader searches for into sight, and keeps it there. */
+function useShownHit(
+  box: { current: HTMLElement | null },
+  current: Hit | undefined,
+  wanted: string,
+  letGo: () => void,
+): void {
+  useLayoutEffect(() => {
+    if (current === undefined) return;
+    letGo();
+    const line = box.current?.querySelector<HTMLElement>(`[data-line="${current.line}"]`);
+    if (line && box.current) centre(box.current, line);
+  }, [current?.line, current?.from, wanted]);
+}
+
+/** Scrolls the box alone: `scrollIntoView` would move the notebook too. */
+function centre(box: HTMLElement, line: HTMLElement): void {
+  const offset = line.getBoundingClientRect().top - box.getBoundingClientRect().top;
+  box.scrollTop += offset - box.clientHeight / 2;
+}
+
+interface SearchProps {
+  wanted: string;
+  n_hits: number;
+  at: number;
+  find: (text: string) => void;
+  step: (by: number) => void;
+}
+
+function Search({ wanted, n_hits, at, find, step }: SearchProps) {
+  const keys = (event: KeyboardEvent) => {
+    event.stopPropagation(); // letters are the notebook's commands
+    if (event.key === "Enter") step(event.shiftKey ? -1 : 1);
+    if (event.key === "Escape") find("");
+  };
+  const told = n_hits ? `${count(Math.min(at, n_hits - 1) + 1)} of ${count(n_hits)}` : "none";
+  return (
+    <span class="hm-search">
+      <input
+        type="search"
+        class="hm-input"
+        placeholder="Search"
+        aria-label="Search the output; Enter goes to the next, Shift Enter to the one before"
+        value={wanted}
+        onInput={(event) => find(event.currentTarget.value)}
+        onKeyDown={keys}
+      />
+      <span class="hm-note" role="status">
+        {wanted ? told : ""}
+      </span>
+    </span>
+  );
+}
+
+interface ChoiceProps {
+  np: number;
+  rank: number | null;
+  choose: (rank: number | null) => void;
+}
+
+function RankChoice({ np, rank, choose }: ChoiceProps) {
+  if (np === 1) return null;
+  const ranks = Array.from({ length: np }, (_, k) => k);
+  return (
+    <select
+      class="hm-select"
+      aria-label="Whose output"
+      value={rank === null ? "" : String(rank)}
+      onChange={({ currentTarget: { value } }) => choose(value === "" ? null : Number(value))}
+    >
+      <option value="">all ranks</option>
+      {ranks.map((k) => (
+        <option key={k} value={String(k)}>
+          rank {k}
+        </option>
+      ))}
+    </select>
+  );
+}

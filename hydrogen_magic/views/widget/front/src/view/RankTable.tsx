@@ -1,0 +1,172 @@
+import type { ComponentChildren } from "preact";
+import { useRef } from "preact/hooks";
+import type { Bar, Mark, Rank } from "../protocol";
+import type { Theme } from "../theme";
+import { barTitle, type Column, columnsOf, stateText, Widths } from "./figures";
+import { memo } from "./memo";
+import { Shape, type ShapeName, Swatch, type Tone } from "./shapes";
+
+interface Props {
+  rows: readonly Rank[];
+  theme: Theme;
+}
+
+export function RankTable({ rows, theme }: Props) {
+  const widths = useRef(new Widths()).current;
+  const columns = columnsOf(rows);
+  return (
+    // biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reached by keyboard
+    <section class="hm-scroll" tabIndex={0} aria-label="Table of ranks">
+      <table class="hm-ranks-table">
+        <Head {...columns} rows={rows} widths={widths} />
+        <tbody>
+          {rows.map((row, i) => (
+            <Row key={row.rank} {...columns} row={row} i={i} theme={theme} />
+          ))}
+        </tbody>
+      </table>
+    </section>
+  );
+}
+
+interface Columns {
+  before: readonly Column[];
+  after: readonly Column[];
+}
+
+const classOf = ({ look }: Column) => look.replace(/\w+/g, "hm-$&");
+
+function Head({
+  before,
+  after,
+  rows,
+  widths,
+}: Columns & { rows: readonly Rank[]; widths: Widths }) {
+  const title = (one: Column) => (
+    <th
+      key={one.key}
+      scope="col"
+      class={classOf(one)}
+      style={{ minWidth: widths.of(one.key, one.texts) }}
+    >
+      {one.title}
+    </th>
+  );
+  return (
+    <thead>
+      <tr>
+        <th scope="col">rank</th>
+        {before.map(title)}
+        <th scope="col" class="hm-wide">
+          {barTitle(rows)}
+        </th>
+        {after.map(title)}
+        <th scope="col" style={{ minWidth: widths.ofStates(rows) }}>
+          state
+        </th>
+      </tr>
+    </thead>
+  );
+}
+
+function Row({ before, after, row, i, theme }: Columns & { row: Rank; i: number; theme: Theme }) {
+  const cell = (one: Column) => (
+    <td key={one.key} class={classOf(one)}>
+      {one.texts[i]}
+    </td>
+  );
+  return (
+    <tr data-mark={row.mark} data-phase={row.phase}>
+      <th scope="row">
+        <Swatch rank={row.rank} theme={theme} />
+        rank {row.rank}
+      </th>
+      {before.map(cell)}
+      <td class="hm-wide">
+        <Progress row={row} />
+      </td>
+      {after.map(cell)}
+      <td class="hm-state">
+        <State row={row} />
+      </td>
+    </tr>
+  );
+}
+
+// ── cells ───────────────────────────────────────────────────────────────────────────────────────
+
+const BEFORE: ReadonlySet<string> = new Set(["waiting", "starting", "loading"]);
+
+function Progress({ row }: { row: Rank }) {
+  if (BEFORE.has(row.phase)) return <Track label={row.doing || row.phase} isBusy />;
+  if (row.bar?.total) return <KnownProgress rank={row.rank} bar={row.bar} total={row.bar.total} />;
+  return row.phase === "running" ? <Track label="no end known" isBusy={row.steps > 0} /> : null;
+}
+
+interface KnownProps {
+  rank: number;
+  bar: Bar;
+  total: number;
+}
+
+function KnownProgress({ rank, bar, total }: KnownProps) {
+  const share = Math.min(1, bar.n / total);
+  return (
+    <div
+      class="hm-track"
+      role="progressbar"
+      aria-label={`rank ${rank}${bar.desc ? `, ${bar.desc}` : ""}`}
+      aria-valuemin={0}
+      aria-valuemax={total}
+      aria-valuenow={Math.min(bar.n, total)}
+    >
+      <div class="hm-fill" style={{ width: `${(share * 100).toFixed(2)}%` }} />
+    </div>
+  );
+}
+
+/** A track without a known share: something goes on, or nothing is known of it. */
+function Track({ label, isBusy }: { label: string; isBusy: boolean }) {
+  return <div class="hm-track" data-busy={isBusy} role="progressbar" aria-label={label} />;
+}
+
+const MARK_SHAPES: Record<Mark, [ShapeName, Tone] | null> = {
+  "": null,
+  straggler: ["slow", "warning"],
+  stopped: ["square", "warning"],
+  dead: ["cross", "error"],
+  waiting: ["hourglass", "faint"],
+};
+const PHASE_SHAPES: Record<string, [ShapeName, Tone]> = {
+  done: ["check", "good"],
+  failed: ["cross", "error"],
+  stopped: ["square", "warning"],
+};
+
+function StateOf({ row }: { row: Rank }) {
+  const [shape, tone] = MARK_SHAPES[row.mark] ?? PHASE_SHAPES[row.phase] ?? [null, "faint"];
+  const text = stateText(row);
+  return (
+    <Marked tone={tone} title={text} shape={shape && <Shape name={shape} />}>
+      {text}
+    </Marked>
+  );
+}
+
+const State = memo(StateOf, (before, now) => before.row === now.row);
+
+interface MarkedProps {
+  tone: Tone;
+  title: string;
+  shape: ComponentChildren;
+  children: string;
+}
+
+function Marked({ tone, title, shape, children }: MarkedProps) {
+  return (
+    <span class={shape ? `hm-marked hm-${tone}` : "hm-marked"} title={title}>
+      {shape}
+      {children}
+    </span>
+  );
+}

@@ -1,0 +1,43 @@
+import { count } from "../format";
+import type { Gang, Rank } from "../protocol";
+import type { Store } from "../store";
+import { FleetGrid } from "./Fleet";
+import type { SectionProps } from "./props";
+import { RankTable } from "./RankTable";
+import { Section } from "./Section";
+
+interface Props extends SectionProps {
+  store: Store;
+  gang: Gang;
+}
+
+/** One row per rank; where there are many, all of them as a grid and rows of those that matter. */
+export function Ranks({ store, theme, ask, version }: Props) {
+  const { fleet } = store;
+  const rows = fleet ? shownRows(store.ranks, fleet.shown) : allRows(store.ranks);
+  if (!fleet && rows.length === 0) return null;
+  const counts = fleet?.counts ?? countPhases(rows);
+  return (
+    <Section name="ranks" title="Ranks" note={<Counts counts={counts} />}>
+      {fleet && <FleetGrid fleet={fleet} theme={theme} ask={ask} version={version} />}
+      <RankTable rows={rows} theme={theme} />
+    </Section>
+  );
+}
+
+const allRows = (ranks: ReadonlyMap<number, Rank>) =>
+  [...ranks.values()].sort((a, b) => a.rank - b.rank);
+
+const shownRows = (ranks: ReadonlyMap<number, Rank>, shown: readonly number[]) =>
+  shown.map((rank) => ranks.get(rank)).filter((row) => row !== undefined);
+
+function countPhases(rows: readonly Rank[]): Record<string, number> {
+  const counts: Record<string, number> = {};
+  for (const { phase } of rows) counts[phase] = (counts[phase] ?? 0) + 1;
+  return counts;
+}
+
+function Counts({ counts }: { counts: Record<string, number> }) {
+  const some = Object.entries(counts).filter(([, n]) => n > 0);
+  return <>{some.map(([phase, n]) => `${count(n)} ${phase}`).join(" · ")}</>;
+}

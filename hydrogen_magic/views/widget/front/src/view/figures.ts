@@ -1,0 +1,99 @@
+import { column, count, rate, size } from "../format";
+import type { Rank } from "../protocol";
+
+/** More columns than that leave no room for progress; the curves have every metric. */
+const MOST_METRICS = 4;
+/** Characters of a state that its column grows for. */
+const MOST_STATE = 18;
+
+/** One column of the table of ranks; figures are aligned. */
+export interface Column {
+  key: string;
+  title: string;
+  texts: string[];
+  /** `minor` gives way where the notebook is narrow: what a rank does is worth more. */
+  look: "quiet" | "number" | "number minor";
+}
+
+type TextOf = (row: Rank) => string;
+
+/** Columns before and after the bar; one that nobody has anything for is not there. */
+export function columnsOf(rows: readonly Rank[]): { before: Column[]; after: Column[] } {
+  const hosts = new Set(rows.map((row) => row.host));
+  const make = (title: string, look: Column["look"], text: TextOf): Column => ({
+    key: title,
+    title,
+    look,
+    texts: rows.map(text),
+  });
+  const before = [make("device", "quiet", (row) => place(row, hosts.size > 1))];
+  const after = [
+    make("steps", "number", stepsText),
+    make("steps/s", "number", (row) => optional(row.steps_per_s, rate)),
+    ...metricColumns(rows),
+    make("memory", "number minor", (row) => (row.rss_bytes > 0 ? size(row.rss_bytes) : "")),
+    make("GPU", "number", (row) => optional(row.gpu_percent, (n) => `${Math.round(n)} %`)),
+    make("GPU mem", "number minor", (row) => optional(row.gpu_memory_bytes, size)),
+  ];
+  return { before: filled(before), after: filled(after) };
+}
+
+function metricColumns(rows: readonly Rank[]): Column[] {
+  const names = [...new Set(rows.flatMap((row) => Object.keys(row.metrics)))];
+  return names.slice(0, MOST_METRICS).map((title, k) => ({
+    key: `metric ${title}`,
+    title,
+    look: k < MOST_METRICS / 2 ? "number" : "number minor",
+    texts: column(rows.map((row) => row.metrics[title])),
+  }));
+}
+
+const filled = (columns: readonly Column[]) =>
+  columns.filter(({ texts }) => texts.some((text) => text !== ""));
+
+const optional = (n: number | null, write: (n: number) => string) => (n === null ? "" : write(n));
+
+function stepsText({ bar, steps }: Rank): string {
+  if (bar === null) return steps > 0 ? count(steps) : "";
+  return bar.total === null ? count(bar.n) : `${count(bar.n)}/${count(bar.total)}`;
+}
+
+const place = (row: Rank, withHost: boolean) =>
+  [withHost ? row.host : "", row.device].filter(Boolean).join(" · ");
+
+/** What the bars count, where all say the same. */
+export function barTitle(rows: readonly Rank[]): string {
+  const words = new Set(rows.map((row) => row.bar?.desc.trim().replace(/:$/, "") ?? ""));
+  words.delete("");
+  const [word = ""] = words;
+  return words.size === 1 ? word : "progress";
+}
+
+/** The mark's word, unless what the rank does says as much. */
+export function stateText({ mark, doing, phase }: Rank): string {
+  const words = doing || phase;
+  return mark === "" || phase === "failed" || words.includes(mark) ? words : `${mark} · ${words}`;
+}
+
+/** `ch` of a column's title is that much smaller than that of its figures. */
+const SMALLER = 13 / 11;
+const PADDING_CH = 1;
+
+/** Widths that grow and never shrink, so that numbers stay where the eye has them. */
+export class Widths {
+  private readonly widest = new Map<string, number>();
+
+  /** CSS width for texts of tabular figures. */
+  of(key: string, texts: readonly string[]): string {
+    const width = Math.max(this.widest.get(key) ?? 0, ...texts.map((text) => text.length));
+    this.widest.set(key, width);
+    return `${Math.ceil(width * SMALLER) + PADDING_CH}ch`;
+  }
+
+  ofStates(rows: readonly Rank[]): string {
+    return this.of(
+      "state",
+      rows.map((row) => stateText(row).slice(0, MOST_STATE)),
+    );
+  }
+}

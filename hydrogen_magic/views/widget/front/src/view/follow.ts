@@ -1,0 +1,41 @@
+import type { RefObject } from "preact";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+
+/** Fractions of a pixel and rounding: as near to the end as that is at the end. */
+const NEAR_PX = 4;
+
+export interface Follow {
+  isOn: boolean;
+  letGo: () => void;
+  resume: () => void;
+}
+
+/** Keeps a box at its end as it grows, until the reader scrolls up; at the end it takes hold again. */
+export function useFollow(box: RefObject<HTMLElement>, ...grows: unknown[]): Follow {
+  const [isOn, setOn] = useState(true);
+  const lastTop = useRef(0);
+  useLayoutEffect(() => {
+    if (isOn && box.current) toEnd(box.current, lastTop);
+  }, [isOn, ...grows]);
+  useEffect(() => {
+    const element = box.current;
+    if (element === null) return;
+    const scrolled = () => {
+      const { scrollTop } = element;
+      if (isAtEnd(element)) setOn(true);
+      else if (scrollTop < lastTop.current - 1) setOn(false); // growth alone never moves it up
+      lastTop.current = scrollTop;
+    };
+    element.addEventListener("scroll", scrolled, { passive: true });
+    return () => element.removeEventListener("scroll", scrolled);
+  });
+  return { isOn, letGo: () => setOn(false), resume: () => setOn(true) };
+}
+
+const isAtEnd = (element: HTMLElement) =>
+  element.scrollHeight - element.clientHeight - element.scrollTop <= NEAR_PX;
+
+function toEnd(element: HTMLElement, lastTop: { current: number }): void {
+  element.scrollTop = element.scrollHeight;
+  lastTop.current = element.scrollTop;
+}

@@ -1,0 +1,37 @@
+import type { CurveStore } from "../curves/store";
+import type { Ack, Order, Rank } from "../protocol";
+import type { Theme } from "../theme";
+import type { SpanStore } from "../timeline/store";
+
+/**
+ * Gives the kernel an order; settles with the kernel's answer, however long that takes, and never
+ * rejects. Files that were asked for (`csv`, `trace`, `log`) save themselves when they arrive, and
+ * what `detail` brings goes to `CurveStore.applyDetail`.
+ */
+export type Ask = (order: Order) => Promise<Ack>;
+
+/** What every section of the page is given. */
+export interface SectionProps {
+  /** The store is one object for the widget's life: this number tells that it changed. */
+  version: number;
+  theme: Theme;
+  ask: Ask;
+  np: number;
+  /** False once the gang ended: nothing more will come. */
+  isLive: boolean;
+}
+
+export interface CurvesProps extends SectionProps {
+  store: CurveStore;
+  /** What names of saved files begin with. */
+  gangId: string;
+}
+
+export interface TimelineProps extends SectionProps {
+  store: SpanStore;
+  /** Seconds since the launch, going on between messages. */
+  nowS: () => number;
+  /** Rows of ranks: the phase that one is in has no span yet. */
+  ranks: ReadonlyMap<number, Rank>;
+  gangId: string;
+}

@@ -1,0 +1,283 @@
+import { describe, expect, it } from "vitest";
+import { columnsFor, wholeOf } from "../src/curves/Curves";
+import { airy, logLabels, logTicks } from "../src/curves/plot";
+import { firstBad, type Options, shape, smooth } from "../src/curves/shape";
+import { CurveStore, type Metric } from "../src/curves/store";
+import { wantedDetail } from "../src/curves/useDetail";
+import { csv, extremes, readAt } from "../src/curves/values";
+import { figure, lapse, moment, percent, tickLabel } from "../src/numbers";
+import { ALL_RANKS } from "../src/protocol";
+import { bucketsOf, packCurve } from "./demo/data";
+
+type Points = readonly (readonly [number, number])[];
+
+function metricOf(
+  ranks: Record<number, Points>,
+  width = 1,
+  badSteps: Record<number, number> = {},
+): Metric {
+  const store = new CurveStore();
+  const series = Object.entries(ranks).map(([rank, points]) => {
+    const badStep = badSteps[Number(rank)];
+    const bucketed = { rank: Number(rank), buckets: bucketsOf(points, width) };
+    return badStep === undefined ? bucketed : { ...bucketed, badStep };
+  });
+  const { delta, buffers } = packCurve("loss", width, series);
+  store.apply([delta], buffers);
+  return store.metrics.get("loss") as Metric;
+}
+
+const PLAIN: Options = { mode: "both", smoothing: 0, isLog: false };
+const TWO: Record<number, Points> = {
+  [ALL_RANKS]: [
+    [0, 1],
+    [0, 3],
+    [1, 2],
+    [2, 5],
+  ],
+  0: [
+    [0, 1],
+    [1, 2],
+  ],
+  1: [
+    [0, 3],
+    [2, 5],
+  ],
+};
+
+describe("lines of a plot", () => {
+  it("are over common steps, with gaps where a rank logged nothing", () => {
+    const made = shape(metricOf(TWO), PLAIN);
+    expect(made.lines.map(({ role, rank }) => [role, rank])).toEqual([
+      ["high", ALL_RANKS],
+      ["low", ALL_RANKS],
+      ["rank", 0],
+      ["rank", 1],
+      ["mean", ALL_RANKS],
+    ]);
+    expect(made.steps).toEqual([0, 1, 2]);
+    expect(made.values.map((values) => [...values])).toEqual([
+      [3, 2, 5],
+      [1, 2, 5],
+      [1, 2, undefined],
+      [3, undefined, 5],
+      [2, 2, 5],
+    ]);
+  });
+
+  it("stand in the middle of wide buckets", () => {
+    expect(
+      shape(
+        metricOf(
+          {
+            0: [
+              [0, 1],
+              [5, 2],
+            ],
+          },
+          4,
+        ),
+        PLAIN,
+      ).steps,
+    ).toEqual([1.5, 5.5]);
+  });
+
+  it("are those asked for", () => {
+    const roles = (mode: Options["mode"]) =>
+      shape(metricOf(TWO), { ...PLAIN, mode }).lines.map(({ role }) => role);
+    expect(roles("mean")).toEqual(["high", "low", "mean"]);
+    expect(roles("ranks")).toEqual(["rank", "rank"]);
+  });
+
+  it("are one where there is one rank", () => {
+    const roles = shape(metricOf({ 0: [[0, 1]] }), PLAIN).lines.map(({ role }) => role);
+    expect(roles).toEqual(["high", "low", "mean"]);
+  });
+
+  it("hold every step where no series has them all", () => {
+    const made = shape(
+      metricOf({
+        0: [
+          [0, 1],
+          [4, 1],
+        ],
+        1: [[2, 1]],
+      }),
+      PLAIN,
+    );
+    expect(made.steps).toEqual([0, 2, 4]);
+  });
+
+  it("leave out what a logarithm cannot show, and stay linear where that is all", () => {
+    const asked = { ...PLAIN, isLog: true };
+    const mixed = shape(
+      metricOf({
+        0: [
+          [0, -1],
+          [1, 2],
+        ],
+      }),
+      asked,
+    );
+    expect([mixed.isLog, [...(mixed.values[2] ?? [])]]).toEqual([true, [undefined, 2]]);
+    expect(
+      shape(
+        metricOf({
+          0: [
+            [0, -1],
+            [1, 0],
+          ],
+        }),
+        asked,
+      ).isLog,
+    ).toBe(false);
+  });
+
+  it("keep the original behind a smoothed line", () => {
+    const made = shape(
+      metricOf({
+        0: [
+          [0, 0],
+          [1, 8],
+        ],
+      }),
+      { ...PLAIN, smoothing: 0.5 },
+    );
+    expect(made.lines.slice(2)).toEqual([
+      { role: "mean", rank: ALL_RANKS, isFaint: true },
+      { role: "mean", rank: ALL_RANKS, isFaint: false },
+    ]);
+  });
+
+  it("are smoothed without a pull to zero", () => {
+    expect(smooth([4, 4, undefined, 4], 0.9).map((v) => v && Number(v.toFixed(9)))).toEqual([
+      4,
+      4,
+      undefined,
+      4,
+    ]);
+    expect(smooth([0, 8], 0.5)[1]).toBeCloseTo((0.25 * 0 + 0.5 * 8) / 0.75);
+  });
+});
+
+describe("what is told beside a plot", () => {
+  it("is the values at a step, and the last ones without", () => {
+    const metric = metricOf(TWO);
+    expect(readAt(metric, 0)).toEqual({
+      steps: [0, 0],
+      mean: 2,
+      ranks: [
+        { rank: 0, value: 1 },
+        { rank: 1, value: 3 },
+      ],
+    });
+    expect(readAt(metric, null)?.ranks).toEqual([
+      { rank: 0, value: 2 },
+      { rank: 1, value: 5 },
+    ]);
+    expect(readAt(metric, 1)?.ranks).toEqual([{ rank: 0, value: 2 }]);
+  });
+
+  it("is where values stopped being finite, and on which ranks", () => {
+    const metric = metricOf({ 0: [], 1: [], 2: [] }, 1, { 0: 150, 1: 120, 2: 120 });
+    expect(firstBad(metric)).toEqual({ step: 120, ranks: [1, 2] });
+    expect(firstBad(metricOf(TWO))).toBeNull();
+  });
+
+  it("is lowest and highest of many", () => {
+    const values = [3, 1, 7].map((value, rank) => ({ rank, value }));
+    expect(extremes(values)).toEqual([
+      { rank: 1, value: 1 },
+      { rank: 2, value: 7 },
+    ]);
+    expect(extremes([])).toBeNull();
+  });
+
+  it("can be saved as a table", () => {
+    expect(
+      csv([
+        metricOf(
+          {
+            0: [
+              [0, 1],
+              [1, 2],
+            ],
+          },
+          2,
+        ),
+      ]),
+    ).toBe(
+      "metric,rank,first_step,steps_per_bucket,middle_step,count,mean,min,max\nloss,0,0,2,0.5,2,1.5,1,2\n",
+    );
+  });
+});
+
+describe("numbers", () => {
+  it("are short and keep what matters", () => {
+    const told = [0, 0.75251, -12.3456, 12345.6, 1.2e-5, 3.4e9, Number.NaN, -1 / 0].map(figure);
+    expect(told).toEqual(["0", "0.7525", "−12.35", "12,346", "1.2e−5", "3.4e9", "NaN", "−∞"]);
+  });
+
+  it("on axes have the digits that change", () => {
+    expect([0.25, 0.5].map((x) => tickLabel(x, 0.25))).toEqual(["0.25", "0.50"]);
+    expect(tickLabel(0.7321, 0.0001)).toBe("0.7321");
+    expect(tickLabel(1500, 500)).toBe("1,500");
+    expect(tickLabel(2.5e-4, 5e-5)).toBe("2.5e−4");
+  });
+
+  it("of time are in the unit that suits", () => {
+    expect([12.345, 0.0113, 8.4e-4, 3e-8, 200].map(lapse)).toEqual([
+      "12.3 s",
+      "11.3 ms",
+      "840 µs",
+      "30 ns",
+      "3 min 20 s",
+    ]);
+    expect(moment(9.40616, 1e-5)).toBe("9.40616 s");
+    expect([0, 0.004, 0.476, 0.0001].map(percent)).toEqual(["0 %", "0.4 %", "48 %", "<0.1 %"]);
+  });
+});
+
+describe("the section", () => {
+  it("puts charts side by side as the width allows", () => {
+    expect([400, 700, 1200].map((px) => columnsFor(px, 6))).toEqual([1, 2, 3]);
+    expect([columnsFor(1200, 4), columnsFor(1200, 1), columnsFor(1200, 0)]).toEqual([2, 1, 1]);
+  });
+
+  it("looks at all steps of all charts", () => {
+    expect(wholeOf([metricOf({ 0: [[3, 1]] }), metricOf({ 0: [[90, 1]] })])).toEqual([3, 90]);
+    expect(wholeOf([])).toEqual([0, 1]);
+  });
+
+  it("gives flat and positive curves an axis of their own", () => {
+    expect(airy(0.02, 1)[0]).toBe(0);
+    expect(airy(2, 2)).toEqual([1.9, 2.1]);
+    expect(airy(0, 0)).toEqual([0, 1]);
+  });
+
+  it("has few and round ticks on logarithmic axes", () => {
+    expect(logTicks(0.3, 3.4)).toEqual([0.5, 1, 2]);
+    expect(logTicks(1e-9, 5e-2)).toEqual([1e-9, 1e-7, 1e-5, 1e-3]);
+    expect(logTicks(0.002, 900)).toEqual([0.01, 0.1, 1, 10, 100]);
+    expect(logTicks(2.1, 4.4)).toEqual([3, 4]);
+    expect(logTicks(2.1, 2.4)).toEqual([2.1, 2.2, 2.3, 2.4]);
+    expect(logLabels([2.1, 2.2, 2.3, 2.4])).toEqual(["2.1", "2.2", "2.3", "2.4"]);
+    expect(logLabels([0.1, 1, 10])).toEqual(["0.1", "1", "10"]);
+  });
+
+  it("asks for detail when buckets are wide and few", () => {
+    const metric = metricOf(
+      {
+        0: [
+          [0, 1],
+          [9999, 1],
+        ],
+      },
+      16,
+    );
+    expect(wantedDetail(metric, [1000, 1100])).toEqual([950, 1151]);
+    expect(wantedDetail(metric, [0, 9000])).toBeNull();
+    expect(wantedDetail(metric, null)).toBeNull();
+    expect(wantedDetail(metricOf(TWO), [0, 2])).toBeNull();
+  });
+});

@@ -1,0 +1,28 @@
+import { expect, test } from "vitest";
+import { Files } from "../src/download";
+import type { FilePart } from "../src/protocol";
+
+const part = (k: number, id = "a"): FilePart => ({
+  kind: "file",
+  to: "me",
+  id,
+  name: `${id}.csv`,
+  mime: "text/csv",
+  part: k,
+  parts: 3,
+});
+const view = (text: string) => new DataView(new TextEncoder().encode(text).buffer);
+
+test("a file is put together in order, whatever order its parts come in", async () => {
+  const saved: [Blob, string][] = [];
+  const files = new Files((blob, name) => void saved.push([blob, name]));
+  files.take(part(2), [view("three")]);
+  files.take(part(0), [view("one ")]);
+  files.take(part(0, "b"), [view("other")]);
+  files.take(part(0), [view("one ")]);
+  expect(saved).toEqual([]);
+  files.take(part(1), [view("two ")]);
+  expect(saved.map(([, name]) => name)).toEqual(["a.csv"]);
+  expect(await saved[0]?.[0].text()).toBe("one two three");
+  expect(saved[0]?.[0].type).toBe("text/csv");
+});

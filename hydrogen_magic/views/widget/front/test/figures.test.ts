@@ -1,0 +1,52 @@
+import { expect, test } from "vitest";
+import { barTitle, columnsOf, stateText, Widths } from "../src/view/figures";
+import { rankWith } from "./kernel";
+
+const bar = { desc: "epoch 2:", n: 1200, total: 4000, unit: "it", per_s: null };
+
+const titles = (...rows: Parameters<typeof columnsOf>[0]) => {
+  const { before, after } = columnsOf(rows);
+  return [...before, ...after].map((one) => one.title);
+};
+
+test("a column that nobody has anything for is not there", () => {
+  expect(titles(rankWith(0))).toEqual(["device"]);
+  expect(titles(rankWith(0), rankWith(1, { bar, gpu_percent: 3 }))).toEqual([
+    "device",
+    "steps",
+    "GPU",
+  ]);
+});
+
+test("hosts are named where there are several", () => {
+  const rows = [rankWith(0), rankWith(1, { host: "node-b" })];
+  expect(columnsOf(rows).before[0]?.texts).toEqual(["node-a · cpu", "node-b · cpu"]);
+});
+
+test("a metric may be named like a column of ours, and at most four are shown", () => {
+  const metrics = { steps: 1, memory: 2, c: 3, d: 4, e: 5 };
+  const { after } = columnsOf([rankWith(0, { metrics, steps: 9, rss_bytes: 5000 })]);
+  expect(after.map((one) => one.title)).toEqual(["steps", "steps", "memory", "c", "d", "memory"]);
+  expect(new Set(after.map((one) => one.key)).size).toBe(6);
+});
+
+test("the bar is named where all ranks name it alike", () => {
+  expect(barTitle([rankWith(0, { bar }), rankWith(1)])).toBe("epoch 2");
+  const other = { ...bar, desc: "epoch 3" };
+  expect(barTitle([rankWith(0, { bar }), rankWith(1, { bar: other })])).toBe("progress");
+});
+
+test("a mark's word is said once", () => {
+  expect(stateText(rankWith(0, { mark: "stopped", doing: "stopped by SIGSTOP" }))).toBe(
+    "stopped by SIGSTOP",
+  );
+  expect(stateText(rankWith(0, { mark: "dead", phase: "failed", doing: "exit 1" }))).toBe("exit 1");
+  expect(stateText(rankWith(0, { mark: "waiting", doing: "" }))).toBe("waiting · running");
+});
+
+test("widths never shrink", () => {
+  const widths = new Widths();
+  const wide = widths.of("loss", ["0.12345"]);
+  expect(widths.of("loss", ["1"])).toBe(wide);
+  expect(widths.of("lr", ["1"])).not.toBe(wide);
+});

@@ -1,0 +1,87 @@
+import { describe, expect, test, vi } from "vitest";
+import type { GangWord } from "../src/protocol";
+import { gangWith, rankWith } from "./kernel";
+import { setStage } from "./stage";
+
+const stage = setStage();
+
+describe("the header", () => {
+  test.each<GangWord>([
+    "queued",
+    "starting",
+    "running",
+    "stopping",
+    "killing",
+    "done",
+    "failed",
+    "stopped",
+  ])("says %s in a word and in a shape", (state) => {
+    stage.say({ gang: gangWith({ state, queued: [3, 8] }) });
+    const pill = stage.find(".hm-pill");
+    expect(pill.dataset.state).toBe(state);
+    expect(pill.textContent).toBe(state === "queued" ? "queued 3/8" : state);
+    expect(pill.querySelector("svg")).not.toBeNull();
+    expect(pill.getAttribute("role")).toBe("status");
+  });
+
+  test("offers Stop while the gang lives, and nothing afterwards", () => {
+    stage.say({ gang: gangWith() });
+    expect(stage.button("Stop")).toBeDefined();
+    stage.say({ gang: gangWith({ state: "done", ended_s: 3 }) });
+    expect(stage.button("Stop")).toBeUndefined();
+    expect(stage.words).toContain("3.0 s");
+  });
+
+  test("answers a click on Stop at once, and offers to kill after 2 s", async () => {
+    stage.say({ gang: gangWith() });
+    stage.click("Stop");
+    await stage.pass(20);
+    expect(stage.button("Stopping…")?.getAttribute("aria-disabled")).toBe("true");
+    expect(stage.find(".hm-pill").dataset.state).toBe("stopping");
+    expect(stage.model.sent.some((order) => order.do === "stop")).toBe(true);
+    expect(stage.button("Kill now")).toBeUndefined();
+    await stage.pass(2100);
+    stage.click("Kill now");
+    await stage.pass(20);
+    expect(stage.model.sent.some((order) => order.do === "kill")).toBe(true);
+    expect(stage.button("Kill now")).toBeUndefined();
+  });
+
+  test("keeps the focus through news and through the end", async () => {
+    stage.say({ gang: gangWith() });
+    const stop = stage.button("Stop");
+    stop?.focus();
+    stage.click("Stop");
+    await stage.pass(20);
+    stage.say({ gang: gangWith({ state: "stopping", warnings: ["w"] }), ranks: [rankWith(0)] });
+    expect(document.activeElement).toBe(stop);
+    stage.say({ gang: gangWith({ state: "stopped", ended_s: 2 }) });
+    expect(document.activeElement).toBe(stage.find(".hm-controls"));
+  });
+
+  test("says that the kernel is silent after 4 s, and takes it back at its next word", async () => {
+    stage.say({ gang: gangWith() });
+    vi.spyOn(performance, "now").mockImplementation(() => 1e9);
+    await stage.pass(1100);
+    expect(stage.find(".hm-pill").dataset.state).toBe("no contact");
+    expect(stage.find(".hm-notices").textContent).toContain("No word from the kernel");
+    stage.say({});
+    expect(stage.find(".hm-pill").dataset.state).toBe("running");
+  });
+
+  test("without a server to ask, says which button stops the cell", async () => {
+    stage.say({ gang: gangWith() });
+    stage.click("Stop");
+    await stage.pass(1400);
+    expect(stage.find(".hm-notices").textContent).toContain("press the cell's stop button");
+  });
+
+  test("shows what the kernel answers to an order", async () => {
+    stage.model.answer = (order) =>
+      stage.model.ack(order, false, "torch is not loaded on any rank");
+    stage.say({ gang: gangWith() });
+    stage.click("Record 5 steps");
+    await stage.pass(20);
+    expect(stage.find(".hm-notices").textContent).toContain("torch is not loaded");
+  });
+});

@@ -1,0 +1,115 @@
+import type { Ack, Delta, FromKernel, Gang, Line, Rank, Sent, Traits } from "../src/protocol";
+
+type Callback = (...args: never[]) => void;
+
+/** The widget's model with a kernel behind it that a test or a demonstration plays. */
+export class FakeModel {
+  readonly sent: Sent[] = [];
+  /** What the kernel does with an order; by default nothing, as a kernel that is busy. */
+  answer: (order: Sent) => void = () => {};
+  private readonly callbacks = new Map<string, Set<Callback>>();
+
+  constructor(readonly traits: Traits = noTraits()) {}
+
+  get<K extends keyof Traits>(name: K): Traits[K] {
+    return this.traits[name];
+  }
+  on(event: string, callback: Callback): void {
+    this.callbacks.set(event, (this.callbacks.get(event) ?? new Set()).add(callback));
+  }
+  off(event: string, callback: Callback): void {
+    this.callbacks.get(event)?.delete(callback);
+  }
+  send(content: unknown): void {
+    this.sent.push(content as Sent);
+    this.answer(content as Sent);
+  }
+
+  /** Has the page get a message. */
+  say(message: FromKernel, buffers: readonly ArrayBuffer[] = []): void {
+    const views = buffers.map((buffer) => new DataView(buffer));
+    for (const callback of this.callbacks.get("msg:custom") ?? []) {
+      (callback as (m: FromKernel, b: DataView[]) => void)(message, views);
+    }
+  }
+
+  ack(order: Sent, ok = true, text?: string): void {
+    const ack: Ack = { kind: "ack", to: order.client, id: order.id, ok };
+    this.say(text === undefined ? ack : { ...ack, text });
+  }
+}
+
+export const noTraits = (): Traits => ({
+  gang_id: "g1",
+  kernel_id: "k-1",
+  blocking: true,
+  final: "",
+});
+
+export const gangWith = (changes: Partial<Gang> = {}): Gang => ({
+  id: "amber-fox",
+  title: "%%distributed --np 4",
+  np: 4,
+  state: "running",
+  reason: "",
+  stop_reason: "",
+  attempt: 0,
+  placement: "local",
+  rendezvous: "torch",
+  queued: null,
+  wall_time: 1_790_000_000,
+  ended_s: null,
+  remaining_s: null,
+  steps_per_s: null,
+  culprit: null,
+  notices: [],
+  warnings: [],
+  recording: false,
+  profiling: "",
+  ...changes,
+});
+
+export const rankWith = (rank: number, changes: Partial<Rank> = {}): Rank => ({
+  rank,
+  host: "node-a",
+  device: "cpu",
+  pid: 4000 + rank,
+  phase: "running",
+  doing: "running",
+  bar: null,
+  steps: 0,
+  steps_per_s: null,
+  metrics: {},
+  rss_bytes: 0,
+  cpu_percent: 0,
+  gpu_percent: null,
+  gpu_memory_bytes: null,
+  mark: "",
+  ...changes,
+});
+
+export const deltaWith = (seq: number, changes: Partial<Delta> = {}): Delta => ({
+  kind: "delta",
+  seq,
+  now_s: 1,
+  ...changes,
+});
+
+export const lineOf = (rank: number, text: string, stream: Line[1] = 0): Line => [
+  rank,
+  stream,
+  text,
+  1,
+];
+
+/** Columns of numbers one after the other, as the kernel packs them. */
+export function packed(...columns: readonly ArrayBufferView[]): ArrayBuffer {
+  const n_bytes = columns.reduce((sum, column) => sum + column.byteLength, 0);
+  const all = new Uint8Array(n_bytes);
+  let at = 0;
+  for (const column of columns) {
+    all.set(new Uint8Array(column.buffer, column.byteOffset, column.byteLength), at);
+    at += column.byteLength;
+  }
+  return all.buffer;
+}

@@ -1,0 +1,128 @@
+import { describe, expect, test } from "vitest";
+import { MAX_LINES, Store } from "../src/store";
+import { deltaWith, gangWith, lineOf, packed, rankWith } from "./kernel";
+
+function storeAt(clock = { ms: 0 }) {
+  const frames: (() => void)[] = [];
+  const store = new Store(
+    "me",
+    () => clock.ms,
+    (paint) => void frames.push(paint),
+  );
+  return { store, clock, frames };
+}
+
+const bytes = (...numbers: number[]) => new DataView(packed(Uint8Array.from(numbers)));
+
+describe("what is applied", () => {
+  test("rows replace those of the same rank, and others stay", () => {
+    const { store } = storeAt();
+    store.apply(deltaWith(1, { gang: gangWith(), ranks: [rankWith(0), rankWith(1)] }), []);
+    store.apply(deltaWith(2, { ranks: [rankWith(1, { steps: 9 })] }), []);
+    expect([...store.ranks.values()].map((row) => row.steps)).toEqual([0, 9]);
+    expect(store.gang?.id).toBe("amber-fox");
+  });
+
+  test("deltas that follow each other have no gap, whatever the first one's number", () => {
+    const { store } = storeAt();
+    expect(store.apply(deltaWith(40), [])).toBe("applied");
+    expect(store.apply(deltaWith(41), [])).toBe("applied");
+  });
+
+  test("a gap is told, and what comes after it is applied all the same", () => {
+    const { store } = storeAt();
+    store.apply(deltaWith(1), []);
+    expect(store.apply(deltaWith(3, { lines: [lineOf(0, "after")] }), [])).toBe("gap");
+    expect(store.lines.map((line) => line[2])).toEqual(["after"]);
+    expect(store.apply(deltaWith(4), [])).toBe("applied");
+  });
+
+  test("a delta that was applied already does nothing", () => {
+    const { store } = storeAt();
+    store.apply(deltaWith(5, { lines: [lineOf(0, "once")] }), []);
+    expect(store.apply(deltaWith(5, { lines: [lineOf(0, "once")] }), [])).toBe("ignored");
+    expect(store.lines).toHaveLength(1);
+  });
+
+  test("a whole one takes the place of everything, and counting goes on from it", () => {
+    const { store } = storeAt();
+    const before = { ranks: [rankWith(3)], lines: [lineOf(0, "old")], stacks: { "0": "s" } };
+    store.apply(deltaWith(1, before), []);
+    const whole = { full: true, to: "me", lines: [lineOf(0, "new")], lines_skipped: 7 };
+    expect(store.apply(deltaWith(9, whole), [])).toBe("applied");
+    expect(store.lines.map((line) => line[2])).toEqual(["new"]);
+    expect([store.ranks.size, store.stacks, store.linesBefore]).toEqual([0, null, 7]);
+    expect(store.apply(deltaWith(10), [])).toBe("applied");
+  });
+
+  test("what another client asked for is ignored, and its number does not count", () => {
+    const { store } = storeAt();
+    store.apply(deltaWith(1), []);
+    expect(store.apply(deltaWith(8, { to: "you", full: true }), [])).toBe("ignored");
+    expect(store.apply(deltaWith(2), [])).toBe("applied");
+  });
+
+  test("the fleet's columns are the three thirds of its buffer", () => {
+    const { store } = storeAt();
+    const fleet = { counts: {}, phases: ["running"], shown: [1], at: 1 };
+    store.apply(deltaWith(1, { fleet }), [bytes(), bytes(0, 0, 50, 255, 1, 3)]);
+    const { phase, progress, mark } = store.fleet ?? {};
+    expect([phase, progress, mark].map((column) => [...(column ?? [])])).toEqual([
+      [0, 0],
+      [50, 255],
+      [1, 3],
+    ]);
+  });
+
+  test("a fleet without its buffer is an error that names the buffer", () => {
+    const { store } = storeAt();
+    const fleet = { counts: {}, phases: [], shown: [], at: 2 };
+    expect(() => store.apply(deltaWith(1, { fleet }), [])).toThrow("no buffer 2");
+  });
+
+  test("the last lines are kept and those before them counted", () => {
+    const { store } = storeAt();
+    const lines = Array.from({ length: 900 }, (_, k) => lineOf(0, String(k)));
+    for (let seq = 1; seq <= 10; seq++) store.apply(deltaWith(seq, { lines }), []);
+    expect(store.lines.length).toBeGreaterThanOrEqual(MAX_LINES);
+    expect(store.lines.length).toBeLessThan(MAX_LINES + 900);
+    expect(store.linesBefore + store.lines.length).toBe(9000);
+    expect(store.lines.at(-1)?.[2]).toBe("899");
+  });
+});
+
+describe("who is told", () => {
+  test("many changes are one call per frame", () => {
+    const { store, frames } = storeAt();
+    let n_calls = 0;
+    store.subscribe(() => void n_calls++);
+    for (let seq = 1; seq <= 5; seq++) store.apply(deltaWith(seq), []);
+    expect(frames).toHaveLength(1);
+    frames[0]?.();
+    expect(n_calls).toBe(1);
+    store.apply(deltaWith(6), []);
+    expect(frames).toHaveLength(2);
+  });
+
+  test("nobody is called who went away", () => {
+    const { store, frames } = storeAt();
+    const end = store.subscribe(() => expect.unreachable());
+    store.apply(deltaWith(1), []);
+    end();
+    frames[0]?.();
+  });
+});
+
+describe("time", () => {
+  test("goes on between messages, and stands still after the end", () => {
+    const { store, clock } = storeAt();
+    store.apply(deltaWith(1, { now_s: 10, gang: gangWith() }), []);
+    clock.ms = 2500;
+    expect(store.nowS()).toBeCloseTo(12.5);
+    expect(store.silenceS()).toBeCloseTo(2.5);
+    store.apply(deltaWith(2, { now_s: 13, gang: gangWith({ state: "done", ended_s: 12.75 }) }), []);
+    clock.ms = 60_000;
+    expect(store.nowS()).toBe(12.75);
+    expect(store.isOver).toBe(true);
+  });
+});

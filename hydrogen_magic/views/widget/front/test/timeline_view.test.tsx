@@ -1,0 +1,119 @@
+import { render } from "preact";
+import { act } from "preact/test-utils";
+import { afterEach, describe, expect, it, vi } from "vitest";
+import type { Ack } from "../src/protocol";
+import { Timeline } from "../src/timeline";
+import { SpanStore } from "../src/timeline/store";
+import { THEME } from "./bench/scenes";
+import { NAMES, packSpans, trainingSpans } from "./demo/data";
+
+function storeWith(n_ranks: number): SpanStore {
+  const store = new SpanStore();
+  const lanes = Array.from({ length: n_ranks }, (_, rank) => ({
+    rank,
+    track: "spans",
+    spans: trainingSpans(rank, 20),
+  }));
+  const { deltas, buffers } = packSpans(lanes);
+  store.apply(NAMES, deltas, buffers);
+  return store;
+}
+
+const REFUSED: Ack = { kind: "ack", to: "", id: "", ok: false, text: "nothing was recorded" };
+
+function shown(store: SpanStore, isLive = false) {
+  const root = document.createElement("div");
+  document.body.append(root);
+  const ask = vi.fn(async () => REFUSED);
+  act(() => {
+    render(
+      <Timeline
+        store={store}
+        version={1}
+        theme={THEME}
+        ask={ask}
+        np={2}
+        isLive={isLive}
+        gangId="g1"
+        ranks={new Map()}
+        nowS={() => store.endS}
+      />,
+      root,
+    );
+  });
+  return { root, ask };
+}
+
+const button = (root: HTMLElement, word: string) =>
+  [...root.querySelectorAll("button")].find(
+    (b) => b.textContent === word || b.getAttribute("aria-label") === word,
+  ) as HTMLButtonElement;
+
+const isPressed = (root: HTMLElement, word: string) =>
+  button(root, word).getAttribute("aria-pressed") === "true";
+
+function press(root: HTMLElement, key: string): void {
+  const canvas = root.querySelector("canvas") as HTMLCanvasElement;
+  act(() => {
+    canvas.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+  });
+}
+
+afterEach(() => {
+  for (const root of [...document.body.children]) {
+    render(null, root);
+    root.remove();
+  }
+});
+
+describe("the timeline", () => {
+  it("is not there without lanes", () => {
+    expect(shown(new SpanStore()).root.textContent).toBe("");
+  });
+
+  it("is moved by keys and by buttons", () => {
+    const { root } = shown(storeWith(2));
+    expect(isPressed(root, "Fit")).toBe(true);
+    press(root, "+");
+    expect(isPressed(root, "Fit")).toBe(false);
+    press(root, "0");
+    expect(isPressed(root, "Fit")).toBe(true);
+    act(() => button(root, "zoom in").click());
+    expect(isPressed(root, "Fit")).toBe(false);
+  });
+
+  it("follows a live run when asked to, and offers it only then", () => {
+    expect(button(shown(storeWith(1)).root, "Follow")).toBeUndefined();
+    const { root } = shown(storeWith(2), true);
+    press(root, "End");
+    expect(isPressed(root, "Follow")).toBe(true);
+    press(root, "ArrowLeft");
+    expect(isPressed(root, "Follow")).toBe(false);
+  });
+
+  it("tells where the time goes, in words too", async () => {
+    const { root } = shown(storeWith(2));
+    await vi.waitFor(() => expect(root.querySelectorAll(".hm-where-row").length).toBe(2));
+    expect(root.querySelector(".hm-name")?.textContent).toMatch(/^backward\d+ %$/);
+    await vi.waitFor(() =>
+      expect(root.querySelector("canvas")?.getAttribute("aria-label")).toMatch(
+        /^Timeline of 2 ranks, .*backward \d+ %/,
+      ),
+    );
+  });
+
+  it("shows sixteen ranks at a time", () => {
+    const { root } = shown(storeWith(20));
+    expect(root.textContent).toContain("ranks 0–15 of 20");
+    act(() => button(root, "ranks after").click());
+    expect(root.textContent).toContain("ranks 16–19 of 20");
+    expect(button(root, "ranks after").disabled).toBe(true);
+  });
+
+  it("says why there is no trace", async () => {
+    const { root, ask } = shown(storeWith(1));
+    act(() => button(root, "Trace").click());
+    await vi.waitFor(() => expect(root.textContent).toContain("nothing was recorded"));
+    expect(ask).toHaveBeenCalledWith({ do: "trace" });
+  });
+});

@@ -1,0 +1,118 @@
+import { describe, expect, test } from "vitest";
+import { deltaWith, FakeModel, gangWith, lineOf, noTraits, rankWith } from "./kernel";
+import { setStage } from "./stage";
+
+const stage = setStage();
+
+test("hostile text is text wherever it is shown", () => {
+  const evil = "</script><img src=x onerror=alert(1)><svg onload=alert(2)>";
+  const row = rankWith(0, {
+    device: evil,
+    host: evil,
+    doing: evil,
+    mark: "dead",
+    bar: { desc: evil, n: 1, total: 2, unit: evil, per_s: null },
+    metrics: { [evil]: 1 },
+  });
+  const gang = gangWith({
+    id: evil,
+    title: evil,
+    reason: evil,
+    placement: evil,
+    warnings: [evil],
+    notices: [{ level: "error", text: `${evil}!` }],
+  });
+  const lines = [lineOf(0, evil), lineOf(0, `\x1b[31m${evil}`, 1)];
+  const report = { rank: 0, text: `${evil}\n${evil}` };
+  stage.say({ gang, ranks: [row], lines, report, stacks: { "0": evil } });
+  expect(stage.el.querySelectorAll("img, script, [onerror], [onload]")).toHaveLength(0);
+  expect(stage.words.split("onerror=alert(1)").length).toBeGreaterThan(10);
+});
+
+test("the failure comes first, with its lines and the line that raised", () => {
+  const text = "rank 1 failed: ValueError: no\n\n  Cell 2, line 3\n----> 3 raise ValueError";
+  stage.say({ gang: gangWith({ state: "failed", culprit: 1 }), report: { rank: 1, text } });
+  expect(stage.find(".hm-failure-title").textContent).toContain("rank 1 failed: ValueError: no");
+  expect(stage.find(".hm-failure pre").textContent).toContain("Cell 2, line 3");
+  expect(stage.find(".hm-arrow").textContent).toBe("----> 3 raise ValueError\n");
+  expect(stage.find(".hm-failure").getAttribute("role")).toBe("alert");
+});
+
+test("stacks that read alike are one, and the odd one comes first", () => {
+  stage.say({ gang: gangWith(), stacks: { "0": "wait", "1": "wait", "2": "read", "3": "wait" } });
+  expect(stage.all("summary")).toEqual(["rank 2", "ranks 0, 1, 3"]);
+});
+
+test("a section that was folded stays so in the next view", () => {
+  stage.say({ gang: gangWith(), lines: [lineOf(0, "hello")] });
+  const fold = () => stage.find(".hm-output .hm-fold");
+  stage.click("Output");
+  expect(fold().getAttribute("aria-expanded")).toBe("false");
+  expect(stage.words).not.toContain("hello");
+  stage.leave();
+  stage.show();
+  expect(fold().getAttribute("aria-expanded")).toBe("false");
+  stage.click("Output");
+  expect(stage.words).toContain("hello");
+});
+
+describe("views come and go", () => {
+  test("a view that is built anew shows everything at once, without asking the kernel", () => {
+    stage.say({ gang: gangWith(), lines: [lineOf(0, "kept")] });
+    const n_sent = stage.model.sent.length;
+    stage.leave();
+    stage.show();
+    expect(stage.words).toContain("kept");
+    expect(stage.model.sent).toHaveLength(n_sent);
+  });
+
+  test("hello is the first word, and repeated until the kernel answers", async () => {
+    await stage.pass(800);
+    expect(stage.orders).toEqual(["hello", "hello", "hello"]);
+  });
+
+  test("after a gap everything is asked for again", () => {
+    stage.model.say(deltaWith(1, { full: true, to: stage.model.sent[0]?.client ?? "" }));
+    const n_sent = stage.model.sent.length;
+    stage.model.say(deltaWith(3));
+    expect(stage.model.sent.slice(n_sent).map((order) => order.do)).toEqual(["hello"]);
+  });
+});
+
+describe("without a kernel", () => {
+  const picture = '<p style="color:red">4 ranks, done</p><img src=x onerror=alert(1)>';
+
+  function reopen(final: string): void {
+    stage.leave();
+    stage.open(new FakeModel({ ...noTraits(), final }));
+  }
+
+  test("the finished picture is shown, and only what is harmless in it", () => {
+    reopen(btoa(picture));
+    expect(stage.find(".hm-final p").textContent).toBe("4 ranks, done");
+    expect(stage.find(".hm-final img").attributes).toHaveLength(0);
+  });
+
+  test("the live view takes its place when a kernel answers after all", () => {
+    reopen(btoa(picture));
+    stage.say({ gang: gangWith(), full: true });
+    expect(stage.el.querySelector(".hm-final")).toBeNull();
+    expect(stage.find(".hm-pill").dataset.state).toBe("running");
+  });
+
+  test("and without a picture, the reader is told after a while", async () => {
+    reopen("");
+    expect(stage.words).toBe("Starting…");
+    await stage.pass(4100);
+    expect(stage.words).toContain("No word from the kernel");
+  });
+
+  test("what the kernel has to say about it is shown", async () => {
+    stage.leave();
+    const model = new FakeModel();
+    model.answer = (order) => model.ack(order, false, "others came after it");
+    stage.open(model);
+    await stage.pass(50);
+    expect(stage.words).toBe("others came after it");
+  });
+});

@@ -1,0 +1,136 @@
+"""The page's side of a view, seen from the kernel: a widget's model, and the one display of it.
+
+The model carries the live view's JavaScript, built by npm into one file; data go by messages.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
+from typing import Any
+
+from anywidget import AnyWidget
+from traitlets import Bool, Unicode
+
+from hydrogen_magic.views.widget import display
+from hydrogen_magic.views.widget.display import Display
+from hydrogen_magic.views.widget.routes import Switchboard, switchboard
+
+__all__ = ["GangModel", "Page"]
+
+_MADE_S = 2.0
+"""Far more than it takes to make a model whose messages come already."""
+_WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+class GangModel(AnyWidget):
+    """What is kept in a page's model of a gang, and saved with the notebook: see ``protocol.ts``."""
+
+    _esm = Unicode().tag(sync=True)
+    gang_id = Unicode().tag(sync=True)
+    kernel_id = Unicode().tag(sync=True)
+    blocking = Bool(False).tag(sync=True)
+    final = Unicode().tag(sync=True)
+
+
+class Page:
+    """A widget in front ends that draw one, from its opening to the picture that stays.
+
+    ``receive`` gets the content of what pages send, from any thread.
+    """
+
+    def __init__(self, shown: Display, receive: Callable[[Mapping[str, Any]], None]) -> None:
+        self._display = shown
+        self._receive = receive
+        self._context = copy_context()
+        self._comm_id = uuid.uuid4().hex
+        self._model: GangModel | None = None
+        self._is_made = threading.Event()
+        self._board: Switchboard | None = None
+        self._is_pumped = False
+
+    def open(self, gang_id: str, *, blocking: bool) -> None:
+        """Make the widget; ``blocking``: a cell waits for the gang until :meth:`unblock`."""
+        self._board = _board()
+        self._is_pumped = blocking and self._board is not None and self._board.is_pumped
+        if self._board is not None:  # first: a page may speak as soon as it hears of the model
+            self._board.connect(self._comm_id, self._take, blocking=blocking)
+        model = GangModel(
+            model_id=self._comm_id,
+            _esm=display.BUNDLE.read_text("utf-8"),
+            gang_id=gang_id,
+            kernel_id=display.kernel_id(),
+            blocking=blocking,
+        )
+        model.on_msg(lambda _, content, buffers: self._receive(content))
+        # The comm's own would call what hangs on cells, in whatever thread this is (matplotlib draws).
+        model.comm.handle_msg = model._handle_msg
+        self._model = model
+        self._is_made.set()
+
+    def _take(self, message: dict[str, Any]) -> None:
+        """Take a message that comes past the kernel's main thread."""
+        if self._is_made.wait(_MADE_S) and self._model is not None:
+            self._model._handle_msg(message)
+
+    @property
+    def interval_s(self) -> float:
+        """How often :meth:`pump` wants to be called: a click on Stop is felt as immediate."""
+        return 0.05 if self._is_pumped else 0.1
+
+    def pump(self) -> None:
+        """Read what pages have sent, where nobody else does while the cell waits."""
+        if self._is_pumped and self._board is not None:
+            self._board.pump()
+
+    def show(self, text: str) -> None:
+        """Show the widget; ``text`` and no more where no widget is drawn, a saved notebook included."""
+        note = f"{text}\nstill running when this was saved"
+        html = f"<pre>{_escaped(note)}</pre>"
+        self._display.put({**self._widget_view(), "text/html": html, "text/plain": note})
+
+    def send(self, content: Mapping[str, Any], buffers: Sequence[bytes] = ()) -> None:
+        """Send a message to every page that shows the widget; from any thread."""
+        # Where a thread has no context of its own, ipykernel 7.0 does not know what it answers to.
+        if self._model is not None:
+            self._context.copy().run(self._model.send, dict(content), list(buffers))
+
+    def unblock(self) -> None:
+        """The cell goes on: what pages send comes as for any other widget now."""
+        if self._board is not None:
+            self._board.disconnect(self._comm_id)
+
+    def end(self, html: str, text: str) -> None:
+        """Leave the final picture: in the display, in the model, and in the notebook as saved."""
+        final = base64.b64encode(html.encode("utf-8", "replace")).decode("ascii")
+        self._context.copy().run(self._finish, final)
+        self._display.put({**self._widget_view(), "text/html": html, "text/plain": text})
+
+    def _finish(self, final: str) -> None:
+        assert self._model is not None, "what ends was opened"
+        with self._model.hold_sync():  # one message
+            self._model.final = final
+            self._model.blocking = False
+
+    def close(self) -> None:
+        """Take the widget back; what is displayed in its place is up to the caller."""
+        self.unblock()
+        if self._model is not None:
+            self._context.copy().run(self._model.close)
+
+    def _widget_view(self) -> dict[str, Any]:
+        view = {"version_major": 2, "version_minor": 0, "model_id": self._comm_id}
+        return {_WIDGET_VIEW: view}
+
+
+def _board() -> Switchboard | None:
+    from IPython.core.getipython import get_ipython
+
+    return switchboard(getattr(get_ipython(), "kernel", None))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

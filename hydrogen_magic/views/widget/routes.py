@@ -1,0 +1,229 @@
+"""How a page's words reach us while a cell of ours holds the kernel's main thread.
+
+A Jupyter kernel takes what pages send from one stream, its shell channel, and hands it on to the main
+thread, where it waits until the running cell has ended: a Stop comes when there is nothing to stop,
+and a page that was reloaded meanwhile cannot even ask which widgets there are. A
+:class:`Switchboard` stands before that stream while gangs are shown. What is for a gang's view it
+takes out and answers at once; while a cell waits for a gang, also the questions with which a page
+comes back. All else goes on to the kernel as it came, in its order: cells are never touched.
+
+- ipykernel 7 reads the stream in a thread of its own, so the switchboard works in that thread.
+  Neither a front end that knows subshells is needed, nor the right subshell (7.4 sends comm messages
+  back to the shell that last used the comm, which is the blocked one).
+- ipykernel 6 reads it in the main thread: the waiting cell calls :meth:`Switchboard.pump`.
+
+Where a kernel has not what this needs, :func:`switchboard` is None, and words arrive when the kernel
+is idle; a page that gets no answer to a Stop interrupts the kernel through its server instead.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import Context, copy_context
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Switchboard", "switchboard"]
+
+Message = dict[str, Any]
+"""A Jupyter message as ``jupyter_client`` unpacks it."""
+
+_CONTROL = "jupyter.widget.control"
+"""Target of the comm by which a page asks for the state of all widgets."""
+_QUESTIONS = ("kernel_info_request", "comm_info_request")
+"""What a page asks first, before it shows anything of the kernel's."""
+_NEEDED = ("_recv_callback", "on_recv", "flush", "io_loop")
+"""Of the shell stream; the first is private, to give back exactly what was there."""
+_INSTALL_S = 2.0
+"""More than a kernel's thread ever takes to come round."""
+_PUMPED = 64
+"""Messages read at a time: a burst must not keep a gang's cell from its gang."""
+
+
+@dataclass(frozen=True)
+class _Line:
+    """Whom messages of one comm are for."""
+
+    receive: Callable[[Message], None]
+    context: Context
+    """Of the cell: what is sent from a thread belongs under it."""
+    cell: Message
+    """The request that the cell runs for."""
+    blocking: bool
+
+
+class Switchboard:
+    """Takes messages for views out of a kernel's shell stream. One per kernel, see module."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+        self._stream = kernel.shell_stream
+        self._lines: dict[str, _Line] = {}
+        self._onward: Callable[[Any], Any] | None = None
+        self._lock = threading.Lock()
+        self.is_pumped = not getattr(kernel, "shell_channel_thread", None)
+        """Whether somebody has to call :meth:`pump`."""
+
+    def connect(self, comm_id: str, receive: Callable[[Message], None], *, blocking: bool) -> None:
+        """Give what comes for a comm to ``receive``, which must not wait, from any thread.
+
+        Called by the cell; with ``blocking`` until :meth:`disconnect` the kernel counts as busy with it.
+        """
+        cell = self._kernel.get_parent("shell")
+        with self._lock:
+            self._lines[comm_id] = _Line(receive, copy_context(), cell, blocking)
+        self._in_stream_thread(self._install)
+
+    def disconnect(self, comm_id: str) -> None:
+        """Leave the comm to the kernel again. Twice is once."""
+        with self._lock:
+            self._lines.pop(comm_id, None)
+        self._in_stream_thread(self._remove_when_unused)
+
+    def pump(self) -> None:
+        """Read what has arrived, in the kernel's main thread."""
+        if self.is_pumped and threading.current_thread() is threading.main_thread():
+            self._stream.flush(limit=_PUMPED)
+
+    # ── in the stream's own thread ──
+
+    def _in_stream_thread(self, act: Callable[[], None]) -> None:
+        if not self.is_pumped:
+            done = threading.Event()
+            self._stream.io_loop.add_callback(act)
+            self._stream.io_loop.add_callback(done.set)
+            done.wait(_INSTALL_S)
+        elif threading.current_thread() is threading.main_thread():
+            act()
+        else:
+            self._stream.io_loop.add_callback(act)
+
+    def _install(self) -> None:
+        if self._onward is None and self._stream._recv_callback is not None:
+            self._onward = self._stream._recv_callback
+            self._stream.on_recv(self, copy=False)
+
+    def _remove_when_unused(self) -> None:
+        # Somebody who put himself before us since holds on to us: then we stay, and hand all on.
+        if not self._lines and self._stream._recv_callback is self:
+            self._stream.on_recv(self._onward, copy=False)
+            self._onward = None
+
+    def __call__(self, frames: list[Any]) -> Any:
+        """Take one message from the stream."""
+        onward = self._onward
+        assert onward is not None, "nothing is taken from a stream before it is installed"
+        try:
+            idents, parts = self._kernel.session.feed_identities(frames, copy=False)
+            line = self._line_for(parts)
+        except Exception:  # whatever a page may send: the kernel itself says what is wrong with it
+            line = None
+        if line is None:
+            return onward(frames)
+        try:
+            # Checks the signature, which only one may do: the kernel would take it for a repetition.
+            message = self._kernel.session.deserialize(parts, content=True, copy=False)
+            self._answer(line, idents, message)
+        except Exception:
+            self._kernel.log.exception("hydrogen_magic could not answer a page")
+        return None
+
+    def _line_for(self, parts: list[Any]) -> _Line | None:
+        """Return who answers a message, None when the kernel does."""
+        unpack = self._kernel.session.unpack
+        header = unpack(parts[1].bytes)
+        kind = header["msg_type"]
+        blocked = self._blocked
+        if kind == "comm_msg":
+            comm_id = unpack(parts[4].bytes).get("comm_id", "")
+            found = self._lines.get(comm_id)
+            return found or (blocked if self._is_control(comm_id) else None)
+        if header.get("subshell_id") is not None:  # it has a free thread of its own
+            return None
+        if kind == "comm_open":
+            return blocked if unpack(parts[4].bytes).get("target_name") == _CONTROL else None
+        return blocked if kind in _QUESTIONS else None
+
+    @property
+    def _blocked(self) -> _Line | None:
+        """A view whose cell holds the main thread."""
+        return next((line for line in list(self._lines.values()) if line.blocking), None)
+
+    def _is_control(self, comm_id: str) -> bool:
+        comm = self._kernel.comm_manager.comms.get(comm_id)
+        return comm is not None and comm.target_name == _CONTROL
+
+    # ── answering ──
+
+    def _answer(self, line: _Line, idents: Any, message: Message) -> None:
+        with self._busy_with(message):
+            # A copy: a context can be entered once at a time.
+            line.context.copy().run(self._handle, line, idents, message)
+
+    def _handle(self, line: _Line, idents: Any, message: Message) -> None:
+        kind = message["header"]["msg_type"]
+        if kind in _QUESTIONS:
+            _run_to_end(self._kernel.shell_handlers[kind](self._stream, idents, message))
+        elif kind == "comm_open":
+            self._kernel.comm_manager.comm_open(self._stream, idents, message)
+        elif message["content"]["comm_id"] in self._lines:
+            line.receive(message)
+        else:
+            comm = self._kernel.comm_manager.comms[message["content"]["comm_id"]]
+            # Not handle_msg, which calls what hangs on cells: matplotlib would draw, in this thread.
+            (getattr(comm, "_msg_callback", None) or comm.handle_msg)(message)
+
+    @contextmanager
+    def _busy_with(self, message: Message) -> Iterator[None]:
+        """Say that ``message`` is worked on, as the kernel does; and then that the cell still is.
+
+        A page shows whatever state it heard last.
+        """
+        self._say("busy", message)
+        try:
+            yield
+        finally:
+            self._say("idle", message)
+            with self._lock:  # once disconnected, the cell's own last word must stay the last
+                blocked = self._blocked
+                if blocked is not None:
+                    self._say("busy", blocked.cell)
+
+    def _say(self, state: str, parent: Message) -> None:
+        self._kernel.session.send(
+            self._kernel.iopub_socket, "status", {"execution_state": state},
+            parent=parent, ident=b"status",
+        )  # fmt: skip
+
+
+def _run_to_end(result: Any) -> None:
+    """Run a handler that is a coroutine for its form's sake and waits for nothing."""
+    if not inspect.iscoroutine(result):
+        return
+    try:
+        result.send(None)
+    except StopIteration:
+        return
+    result.close()
+    raise RuntimeError("this kernel's handler waits for something: a page gets no answer")
+
+
+_board: Switchboard | None = None
+
+
+def switchboard(kernel: Any) -> Switchboard | None:
+    """Return the kernel's switchboard; None for a kernel that is made otherwise."""
+    global _board
+    if _board is None or _board._kernel is not kernel:
+        _board = Switchboard(kernel) if _fits(kernel) else None
+    return _board
+
+
+def _fits(kernel: Any) -> bool:
+    stream = getattr(kernel, "shell_stream", None)
+    needed = ("session", "comm_manager", "shell_handlers", "iopub_socket", "get_parent", "log")
+    has_all = all(hasattr(kernel, name) for name in needed)
+    return has_all and all(hasattr(stream, name) for name in _NEEDED)

@@ -1,0 +1,156 @@
+"""A page that draws widgets, as far as its kernel can tell: it reads comms and sends orders."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.manager import KernelManager
+
+from tests.jupyter import PATIENCE_S, Client, Kernel
+
+FAKE_BUNDLE = "export default () => ({})"
+"""Stands for the live view, which no test in here runs."""
+_CONTROL = "jupyter.widget.control"
+_numbers = itertools.count(1)
+
+
+class Page(Client):
+    """One open page of a notebook.
+
+    ``with_subshell``: it sends comm messages by one, as newer front ends do. Without ``wait`` it does
+    not look first whether the kernel answers.
+    """
+
+    def __init__(
+        self, manager: KernelManager, *, with_subshell: bool = False, wait: bool = True
+    ) -> None:
+        super().__init__(manager, wait=wait)
+        self.name = f"page-{next(_numbers)}"
+        self.models: dict[str, dict[str, Any]] = {}
+        """State of the gangs' models by their comm, newest last."""
+        self.heard: list[dict[str, Any]] = []
+        """Messages of models, as they came; ``received`` is when."""
+        self.states: list[str] = []
+        """What the kernel says it is."""
+        self.subshell = self._create_subshell() if with_subshell else None
+
+    # ── what comes ──
+
+    def _take(self, message: dict[str, Any]) -> None:
+        super()._take(message)
+        kind, content = message["msg_type"], message["content"]
+        if kind == "status":
+            self.states.append(content["execution_state"])
+        data = content.get("data", {}) if isinstance(content, dict) else {}
+        if kind == "comm_open" and "gang_id" in data.get("state", {}):
+            self.models[content["comm_id"]] = dict(data["state"])
+        elif kind == "comm_msg" and content["comm_id"] in self.models:
+            if data["method"] == "update":
+                self.models[content["comm_id"]].update(data["state"])
+            elif data["method"] == "custom":
+                self.heard.append(
+                    {**data["content"], "received": time.monotonic(), "buffers": message["buffers"]}
+                )
+        elif kind == "comm_msg" and data.get("method") == "update_states":
+            for comm_id, model in data["states"].items():
+                if "gang_id" in model["state"]:
+                    self.models[comm_id] = model["state"]
+
+    def read_until(self, holds: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
+        """Read until something holds; return what."""
+        deadline = time.monotonic() + patience_s
+        while not (found := holds()):
+            assert time.monotonic() < deadline, [
+                {k: v for k, v in message.items() if k != "buffers"} for message in self.heard[-5:]
+            ]
+            try:
+                self._take(self._client.get_iopub_msg(timeout=0.1))
+            except queue.Empty:
+                pass
+        return found
+
+    @property
+    def comm_id(self) -> str:
+        """The newest gang's model."""
+        return self.read_until(lambda: next(reversed(self.models), ""))
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [message for message in self.heard if message["kind"] == kind]
+
+    def ack(self, order_id: str) -> dict[str, Any]:
+        """Wait for the answer to an order."""
+        return self.read_until(
+            lambda: next((m for m in self.of_kind("ack") if m["id"] == order_id), None)
+        )
+
+    def file(self, order_id: str) -> bytes:
+        """Wait for a file."""
+
+        def parts() -> list[dict[str, Any]]:
+            found = [part for part in self.of_kind("file") if part["id"] == order_id]
+            return found if found and len(found) == found[0]["parts"] else []
+
+        return b"".join(bytes(part["buffers"][0]) for part in self.read_until(parts))
+
+    # ── what goes ──
+
+    def order(self, what: str, *, comm_id: str | None = None, **rest: Any) -> str:
+        """Send an order; return its id."""
+        order_id = f"{self.name}.{next(_numbers)}"
+        self.send({"do": what, "id": order_id, "client": self.name, **rest}, comm_id)
+        return order_id
+
+    def send(self, content: Any, comm_id: str | None = None) -> None:
+        data = {"method": "custom", "content": content}
+        self.say("comm_msg", {"comm_id": comm_id or self.comm_id, "data": data})
+
+    def say(self, kind: str, content: dict[str, Any], **more: Any) -> str:
+        """Send a message on the shell channel; return its id."""
+        message = self._client.session.msg(kind, content, **more)
+        if self.subshell is not None and kind.startswith("comm_") and kind != "comm_info_request":
+            message["header"]["subshell_id"] = self.subshell
+        self._client.shell_channel.send(message)
+        return str(message["header"]["msg_id"])
+
+    def answer_to(self, msg_id: str, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+        """Wait for the kernel's answer on the shell channel."""
+        deadline = time.monotonic() + patience_s
+        while True:
+            left = max(0.01, deadline - time.monotonic())
+            message = self._client.get_shell_msg(timeout=left)
+            if message["parent_header"].get("msg_id") == msg_id:
+                return dict(message["content"])
+
+    def come_back(self) -> None:
+        """Do what a page does that was reloaded, up to the models that there are."""
+        self.answer_to(self.say("kernel_info_request", {}), 5)
+        comms = self.answer_to(self.say("comm_info_request", {"target_name": "jupyter.widget"}), 5)
+        assert comms["comms"]
+        opened = {"comm_id": f"control-{self.name}", "target_name": _CONTROL, "data": {}}
+        self.say("comm_open", opened, metadata={"version": "1.0.0"})
+        asked = {"comm_id": opened["comm_id"], "data": {"method": "request_states"}}
+        self.say("comm_msg", asked)
+        self.read_until(lambda: self.models, 5)
+
+    def _create_subshell(self) -> str:
+        message = self._client.session.msg("create_subshell_request", {})
+        self._client.control_channel.send(message)
+        while True:
+            reply = self._client.control_channel.get_msg(timeout=PATIENCE_S)
+            if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
+                return str(reply["content"]["subshell_id"])
+
+
+def show_widgets(kernel: Kernel, folder: Path) -> None:
+    """Make a kernel use the stand-in for the live view's file."""
+    bundle = folder / "gang.js"
+    bundle.write_text(FAKE_BUNDLE)
+    kernel.run(
+        "import pathlib, hydrogen_magic.views.widget.display as display\n"
+        f"display.BUNDLE = pathlib.Path({str(bundle)!r})"
+    )
