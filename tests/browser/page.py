@@ -1,0 +1,193 @@
+"""A notebook in a browser's tab, as a person uses it: cells run by keys, buttons clicked."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from nbformat import v4
+from playwright.sync_api import BrowserContext, Locator, expect
+
+from tests.browser.front_ends import LAB, FrontEnd
+from tests.browser.server import Server, kernel_name
+from tests.kernels import NEWEST
+
+PATIENCE_MS = 30_000
+"""What takes longer hangs, even on a machine under load."""
+_POLL_S = 0.02
+
+_NUMBERED = re.compile(r"\[\d+\]")
+_TAKEN = re.compile(r"\[[\d*]+\]")
+_CLICKS = """document.addEventListener("click", () => { window.clickedAt = Date.now(); }, true);"""
+_DIALOGS = ("alert", "confirm", "prompt")
+
+
+def write_notebook(path: Path, cells: Sequence[str], version: str = NEWEST) -> Path:
+    """Write a notebook of these code cells for a kernel of that ipykernel version."""
+    name = kernel_name(version)
+    spec = {"name": name, "display_name": name, "language": "python"}
+    notebook = v4.new_notebook(
+        cells=[v4.new_code_cell(code) for code in cells], metadata={"kernelspec": spec}
+    )
+    path.write_text(json.dumps(notebook))
+    return path
+
+
+def wait_until(holds: Callable[[], Any], what: str, within_s: float = PATIENCE_MS / 1000) -> Any:
+    """Wait for something outside the page; return what ``holds`` returned."""
+    deadline = time.monotonic() + within_s
+    while not (found := holds()):
+        assert time.monotonic() < deadline, f"{what}: not within {within_s} s"
+        time.sleep(_POLL_S)
+    return found
+
+
+@dataclass
+class Seen:
+    """What no page of a test may do."""
+
+    foreign: list[str] = field(default_factory=list)
+    """Addresses on other hosts that were asked for anything."""
+    dialogs: list[str] = field(default_factory=list)
+    """Messages of dialogs that a script opened."""
+
+
+class NotebookPage:
+    """One tab with one notebook."""
+
+    def __init__(
+        self, context: BrowserContext, server: Server, seen: Seen, front_end: FrontEnd = LAB
+    ) -> None:
+        self._server = server
+        self._seen = seen
+        self._front_end = front_end
+        self._path = Path()
+        self.page = context.new_page()
+        self.page.set_default_timeout(PATIENCE_MS)
+        self.page.add_init_script(_CLICKS)
+        self.page.on("request", lambda request: self._note(request.url))
+        self.page.on("websocket", lambda socket: self._note(socket.url))
+        self.page.on("dialog", self._dismiss)
+
+    def _note(self, url: str) -> None:
+        parts = urlsplit(url)
+        host = urlsplit(self._server.url).netloc
+        if parts.scheme not in ("data", "blob", "about") and parts.netloc != host:
+            self._seen.foreign.append(url)
+
+    def _dismiss(self, dialog: Any) -> None:
+        if dialog.type in _DIALOGS:
+            self._seen.dialogs.append(dialog.message)
+            dialog.dismiss()
+        else:
+            dialog.accept()  # the front end asks whether one really wants to leave
+
+    # ── opening ──────────────────────────────────────────────────────────────────────────────────
+
+    def open(self, path: Path, *, has_kernel: bool = True) -> None:
+        """Open a notebook that lies below the server's directory, and wait for its kernel."""
+        self._path = path
+        name = str(path.relative_to(self._server.notebooks))
+        query = {"reset": ""} if self._front_end is LAB else {}
+        self.page.goto(self._server.address(self._front_end.path + name, **query))
+        self.cell(0).wait_for()
+        if has_kernel:
+            self.page.wait_for_function(self._front_end.has_kernel)
+
+    def second_tab(self) -> NotebookPage:
+        """Open the notebook, as saved, once more; the kernel may be busy."""
+        other = NotebookPage(self.page.context, self._server, self._seen, self._front_end)
+        other.open(self._path, has_kernel=False)
+        return other
+
+    def open_copy(self) -> NotebookPage:
+        """Open a copy of the notebook as saved, which this server trusts; its kernel is fresh."""
+        other = NotebookPage(self.page.context, self._server, self._seen, self._front_end)
+        copy = self._path.with_name(f"copy-{self._path.name}")
+        other.open(shutil.copy(self._path, copy))
+        return other
+
+    def reload(self) -> None:
+        self.page.reload()
+        self.cell(0).wait_for()
+
+    # ── cells ────────────────────────────────────────────────────────────────────────────────────
+
+    def cell(self, index: int) -> Locator:
+        return self.page.locator(self._front_end.cell).nth(index)
+
+    def prompt(self, index: int) -> Locator:
+        return self.cell(index).locator(self._front_end.prompt).first
+
+    def output(self, index: int) -> Locator:
+        return self.cell(index).locator(self._front_end.output).first
+
+    def widget(self, index: int) -> Locator:
+        """Return the live view under a cell."""
+        return self.cell(index).locator(".hm")
+
+    def state(self, index: int) -> Locator:
+        """Return what says in a word how the gang under a cell is, in ``data-state``."""
+        return self.widget(index).locator("[data-state]").first
+
+    def start(self, index: int) -> None:
+        """Run a cell, and return as soon as it runs."""
+        self.prompt(index).click()
+        self.page.keyboard.press("Control+Enter")
+        expect(self.prompt(index)).to_have_text(_TAKEN, timeout=PATIENCE_MS)
+
+    def finish(self, index: int) -> None:
+        """Wait for a cell's end."""
+        expect(self.prompt(index)).to_have_text(_NUMBERED, timeout=PATIENCE_MS)
+
+    def run(self, index: int) -> None:
+        """Run a cell to its end."""
+        self.start(index)
+        self.finish(index)
+
+    def is_running(self, index: int) -> bool:
+        return "*" in self.prompt(index).inner_text()
+
+    def shows(self, index: int, text: str | re.Pattern[str]) -> None:
+        """Wait for text in a cell's output."""
+        expect(self.output(index)).to_contain_text(text, timeout=PATIENCE_MS)
+
+    # ── the front end's own buttons and menus ────────────────────────────────────────────────────
+
+    def interrupt(self) -> None:
+        """Click the square button."""
+        self.page.locator(self._front_end.interrupt).first.click()
+
+    def save(self, index: int, mime: str, text: str) -> Path:
+        """Save until a cell has such an output in the file; return the file."""
+        self.page.keyboard.press("Control+s")
+
+        def saved() -> bool:
+            try:
+                cell = json.loads(self._path.read_text())["cells"][index]
+            except ValueError:
+                return False  # still being written
+            data = [output.get("data", {}) for output in cell["outputs"]]
+            return any(text in "".join(each.get(mime, "")) for each in data)
+
+        wait_until(saved, f"{mime} with {text!r} in the saved notebook")
+        return self._path
+
+    def set_theme(self, name: str) -> None:
+        """Choose a theme of JupyterLab: ``JupyterLab Dark``."""
+        self.page.evaluate(
+            "name => window.jupyterapp.commands.execute('apputils:change-theme', {theme: name})",
+            name,
+        )
+        expect(self.page.locator("body")).to_have_attribute("data-jp-theme-name", name)
+
+    def clicked_at(self) -> float:
+        """Return the Unix time of the last click on the page."""
+        return float(self.page.evaluate("window.clickedAt")) / 1000

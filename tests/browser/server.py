@@ -1,0 +1,156 @@
+"""A Jupyter server of the tests' own: its own directories, settings and kernels, and no news."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from tests import kernels
+
+START_S = 60.0
+"""A server of a machine under load that starts JupyterLab for the first time."""
+_END_S = 10.0
+_POLL_S = 0.05
+
+_SETTINGS: dict[str, dict[str, Any]] = {
+    "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    # Cells out of sight stay in the page, and so does what is looked for in them.
+    "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
+    "@jupyter-widgets/jupyterlab-manager/plugin": {"saveState": True},
+}
+
+
+class Server:
+    """JupyterLab, Notebook 7 and nbclassic, served by one process."""
+
+    def __init__(self, folder: Path) -> None:
+        self.notebooks = folder / "notebooks"
+        self.runs = folder / "home" / "runs"
+        """Records of the gangs of this server's kernels."""
+        self._log_path = folder / "server.log"
+        self._runtime = folder / "runtime"
+        self._environment = _environment(folder)
+        _write_settings(folder / "lab" / "settings")
+        _write_kernels(folder / "data" / "kernels")
+        self.notebooks.mkdir()
+        self._process = self._start()
+        try:
+            self.url, self._token = self._wait_until_up()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        options = {
+            "ServerApp.ip": "127.0.0.1",
+            "ServerApp.port": "0",
+            "ServerApp.open_browser": "False",
+            "ServerApp.root_dir": str(self.notebooks),
+            "ServerApp.allow_root": "True",
+            "LabApp.expose_app_in_browser": "True",
+            "JupyterNotebookApp.expose_app_in_browser": "True",
+        }
+        arguments = [f"--{name}={value}" for name, value in options.items()]
+        with self._log_path.open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "jupyterlab", *arguments],
+                env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    def _wait_until_up(self) -> tuple[str, str]:
+        """Return address and token, which the server writes down; then wait for its answer."""
+        deadline = time.monotonic() + START_S
+        while time.monotonic() < deadline and self._process.poll() is None:
+            for path in self._runtime.glob("jpserver-*.json"):
+                found = _read_json(path)
+                if found and _answers(found["url"]):
+                    return found["url"], found["token"]
+            time.sleep(_POLL_S)
+        raise AssertionError(f"the server did not come up in {START_S} s:\n{self.log()}")
+
+    def log(self) -> str:
+        return self._log_path.read_text(errors="replace")
+
+    def address(self, path: str, **query: str) -> str:
+        """Return a page's address; a browser that opens one with the token may open all others."""
+        pairs = "&".join(f"{key}={value}" for key, value in {**query, "token": self._token}.items())
+        return f"{self.url}{path}?{pairs}"
+
+    def request(self, method: str, path: str) -> Any:
+        """Ask the server's API; return the answer's JSON, None when it has none."""
+        request = urllib.request.Request(f"{self.url}api/{path}", method=method)
+        request.add_header("Authorization", f"token {self._token}")
+        with urllib.request.urlopen(request, timeout=START_S) as answer:
+            body = answer.read()
+        return json.loads(body) if body else None
+
+    def end_kernels(self) -> None:
+        """End every kernel as a reader does who shuts it down."""
+        for session in self.request("GET", "sessions"):
+            self.request("DELETE", f"sessions/{session['id']}")
+        for kernel in self.request("GET", "kernels"):
+            self.request("DELETE", f"kernels/{kernel['id']}")
+
+    def stop(self) -> None:
+        """End the server and wait for its end."""
+        self._process.terminate()
+        try:
+            self._process.wait(_END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    places = {
+        "JUPYTER_CONFIG_DIR": "config",
+        "JUPYTER_DATA_DIR": "data",
+        "JUPYTER_RUNTIME_DIR": "runtime",
+        "JUPYTERLAB_SETTINGS_DIR": "lab/settings",
+        "JUPYTERLAB_WORKSPACES_DIR": "lab/workspaces",
+        "IPYTHONDIR": "ipython",
+        "HYDROGEN_MAGIC_HOME": "home",
+    }
+    for name in places.values():
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    return {**os.environ, **{variable: str(folder / name) for variable, name in places.items()}}
+
+
+def _write_settings(folder: Path) -> None:
+    for plugin, settings in _SETTINGS.items():
+        path = folder / f"{plugin}.jupyterlab-settings"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(settings))
+
+
+def kernel_name(version: str) -> str:
+    """Return the kernelspec's name of an ipykernel version."""
+    return f"ipykernel-{version}"
+
+
+def _write_kernels(folder: Path) -> None:
+    for version in kernels.VERSIONS:
+        path = folder / kernel_name(version) / "kernel.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(kernels.spec(version)))
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None  # still being written
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}api", timeout=5):
+            return True
+    except OSError:
+        return False
