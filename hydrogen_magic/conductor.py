@@ -177,11 +177,17 @@ class Conductor:
             self._profiling.ask(steps)
 
     async def _watch_start(self) -> None:
-        """Fail the ranks that do not reach the first line of the cell in time."""
+        """Fail the ranks that do not reach the first line of the cell in time.
+
+        While the attempt waits for slots there is no rank that could be late.
+        """
         began_s = self._now_s()
         limit_s = self._job.spec.start_timeout_s
         while True:
             await asyncio.sleep(_CHECK_START_S)
+            if self._gang.snapshot().queued is not None:
+                began_s = self._now_s()
+                continue
             late = [r for r in self._gang.ranks if r.phase in ("waiting", "starting", "loading")]
             if not late:
                 return

@@ -10,15 +10,19 @@ monotonic clock, so a jump of the wall clock moves nothing.
 
 from __future__ import annotations
 
-import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cache
-from typing import Any, Union
+from typing import Any
+
+from hydrogen_magic.checked import EventError, checked
 
 __all__ = [
+    "COLLECTIVES",
     "EVENT_TYPES",
+    "PROFILER",
+    "SPANS",
+    "TRACKS",
     "AttemptStarted",
     "CollectiveWait",
     "ErrorReport",
@@ -33,6 +37,7 @@ __all__ = [
     "Output",
     "Profiling",
     "Progress",
+    "Queued",
     "RankExited",
     "RankFailed",
     "RankHealth",
@@ -47,10 +52,6 @@ __all__ = [
     "decode",
     "encode",
 ]
-
-
-class EventError(ValueError):
-    """A message that is not one of ours: unknown kind, missing field, or a field of another type."""
 
 
 KERNEL_ENDED = "the kernel ended"
@@ -115,6 +116,17 @@ class AttemptStarted:
 
     at_s: float
     attempt: int
+
+
+@dataclass(frozen=True)
+class Queued:
+    """The attempt waits for room: a cluster gives slots one by one, and ranks start together."""
+
+    at_s: float
+    have: int
+    """Slots that are there already."""
+    wanted: int
+    """Slots that it takes; once ``have`` is as many, it waits no longer."""
 
 
 @dataclass(frozen=True)
@@ -247,6 +259,12 @@ class Steps:
     count: int
 
 
+SPANS, COLLECTIVES, PROFILER = "spans", "collectives", "profiler"
+"""Tracks of a rank: what the user's code names or does, what it waits for, what was profiled."""
+TRACKS = (SPANS, "horovod", COLLECTIVES, PROFILER)
+"""Those with a place of their own, in the order in which they are shown; others come after them."""
+
+
 @dataclass(frozen=True)
 class Spans:
     """Named stretches of time, by column; all columns are of one length."""
@@ -259,9 +277,8 @@ class Spans:
     depths: tuple[int, ...]
     """How many spans of the same thread enclose it."""
     skipped: int = 0
-    track: str = "spans"
-    """Which lane of the rank it belongs to: ``spans`` (of the user's code), ``collectives``,
-    ``profiler``, ``horovod``."""
+    track: str = SPANS
+    """Which lane of the rank it belongs to: one of :data:`TRACKS`, or any other name."""
 
 
 @dataclass(frozen=True)
@@ -346,6 +363,7 @@ class RankExited:
 Event = (
     GangLaunched
     | AttemptStarted
+    | Queued
     | StopRequested
     | Notice
     | Recording
@@ -384,7 +402,8 @@ def decode(message: object) -> Event:
     cls = EVENT_TYPES.get(message[0])
     if cls is None:
         raise EventError(f"unknown kind of event: {message[0][:80]!r}")
-    event: Event = _checked(cls, message[1], message[0])
+    event: Event = checked(cls, message[1], message[0])
+    _check_lengths(event)
     return event
 
 
@@ -398,61 +417,13 @@ def _plain(value: Any) -> Any:
     return value
 
 
-_SCALARS: Mapping[Any, frozenset[type]] = {
-    int: frozenset({int}),
-    str: frozenset({str}),
-    float: frozenset({float, int}),
-    float | None: frozenset({float, int, type(None)}),
-}
-"""Types that a whole column may hold, checked at once: ranks send thousands of numbers a second."""
-
-
-@cache
-def _hints(cls: type[Any]) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
-def _checked(declared: Any, value: Any, where: str) -> Any:
-    """Return ``value`` as the declared type, rebuilt from JSON, or raise :class:`EventError`."""
-    origin = typing.get_origin(declared)
-    if hasattr(declared, "__dataclass_fields__"):
-        return _checked_dataclass(declared, value, where)
-    if origin in (Union, types.UnionType):
-        return _checked_union(declared, value, where)
-    if origin is tuple and isinstance(value, list):
-        item = typing.get_args(declared)[0]
-        if set(map(type, value)) <= _SCALARS.get(item, frozenset()):
-            return tuple(value)
-        return tuple(_checked(item, part, where) for part in value)
-    if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
-        item = typing.get_args(declared)[1]
-        return {str(key): _checked(item, part, f"{where}[{key}]") for key, part in value.items()}
-    if declared is float and type(value) in (int, float):
-        return float(value)
-    if type(value) is declared:
-        return value
-    raise EventError(f"{where} should be {declared}, got {type(value).__name__}")
-
-
-def _checked_dataclass(declared: Any, value: Any, where: str) -> Any:
-    hints = _hints(declared)
-    if not isinstance(value, dict) or not value.keys() <= hints.keys():
-        raise EventError(f"{where} has other fields than {declared.__name__}")
-    parts = {name: _checked(hints[name], part, f"{where}.{name}") for name, part in value.items()}
-    try:
-        return declared(**parts)
-    except TypeError as error:
-        raise EventError(f"{where}: {error}") from None
-
-
-def _checked_union(declared: Any, value: Any, where: str) -> Any:
-    for choice in typing.get_args(declared):
-        if choice is type(None):
-            if value is None:
-                return None
-        else:
-            try:
-                return _checked(choice, value, where)
-            except EventError:
-                continue
-    raise EventError(f"{where} should be {declared}, got {type(value).__name__}")
+def _check_lengths(event: Event) -> None:
+    """Raise EventError where columns that are one table differ in length."""
+    if isinstance(event, Metrics):
+        columns: Sequence[Sequence[Any]] = (event.times_s, *event.values.values(), event.steps)
+    elif isinstance(event, Spans):
+        columns = (event.names, event.starts_s, event.ends_s, event.depths)
+    else:
+        return
+    if len(set(map(len, columns))) > 1:
+        raise EventError(f"the columns of {type(event).__name__} differ in length")

@@ -21,6 +21,7 @@ from hydrogen_magic.errors import (
 )
 from hydrogen_magic.events import Event, Output, RankStacks
 from hydrogen_magic.gang.state import GangState, RankState, fold
+from hydrogen_magic.profiles import MAX_STEPS
 from hydrogen_magic.views import failure, still_picture
 from hydrogen_magic.views.output import final_lines
 
@@ -142,10 +143,11 @@ class Gang:
         """Have every rank run the torch profiler over its next ``steps`` optimizer steps.
 
         Does not wait: the merged trace of all ranks is in the gang's record when ``Profiling`` events
-        say so, and its outermost spans are in the timeline.
+        say so, and its outermost spans are in the timeline. Raises ValueError for other than 1 to
+        1000 steps.
         """
-        if not isinstance(steps, int) or steps < 1:
-            raise ValueError(f"profile(steps=…) should be 1 or more, got {steps!r}")
+        if not isinstance(steps, int) or not 1 <= steps <= MAX_STEPS:
+            raise ValueError(f"profile(steps=…) should be 1 to {MAX_STEPS}, got {steps!r}")
         if self._running is not None:
             self._running.profile(steps)
 

@@ -64,22 +64,23 @@ class Past:
         return frame(self.events())
 
     def stop(self, kill: bool = False) -> None:
-        """Refuse: only its own kernel can reach the ranks. So do the other orders."""
-        raise HydrogenError(f"gang {self.id} is not this kernel's: stop it where it was started")
+        """Refuse with HydrogenError, as all orders are: only its own kernel can reach the ranks."""
+        raise self._out_of_reach("stop it")
 
     def ask_stacks(self) -> None:
         """See :meth:`stop`."""
-        raise HydrogenError(
-            f"gang {self.id} is not this kernel's: ask for its stacks where it was started"
-        )
+        raise self._out_of_reach("ask for its stacks")
 
     def record(self, on: bool) -> None:
         """See :meth:`stop`."""
-        raise HydrogenError(f"gang {self.id} is not this kernel's: record it where it was started")
+        raise self._out_of_reach("record it")
 
     def profile(self, steps: int) -> None:
         """See :meth:`stop`."""
-        raise HydrogenError(f"gang {self.id} is not this kernel's: profile it where it was started")
+        raise self._out_of_reach("profile it")
+
+    def _out_of_reach(self, what: str) -> HydrogenError:
+        return HydrogenError(f"gang {self.id} is not this kernel's: {what} where it was started")
 
 
 def _last_state(found: record.Summary) -> GangState:

@@ -17,16 +17,23 @@ from typing import Any
 
 from hydrogen_magic import events as ev
 
-__all__ = ["CLOCK", "MAX_SPANS", "CancelledError", "Profile", "merge"]
+__all__ = ["CLOCK", "MAX_SPANS", "MAX_STEPS", "Profile", "UnwantedError", "merge"]
 
 CLOCK = "hydrogen_magic.clock "
 """What a mark in a rank's trace is called, followed by the gang's time at which it was set."""
 MAX_SPANS = 20_000
 """Of one rank, for the live view: what a canvas draws at once. The file has all."""
+_LATEST_S = 1e8
+"""What a trace says happened later was made up; events take no such time."""
+MAX_STEPS = 1000
+"""Of one profile: a trace of more steps is larger than anybody's browser opens."""
 _MAX_EVENTS = 1_000_000
 """Of one rank; a Python object each, about 1 GB in all. Five steps are far below."""
 _LOOK_EVERY = 1000
 """Events after which the reader looks whether anybody still wants them."""
+
+_DAMAGE = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
+"""What reading raises where a rank wrote something else than a trace."""
 
 _MARK = re.compile(rf"{re.escape(CLOCK)}(\d+\.\d+)")
 _GAP = re.compile(r"[\s,]*")
@@ -34,7 +41,7 @@ _MACHINERY = frozenset(("cuda_runtime", "cuda_driver", "overhead", "Trace"))
 """Categories that are in the file, and not among the spans of the live view."""
 
 
-class CancelledError(Exception):
+class UnwantedError(Exception):
     """Nobody wants the profile any more."""
 
 
@@ -56,7 +63,7 @@ def merge(
     """Write the traces (bytes, by rank) to ``path``, gzipped; return their spans.
 
     No file is written when no rank has a trace. Raises OSError when it cannot be written, and
-    CancelledError once ``is_wanted`` says no.
+    UnwantedError once ``is_wanted`` says no.
     """
     spans: list[ev.Spans] = []
     errors: dict[int, str] = {}
@@ -104,7 +111,7 @@ class _Trace:
         if kind == "M" and name == "thread_name":
             self.names[where] = str(event["args"]["name"]).strip()
         elif kind in ("X", "s", "f") and type(where[0]) is int and len(self.events) < _MAX_EVENTS:
-            event["ts"] = _finite(event["ts"])
+            event["ts"], event["name"] = _finite(event["ts"]), name
             mark = _MARK.fullmatch(name)
             if mark is not None:
                 # It is set after its time was read, never before: the shortest delay is the best.
@@ -159,7 +166,7 @@ class _Trace:
                 start_us = event["ts"] + self.offset_us
                 end_us = start_us + event["dur"]
                 thread = by_thread[threads[event["pid"], event["tid"]]]
-                thread.append((start_us, end_us, 0, str(event["name"])))
+                thread.append((start_us, end_us, 0, event["name"]))
         nested = [_nest(thread) for thread in by_thread]
         kept = _outermost(nested)
         rows = sorted(_stacked(kept), key=lambda row: (row[0], row[2]))
@@ -168,7 +175,7 @@ class _Trace:
             _seconds(max(ends, default=0.0)), self.rank, names,
             tuple(_seconds(start) for start in starts),
             tuple(_seconds(end) for end in ends),
-            depths, sum(map(len, nested)) - len(rows), "profiler",
+            depths, sum(map(len, nested)) - len(rows), ev.PROFILER,
         )  # fmt: skip
 
 
@@ -180,7 +187,7 @@ def _finite(value: Any) -> float:
 
 
 def _seconds(time_us: float) -> float:
-    return round(max(0.0, time_us) / 1e6, 9)
+    return round(min(max(0.0, time_us) / 1e6, _LATEST_S), 9)
 
 
 _Nested = tuple[float, float, int, str]
@@ -196,9 +203,9 @@ def _read(rank: int, data: Any, is_wanted: Callable[[], bool]) -> _Trace:
     try:
         for number, event in enumerate(_events(text)):
             if number % _LOOK_EVERY == 0 and not is_wanted():
-                raise CancelledError
+                raise UnwantedError
             trace.add(event)
-    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except _DAMAGE as error:
         raise ValueError(f"its trace is damaged ({type(error).__name__}: {error})") from error
     if trace.offset_us == float("-inf"):
         raise ValueError("its trace has none of our marks, which tell its clock")

@@ -16,6 +16,7 @@ from hydrogen_magic import events as ev
 from hydrogen_magic import profiles
 from hydrogen_magic.handle import Gang
 from hydrogen_magic.placements import Crew
+from hydrogen_magic.views.wording import ranks_text
 
 __all__ = ["Profiling"]
 
@@ -47,6 +48,8 @@ class Profiling:
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.Future[None] | None = None
         self._unwanted = threading.Event()
+        self._is_told = False
+        """Somebody was told that one is being made: a button may be pressed many times."""
 
     # ── what happens ──
 
@@ -54,12 +57,12 @@ class Profiling:
         """Profile the next ``steps`` steps of every rank that runs."""
         running = {rank.rank for rank in self._gang.ranks if rank.phase == "running"}
         if self._phase:
-            self._notice("info", "a profile is being made already: wait for that one")
+            self._tell_once("a profile is being made already: wait for that one")
         elif not running:
             self._notice("warning", "no rank runs just now: there is nothing to profile")
         else:
             self._number += 1
-            self._missing, self._traces = running, {}
+            self._missing, self._traces, self._is_told = running, {}, False
             self._enter("waiting")
             self._wait(_STEP_S)
             self._crew.profile(self._number, steps)
@@ -109,14 +112,14 @@ class Profiling:
 
     def _give_up(self, waited_s: float) -> None:
         """Go on without the ranks that are missing."""
-        late = ", ".join(map(str, sorted(self._missing)))
+        late = ranks_text(sorted(self._missing))
         if self._phase == "waiting":
             text = (
-                f"no optimizer step within {waited_s:.0f} s on rank {late}: a profile is made of "
+                f"no optimizer step within {waited_s:g} s on {late}: a profile is made of "
                 "steps of torch.optim, ask for it while the ranks train"
             )
         else:
-            text = f"the profile goes without rank {late}, which did not end its steps in time"
+            text = f"the profile goes without {late}: no end of the steps within {waited_s:g} s"
         self._notice("warning", text)
         self._crew.profile(self._number, 0)
         self._missing.clear()
@@ -134,25 +137,26 @@ class Profiling:
     async def _merge(self) -> None:
         path = self._folder / f"profile-{self._number}.json.gz"
         traces, self._traces = self._traces, {}
+        written = ""
         try:
             profile = await _in_thread(
                 lambda: profiles.merge(traces, path, lambda: not self._unwanted.is_set())
             )
-        except profiles.CancelledError:
-            self._end()
+            await self._tell(profile)
+            written = str(path) if profile.ranks else ""
+        except profiles.UnwantedError:
+            pass  # the gang has ended meanwhile
         except OSError as error:
             self._notice("warning", f"the profile could not be written: {error}")
-            self._end()
-        else:
-            await self._tell(profile)
-            self._end(str(path) if profile.ranks else "")
+        except Exception as error:  # a fault of ours: the gang goes on, and may be profiled again
+            said = f"{type(error).__name__}: {error}"
+            self._notice("warning", f"the profile could not be put together ({said})")
+        self._end(written)
 
     async def _tell(self, profile: profiles.Profile) -> None:
-        if self._unwanted.is_set():
-            return  # the gang's last event has been said
         for why in dict.fromkeys(profile.errors.values()):
-            ranks = ", ".join(str(rank) for rank, said in profile.errors.items() if said == why)
-            self._notice("warning", f"no profile of rank {ranks}: {why}")
+            ranks = ranks_text([rank for rank, said in profile.errors.items() if said == why])
+            self._notice("warning", f"no profile of {ranks}: {why}")
         for spans in profile.spans:
             await self._show(spans)
 
@@ -182,7 +186,14 @@ class Profiling:
         if self._phase:
             self._enter("", path)
 
+    def _tell_once(self, text: str) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self._notice("info", text)
+
     def _notice(self, level: str, text: str) -> None:
+        if self._unwanted.is_set():
+            return  # the gang's last event has been said
         self._gang.emit(ev.Notice(self._now_s(), level, text))
 
 

@@ -211,9 +211,12 @@ def follow(gang: Gang, view: View, and_then: Callable[[], None] = lambda: None) 
     view.update(gang.snapshot(), seen)
 
     def going_on() -> None:
-        show(gang, view, len(seen))
-        view.close(gang.snapshot())
-        and_then()
+        try:
+            show(gang, view, len(seen))
+            view.close(gang.snapshot())
+        finally:  # the view may break; the gang goes on
+            gang.wait()
+            and_then()
 
     # In this context ipykernel knows which cell the thread's output belongs to.
     run, name = copy_context().run, f"hydrogen_magic view of gang {gang.id}"

@@ -19,8 +19,6 @@ __all__ = ["write_chrome_trace"]
 
 _PHASES, _WAITS, _FIRST_SPANS = 0, 1, 2
 """Numbers of the threads of a rank."""
-_TRACKS = ("spans", "collectives", "profiler", "horovod")
-"""Those with a place of their own; others come after them by name."""
 _LANES = 1000
 """Numbers kept for each track, which takes more than one where its spans overlap by half."""
 
@@ -49,7 +47,7 @@ def write_chrome_trace(events: Iterable[ev.Event], path: str | os.PathLike[str])
 def _tracks(events: list[ev.Event]) -> list[str]:
     """Return the tracks of all ranks in the order in which they are shown."""
     found = {event.track for event in events if isinstance(event, ev.Spans)}
-    return [*_TRACKS, *sorted(found.difference(_TRACKS))]
+    return [*ev.TRACKS, *sorted(found.difference(ev.TRACKS))]
 
 
 def _thread(tid: int, tracks: list[str]) -> str:
@@ -127,7 +125,7 @@ def _waits(events: list[ev.Event]) -> Iterator[dict[str, Any]]:
 def _collectives(events: list[ev.Event]) -> Iterator[tuple[int, float]]:
     """Yield rank and start of the collectives that are spans already: no need to show them twice."""
     for event in events:
-        if isinstance(event, ev.Spans) and event.track == "collectives":
+        if isinstance(event, ev.Spans) and event.track == ev.COLLECTIVES:
             yield from ((event.rank, start_s) for start_s in event.starts_s)
 
 

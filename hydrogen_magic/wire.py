@@ -203,8 +203,14 @@ class AgentLink:
         self._socket.connect(endpoint)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Queue ``message``; ZeroMQ delivers in order."""
-        self._socket.send(json.dumps(message).encode())
+        """Queue ``message``; ZeroMQ delivers in order.
+
+        Raises ValueError when it is too large: ZeroMQ would drop it, and the connection with it.
+        """
+        data = json.dumps(message).encode()
+        if len(data) > _MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {len(data)} bytes: {_MAX_MESSAGE_BYTES} at most")
+        self._socket.send(data)
 
     async def receive(self) -> dict[str, Any]:
         """Return the next message of the kernel."""

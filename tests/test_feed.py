@@ -233,7 +233,7 @@ def test_an_endless_stream_of_lines_is_thinned_out_and_its_end_kept() -> None:
     assert rig.page.n_bytes - before < 1_400_000, "10 seconds"
     assert len(rig.page.lines) + rig.page.n_lines_before == 60_000
     rig.end(ENDED)
-    assert rig.feed.last_lines(1)[0].text.startswith("99 599 ")
+    assert rig.page.lines[-1][2].startswith("99 599 ")
     page = rig.arrive("late")
     assert len(page.lines) == 2000 and len(page.lines) + page.n_lines_before == 60_000
     assert page.lines == rig.page.lines[-2000:]
@@ -407,3 +407,20 @@ def test_events_of_ranks_that_do_not_exist_are_dropped() -> None:
     rig.tick(*begun(), batch(-1, [1], a=[1.0]), batch(2, [1], b=[1.0]), spans(9, 3), out(-1, "x\n"))
     assert rig.page.curves == {} and rig.page.lines == []
     assert all(rank in (0, 1) for rank, _ in rig.page.spans)
+
+
+def test_what_is_left_of_a_flood_of_spans_comes_in_several_messages() -> None:
+    rig = Rig()
+    rig.tick(*begun())
+    flood = [spans(rank, 50_000, start) for rank in (0, 1) for start in (0.0, 60.0)]
+    rig.tick(*flood)
+    messages = []
+    fresh: list[ev.Event] = [ENDED]
+    while (message := rig.tick(*fresh)) is not None:
+        messages.append(message)
+        fresh = []
+    assert len(messages) > 2
+    assert max(sum(map(len, message.buffers)) for message in messages) < 1_000_000
+    told = sum(len(lane.starts_s) for lane in rig.feed.lanes.lanes().values())
+    assert told >= 200_000
+    assert sum(len(buffer) for message in messages for buffer in message.buffers) > 15 * 180_000

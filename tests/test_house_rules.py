@@ -22,7 +22,7 @@ VOCABULARY = {"events": 480}
 """A list of small values is read entry by entry, and belongs in one place."""
 
 LAYERS = (
-    ("errors", "spec", "events", "frames", "processes"),
+    ("errors", "spec", "checked", "events", "frames", "processes"),
     (
         "parcel",
         "pickling",
@@ -43,7 +43,7 @@ LAYERS = (
     ("placements",),
     ("views",),
     ("handle", "profiling", "conductor", "runner"),
-    ("doctor", "manage", "notebook", "magics", "compat", "__init__"),
+    ("doctor", "manage", "notebook", "magics", "__init__"),
 )
 """Rooms of the package, lowest first. A room imports its own layer and those below."""
 
@@ -193,7 +193,14 @@ def _outside() -> Iterator[tuple[Import, str]]:
 
 def test_every_room_has_its_layer() -> None:
     known = {room for rooms in LAYERS for room in rooms}
-    assert {_room(file) for file in _files()} <= known
+    assert {_room(file) for file in _files()} == known
+
+
+def test_contributing_shows_the_same_layers() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = re.findall(r"^\| (\d) \| `([^`]+)` \|", text, re.M)
+    shown = [{room.rstrip("/") for room in rooms.split()} for _, rooms in rows]
+    assert shown == [set(rooms) for rooms in LAYERS]
 
 
 def test_imports_go_up_the_page_only() -> None:

@@ -68,10 +68,22 @@ def test_spans_come_out_as_they_went_in(found: list[tuple[int, str, list[Span]]]
 @settings(max_examples=40, deadline=None)
 @given(st.lists(one_span, min_size=1, max_size=30))
 def test_shares_are_the_seconds_of_outermost_spans(found: list[Span]) -> None:
+    depths = {d: {row[0] for row in found if row[3] == d} for d in range(4)}
+    told = next((d for d in depths if len(depths[d]) > 1), min(row[3] for row in found))
     shares = fed(spans(2, *found)).shares()
     for name in {row[0] for row in found}:
-        seconds = sum(max(0.0, end - start) for n, start, end, d in found if n == name and d == 0)
+        seconds = sum(max(0.0, e - s) for n, s, e, d in found if n == name and d == told)
         assert shares.get(name, {}).get(2, 0.0) == pytest.approx(seconds, abs=1e-4)
+
+
+def test_time_goes_to_what_is_inside_of_a_span_that_encloses_everything() -> None:
+    steps = [("step", float(k), k + 1.0, 0) for k in range(4)]
+    inside = [("forward", k + 0.25, k + 0.5, 1) for k in range(4)]
+    lanes = fed(spans(0, *inside, *steps))
+    assert lanes.shares() == {"step": {0: 4.0}}, "one name inside says no more than the outer one"
+    lanes.feed([spans(0, ("backward", 0.5, 1.0, 1))])
+    assert lanes.shares() == {"forward": {0: 1.0}, "backward": {0: 0.5}}
+    assert lanes.recorded_s() == {0: 4.0}
 
 
 def test_shares_count_no_time_twice() -> None:
@@ -101,10 +113,10 @@ def test_phases_follow_one_another_and_what_keeps_a_rank_busy_lies_within() -> N
         ("starting", 0.1, 1.0, 0),
         ("loading", 1.0, 1.5, 0),
     ]
-    assert lanes.open_phases() == {0: ("running", 1.5)}
     lanes.feed([ev.RankExited(4.0, 0, 0)])
     assert rows(lanes, 0, "phases")[-1] == ("running", 1.5, 4.0, 0)
-    assert lanes.open_phases() == {}
+    lanes.feed([ev.GangEnded(5.0, "SUCCEEDED", "")])
+    assert len(rows(lanes, 0, "phases")) == 5, "what has ended ends once"
 
 
 def test_phases_of_a_lost_attempt_end_with_it() -> None:
@@ -115,7 +127,9 @@ def test_phases_of_a_lost_attempt_end_with_it() -> None:
         ev.AttemptStarted(5.0, 1),
     )
     assert rows(lanes, 0, "phases") == [("waiting", 0.0, 1.0, 0), ("running", 1.0, 5.0, 0)]
-    assert lanes.open_phases() == {0: ("waiting", 5.0), 1: ("waiting", 5.0)}
+    lanes.feed([ev.GangEnded(6.0, "STOPPED", "")])
+    for rank in (0, 1):
+        assert rows(lanes, rank, "phases")[-1] == ("waiting", 5.0, 6.0, 0)
 
 
 def wait(rank: int, at_s: float, name: str, since_s: float = 0.0) -> ev.CollectiveWait:
@@ -150,7 +164,8 @@ def test_the_end_leaves_nothing_open() -> None:
         ev.RankExited(4.0, 0, None, "SIGKILL"),
         ev.GangEnded(5.0, "FAILED", "because"),
     )
-    assert lanes.open_phases() == {}
+    assert rows(lanes, 0, "phases") == [("running", 1.0, 4.0, 0)]
+    assert rows(lanes, 1, "phases") == [("running", 1.0, 5.0, 0)]
     assert rows(lanes, 0, "collectives") == [("barrier", 2.0, 4.0, 0)]
     assert rows(lanes, 1, "collectives") == [("barrier", 2.5, 5.0, 0)]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import queue
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -109,6 +111,9 @@ def test_a_repeated_order_is_answered_again_and_done_once(tmp_path: Path) -> Non
         {"do": "log", "rank": "../../etc/passwd"}, {"do": "detail", "metric": "loss"},
         {"do": "detail", "metric": 1, "from": 0, "until": 1, "buckets": 10},
         {"do": "detail", "metric": "a", "from": 0, "until": 1, "buckets": 10**9},
+        {"do": "detail", "metric": "a", "from": 10**400, "until": 1, "buckets": 9},
+        {"do": "detail", "metric": "a", "from": 0, "until": "inf", "buckets": 9},
+        {"do": "rows", "ranks": [True]}, {"do": "log", "rank": True},
     ],
     ids=str,
 )  # fmt: skip
@@ -120,7 +125,14 @@ def test_what_is_no_order_is_refused_with_a_reason(tmp_path: Path, wrong: dict[s
     assert gang.told == [] and hearing.asked == []
 
 
-@pytest.mark.parametrize("junk", [None, "stop", 3, [], {"do": "stop"}, {"do": "stop", "id": "1"}])
+@pytest.mark.parametrize(
+    "junk",
+    [
+        None, "stop", 3, [], {"do": "stop"}, {"do": "stop", "id": "1"},
+        {"do": "stop", "id": "1", "client": "\ud800"}, {"do": "stop", "id": "\ud800", "client": "1"},
+        {"do": "stop", "id": "1" * 1000, "client": "1"},
+    ],
+)  # fmt: skip
 def test_what_names_nobody_is_left_alone(tmp_path: Path, junk: Any) -> None:
     gang = FakeGang(tmp_path)
     hearing = Hearing(gang)
@@ -215,3 +227,48 @@ def test_what_is_too_large_for_a_page_stays_on_disk(
 def test_a_rank_there_is_not_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HydrogenError, match="no rank 9"):
         files.make_file(FakeGang(tmp_path), {"do": "log", "rank": 9, **ASKED})
+
+
+def test_a_table_of_nothing_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+    gang = FakeGang(tmp_path)
+    gang._events += [ev.Metrics(1.0, 0, (n,), (1.0,), {f"loss {n}": (1.0,)}) for n in range(9000)]
+    with pytest.raises(HydrogenError, match=r"9001 metrics over 9002 steps .* mostly empty"):
+        files.make_file(gang, {"do": "csv"})  # type: ignore[arg-type]
+
+
+class Made:
+    """Takes what a maker makes; the first file waits until it may go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_begun, self.goes_on = threading.Event(), threading.Event()
+        self.came: queue.Queue[tuple[str, Any]] = queue.Queue()
+        self.maker = files.Maker(lambda order, made: self.came.put((order["id"], made)))
+        monkeypatch.setattr(files, "make_file", self._make)
+
+    def _make(self, actions: Any, order: Mapping[str, Any]) -> files.File:
+        self.has_begun.set()
+        assert self.goes_on.wait(10)
+        if order["id"] == "2":
+            raise MemoryError("not enough")
+        return files.File(order["id"], "", b"")
+
+    def ask(self, number: int) -> None:
+        self.maker.make(None, {"id": str(number), "do": "csv"})  # type: ignore[arg-type]
+
+
+def test_files_are_made_one_after_the_other_while_nobody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Made(monkeypatch)
+    made.ask(1)
+    assert made.has_begun.wait(10)
+    for number in range(2, 10):
+        made.ask(number)
+    with pytest.raises(HydrogenError, match="wait for them"):
+        made.ask(10)
+    made.goes_on.set()
+    came = [made.came.get(timeout=10) for _ in range(9)]
+    assert [each for each, _ in came] == [str(number) for number in range(1, 10)]
+    assert came[1][1] == "the file could not be made: MemoryError: not enough"
+    made.ask(11)  # the thread has gone, or is about to
+    assert made.came.get(timeout=10)[0] == "11"

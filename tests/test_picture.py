@@ -131,9 +131,9 @@ def test_a_run_is_told_in_tables_curves_and_a_timeline() -> None:
     assert parsed.cells[15] == "1.2 GB"
     assert len(parsed.images()) == 1 + 2 + 1, "key, two curves, timeline"
     assert parsed.alts()[1].startswith("loss: 2.")
-    assert parsed.alts()[3].startswith("Timeline of 4 ranks over 4.3 s: backward 29 %")
+    assert parsed.alts()[3].startswith("Timeline of 4 ranks over 4.3 s: backward 40 %")
     assert "Output: 2 lines" in parsed.text and "[1] hello\n[0] oh red" in parsed.text
-    assert {"rank 3", "backward 29 %", "running"} <= set(parsed.words())
+    assert {"rank 3", "backward 40 %", "running"} <= set(parsed.words())
 
 
 def test_where_the_time_goes_names_the_ranks_that_differ() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hydrogen_magic import events as ev
 from hydrogen_magic import profiles
 
 CPU, GPU = 4321, 0
@@ -97,6 +98,7 @@ def test_the_outermost_are_kept_and_stay_inside(
         (trace({"ph": "X", "pid": 1, "tid": []}), "damaged"),
         (trace({"ph": "M", "name": "thread_name", "pid": {}, "tid": []}), "damaged"),
         (trace({"ph": "X", "pid": 1, "tid": 1, "ts": 1.0, "name": "a"}), "damaged"),
+        (trace(slice_("a", 10**400, 1)), "damaged"),
     ],
 )
 def test_what_is_no_trace_is_said_and_the_others_go_on(
@@ -110,7 +112,20 @@ def test_what_is_no_trace_is_said_and_the_others_go_on(
     assert (alone.ranks, list(tmp_path.glob("none*"))) == ((), [])
 
 
+def test_a_slice_without_a_name_is_one_all_the_same(tmp_path: Path) -> None:
+    nameless = {key: value for key, value in slice_("", 7e9, 1).items() if key != "name"}
+    (spans,) = profiles.merge({0: trace(nameless)}, tmp_path / "p").spans
+    assert spans.names == ("",)
+
+
 def test_nothing_is_left_when_nobody_wants_it(tmp_path: Path) -> None:
-    with pytest.raises(profiles.CancelledError):
+    with pytest.raises(profiles.UnwantedError):
         profiles.merge({0: trace(slice_("a", 7e9, 1))}, tmp_path / "p", lambda: False)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_trace_puts_into_the_far_future_can_be_recorded(tmp_path: Path) -> None:
+    answer = trace(slice_("a", 7e9, 1), slice_("late", 1e300, 1e300))
+    (spans,) = profiles.merge({0: answer}, tmp_path / "p").spans
+    assert max(spans.ends_s) < 1e9
+    assert ev.decode(json.loads(json.dumps(ev.encode(spans)))) == spans

@@ -156,6 +156,41 @@ def test_marks_say_why_a_row_stands_out() -> None:
     assert rows.marks(state, 2.0) == ["", "stopped", "dead", ""]
 
 
+def peer_gone(at_s: float, rank: int) -> ev.RankFailed:
+    return failed(at_s, rank, "RuntimeError", "Connection closed by peer [127.0.0.1]:1")
+
+
+def failed(at_s: float, rank: int, kind: str, message: str) -> ev.RankFailed:
+    return ev.RankFailed(at_s, rank, ev.ErrorReport(kind, message), "running")
+
+
+def test_only_ranks_that_failed_by_themselves_are_dead() -> None:
+    state = running(
+        4,
+        failed(1.0, 1, "ValueError", "bad batch"),
+        peer_gone(1.1, 0),
+        ev.RankExited(1.2, 1, 1),
+        ev.RankExited(1.2, 0, 1),
+        ev.RankExited(1.3, 2, None, "SIGABRT"),
+        failed(1.3, 3, "KeyError", "x"),
+        ev.RankExited(1.4, 3, 1),
+        ev.GangEnded(2.0, "FAILED", "rank 1 failed", 1),
+    )
+    found = rows.marks(state, 2.0)
+    assert found == ["", "dead", "", "dead"]
+    told = [rows.rank_row(r, m, 2.0) for r, m in zip(state.ranks, found, strict=True)]
+    assert [row["phase"] for row in told] == ["stopped", "failed", "stopped", "failed"]
+    assert told[0]["doing"] == told[2]["doing"] == "ended with the gang"
+    head, _ = rows.fleet_columns(state, found, ())
+    assert head["counts"] == {"stopped": 2, "failed": 2}
+
+
+def test_a_culprit_whose_own_error_looks_like_a_victims_is_dead_all_the_same() -> None:
+    ends = (ev.RankExited(1.2, 0, 1), ev.GangEnded(2.0, "FAILED", "rank 0 failed", 0))
+    state = running(2, peer_gone(1.1, 0), *ends)
+    assert rows.marks(state, 2.0) == ["dead", ""]
+
+
 def test_a_row_holds_figures_that_json_cannot_as_words() -> None:
     values = {"a": (math.nan,), "b": (-math.inf,), "c": (0.1234567891,), "d": (7.0,)}
     state = running(1, ev.Metrics(1.0, 0, (1,), (1.0,), values))

@@ -15,11 +15,12 @@ from rich.console import Console
 
 from hydrogen_magic import events as ev
 from hydrogen_magic.gang.state import GangState, replay
-from hydrogen_magic.views.block import block, duration, ranks_text, warnings
+from hydrogen_magic.views.block import block, warnings
 from hydrogen_magic.views.failure import report
 from hydrogen_magic.views.output import OutputLines, clean
 from hydrogen_magic.views.surfaces import KernelSurface, PlainSurface, TerminalSurface
 from hydrogen_magic.views.text import TextView
+from hydrogen_magic.views.wording import duration, ranks_text
 
 CELLS = {"<cell 7>": "Cell In[7]", "/tmp/ipykernel_1/22.py": "Cell In[3]"}
 

@@ -92,7 +92,7 @@ class Crew:
             for rank in self._ranks.values():
                 rank.close()
                 for left in Path(self.record_dir).glob(f"{_trace_name(rank.rank)}*"):
-                    left.unlink()  # it was killed while it wrote that
+                    left.unlink(missing_ok=True)  # it was killed while it wrote that
 
     # ── starting ──
 

@@ -197,7 +197,19 @@ class Agent:
             self._flushing = None
         if self._outbox and self._crew is not None:
             batch, self._outbox = self._outbox, []
-            self._send({"events": batch, "gang": self._crew.gang, "attempt": self._crew.attempt})
+            self._send_events(self._crew, batch)
+
+    def _send_events(self, crew: Crew, batch: list[Any]) -> None:
+        try:
+            self._send({"events": batch, "gang": crew.gang, "attempt": crew.attempt})
+        except ValueError as error:  # too large for one message
+            half = len(batch) // 2
+            if half == 0:
+                text = f"something was left out: {batch[0][0]} is too large ({error})"
+                self._send_events(crew, [ev.encode(ev.Notice(crew.now_s(), "warning", text))])
+                return
+            self._send_events(crew, batch[:half])
+            self._send_events(crew, batch[half:])
 
     def _send(self, message: dict[str, Any]) -> None:
         if not self._closing.is_set():  # a kernel that let go of us listens no more

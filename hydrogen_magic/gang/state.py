@@ -17,6 +17,8 @@ __all__ = ["Bar", "GangState", "RankState", "TERMINAL_STATES", "fold", "replay"]
 
 TERMINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 
+_MOST_METRICS = 1000
+"""Whose last values a rank's state holds: names made at run time must not make it endless."""
 _RATE_WINDOW_S = 5.0
 """Steps per second are taken over this long: shorter jumps about, longer lags behind."""
 
@@ -118,6 +120,8 @@ class GangState:
     """Why it is being ended (``user timeout failure kernel``), empty while nobody asked."""
     killed: bool = False
     attempt: int = 0
+    queued: tuple[int, int] | None = None
+    """Slots there are and slots needed while the attempt waits for them, None while it does not."""
     ranks: tuple[RankState, ...] = ()
     now_s: float = 0.0
     """Time of the newest event."""
@@ -182,7 +186,11 @@ def _attempt_started(state: GangState, e: ev.AttemptStarted) -> GangState:
     # A failure of the last attempt is forgotten; that somebody wants the gang to end is not.
     if state.stop_reason == "failure":
         state = replace(state, stop_reason="", killed=False)
-    return replace(state, attempt=e.attempt, ranks=ranks, state="PENDING")
+    return replace(state, attempt=e.attempt, queued=None, ranks=ranks, state="PENDING")
+
+
+def _queued(state: GangState, e: ev.Queued) -> GangState:
+    return replace(state, queued=(e.have, e.wanted) if e.have < e.wanted else None)
 
 
 def _stop_requested(state: GangState, e: ev.StopRequested) -> GangState:
@@ -205,7 +213,7 @@ def _profiling(state: GangState, e: ev.Profiling) -> GangState:
 
 
 def _ended(state: GangState, e: ev.GangEnded) -> GangState:
-    return replace(state, state=e.state, reason=e.reason, culprit=e.culprit)
+    return replace(state, state=e.state, reason=e.reason, culprit=e.culprit, queued=None)
 
 
 # ── rules of one rank ────────────────────────────────────────────────────────────────────────────
@@ -232,7 +240,7 @@ def _metrics(rank: RankState, e: ev.Metrics) -> RankState:
     last = dict(rank.last_metrics)
     for name, column in e.values.items():
         newest = next((value for value in reversed(column) if value is not None), None)
-        if newest is not None:
+        if newest is not None and (name in last or len(last) < _MOST_METRICS):
             last[name] = newest
     return replace(
         rank, n_points=rank.n_points + len(e.steps) + e.skipped, last_metrics=MappingProxyType(last),
@@ -307,6 +315,7 @@ def _exited(rank: RankState, e: ev.RankExited) -> RankState:
 _GANG_RULES: Mapping[type, Callable[[GangState, Any], GangState]] = {
     ev.GangLaunched: _launched,
     ev.AttemptStarted: _attempt_started,
+    ev.Queued: _queued,
     ev.StopRequested: _stop_requested,
     ev.Notice: _noticed,
     ev.Recording: _recording,

@@ -10,12 +10,14 @@ from hydrogen_magic.gang.state import Bar, GangState, RankState
 
 __all__ = ["is_waiting", "progress", "remaining_s", "stragglers"]
 
-WAIT_S = 1.0
+_WAIT_S = 1.0
 """Ranks that keep step wait for each other all the time, but not for so long."""
 _BEHIND = 0.1
 """Part of what the ranks in the middle have done that a rank may lack: less is chance."""
 _STEPS_BEHIND = 3
 """The same in steps, for the beginning of a run."""
+_PROGRESS_BEHIND = 0.05
+"""And in parts of all its work, where nobody counts steps."""
 _FAST_ENOUGH_S = 1.0
 """A bar has to run for so long before it foretells anything."""
 
@@ -35,12 +37,12 @@ def stragglers(state: GangState, now_s: float) -> frozenset[int]:
     if len(steps) > len(running) / 2:
         return _behind({rank.rank: float(rank.steps) for rank in running}, _STEPS_BEHIND)
     done = {rank.rank: done for rank in running if (done := progress(rank)) is not None}
-    return _behind(done, _BEHIND / 2)
+    return _behind(done, _PROGRESS_BEHIND)
 
 
 def is_waiting(rank: RankState, now_s: float) -> bool:
     """Tell whether the rank is inside a collective for longer than keeping step takes."""
-    return bool(rank.waiting_in) and now_s - rank.waiting_since_s >= WAIT_S
+    return bool(rank.waiting_in) and now_s - rank.waiting_since_s >= _WAIT_S
 
 
 def progress(rank: RankState) -> float | None:

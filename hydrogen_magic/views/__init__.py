@@ -12,8 +12,18 @@ from hydrogen_magic.gang.state import GangState
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["DETACHED_S", "Actions", "View", "draws_widgets", "pick_view", "still_picture"]
+__all__ = [
+    "ATTENDED_S",
+    "DETACHED_S",
+    "Actions",
+    "View",
+    "draws_widgets",
+    "pick_view",
+    "still_picture",
+]
 
+ATTENDED_S = 0.1
+"""Between updates of text under a cell that waits: often enough for output to seem immediate."""
 DETACHED_S = 0.25
 """Between updates of text that nobody waits for: a flood of output is thinned out meanwhile."""
 
@@ -61,7 +71,7 @@ def pick_view(
 
     surface = pick_surface(detached=detached)
     if quiet or actions is None or not isinstance(surface, KernelSurface):
-        return TextView(surface, quiet=quiet, interval_s=DETACHED_S if detached else 0.1)
+        return TextView(surface, quiet=quiet, interval_s=DETACHED_S if detached else ATTENDED_S)
     from hydrogen_magic.views.widget import WidgetView
 
     return WidgetView(actions, blocking=not detached)

@@ -11,25 +11,23 @@ from rich.cells import cell_len, set_cell_size
 
 from hydrogen_magic.gang.culprit import is_victim_error
 from hydrogen_magic.gang.state import Bar, GangState, RankState
-from hydrogen_magic.views.output import clean_name, size_text
+from hydrogen_magic.views.output import clean_name
+from hydrogen_magic.views.wording import duration, number, ranks_text, size_text
 
 __all__ = [
+    "MOST_ROWS",
     "Warned",
     "block",
-    "duration",
     "headline",
     "name_and_size",
-    "number",
     "phase_counts",
     "phase_text",
-    "ranks_text",
-    "rate_text",
     "slowest",
     "status_line",
     "warnings",
 ]
 
-_MOST_ROWS = 16
+MOST_ROWS = 16
 """Ranks with a row of their own; more than that is no longer read, only counted."""
 _MOST_METRICS = 4
 _BAR_CELLS = 12
@@ -53,7 +51,7 @@ def block(state: GangState, now_s: float, width: int) -> list[str]:
     ``now_s`` is the time since the launch, in seconds.
     """
     lines = [headline(state, now_s)]
-    if len(state.ranks) <= _MOST_ROWS:
+    if len(state.ranks) <= MOST_ROWS:
         lines += _table(state.ranks, now_s, width)
     else:
         lines += _folded(state.ranks, now_s, width)
@@ -83,30 +81,6 @@ def status_line(state: GangState, now_s: float) -> str:
     return " · ".join(part for part in parts if not part.endswith(": ") and part)
 
 
-def duration(seconds: float) -> str:
-    """Return ``0.4 s``, ``35 s``, ``2:05`` or ``1:02:05``."""
-    seconds = max(0.0, seconds)
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """Return ``rank 1``, ``ranks 0, 2 and 3`` or ``ranks 0 to 127``."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if len(ranks) > 3 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
-        return f"ranks {ranks[0]} to {ranks[-1]}"
-    shown = [str(rank) for rank in ranks[:8]]
-    if len(ranks) > 8:
-        return f"ranks {', '.join(shown)} and {len(ranks) - 8} more"
-    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
-
-
 def _state_text(state: GangState, now_s: float) -> str:
     if state.state == "SUCCEEDED":
         return f"succeeded in {duration(now_s)}"
@@ -117,6 +91,9 @@ def _state_text(state: GangState, now_s: float) -> str:
         reasons = {"user": "you asked", "timeout": "time is up", "failure": "a rank failed"}
         how = "killing" if state.killed else "stopping"
         return f"{how} ({reasons.get(state.stop_reason, 'the kernel ended')}) · {duration(now_s)}"
+    if state.queued is not None:
+        have, wanted = state.queued
+        return f"queued, {have} of {wanted} slots · {duration(now_s)}"
     return f"{'starting' if state.state == 'PENDING' else 'running'} · {duration(now_s)}"
 
 
@@ -158,7 +135,7 @@ def _cells(rank: RankState, now_s: float, n_metrics: int = _MOST_METRICS) -> lis
         rank.device,
         phase_text(rank, now_s),
         _bar_cell(rank.bar),
-        rate_text(rank),
+        _rate_text(rank),
         _metrics_cell(rank, n_metrics),
         size_text(rank.rss_bytes) if rank.rss_bytes and not rank.is_over else "",
     ]
@@ -194,12 +171,12 @@ def _bar_cell(bar: Bar | None) -> str:
     fraction = bar.fraction
     if fraction is None or not math.isfinite(fraction):
         return f"{desc} {number(bar.n)} {clean_name(bar.unit)[:12]}".strip()
-    full = max(0, min(_BAR_CELLS, int(fraction * _BAR_CELLS)))
+    full = int(max(0.0, fraction) * _BAR_CELLS)
     drawn = "█" * full + "░" * (_BAR_CELLS - full)
     return f"{desc} {drawn} {number(bar.n)}/{number(bar.total or 0)}".strip()
 
 
-def rate_text(rank: RankState) -> str:
+def _rate_text(rank: RankState) -> str:
     """Return how fast the rank is, once it is over how far it came; empty when unknown."""
     if rank.is_over:
         return f"{rank.steps} steps" if rank.steps else ""
@@ -216,15 +193,6 @@ def _metrics_cell(rank: RankState, n_metrics: int) -> str:
     texts = [f"{clean_name(name)[:20]} {number(value)}" for name, value in shown]
     more = len(rank.last_metrics) - len(shown) if shown else 0
     return "  ".join([*texts, *([f"+{more}"] if more else [])])
-
-
-def number(value: float) -> str:
-    """Return at most four digits that matter: ``0.2134``, ``12.4``, ``1.2e-05``, ``nan``."""
-    if not math.isfinite(value):
-        return str(float(value))
-    if float(value).is_integer() and abs(value) < 1e9:
-        return str(int(value))
-    return f"{value:.1f}" if 10 <= abs(value) < 1e6 else f"{value:.4g}"
 
 
 # ── many ranks ───────────────────────────────────────────────────────────────────────────────────

@@ -143,10 +143,6 @@ class Curves:
         found = (self._settled(name, ranks).whole(ranks) for name in self._curves)
         return [change for change in found if change.series]
 
-    def has_changes(self) -> bool:
-        """Tell whether :meth:`changes` may have more to say."""
-        return bool(self._fresh)
-
     def _take(self, event: ev.Metrics) -> None:
         steps = floats(event.steps)
         columns = [column for column in event.values.values() if len(column) == len(steps)]

@@ -10,8 +10,8 @@ from itertools import groupby
 from hydrogen_magic.events import ErrorReport, Frame, RankExited, RankFailed
 from hydrogen_magic.gang.culprit import is_victim_error
 from hydrogen_magic.gang.state import GangState, RankState
-from hydrogen_magic.views.block import ranks_text
 from hydrogen_magic.views.output import clean, clean_name, final_lines
+from hydrogen_magic.views.wording import ranks_text
 
 __all__ = ["report", "stack_lines"]
 

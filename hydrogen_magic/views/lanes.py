@@ -13,17 +13,16 @@ from hydrogen_magic import events as ev
 from hydrogen_magic.views.columns import Grown, floats, integers
 from hydrogen_magic.views.output import clean_name
 
-__all__ = ["COLLECTIVES", "OTHER", "PHASES", "Lane", "Lanes"]
+__all__ = ["OTHER", "PHASES", "Lane", "Lanes"]
 
 PHASES = "phases"
-COLLECTIVES = "collectives"
+"""The track that is made here: what its phases and their details are."""
 
 OTHER = 2**16 - 1
 """Index of the name ``other``, which spans get once no name has an index left."""
 
 _LONGEST_NAME = 120
-_TRACKS_OF_TIME = ("spans", "horovod", COLLECTIVES, "profiler")
-"""Tracks that tell where a rank's time goes; the first that it has, or time would count twice."""
+_ENDLESS_S = float(np.finfo(np.float32).max)
 _SETTLE_S = 1.0
 """How much later than a wait that has ended the span of the same collective may arrive."""
 
@@ -56,8 +55,8 @@ class Lanes:
 
     Phases lie one after the other at depth 0, what a rank was busy with meanwhile ("importing
     torch") at depth 1. The phase a rank is in now has no span yet: it began where the last one of
-    depth 0 ended, and its name is in the rank's row; see :meth:`open_phases`. Waits in collectives
-    are in their track only where the rank did not record the collective itself.
+    depth 0 ended, and its name is in the rank's row. Waits in collectives are in their track only
+    where the rank did not record the collective itself.
     """
 
     def __init__(self) -> None:
@@ -86,7 +85,7 @@ class Lanes:
             if now_s - wait.until_s < _SETTLE_S:
                 self._waited.append(wait)
             elif not self._is_covered(wait):
-                self._add(wait.rank, COLLECTIVES, wait.name, wait.since_s, wait.until_s, 0)
+                self._add(wait.rank, ev.COLLECTIVES, wait.name, wait.since_s, wait.until_s, 0)
 
     def lanes(self) -> Mapping[tuple[int, str], Lane]:
         """Return (rank, track) -> lane."""
@@ -99,27 +98,41 @@ class Lanes:
     def lane(self, rank: int, track: str) -> Lane:
         return self._lanes[rank, track].lane()
 
-    def open_phases(self) -> Mapping[int, tuple[str, float]]:
-        """Return rank -> phase it is in and since when, for those that have not ended."""
-        return {rank: (phase.name, phase.since_s) for rank, phase in self._phases.items()}
-
     def shares(self) -> Mapping[str, Mapping[int, float]]:
-        """Return name -> rank -> seconds of outermost spans: where the time goes.
+        """Return name -> rank -> seconds: where the time goes, by the rule that the live view has.
 
-        Of the user's spans; where a rank has none, of what was recorded beneath them.
+        The spans of a rank's first track that has any are summed up, at the outermost depth where
+        there is more than one name: where "step" encloses everything, the time goes to what is
+        inside. A share is of the time that was recorded, see :meth:`recorded_s`.
         """
         shares: dict[str, dict[int, float]] = {}
-        for rank in sorted({rank for rank, _ in self._lanes}):
-            tracks = (track for track in _TRACKS_OF_TIME if (rank, track) in self._lanes)
-            track = next(tracks, None)
-            if track is not None:
-                for name, seconds in self._seconds(self.lane(rank, track)).items():
-                    shares.setdefault(name, {})[rank] = seconds
+        for rank, lane in self._told().items():
+            for name, seconds in self._seconds(lane).items():
+                shares.setdefault(name, {})[rank] = seconds
         return shares
 
+    def recorded_s(self) -> Mapping[int, float]:
+        """Return rank -> seconds from the first to the last moment of what :meth:`shares` tells."""
+        return {
+            rank: float((lane.starts_s + lane.durations_s).max() - lane.starts_s.min())
+            for rank, lane in self._told().items()
+        }
+
+    def _told(self) -> Mapping[int, Lane]:
+        """Return rank -> the lane that tells where its time goes.
+
+        Of its tracks the first as they are shown; with a second one time would count twice.
+        """
+        tracks: dict[int, list[str]] = {}
+        for (rank, track), columns in self._lanes.items():
+            if track != PHASES and len(columns):
+                tracks.setdefault(rank, []).append(track)
+        first = {rank: min(found, key=_order) for rank, found in sorted(tracks.items())}
+        return {rank: self.lane(rank, track) for rank, track in first.items()}
+
     def _seconds(self, lane: Lane) -> Mapping[str, float]:
-        outer = lane.depths == 0
-        seconds = np.bincount(lane.names[outer], lane.durations_s[outer])
+        told = lane.depths == _telling_depth(lane)
+        seconds = np.bincount(lane.names[told], lane.durations_s[told])
         return {self.names[index]: float(seconds[index]) for index in np.flatnonzero(seconds)}
 
     # ── rules, by kind of event ──────────────────────────────────────────────────────────────────
@@ -189,9 +202,9 @@ class Lanes:
             self._waited.append(_Wait(rank, wait.name, wait.since_s, at_s))
 
     def _is_covered(self, wait: _Wait) -> bool:
-        if (wait.rank, COLLECTIVES) not in self._lanes:
+        if (wait.rank, ev.COLLECTIVES) not in self._lanes:
             return False
-        lane = self.lane(wait.rank, COLLECTIVES)
+        lane = self.lane(wait.rank, ev.COLLECTIVES)
         ends_s = lane.starts_s + lane.durations_s
         return bool(((lane.starts_s < wait.until_s) & (ends_s > wait.since_s)).any())
 
@@ -222,6 +235,17 @@ class Lanes:
         self._index[name] = len(self.names)
         self.names.append(clean_name(name[:_LONGEST_NAME]) or "?")
         return self._index[name]
+
+
+def _order(track: str) -> int:
+    return ev.TRACKS.index(track) if track in ev.TRACKS else len(ev.TRACKS)
+
+
+def _telling_depth(lane: Lane) -> int:
+    """Return the outermost depth that has more than one name, or else the outermost."""
+    depths = np.flatnonzero(np.bincount(lane.depths))
+    several = (d for d in depths if np.ptp(lane.names[lane.depths == d]) > 0)
+    return int(next(several, depths[0]))
 
 
 _RULES: Mapping[type, Callable[[Lanes, Any], None]] = {
@@ -280,9 +304,10 @@ class _Columns:
         names: NDArray[np.uint16],
         depths: NDArray[np.uint8],
     ) -> None:
-        """Append spans; those without a start or an end are left out."""
-        durations_s = np.maximum(0.0, ends_s - starts_s)
-        is_whole = np.isfinite(starts_s + durations_s)
+        """Append spans; those without a start or an end, or of an endless length, are left out."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            durations_s = np.maximum(0.0, ends_s - starts_s)
+            is_whole = np.isfinite(starts_s + durations_s) & (durations_s < _ENDLESS_S)
         if not is_whole.all():
             starts_s, durations_s = starts_s[is_whole], durations_s[is_whole]
             names, depths = names[is_whole], depths[is_whole]

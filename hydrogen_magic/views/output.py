@@ -12,16 +12,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hydrogen_magic import events as ev
+from hydrogen_magic.views.wording import size_text
 
-__all__ = [
-    "Line",
-    "OutputLines",
-    "clean",
-    "clean_name",
-    "final_lines",
-    "size_text",
-    "without_colour",
-]
+__all__ = ["Line", "OutputLines", "clean", "clean_name", "final_lines", "without_colour"]
 
 _LONGEST_PARTIAL = 16_384
 """Characters of a line without an end after which it is shown in pieces."""
@@ -99,16 +92,6 @@ def without_colour(text: str) -> str:
 def clean_name(text: str) -> str:
     """Return ``text`` as one plain line, spaces at its ends removed."""
     return without_colour(text.replace("\n", " ").replace("\t", " ")).strip()
-
-
-def size_text(n_bytes: float) -> str:
-    """Return a size as people read it: ``12.3 MB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if n_bytes < 1000:
-            digits = 0 if unit == "B" or n_bytes >= 100 else 1
-            return f"{n_bytes:.{digits}f} {unit}"
-        n_bytes /= 1000
-    return f"{n_bytes:.1f} TB"
 
 
 _SGR = re.compile(r"\x1b\[[0-9;:]*m")

@@ -10,8 +10,8 @@ from rich.cells import cell_len, set_cell_size
 
 from hydrogen_magic.gang.state import GangState
 from hydrogen_magic.spec import Plan
-from hydrogen_magic.views.block import duration
-from hydrogen_magic.views.output import clean_name, size_text
+from hydrogen_magic.views.output import clean_name
+from hydrogen_magic.views.wording import duration, size_text
 
 __all__ = ["Row", "gangs_table", "inventory_table", "plan_table", "table"]
 

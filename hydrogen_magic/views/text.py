@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from hydrogen_magic.events import Event
 from hydrogen_magic.gang.state import GangState
+from hydrogen_magic.views import ATTENDED_S
 from hydrogen_magic.views.clock import GangClock
 from hydrogen_magic.views.output import Line, OutputLines
 from hydrogen_magic.views.surfaces import KernelSurface, PlainSurface, Surface, TerminalSurface
@@ -30,11 +31,10 @@ class TextView:
         surface: Surface,
         *,
         quiet: bool = False,
-        interval_s: float = 0.1,
+        interval_s: float = ATTENDED_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.interval_s = interval_s
-        """Often enough for output to seem immediate."""
         self._surface = surface
         self._quiet = quiet
         self._clock = GangClock(clock)

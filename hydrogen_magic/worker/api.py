@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
@@ -116,7 +117,7 @@ class Track(Generic[_T]):
         self._desc = desc
 
     def __len__(self) -> int:
-        if self._total is None:
+        if self._total is None or not 0 <= self._total <= sys.maxsize:
             raise TypeError("this hm.track() has no length: give it total=…")
         return int(self._total)
 
@@ -143,14 +144,13 @@ class Track(Generic[_T]):
         # Asked for each time: a process forked inside the loop must stay silent.
         reporter = _reporter.current()
         if reporter is not None and bar >= 0:
-            total = None if self._total is None else float(self._total)
-            reporter.progress(bar, str(self._desc), float(n), total, closed=closed)
+            reporter.progress(bar, str(self._desc), n, self._total, closed=closed)
 
 
 def _length(iterable: Iterable[Any]) -> int | None:
     try:
         return len(iterable)  # type: ignore[arg-type]
-    except TypeError:
+    except (TypeError, OverflowError):  # it has none, or one that len() cannot say
         return None
 
 

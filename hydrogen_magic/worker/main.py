@@ -74,14 +74,17 @@ class _Rank:
         go: dict[str, Any],
         fds: Sequence[int],
     ) -> None:
-        from hydrogen_magic.worker import observe, orders, profiler, reporter
+        from hydrogen_magic.worker import api, observe, orders, pace, profiler, reporter
 
         self.rank = int(go["rank"])
         self.closure_fd = fds[0]
         self.control = control
         self.lock = threading.Lock()
         self.phase = "starting"
-        self.reporter = reporter.Reporter(self.rank, go["clock_zero_s"], self._send_events)
+        self.reporter = reporter.Reporter(
+            self.rank, go["clock_zero_s"], self._send_events,
+            pace=pace.Pace(self.rank, api.world_size()),
+        )  # fmt: skip
         reporter.install(self.reporter)
         self.reporter.is_recording = bool(go["record"])
         observe.forward.follow(self.reporter.is_recording)

@@ -17,9 +17,6 @@ from hydrogen_magic.worker.reporter import Reporter
 
 __all__ = ["Orders"]
 
-_MAX_STEPS = 1000
-"""Of one profile: a trace of more steps is larger than anybody can look through."""
-
 
 class Orders:
     """Takes orders from ``reader``; ``poll`` is what the reporter calls at every tick."""
@@ -47,7 +44,7 @@ class Orders:
         while not is_over:
             try:
                 is_over = self._obey_next()
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
+            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
                 self._reporter.notice("warning", f"an order was not understood: {error!r}")
 
     def _obey_next(self) -> bool:
@@ -64,7 +61,6 @@ class Orders:
         if action == "record":
             self._reporter.is_recording = bool(order["on"])
         elif action == "profile":
-            steps = min(int(order["steps"]), _MAX_STEPS)
-            self._profiler.ask(int(order["number"]), steps, str(order["path"]))
+            self._profiler.ask(int(order["number"]), int(order["steps"]), str(order["path"]))
         else:
             raise ValueError(f"unknown action {str(action)[:80]!r}")

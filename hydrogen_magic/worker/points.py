@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,10 +10,26 @@ from typing import Any
 
 from hydrogen_magic import events as ev
 
-__all__ = ["Gaps", "Point", "as_metrics", "as_numbers", "as_step", "chunks", "is_computed"]
+__all__ = [
+    "Gaps",
+    "Point",
+    "as_float",
+    "as_metrics",
+    "as_numbers",
+    "as_step",
+    "chunks",
+    "is_computed",
+]
 
 _MAX_CELLS = 1 << 16
 """Points times columns in one event: about 1 MB of JSON, far below any message limit."""
+
+_FEW_CELLS = 1 << 10
+_MOST_EMPTY = 16
+"""Cells for each value in them: calls with a name of their own each would make a table of nothing."""
+
+_STEPS = 1 << 63
+"""Integers of 64 bits are below; events hold no larger ones."""
 
 Point = tuple[int, float, int, dict[str, Any], "tuple[Any, ...]"]
 """Number of the call, when, step, values, CUDA events after which the values can be read."""
@@ -40,15 +57,25 @@ class Gaps:
         return new
 
 
-def as_step(step: Any) -> int:
-    """Return ``step`` as an int; raises TypeError when it is not an integer."""
-    if type(step) is int:
-        return step
+def as_float(number: float) -> float:
+    """Return a float; infinity for an integer that is too large for one."""
     try:
-        return operator.index(step)
-    except TypeError:
-        kind = _type_name(step)
-        raise TypeError(f"hm.log(step=…) must be an integer or None, got {kind}") from None
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
+
+
+def as_step(step: Any) -> int:
+    """Return ``step`` as an int; raises TypeError when it is not an integer of 64 bits."""
+    if type(step) is not int:
+        try:
+            step = operator.index(step)
+        except TypeError:
+            kind = _type_name(step)
+            raise TypeError(f"hm.log(step=…) must be an integer or None, got {kind}") from None
+    if not -_STEPS <= step < _STEPS:
+        raise TypeError("hm.log(step=…) must be an integer of 64 bits, got a larger one")
+    return int(step)
 
 
 def as_numbers(values: dict[str, Any]) -> tuple[Any, ...]:
@@ -109,7 +136,7 @@ def is_computed(ready: tuple[Any, ...]) -> bool:
         return True  # the device has failed: nothing more will be computed
 
 
-def _as_float(value: Any) -> float:
+def _read(value: Any) -> float:
     if type(value) is float:
         return value
     cuda = sys.modules["torch"].cuda
@@ -122,13 +149,16 @@ def _as_float(value: Any) -> float:
 
 
 def chunks(points: list[Point]) -> Iterator[list[Point]]:
-    """Cut ``points`` so that points times columns stay within one event's bound."""
+    """Cut ``points`` so that points times columns stay within bounds, most of them with a value."""
     chunk: list[Point] = []
     columns: set[str] = set()
+    n_values = 0
     for point in points:
-        if chunk and len(columns.union(point[3])) * (len(chunk) + 1) > _MAX_CELLS:
+        n_cells = len(columns.union(point[3])) * (len(chunk) + 1)
+        n_values += len(point[3])
+        if chunk and n_cells > min(_MAX_CELLS, max(_FEW_CELLS, _MOST_EMPTY * n_values)):
             yield chunk
-            chunk, columns = [], set()
+            chunk, columns, n_values = [], set(), len(point[3])
         chunk.append(point)
         columns.update(point[3])
     if chunk:
@@ -139,6 +169,6 @@ def as_metrics(at_s: float, rank: int, points: Sequence[Point], skipped: int) ->
     _, times_s, steps, rows, _ = zip(*points, strict=True)
     names = dict.fromkeys(name for row in rows for name in row)
     values: Mapping[str, tuple[float | None, ...]] = {
-        name: tuple(_as_float(row[name]) if name in row else None for row in rows) for name in names
+        name: tuple(_read(row[name]) if name in row else None for row in rows) for name in names
     }
     return ev.Metrics(at_s, rank, steps, times_s, values, skipped)

@@ -38,8 +38,12 @@ class Profiler:
     def __init__(self, reporter: Reporter, answer: Callable[[int, int], None]) -> None:
         self._reporter = reporter
         self._answer = answer
+        self._lock = threading.Lock()
+        """Held while a question is put, taken back, or begins to be answered."""
         self._number: int | None = None
         """Of what is asked and not answered yet."""
+        self._has_begun = False
+        """The thread that steps has taken it up: from then on it can only be ended early."""
         self._steps = 0
         self._until = 0
         self._path = ""
@@ -56,31 +60,44 @@ class Profiler:
         ``path`` is where the trace is written, to be removed at once.
         """
         if steps <= 0:
-            self._until = 0
-            if self._profile is None:
-                self._reporter.on_step = self._number = None
+            self._take_back()
         elif "torch" not in sys.modules:
             self._send(number, _file({"error": _NO_TORCH}))
-        elif self._number is None:
-            self._number, self._steps, self._path = number, steps, path
-            self._reporter.on_step = self._begin
-        else:
+        elif not self._put(number, steps, path):
             self._send(number, _file({"error": "it is being profiled already"}))
+
+    def _put(self, number: int, steps: int, path: str) -> bool:
+        with self._lock:
+            if self._number is not None:
+                return False
+            self._number, self._steps, self._path = number, steps, path
+            self._has_begun = False
+            self._reporter.on_step = self._begin
+            return True
+
+    def _take_back(self) -> None:
+        with self._lock:
+            self._steps = self._until = 0
+            if not self._has_begun:
+                self._reporter.on_step = self._number = None
 
     # ── on the thread that steps ──
 
     def _begin(self) -> None:
-        number = self._number
-        self._reporter.on_step = None
-        if number is None:
-            return  # taken back just now
+        with self._lock:
+            number = self._number
+            if number is None or self._has_begun:
+                return  # taken back just now, or another thread steps too
+            self._has_begun = True
+            self._reporter.on_step = None
         try:
             self._profile = _started(self._reporter)
         except Exception as error:  # the user's own profiler is on, or what it needs fails
             self._refuse(number, error)
             return
         self._thread = threading.get_ident()
-        self._until = self._reporter.steps + self._steps
+        with self._lock:  # it may have been taken back meanwhile: starting takes seconds
+            self._until = self._reporter.steps + self._steps
         self._reporter.on_step = self._count
         self._reporter.tell(ev.Profiling(self._reporter.now_s(), "recording"))
 
@@ -94,13 +111,15 @@ class Profiler:
         assert number is not None
         try:
             profile.__exit__(None, None, None)
-        except Exception as error:
+            writing = threading.Thread(
+                target=self._write, args=(number, profile),
+                name="hydrogen_magic.profiler", daemon=True,
+            )  # fmt: skip
+            writing.start()
+        except Exception as error:  # the user's optimizer steps all the same
             self._refuse(number, error)
-            return
-        self._writing = threading.Thread(
-            target=self._write, args=(number, profile), name="hydrogen_magic.profiler", daemon=True
-        )
-        self._writing.start()
+        else:
+            self._writing = writing
 
     def finish(self) -> None:
         """The cell is over: what was recorded until now is the profile."""
@@ -120,12 +139,12 @@ class Profiler:
         except Exception as error:
             self._refuse(number, error)
         else:
+            self._number = None  # first: who has the answer may ask again at once
             self._send(number, fd)
-            self._number = None
 
     def _refuse(self, number: int, error: Exception) -> None:
-        self._send(number, _file({"error": f"{type(error).__name__}: {error}"}))
         self._number = None
+        self._send(number, _file({"error": f"{type(error).__name__}: {error}"}))
 
     def _send(self, number: int, fd: int) -> None:
         try:
@@ -156,7 +175,7 @@ def _started(reporter: Reporter) -> Any:
         profile.__enter__()
     finally:
         if is_ours:
-            del os.environ[_QUIET]
+            os.environ.pop(_QUIET, None)
     for _ in range(_MARKS):
         with profiler.record_function(f"{CLOCK}{reporter.now_s():.9f}"):
             pass

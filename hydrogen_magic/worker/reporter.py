@@ -1,8 +1,8 @@
 """What a rank says of itself, collected at almost no cost and sent by a thread.
 
 The user's code only ever appends to queues in memory, a microsecond a call. A daemon thread empties
-them every 50 ms, turns points into columns and hands the events to ``send``: nothing that a rank
-reports can make it wait for a socket, a GPU or a view.
+them every 50 ms (in large gangs less often), turns points into columns and hands the events to
+``send``: nothing that a rank reports can make it wait for a socket, a GPU or a view.
 
 Queues are bounded. When the agent does not take what there is for a while, the oldest points of
 curves and the oldest spans go, and how many is told; failures, phases and notices never do.
@@ -19,22 +19,21 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hydrogen_magic import events as ev
+from hydrogen_magic.worker.pace import TICK_S, Pace
 from hydrogen_magic.worker.points import (
     Gaps,
     Point,
+    as_float,
     as_metrics,
     as_numbers,
     as_step,
     chunks,
     is_computed,
 )
-from hydrogen_magic.worker.spans import COLLECTIVES, SPANS, Span, as_events
+from hydrogen_magic.worker.spans import LONGEST_NAME, Span, as_events
 from hydrogen_magic.worker.watch import Watch
 
 __all__ = ["Reporter", "current", "install"]
-
-_TICK_S = 0.05
-"""Twice as often as a view redraws; 20 wake-ups a second cost nothing that can be measured."""
 
 _MAX_POINTS = 1 << 16
 """Points kept: more than half a second of 100 000 a second, and at most about 30 MB of memory."""
@@ -55,14 +54,20 @@ _CLOSE_S = 2.0
 class Reporter:
     """Collects what happens on one rank and sends it to the rank's agent.
 
-    ``clock_zero_s`` is the ``time.monotonic()`` at which the gang's clock was 0. ``send`` may
+    ``clock_zero_s`` is the ``time.monotonic()`` at which the gang's clock was 0. What is recorded is
+    sent as ``pace`` says, sooner when a queue is half full or something is posted. ``send`` may
     block; once the reporter is started only its own thread calls it, so that no signal handler of
     the main thread can tear a message apart. When ``send`` raises ``OSError`` the agent is gone:
     the reporter falls silent, since ending this process is not its business.
     """
 
     def __init__(
-        self, rank: int, clock_zero_s: float, send: Callable[[Sequence[ev.Event]], None]
+        self,
+        rank: int,
+        clock_zero_s: float,
+        send: Callable[[Sequence[ev.Event]], None],
+        *,
+        pace: Pace | None = None,
     ) -> None:
         self.rank = rank
         self.phase = "running"
@@ -76,6 +81,7 @@ class Reporter:
         self.on_tick: Callable[[], None] | None = None
         """Called every 50 ms by the reporter's thread; must not raise."""
         self._zero_s = clock_zero_s
+        self._pace = pace or Pace()
         self._send = send
         self._gone = False
         self._thread: threading.Thread | None = None
@@ -96,8 +102,7 @@ class Reporter:
         self._bars: dict[int, ev.Progress] = {}
         self._bars_sent: set[int] = set()
         self._bar_numbers = itertools.count()
-        self._steps = 0
-        self._steps_sent = 0
+        self._steps = self._steps_sent = 0
         self._stepped: set[int] = set()
         self._collectives = 0
         self._others: deque[ev.Event] = deque()
@@ -119,7 +124,9 @@ class Reporter:
         at_s = time.monotonic() - self._zero_s
         self._points.append((next(self._point_numbers), at_s, step, values, ready))
 
-    def span(self, name: str, start_s: float, end_s: float, depth: int, track: str = SPANS) -> None:
+    def span(
+        self, name: str, start_s: float, end_s: float, depth: int, track: str = ev.SPANS
+    ) -> None:
         """Record a stretch of time on the gang's clock."""
         self._spans.append((next(self._span_numbers), name, start_s, end_s, depth, track))
 
@@ -133,7 +140,9 @@ class Reporter:
     ) -> None:  # fmt: skip
         """Record the state of a bar; only the last one before each sending is sent."""
         at_s = time.monotonic() - self._zero_s
-        self._bars[bar] = ev.Progress(at_s, self.rank, bar, desc, n, total, unit, closed)
+        total = None if total is None else as_float(total)
+        desc, unit = desc[:LONGEST_NAME], unit[:LONGEST_NAME]
+        self._bars[bar] = ev.Progress(at_s, self.rank, bar, desc, as_float(n), total, unit, closed)
         if closed and len(self._bars) > _MAX_CLOSED_BARS:
             self._forget_unseen_bars()
 
@@ -149,8 +158,8 @@ class Reporter:
         else:
             self._stepped.add(optimizer)
             self._steps = self._steps or 1
-        if self.on_step is not None:
-            self.on_step()
+        if (on_step := self.on_step) is not None:  # another thread may take it away
+            on_step()
 
     @property
     def steps(self) -> int:
@@ -169,7 +178,7 @@ class Reporter:
         """Note that the collective is over for this rank."""
         left, self.collective = self.collective, None
         if self.is_recording and left is not None:
-            self.span(left[0], left[2], self.now_s(), 0, COLLECTIVES)
+            self.span(left[0], left[2], self.now_s(), 0, ev.COLLECTIVES)
 
     def notice(self, level: str, text: str) -> None:
         """Say something to the person in front (``level``: info, warning or error)."""
@@ -182,7 +191,7 @@ class Reporter:
     # ── called by the worker ─────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Begin to send what is recorded, every 50 ms."""
+        """Begin to send what is recorded."""
         self._thread = threading.Thread(
             target=self._run, name="hydrogen_magic.reporter", daemon=True
         )
@@ -222,13 +231,18 @@ class Reporter:
 
     def _run(self) -> None:
         while not (self._closing or self._gone):
-            self._wake.wait(_TICK_S)
+            self._wake.wait(TICK_S)
             self._wake.clear()
-            self._others.extend(self._watch.look(self.now_s(), self.phase, self.collective))
+            seen = list(self._watch.look(self.now_s(), self.phase, self.collective))
+            self._others.extend(seen)
             if self.on_tick is not None:
                 self.on_tick()
-            self._send_posted()
+            if self._pace.is_due(is_urgent=bool(seen or self._posted or self._is_half_full())):
+                self._send_posted()
         self._send_posted()
+
+    def _is_half_full(self) -> bool:
+        return len(self._points) > _MAX_POINTS // 2 or len(self._spans) > _MAX_SPANS // 2
 
     def _send_posted(self) -> None:
         # Who posts has recorded before: take the posted events first, the recorded ones then.

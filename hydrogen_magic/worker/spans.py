@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from hydrogen_magic import events as ev
 
-__all__ = ["COLLECTIVES", "SPANS", "Span", "as_events", "depth"]
+__all__ = ["LONGEST_NAME", "Span", "as_events", "depth"]
 
-SPANS = "spans"
-"""The track of what the user's code names, and of what is recorded of it."""
-COLLECTIVES = "collectives"
+LONGEST_NAME = 200
+"""Characters: more than anybody draws, and thousands of them still make a small message."""
 
 Span = tuple[int, str, float, float, int, str]
 """Number, name, start, end (seconds on the gang's clock), depth, track."""
@@ -27,10 +26,11 @@ depth = _Depth()
 
 def as_events(at_s: float, rank: int, spans: Sequence[Span], skipped: int) -> Iterator[ev.Spans]:
     """Yield one event for each track; ``skipped`` is told with the first."""
-    tracks: dict[str, list[Span]] = {SPANS: []} if skipped else {}
+    tracks: dict[str, list[Span]] = {ev.SPANS: []} if skipped else {}
     for span in spans:
         tracks.setdefault(span[5], []).append(span)
     for track, own in tracks.items():
         _, names, starts, ends, depths, _ = zip(*own, strict=True) if own else ((),) * 6
+        names = tuple(name[:LONGEST_NAME] for name in names)
         yield ev.Spans(at_s, rank, names, starts, ends, depths, skipped, track)
         skipped = 0

@@ -1,4 +1,4 @@
-"""One server and one browser for all tests here; a fresh tab, notebook and kernel for each.
+"""One server and one browser for all tests here; tabs and their kernels for the tests of a module.
 
 Server and browser start before the first test's snapshot and end after the last one's: no test is
 held to account for them, and what the package of tests leaves behind is looked at in the end.
@@ -6,29 +6,23 @@ held to account for them, and what the package of tests leaves behind is looked 
 
 from __future__ import annotations
 
-import itertools
 import os
-import shutil
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, sync_playwright
+from playwright.sync_api import Browser, sync_playwright
 
 from hydrogen_magic import record
 from tests import leaks
-from tests.browser.front_ends import LAB, FrontEnd
 from tests.browser.gangs import Run
-from tests.browser.page import NotebookPage, Seen, write_notebook
+from tests.browser.page import NotebookPage, Seen, launch
 from tests.browser.server import Server
-from tests.kernels import NEWEST
+from tests.browser.tabs import Tabs
 
-OpenNotebook = Callable[..., NotebookPage]
+OpenTab = Callable[..., NotebookPage]
 NewRun = Callable[[], Run]
-
-_ARGUMENTS = ["--disable-gpu", "--disable-dev-shm-usage"]
-"""Shared memory is looked at after every test; a browser's would come and go meanwhile."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -69,20 +63,30 @@ def server(nothing_stays: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
 @pytest.fixture(scope="package")
 def browser(nothing_stays: None) -> Iterator[Browser]:
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=shutil.which("chromium"), args=_ARGUMENTS
-        )
+        browser = launch(playwright)
         yield browser
         browser.close()
 
 
+@pytest.fixture(scope="module")
+def tabs(browser: Browser, server: Server, warm_agents: None) -> Iterator[Tabs]:
+    """Tabs that a module's tests share; each test's cells are its own."""
+    tabs = Tabs(browser, server)
+    yield tabs
+    tabs.close()
+    assert tabs.seen == Seen()
+
+
 @pytest.fixture
-def context(browser: Browser, server: Server) -> Iterator[BrowserContext]:
-    """A browser that remembers nothing; the test's kernels end with it."""
-    context = browser.new_context(viewport={"width": 1280, "height": 1000})
-    yield context
-    context.close()
-    server.end_kernels()
+def open_tab(tabs: Tabs) -> OpenTab:
+    """Return the tab of a front end and a kernel, with a notebook of all cells, the extension loaded."""
+    return tabs.get
+
+
+@pytest.fixture
+def lab(open_tab: OpenTab) -> NotebookPage:
+    """JupyterLab with the newest kernel."""
+    return open_tab()
 
 
 @pytest.fixture
@@ -91,30 +95,3 @@ def new_run(server: Server, hydrogen_home: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("HYDROGEN_MAGIC_HOME", str(server.runs.parent))
     known = frozenset(record.recent_ids())
     return lambda: Run(known)
-
-
-@pytest.fixture
-def seen() -> Iterator[Seen]:
-    """Judge in the end what this test's pages did."""
-    seen = Seen()
-    yield seen
-    assert seen == Seen()
-
-
-@pytest.fixture
-def open_notebook(
-    context: BrowserContext, server: Server, seen: Seen, tmp_path: Path
-) -> OpenNotebook:
-    """Open a notebook of these cells in a tab of its own."""
-
-    numbers = itertools.count()
-
-    def open_notebook(
-        *cells: str, front_end: FrontEnd = LAB, version: str = NEWEST
-    ) -> NotebookPage:
-        page = NotebookPage(context, server, seen, front_end)
-        name = f"{tmp_path.name}-{next(numbers)}.ipynb"
-        page.open(write_notebook(server.notebooks / name, cells, version))
-        return page
-
-    return open_notebook

@@ -11,12 +11,17 @@ from tests.browser.page import PATIENCE_MS, wait_until
 from tests.jupyter import alive
 
 __all__ = [
+    "ALL",
+    "DETACHED",
     "FAILING",
     "HOSTILE",
     "LOAD",
+    "LOGGING",
     "NEXT",
     "PAYLOAD",
+    "SHOW",
     "SLOW_TO_END",
+    "STEPPING",
     "STUCK",
     "TRAINING",
     "Run",
@@ -38,6 +43,32 @@ if dist.get_rank() == 0:
 dist.all_reduce(torch.ones(1))
 """
 """Rank 0 waits for what nobody sends, the others for rank 0."""
+
+DETACHED = STUCK.replace("--np 4", "--np 4 --detach")
+
+LOGGING = """%%distributed --np 8
+import time
+import hydrogen_magic as hm
+print("all met", flush=True)
+start_s, step = time.monotonic(), 0
+while True:
+    while step < (time.monotonic() - start_s) * 1000:
+        hm.log(step, loss=1 / (step + 1), accuracy=step % 1000, lr=1e-3, norm=step % 7)
+        step += 1
+    time.sleep(0.005)
+"""
+"""Eight ranks with four metrics, 1,000 points of each a second."""
+
+STEPPING = """%%distributed --np 2
+import time, torch
+weight = torch.ones(8, requires_grad=True)
+optimizer = torch.optim.SGD([weight], lr=0.01)
+print("all met", flush=True)
+while True:
+    weight.sum().backward()
+    optimizer.step()
+    time.sleep(0.01)
+"""
 
 SLOW_TO_END = """%%distributed --np 2 --grace 60
 import time
@@ -84,13 +115,20 @@ if hm.rank() == 1:
 """
 """Everything that a rank can name is a piece of HTML, or a sequence that would steer a terminal."""
 
+SHOW = "%gang"
+"""To be told which."""
+
+ALL = (STUCK, DETACHED, LOGGING, STEPPING, SLOW_TO_END, FAILING, TRAINING, SHOW, NEXT)
+"""The cells of a notebook that tests share; each runs those it needs."""
+
 
 class Run:
     """The newest gang of the server's kernels, read from its record."""
 
     def __init__(self, not_these: frozenset[str]) -> None:
         def newest() -> list[str]:
-            return [name for name in record.recent_ids() if name not in not_these]
+            fresh = [name for name in record.recent_ids() if name not in not_these]
+            return [name for name in fresh if record.summary(name) is not None]
 
         self.id: str = wait_until(newest, "record of a gang")[0]
 

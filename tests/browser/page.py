@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from nbformat import v4
-from playwright.sync_api import BrowserContext, Locator, expect
+from playwright.sync_api import Browser, BrowserContext, Locator, Playwright, expect
 
 from tests.browser.front_ends import LAB, FrontEnd
 from tests.browser.server import Server, kernel_name
@@ -22,11 +22,19 @@ from tests.kernels import NEWEST
 PATIENCE_MS = 30_000
 """What takes longer hangs, even on a machine under load."""
 _POLL_S = 0.02
+expect.set_options(timeout=PATIENCE_MS)
 
 _NUMBERED = re.compile(r"\[\d+\]")
 _TAKEN = re.compile(r"\[[\d*]+\]")
 _CLICKS = """document.addEventListener("click", () => { window.clickedAt = Date.now(); }, true);"""
 _DIALOGS = ("alert", "confirm", "prompt")
+_ARGUMENTS = ["--disable-gpu", "--disable-dev-shm-usage"]
+"""Shared memory is looked at after every test; a browser's would come and go meanwhile."""
+
+
+def launch(playwright: Playwright) -> Browser:
+    """Start the machine's Chromium."""
+    return playwright.chromium.launch(executable_path=shutil.which("chromium"), args=_ARGUMENTS)
 
 
 def write_notebook(path: Path, cells: Sequence[str], version: str = NEWEST) -> Path:
@@ -38,6 +46,11 @@ def write_notebook(path: Path, cells: Sequence[str], version: str = NEWEST) -> P
     )
     path.write_text(json.dumps(notebook))
     return path
+
+
+def _cells(path: Path) -> list[dict[str, Any]]:
+    cells: list[dict[str, Any]] = json.loads(path.read_text())["cells"]
+    return cells
 
 
 def wait_until(holds: Callable[[], Any], what: str, within_s: float = PATIENCE_MS / 1000) -> Any:
@@ -69,6 +82,7 @@ class NotebookPage:
         self._seen = seen
         self._front_end = front_end
         self._path = Path()
+        self._codes: list[str] = []
         self.page = context.new_page()
         self.page.set_default_timeout(PATIENCE_MS)
         self.page.add_init_script(_CLICKS)
@@ -91,73 +105,106 @@ class NotebookPage:
 
     # ── opening ──────────────────────────────────────────────────────────────────────────────────
 
-    def open(self, path: Path, *, has_kernel: bool = True) -> None:
+    def open(self, path: Path) -> None:
         """Open a notebook that lies below the server's directory, and wait for its kernel."""
         self._path = path
-        name = str(path.relative_to(self._server.notebooks))
+        self._codes = ["".join(cell["source"]) for cell in _cells(path)]
+        self._server.start_kernel(self._name)  # while the page loads
+        self._go()
+        self.page.wait_for_function(self._front_end.has_kernel)
+
+    def _go(self) -> None:
         query = {"reset": ""} if self._front_end is LAB else {}
-        self.page.goto(self._server.address(self._front_end.path + name, **query))
-        self.cell(0).wait_for()
-        if has_kernel:
-            self.page.wait_for_function(self._front_end.has_kernel)
+        self.page.goto(self._server.address(self._front_end.path + self._name, **query))
+        self.page.locator(self._front_end.cell).first.wait_for()
+
+    @property
+    def _name(self) -> str:
+        return str(self._path.relative_to(self._server.notebooks))
 
     def second_tab(self) -> NotebookPage:
         """Open the notebook, as saved, once more; the kernel may be busy."""
-        other = NotebookPage(self.page.context, self._server, self._seen, self._front_end)
-        other.open(self._path, has_kernel=False)
+        other = self._like_this()
+        other._path, other._codes = self._path, self._codes
+        other._go()
         return other
 
     def open_copy(self) -> NotebookPage:
         """Open a copy of the notebook as saved, which this server trusts; its kernel is fresh."""
-        other = NotebookPage(self.page.context, self._server, self._seen, self._front_end)
-        copy = self._path.with_name(f"copy-{self._path.name}")
-        other.open(shutil.copy(self._path, copy))
+        other = self._like_this()
+        other.open(shutil.copy(self._path, self._path.with_name(f"copy-{self._path.name}")))
         return other
+
+    def _like_this(self) -> NotebookPage:
+        return NotebookPage(self.page.context, self._server, self._seen, self._front_end)
 
     def reload(self) -> None:
         self.page.reload()
-        self.cell(0).wait_for()
+        self.page.locator(self._front_end.cell).first.wait_for()
 
-    # ── cells ────────────────────────────────────────────────────────────────────────────────────
+    def restart_kernel(self) -> None:
+        """Do as the menu's entry does, without its question."""
+        self._server.restart_kernel(self._name)
+        self.page.wait_for_function(self._front_end.has_kernel)
 
-    def cell(self, index: int) -> Locator:
-        return self.page.locator(self._front_end.cell).nth(index)
+    def close(self) -> None:
+        """Close the tab and end its kernel."""
+        self.page.close()
+        self._server.end_kernels(self._name)
 
-    def prompt(self, index: int) -> Locator:
-        return self.cell(index).locator(self._front_end.prompt).first
+    # ── cells, named by their code ───────────────────────────────────────────────────────────────
 
-    def output(self, index: int) -> Locator:
-        return self.cell(index).locator(self._front_end.output).first
+    def cell(self, code: str) -> Locator:
+        return self.page.locator(self._front_end.cell).nth(self._codes.index(code))
 
-    def widget(self, index: int) -> Locator:
+    def prompt(self, code: str) -> Locator:
+        return self.cell(code).locator(self._front_end.prompt).first
+
+    def output(self, code: str) -> Locator:
+        return self.cell(code).locator(self._front_end.output).first
+
+    def widget(self, code: str) -> Locator:
         """Return the live view under a cell."""
-        return self.cell(index).locator(".hm")
+        return self.cell(code).locator(".hm")
 
-    def state(self, index: int) -> Locator:
+    def state(self, code: str) -> Locator:
         """Return what says in a word how the gang under a cell is, in ``data-state``."""
-        return self.widget(index).locator("[data-state]").first
+        return self.widget(code).locator("[data-state]").first
 
-    def start(self, index: int) -> None:
+    def write(self, old: str, code: str) -> None:
+        """Replace what is written in a cell."""
+        self.cell(old).locator(".cm-content").click()
+        self.page.keyboard.press("Control+a")
+        self.page.keyboard.insert_text(code)
+        self._codes[self._codes.index(old)] = code
+
+    def start(self, code: str) -> None:
         """Run a cell, and return as soon as it runs."""
-        self.prompt(index).click()
+        before = self.prompt(code).inner_text()
+        self.prompt(code).click()
         self.page.keyboard.press("Control+Enter")
-        expect(self.prompt(index)).to_have_text(_TAKEN, timeout=PATIENCE_MS)
+        expect(self.prompt(code)).not_to_have_text(before)
+        expect(self.prompt(code)).to_have_text(_TAKEN)
 
-    def finish(self, index: int) -> None:
+    def finish(self, code: str) -> None:
         """Wait for a cell's end."""
-        expect(self.prompt(index)).to_have_text(_NUMBERED, timeout=PATIENCE_MS)
+        expect(self.prompt(code)).to_have_text(_NUMBERED)
 
-    def run(self, index: int) -> None:
+    def run(self, code: str) -> None:
         """Run a cell to its end."""
-        self.start(index)
-        self.finish(index)
+        self.start(code)
+        self.finish(code)
 
-    def is_running(self, index: int) -> bool:
-        return "*" in self.prompt(index).inner_text()
+    def is_running(self, code: str) -> bool:
+        return "*" in self.prompt(code).inner_text()
 
-    def shows(self, index: int, text: str | re.Pattern[str]) -> None:
+    def is_any_running(self) -> bool:
+        prompts = self.page.locator(f"{self._front_end.cell} {self._front_end.prompt}")
+        return any("*" in text for text in prompts.all_inner_texts())
+
+    def shows(self, code: str, text: str | re.Pattern[str]) -> None:
         """Wait for text in a cell's output."""
-        expect(self.output(index)).to_contain_text(text, timeout=PATIENCE_MS)
+        expect(self.output(code)).to_contain_text(text)
 
     # ── the front end's own buttons and menus ────────────────────────────────────────────────────
 
@@ -165,16 +212,16 @@ class NotebookPage:
         """Click the square button."""
         self.page.locator(self._front_end.interrupt).first.click()
 
-    def save(self, index: int, mime: str, text: str) -> Path:
+    def save(self, code: str, mime: str, text: str) -> Path:
         """Save until a cell has such an output in the file; return the file."""
         self.page.keyboard.press("Control+s")
 
         def saved() -> bool:
             try:
-                cell = json.loads(self._path.read_text())["cells"][index]
+                outputs = _cells(self._path)[self._codes.index(code)]["outputs"]
             except ValueError:
                 return False  # still being written
-            data = [output.get("data", {}) for output in cell["outputs"]]
+            data = [output.get("data", {}) for output in outputs]
             return any(text in "".join(each.get(mime, "")) for each in data)
 
         wait_until(saved, f"{mime} with {text!r} in the saved notebook")

@@ -74,6 +74,10 @@ class Server:
             time.sleep(_POLL_S)
         raise AssertionError(f"the server did not come up in {START_S} s:\n{self.log()}")
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def log(self) -> str:
         return self._log_path.read_text(errors="replace")
 
@@ -82,20 +86,33 @@ class Server:
         pairs = "&".join(f"{key}={value}" for key, value in {**query, "token": self._token}.items())
         return f"{self.url}{path}?{pairs}"
 
-    def request(self, method: str, path: str) -> Any:
+    def request(self, method: str, path: str, content: Any = None) -> Any:
         """Ask the server's API; return the answer's JSON, None when it has none."""
-        request = urllib.request.Request(f"{self.url}api/{path}", method=method)
+        data = None if content is None else json.dumps(content).encode()
+        request = urllib.request.Request(f"{self.url}api/{path}", data, method=method)
         request.add_header("Authorization", f"token {self._token}")
         with urllib.request.urlopen(request, timeout=START_S) as answer:
             body = answer.read()
         return json.loads(body) if body else None
 
-    def end_kernels(self) -> None:
-        """End every kernel as a reader does who shuts it down."""
-        for session in self.request("GET", "sessions"):
+    def start_kernel(self, notebook: str) -> None:
+        """Start the kernel that a notebook asks for; the page that opens it finds it there."""
+        saved = json.loads((self.notebooks / notebook).read_text())
+        kernel = {"name": saved["metadata"]["kernelspec"]["name"]}
+        session = {"path": notebook, "name": notebook, "type": "notebook", "kernel": kernel}
+        self.request("POST", "sessions", session)
+
+    def restart_kernel(self, notebook: str) -> None:
+        for session in self._sessions(notebook):
+            self.request("POST", f"kernels/{session['kernel']['id']}/restart")
+
+    def end_kernels(self, notebook: str | None = None) -> None:
+        """End a notebook's kernel, or all there are, as a reader does who shuts them down."""
+        for session in self._sessions(notebook):
             self.request("DELETE", f"sessions/{session['id']}")
-        for kernel in self.request("GET", "kernels"):
-            self.request("DELETE", f"kernels/{kernel['id']}")
+
+    def _sessions(self, notebook: str | None) -> list[dict[str, Any]]:
+        return [s for s in self.request("GET", "sessions") if notebook in (None, s["path"])]
 
     def stop(self) -> None:
         """End the server and wait for its end."""

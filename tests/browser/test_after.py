@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
@@ -11,37 +11,57 @@ import pytest
 from nbconvert import HTMLExporter
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.browser.conftest import OpenNotebook
-from tests.browser.gangs import HOSTILE, LOAD, PAYLOAD, TRAINING
-from tests.browser.page import PATIENCE_MS, NotebookPage, Seen
+from tests.browser.gangs import HOSTILE, PAYLOAD, TRAINING
+from tests.browser.page import NotebookPage, Seen
 from tests.browser.server import Server
+from tests.browser.tabs import Tabs
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
-
-OpenElsewhere = Callable[[Path], NotebookPage]
+pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("warm_agents")]
 
 DRAWN = "image => image.complete && image.naturalWidth > 100"
 INJECTED = """() => [
   window.hacked ?? 0,
   document.querySelectorAll("img[src='x'], a[href^='javascript:']").length,
 ]"""
+FINAL = "data:image/svg+xml;base64,"
 
 
-@pytest.fixture
-def open_elsewhere(browser: Browser, seen: Seen, tmp_path: Path) -> Iterator[OpenElsewhere]:
-    """Open a notebook on a colleague's computer, whose server trusts nothing of ours."""
-    server = Server(tmp_path)
+@pytest.fixture(scope="module")
+def live(tabs: Tabs) -> NotebookPage:
+    """A notebook in which one gang has succeeded, and one has failed."""
+    page = tabs.open(TRAINING, HOSTILE)
+    page.run(TRAINING)
+    page.run(HOSTILE)
+    return page
+
+
+@pytest.fixture(scope="module")
+def saved(live: NotebookPage) -> Path:
+    live.save(TRAINING, "text/html", FINAL)
+    return live.save(HOSTILE, "text/html", FINAL)
+
+
+@pytest.fixture(scope="module")
+def elsewhere(
+    browser: Browser, saved: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[NotebookPage]:
+    """The notebook on a colleague's computer, whose server trusts nothing of ours."""
+    server = Server(tmp_path_factory.mktemp("elsewhere"))
     context = browser.new_context()
-
-    def open_elsewhere(path: Path) -> NotebookPage:
-        page = NotebookPage(context, server, seen)
-        page.open(shutil.copy(path, server.notebooks / path.name))
-        return page
-
-    yield open_elsewhere
+    seen = Seen()
+    page = NotebookPage(context, server, seen)
+    page.open(shutil.copy(saved, server.notebooks / saved.name))
+    yield page
+    assert seen == Seen()
     context.close()
     server.end_kernels()
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def restored(live: NotebookPage, saved: Path) -> NotebookPage:
+    """A copy of the notebook, opened where it is trusted, with a kernel that knows nothing."""
+    return live.open_copy()
 
 
 @pytest.fixture
@@ -63,7 +83,7 @@ def _as_html(path: Path) -> str:
 
 
 def _check_picture(output: Locator, state: str) -> None:
-    expect(output).to_contain_text(state, timeout=PATIENCE_MS)
+    expect(output).to_contain_text(state)
     images = output.locator("img")
     expect(images.first).to_be_visible()
     for image in images.all():
@@ -71,36 +91,25 @@ def _check_picture(output: Locator, state: str) -> None:
 
 
 def test_a_finished_gang_is_seen_where_no_kernel_is(
-    open_notebook: OpenNotebook, open_elsewhere: OpenElsewhere, offline: Page
+    saved: Path, elsewhere: NotebookPage, restored: NotebookPage, offline: Page
 ) -> None:
-    page = open_notebook(LOAD, TRAINING)
-    page.run(0)
-    page.run(1)
-    path = page.save(1, "text/html", "data:image/svg+xml;base64,")
-    there = open_elsewhere(path)
-    _check_picture(there.output(1), "succeeded")
-    expect(there.output(1)).to_contain_text("trained")
-    expect(there.widget(1)).to_have_count(0)
-    restored = page.open_copy()
-    _check_picture(restored.widget(1).locator(".hm-final"), "succeeded")
-    offline.set_content(_as_html(path))
-    _check_picture(offline.locator(".jp-OutputArea").last, "succeeded")
+    _check_picture(elsewhere.output(TRAINING), "succeeded")
+    expect(elsewhere.output(TRAINING)).to_contain_text("trained")
+    expect(elsewhere.widget(TRAINING)).to_have_count(0)
+    _check_picture(restored.widget(TRAINING).locator(".hm-final"), "succeeded")
+    offline.set_content(_as_html(saved))
+    _check_picture(offline.locator(".jp-OutputArea").nth(-2), "succeeded")
 
 
 def test_what_ranks_say_is_text_everywhere(
-    open_notebook: OpenNotebook, open_elsewhere: OpenElsewhere, offline: Page
+    live: NotebookPage, saved: Path, elsewhere: NotebookPage, restored: NotebookPage, offline: Page
 ) -> None:
-    page = open_notebook(LOAD, HOSTILE)
-    page.run(0)
-    page.run(1)
-    expect(page.state(1)).to_have_attribute("data-state", "failed")
-    expect(page.widget(1).locator(".hm-log")).to_contain_text(PAYLOAD)
-    expect(page.widget(1).locator(".hm-failure")).to_contain_text(PAYLOAD)
-    expect(page.widget(1).locator(".hm-curves")).to_contain_text(PAYLOAD)
-    path = page.save(1, "text/html", "data:image/svg+xml;base64,")
-    for each in (page, open_elsewhere(path), page.open_copy()):
-        each.shows(1, PAYLOAD)
-        assert each.page.evaluate(INJECTED) == [0, 0]
-    offline.set_content(_as_html(path))
+    expect(live.state(HOSTILE)).to_have_attribute("data-state", "failed")
+    for section in ("log", "failure", "curves"):
+        expect(live.widget(HOSTILE).locator(f".hm-{section}")).to_contain_text(PAYLOAD)
+    for page in (live, elsewhere, restored):
+        page.shows(HOSTILE, PAYLOAD)
+        assert page.page.evaluate(INJECTED) == [0, 0]
+    offline.set_content(_as_html(saved))
     expect(offline.locator(".jp-OutputArea").last).to_contain_text(PAYLOAD)
     assert offline.evaluate(INJECTED) == [0, 0]

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
-from tests.browser.conftest import NewRun, OpenNotebook
-from tests.browser.gangs import FAILING, LOAD, NEXT, STUCK, TRAINING
-from tests.browser.page import PATIENCE_MS
+from hydrogen_magic import events as ev
+from tests.browser.conftest import NewRun
+from tests.browser.gangs import FAILING, LOAD, LOGGING, NEXT, SHOW, STEPPING, STUCK, TRAINING
+from tests.browser.page import PATIENCE_MS, NotebookPage, wait_until
 from tests.jupyter import gone_within
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("warm_agents")]
 
 LEGIBLE = 4.5
 """Least contrast of text on its ground that the Web's accessibility guidelines ask for."""
 
-CONTRASTS = """() => {
+CONTRASTS = """(widget) => {
   const canvas = document.createElement("canvas");
   canvas.width = canvas.height = 1;
   const pen = canvas.getContext("2d", {willReadFrequently: true});
@@ -36,7 +38,7 @@ CONTRASTS = """() => {
     for (let e = element; e; e = e.parentElement) found.unshift(getComputedStyle(e).backgroundColor);
     return ["white", ...found];
   };
-  const texts = [...document.querySelectorAll(".hm *")].filter((e) =>
+  const texts = [...widget.querySelectorAll("*")].filter((e) =>
     e.checkVisibility() && e.getAttribute("aria-disabled") !== "true" &&
     [...e.childNodes].some((n) => n.nodeType === Node.TEXT_NODE && n.data.trim()));
   return texts.map((element) => {
@@ -53,10 +55,10 @@ INK = """(canvas) => {
   const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
   return data.some((value, i) => i % 4 === 3 && value > 0);
 }"""
+THEMES = ("JupyterLab Dark", "JupyterLab Light")
 
-REACHABLE = """() => {
-  const all = document.querySelectorAll(
-    ".hm button, .hm a[href], .hm input, .hm select, .hm [tabindex='0']");
+REACHABLE = """(widget) => {
+  const all = widget.querySelectorAll("button, a[href], input, select, summary, [tabindex='0']");
   const name = (e) => e.getAttribute("aria-label") || e.textContent.trim() || e.title
     || e.labels?.[0]?.textContent.trim() || "";
   const found = [...all].filter((e) => e.checkVisibility() && !e.disabled && e.tabIndex >= 0);
@@ -65,77 +67,140 @@ REACHABLE = """() => {
 }"""
 
 
-def test_a_failure_is_shown_with_the_culprits_line(open_notebook: OpenNotebook) -> None:
-    page = open_notebook(LOAD, FAILING, NEXT)
-    page.run(0)
-    page.run(1)
-    expect(page.state(1)).to_have_attribute("data-state", "failed")
-    failure = page.widget(1).locator(".hm-failure")
+def test_a_failure_is_shown_with_the_culprits_line(lab: NotebookPage) -> None:
+    lab.run(FAILING)
+    expect(lab.state(FAILING)).to_have_attribute("data-state", "failed")
+    failure = lab.widget(FAILING).locator(".hm-failure")
     expect(failure).to_contain_text("rank 1")
     expect(failure).to_contain_text("ValueError: bad batch 17")
     expect(failure).to_contain_text('raise ValueError("bad batch 17")')
-    page.run(2)
-    page.shows(2, "42")
+    lab.run(NEXT)
+    lab.shows(NEXT, "42")
 
 
-def test_curves_and_timeline_are_drawn_in_both_themes(open_notebook: OpenNotebook) -> None:
-    page = open_notebook(LOAD, TRAINING)
-    page.run(0)
-    page.run(1)
-    expect(page.state(1)).to_have_attribute("data-state", "done")
+def test_curves_and_timeline_are_drawn_in_both_themes(lab: NotebookPage) -> None:
+    lab.run(TRAINING)
+    widget = lab.widget(TRAINING)
+    expect(lab.state(TRAINING)).to_have_attribute("data-state", "done")
     for section in ("ranks", "curves", "timeline", "output"):
-        expect(page.widget(1).locator(f".hm-{section}")).to_be_visible()
-    expect(page.widget(1).locator(".hm-ranks")).to_contain_text("200/200")
-    for theme in ("JupyterLab Dark", "JupyterLab Light"):
-        page.set_theme(theme)
-        _wait_for_ink(page.page)
-        faint = {text: ratio for text, ratio in page.page.evaluate(CONTRASTS) if ratio < LEGIBLE}
-        assert faint == {}, theme
+        expect(widget.locator(f".hm-{section}")).to_be_visible()
+    expect(widget.locator(".hm-ranks")).to_contain_text("200/200")
+    for theme in THEMES:
+        lab.set_theme(theme)
+        _is_legible(widget, theme)
 
 
-def _wait_for_ink(page: Page) -> None:
-    """Wait until something is drawn on every canvas."""
-    canvases = page.locator(".hm canvas:visible")
+def test_the_theme_changes_while_ranks_log(lab: NotebookPage, new_run: NewRun) -> None:
+    lab.start(LOGGING)
+    pids = new_run().met(8)
+    widget = lab.widget(LOGGING)
+    expect(widget.locator(".hm-curves figure")).to_have_count(4)
+    for theme in THEMES:
+        lab.set_theme(theme)
+        _is_legible(widget, theme)
+    assert lab.is_running(LOGGING)
+    _stop(lab, LOGGING, pids)
+
+
+def _wait_for_ink(within: Locator) -> None:
+    """Wait until something is drawn on every canvas; what is out of sight is not."""
+    for chart in within.locator("figure").all():
+        chart.scroll_into_view_if_needed()
+        expect(chart.locator("canvas")).to_be_visible()
+    canvases = within.locator("canvas:visible")
     expect(canvases.first).to_be_visible()
     for canvas in canvases.all():
-        canvas.scroll_into_view_if_needed()  # what is out of sight is not drawn
-        page.wait_for_function(INK, arg=canvas.element_handle(), timeout=PATIENCE_MS)
+        canvas.scroll_into_view_if_needed()
+        within.page.wait_for_function(INK, arg=canvas.element_handle(), timeout=PATIENCE_MS)
 
 
-def test_everything_is_reached_by_keyboard(open_notebook: OpenNotebook, new_run: NewRun) -> None:
-    page = open_notebook(LOAD, STUCK)
-    page.run(0)
-    page.start(1)
-    pids = new_run().met(4)
-    expect(page.widget(1)).to_contain_text("all met")
-    names = page.page.evaluate(REACHABLE)
-    assert len(names) > 4 and all(names), "every control has a name"
-    assert _walk(page.page, len(names)) == list(range(len(names)))
-    page.widget(1).locator(".hm-stop").focus()
-    page.page.keyboard.press("Enter")
+def _is_legible(widget: Locator, theme: str) -> None:
+    """Check that something is drawn on every canvas, and that every word can be read."""
+    _wait_for_ink(widget)
+    faint = {text: ratio for text, ratio in widget.evaluate(CONTRASTS) if ratio < LEGIBLE}
+    assert faint == {}, theme
+
+
+def _stop(page: NotebookPage, cell: str, pids: list[int]) -> None:
+    page.widget(cell).locator(".hm-stop").click()
     assert gone_within(pids, 1.0)
-    page.finish(1)
+    page.finish(cell)
 
 
-def _walk(page: Page, n_steps: int) -> list[int]:
+def test_recorded_steps_have_lanes_of_their_own(lab: NotebookPage, new_run: NewRun) -> None:
+    lab.start(STEPPING)
+    run = new_run()
+    pids = run.met(2)
+    widget = lab.widget(STEPPING)
+    before = _number_of_spans(widget)
+    profile = widget.get_by_role("button", name="5 steps")
+    profile.click()
+    found = run.wait_for(ev.Spans, lambda all_: {e.rank for e in _profiled(all_)} == {0, 1})
+    n_found = sum(len(event.names) for event in _profiled(found))
+    wait_until(lambda: _number_of_spans(widget) >= before + n_found, f"{n_found} spans")
+    expect(profile).to_be_visible()  # it says what it does meanwhile
+    assert n_found > 2 * 5 and lab.is_running(STEPPING)
+    _wait_for_ink(widget.locator(".hm-timeline"))
+    _stop(lab, STEPPING, pids)
+
+
+def _profiled(spans: list[ev.Spans]) -> list[ev.Spans]:
+    return [event for event in spans if event.track == "profiler"]
+
+
+def _number_of_spans(widget: Locator) -> int:
+    """Return how many the timeline says it has."""
+    note = widget.locator(".hm-timeline .hm-note").first
+    found = re.match(r"[\d,]+", note.inner_text()) if note.count() else None
+    return int(found[0].replace(",", "")) if found else 0
+
+
+def test_a_gang_is_shown_after_its_kernel_was_restarted(lab: NotebookPage, new_run: NewRun) -> None:
+    lab.run(TRAINING)
+    gang = new_run().id
+    lab.restart_kernel()
+    lab.run(LOAD)
+    show = f"{SHOW} show {gang}"
+    lab.write(SHOW, show)
+    lab.run(show)
+    expect(lab.state(show)).to_have_attribute("data-state", "done")
+    expect(lab.widget(show).locator(".hm-ranks")).to_contain_text("200/200")
+    expect(lab.widget(show).locator(".hm-curves figure")).to_have_count(2)
+    lab.write(show, SHOW)
+
+
+def test_everything_is_reached_by_keyboard(lab: NotebookPage, new_run: NewRun) -> None:
+    lab.start(STUCK)
+    pids = new_run().met(4)
+    widget = lab.widget(STUCK)
+    expect(widget).to_contain_text("all met")
+    names = widget.evaluate(REACHABLE)
+    assert len(names) > 4 and all(names), "every control has a name"
+    assert _walk(widget, len(names)) == list(range(len(names)))
+    widget.locator(".hm-stop").focus()
+    lab.page.keyboard.press("Enter")
+    assert gone_within(pids, 1.0)
+    lab.finish(STUCK)
+
+
+def _walk(widget: Locator, n_steps: int) -> list[int]:
     """Press Tab from the first control on; return which were focused."""
-    page.locator(".hm [data-reach='0']").focus()
+    widget.locator("[data-reach='0']").focus()
     focused = []
     for _ in range(n_steps):
-        focused.append(int(page.evaluate("document.activeElement.dataset.reach ?? -1")))
-        page.keyboard.press("Tab")
+        focused.append(int(widget.page.evaluate("document.activeElement.dataset.reach ?? -1")))
+        widget.page.keyboard.press("Tab")
     return focused
 
 
-def test_keys_meant_for_the_view_do_not_reach_the_notebook(open_notebook: OpenNotebook) -> None:
-    page = open_notebook(LOAD, TRAINING)
-    page.run(0)
-    page.run(1)
+def test_keys_meant_for_the_view_do_not_reach_the_notebook(lab: NotebookPage) -> None:
+    lab.run(TRAINING)
+    before = _cells_and_dialogs(lab.page)
     for place in (".hm-log", ".hm-timeline [tabindex='0']"):
-        page.widget(1).locator(place).first.focus()
+        lab.widget(TRAINING).locator(place).first.focus()
         for key in ("0", "0", "d", "d", "b"):
-            page.page.keyboard.press(key)
-    assert _cells_and_dialogs(page.page) == [2, 0]
+            lab.page.keyboard.press(key)
+    assert _cells_and_dialogs(lab.page) == before
 
 
 def _cells_and_dialogs(page: Page) -> Any:

@@ -11,20 +11,18 @@ from numpy.typing import NDArray
 
 import hydrogen_magic.views.picture.svg as svg
 from hydrogen_magic.gang.state import GangState
-from hydrogen_magic.views.block import number, ranks_text
-from hydrogen_magic.views.curves import ALL_RANKS, Buckets, Change, Curves
-from hydrogen_magic.views.output import clean_name
+from hydrogen_magic.views.block import MOST_ROWS
+from hydrogen_magic.views.curves import ALL_RANKS, Buckets, Change, Curves, metric_name
 from hydrogen_magic.views.picture.ansi import name_html
 from hydrogen_magic.views.picture.colours import EITHER, ERROR, INK, of_rank
 from hydrogen_magic.views.picture.scales import Scale, value_scale
+from hydrogen_magic.views.wording import number, ranks_text
 
 __all__ = ["charts_html"]
 
 _MOST_CHARTS = 12
 _MOST_LINES = 8
 """Ranks with a line of their own: as many as there are colours."""
-_MOST_RANKS = 16
-"""Of a gang whose ranks are looked at one by one."""
 _MOST_POINTS = 12_000
 """Of all lines of all charts: about 150 kB in a notebook."""
 _WIDTH, _HEIGHT = 290, 168
@@ -37,7 +35,7 @@ _NAMES_IN_NOTE = 12
 def charts_html(curves: Curves, state: GangState) -> list[str]:
     """Return the curves' caption and pictures as lines of HTML; none without a metric."""
     # The series of a thousand ranks cost seconds, and would not be drawn.
-    known = curves.whole(None if len(state.ranks) <= _MOST_RANKS else ())
+    known = curves.whole(None if len(state.ranks) <= MOST_ROWS else ())
     shown = [replace(each, series=_drawn(each.series)) for each in known[:_MOST_CHARTS]]
     if not shown:
         return []
@@ -94,7 +92,7 @@ def _last_values(state: GangState) -> Mapping[str, float]:
     by_name: dict[str, list[float]] = {}
     for rank in state.ranks:
         for name, value in rank.last_metrics.items():
-            by_name.setdefault(clean_name(name), []).append(value)
+            by_name.setdefault(metric_name(name), []).append(value)
     return {name: sum(values) / len(values) for name, values in by_name.items()}
 
 

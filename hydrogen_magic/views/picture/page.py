@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 from hydrogen_magic.gang.state import GangState
-from hydrogen_magic.views.block import headline, number, slowest, warnings
+from hydrogen_magic.views.block import MOST_ROWS, headline, slowest, warnings
 from hydrogen_magic.views.curves import Curves
 from hydrogen_magic.views.lanes import Lanes
 from hydrogen_magic.views.output import Line
@@ -21,10 +21,10 @@ from hydrogen_magic.views.picture.colours import ERROR
 from hydrogen_magic.views.picture.ranks import ranks_html
 from hydrogen_magic.views.picture.swimlanes import timeline_html
 from hydrogen_magic.views.picture.times import times_of
+from hydrogen_magic.views.wording import number
 
 __all__ = ["html"]
 
-_MOST_RANKS = 16
 _MOST_LINES = 100
 _LONGEST_LINE = 400
 _LONGEST_REPORT_LINE = 4000
@@ -42,7 +42,7 @@ def html(state: GangState, curves: Curves, lanes: Lanes, lines: Sequence[Line], 
         *_failure(report),
         *ranks_html(state, ranks),
         *charts_html(curves, state),
-        *timeline_html(state, lanes, times_of(state, lanes), ranks),
+        *timeline_html(state, lanes, times_of(lanes), ranks),
         *_output(lines, len(state.ranks)),
     ]
     # MathJax would set what a rank wrote between two dollars, links and all.
@@ -52,13 +52,13 @@ def html(state: GangState, curves: Curves, lanes: Lanes, lines: Sequence[Line], 
 
 def _told_ranks(state: GangState) -> list[int]:
     """Return all ranks where they are few; else the first, those that failed, the slowest."""
-    if len(state.ranks) <= _MOST_RANKS:
+    if len(state.ranks) <= MOST_ROWS:
         return [rank.rank for rank in state.ranks]
     failed = [rank.rank for rank in state.ranks if rank.phase == "failed"]
     last = [rank.rank for rank in slowest([r for r in state.ranks if r.phase != "failed"])]
     culprit = [rank.rank for rank in state.ranks if rank.rank == state.culprit]
     chosen = [*culprit, 0, *failed[:8], *last]
-    return sorted(list(dict.fromkeys(chosen))[:_MOST_RANKS])
+    return sorted(list(dict.fromkeys(chosen))[:MOST_ROWS])
 
 
 def _header(state: GangState) -> list[str]:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hydrogen_magic.gang.state import GangState, RankState
-from hydrogen_magic.views.block import number, phase_counts, phase_text
-from hydrogen_magic.views.output import size_text
+from hydrogen_magic.views.block import phase_counts, phase_text
 from hydrogen_magic.views.picture.ansi import name_html
 from hydrogen_magic.views.picture.colours import of_rank
+from hydrogen_magic.views.wording import number, size_text
 
 __all__ = ["ranks_html"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hydrogen_magic.views.block import duration, number
+from hydrogen_magic.views.wording import duration, number
 
 __all__ = ["Scale", "seconds_ticks", "value_scale"]
 
@@ -35,7 +35,8 @@ class Scale:
         if self.is_log:
             inside, low, high = np.log10(inside), math.log10(low), math.log10(high)
         # Halves, because the range of two finite numbers may be more than a number holds.
-        share = (inside / 2 - low / 2) / (high / 2 - low / 2)
+        span = high / 2 - low / 2  # none where the numbers are too large to tell them apart
+        share = (inside / 2 - low / 2) / (span or 1.0)
         return np.asarray(self.start + share * (self.end - self.start))
 
     def ticks(self, most: int, are_whole: bool = False) -> list[tuple[float, str]]:

@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hydrogen_magic.views.picture.svg as svg
+from hydrogen_magic.events import TRACKS
 from hydrogen_magic.gang.state import GangState
-from hydrogen_magic.views.block import duration
-from hydrogen_magic.views.lanes import COLLECTIVES, PHASES, Lane, Lanes
+from hydrogen_magic.views.lanes import PHASES, Lane, Lanes
 from hydrogen_magic.views.output import clean_name
 from hydrogen_magic.views.picture.colours import EITHER, ERROR, INK
 from hydrogen_magic.views.picture.scales import Scale, seconds_ticks
 from hydrogen_magic.views.picture.times import Times, list_html
+from hydrogen_magic.views.wording import duration
 
 __all__ = ["timeline_html"]
 
@@ -27,7 +28,6 @@ _MOST_BOXES = 1600
 _MOST_CELLS = 10_000
 """Stacked pieces of all lanes, where spans are too many or too narrow: 8 bytes each."""
 _MOST_RANKS_WITH_ALL_TRACKS = 8
-_TRACKS = ("spans", "horovod", COLLECTIVES, "profiler")
 _PHASES = {
     "waiting": (0.15, INK), "starting": (0.4, EITHER[4]), "loading": (0.7, EITHER[6]),
     "running": (0.25, EITHER[0]), "finishing": (1.0, EITHER[2]),
@@ -72,8 +72,8 @@ def _rows(lanes: Lanes, ranks: Sequence[int]) -> list[_Row]:
 
 
 def _rows_of(rank: int, lanes: Mapping[str, Lane], has_all: bool) -> list[_Row]:
-    others = sorted(set(lanes) - {*_TRACKS, PHASES})
-    tracks = [track for track in (*_TRACKS, *others) if track in lanes]
+    others = sorted(set(lanes) - {*TRACKS, PHASES})
+    tracks = [track for track in (*TRACKS, *others) if track in lanes]
     tracks = [*(tracks if has_all else tracks[:1]), *([PHASES] if PHASES in lanes else [])]
     heights = [18, *(3 if track == PHASES else 7 for track in tracks[1:])]
     return [

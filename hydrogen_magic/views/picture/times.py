@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hydrogen_magic.gang.state import GangState
-from hydrogen_magic.views.block import duration
-from hydrogen_magic.views.lanes import PHASES, Lanes
+from hydrogen_magic.views.lanes import Lanes
 from hydrogen_magic.views.picture.ansi import name_html
 from hydrogen_magic.views.picture.colours import EITHER, INK
+from hydrogen_magic.views.wording import duration
 
 __all__ = ["Times", "list_html", "times_of"]
 
@@ -25,35 +24,25 @@ class Times:
     """What ranks spent their time on, the longest first."""
 
     seconds: Mapping[str, Mapping[int, float]]
-    """Name -> rank -> seconds of its outermost spans."""
+    """Name -> rank -> seconds, see :meth:`Lanes.shares`."""
     colours: Mapping[str, str]
-    running_s: float
+    recorded_s: float
     """Of all ranks together."""
 
     def share(self, name: str) -> str:
-        """Return ``48 %`` of the time the ranks ran."""
+        """Return ``48 %`` of the time that was recorded, as the live view does."""
         spent_s = sum(self.seconds[name].values())
-        percent = 100 * spent_s / self.running_s if self.running_s else 0.0
+        percent = 100 * spent_s / self.recorded_s if self.recorded_s else 0.0
         return f"{percent:.0f} %" if percent >= 1 or not percent else "< 1 %"
 
 
-def times_of(state: GangState, lanes: Lanes) -> Times:
+def times_of(lanes: Lanes) -> Times:
     """Return the names of the outermost spans of all ranks, sorted and coloured."""
     shares = lanes.shares()
     longest_first = sorted(shares, key=lambda name: -sum(shares[name].values()))
     colours = dict(zip(longest_first, EITHER[:_MOST_NAMES], strict=False))
     seconds = {name: shares[name] for name in longest_first}
-    return Times(seconds, colours, _running_s(state, lanes))
-
-
-def _running_s(state: GangState, lanes: Lanes) -> float:
-    running_s = 0.0
-    if "running" in lanes.names:
-        number = lanes.names.index("running")
-        for (_, track), lane in lanes.lanes().items():
-            if track == PHASES:
-                running_s += float(lane.durations_s[lane.names == number].sum())
-    return running_s or state.now_s * len(state.ranks)
+    return Times(seconds, colours, sum(lanes.recorded_s().values()))
 
 
 def list_html(times: Times) -> list[str]:

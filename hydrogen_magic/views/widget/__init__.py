@@ -14,29 +14,31 @@ Pages' orders come in other threads while a cell waits, see ``routes``. What the
 
 from __future__ import annotations
 
+import math
+import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.events import Event
 from hydrogen_magic.gang.state import GangState
-from hydrogen_magic.views import DETACHED_S, Actions, failure
-from hydrogen_magic.views import picture as pictures
+from hydrogen_magic.views import DETACHED_S, Actions
 from hydrogen_magic.views.block import block
 from hydrogen_magic.views.clock import GangClock
-from hydrogen_magic.views.curves import Curves
-from hydrogen_magic.views.lanes import Lanes
-from hydrogen_magic.views.output import Line, OutputLines, without_colour
+from hydrogen_magic.views.output import without_colour
 from hydrogen_magic.views.surfaces import KernelSurface
 from hydrogen_magic.views.text import TextView
 from hydrogen_magic.views.widget.display import Display, is_widget_expected
 from hydrogen_magic.views.widget.feed import Feed, Message
-from hydrogen_magic.views.widget.files import make_file, parts
+from hydrogen_magic.views.widget.files import File, Maker, parts
+from hydrogen_magic.views.widget.kept import keep
 from hydrogen_magic.views.widget.orders import Desk, Order
+from hydrogen_magic.views.widget.still import gathered, still
 
 if TYPE_CHECKING:
     from hydrogen_magic.views.widget.model import Page
@@ -47,21 +49,11 @@ _PATIENCE_S = 3.0
 """A page with a widget manager says hello within a second, a large notebook included."""
 _MESSAGE_S = 0.1
 """Ten messages a second look continuous, and leave the server at rest."""
+_SERVING_S = 0.05
+"""For what pages ask, between two updates: half of the time."""
 _PARTS_AT_A_TIME = 4
 """Of files, between two updates: 40 MB/s, and the view goes on."""
-_N_LAST_LINES = 200
-"""Output in the picture that stays."""
-_CULPRIT_LINES = 10
 _WIDTH = KernelSurface.width
-
-_kept: deque[WidgetView] = deque()
-"""Ended views that still answer pages, newest last."""
-_N_KEPT = 4
-"""As many as gangs whose results the kernel keeps."""
-_faded: deque[WidgetView] = deque()
-"""Older ones, whose pages have nothing but the final picture left."""
-_N_FADED = 32
-"""Each holds its picture and the view's program, some 200 kB."""
 
 
 class WidgetView:
@@ -82,6 +74,7 @@ class WidgetView:
         self._gang_clock = GangClock(clock)
         self._display = Display()
         self._desk = Desk(actions, self._send, self._later)
+        self._maker = Maker(self._on_file)
         self._state = GangState()
         self._n_seen = 0
         """Events so far, of those that ``actions`` has."""
@@ -99,6 +92,9 @@ class WidgetView:
         self._outgoing: deque[Iterator[Message]] = deque()
         self._serving = threading.RLock()
         self._is_closed = False
+        self._is_broken = False
+        """No page is told anything any more, see :meth:`_give_up`."""
+        self._is_text_over = False
 
     @property
     def interval_s(self) -> float:
@@ -109,41 +105,84 @@ class WidgetView:
 
     def update(self, state: GangState, fresh: Sequence[Event]) -> None:
         """Bring pages, or the text, up to date; answer what pages asked for."""
+        self._state = state
+        self._n_seen += len(fresh)
+        try:
+            self._tell_pages(state, fresh)
+        except Exception as error:  # a fault of ours: the gang and its output matter more
+            self._give_up(error)
+        if not self._is_heard.is_set():
+            self._show_text(state, fresh)
+
+    def close(self, state: GangState) -> None:
+        """Show the end; leave a picture in the page and in the saved notebook."""
+        self._state = state
+        try:
+            self._tell_end(state)
+            self._leave_picture(state)
+            with self._serving:
+                self._is_closed = True
+                self._serve(all_of_it=True)
+        except Exception as error:  # as in update()
+            self._give_up(error)
+            self._end_as_text(state)
+        self._text = None
+        if self._page is not None:
+            keep(self)
+
+    def _tell_pages(self, state: GangState, fresh: Sequence[Event]) -> None:
         if self._opened_at is None:
             self._open(state)
         if self._page is not None:
             self._page.pump()
-        self._take(state, fresh)
-        if not self._is_heard.is_set():
-            self._show_text(state, fresh)
-        elif self._text is not None:
+        self._take(fresh)
+        if self._is_heard.is_set() and self._text is not None:
             self._return_to_page(state)
         if self._clock() >= self._next_message_at:
             self._next_message_at = self._clock() + _MESSAGE_S
             self._show_page(state)
             self._serve()
 
-    def close(self, state: GangState) -> None:
-        """Show the end; leave a picture in the page and in the saved notebook."""
+    def _tell_end(self, state: GangState) -> None:
         if self._opened_at is None:
             self._open(state)
         if self._page is not None:
             self._page.unblock()
-        self._take(state, [])
+        self._take([])
         self._show_page(state)
+        self._end_text(state)
+
+    def _end_as_text(self, state: GangState) -> None:
+        """Print what a page has shown until now."""
+        if not self._is_text_over:
+            self._show_text(state, [])
+            self._end_text(state)
+
+    def _end_text(self, state: GangState) -> None:
         if self._text is not None:
             self._text.close(state)
-        self._leave_picture(state)
-        with self._serving:
-            self._is_closed = True
-            self._serve(all_of_it=True)
-        self._text = None
-        if self._page is not None:
-            _keep(self)
+            self._is_text_over = True
 
-    def _take(self, state: GangState, fresh: Sequence[Event]) -> None:
-        self._state = state
-        self._n_seen += len(fresh)
+    def _give_up(self, error: Exception) -> None:
+        """Go on with text alone: what pages are to be told cannot be made any more."""
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        # No warning: notebooks often have these ignored, or raised.
+        print(
+            f"the live view of gang {self._state.gang} broke, text goes on in its place; please "
+            f"report {type(error).__name__}: {error} ({place.filename}, line {place.lineno})",
+            file=sys.stderr,
+        )
+        self._is_broken = True
+        self._is_heard.clear()
+        self._feed, self._fresh = None, []
+        self._asked.clear()
+        self._outgoing.clear()
+        page, self._page = self._page, None
+        if page is not None:
+            with suppress(Exception):  # what broke it may break that too
+                page.close()
+
+    def _take(self, fresh: Sequence[Event]) -> None:
         if self._feed is not None:
             self._fresh += fresh
         elif self._is_heard.is_set():
@@ -191,6 +230,8 @@ class WidgetView:
             page.send(content, buffers)
 
     def _later(self, order: Order) -> None:
+        if self._is_broken:
+            return
         if order["do"] == "hello":
             self._is_heard.set()
         self._asked.append(order)
@@ -202,8 +243,9 @@ class WidgetView:
 
     def _serve(self, *, all_of_it: bool = False) -> None:
         with self._serving:
-            while self._asked:
-                self._answer(self._asked.popleft())
+            until = math.inf if all_of_it else self._clock() + _SERVING_S
+            while self._asked and self._clock() < until:
+                self._answer_newest(self._asked.popleft())
             n_left = _PARTS_AT_A_TIME
             while self._outgoing and (n_left or all_of_it):
                 part = next(self._outgoing[0], None)
@@ -212,6 +254,18 @@ class WidgetView:
                     continue
                 self._send(*part)
                 n_left -= 1
+
+    def _answer_newest(self, order: Order) -> None:
+        """Answer an order, unless the same page has asked for something else in its place since."""
+        about = (order["client"], order["do"], order.get("metric"))
+        if order["do"] not in ("csv", "trace", "log") and any(
+            (o["client"], o["do"], o.get("metric")) == about for o in list(self._asked)
+        ):
+            return
+        try:
+            self._answer(order)
+        except HydrogenError as error:
+            self._desk.answer(order, ok=False, text=str(error))
 
     def _answer(self, order: Order) -> None:
         actions = self._actions
@@ -222,20 +276,29 @@ class WidgetView:
         if what == "hello":
             self._send(*feed.whole(order["client"]))
         elif what == "detail":
-            self._send(*feed.detail(order))
+            self._answer_detail(feed, order)
         elif what == "rows":
             feed.watch(order["ranks"])
         else:
-            self._answer_with_file(actions, order)
+            self._maker.make(actions, order)
 
-    def _answer_with_file(self, actions: Actions, order: Order) -> None:
+    def _answer_detail(self, feed: Feed, order: Order) -> None:
         try:
-            file = make_file(actions, order)
-        except HydrogenError as error:
+            found = feed.detail(order)
+        except ValueError as error:  # of a metric that the next attempt has not logged yet
             self._desk.answer(order, ok=False, text=str(error))
+        else:
+            self._send(*found)
+
+    def _on_file(self, order: Order, made: File | str) -> None:
+        """Take a file that was made, or what to say in its place; in the maker's thread."""
+        if isinstance(made, str):
+            self._desk.answer(order, ok=False, text=made)
             return
         self._desk.answer(order, ok=True)
-        self._outgoing.append(parts(file, order))
+        self._outgoing.append(parts(made, order))
+        if self._is_closed:  # as in _later()
+            self._serve(all_of_it=True)
 
     # ── text, where no page is ──
 
@@ -244,7 +307,7 @@ class WidgetView:
             self._text.update(state, fresh)
             return
         assert self._opened_at is not None
-        if self._clock() - self._opened_at >= _PATIENCE_S:
+        if self._is_broken or self._clock() - self._opened_at >= _PATIENCE_S:
             self._start_text().update(state, self._events())
 
     def _start_text(self) -> TextView:
@@ -261,11 +324,11 @@ class WidgetView:
 
     def _leave_picture(self, state: GangState) -> None:
         is_printed = self._text is not None
-        drawn = _still(self._events(), state.gang)
+        drawn = gathered(self._events(), state.gang, self._feed)
         html = drawn.html(state, with_output=not is_printed)
         text = block(state, state.now_s, _WIDTH)
         if not is_printed:
-            text += [f"[{line.rank}] {without_colour(line.text)}" for line in drawn.lines]
+            text += [f"[{line.rank}] {without_colour(line.text)}" for line in drawn.last_lines]
         if self._page is not None and (self._is_heard.is_set() or not is_printed):
             self._page.end(html, "\n".join(text))
             return
@@ -278,53 +341,10 @@ class WidgetView:
         """Let go of the gang and its data; pages keep the final picture."""
         with self._serving:
             self._desk.forget()
-            self._feed, self._actions = None, None
+            self._feed, self._actions, self._state = None, None, GangState()
 
     def end(self) -> None:
-        """Take the widget itself back, after :meth:`fade`."""
+        """Take the widget itself back."""
         if self._page is not None:
             self._page.close()
             self._page = None
-
-
-def _keep(view: WidgetView) -> None:
-    """Remember an ended view, and let go of older ones: pages of a long day must not fill the memory."""
-    _kept.append(view)
-    while len(_kept) > _N_KEPT:
-        _faded.append(_kept.popleft())
-        _faded[-1].fade()
-    while len(_faded) > _N_FADED:
-        _faded.popleft().end()
-
-
-@dataclass(frozen=True)
-class _Still:
-    """What the picture that stays is made of, beside the gang's state."""
-
-    curves: Curves
-    lanes: Lanes
-    lines: Sequence[Line]
-
-    def html(self, state: GangState, *, with_output: bool) -> str:
-        lines = self.lines if with_output else ()
-        return pictures.html(state, self.curves, self.lanes, lines, self._report(state))
-
-    def _report(self, state: GangState) -> str:
-        """Return what to say of a failure; empty when there was none."""
-        if state.state != "FAILED" or state.culprit is None:
-            return ""
-        own = [line.text for line in self.lines if line.rank == state.culprit]
-        return failure.report(state, own[-_CULPRIT_LINES:])
-
-
-def _still(events: Sequence[Event], gang: str) -> _Still:
-    curves, lanes, output = Curves(), Lanes(), OutputLines()
-    curves.feed(events)
-    lanes.feed(events)
-    lines = [*output.feed(events, gang), *output.flush()]
-    return _Still(curves, lanes, lines[-_N_LAST_LINES:])
-
-
-def still(state: GangState, events: Sequence[Event]) -> str:
-    """Return the picture of a gang as HTML."""
-    return _still(events, state.gang).html(state, with_output=True)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from hydrogen_magic.gang.state import GangState
+from hydrogen_magic.views.block import MOST_ROWS
 from hydrogen_magic.views.widget.rows import (
-    MOST_ROWS,
     fleet_columns,
     gang_row,
     marks,
@@ -75,7 +75,7 @@ class Board:
         """Tell whether to look: now and then, and at once when the gang changes as a whole."""
         glance = (
             state.state, state.stop_reason, state.killed, state.attempt, len(state.notices),
-            state.is_recording, state.profiling, len(state.ranks),
+            state.is_recording, state.profiling, state.queued, len(state.ranks),
         )  # fmt: skip
         every_s = _EVERY_S if len(state.ranks) <= MOST_ROWS else _EVERY_S_OF_MANY
         is_same = glance == self._glance and now_s - self._looked_s < every_s

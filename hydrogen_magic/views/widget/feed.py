@@ -16,7 +16,6 @@ from hydrogen_magic.gang.state import GangState
 from hydrogen_magic.views.curves import ALL_RANKS, Change, Curves
 from hydrogen_magic.views.failure import report
 from hydrogen_magic.views.lanes import Lanes
-from hydrogen_magic.views.output import Line
 from hydrogen_magic.views.widget.board import Board
 from hydrogen_magic.views.widget.lines import LiveLines
 from hydrogen_magic.views.widget.plain import curve_part, span_part, stack_text
@@ -35,6 +34,8 @@ _MANY_POINTS_EVERY_S = 0.19
 """So many points in one message are put into curves in every other one: that takes half the time."""
 _MOST_SPANS = 4000
 """In one message: 60 kB."""
+_MOST_SPANS_AT_END = 64_000
+"""In each of the last messages, which follow each other at once: 1 MB."""
 _CATCH_UP = 16
 """Where more spans wait, so many messages are to bring them: a lane is never far behind."""
 _MOST_STACKS = 64
@@ -127,10 +128,6 @@ class Feed:
         self._watched = tuple(dict.fromkeys(rank for rank in ranks if rank >= 0))[:_MOST_WATCHED]
         self._board.hurry()
 
-    def last_lines(self, n: int) -> list[Line]:
-        """Return the last lines of all ranks, cleaned; there are 2,000 at most."""
-        return self._lines.last(n)
-
     # ── taking ───────────────────────────────────────────────────────────────────────────────────
 
     def _is_anew(self, events: Sequence[ev.Event]) -> bool:
@@ -221,7 +218,8 @@ class Feed:
             if n > self._spans_sent.get(key, 0) and (ranks is None or key[0] in ranks)
         )
         n_waiting = sum(n for n, _ in waiting)
-        left = n_waiting if self._state.is_terminal else max(_MOST_SPANS, n_waiting // _CATCH_UP)
+        is_end = self._state.is_terminal
+        left = _MOST_SPANS_AT_END if is_end else max(_MOST_SPANS, n_waiting // _CATCH_UP)
         parts = []
         for place, (n, key) in enumerate(waiting):
             taken = min(n, max(1, left // (len(waiting) - place)))

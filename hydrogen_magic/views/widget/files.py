@@ -5,21 +5,28 @@ from __future__ import annotations
 import gzip
 import shutil
 import tempfile
+import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from hydrogen_magic import timeline
 from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.events import Metrics
 from hydrogen_magic.views import Actions
-from hydrogen_magic.views.output import size_text
 from hydrogen_magic.views.widget.feed import Message
 from hydrogen_magic.views.widget.orders import Order
+from hydrogen_magic.views.wording import size_text
 
-__all__ = ["File", "make_file", "parts"]
+__all__ = ["File", "Maker", "make_file", "parts"]
 
 _PART_BYTES = 1 << 20
 """Of a message: a server hands on others in between."""
+_MOST_WAITING = 8
+"""Files asked for at a time; each may take seconds."""
+_MOST_EMPTY = 16
+"""Cells of a table for each one with a value."""
 _MOST_BYTES = 64 << 20
 """What is larger stays on the kernel's disk: a page would hold it twice in its memory."""
 
@@ -31,6 +38,47 @@ class File:
     name: str
     mime: str
     data: bytes
+
+
+class Maker:
+    """Makes files one after the other, in a thread while there are any to make.
+
+    Seconds may pass over one of them, in which the view and the kernel's cells go on. ``done`` gets
+    the order with the file, or with what to say in its place.
+    """
+
+    def __init__(self, done: Callable[[Order, File | str], None]) -> None:
+        self._done = done
+        self._waiting: deque[tuple[Actions, Order]] = deque()
+        self._is_busy = False
+        self._lock = threading.Lock()
+
+    def make(self, actions: Actions, order: Order) -> None:
+        """Make the file that an order asks for. Raises HydrogenError when too many wait already."""
+        with self._lock:
+            if len(self._waiting) >= _MOST_WAITING:
+                raise HydrogenError("other files are being made: wait for them")
+            self._waiting.append((actions, order))
+            is_busy, self._is_busy = self._is_busy, True
+        if not is_busy:
+            name = "hydrogen_magic.files"
+            threading.Thread(target=self._make_all, name=name, daemon=True).start()
+
+    def _make_all(self) -> None:
+        while (asked := self._next()) is not None:
+            actions, order = asked
+            try:
+                made: File | str = make_file(actions, order)
+            except HydrogenError as error:
+                made = str(error)
+            except Exception as error:  # no memory for a table, or a fault of ours: it is said
+                made = f"the file could not be made: {type(error).__name__}: {error}"
+            self._done(order, made)
+
+    def _next(self) -> tuple[Actions, Order] | None:
+        with self._lock:
+            self._is_busy = bool(self._waiting)
+            return self._waiting.popleft() if self._waiting else None
 
 
 def make_file(actions: Actions, order: Order) -> File:
@@ -57,8 +105,22 @@ def parts(file: File, order: Order) -> Iterator[Message]:
 
 
 def _csv(actions: Actions, order: Order) -> File:
+    _check_table(actions)
     data = actions.metrics.to_csv(index=False).encode("utf-8", "replace")
     return _bounded(actions, File(f"gang-{actions.id}-metrics.csv", "text/csv", data))
+
+
+def _check_table(actions: Actions) -> None:
+    """Refuse a table of nothing: names made at run time fill it with empty cells."""
+    logged = [event for event in actions.events() if isinstance(event, Metrics)]
+    n_rows = sum(len(event.steps) for event in logged)
+    n_columns = len({name for event in logged for name in event.values})
+    n_filled = sum(len(event.steps) * len(event.values) for event in logged)
+    if n_rows * n_columns > max(_MOST_BYTES, _MOST_EMPTY * n_filled):
+        raise HydrogenError(
+            f"{n_columns} metrics over {n_rows} steps make a table that is too large, and mostly "
+            "empty; the gang's events() have the values"
+        )
 
 
 def _trace(actions: Actions, order: Order) -> File:

@@ -71,10 +71,6 @@ class LiveLines:
         newest, _ = _newest(self._kept, MOST_KEPT, _KEPT_BYTES)
         return [_json(*line) for line in newest], self._n_before + len(self._kept) - len(newest)
 
-    def last(self, n: int) -> list[Line]:
-        """Return the last ``n`` lines of all ranks that were taken."""
-        return [line for line, _ in self._kept][-n:] if n > 0 else []
-
     def last_of(self, rank: int) -> list[str]:
         """Return the last ten lines of one rank."""
         return list(self._last.get(rank, ()))

@@ -10,6 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import copy_context
+from html import escape
 from typing import Any
 
 from anywidget import AnyWidget
@@ -89,7 +90,7 @@ class Page:
     def show(self, text: str) -> None:
         """Show the widget; ``text`` and no more where no widget is drawn, a saved notebook included."""
         note = f"{text}\nstill running when this was saved"
-        html = f"<pre>{_escaped(note)}</pre>"
+        html = f"<pre>{escape(note)}</pre>"
         self._display.put({**self._widget_view(), "text/html": html, "text/plain": note})
 
     def send(self, content: Mapping[str, Any], buffers: Sequence[bytes] = ()) -> None:
@@ -119,7 +120,13 @@ class Page:
         """Take the widget back; what is displayed in its place is up to the caller."""
         self.unblock()
         if self._model is not None:
-            self._context.copy().run(self._model.close)
+            self._context.copy().run(self._shut)
+
+    def _shut(self) -> None:
+        assert self._model is not None, "what is shut was opened"
+        layout = self._model.layout
+        self._model.close()
+        layout.close()  # a model of its own, which nobody else closes
 
     def _widget_view(self) -> dict[str, Any]:
         view = {"version_major": 2, "version_minor": 0, "model_id": self._comm_id}
@@ -130,7 +137,3 @@ def _board() -> Switchboard | None:
     from IPython.core.getipython import get_ipython
 
     return switchboard(getattr(get_ipython(), "kernel", None))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -6,12 +6,14 @@ the gang has ended, when the cell that held them up was over.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.profiles import MAX_STEPS
 from hydrogen_magic.views import Actions
 
 __all__ = ["Desk", "Order"]
@@ -20,8 +22,7 @@ Order = Mapping[str, Any]
 
 _REMEMBERED = 256
 """Orders known by their id: far more than pages repeat at a time."""
-_MOST_STEPS = 1000
-"""A profiler's trace of more steps is larger than anybody's browser opens."""
+_LONGEST_NAME = 200
 _MOST_BUCKETS = 100_000
 _MOST_RANKS_ASKED = 1024
 
@@ -53,15 +54,15 @@ class Desk:
         if not isinstance(content, Mapping):
             return
         order_id, client = content.get("id"), content.get("client")
-        if not isinstance(order_id, str) or not isinstance(client, str):
+        if not _is_name(order_id) or not _is_name(client):
             return
         if not self._is_new(order_id):
             return
         try:
             self._do(content)
-        except (KeyError, TypeError, ValueError) as error:
-            text = f"{content.get('do')!r} came in a form this kernel does not know ({error})"
-            self.answer(content, ok=False, text=f"{text}: reload the page")
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            text = f"{content.get('do')!r:.40} came in a form this kernel does not know"
+            self.answer(content, ok=False, text=f"{text} ({error!s:.200}): reload the page")
         except HydrogenError as error:
             self.answer(content, ok=False, text=str(error))
 
@@ -111,6 +112,11 @@ class Desk:
         self._later(order)
 
 
+def _is_name(name: object) -> TypeGuard[str]:
+    """Tell whether it can be said again in an answer, to all pages."""
+    return isinstance(name, str) and len(name) <= _LONGEST_NAME and name.isascii()
+
+
 def _gone(gang: str) -> str:
     return (
         f"the data of gang {gang} are no longer in memory, others came after it: "
@@ -122,7 +128,7 @@ def _gone(gang: str) -> str:
 
 
 def _profile(actions: Actions, order: Order) -> None:
-    actions.profile(_whole(order, "steps", 1, _MOST_STEPS))
+    actions.profile(_whole(order, "steps", 1, MAX_STEPS))
 
 
 def _record(actions: Actions, order: Order) -> None:
@@ -152,20 +158,22 @@ def _detail(order: Order) -> Order:
     if not isinstance(metric, str):
         raise TypeError(f"metric: {metric!r}")
     buckets = _whole(order, "buckets", 1, _MOST_BUCKETS)
-    asked = {"metric": metric, "from": float(start), "until": float(until), "buckets": buckets}
-    return {**_plain(order), **asked}
+    start, until = float(start), float(until)
+    if not (math.isfinite(start) and math.isfinite(until)):
+        raise ValueError(f"steps from {start!r} until {until!r}")
+    return {**_plain(order), "metric": metric, "from": start, "until": until, "buckets": buckets}
 
 
 def _rows(order: Order) -> Order:
     ranks = order["ranks"]
-    if not isinstance(ranks, list) or not all(isinstance(rank, int) for rank in ranks):
+    if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
         raise TypeError(f"ranks: {ranks!r:.80}")
     return {**_plain(order), "ranks": ranks[:_MOST_RANKS_ASKED]}
 
 
 def _log(order: Order) -> Order:
     rank = order["rank"]
-    if rank is not None and not isinstance(rank, int):
+    if rank is not None and type(rank) is not int:
         raise TypeError(f"rank: {rank!r}")
     return {**_plain(order), "rank": rank}
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from hydrogen_magic.gang.culprit import evidence
 from hydrogen_magic.gang.state import Bar, GangState, RankState
 from hydrogen_magic.gang.stragglers import is_waiting, progress, remaining_s, stragglers
-from hydrogen_magic.views.block import phase_text, slowest, warnings
+from hydrogen_magic.views.block import MOST_ROWS, phase_text, slowest, warnings
 from hydrogen_magic.views.curves import metric_name
 from hydrogen_magic.views.widget.plain import figure, finite, plain
 
 __all__ = [
     "MARKS",
-    "MOST_ROWS",
     "fleet_columns",
     "followed_ranks",
     "gang_row",
@@ -25,8 +26,6 @@ __all__ = [
     "shown_ranks",
 ]
 
-MOST_ROWS = 16
-"""Ranks with a row of their own; of more only those that stand out have one."""
 MARKS = ("", "straggler", "stopped", "dead", "waiting")
 """Why a row stands out, in the order of the protocol."""
 
@@ -38,8 +37,14 @@ _MOST_NOTICES = 50
 _MOST_WARNINGS = 10
 _LONGEST_NOTICE = 600
 _UNKNOWN = 255
+_LEVELS = ("info", "warning", "error")
+_LONGEST_REMAINING_S = 1e9
+"""Thirty years: a bar without an end, in other words."""
 _RATE_STALE_S = 5.0
 """Steps are counted a few times a second: a rate that nothing was added to for so long has sunk."""
+
+_VICTIM = "ended with the gang"
+"""What a rank says that failed only because a peer did, in place of its own error."""
 
 _ENDS = {"SUCCEEDED": "done", "FAILED": "failed", "STOPPED": "stopped"}
 _PHASES = (
@@ -62,23 +67,26 @@ def gang_row(state: GangState, now_s: float) -> dict[str, Any]:
         "attempt": state.attempt,
         "placement": plain(state.placement, 40),
         "rendezvous": plain(state.rendezvous, 40),
-        "queued": None,
+        "queued": None if state.queued is None else list(state.queued),
         "wall_time": state.wall_time,
         "ended_s": round(state.now_s, 3) if state.is_terminal else None,
         "remaining_s": None if state.is_terminal else _remaining_s(running, now_s),
         "steps_per_s": _three_digits(min(rates)) if rates and not state.is_terminal else None,
         "culprit": state.culprit,
-        "notices": [{"level": n.level, "text": plain(n.text, _LONGEST_NOTICE)} for n in notices],
+        "notices": [
+            {"level": _level(n.level), "text": plain(n.text, _LONGEST_NOTICE)} for n in notices
+        ],
         "warnings": [plain(w.text, _LONGEST_NOTICE) for w in warnings(state, now_s)][
             :_MOST_WARNINGS
         ],
         "recording": state.is_recording,
-        "profiling": state.profiling,
+        "profiling": plain(state.profiling, 20),
     }
 
 
 def rank_row(rank: RankState, mark: str, now_s: float) -> dict[str, Any]:
-    """Return a rank as a ``Rank``."""
+    """Return a rank as a ``Rank``; ``mark`` is what :func:`marks` found."""
+    phase = _phase(rank, mark)
     rate = _steps_per_s(rank, now_s)
     last = list(rank.last_metrics.items())[:_MOST_METRICS]
     return {
@@ -86,8 +94,8 @@ def rank_row(rank: RankState, mark: str, now_s: float) -> dict[str, Any]:
         "host": plain(rank.host, 80),
         "device": plain(rank.device, 40),
         "pid": rank.pid,
-        "phase": rank.phase,
-        "doing": plain(phase_text(rank, now_s), 80),
+        "phase": plain(phase, 20),
+        "doing": plain(phase_text(rank, now_s), 80) if phase == rank.phase else _VICTIM,
         "bar": _bar(rank.bar),
         "steps": rank.steps,
         "steps_per_s": None if rate is None else _three_digits(rate),
@@ -103,7 +111,7 @@ def rank_row(rank: RankState, mark: str, now_s: float) -> dict[str, Any]:
 def marks(state: GangState, now_s: float) -> list[str]:
     """Return why each rank stands out, empty where it does not."""
     behind = stragglers(state, now_s)
-    return [_mark(rank, rank.rank in behind, now_s) for rank in state.ranks]
+    return [_mark(rank, state.culprit, rank.rank in behind, now_s) for rank in state.ranks]
 
 
 def shown_ranks(state: GangState, watched: Sequence[int]) -> list[int]:
@@ -126,8 +134,10 @@ def followed_ranks(state: GangState, watched: Sequence[int]) -> list[int] | None
 
 
 def _failed_ranks(state: GangState) -> list[int]:
-    """Return the ranks that failed, the culprit first, at most four."""
-    failed = [rank.rank for rank in state.ranks if rank.phase == "failed"]
+    """Return the ranks that failed by themselves, the culprit first, at most four."""
+    failed = [
+        r.rank for r in state.ranks if r.phase == "failed" and not _is_victim(r, state.culprit)
+    ]
     return sorted(failed, key=lambda rank: rank != state.culprit)[:_MOST_FAILED]
 
 
@@ -135,9 +145,10 @@ def fleet_columns(
     state: GangState, found_marks: Sequence[str], shown: Sequence[int]
 ) -> tuple[dict[str, Any], bytes]:
     """Return all ranks as a ``Fleet`` without its place, and its buffer."""
-    phases = [_PHASES.index(r.phase) if r.phase in _PHASES else 0 for r in state.ranks]
+    words = list(map(_phase, state.ranks, found_marks))
+    phases = [_PHASES.index(word) if word in _PHASES else 0 for word in words]
     columns = (phases, map(_percent, state.ranks), map(MARKS.index, found_marks))
-    counts = Counter(rank.phase for rank in state.ranks)
+    counts = Counter(plain(word, 20) for word in words)
     head = {"counts": dict(counts), "phases": list(_PHASES), "shown": list(shown)}
     return head, b"".join(np.fromiter(column, np.uint8).tobytes() for column in columns)
 
@@ -147,13 +158,20 @@ def _word(state: GangState) -> str:
         return _ENDS[state.state]
     if state.stop_reason:
         return "killing" if state.killed else "stopping"
+    if state.queued is not None:
+        return "queued"
     return "starting" if state.state == "PENDING" else "running"
 
 
 def _remaining_s(running: Sequence[RankState], now_s: float) -> int | None:
     """Return the seconds until the slowest rank is through with its bars."""
     known = [left for rank in running if (left := remaining_s(rank, now_s)) is not None]
-    return round(max(known)) if known else None
+    longest_s = max(known, default=math.inf)
+    return round(longest_s) if longest_s < _LONGEST_REMAINING_S else None
+
+
+def _level(level: str) -> str:
+    return level if level in _LEVELS else "warning"
 
 
 def _steps_per_s(rank: RankState, now_s: float) -> float | None:
@@ -181,9 +199,20 @@ def _bar(bar: Bar | None) -> dict[str, Any] | None:
     }
 
 
-def _mark(rank: RankState, is_behind: bool, now_s: float) -> str:
+def _phase(rank: RankState, mark: str) -> str:
+    """Return the phase as it is told: a victim's is ``stopped``, which nobody has to look into."""
+    return "stopped" if rank.phase == "failed" and mark != "dead" else rank.phase
+
+
+def _is_victim(rank: RankState, culprit: int | None) -> bool:
+    """Tell whether a failed rank ended as ranks do whose peer is gone."""
+    found = evidence(rank)
+    return rank.rank != culprit and (found is None or not found.strong)
+
+
+def _mark(rank: RankState, culprit: int | None, is_behind: bool, now_s: float) -> str:
     if rank.phase == "failed":
-        return "dead"
+        return "" if _is_victim(rank, culprit) else "dead"
     if rank.process_state == "T" and not rank.is_over:
         return "stopped"
     if is_behind:

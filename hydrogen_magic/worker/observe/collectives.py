@@ -14,8 +14,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from hydrogen_magic.events import COLLECTIVES
 from hydrogen_magic.worker import reporter as _reporter
-from hydrogen_magic.worker.spans import COLLECTIVES
 
 __all__ = ["NAMES", "attach"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from types import FrameType, ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from hydrogen_magic.worker.observe import recorded
@@ -17,19 +17,21 @@ __all__ = ["attach", "follow"]
 
 _FORWARD, _LOSS = "forward", "loss"
 
-
 _torch: Any = None
 _module: Any = None
 """``torch.nn.Module``, once it is there."""
 _original: Any = None
 """Its ``__call__``."""
+_code: CodeType | None = None
+"""By which frames of it are known."""
 
 
 def attach(module: ModuleType) -> None:
     """Take note of the class; ``module`` is ``torch.nn.modules.module``."""
-    global _torch, _module, _original
-    _torch, _module = sys.modules["torch"], module.Module
-    _original = _module.__call__
+    global _torch, _module, _original, _code
+    original = module.Module.__call__
+    _code = original.__code__  # fails here, and is told, where torch has it otherwise
+    _torch, _module, _original = sys.modules["torch"], module.Module, original
 
 
 def follow(is_recording: bool) -> None:
@@ -62,7 +64,7 @@ def _recording(self: Any, *args: Any, **kwargs: Any) -> Any:
 def _is_main_thread_inside() -> bool:
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
-        if frame.f_code is _original.__code__:
+        if frame.f_code is _code:
             return True
         frame = frame.f_back
     return False

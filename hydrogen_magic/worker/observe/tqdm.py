@@ -121,7 +121,7 @@ def _report(bar: Any, closed: bool = False) -> None:
         bar._hydrogen_bar = reporter.new_bar()
     try:
         n, total = float(bar.n), None if bar.total is None else float(bar.total)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return  # counted in something that is no number
     desc = str(bar.desc or "").rstrip().removesuffix(":")
     postfix = f"[{bar.postfix}]" if bar.postfix else ""

@@ -1,5 +1,17 @@
 import { defineConfig } from "vitest/config";
 
+/** Tests that need a page, which takes a while to set up for every file; all others share a thread. */
+const PAGE = ["test/*_view.test.tsx", "test/{header,interrupt,keys,safe,sections,view}.test.ts"];
+
 export default defineConfig({
-  test: { environment: "happy-dom", include: ["test/**/*.test.{ts,tsx}"] },
+  test: {
+    pool: "threads",
+    projects: [
+      { extends: true, test: { name: "page", environment: "happy-dom", include: PAGE } },
+      {
+        extends: true,
+        test: { name: "pure", isolate: false, include: ["test/**/*.test.ts"], exclude: PAGE },
+      },
+    ],
+  },
 });

@@ -17,6 +17,10 @@ export function duration(seconds: number): string {
   return h > 0 ? `${h}:${pad(m)}:${pad(whole % 60)}` : `${m}:${pad(whole % 60)}`;
 }
 
+/** An estimate has no tenths: `6 s`, `2:10`. */
+export const roughly = (seconds: number): string =>
+  seconds < 9.95 ? `${Math.round(Math.max(0, seconds))} s` : duration(seconds);
+
 const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 
 /** `1,234,567`. */

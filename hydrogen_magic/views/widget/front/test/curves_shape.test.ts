@@ -1,13 +1,14 @@
 import { describe, expect, it } from "vitest";
 import { columnsFor, wholeOf } from "../src/curves/Curves";
 import { airy, logLabels, logTicks } from "../src/curves/plot";
-import { firstBad, type Options, shape, smooth } from "../src/curves/shape";
+import { FEW_LINES, firstBad, type Options, shape, smooth } from "../src/curves/shape";
 import { CurveStore, type Metric } from "../src/curves/store";
 import { wantedDetail } from "../src/curves/useDetail";
-import { csv, extremes, readAt } from "../src/curves/values";
+import { csv, extremes, readAt, readLast } from "../src/curves/values";
 import { figure, lapse, moment, percent, tickLabel } from "../src/numbers";
 import { ALL_RANKS } from "../src/protocol";
 import { bucketsOf, packCurve } from "./demo/data";
+import { rankWith } from "./kernel";
 
 type Points = readonly (readonly [number, number])[];
 
@@ -51,17 +52,17 @@ describe("lines of a plot", () => {
     expect(made.lines.map(({ role, rank }) => [role, rank])).toEqual([
       ["high", ALL_RANKS],
       ["low", ALL_RANKS],
+      ["halo", ALL_RANKS],
       ["rank", 0],
       ["rank", 1],
-      ["mean", ALL_RANKS],
     ]);
     expect(made.steps).toEqual([0, 1, 2]);
     expect(made.values.map((values) => [...values])).toEqual([
       [3, 2, 5],
       [1, 2, 5],
+      [2, 2, 5],
       [1, 2, undefined],
       [3, undefined, 5],
-      [2, 2, 5],
     ]);
   });
 
@@ -87,6 +88,29 @@ describe("lines of a plot", () => {
       shape(metricOf(TWO), { ...PLAIN, mode }).lines.map(({ role }) => role);
     expect(roles("mean")).toEqual(["high", "low", "mean"]);
     expect(roles("ranks")).toEqual(["rank", "rank"]);
+  });
+
+  it("are those of ranks over the mean while they are few, under it when they are many", () => {
+    const roles = (n_ranks: number) => {
+      const ranks = Array.from({ length: n_ranks }, (_, rank) => [rank, [[0, rank]]] as const);
+      const all = ranks.map(([rank]) => [0, rank] as const);
+      const metric = metricOf({ ...Object.fromEntries(ranks), [ALL_RANKS]: all });
+      return shape(metric, PLAIN).lines.map(({ role }) => role);
+    };
+    expect(roles(FEW_LINES).slice(2, 4)).toEqual(["halo", "rank"]);
+    expect(roles(FEW_LINES + 1).slice(-2)).toEqual(["rank", "mean"]);
+  });
+
+  it("are one where all ranks have the same values", () => {
+    const same: Points = [
+      [0, 0.1],
+      [1, 0.05],
+    ];
+    const metric = metricOf({ 0: same, 1: same, [ALL_RANKS]: [...same, ...same] });
+    for (const mode of ["both", "ranks"] as const) {
+      expect(shape(metric, { ...PLAIN, mode }).lines.at(-1)?.role).toBe("mean");
+    }
+    expect(shape(metricOf({ 0: same, 1: same }), PLAIN).lines.length).toBe(2);
   });
 
   it("are one where there is one rank", () => {
@@ -171,11 +195,25 @@ describe("what is told beside a plot", () => {
         { rank: 1, value: 3 },
       ],
     });
-    expect(readAt(metric, null)?.ranks).toEqual([
+    expect(readLast(metric, { np: 2, ranks: new Map() })?.ranks).toEqual([
       { rank: 0, value: 2 },
       { rank: 1, value: 5 },
     ]);
     expect(readAt(metric, 1)?.ranks).toEqual([{ rank: 0, value: 2 }]);
+  });
+
+  it("is what the table of ranks says, and the mean of that where it has every rank", () => {
+    const metric = metricOf(TWO, 2);
+    const ranks = new Map([0, 1].map((k) => [k, rankWith(k, { metrics: { loss: 4 + 4 * k } })]));
+    const known = readLast(metric, { np: 2, ranks });
+    expect(known).toMatchObject({ mean: 6, ranks: [{ value: 4 }, { value: 8 }] });
+    const most = readLast(metric, { np: 3, ranks });
+    expect(most).toMatchObject({ mean: 5, ranks: [{ value: 4 }, { value: 8 }] });
+    expect(readLast(metric, { np: 2, ranks: new Map([[0, rankWith(0)]]) })?.ranks).toEqual(
+      readLast(metric, { np: 2, ranks: new Map() })?.ranks,
+    );
+    const nan = new Map([[0, rankWith(0, { metrics: { loss: "nan" } })]]);
+    expect(readLast(metric, { np: 1, ranks: nan })?.mean).toBeNaN();
   });
 
   it("is where values stopped being finite, and on which ranks", () => {

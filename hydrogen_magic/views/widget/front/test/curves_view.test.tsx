@@ -25,7 +25,16 @@ function shown(store: CurveStore, ask: (order: unknown) => Promise<Ack>): HTMLEl
   document.body.append(root);
   act(() => {
     render(
-      <Curves store={store} version={1} theme={THEME} ask={ask} np={2} isLive gangId="g1" />,
+      <Curves
+        store={store}
+        ranks={new Map()}
+        version={1}
+        theme={THEME}
+        ask={ask}
+        np={2}
+        isLive
+        gangId="g1"
+      />,
       root,
     );
   });

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { barTitle, columnsOf, stateText, Widths } from "../src/view/figures";
+import { barTitle, columnsOf, shortTitle, stateText, Widths } from "../src/view/figures";
 import { rankWith } from "./kernel";
 
 const bar = { desc: "epoch 2:", n: 1200, total: 4000, unit: "it", per_s: null };
@@ -49,4 +49,9 @@ test("widths never shrink", () => {
   const wide = widths.of("loss", ["0.12345"]);
   expect(widths.of("loss", ["1"])).toBe(wide);
   expect(widths.of("lr", ["1"])).not.toBe(wide);
+});
+
+test("a long name of a metric keeps its end, which tells it from the others", () => {
+  expect(shortTitle("accuracy")).toBe("accuracy");
+  expect(shortTitle("validation/mean_accuracy_top_5")).toBe("…ccuracy_top_5");
 });

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { column, count, duration, fromBase64, rate, size } from "../src/format";
+import { column, count, duration, fromBase64, rate, roughly, size } from "../src/format";
 
 test.each([
   [0.04, "0.0 s"],
@@ -40,4 +40,8 @@ test("base64 is UTF-8", () => {
   const text = "Größe – 5 μs";
   const bytes = String.fromCharCode(...new TextEncoder().encode(text));
   expect(fromBase64(btoa(bytes))).toBe(text);
+});
+
+test("what is left is told without tenths", () => {
+  expect([5.96, 0.2, -1, 9.9, 130].map(roughly)).toEqual(["6 s", "0 s", "0 s", "10 s", "2:10"]);
 });

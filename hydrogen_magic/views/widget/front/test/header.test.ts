@@ -32,6 +32,17 @@ describe("the header", () => {
     expect(stage.words).toContain("3.0 s");
   });
 
+  test("offers to record where ranks can be told to, and says whether they do", () => {
+    stage.say({ gang: gangWith({ recording: true }) });
+    expect(stage.button("Record timeline")?.getAttribute("aria-pressed")).toBe("true");
+    for (const gone of [{ placement: "inline" }, { state: "stopping" }] as const) {
+      stage.say({ gang: gangWith(gone) });
+      expect(stage.button("Record timeline")).toBeUndefined();
+      expect(stage.button("Profile")).toBeUndefined();
+      expect(stage.button("Stacks")).toBeDefined();
+    }
+  });
+
   test("answers a click on Stop at once, and offers to kill after 2 s", async () => {
     stage.say({ gang: gangWith() });
     stage.click("Stop");
@@ -80,7 +91,7 @@ describe("the header", () => {
     stage.model.answer = (order) =>
       stage.model.ack(order, false, "torch is not loaded on any rank");
     stage.say({ gang: gangWith() });
-    stage.click("Record 5 steps");
+    stage.click("Profile 5 steps");
     await stage.pass(20);
     expect(stage.find(".hm-notices").textContent).toContain("torch is not loaded");
   });

@@ -8,6 +8,7 @@ import { Plot } from "./plot";
 import { firstBad, type Options, shape } from "./shape";
 import type { CurveStore, Metric } from "./store";
 import { useDetail } from "./useDetail";
+import { type Rows, readAt, readLast } from "./values";
 
 /** Plots are painted no more often than this while data stream in. */
 const PAINT_INTERVAL_MS = 100;
@@ -17,6 +18,7 @@ const LEAST_STEPS = 4;
 export interface ChartProps {
   store: CurveStore;
   metric: Metric;
+  rows: Rows;
   options: Options;
   /** Steps all charts look at; null: all there are. */
   range: Range | null;
@@ -54,12 +56,13 @@ export function Chart(props: ChartProps) {
   // the reader's doing is seen at once
   useEffect(() => painter.current?.askNow(), [range, theme, widthPx, options]);
   const drawn = (range && props.store.detailFor(metric.name, ...shown)?.metric) || metric;
+  const reading = (step === null ? null : readAt(drawn, step)) ?? readLast(metric, props.rows);
   const keys = (event: KeyboardEvent) => lookByKey(event, shown, whole, props.look);
   return (
     <figure class="hm-chart" aria-label={`${metric.name} by step`}>
       <figcaption>
-        <b title={metric.name}>{metric.name}</b>
-        <Summary metric={drawn} step={step} isLogAsked={options.isLog} />
+        <Name name={metric.name} />
+        {reading && <Summary metric={drawn} reading={reading} isLogAsked={options.isLog} />}
       </figcaption>
       <div
         class="hm-plot"
@@ -67,12 +70,25 @@ export function Chart(props: ChartProps) {
         role="img"
         // biome-ignore lint/a11y/noNoninteractiveTabindex: keys move and zoom what is shown
         tabIndex={0}
-        data-lm-suppress-shortcuts="true"
         onKeyDown={keys}
         aria-label={told(metric)}
       />
-      <RankValues metric={drawn} step={step} theme={theme} bad={firstBad(metric)} />
+      {reading && (
+        <RankValues metric={metric} reading={reading} theme={theme} bad={firstBad(metric)} />
+      )}
     </figure>
+  );
+}
+
+/** Characters at the end of a name that stay where it is too long: names begin alike. */
+const TAIL = 12;
+
+function Name({ name }: { name: string }) {
+  return (
+    <b title={name}>
+      <span>{name.slice(0, -TAIL)}</span>
+      {name.slice(-TAIL)}
+    </b>
   );
 }
 
@@ -89,7 +105,6 @@ function lookByKey(
   const moved = event.key === "Escape" ? "whole" : byKey(event.key, shown, whole, LEAST_STEPS);
   if (moved === null) return;
   event.preventDefault();
-  event.stopPropagation(); // the notebook has commands on such keys
   look(moved === "whole" ? null : moved);
 }
 

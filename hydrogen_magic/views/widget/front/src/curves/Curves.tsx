@@ -4,7 +4,7 @@ import type { Range } from "../range";
 import type { CurvesProps } from "../view/props";
 import { Section } from "../view/Section";
 import { useWidth } from "../view/useWidth";
-import { Chart } from "./Chart";
+import { Chart, type ChartProps } from "./Chart";
 import { picture } from "./picture";
 import type { Plot } from "./plot";
 import { type Options, ranksOf } from "./shape";
@@ -47,18 +47,11 @@ export function Curves(props: CurvesProps) {
   const [told, setTold] = useState("");
   const plots = useRef(new Map<string, Plot>());
   const [widthPx, grid] = useWidth();
-  const syncKey = useId();
   if (all.length === 0) return null;
   const shown = all.filter((metric, k) => (chosen ? chosen.has(metric.name) : k < FIRST_SHOWN));
   const n_columns = columnsFor(widthPx, shown.length);
-  const chartPx = Math.floor((widthPx - GAP_PX * (n_columns - 1)) / n_columns);
-  const whole = wholeOf(shown);
-  const known = (name: string, plot: Plot | null) => {
-    if (plot === null) plots.current.delete(name);
-    else plots.current.set(name, plot);
-  };
   const savePng = () =>
-    picture(shown, plots.current, n_columns, theme, (blob) =>
+    picture(shown, props, plots.current, n_columns, theme, (blob) =>
       save(blob, `${props.gangId}_curves.png`),
     );
   const saveCsv = async () => setTold(await csvFrom(props, all));
@@ -90,26 +83,38 @@ export function Curves(props: CurvesProps) {
         ref={grid}
         style={{ gridTemplateColumns: `repeat(${n_columns}, 1fr)` }}
       >
-        {widthPx > 0 &&
-          shown.map((metric) => (
-            <Chart
-              key={metric.name}
-              store={store}
-              metric={metric}
-              options={options}
-              range={range}
-              whole={whole}
-              theme={theme}
-              widthPx={chartPx}
-              syncKey={syncKey}
-              ask={ask}
-              look={setRange}
-              known={known}
-            />
-          ))}
+        {widthPx > 0 && (
+          <Charts
+            {...{ store, theme, ask, options, range }}
+            look={setRange}
+            rows={props}
+            metrics={shown}
+            plots={plots.current}
+            widthPx={Math.floor((widthPx - GAP_PX * (n_columns - 1)) / n_columns)}
+          />
+        )}
       </div>
     </Section>
   );
+}
+
+interface ChartsProps extends Omit<ChartProps, "metric" | "whole" | "syncKey" | "known"> {
+  metrics: readonly Metric[];
+  /** Where the section finds them for its picture. */
+  plots: Map<string, Plot>;
+}
+
+/** One beside the other; they share steps and crosshair. */
+function Charts({ metrics, plots, ...common }: ChartsProps) {
+  const syncKey = useId();
+  const whole = wholeOf(metrics);
+  const known = (name: string, plot: Plot | null) => {
+    if (plot === null) plots.delete(name);
+    else plots.set(name, plot);
+  };
+  return metrics.map((metric) => (
+    <Chart key={metric.name} {...{ ...common, metric, whole, syncKey, known }} />
+  ));
 }
 
 const hint = (range: Range | null) =>

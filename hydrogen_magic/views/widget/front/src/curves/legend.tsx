@@ -1,9 +1,9 @@
 import { count } from "../format";
 import { figure } from "../numbers";
 import { colorOf, dashOf, type Theme } from "../theme";
-import type { firstBad } from "./shape";
+import { areAlike, type firstBad } from "./shape";
 import type { Metric } from "./store";
-import { extremes, type RankValue, readAt } from "./values";
+import { extremes, type RankValue, type Reading } from "./values";
 
 /** Ranks whose values are all told; of more, the lowest and the highest are. */
 const MANY = 16;
@@ -13,22 +13,21 @@ const stepsInWords = ([first, last]: readonly [number, number]) =>
 
 interface SummaryProps {
   metric: Metric;
-  /** Null while the pointer is elsewhere: then the last values are told. */
-  step: number | null;
+  reading: Reading;
   isLogAsked: boolean;
 }
 
 /** At the right of a chart's caption: the step and the mean of all ranks there. */
-export function Summary({ metric, step, isLogAsked }: SummaryProps) {
-  const reading = readAt(metric, step);
-  if (reading === null) return null;
+export function Summary({ metric, reading, isLogAsked }: SummaryProps) {
   const value = reading.mean ?? (reading.ranks.length === 1 ? reading.ranks[0]?.value : null);
   const isLinear = isLogAsked && !hasPositive(metric);
   return (
     <span class="hm-chart-now">
       {isLinear && <i title="no value is above zero">linear</i>}
-      {step !== null && <span>{stepsInWords(reading.steps)}</span>}
-      {value !== null && value !== undefined && <output>{figure(value)}</output>}
+      {reading.steps !== null && <span>{stepsInWords(reading.steps)}</span>}
+      {value !== null && value !== undefined && (
+        <output title="mean of the ranks">{figure(value)}</output>
+      )}
     </span>
   );
 }
@@ -38,23 +37,29 @@ const hasPositive = (metric: Metric) =>
 
 interface RankValuesProps {
   metric: Metric;
-  step: number | null;
+  reading: Reading;
   theme: Theme;
   bad: ReturnType<typeof firstBad>;
 }
 
 /** Under a chart: what every rank has at the reader's step, in its colour. */
-export function RankValues({ metric, step, theme, bad }: RankValuesProps) {
-  const { ranks } = readAt(metric, step) ?? { ranks: [] };
-  const isMany = ranks.length > MANY;
+export function RankValues({ metric, reading, theme, bad }: RankValuesProps) {
   return (
     <div class="hm-chart-values">
       {bad !== null && <Bad {...bad} />}
-      {isMany && <Extremes ranks={ranks} theme={theme} />}
-      {!isMany && ranks.length > 1 && ranks.map((v) => <Value key={v.rank} {...v} theme={theme} />)}
+      <Values metric={metric} ranks={reading.ranks} theme={theme} />
     </div>
   );
 }
+
+function Values({ metric, ranks, theme }: Pick<RankValuesProps, "metric" | "theme"> & Told) {
+  if (ranks.length < 2) return null;
+  if (ranks.length > MANY) return <Extremes ranks={ranks} theme={theme} />;
+  if (areAlike(metric)) return <span class="hm-chart-word">the same on all ranks</span>;
+  return ranks.map((value) => <Value key={value.rank} {...value} theme={theme} />);
+}
+
+type Told = Pick<Reading, "ranks">;
 
 /** "not finite from step 120, rank 1" */
 function Bad({ step, ranks }: { step: number; ranks: readonly number[] }) {

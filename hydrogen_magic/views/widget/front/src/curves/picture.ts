@@ -2,7 +2,7 @@ import { figure } from "../numbers";
 import { colorOf, dashOf, type Theme } from "../theme";
 import type { Plot } from "./plot";
 import type { Metric } from "./store";
-import { readAt } from "./values";
+import { type RankValue, type Rows, readLast } from "./values";
 
 const CAPTION_PX = 22;
 const LEGEND_PX = 20;
@@ -11,6 +11,7 @@ const GAP_PX = 16;
 /** All charts on one canvas, as they are on screen, with captions and last values. */
 export function picture(
   metrics: readonly Metric[],
+  rows: Rows,
   plots: ReadonlyMap<string, Plot>,
   n_columns: number,
   theme: Theme,
@@ -38,7 +39,7 @@ export function picture(
     ctx.save();
     const row = Math.floor(k / n_columns);
     ctx.translate(GAP_PX + (k % n_columns) * cell.width, GAP_PX + row * cell.height);
-    drawCell(ctx, metric, canvas, theme);
+    drawCell(ctx, metric, rows, canvas, theme);
     ctx.restore();
   });
   sheet.toBlob((blob) => blob && done(blob), "image/png");
@@ -47,6 +48,7 @@ export function picture(
 function drawCell(
   ctx: CanvasRenderingContext2D,
   metric: Metric,
+  rows: Rows,
   canvas: HTMLCanvasElement,
   theme: Theme,
 ): void {
@@ -56,19 +58,20 @@ function drawCell(
   ctx.font = `600 12px ${theme.font}`;
   ctx.fillText(metric.name, 0, 0, width);
   ctx.drawImage(canvas, 0, CAPTION_PX, width, height);
-  drawLegend(ctx, metric, theme, width, CAPTION_PX + height + 6);
+  const ranks = readLast(metric, rows)?.ranks ?? [];
+  drawLegend(ctx, ranks, theme, width, CAPTION_PX + height + 6);
 }
 
 function drawLegend(
   ctx: CanvasRenderingContext2D,
-  metric: Metric,
+  ranks: readonly RankValue[],
   theme: Theme,
   widthPx: number,
   y: number,
 ): void {
   ctx.font = `11px ${theme.font}`;
   let x = 0;
-  for (const { rank, value } of readAt(metric, null)?.ranks ?? []) {
+  for (const { rank, value } of ranks) {
     const label = `rank ${rank}  ${figure(value)}`;
     const n_px = ctx.measureText(label).width + 38;
     if (x + n_px > widthPx) return;

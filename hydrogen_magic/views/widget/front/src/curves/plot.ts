@@ -79,16 +79,19 @@ const withAlpha = (color: string, alpha: number) =>
         .padStart(2, "0")
     : `color-mix(in srgb, ${color} ${alpha * 100}%, transparent)`;
 
-function seriesOf(line: Line, theme: Theme, isThin: boolean): uPlot.Series {
+const HALO_PX = 5;
+
+/** `isThin`: a mean is drawn over the lines of ranks. */
+function seriesOf({ role, rank, isFaint }: Line, theme: Theme, isThin: boolean): uPlot.Series {
   const base: uPlot.Series = { spanGaps: true, points: { show: false } };
-  if (line.role === "high" || line.role === "low") {
-    return { ...base, width: 0, stroke: "transparent" };
+  if (role === "high" || role === "low") return { ...base, width: 0, stroke: "transparent" };
+  if (role === "halo") return { ...base, width: HALO_PX, stroke: withAlpha(theme.text, 0.16) };
+  if (role === "mean") {
+    return { ...base, width: isFaint ? 1 : 1.5, stroke: withAlpha(theme.text, isFaint ? 0.25 : 1) };
   }
-  const color = line.role === "mean" ? theme.text : colorOf(theme, line.rank);
-  const alpha = line.isFaint ? 0.25 : line.role === "rank" && isThin ? 0.7 : 1;
-  const width = line.isFaint || (line.role === "rank" && isThin) ? 1 : 1.5;
-  const dash = line.role === "rank" ? dashOf(line.rank) : [];
-  return { ...base, width, stroke: withAlpha(color, alpha), dash };
+  const alpha = isFaint ? 0.25 : isThin ? 0.6 : 0.9;
+  const stroke = withAlpha(colorOf(theme, rank), alpha);
+  return { ...base, width: isFaint || isThin ? 1 : 1.25, stroke, dash: dashOf(rank) };
 }
 
 /** One uPlot; it is built anew only when its lines or the theme change. */

@@ -6,6 +6,10 @@ export type Mode = "mean" | "ranks" | "both";
 
 /** Lines of single ranks that are drawn; more of them would be a thicket, the band shows them. */
 export const MAX_RANK_LINES = 32;
+/** With so few, the ranks' lines are the picture and the mean lies beneath; with more it is the mean. */
+export const FEW_LINES = 8;
+/** Relative difference of values that are drawn as one: what sums in another order come to. */
+const ALIKE = 1e-5;
 
 export interface Options {
   mode: Mode;
@@ -14,9 +18,12 @@ export interface Options {
   isLog: boolean;
 }
 
-/** `low` and `high` enclose the band; `faint` is what a smoothed line was made of. */
+/**
+ * `low` and `high` enclose the band; `halo` is the mean, wide and soft beneath the lines of ranks;
+ * `faint` is what a smoothed line was made of.
+ */
 export interface Line {
-  role: "high" | "low" | "rank" | "mean";
+  role: "high" | "low" | "halo" | "rank" | "mean";
   rank: number;
   isFaint: boolean;
 }
@@ -103,8 +110,8 @@ export function shape(metric: Metric, options: Options): Shape {
   for (const { role, rank, buckets } of chosen(metric, options.mode)) {
     const column = role === "high" ? buckets.maxs : role === "low" ? buckets.mins : buckets.means;
     const values = aligned(buckets, column, keys, isLog);
-    const isSmoothed = options.smoothing > 0 && (role === "rank" || role === "mean");
-    add(role, rank, isSmoothed, values);
+    const isSmoothed = options.smoothing > 0 && role !== "high" && role !== "low";
+    if (!isSmoothed || role !== "halo") add(role, rank, isSmoothed, values);
     if (isSmoothed) add(role, rank, false, smooth(values, options.smoothing));
   }
   return made;
@@ -127,16 +134,33 @@ function chosen(metric: Metric, mode: Mode): Chosen[] {
     found.push({ role: "high", rank: ALL_RANKS, buckets: summary });
     found.push({ role: "low", rank: ALL_RANKS, buckets: summary });
   }
-  // With one rank its line is the mean itself.
-  if (mode !== "mean" && (ranks.length > 1 || !summary)) {
-    for (const rank of ranks.slice(0, MAX_RANK_LINES)) {
-      found.push({ role: "rank", rank, buckets: metric.series.get(rank) as Buckets });
-    }
+  const drawn = mode === "mean" || (summary && areAlike(metric)) ? [] : ranks;
+  const lines = drawn.slice(0, MAX_RANK_LINES).map((rank): Chosen => {
+    return { role: "rank", rank, buckets: metric.series.get(rank) as Buckets };
+  });
+  if (!summary || (mode === "ranks" && lines.length > 0)) return [...found, ...lines];
+  const mean = { rank: ALL_RANKS, buckets: summary };
+  if (lines.length === 0 || lines.length > FEW_LINES) {
+    return [...found, ...lines, { role: "mean", ...mean }];
   }
-  if (summary && (mode !== "ranks" || ranks.length <= 1)) {
-    found.push({ role: "mean", rank: ALL_RANKS, buckets: summary });
+  return [...found, { role: "halo", ...mean }, ...lines];
+}
+
+/** Whether all ranks have one curve, a learning rate for example: it is drawn once. */
+export function areAlike(metric: Metric): boolean {
+  const ranks = ranksOf(metric);
+  const all = metric.series.get(ALL_RANKS);
+  if (all === undefined) return ranks.length === 1;
+  return ranks.every((rank) => isLike(metric.series.get(rank), all));
+}
+
+function isLike(buckets: Buckets | undefined, all: Buckets): boolean {
+  for (let i = 0; i < (buckets?.n ?? 0); i++) {
+    const mine = num((buckets as Buckets).means, i);
+    const k = all.find(num((buckets as Buckets).keys, i));
+    if (k < 0 || Math.abs(mine - num(all.means, k)) > ALIKE * Math.abs(mine)) return false;
   }
-  return found;
+  return true;
 }
 
 const only = (metric: Metric, ranks: readonly number[]) => metric.series.get(ranks[0] as number);

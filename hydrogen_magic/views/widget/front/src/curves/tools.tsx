@@ -1,11 +1,8 @@
+import { Button } from "../view/Button";
 import { Group } from "../view/Group";
 import type { Mode, Options } from "./shape";
 
-const MODES: readonly [Mode, string][] = [
-  ["mean", "mean"],
-  ["ranks", "ranks"],
-  ["both", "both"],
-];
+const MODES: readonly Mode[] = ["mean", "ranks", "both"];
 
 interface ToolsProps {
   options: Options;
@@ -19,56 +16,44 @@ interface ToolsProps {
 }
 
 export function Tools({ options, hasRanks, change, isZoomed, reset, ...files }: ToolsProps) {
-  const { mode, smoothing, isLog } = options;
+  const { mode, isLog } = options;
+  const set = (some: Partial<Options>) => change({ ...options, ...some });
   return (
     <>
-      {isZoomed && (
-        <button type="button" class="hm-button" onClick={reset}>
-          All steps
-        </button>
-      )}
-      <label class="hm-smooth" title="exponential moving average">
-        smooth
-        <input
-          type="range"
-          min="0"
-          max="0.99"
-          step="0.01"
-          value={smoothing}
-          onInput={(event) => change({ ...options, smoothing: Number(event.currentTarget.value) })}
-        />
-        <output>{smoothing > 0 ? smoothing.toFixed(2) : "off"}</output>
-      </label>
+      {isZoomed && <Button act={reset}>All steps</Button>}
+      <Smoothing smoothing={options.smoothing} set={(smoothing) => set({ smoothing })} />
       {hasRanks && (
         <Group class="hm-choice" label="lines">
-          {MODES.map(([value, word]) => (
-            <button
-              key={value}
-              type="button"
-              class="hm-button"
-              aria-pressed={mode === value}
-              onClick={() => change({ ...options, mode: value })}
-            >
+          {MODES.map((word) => (
+            <Button key={word} isPressed={mode === word} act={() => set({ mode: word })}>
               {word}
-            </button>
+            </Button>
           ))}
         </Group>
       )}
-      <button
-        type="button"
-        class="hm-button"
-        aria-pressed={isLog}
-        onClick={() => change({ ...options, isLog: !isLog })}
-      >
+      <Button isPressed={isLog} act={() => set({ isLog: !isLog })}>
         log
-      </button>
-      <button type="button" class="hm-button" onClick={files.savePng}>
-        PNG
-      </button>
-      <button type="button" class="hm-button" onClick={files.saveCsv}>
-        CSV
-      </button>
+      </Button>
+      <Button act={files.savePng}>PNG</Button>
+      <Button act={files.saveCsv}>CSV</Button>
     </>
+  );
+}
+
+function Smoothing({ smoothing, set }: { smoothing: number; set: (smoothing: number) => void }) {
+  return (
+    <label class="hm-smooth" title="exponential moving average">
+      smooth
+      <input
+        type="range"
+        min="0"
+        max="0.99"
+        step="0.01"
+        value={smoothing}
+        onInput={(event) => set(Number(event.currentTarget.value))}
+      />
+      <output>{smoothing > 0 ? smoothing.toFixed(2) : "off"}</output>
+    </label>
   );
 }
 

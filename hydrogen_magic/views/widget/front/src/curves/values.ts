@@ -1,5 +1,5 @@
 import { num } from "../columns";
-import { ALL_RANKS } from "../protocol";
+import { ALL_RANKS, type Figure, type Rank } from "../protocol";
 import { ranksOf, stepOf } from "./shape";
 import type { Buckets, Metric } from "./store";
 
@@ -8,36 +8,61 @@ export interface RankValue {
   value: number;
 }
 
-/** What a chart says in words about one step: the reader's, or the last one. */
+/** What a chart says in words about one step, or about where the ranks are now. */
 export interface Reading {
-  /** First and last step of the bucket. */
-  steps: readonly [number, number];
+  /** First and last step of the bucket; null: each rank's last. */
+  steps: readonly [number, number] | null;
   mean: number | null;
   ranks: RankValue[];
 }
 
-/** Values of all ranks at `step`; null: of the last step. */
-export function readAt(metric: Metric, step: number | null): Reading | null {
+/** Values of all ranks at a step, of the bucket that it is in. */
+export function readAt(metric: Metric, step: number): Reading | null {
   const extent = metric.extent();
   if (extent === null) return null;
   const { width } = metric;
-  const key = Math.floor((step ?? extent[1]) / width);
-  const last = Math.min((key + 1) * width - 1, extent[1]);
-  const at = (rank: number) => valueAt(metric.series.get(rank), key, step === null);
-  const ranks: RankValue[] = [];
-  for (const rank of ranksOf(metric)) {
-    const value = at(rank);
-    if (value !== null) ranks.push({ rank, value });
-  }
-  return { steps: [key * width, last], mean: at(ALL_RANKS), ranks };
+  const key = Math.floor(step / width);
+  const at = (rank: number) => meanOf(metric, rank, (buckets) => buckets.find(key));
+  return {
+    steps: [key * width, Math.min((key + 1) * width - 1, extent[1])],
+    mean: at(ALL_RANKS),
+    ranks: valuesOf(metric, at),
+  };
 }
 
-/** The bucket's mean; with `isLast`, of the last one there is: ranks are not all equally far. */
-function valueAt(buckets: Buckets | undefined, key: number, isLast: boolean): number | null {
-  if (buckets === undefined || buckets.n === 0) return null;
-  const i = isLast ? buckets.n - 1 : buckets.find(key);
-  return i < 0 ? null : num(buckets.means, i);
+/** Rows of the table of ranks, and how many ranks there are: large gangs have not all of them. */
+export interface Rows {
+  np: number;
+  ranks: ReadonlyMap<number, Rank>;
 }
+
+/** The ranks' last values as their table has them, and the mean of these; else last buckets' means. */
+export function readLast(metric: Metric, rows: Rows): Reading | null {
+  if (metric.extent() === null) return null;
+  const last = (rank: number) => meanOf(metric, rank, (buckets) => buckets.n - 1);
+  const told = (rank: number) => numberOf(rows.ranks.get(rank)?.metrics[metric.name]);
+  const ranks = valuesOf(metric, (rank) => told(rank) ?? last(rank));
+  const isAll = ranks.length > 0 && rows.ranks.size >= rows.np;
+  const mean = isAll ? ranks.reduce((sum, r) => sum + r.value, 0) / ranks.length : last(ALL_RANKS);
+  return { steps: null, mean, ranks };
+}
+
+function valuesOf(metric: Metric, at: (rank: number) => number | null): RankValue[] {
+  const values = ranksOf(metric).map((rank) => ({ rank, value: at(rank) }));
+  return values.filter((one): one is RankValue => one.value !== null);
+}
+
+/** The mean of the bucket at an index; null where there is none. */
+function meanOf(metric: Metric, rank: number, at: (buckets: Buckets) => number): number | null {
+  const buckets = metric.series.get(rank);
+  const i = buckets ? at(buckets) : -1;
+  return buckets === undefined || i < 0 ? null : num(buckets.means, i);
+}
+
+const WORDS = { nan: Number.NaN, inf: Number.POSITIVE_INFINITY, "-inf": Number.NEGATIVE_INFINITY };
+
+const numberOf = (figure: Figure | undefined): number | null =>
+  figure === undefined ? null : typeof figure === "number" ? figure : WORDS[figure];
 
 /** Lowest and highest of many. */
 export function extremes(values: readonly RankValue[]): [RankValue, RankValue] | null {

@@ -66,7 +66,6 @@ export function Canvas(props: CanvasProps) {
         role="img"
         aria-label={label}
         tabIndex={0}
-        data-lm-suppress-shortcuts="true"
         style={{ height: `${layout.heightPx}px` }}
         onKeyDown={(event) => key(event, latest.current)}
       />
@@ -132,7 +131,6 @@ function key(event: KeyboardEvent, { look, setLook, endS, isLive }: CanvasProps)
       : byKey(event.key === "Escape" ? "0" : event.key, range, bounds, LEAST_S);
   if (moved === null) return;
   event.preventDefault();
-  event.stopPropagation(); // the notebook has commands on such keys
   if (moved === "live") setLook({ kind: "live", widthS: range[1] - range[0] });
   else setLook(moved === "whole" ? { kind: "whole" } : free(moved, endS()));
 }

@@ -38,8 +38,7 @@ function Lanes(props: TimelineProps & { all: readonly Lane[] }) {
   const [page, setPage] = useState(0);
   const [folded, setFolded] = useState<ReadonlySet<number>>(new Set());
   const [hidden, setHidden] = useState<ReadonlySet<string>>(new Set());
-  const [hovered, setHovered] = useState<string | null>(null);
-  const [pinned, setPinned] = useState<string | null>(null);
+  const marked = useMarked();
   const [refusal, setRefusal] = useState("");
   const [widthPx, body] = useWidth();
   const colors = useMemo(() => new NameColors(), [store]);
@@ -49,34 +48,33 @@ function Lanes(props: TimelineProps & { all: readonly Lane[] }) {
   const endS = () => Math.max(store.endS, isLive ? props.nowS() : 0);
   const shares = useShares(store, lanes, () => rangeOf(look, endS()));
   const gang = gangShares(shares);
-  const highlight = hovered ?? pinned;
+  const { highlight } = marked;
   const zoomBy = (factor: number) =>
     setLook(zoomed(look, middle(rangeOf(look, endS())), factor, endS(), isLive));
   const saveTrace = async () => {
     const { ok, text } = await props.ask({ do: "trace" });
     setRefusal(ok ? "" : (text ?? "the trace could not be saved"));
   };
+  const tools = {
+    tracks: [...new Set(all.filter((l) => l.track !== PHASES).map((l) => l.track))],
+    hidden,
+    toggle: (track: string) => setHidden(toggled(hidden, track)),
+    ranks,
+    page,
+    perPage: RANKS_PER_PAGE,
+    setPage,
+    zoom: (isIn: boolean) => zoomBy(isIn ? BUTTON_FACTOR : 1 / BUTTON_FACTOR),
+    look,
+    whole: () => setLook({ kind: "whole" }),
+    follow: isLive ? () => setLook(following(look, endS())) : null,
+    save: saveTrace,
+  };
   return (
     <Section
       name="timeline"
       title="Timeline"
       note={refusal || noteOf(store, look, isLive)}
-      tools={
-        <Tools
-          tracks={[...new Set(all.filter((l) => l.track !== PHASES).map((l) => l.track))]}
-          hidden={hidden}
-          toggle={(track) => setHidden(toggled(hidden, track))}
-          page={page}
-          perPage={RANKS_PER_PAGE}
-          ranks={ranks}
-          setPage={setPage}
-          zoom={(isIn) => zoomBy(isIn ? BUTTON_FACTOR : 1 / BUTTON_FACTOR)}
-          look={look}
-          whole={() => setLook({ kind: "whole" })}
-          follow={isLive ? () => setLook(following(look, endS())) : null}
-          save={saveTrace}
-        />
-      }
+      tools={<Tools {...tools} />}
     >
       <div class="hm-timeline-body" ref={body}>
         <Canvas
@@ -98,14 +96,9 @@ function Lanes(props: TimelineProps & { all: readonly Lane[] }) {
         {gang.length > 0 && (
           <>
             <Legend
+              {...{ ...marked, colors, theme }}
               shares={gang}
               beside={gangShares(shares, "beside")}
-              colors={colors}
-              theme={theme}
-              highlight={highlight}
-              hover={setHovered}
-              pinned={pinned}
-              pin={setPinned}
             />
             <Where ranks={shares} colors={colors} theme={theme} highlight={highlight} />
           </>
@@ -113,6 +106,13 @@ function Lanes(props: TimelineProps & { all: readonly Lane[] }) {
       </div>
     </Section>
   );
+}
+
+/** The name that stands out: the one under the pointer, or else the one that was clicked on. */
+function useMarked() {
+  const [hovered, hover] = useState<string | null>(null);
+  const [pinned, pin] = useState<string | null>(null);
+  return { highlight: hovered ?? pinned, hover, pinned, pin };
 }
 
 /** How much of the end one sees who begins to follow: what is in sight, or ten seconds of all. */

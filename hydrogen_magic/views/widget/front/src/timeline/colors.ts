@@ -106,7 +106,6 @@ export function inkOn(fill: string): string {
 /** What a rank is busy with as a whole: quiet while all is well. */
 export function phaseFill(phase: string, theme: Theme): string {
   if (phase === "failed") return theme.error;
-  if (phase === "stopped") return theme.warning;
   if (phase === "done") return theme.good;
   return phase === "running" ? theme.accent : theme.faint;
 }

@@ -17,6 +17,8 @@ export class Row {
   /** The latest end of any span up to each: rises even where spans of two threads overlap. */
   private reach = new Float64Array(0);
   private bins: Bins | null = null;
+  /** The earliest start of all spans there ever were. */
+  firstS = Number.POSITIVE_INFINITY;
   /** Names there ever were in the row. */
   readonly namesSeen = new Set<number>();
 
@@ -50,6 +52,7 @@ export class Row {
     const from = this.table.insert(fresh, "keep both");
     this.extendReach(from);
     for (const name of fresh[2]) this.namesSeen.add(name);
+    this.firstS = Math.min(this.firstS, fresh[0][0] ?? this.firstS);
     if (this.bins !== null) this.fill(this.bins, fresh, fresh[0].length);
     else if (this.n > ENOUGH_FOR_BINS) {
       this.bins = new Bins();

@@ -11,10 +11,14 @@ export interface Share {
   share: number;
 }
 
-/** Where one rank's time goes. */
+/**
+ * Where one rank's time goes. The rule, which `lanes.py` has too so that the saved picture says the
+ * same of the whole run: the spans of a rank's first track that has any are summed up, at the
+ * outermost depth with more than one name; shares are of the time from the first moment of that
+ * track to its last one, as far as it is in sight.
+ */
 export interface RankShares {
   rank: number;
-  /** Seconds in sight from the first span to the last. */
   recordedS: number;
   shares: Share[];
   /** Names of its other tracks, whose spans lie beside those: collectives during backward. */
@@ -27,10 +31,7 @@ interface Told {
   lane: Lane;
 }
 
-/**
- * The row of a rank whose spans are summed up: the outermost of its first track that has any. Where
- * one name encloses everything ("step"), the time goes to what is inside of it.
- */
+/** Where one name encloses everything ("step"), the time goes to what is inside of it. */
 export function rowOfTime(lanes: readonly Lane[]): Told | null {
   const lane = lanes.find((lane) => lane.track !== PHASES && lane.rows.some((row) => row.n > 0));
   if (lane === undefined) return null;
@@ -50,7 +51,7 @@ export function rankShares(
 ): RankShares | null {
   const told = rowOfTime(lanes);
   if (told === null) return null;
-  const from = Math.max(range[0], store.dropped > 0 ? 0 : told.row.startS);
+  const from = Math.max(range[0], told.lane.firstS);
   const until = Math.min(range[1], told.lane.endS);
   if (until <= from) return null;
   sums.fill(0);

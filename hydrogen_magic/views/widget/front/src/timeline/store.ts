@@ -32,6 +32,11 @@ export class Lane {
     return this.rows.reduce((n, row) => n + row.n, 0);
   }
 
+  /** The earliest start of all spans there ever were. */
+  get firstS(): number {
+    return Math.min(...this.rows.map((row) => row.firstS));
+  }
+
   get endS(): number {
     return Math.max(0, ...this.rows.map((row) => row.endS));
   }

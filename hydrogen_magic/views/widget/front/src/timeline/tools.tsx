@@ -1,3 +1,4 @@
+import { Button } from "../view/Button";
 import { Group } from "../view/Group";
 import type { Look } from "./look";
 
@@ -17,73 +18,48 @@ interface ToolsProps {
   save: () => void;
 }
 
+const ZOOM_HINT = "Ctrl+wheel zooms, drag moves";
+
 export function Tools(props: ToolsProps) {
-  const { tracks, hidden, toggle, zoom, look, whole, follow, save } = props;
+  const { tracks, hidden, toggle, save } = props;
   return (
     <>
       <Pages {...props} />
       {tracks.length > 1 && (
         <Group class="hm-choice" label="tracks shown">
           {tracks.map((track) => (
-            <button
-              key={track}
-              type="button"
-              class="hm-button"
-              aria-pressed={!hidden.has(track)}
-              onClick={() => toggle(track)}
-            >
+            <Button key={track} isPressed={!hidden.has(track)} act={() => toggle(track)}>
               {track}
-            </button>
+            </Button>
           ))}
         </Group>
       )}
-      <Group class="hm-choice" label="zoom">
-        <button
-          type="button"
-          class="hm-button"
-          aria-label="zoom out"
-          title="Ctrl+wheel zooms, drag moves"
-          onClick={() => zoom(false)}
-        >
-          −
-        </button>
-        <button
-          type="button"
-          class="hm-button"
-          aria-label="zoom in"
-          title="Ctrl+wheel zooms, drag moves"
-          onClick={() => zoom(true)}
-        >
-          +
-        </button>
-        <button
-          type="button"
-          class="hm-button"
-          aria-pressed={look.kind === "whole"}
-          onClick={whole}
-        >
-          Fit
-        </button>
-        {follow && (
-          <button
-            type="button"
-            class="hm-button"
-            aria-pressed={look.kind === "live"}
-            onClick={follow}
-          >
-            Follow
-          </button>
-        )}
-      </Group>
-      <button
-        type="button"
-        class="hm-button"
-        title="Chrome trace, for Perfetto or chrome://tracing"
-        onClick={save}
-      >
+      <Zoom {...props} />
+      <Button title="Chrome trace, for Perfetto or chrome://tracing" act={save}>
         Trace
-      </button>
+      </Button>
     </>
+  );
+}
+
+function Zoom({ zoom, look, whole, follow }: ToolsProps) {
+  return (
+    <Group class="hm-choice" label="zoom">
+      <Button label="zoom out" title={ZOOM_HINT} act={() => zoom(false)}>
+        −
+      </Button>
+      <Button label="zoom in" title={ZOOM_HINT} act={() => zoom(true)}>
+        +
+      </Button>
+      <Button isPressed={look.kind === "whole"} act={whole}>
+        Fit
+      </Button>
+      {follow && (
+        <Button isPressed={look.kind === "live"} act={follow}>
+          Follow
+        </Button>
+      )}
+    </Group>
   );
 }
 
@@ -94,25 +70,13 @@ function Pages({ ranks, page, perPage, setPage }: ToolsProps) {
   const isLast = (page + 1) * perPage >= ranks.length;
   return (
     <Group class="hm-choice" label="ranks shown">
-      <button
-        type="button"
-        class="hm-button"
-        aria-label="ranks before"
-        disabled={page === 0}
-        onClick={() => setPage(page - 1)}
-      >
+      <Button label="ranks before" isDisabled={page === 0} act={() => setPage(page - 1)}>
         ‹
-      </button>
+      </Button>
       <span class="hm-note">{`ranks ${shown[0]}–${shown.at(-1)} of ${ranks.length} with lanes`}</span>
-      <button
-        type="button"
-        class="hm-button"
-        aria-label="ranks after"
-        disabled={isLast}
-        onClick={() => setPage(page + 1)}
-      >
+      <Button label="ranks after" isDisabled={isLast} act={() => setPage(page + 1)}>
         ›
-      </button>
+      </Button>
     </Group>
   );
 }

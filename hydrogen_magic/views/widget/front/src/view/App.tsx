@@ -7,6 +7,7 @@ import { Failure } from "./Failure";
 import { Final, Waiting } from "./Final";
 import { Header } from "./Header";
 import { useStore, useTheme } from "./hooks";
+import { useOwnKeys } from "./keys";
 import { Output } from "./Output";
 import { Ranks } from "./Ranks";
 import { Stacks } from "./Stacks";
@@ -16,36 +17,15 @@ export function App({ page }: { page: Page }) {
   const version = useStore(page.store);
   const root = useRef<HTMLDivElement>(null);
   const theme = useTheme(root);
+  useOwnKeys(root);
   const { gang } = page.store;
   const label = gang ? `Gang ${gang.id}, ${gang.np} ranks` : "Gang";
   return (
     // biome-ignore lint/a11y/useSemanticElements: a fieldset is for forms
-    <div
-      class="hm"
-      ref={root}
-      role="group"
-      aria-label={label}
-      onFocusIn={takeKeys}
-      onFocusOut={giveKeys}
-    >
+    <div class="hm" ref={root} role="group" aria-label={label}>
       {theme !== null && <Body page={page} theme={theme} version={version} />}
     </div>
   );
-}
-
-const SUPPRESS = "data-lm-suppress-shortcuts";
-
-/**
- * JupyterLab takes Enter, Space and arrows for itself, unless an element says that it wants them. A
- * reader who came by keyboard means our buttons; one who clicked Stop goes on with the notebook.
- */
-function takeKeys({ currentTarget, target }: FocusEvent): void {
-  const isByKeyboard = (target as Element).matches(":focus-visible");
-  (currentTarget as Element).toggleAttribute(SUPPRESS, isByKeyboard);
-}
-
-function giveKeys({ currentTarget }: FocusEvent): void {
-  (currentTarget as Element).removeAttribute(SUPPRESS);
 }
 
 interface BodyProps {
@@ -66,7 +46,7 @@ function Body({ page, theme, version }: BodyProps) {
       <Header page={page} gang={gang} version={version} />
       {store.report && <Failure report={store.report} />}
       <Ranks {...common} store={store} gang={gang} />
-      <Curves {...common} store={store.curves} />
+      <Curves {...common} store={store.curves} ranks={store.ranks} />
       <Timeline {...common} store={store.spans} ranks={store.ranks} nowS={() => store.nowS()} />
       <Output {...common} store={store} />
       {store.stacks && <Stacks stacks={store.stacks} />}

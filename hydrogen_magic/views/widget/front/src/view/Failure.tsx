@@ -1,6 +1,7 @@
 import { useState } from "preact/hooks";
 import { parseAnsi, plainOf } from "../ansi";
 import type { Report } from "../protocol";
+import { Button } from "./Button";
 import { Shape } from "./shapes";
 import { Text } from "./Text";
 
@@ -45,11 +46,7 @@ export function CopyButton({ text }: { text: string }) {
     setSaid((await toClipboard(text)) ? "Copied" : "Not allowed here");
     setTimeout(() => setSaid(""), SAID_MS);
   };
-  return (
-    <button type="button" class="hm-button" onClick={() => void copy()}>
-      {said || "Copy"}
-    </button>
-  );
+  return <Button act={() => void copy()}>{said || "Copy"}</Button>;
 }
 
 async function toClipboard(text: string): Promise<boolean> {

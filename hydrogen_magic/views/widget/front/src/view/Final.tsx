@@ -12,7 +12,9 @@ const LATE =
 /**
  * The finished picture, for a page that no kernel has told anything: a notebook that was saved with
  * its widgets, or a kernel that was restarted. As soon as a kernel answers, the live view takes its
- * place, so nobody has to find out beforehand whether there is one.
+ * place, so nobody has to find out beforehand whether there is one. The red broken link that is over
+ * it meanwhile is the notebook's own (`.jupyter-widgets-disconnected::before`): it puts one at every
+ * widget without a kernel, and the reader may as well know.
  */
 export function Final({ html }: { html: string }) {
   const box = useRef<HTMLDivElement>(null);

@@ -15,22 +15,45 @@ interface Props {
 
 /** Every rank as a small cell; its row is shown by a click or by Enter. */
 export function FleetGrid({ fleet, theme, ask, version }: Props) {
-  const canvas = useRef<HTMLCanvasElement>(null);
-  const np = fleet.phase.length;
   const [widthPx, measured] = useWidth();
-  const grid = gridFor(np, widthPx);
   const [cursor, setCursor] = useState<number | null>(null);
   const [chosen, setChosen] = useState<readonly number[]>([]);
-  useLayoutEffect(() => {
-    if (canvas.current) draw(canvas.current, grid, fleet, theme, cursor);
-  }, [version, theme, cursor, grid.columns, grid.pitch]);
   const choose = (rank: number) => {
     const next = chosen.includes(rank) ? chosen.filter((r) => r !== rank) : [...chosen, rank];
     setChosen(next);
     void ask({ do: "rows", ranks: next });
   };
+  const grid = gridFor(fleet.phase.length, widthPx);
+  return (
+    <div class="hm-fleet" ref={measured}>
+      <Cells {...{ fleet, theme, version, grid, cursor, setCursor, choose }} />
+      <div class="hm-fleet-foot">
+        <Legend fleet={fleet} />
+        <span class="hm-fleet-told" aria-live="polite">
+          {cursor === null ? "" : describe(fleet, cursor)}
+        </span>
+      </div>
+    </div>
+  );
+}
+
+interface CellsProps extends Pick<Props, "fleet" | "theme" | "version"> {
+  grid: Grid;
+  /** The rank under the pointer, or the one that the keys have come to. */
+  cursor: number | null;
+  setCursor: (rank: number | null) => void;
+  choose: (rank: number) => void;
+}
+
+function Cells({ fleet, theme, version, grid, cursor, setCursor, choose }: CellsProps) {
+  const canvas = useRef<HTMLCanvasElement>(null);
+  useLayoutEffect(() => {
+    if (canvas.current) draw(canvas.current, grid, fleet, theme, cursor);
+  }, [version, theme, cursor, grid.columns, grid.pitch]);
+  const np = fleet.phase.length;
+  const under = (event: MouseEvent) => rankAt(grid, np, event.offsetX, event.offsetY);
   const pick = (event: MouseEvent) => {
-    const rank = rankAt(grid, np, event.offsetX, event.offsetY);
+    const rank = under(event);
     if (rank !== null) choose(rank);
   };
   const keys = (event: KeyboardEvent) => {
@@ -39,32 +62,22 @@ export function FleetGrid({ fleet, theme, ask, version }: Props) {
     else if ((event.key === "Enter" || event.key === " ") && cursor !== null) choose(cursor);
     else return;
     event.preventDefault();
-    event.stopPropagation(); // the notebook has its own use for these keys
   };
   return (
-    <div class="hm-fleet" ref={measured}>
-      {/* biome-ignore lint/a11y/noInteractiveElementToNoninteractiveRole: it takes keys itself */}
-      <canvas
-        ref={canvas}
-        tabIndex={0}
-        role="application"
-        data-lm-suppress-shortcuts="true"
-        aria-roledescription="grid of ranks"
-        aria-label={`${np} ranks: arrow keys move, Enter shows or hides a rank's row`}
-        onMouseMove={(event) => setCursor(rankAt(grid, np, event.offsetX, event.offsetY))}
-        onMouseLeave={() => setCursor(null)}
-        onClick={pick}
-        onKeyDown={keys}
-        onFocus={() => setCursor((rank) => rank ?? 0)}
-        onBlur={() => setCursor(null)}
-      />
-      <div class="hm-fleet-foot">
-        <Legend fleet={fleet} />
-        <span class="hm-fleet-told" aria-live="polite">
-          {cursor === null ? "" : describe(fleet, cursor)}
-        </span>
-      </div>
-    </div>
+    // biome-ignore lint/a11y/noInteractiveElementToNoninteractiveRole: it takes keys itself
+    <canvas
+      ref={canvas}
+      tabIndex={0}
+      role="application"
+      aria-roledescription="grid of ranks"
+      aria-label={`${np} ranks: arrow keys move, Enter shows or hides a rank's row`}
+      onMouseMove={(event) => setCursor(under(event))}
+      onMouseLeave={() => setCursor(null)}
+      onClick={pick}
+      onKeyDown={keys}
+      onFocus={() => setCursor(cursor ?? 0)}
+      onBlur={() => setCursor(null)}
+    />
   );
 }
 

@@ -1,5 +1,5 @@
 import { useLayoutEffect, useRef } from "preact/hooks";
-import { count, duration, rate } from "../format";
+import { count, duration, rate, roughly } from "../format";
 import type { Page } from "../page";
 import type { Gang, Notice, Order } from "../protocol";
 import type { Store } from "../store";
@@ -65,7 +65,7 @@ function Facts({ gang, store }: { gang: Gang; store: Store }) {
       <b title={gang.title}>{gang.id}</b>
       <span class="hm-quiet">{setup}</span>
       <Elapsed store={store} isLive={isLive} />
-      {isLive && gang.remaining_s !== null && <span>~{duration(gang.remaining_s)} left</span>}
+      {isLive && gang.remaining_s !== null && <span>~{roughly(gang.remaining_s)} left</span>}
       {gang.steps_per_s !== null && <span>{rate(gang.steps_per_s)} steps/s</span>}
     </div>
   );
@@ -91,7 +91,7 @@ interface ControlsProps {
 }
 
 const PROFILING: Record<Gang["profiling"], string> = {
-  "": `Record ${STEPS} steps`,
+  "": `Profile ${STEPS} steps`,
   waiting: "Waiting for a step…",
   recording: "Recording…",
   reading: "Reading the trace…",
@@ -104,18 +104,7 @@ function Controls({ page, gang, isLive, order }: ControlsProps) {
     <div class="hm-controls" ref={box} tabIndex={-1}>
       {isLive && (
         <>
-          <Tool
-            label="Spans"
-            title="Record forward, backward, all_reduce and the rest of every step as spans"
-            isPressed={gang.recording}
-            act={() => order({ do: "record", on: !gang.recording })}
-          />
-          <Tool
-            label={PROFILING[gang.profiling]}
-            title={`Turn the torch profiler on for ${STEPS} steps on every rank`}
-            isBusy={gang.profiling !== ""}
-            act={() => order({ do: "profile", steps: STEPS })}
-          />
+          {canRecord(gang) && <Recorders gang={gang} order={order} />}
           <Tool
             label="Stacks"
             title="Where every thread of every rank is right now"
@@ -125,6 +114,32 @@ function Controls({ page, gang, isLive, order }: ControlsProps) {
         </>
       )}
     </div>
+  );
+}
+
+/** Ranks are told to record by messages: a rank inside the kernel gets none while its cell runs. */
+const canRecord = ({ placement, state }: Gang) =>
+  placement !== "inline" && state !== "stopping" && state !== "killing";
+
+function Recorders({ gang, order }: Pick<ControlsProps, "gang" | "order">) {
+  const timeline = gang.recording
+    ? "Ranks record what they do; press to record no more"
+    : "Show in a timeline when every rank loads data, computes and waits for others";
+  return (
+    <>
+      <Tool
+        label="Record timeline"
+        title={timeline}
+        isPressed={gang.recording}
+        act={() => order({ do: "record", on: !gang.recording })}
+      />
+      <Tool
+        label={PROFILING[gang.profiling]}
+        title={`Have the torch profiler look at the next ${STEPS} steps of every rank, operator by operator`}
+        isBusy={gang.profiling !== ""}
+        act={() => order({ do: "profile", steps: STEPS })}
+      />
+    </>
   );
 }
 

@@ -2,6 +2,7 @@ import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { count } from "../format";
 import { type Hit, search } from "../lines";
 import type { Store } from "../store";
+import { Button } from "./Button";
 import { CHUNK_LINES, Chunk } from "./Chunk";
 import { type Follow, useFollow } from "./follow";
 import type { Ask, SectionProps } from "./props";
@@ -70,27 +71,20 @@ export function Output({ store, theme, ask, np, version }: Props) {
 
 function FollowButton({ follow }: { follow: Follow }) {
   return (
-    <button
-      type="button"
-      class="hm-button"
-      aria-pressed={follow.isOn}
-      onClick={() => (follow.isOn ? follow.letGo() : follow.resume())}
-    >
+    <Button isPressed={follow.isOn} act={follow.isOn ? follow.letGo : follow.resume}>
       Follow
-    </button>
+    </Button>
   );
 }
 
 function FileButton({ rank, ask }: { rank: number | null; ask: Ask }) {
   return (
-    <button
-      type="button"
-      class="hm-button"
+    <Button
       title={rank === null ? "All that all ranks printed" : `All that rank ${rank} printed`}
-      onClick={() => void ask({ do: "log", rank })}
+      act={() => void ask({ do: "log", rank })}
     >
       Whole file
-    </button>
+    </Button>
   );
 }
 
@@ -162,7 +156,6 @@ interface SearchProps {
 
 function Search({ wanted, n_hits, at, find, step }: SearchProps) {
   const keys = (event: KeyboardEvent) => {
-    event.stopPropagation(); // letters are the notebook's commands
     if (event.key === "Enter") step(event.shiftKey ? -1 : 1);
     if (event.key === "Escape") find("");
   };

@@ -2,7 +2,7 @@ import type { ComponentChildren } from "preact";
 import { useRef } from "preact/hooks";
 import type { Bar, Mark, Rank } from "../protocol";
 import type { Theme } from "../theme";
-import { barTitle, type Column, columnsOf, stateText, Widths } from "./figures";
+import { barTitle, type Column, columnsOf, shortTitle, stateText, Widths } from "./figures";
 import { memo } from "./memo";
 import { Shape, type ShapeName, Swatch, type Tone } from "./shapes";
 
@@ -47,9 +47,10 @@ function Head({
       key={one.key}
       scope="col"
       class={classOf(one)}
+      title={one.title}
       style={{ minWidth: widths.of(one.key, one.texts) }}
     >
-      {one.title}
+      {shortTitle(one.title)}
     </th>
   );
   return (
@@ -57,7 +58,7 @@ function Head({
       <tr>
         <th scope="col">rank</th>
         {before.map(title)}
-        <th scope="col" class="hm-wide">
+        <th scope="col" class="hm-wide" title={barTitle(rows)}>
           {barTitle(rows)}
         </th>
         {after.map(title)}
@@ -140,7 +141,7 @@ const MARK_SHAPES: Record<Mark, [ShapeName, Tone] | null> = {
 const PHASE_SHAPES: Record<string, [ShapeName, Tone]> = {
   done: ["check", "good"],
   failed: ["cross", "error"],
-  stopped: ["square", "warning"],
+  stopped: ["square", "faint"],
 };
 
 function StateOf({ row }: { row: Rank }) {

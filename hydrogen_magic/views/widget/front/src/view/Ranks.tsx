@@ -39,5 +39,6 @@ function countPhases(rows: readonly Rank[]): Record<string, number> {
 
 function Counts({ counts }: { counts: Record<string, number> }) {
   const some = Object.entries(counts).filter(([, n]) => n > 0);
+  some.sort(([a], [b]) => Number(b === "failed") - Number(a === "failed"));
   return <>{some.map(([phase, n]) => `${count(n)} ${phase}`).join(" · ")}</>;
 }

@@ -93,7 +93,7 @@ function cell(
 function colorOfPhase(phase: string, theme: Theme): string {
   if (phase === "done") return theme.good;
   if (phase === "failed") return theme.error;
-  return phase === "stopped" ? theme.warning : theme.accent;
+  return phase === "stopped" ? theme.faint : theme.accent;
 }
 
 function alphaOf(phase: string, progress: number): number {

@@ -3,6 +3,8 @@ import type { Rank } from "../protocol";
 
 /** More columns than that leave no room for progress; the curves have every metric. */
 const MOST_METRICS = 4;
+/** Characters of a metric's name over its column. */
+const MOST_TITLE = 14;
 /** Characters of a state that its column grows for. */
 const MOST_STATE = 18;
 
@@ -47,6 +49,10 @@ function metricColumns(rows: readonly Rank[]): Column[] {
     texts: column(rows.map((row) => row.metrics[title])),
   }));
 }
+
+/** Long names of metrics begin alike, `validation/mean_…`: their ends tell them apart. */
+export const shortTitle = (title: string): string =>
+  title.length > MOST_TITLE ? `…${title.slice(1 - MOST_TITLE)}` : title;
 
 const filled = (columns: readonly Column[]) =>
   columns.filter(({ texts }) => texts.some((text) => text !== ""));

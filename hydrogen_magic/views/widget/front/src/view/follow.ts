@@ -19,6 +19,14 @@ export function useFollow(box: RefObject<HTMLElement>, ...grows: unknown[]): Fol
   }, [isOn, ...grows]);
   useEffect(() => {
     const element = box.current;
+    if (element === null || !isOn) return;
+    // A notebook lays the box out after we filled it, and the reader makes it higher or lower.
+    const resized = new ResizeObserver(() => toEnd(element, lastTop));
+    resized.observe(element);
+    return () => resized.disconnect();
+  }, [isOn, box.current]);
+  useEffect(() => {
+    const element = box.current;
     if (element === null) return;
     const scrolled = () => {
       const { scrollTop } = element;

@@ -23,6 +23,8 @@ export interface SectionProps {
 
 export interface CurvesProps extends SectionProps {
   store: CurveStore;
+  /** Rows of ranks: their last values are what is told of the end of a curve. */
+  ranks: ReadonlyMap<number, Rank>;
   /** What names of saved files begin with. */
   gangId: string;
 }

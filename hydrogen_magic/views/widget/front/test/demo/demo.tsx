@@ -111,11 +111,12 @@ function Demo() {
   const [version, setVersion] = useState(1);
   changed = () => setVersion((v) => v + 1);
   useEffect(() => setTheme(readTheme(root.current as HTMLDivElement)), []);
-  const common = { version, theme: theme as Theme, ask, np, isLive: false, gangId: "demo" };
+  const told = { version, theme: theme as Theme, ask, np, isLive: false, gangId: "demo" };
+  const common = { ...told, ranks: new Map() };
   return (
     <div class="hm" ref={root}>
       {theme && <Curves {...common} store={curves} />}
-      {theme && <Timeline {...common} store={spans} nowS={() => spans.endS} ranks={new Map()} />}
+      {theme && <Timeline {...common} store={spans} nowS={() => spans.endS} />}
     </div>
   );
 }

@@ -1,0 +1,139 @@
+"""Values out of JSON, checked against the types that dataclasses declare.
+
+What ranks send is checked once, where it arrives: nothing behind has to expect a time that is not
+a number, or an integer of a thousand digits.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Union
+
+__all__ = ["EventError", "checked"]
+
+
+class EventError(ValueError):
+    """A message that is not one of ours: unknown kind, missing field, or a field of another type."""
+
+
+_SCALARS: Mapping[Any, frozenset[type]] = {
+    int: frozenset({int}),
+    str: frozenset({str}),
+    float: frozenset({float, int}),
+    float | None: frozenset({float, int, type(None)}),
+}
+"""Types that a whole column may hold, checked at once: ranks send thousands of numbers a second."""
+
+_PLAIN = frozenset({bool, float, str})
+_LEAST, _MOST = -(2**63), 2**63 - 1
+"""Integers of 64 bits: what columns of numbers hold."""
+
+_LONGEST_S = 1e9
+"""Thirty years: what says that it happened later, or never, would break every axis of time."""
+
+
+@cache
+def _hints(cls: type[Any]) -> dict[str, Any]:
+    return typing.get_type_hints(cls)
+
+
+@cache
+def _times(cls: Any) -> tuple[str, ...]:
+    """Return the fields that hold times, or columns of them."""
+    return tuple(name for name in _hints(cls) if name.endswith("_s"))
+
+
+def checked(declared: Any, value: Any, where: str) -> Any:
+    """Return ``value`` as the declared type, rebuilt from JSON, or raise :class:`EventError`."""
+    if declared is float and type(value) in (int, float):
+        return _as_float(value, where)
+    if type(value) is declared:  # text and numbers, which most fields are
+        if declared is int:
+            _check_integers((value,), where)
+        return value
+    origin = typing.get_origin(declared)
+    if hasattr(declared, "__dataclass_fields__"):
+        return _checked_dataclass(declared, value, where)
+    if origin in (Union, types.UnionType):
+        return _checked_union(declared, value, where)
+    if origin is tuple and isinstance(value, list):
+        return _checked_column(typing.get_args(declared)[0], value, where)
+    if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
+        item = typing.get_args(declared)[1]
+        return {str(key): checked(item, part, f"{where}[{key}]") for key, part in value.items()}
+    raise EventError(f"{where} should be {declared}, got {type(value).__name__}")
+
+
+def _checked_column(item: Any, values: list[Any], where: str) -> tuple[Any, ...]:
+    kinds = set(map(type, values))
+    if not kinds <= _SCALARS.get(item, frozenset()) or (int in kinds and item is not int):
+        return tuple(checked(item, value, where) for value in values)
+    if item is int:
+        _check_integers(values, where)
+    return tuple(values)
+
+
+def _as_float(value: float, where: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise EventError(f"{where} is too large for a float") from None
+
+
+def _is_plainly(declared: Any, value: Any) -> bool:
+    """Tell at once what is told of most fields: that they are right."""
+    kind = type(value)
+    if kind is int:
+        return declared is int and _LEAST <= value <= _MOST
+    return kind is declared and kind in _PLAIN
+
+
+def _check_integers(values: Sequence[int], where: str) -> None:
+    if values and not _LEAST <= min(values) <= max(values) <= _MOST:
+        raise EventError(f"{where} does not fit into 64 bits")
+
+
+def _check_times(value: Any, where: str) -> None:
+    """Raise EventError for a time, or a column of them, that no gang can have seen."""
+    times = value if isinstance(value, tuple) else (value,)
+    # A sum finds what is not finite at any place; a comparison would depend on it.
+    if times and not (
+        math.isfinite(sum(times)) and -_LONGEST_S < min(times) <= max(times) < _LONGEST_S
+    ):
+        raise EventError(f"{where} is no time of a gang")
+
+
+def _checked_dataclass(declared: Any, value: Any, where: str) -> Any:
+    hints = _hints(declared)
+    if not isinstance(value, dict) or not value.keys() <= hints.keys():
+        raise EventError(f"{where} has other fields than {declared.__name__}")
+    parts = {
+        name: part
+        if _is_plainly(hints[name], part)
+        else checked(hints[name], part, f"{where}.{name}")
+        for name, part in value.items()
+    }
+    for name in _times(declared):
+        if name in parts:
+            _check_times(parts[name], f"{where}.{name}")
+    try:
+        return declared(**parts)
+    except TypeError as error:
+        raise EventError(f"{where}: {error}") from None
+
+
+def _checked_union(declared: Any, value: Any, where: str) -> Any:
+    for choice in typing.get_args(declared):
+        if choice is type(None):
+            if value is None:
+                return None
+        else:
+            try:
+                return checked(choice, value, where)
+            except EventError:
+                continue
+    raise EventError(f"{where} should be {declared}, got {type(value).__name__}")

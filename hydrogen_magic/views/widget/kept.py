@@ -1,0 +1,45 @@
+"""Ended views that still answer pages: pages of a long day must not fill the kernel's memory."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Protocol
+
+__all__ = ["keep"]
+
+_N_KEPT = 4
+"""As many as gangs whose results the kernel keeps."""
+_N_FADED = 32
+"""Each holds its picture and the view's program, some 200 kB."""
+
+
+class Ended(Protocol):
+    """A view whose gang has ended."""
+
+    def fade(self) -> None:
+        """Let go of the gang and its data; pages keep the final picture."""
+
+    def end(self) -> None:
+        """Take the widget itself back; some other thread may still be in :meth:`fade`."""
+
+
+_kept: deque[Ended] = deque()
+"""Those that still answer, newest last."""
+_faded: deque[Ended] = deque()
+"""Older ones, whose pages have nothing but the final picture left."""
+_moving = threading.Lock()
+"""Detached gangs end in threads of their own."""
+
+
+def keep(view: Ended) -> None:
+    """Remember an ended view, and let go of older ones."""
+    with _moving:
+        _kept.append(view)
+        fading = [_kept.popleft() for _ in range(len(_kept) - _N_KEPT)]
+        _faded.extend(fading)
+        ending = [_faded.popleft() for _ in range(len(_faded) - _N_FADED)]
+    for old in fading:
+        old.fade()
+    for old in ending:
+        old.end()

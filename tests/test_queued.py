@@ -1,0 +1,141 @@
+"""A gang that waits for room: told as it is, and no rank is late meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import hydrogen_magic as hm
+from hydrogen_magic import conductor
+from hydrogen_magic import events as ev
+from hydrogen_magic.gang.state import GangState, replay
+from hydrogen_magic.placements import Attempt, Crew, Sink
+from hydrogen_magic.placements.local import LocalPlacement
+from hydrogen_magic.views.block import headline
+from hydrogen_magic.views.widget import rows
+from hydrogen_magic.views.widget.feed import Feed
+from tests import ranks
+
+START_TIMEOUT_S = 0.2
+
+
+def waiting(*events: ev.Event) -> GangState:
+    begun: list[ev.Event] = [
+        ev.GangLaunched(0.0, "cafe", "", 4, "local", "torch", 1.0, "", {}),
+        ev.AttemptStarted(0.0, 0),
+        ev.Queued(1.0, 0, 4),
+        ev.Queued(2.0, 2, 4),
+    ]
+    return replay([*begun, *events])
+
+
+def test_views_say_how_many_slots_there_are() -> None:
+    state = waiting()
+    assert state.state == "PENDING" and state.queued == (2, 4)
+    assert headline(state, 12.0) == "gang cafe · 4 ranks · queued, 2 of 4 slots · 12 s"
+    gang = rows.gang_row(state, 12.0)
+    assert gang["state"] == "queued" and gang["queued"] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    ("event", "word"),
+    [
+        (ev.Queued(3.0, 4, 4), "starting"),
+        (ev.AttemptStarted(3.0, 1), "starting"),
+        (ev.GangEnded(3.0, "STOPPED", "stopped by you"), "stopped"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_it_waits_no_longer(event: ev.Event, word: str) -> None:
+    state = waiting(event)
+    assert state.queued is None
+    gang = rows.gang_row(state, 4.0)
+    assert gang["state"] == word and gang["queued"] is None
+    assert "queued" not in headline(state, 4.0)
+
+
+def test_stopping_is_said_rather_than_waiting() -> None:
+    state = waiting(ev.StopRequested(3.0, "user"))
+    assert "stopping (you asked)" in headline(state, 4.0)
+    assert rows.gang_row(state, 4.0)["state"] == "stopping"
+
+
+def test_pages_hear_of_every_slot_at_once() -> None:
+    feed, state = Feed(), waiting()
+    feed.update(state, [], 2.0)
+    event = ev.Queued(2.01, 3, 4)
+    message = feed.update(waiting(event), [event], 2.01)
+    assert message is not None and message.content["gang"]["queued"] == [3, 4]
+
+
+# ── the time that ranks have to start ────────────────────────────────────────────────────────────
+
+
+class WaitingCrew:
+    """Waits for room until :attr:`has_room`; its ranks never start."""
+
+    def __init__(self) -> None:
+        self.has_room = threading.Event()
+        self._over = asyncio.Event()
+
+    async def launch(self, attempt: Attempt, sink: Sink) -> None:
+        zero_s = attempt.job.clock_zero_s
+        sink.emit(ev.Queued(time.monotonic() - zero_s, 1, 2))
+        await asyncio.to_thread(self.has_room.wait, 10)
+        sink.emit(ev.Queued(time.monotonic() - zero_s, 2, 2))
+        await asyncio.wait_for(self._over.wait(), 10)
+
+    def stop(self) -> None:
+        self.has_room.set()
+        self._over.set()
+
+    kill = stop
+
+    def ask_stacks(self) -> None:
+        raise AssertionError("no rank has a stack")
+
+    def record(self, on: bool) -> None:
+        raise AssertionError("no rank records")
+
+    def profile(self, number: int, steps: int) -> None:
+        raise AssertionError("no rank steps")
+
+    async def release(self) -> None:
+        self._over.set()
+
+
+@pytest.fixture
+def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[WaitingCrew]:
+    made = WaitingCrew()
+
+    def opened(placement: LocalPlacement) -> Crew:
+        return made
+
+    monkeypatch.setattr(LocalPlacement, "open", opened)
+    monkeypatch.setattr(conductor, "_CHECK_START_S", 0.01)
+    yield made
+    made.has_room.set()
+
+
+def test_ranks_are_late_only_from_when_there_is_room(crew: WaitingCrew) -> None:
+    gang = hm.launch(ranks.environment, np=2, start_timeout=START_TIMEOUT_S)
+    assert not gang.wait(4 * START_TIMEOUT_S), "it waits for room, for as long as it takes"
+    assert gang.snapshot().queued == (1, 2)
+    crew.has_room.set()
+    assert gang.wait(10)
+    ended = next(e for e in gang.events() if isinstance(e, ev.Queued) and e.have == e.wanted)
+    late = [event for event in gang.events() if isinstance(event, ev.RankFailed)]
+    assert [event.error.type for event in late] == ["StartTimeout"] * 2
+    assert all(event.at_s - ended.at_s >= START_TIMEOUT_S - 0.02 for event in late)
+    assert gang.state == "FAILED"
+
+
+def test_a_gang_that_waits_for_room_can_be_stopped(crew: WaitingCrew) -> None:
+    gang = hm.launch(ranks.environment, np=2)
+    assert not gang.wait(0.05)
+    gang.stop()
+    assert gang.wait(10) and gang.state == "STOPPED"

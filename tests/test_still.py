@@ -1,0 +1,114 @@
+"""What stays when a gang has ended: its picture, and no more data than is wanted."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hydrogen_magic import events as ev
+from hydrogen_magic import runner
+from hydrogen_magic.gang.state import GangState, replay
+from hydrogen_magic.views.widget import kept
+from hydrogen_magic.views.widget.feed import Feed
+from hydrogen_magic.views.widget.still import gathered, still
+
+
+def failed_gang() -> list[ev.Event]:
+    """Return a gang of which rank 1 fails after a few lines, and rank 0 writes on."""
+    error = ev.ErrorReport("ValueError", "bad batch 17")
+    return [
+        ev.GangLaunched(0.0, "cafe", "--np 2", 2, "local", "torch", 1.0, "", {}),
+        ev.AttemptStarted(0.0, 0),
+        ev.RankPhase(0.1, 0, "running"),
+        ev.RankPhase(0.1, 1, "running"),
+        ev.Metrics(1.0, 0, (1, 2, 3), (1.0,) * 3, {"loss": (0.5, 0.25, 0.125)}),
+        ev.Spans(1.0, 0, ("f", "b"), (0.2, 0.5), (0.4, 0.9), (0, 0)),
+        ev.Output(1.0, 1, "stdout", "the last words of rank 1\n"),
+        ev.Output(1.1, 0, "stdout", "".join(f"line {n}\n" for n in range(500))),
+        ev.RankFailed(1.5, 1, error, "running"),
+        ev.RankExited(1.6, 1, 1),
+        ev.GangEnded(2.0, "FAILED", "rank 1 failed", 1),
+    ]
+
+
+def test_the_picture_is_the_same_from_a_feed_that_was_told_all() -> None:
+    events = failed_gang()
+    feed = Feed()
+    for n in range(1, len(events) + 1):
+        feed.update(replay(events[:n]), events[n - 1 : n], n / 10)
+    state = replay(events)
+    drawn = gathered(events, "cafe", feed)
+    assert (drawn.curves, drawn.lanes) == (feed.curves, feed.lanes)
+    html = drawn.html(state, with_output=True)
+    assert html == still(state, events)
+    assert "loss" in html and "line 499" in html and "line 300" not in html
+
+
+def test_a_culprit_has_its_last_words_however_much_others_write() -> None:
+    events = failed_gang()
+    html = gathered(events, "cafe").html(replay(events), with_output=False)
+    assert "the last words of rank 1" in html and "line 499" not in html
+
+
+class Counted:
+    def __init__(self) -> None:
+        self.faded = self.ended = 0
+
+    def fade(self) -> None:
+        self.faded += 1
+
+    def end(self) -> None:
+        self.ended += 1
+
+
+def test_views_that_end_in_threads_are_let_go_of_once_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(kept, "_kept", deque())
+    monkeypatch.setattr(kept, "_faded", deque())
+    views = [Counted() for _ in range(200)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(kept.keep, views))
+    assert sorted(view.faded for view in views) == [0] * 4 + [1] * 196
+    assert sum(view.ended for view in views) == 200 - 4 - 32
+
+
+class EndedGang:
+    """As much of a gang as it takes to follow it."""
+
+    id = "cafe"
+
+    def events(self, start: int = 0) -> list[ev.Event]:
+        return failed_gang()[start:]
+
+    def snapshot(self) -> GangState:
+        return replay(failed_gang())
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return True
+
+
+class BrokenView:
+    """Shows the first time and never again."""
+
+    interval_s = 0.0
+
+    def __init__(self) -> None:
+        self._n_shown = 0
+
+    def update(self, state: GangState, fresh: Sequence[ev.Event]) -> None:
+        self._n_shown += 1
+        assert self._n_shown == 1
+
+    def close(self, state: GangState) -> None: ...
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_follows_a_detached_gang_is_done_though_its_view_breaks() -> None:
+    done = threading.Event()
+    runner.follow(EndedGang(), BrokenView(), done.set)  # type: ignore[arg-type]
+    assert done.wait(10)
