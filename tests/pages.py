@@ -37,6 +37,7 @@ class Page(Client):
         """Messages of models, as they came; ``received`` is when."""
         self.states: list[str] = []
         """What the kernel says it is."""
+        self._html: list[str] = []
         self.subshell = self._create_subshell() if with_subshell else None
 
     # ── what comes ──
@@ -47,7 +48,9 @@ class Page(Client):
         if kind == "status":
             self.states.append(content["execution_state"])
         data = content.get("data", {}) if isinstance(content, dict) else {}
-        if kind == "comm_open" and "gang_id" in data.get("state", {}):
+        if kind in ("display_data", "update_display_data"):
+            self._html.append(data.get("text/html", ""))
+        elif kind == "comm_open" and "gang_id" in data.get("state", {}):
             self.models[content["comm_id"]] = dict(data["state"])
         elif kind == "comm_msg" and content["comm_id"] in self.models:
             if data["method"] == "update":
@@ -78,6 +81,11 @@ class Page(Client):
     def comm_id(self) -> str:
         """The newest gang's model."""
         return self.read_until(lambda: next(reversed(self.models), ""))
+
+    def picture(self, comm_id: str | None = None) -> str:
+        """Return the finished picture of a gang, newest by default; empty while there is none."""
+        start = f'<div class="{self.models[comm_id or self.comm_id]["place"]}">'
+        return next((html for html in self._html if html.startswith(start)), "")
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
         return [message for message in self.heard if message["kind"] == kind]

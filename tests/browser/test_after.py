@@ -75,10 +75,7 @@ def offline(browser: Browser) -> Iterator[Page]:
 def _as_html(path: Path) -> str:
     """Convert a notebook for readers that have no Jupyter, and may have no network."""
     exporter = HTMLExporter(require_js_url="", mathjax_url="", jquery_url="", mermaid_js_url="")
-    notebook = nbformat.read(path, as_version=4)
-    # As JupyterLab saves it unless told otherwise; with it, nbconvert's page asks another host.
-    del notebook.metadata["widgets"]
-    html, _ = exporter.from_notebook_node(notebook)
+    html, _ = exporter.from_notebook_node(nbformat.read(path, as_version=4))
     return str(html)
 
 
@@ -95,10 +92,18 @@ def test_a_finished_gang_is_seen_where_no_kernel_is(
 ) -> None:
     _check_picture(elsewhere.output(TRAINING), "succeeded")
     expect(elsewhere.output(TRAINING)).to_contain_text("trained")
-    expect(elsewhere.widget(TRAINING)).to_have_count(0)
-    _check_picture(restored.widget(TRAINING).locator(".hm-final"), "succeeded")
+    _check_picture(restored.output(TRAINING), "succeeded")
+    for page in (elsewhere, restored):
+        expect(page.widget(TRAINING)).to_have_count(0)
     offline.set_content(_as_html(saved))
     _check_picture(offline.locator(".jp-OutputArea").nth(-2), "succeeded")
+
+
+def test_while_its_kernel_lives_a_finished_gang_can_be_looked_into(live: NotebookPage) -> None:
+    live.reload()
+    expect(live.state(TRAINING)).to_have_attribute("data-state", "done")
+    expect(live.output(TRAINING).locator("img")).to_have_count(0)
+    live.widget(TRAINING).get_by_role("button", name="log").click()
 
 
 def test_what_ranks_say_is_text_everywhere(

@@ -5,7 +5,6 @@ The model carries the live view's JavaScript, built by npm into one file; data g
 
 from __future__ import annotations
 
-import base64
 import threading
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +33,7 @@ class GangModel(AnyWidget):
     gang_id = Unicode().tag(sync=True)
     kernel_id = Unicode().tag(sync=True)
     blocking = Bool(False).tag(sync=True)
-    final = Unicode().tag(sync=True)
+    place = Unicode().tag(sync=True)
 
 
 class Page:
@@ -48,6 +47,8 @@ class Page:
         self._receive = receive
         self._context = copy_context()
         self._comm_id = uuid.uuid4().hex
+        self._place = f"hm-place-{self._comm_id}"
+        """Class of the element that the finished picture is in."""
         self._model: GangModel | None = None
         self._is_made = threading.Event()
         self._board: Switchboard | None = None
@@ -65,6 +66,7 @@ class Page:
             gang_id=gang_id,
             kernel_id=display.kernel_id(),
             blocking=blocking,
+            place=self._place,
         )
         model.on_msg(lambda _, content, buffers: self._receive(content))
         # The comm's own would call what hangs on cells, in whatever thread this is (matplotlib draws).
@@ -105,16 +107,19 @@ class Page:
             self._board.disconnect(self._comm_id)
 
     def end(self, html: str, text: str) -> None:
-        """Leave the final picture: in the display, in the model, and in the notebook as saved."""
-        final = base64.b64encode(html.encode("utf-8", "replace")).decode("ascii")
-        self._context.copy().run(self._finish, final)
-        self._display.put({**self._widget_view(), "text/html": html, "text/plain": text})
+        """Leave the final picture in the display and in the notebook as saved: HTML and nothing else.
 
-    def _finish(self, final: str) -> None:
+        A widget that is saved is an error message where its kernel is gone. The page itself puts the
+        live view in the picture's place, as long as it hears of the gang.
+        """
+        self._context.copy().run(self._set_unblocked)
+        self._display.put(
+            {"text/html": f'<div class="{self._place}">{html}</div>', "text/plain": text}
+        )
+
+    def _set_unblocked(self) -> None:
         assert self._model is not None, "what ends was opened"
-        with self._model.hold_sync():  # one message
-            self._model.final = final
-            self._model.blocking = False
+        self._model.blocking = False
 
     def close(self) -> None:
         """Take the widget back; what is displayed in its place is up to the caller."""

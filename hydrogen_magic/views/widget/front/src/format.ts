@@ -58,8 +58,3 @@ export function column(figures: readonly (Figure | undefined)[]): string[] {
   };
   return figures.map((f) => (f === undefined ? "" : typeof f === "number" ? write(f) : f));
 }
-
-/** Text from base64 of UTF-8. */
-export function fromBase64(text: string): string {
-  return new TextDecoder().decode(Uint8Array.from(atob(text), (c) => c.charCodeAt(0)));
-}

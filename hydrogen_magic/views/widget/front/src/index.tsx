@@ -2,6 +2,7 @@ import { render } from "preact";
 import chartStyles from "uplot/dist/uPlot.min.css";
 import curveStyles from "./curves/curves.css";
 import { type Model, Page } from "./page";
+import { Place } from "./place";
 import styles from "./style.css";
 import timelineStyles from "./timeline/timeline.css";
 import { App } from "./view/App";
@@ -10,33 +11,50 @@ import rankStyles from "./view/ranks.css";
 
 const STYLES = [chartStyles, styles, rankStyles, outputStyles, curveStyles, timelineStyles];
 
-interface Shown {
-  model: Model;
-  el: HTMLElement;
+function mount(page: Page, el: HTMLElement): () => void {
+  const style = document.createElement("style");
+  style.textContent = STYLES.join("\n");
+  const root = document.createElement("div");
+  el.replaceChildren(style, root);
+  render(<App page={page} />, root);
+  return () => render(null, root);
+}
+
+/** The gang of a widget, and the live view in the place of its finished picture. */
+function open(model: Model): { page: Page; close: () => void } {
+  const page = new Page(model);
+  const place = new Place(
+    page.place,
+    (el) => mount(page, el),
+    () => page.store.hasData,
+  );
+  const unsubscribe = page.store.subscribe(() => place.look());
+  const close = () => {
+    unsubscribe();
+    place.close();
+    page.close();
+  };
+  return { page, close };
 }
 
 /**
  * What anywidget loads, in its factory form: it is called once per widget, while `render` is called
  * for every view and gets a new `model` object each time. So the gang's state lives out here, and a
- * view that is built anew (the notebook does so when the cell ends) shows it at once.
+ * view that is built anew (the notebook does so when a page is reloaded) shows it at once.
  */
 export default () => {
-  let page: Page | null = null;
+  let opened: ReturnType<typeof open> | null = null;
 
   function initialize({ model }: { model: Model }) {
-    page = new Page(model);
-    return () => page?.close();
+    opened = open(model);
+    return () => opened?.close();
   }
 
-  function show({ model, el }: Shown) {
-    page ??= new Page(model);
+  function show({ model, el }: { model: Model; el: HTMLElement }) {
+    opened ??= open(model);
+    const { page } = opened;
     if (!page.store.hasData) page.hello();
-    const style = document.createElement("style");
-    style.textContent = STYLES.join("\n");
-    const root = document.createElement("div");
-    el.replaceChildren(style, root);
-    render(<App page={page} />, root);
-    return () => render(null, root);
+    return mount(page, el);
   }
 
   return { initialize, render: show };

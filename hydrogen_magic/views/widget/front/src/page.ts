@@ -41,7 +41,6 @@ export class Page {
       changed: () => this.store.changed(),
     });
     model.on("msg:custom", this.receive);
-    model.on("change:final", this.finalChanged);
     this.hello();
   }
 
@@ -62,19 +61,16 @@ export class Page {
     });
   }
 
-  /** HTML of the finished picture; empty while the gang runs. */
-  get final(): string {
-    return this.model.get("final");
+  /** Class of the element that the finished picture is in. */
+  get place(): string {
+    return this.model.get("place");
   }
 
   close(): void {
     this.model.off("msg:custom", this.receive);
-    this.model.off("change:final", this.finalChanged);
     this.channel.close();
     this.stopping.close();
   }
-
-  private readonly finalChanged = () => this.store.changed();
 
   private readonly receive = (message: FromKernel, buffers: readonly DataView[] = []) => {
     if (message.kind === "delta") return this.takeDelta(message, buffers);

@@ -229,6 +229,6 @@ export interface Traits {
   kernel_id: string;
   /** True while a cell of the kernel waits for this gang. */
   blocking: boolean;
-  /** The finished picture: base64 of UTF-8 HTML, empty while the gang runs. */
-  final: string;
+  /** Class of the element that the finished picture is in, once there is one. */
+  place: string;
 }

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { column, count, duration, fromBase64, rate, roughly, size } from "../src/format";
+import { column, count, duration, rate, roughly, size } from "../src/format";
 
 test.each([
   [0.04, "0.0 s"],
@@ -34,12 +34,6 @@ test("figures of a column have their points under each other", () => {
 test("whole numbers stay whole, and what is no number keeps its name", () => {
   expect(column([3, 12_000, "nan", "-inf", undefined])).toEqual(["3", "12,000", "nan", "-inf", ""]);
   expect(count(1_234_567)).toBe("1,234,567");
-});
-
-test("base64 is UTF-8", () => {
-  const text = "Größe – 5 μs";
-  const bytes = String.fromCharCode(...new TextEncoder().encode(text));
-  expect(fromBase64(btoa(bytes))).toBe(text);
 });
 
 test("what is left is told without tenths", () => {

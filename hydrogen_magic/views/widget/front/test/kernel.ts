@@ -43,7 +43,7 @@ export const noTraits = (): Traits => ({
   gang_id: "g1",
   kernel_id: "k-1",
   blocking: true,
-  final: "",
+  place: "hm-place-0",
 });
 
 export const gangWith = (changes: Partial<Gang> = {}): Gang => ({

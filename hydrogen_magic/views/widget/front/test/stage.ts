@@ -11,6 +11,7 @@ export class Stage {
   el: HTMLElement = document.createElement("div");
   private shown = widget();
   private end = () => {};
+  private dispose: () => void = () => {};
   private seq = 0;
 
   /** The notebook makes the widget and shows it. */
@@ -18,7 +19,7 @@ export class Stage {
     this.model = model;
     this.seq = 0;
     this.shown = widget();
-    this.shown.initialize({ model: model as unknown as Model });
+    this.dispose = this.shown.initialize({ model: model as unknown as Model });
     this.show();
   }
 
@@ -32,6 +33,12 @@ export class Stage {
   leave(): void {
     this.end();
     this.el.remove();
+  }
+
+  /** The widget itself is taken away. */
+  close(): void {
+    this.leave();
+    act(() => this.dispose());
   }
 
   /** Has the kernel say something, and the page paint it. */

@@ -79,29 +79,56 @@ describe("views come and go", () => {
   });
 });
 
-describe("without a kernel", () => {
-  const picture = '<p style="color:red">4 ranks, done</p><img src=x onerror=alert(1)>';
+describe("in the place of the finished picture", () => {
+  const NAME = "hm-place-1";
 
-  function reopen(final: string): void {
-    stage.leave();
-    stage.open(new FakeModel({ ...noTraits(), final }));
+  function picture(): HTMLElement {
+    const around = document.createElement("div");
+    around.className = "jp-RenderedHTMLCommon";
+    around.innerHTML = `<div class="${NAME}"><p>the picture</p></div>`;
+    document.body.append(around);
+    return around;
   }
 
-  test("the finished picture is shown, and only what is harmless in it", () => {
-    reopen(btoa(picture));
-    expect(stage.find(".hm-final p").textContent).toBe("4 ranks, done");
-    expect(stage.find(".hm-final img").attributes).toHaveLength(0);
-  });
+  function openAt(): FakeModel {
+    stage.leave();
+    const model = new FakeModel({ ...noTraits(), place: NAME });
+    stage.open(model);
+    return model;
+  }
 
-  test("the live view takes its place when a kernel answers after all", () => {
-    reopen(btoa(picture));
+  test("the live view is shown once the kernel tells of the gang, and the picture when it goes", async () => {
+    openAt();
+    const around = picture();
+    await stage.pass(50);
+    expect(around.textContent).toBe("the picture");
     stage.say({ gang: gangWith(), full: true });
-    expect(stage.el.querySelector(".hm-final")).toBeNull();
-    expect(stage.find(".hm-pill").dataset.state).toBe("running");
+    await stage.pass(50);
+    expect(around.querySelector<HTMLElement>(".hm-pill")?.dataset.state).toBe("running");
+    expect(around.className).toBe("");
+    stage.close();
+    expect(around.textContent).toBe("the picture");
+    expect(around.className).toBe("jp-RenderedHTMLCommon");
+    around.remove();
   });
 
-  test("and without a picture, the reader is told after a while", async () => {
-    reopen("");
+  test("a cell that is taken out of the document and put back shows it again", async () => {
+    openAt();
+    stage.say({ gang: gangWith(), full: true });
+    const around = picture();
+    await stage.pass(50);
+    around.remove();
+    await stage.pass(50);
+    expect(around.textContent).toBe("the picture");
+    document.body.append(around);
+    await stage.pass(50);
+    expect(around.querySelector(".hm-pill")).not.toBeNull();
+    around.remove();
+  });
+});
+
+describe("without a kernel", () => {
+  test("the reader is told after a while", async () => {
     expect(stage.words).toBe("Starting…");
     await stage.pass(4100);
     expect(stage.words).toContain("No word from the kernel");

@@ -46,14 +46,15 @@ const scaleOf = ({ look, widthPx, endS }: CanvasProps): Scale => ({
 });
 
 export function Canvas(props: CanvasProps) {
-  const { store, layout, arrangement, widthPx, look, theme, highlight, label } = props;
+  const { store, layout, arrangement, widthPx, look, theme, highlight, label, isLive, endS } =
+    props;
   const canvas = useRef<HTMLCanvasElement>(null);
   const [shown, setShown] = useState<Shown | null>(null);
   const latest = useRef(props);
   latest.current = props;
   const painter = useStage(canvas, latest, setShown);
-  // what arrives is painted at its pace
-  useEffect(() => painter.current?.ask(), [store.version]);
+  // what arrives, and time that goes by without anything, is painted at its pace
+  useEffect(() => painter.current?.ask(), [store.version, isLive ? endS() : 0]);
   // the reader's doing is seen at once
   useEffect(
     () => painter.current?.askNow(),

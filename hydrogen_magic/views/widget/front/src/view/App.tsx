@@ -4,13 +4,13 @@ import type { Page } from "../page";
 import type { Theme } from "../theme";
 import { Timeline } from "../timeline";
 import { Failure } from "./Failure";
-import { Final, Waiting } from "./Final";
 import { Header } from "./Header";
 import { useStore, useTheme } from "./hooks";
 import { useOwnKeys } from "./keys";
 import { Output } from "./Output";
 import { Ranks } from "./Ranks";
 import { Stacks } from "./Stacks";
+import { Waiting } from "./Waiting";
 
 /** Everything under the cell. */
 export function App({ page }: { page: Page }) {
@@ -37,9 +37,7 @@ interface BodyProps {
 function Body({ page, theme, version }: BodyProps) {
   const { store, ask } = page;
   const { gang } = store;
-  if (gang === null) {
-    return page.final ? <Final html={page.final} /> : <Waiting refusal={page.refusal} />;
-  }
+  if (gang === null) return <Waiting refusal={page.refusal} />;
   const common = { version, theme, ask, np: gang.np, isLive: !store.isOver, gangId: gang.id };
   return (
     <>

@@ -1,0 +1,22 @@
+import { useLayoutEffect, useState } from "preact/hooks";
+
+/** Longer than a kernel that can hear us takes to answer. */
+const PATIENCE_MS = 4000;
+
+const LATE =
+  "No word from the kernel: it is busy with a cell, or gone. The view comes as soon as the kernel " +
+  "answers; run the cell again if the kernel was restarted.";
+
+/** Before the first word of the kernel. */
+export function Waiting({ refusal }: { refusal: string }) {
+  const [isLate, setLate] = useState(false);
+  useLayoutEffect(() => {
+    const timer = setTimeout(() => setLate(true), PATIENCE_MS);
+    return () => clearTimeout(timer);
+  }, []);
+  return (
+    <p class="hm-waiting" role="status">
+      {refusal || (isLate ? LATE : "Starting…")}
+    </p>
+  );
+}
