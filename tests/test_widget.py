@@ -297,7 +297,7 @@ def test_what_a_saved_notebook_holds(kernel: Kernel, page: Page) -> None:
     assert len(shown) == 2  # an update draws a page's view anew, so there is one, at the end
     assert "still running when this was saved" in shown[0]["text/plain"]
     # A saved widget would be an error message where its kernel is gone.
-    assert [WIDGET in data for data in shown] == [True, False]
+    assert [list(data) for data in shown] == [["text/html", "text/plain"]] * 2
     final = shown[1]["text/html"]
     assert final == page.picture()
     assert "stopped by you" in shown[1]["text/plain"]
@@ -309,6 +309,21 @@ def test_what_a_saved_notebook_holds(kernel: Kernel, page: Page) -> None:
         "blocking",
         "place",
     }
+
+
+def test_where_widgets_are_opened_on_sight_the_widget_itself_is_shown(tmp_path: Path) -> None:
+    kernel = kernel_of(kernels.NEWEST, tmp_path, {"VSCODE_PID": "1"})
+    page = Page(kernel.manager)
+    try:
+        cell = kernel.start(STUCK)
+        greeted(page)
+        stop(kernel, page, cell)
+        page.read_until(page.picture)
+        shown = bundles(cell)
+        assert shown[0][WIDGET]["model_id"] == page.comm_id and WIDGET not in shown[-1]
+    finally:
+        page.close()
+        kernel.shut_down()
 
 
 def test_gang_show_draws_it_anew_after_a_restart_too(tmp_path: Path) -> None:
@@ -376,7 +391,7 @@ def test_a_page_that_comes_late_takes_over_from_the_text(
     cell = kernel.start(UNTIL_THERE_IS.format(options="", path=str(path)))
     kernel.until(cell, lambda: "working" in cell.stream())
     greeted(page)
-    kernel.until(cell, lambda: WIDGET in bundles(cell)[-1])
+    kernel.until(cell, lambda: "text/html" in bundles(cell)[-1])
     path.touch()
     kernel.finish(cell)
     assert bundles(cell)[-1]["text/html"] == page.read_until(page.picture)

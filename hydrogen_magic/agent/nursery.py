@@ -70,6 +70,10 @@ def _modified(file: str) -> int:
         return 0
 
 
+_ON_FIRST_USE = (("torch", "torch._dynamo"),)
+"""Module -> what it imports when it is first used. Making an optimizer does that, for over a second."""
+
+
 class Nursery:
     """Hands out workers that have imported what is asked for."""
 
@@ -120,6 +124,12 @@ class Nursery:
         """Have the template import ``modules`` that it has not imported yet."""
         async with self._lock:
             await self._preload(modules)
+
+    async def preload_ahead(self) -> None:
+        """Have the template import what its modules would import on first use, in every rank."""
+        async with self._lock:
+            loaded = self._template.loaded if self._template is not None else ()
+            await self._preload([more for name, more in _ON_FIRST_USE if name in loaded])
 
     async def take(self, count: int, modules: Sequence[str]) -> list[Worker]:
         """Return ``count`` workers with ``modules`` imported; they are the caller's from now on."""

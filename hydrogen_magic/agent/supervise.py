@@ -31,6 +31,9 @@ _BATCH_S = 0.02
 _STACKS_S = 0.1
 """``faulthandler`` writes stacks within milliseconds of the signal."""
 
+_IDLE_S = 0.5
+"""Without a gang for this long, there is time for imports that the next one would otherwise wait for."""
+
 _MAX_SPARES = 16
 """More ranks than this are forked when asked for: waiting ones cost some memory each."""
 
@@ -52,6 +55,7 @@ class Agent:
         self._standing: Service | None = None
         """What serves the next gang's rendezvous already, most likely."""
         self._preparing: asyncio.Task[None] | None = None
+        self._idle: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -63,7 +67,7 @@ class Agent:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         kernel = self._watch_kernel()
         self._link.send(self._hello())
-        self._start(self._nursery.preload(self._boot["preload"]))
+        self._start(self._get_ready())
         receiving = asyncio.ensure_future(self._receive())
         receiving.add_done_callback(lambda _: self._closing.set())
         await self._closing.wait()
@@ -76,6 +80,24 @@ class Agent:
         for signum in (signal.SIGCHLD, signal.SIGTERM):
             loop.remove_signal_handler(signum)
         self._link.close()
+
+    async def _get_ready(self) -> None:
+        """Import what the kernel has named."""
+        await self._nursery.preload(self._boot["preload"])
+        self._when_idle(0)
+
+    def _when_idle(self, n_spares: int) -> None:
+        """Import ahead once no gang has come for a moment; its ranks would wait for that."""
+        loop = asyncio.get_running_loop()
+        ahead = self._import_ahead
+        self._idle = loop.call_later(_IDLE_S, lambda: self._start(ahead(n_spares)))
+
+    async def _import_ahead(self, n_spares: int) -> None:
+        try:
+            await self._nursery.preload_ahead()
+            await self._nursery.stock(n_spares)  # those there were have not imported it
+        except OSError:
+            pass  # as in _prepare()
 
     def _hello(self) -> dict[str, Any]:
         return {
@@ -115,6 +137,8 @@ class Agent:
             message = await self._link.receive()
             action = message["do"]
             if action == "launch":
+                if self._idle is not None:
+                    self._idle.cancel()
                 # At once: a stop may be the next message, and must find the crew.
                 service = self._service_for(message)
                 self._crew = Crew(message, self._nursery, self._emit, self._hand_over, service)
@@ -170,7 +194,9 @@ class Agent:
             if launch["service"]:
                 self._standing = Service(launch, self._held, self._nursery)
                 await self._standing.begin()
-            await self._nursery.stock(min(len(launch["slots"]), _MAX_SPARES))
+            n_spares = min(len(launch["slots"]), _MAX_SPARES)
+            await self._nursery.stock(n_spares)
+            self._when_idle(n_spares)
         except OSError:
             pass  # the template was ended meanwhile, or forks are refused: the next launch will say
 

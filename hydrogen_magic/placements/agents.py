@@ -297,7 +297,8 @@ def warm_up(preload: Sequence[str]) -> None:
 
     def start() -> None:
         if not _pool.all:
-            _pool.idle.append(_pool.take(current, fingerprint(os.environ), preload))
+            agent = _pool.take(current, fingerprint(os.environ), preload)
+            _pool.idle.append(agent)  # looked up only now: take() makes a new list of them
 
     current = hub()
     current.loop.call_soon_threadsafe(start)

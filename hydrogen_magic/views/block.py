@@ -16,6 +16,7 @@ from hydrogen_magic.views.wording import duration, number, ranks_text, size_text
 
 __all__ = [
     "MOST_ROWS",
+    "VICTIM",
     "Warned",
     "block",
     "headline",
@@ -29,6 +30,8 @@ __all__ = [
 
 MOST_ROWS = 16
 """Ranks with a row of their own; more than that is no longer read, only counted."""
+VICTIM = "ended with the gang"
+"""What a rank says that failed only because a peer did, in place of its own error."""
 _MOST_METRICS = 4
 _BAR_CELLS = 12
 _SLOW_START_S = 15.0
@@ -157,7 +160,7 @@ def phase_text(rank: RankState, now_s: float) -> str:
 def _over_text(rank: RankState) -> str:
     if rank.failure is not None and rank.phase == "failed":
         if is_victim_error(rank.failure.error):
-            return "ended when a peer did"
+            return VICTIM
         return f"failed: {clean_name(rank.failure.error.type)}"[:40]
     if rank.exited is not None and rank.phase == "failed":
         return f"failed: {rank.exited.signal_name or f'exit status {rank.exited.exit_code}'}"

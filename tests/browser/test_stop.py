@@ -22,7 +22,6 @@ GONE_S = 1.0
 
 STOP = ".hm-stop:not(.hm-kill)"
 PLACES = [(LAB, version) for version in VERSIONS] + [(NOTEBOOK, NEWEST), (CLASSIC, NEWEST)]
-WIDGET = "application/vnd.jupyter.widget-view+json"
 
 
 def _stop(page: NotebookPage, cell: str, run: Run, pids: list[int]) -> None:
@@ -72,7 +71,7 @@ def test_a_page_that_is_loaded_anew_shows_the_gang_and_stops_it(
     page.start(STUCK)
     run = new_run()
     pids = run.met(4)
-    page.save(STUCK, WIDGET, "model_id")
+    page.save(STUCK, "text/html", "hm-place-")
     page.reload()
     expect(page.state(STUCK)).to_have_attribute("data-state", "running")
     expect(page.widget(STUCK)).to_contain_text("all met")
@@ -89,7 +88,7 @@ def test_a_second_tab_shows_the_gang_and_stops_it_for_both(
 ) -> None:
     lab.start(STUCK)
     pids = new_run().met(4)
-    lab.save(STUCK, WIDGET, "model_id")
+    lab.save(STUCK, "text/html", "hm-place-")
     second = lab.second_tab()
     expect(second.state(STUCK)).to_have_attribute("data-state", "running")
     second.widget(STUCK).locator(STOP).click()

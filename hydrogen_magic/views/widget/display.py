@@ -14,7 +14,7 @@ from typing import Any
 
 from hydrogen_magic.views.surfaces import update
 
-__all__ = ["BUNDLE", "Display", "is_widget_expected", "kernel_id"]
+__all__ = ["BUNDLE", "Display", "is_view_needed", "is_widget_expected", "kernel_id"]
 
 BUNDLE = Path(__file__).parent / "static" / "gang.js"
 """The live view as one module; ``make front`` builds it."""
@@ -79,6 +79,14 @@ def _front_end_draws_widgets() -> bool:
     """
     marks = ("JPY_SESSION_NAME", "VSCODE_PID", "VSCODE_CWD", "COLAB_RELEASE_TAG")
     return any(os.environ.get(mark) for mark in marks) or "google.colab" in sys.modules
+
+
+def is_view_needed() -> bool:
+    """Tell whether the front end opens a widget's model only for an output that shows the widget.
+
+    Jupyter's own open every model at once; VS Code and Colab load what they need for it on sight.
+    """
+    return "JPY_SESSION_NAME" not in os.environ
 
 
 def kernel_id() -> str:

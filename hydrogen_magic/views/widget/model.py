@@ -48,7 +48,7 @@ class Page:
         self._context = copy_context()
         self._comm_id = uuid.uuid4().hex
         self._place = f"hm-place-{self._comm_id}"
-        """Class of the element that the finished picture is in."""
+        """Class of the element that a page puts the live view into."""
         self._model: GangModel | None = None
         self._is_made = threading.Event()
         self._board: Switchboard | None = None
@@ -90,10 +90,13 @@ class Page:
             self._board.pump()
 
     def show(self, text: str) -> None:
-        """Show the widget; ``text`` and no more where no widget is drawn, a saved notebook included."""
+        """Show ``text`` until a page puts the live view there; a saved notebook shows nothing else."""
         note = f"{text}\nstill running when this was saved"
-        html = f"<pre>{escape(note)}</pre>"
-        self._display.put({**self._widget_view(), "text/html": html, "text/plain": note})
+        self._put(f"<pre>{escape(note)}</pre>", note, **self._view())
+
+    def _put(self, html: str, text: str, **more: Any) -> None:
+        html = f'<div class="{self._place}">{html}</div>'
+        self._display.put({**more, "text/html": html, "text/plain": text})
 
     def send(self, content: Mapping[str, Any], buffers: Sequence[bytes] = ()) -> None:
         """Send a message to every page that shows the widget; from any thread."""
@@ -107,15 +110,12 @@ class Page:
             self._board.disconnect(self._comm_id)
 
     def end(self, html: str, text: str) -> None:
-        """Leave the final picture in the display and in the notebook as saved: HTML and nothing else.
+        """Leave the final picture in the display and in the notebook as saved.
 
-        A widget that is saved is an error message where its kernel is gone. The page itself puts the
-        live view in the picture's place, as long as it hears of the gang.
+        As long as a page hears of the gang, it puts the live view in the picture's place.
         """
         self._context.copy().run(self._set_unblocked)
-        self._display.put(
-            {"text/html": f'<div class="{self._place}">{html}</div>', "text/plain": text}
-        )
+        self._put(html, text)
 
     def _set_unblocked(self) -> None:
         assert self._model is not None, "what ends was opened"
@@ -133,7 +133,14 @@ class Page:
         self._model.close()
         layout.close()  # a model of its own, which nobody else closes
 
-    def _widget_view(self) -> dict[str, Any]:
+    def _view(self) -> dict[str, Any]:
+        """Return what shows the widget itself.
+
+        Left out where the page finds its place without it: notebooks that are trusted prefer it to all
+        else, and where the kernel is gone it is nothing but an error message.
+        """
+        if not display.is_view_needed():
+            return {}
         view = {"version_major": 2, "version_minor": 0, "model_id": self._comm_id}
         return {_WIDGET_VIEW: view}
 

@@ -12,7 +12,7 @@ import numpy as np
 from hydrogen_magic.gang.culprit import evidence
 from hydrogen_magic.gang.state import Bar, GangState, RankState
 from hydrogen_magic.gang.stragglers import is_waiting, progress, remaining_s, stragglers
-from hydrogen_magic.views.block import MOST_ROWS, phase_text, slowest, warnings
+from hydrogen_magic.views.block import MOST_ROWS, VICTIM, phase_text, slowest, warnings
 from hydrogen_magic.views.curves import metric_name
 from hydrogen_magic.views.widget.plain import figure, finite, plain
 
@@ -42,9 +42,6 @@ _LONGEST_REMAINING_S = 1e9
 """Thirty years: a bar without an end, in other words."""
 _RATE_STALE_S = 5.0
 """Steps are counted a few times a second: a rate that nothing was added to for so long has sunk."""
-
-_VICTIM = "ended with the gang"
-"""What a rank says that failed only because a peer did, in place of its own error."""
 
 _ENDS = {"SUCCEEDED": "done", "FAILED": "failed", "STOPPED": "stopped"}
 _PHASES = (
@@ -95,7 +92,7 @@ def rank_row(rank: RankState, mark: str, now_s: float) -> dict[str, Any]:
         "device": plain(rank.device, 40),
         "pid": rank.pid,
         "phase": plain(phase, 20),
-        "doing": plain(phase_text(rank, now_s), 80) if phase == rank.phase else _VICTIM,
+        "doing": plain(phase_text(rank, now_s), 80) if phase == rank.phase else VICTIM,
         "bar": _bar(rank.bar),
         "steps": rank.steps,
         "steps_per_s": None if rate is None else _three_digits(rate),

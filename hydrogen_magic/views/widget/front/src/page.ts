@@ -61,7 +61,7 @@ export class Page {
     });
   }
 
-  /** Class of the element that the finished picture is in. */
+  /** Class of the element in the cell's output that the live view is put into. */
   get place(): string {
     return this.model.get("place");
   }

@@ -8,12 +8,12 @@ interface Taken {
 }
 
 /**
- * Puts the live view where the finished picture is, wherever and whenever that is in the document.
+ * Puts the live view where the gang's output is, wherever and whenever that is in the document.
  *
- * The notebook holds the picture alone, as HTML, so that it can be read without a kernel. While there is
- * one that tells of the gang, the page shows the live view in its stead; the notebook's own copy of the
- * output does not change by that. Notebooks take cells out of the document and put them back as the
- * reader scrolls, so this goes on looking.
+ * The notebook holds HTML alone, text at first and the finished picture at the end, so that it can be
+ * read without a kernel. While there is one that tells of the gang, the page shows the live view in its
+ * stead; the notebook's own copy of the output does not change by that. Notebooks take cells out of the
+ * document and put them back as the reader scrolls, so this goes on looking.
  */
 export class Place {
   private readonly taken = new Map<Element, Taken>();

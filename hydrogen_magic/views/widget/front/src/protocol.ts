@@ -229,6 +229,6 @@ export interface Traits {
   kernel_id: string;
   /** True while a cell of the kernel waits for this gang. */
   blocking: boolean;
-  /** Class of the element that the finished picture is in, once there is one. */
+  /** Class of the element in the cell's output that the live view is put into. */
   place: string;
 }
