@@ -88,6 +88,13 @@ def test_victims_alone_wait_for_somebody_to_blame() -> None:
     assert late is not None and late.culprit is not None
 
 
+def test_a_rank_that_aborted_is_to_blame_though_its_end_is_heard_of_later() -> None:
+    complaint = ev.RankFailed(1.0, 0, GLOO_CLOSED, "running")
+    aborted = ev.RankExited(1.002, 1, None, "SIGABRT")
+    found = verdict(replay([*running(2), complaint, aborted]), math.inf)
+    assert found is not None and found.culprit == 1
+
+
 def test_a_stopped_rank_is_to_blame_for_others_timeouts() -> None:
     stopped = ev.RankHealth(5.0, 2, 1, 0.0, "T")
     failed = [ev.RankFailed(10.0, rank, GLOO_TIMEOUT, "running") for rank in (0, 1)]

@@ -118,7 +118,8 @@ def verdict(state: GangState, now_s: float) -> Verdict | None:
     if now_s < first_final_s + _SETTLE_WEAK_S:
         return Verdict(None, first_final_s + _SETTLE_WEAK_S)
     absent = _absent(state)
-    first = min(finals, key=lambda one: one.at_s)
+    # A rank that aborted says no word; its peers' complaints may be heard before its end is.
+    first = min(finals, key=lambda one: (state.ranks[one.rank].failure is not None, one.at_s))
     return Verdict(first.rank if absent is None else absent, now_s)
 
 

@@ -53,12 +53,17 @@ def _cells(path: Path) -> list[dict[str, Any]]:
     return cells
 
 
-def wait_until(holds: Callable[[], Any], what: str, within_s: float = PATIENCE_MS / 1000) -> Any:
+def wait_until(
+    holds: Callable[[], Any],
+    what: str,
+    within_s: float = PATIENCE_MS / 1000,
+    every_s: float = _POLL_S,
+) -> Any:
     """Wait for something outside the page; return what ``holds`` returned."""
     deadline = time.monotonic() + within_s
     while not (found := holds()):
         assert time.monotonic() < deadline, f"{what}: not within {within_s} s"
-        time.sleep(_POLL_S)
+        time.sleep(every_s)
     return found
 
 
@@ -214,9 +219,10 @@ class NotebookPage:
 
     def save(self, code: str, mime: str, text: str) -> Path:
         """Save until a cell has such an output in the file; return the file."""
-        self.page.keyboard.press("Control+s")
 
         def saved() -> bool:
+            # again each time: an output that comes just now may not be in the page's notebook yet
+            self.page.keyboard.press("Control+s")
             try:
                 outputs = _cells(self._path)[self._codes.index(code)]["outputs"]
             except ValueError:
@@ -224,7 +230,7 @@ class NotebookPage:
             data = [output.get("data", {}) for output in outputs]
             return any(text in "".join(each.get(mime, "")) for each in data)
 
-        wait_until(saved, f"{mime} with {text!r} in the saved notebook")
+        wait_until(saved, f"{mime} with {text!r} in the saved notebook", every_s=0.5)
         return self._path
 
     def set_theme(self, name: str) -> None:
