@@ -71,7 +71,7 @@ def test_a_page_that_is_loaded_anew_shows_the_gang_and_stops_it(
     page.start(STUCK)
     run = new_run()
     pids = run.met(4)
-    page.save(STUCK, "text/plain", "still running")
+    page.save(STUCK, "text/plain", f"gang {run.id} ")
     page.reload()
     expect(page.state(STUCK)).to_have_attribute("data-state", "running")
     expect(page.widget(STUCK)).to_contain_text("all met")
@@ -87,8 +87,9 @@ def test_a_second_tab_shows_the_gang_and_stops_it_for_both(
     lab: NotebookPage, new_run: NewRun
 ) -> None:
     lab.start(STUCK)
-    pids = new_run().met(4)
-    lab.save(STUCK, "text/plain", "still running")
+    run = new_run()
+    pids = run.met(4)
+    lab.save(STUCK, "text/plain", f"gang {run.id} ")
     second = lab.second_tab()
     expect(second.state(STUCK)).to_have_attribute("data-state", "running")
     second.widget(STUCK).locator(STOP).click()
