@@ -84,7 +84,8 @@ class Page(Client):
 
     def picture(self, comm_id: str | None = None) -> str:
         """Return the finished picture of a gang, newest by default; empty while there is none."""
-        start = f'<div class="{self.models[comm_id or self.comm_id]["place"]}">'
+        place = self.models[comm_id or self.comm_id]["place"]
+        start = f'<div class="{place}"><div class="hydrogen-magic '
         return next((html for html in self._html if html.startswith(start)), "")
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
