@@ -20,7 +20,7 @@ function mount(page: Page, el: HTMLElement): () => void {
   return () => render(null, root);
 }
 
-/** The gang of a widget, and the live view in the place of its finished picture. */
+/** The gang of a widget, and the live view in the place of its output. */
 function open(model: Model): { page: Page; close: () => void } {
   const page = new Page(model);
   const place = new Place(
