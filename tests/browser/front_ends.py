@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-_HAS_KERNEL = """() => {
-  const session = window.jupyterapp?.shell.currentWidget?.sessionContext?.session;
-  return session?.kernel?.status === "idle";
+_ANSWERS = """async () => {
+  const kernel = window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel;
+  if (kernel?.status !== "idle") return false;
+  const later = new Promise((resolve) => setTimeout(() => resolve(false), 500));
+  return Promise.race([kernel.requestKernelInfo().then(() => true), later]);
 }"""
+"""Idle is not enough. ipykernel 7.0 to 7.3 leave a request unread that arrives while they send a
+reply, until the next one comes (https://github.com/ipython/ipykernel/issues/1554): a test's first
+cell would wait for ever behind the replies to what a fresh page asks. Here it is our own question
+that may wait, and the one half a second later that wakes both."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class FrontEnd:
 LAB = FrontEnd(
     name="lab",
     path="lab/tree/",
-    has_kernel=_HAS_KERNEL,
+    has_kernel=_ANSWERS,
     cell=".jp-NotebookPanel .jp-CodeCell",
     prompt=".jp-InputPrompt",
     output=".jp-Cell-outputWrapper .jp-OutputArea",
@@ -41,7 +47,7 @@ LAB = FrontEnd(
 NOTEBOOK = FrontEnd(
     name="notebook",
     path="notebooks/",
-    has_kernel=_HAS_KERNEL,
+    has_kernel=_ANSWERS,
     cell=LAB.cell,
     prompt=LAB.prompt,
     output=LAB.output,

@@ -75,10 +75,8 @@ def test_a_page_that_is_loaded_anew_shows_the_gang_and_stops_it(
     page.reload()
     expect(page.state(STUCK)).to_have_attribute("data-state", "running")
     expect(page.widget(STUCK)).to_contain_text("all met")
-    page.widget(STUCK).locator(STOP).click()
-    assert gone_within(pids, GONE_S)
+    _stop(page, STUCK, run, pids)
     assert run.all(ev.StopRequested)[0].reason == "user"
-    expect(page.state(STUCK)).to_have_attribute("data-state", "stopped")
     page.run(NEXT)
     page.shows(NEXT, "42")
 
