@@ -19,7 +19,7 @@ from typing import Any
 
 from hydrogen_magic.pickling import Pickler
 
-__all__ = ["Parcel", "copied", "from_memfd", "pack", "to_memfd", "unpack"]
+__all__ = ["Parcel", "copied", "from_memfd", "memory_file", "pack", "to_memfd", "unpack"]
 
 _MAGIC = b"H2parcl1"
 _ALIGNMENT = 64
@@ -91,7 +91,7 @@ def to_memfd(parcel: Parcel, name: str = "parcel") -> int:
     parts = [_flat(part) for part in (parcel.payload, *parcel.buffers)]
     sizes = [part.nbytes for part in parts]
     offsets, total = _layout(sizes)
-    fd = _memory_file(name)
+    fd = memory_file(name)
     try:
         os.ftruncate(fd, total)
         _write(fd, 0, memoryview(_header(sizes)))
@@ -136,7 +136,7 @@ def _layout(sizes: Sequence[int]) -> tuple[list[int], int]:
     return offsets, position
 
 
-def _memory_file(name: str) -> int:
+def memory_file(name: str) -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create(f"hydrogen_magic:{name}", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:  # no name anywhere: it goes with its last descriptor

@@ -1,8 +1,10 @@
 """The one connection between kernel and agent: ZeroMQ with CURVE, both sides proven.
 
 The kernel listens (:class:`Hub`), agents connect (:class:`AgentLink`). Every agent has a key pair of
-its own, made by the kernel for it and handed over by an inherited descriptor; the kernel lets in
-only keys it made and that are still valid. Messages are JSON, one frame each; nothing is unpickled.
+its own, made by the kernel for it and handed over by an inherited descriptor or in a Spark task's
+closure; the kernel lets in only keys it made and that are still valid. Messages are JSON, one frame
+each, sometimes with bytes in a second frame, which arrive as the message's ``"blob"``; nothing is
+unpickled.
 """
 
 from __future__ import annotations
@@ -30,12 +32,18 @@ _log = logging.getLogger(__name__)
 
 __all__ = ["AgentKeys", "AgentLink", "Hub"]
 
+Blob = bytes | memoryview
+
 _DOMAIN = "hydrogen"
 """Must be named on both ends: libzmq's wildcard refuses even keys that are allowed."""
 _MAX_MESSAGE_BYTES = 64 << 20
 _MAX_DIRECTORY_BYTES = 100
 _HANDSHAKE_MS = 3000
 """A connection that has not proven itself by then is dropped, silent ones included."""
+_BEAT_MS = 2000
+_SILENCE_MS = 40_000
+"""A connection without a word or an answered ping for this long is over. ZeroMQ's own threads ping and
+answer, so a kernel whose Python is busy for a minute does not seem dead."""
 _FAILED_HANDSHAKES = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -65,6 +73,8 @@ class Hub:
         """Connections that could not prove themselves."""
         self._directory = _short_private_directory()
         self._endpoint = f"ipc://{self._directory}/hub"
+        self._endpoints: dict[str, str] = {}
+        """Address -> where agents of other machines connect to."""
         self._server_key, self._server_secret = zmq.curve_keypair()
         self._receivers: dict[str, Callable[[dict[str, Any]], None]] = {}
         self._routes: dict[str, bytes] = {}
@@ -80,6 +90,19 @@ class Hub:
 
     # ── called on the loop ──
 
+    def listen(self, address: str) -> str:
+        """Listen for agents of other machines too; return where (``tcp://address:port``).
+
+        ``address``: one of this machine's, or a name of it. Raises PlacementError where that fails.
+        """
+        if address not in self._endpoints:
+            try:
+                self._socket.bind(f"tcp://{address}:*")
+            except zmq.ZMQError as error:
+                raise PlacementError(f"cannot listen on {address} for agents: {error}") from None
+            self._endpoints[address] = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return self._endpoints[address]
+
     def admit(self, on_message: Callable[[dict[str, Any]], None]) -> AgentKeys:
         """Return keys for a new agent, whose messages go to ``on_message`` on the loop."""
         keys = AgentKeys(self._endpoint, self._server_key)
@@ -91,11 +114,11 @@ class Hub:
         self._receivers.pop(key, None)
         self._routes.pop(key, None)
 
-    def send(self, key: str, message: dict[str, Any]) -> None:
+    def send(self, key: str, message: dict[str, Any], blob: Blob | None = None) -> None:
         """Send to the agent of this key, which must have said something before."""
         route = self._routes.get(key)
         if route is not None:
-            self._socket.send_multipart([route, json.dumps(message).encode()])
+            self._socket.send_multipart([route, *_parts(message, blob)])
 
     # ── called from any thread ──
 
@@ -163,11 +186,11 @@ class Hub:
             # The key that was proven in the handshake, not what the message says of itself.
             key = str(parts[-1].get("User-Id"))
             receiver = self._receivers.get(key)
-            if receiver is None or len(parts) != 2:
+            if receiver is None or len(parts) not in (2, 3):
                 continue
             self._routes[key] = parts[0].bytes
             try:
-                receiver(json.loads(parts[1].bytes))
+                receiver(_message(parts[1:]))
             except Exception:  # one agent's bad message must not deafen us to the others
                 _log.exception("a message of an agent could not be taken")
 
@@ -175,6 +198,17 @@ class Hub:
         while True:
             parse_monitor_message(await monitor.recv_multipart())
             self.rejected += 1
+
+
+def _parts(message: dict[str, Any], blob: Blob | None) -> list[Any]:
+    return [json.dumps(message).encode(), *([] if blob is None else [blob])]
+
+
+def _message(parts: list[zmq.Frame]) -> dict[str, Any]:
+    message: dict[str, Any] = json.loads(parts[0].bytes)
+    if len(parts) > 1:
+        message["blob"] = parts[1].buffer
+    return message
 
 
 def _short_private_directory() -> str:
@@ -200,9 +234,13 @@ class AgentLink:
         self._socket.maxmsgsize = _MAX_MESSAGE_BYTES
         self._socket.linger = 500
         self._socket.rcvhwm = self._socket.sndhwm = 0
+        if not endpoint.startswith("ipc:"):
+            self._socket.heartbeat_ivl = _BEAT_MS
+            self._socket.heartbeat_timeout = _SILENCE_MS
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._socket.connect(endpoint)
 
-    def send(self, message: dict[str, Any]) -> None:
+    def send(self, message: dict[str, Any], blob: Blob | None = None) -> None:
         """Queue ``message``; ZeroMQ delivers in order.
 
         Raises ValueError when it is too large: ZeroMQ would drop it, and the connection with it.
@@ -210,12 +248,15 @@ class AgentLink:
         data = json.dumps(message).encode()
         if len(data) > _MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {len(data)} bytes: {_MAX_MESSAGE_BYTES} at most")
-        self._socket.send(data)
+        self._socket.send_multipart([data, *([] if blob is None else [blob])])
 
     async def receive(self) -> dict[str, Any]:
         """Return the next message of the kernel."""
-        message: dict[str, Any] = json.loads(await self._socket.recv())
-        return message
+        return _message(await self._socket.recv_multipart(copy=False))
+
+    async def lost(self) -> None:
+        """Return when a connection there was has ended: what is on the way may be lost with it."""
+        await self._monitor.recv_multipart()
 
     def clean_up_after_hub(self) -> None:
         """Remove the socket's directory in the stead of a kernel that was killed."""
@@ -225,4 +266,5 @@ class AgentLink:
 
     def close(self) -> None:
         with suppress(zmq.ZMQError), warnings.catch_warnings():
+            self._socket.disable_monitor()
             self._context.destroy(linger=200)

@@ -23,6 +23,7 @@ KERNEL = textwrap.dedent(
     import hydrogen_magic as hm
     from tests import ranks
 
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored by what nohup started
     forked = 0
     if "forks" in sys.argv:  # a child that holds every descriptor of the kernel open
         forked = os.fork()

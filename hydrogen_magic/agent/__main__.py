@@ -1,13 +1,17 @@
-"""``python -m hydrogen_magic.agent FD``: one agent, told who its kernel is over the inherited FD."""
+"""``python -m hydrogen_magic.agent FD``: one agent, told over the inherited FD who its kernel is."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 import sys
+from typing import TYPE_CHECKING, Any
 
 from hydrogen_magic import frames, processes
 from hydrogen_magic.agent.nursery import Nursery
+
+if TYPE_CHECKING:
+    from hydrogen_magic.agent.tether import Tether
 
 
 def main() -> None:
@@ -16,14 +20,24 @@ def main() -> None:
     received = frames.receive(frames.FrameReader(handover))
     if received is None:
         return  # the kernel has gone already
-    boot = received[0]
+    boot, fds = received
     processes.become_subreaper()
     nursery = Nursery()
     nursery.start(boot["fingerprint"], boot["env"], boot["sys_path"], boot["preload"])
 
     from hydrogen_magic.agent.supervise import Agent
 
-    asyncio.run(Agent(boot, handover, nursery).run())
+    asyncio.run(Agent(boot, _tether(boot, handover, fds), nursery).run())
+
+
+def _tether(boot: dict[str, Any], handover: socket.socket, fds: list[int]) -> Tether:
+    if boot["kernel_pid"] is None:
+        from hydrogen_magic.agent.afar import Afar
+
+        return Afar(boot, socket.socket(fileno=fds[0]))
+    from hydrogen_magic.agent.tether import Beside
+
+    return Beside(boot, handover)
 
 
 if __name__ == "__main__":

@@ -74,6 +74,11 @@ class Crew:
     def now_s(self) -> float:
         return time.monotonic() - self._zero_s
 
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it was told to end before its ranks were started."""
+        return self._cancelled
+
     async def run(self, closure_fd: int, start_template: Callable[[], None]) -> None:
         """Start the ranks, wait for their end, and sweep up; returns when nothing is left."""
         try:
@@ -119,6 +124,14 @@ class Crew:
         first = int(self._launch["slots"][0]["rank"])
         report = ev.ErrorReport(type(error).__name__, message)
         self._emit(ev.RankFailed(self.now_s(), first, report, "starting"))
+
+    def lose(self, rank: int, why: ev.ErrorReport) -> None:
+        """End a rank at once whose place on this machine is gone, and say so."""
+        one = self._ranks.get(rank)
+        if one is None or not one.exited:
+            self._emit(ev.RankFailed(self.now_s(), rank, why, "running" if one else "starting"))
+        if one is not None:
+            one.signal(signal.SIGKILL)
 
     def _first_detail(self) -> str:
         modules = self._launch["preload"]

@@ -13,14 +13,13 @@ import resource
 import signal
 import socket
 import sys
-from pathlib import Path
 from typing import Any
 
 from hydrogen_magic import events as ev
-from hydrogen_magic import frames, record
 from hydrogen_magic.agent.crew import Crew
 from hydrogen_magic.agent.nursery import Nursery
 from hydrogen_magic.agent.service import Service
+from hydrogen_magic.agent.tether import Tether
 from hydrogen_magic.wire import AgentLink
 
 __all__ = ["Agent"]
@@ -41,16 +40,15 @@ _MAX_SPARES = 16
 class Agent:
     """Talks to the kernel, owns the nursery and at most one crew."""
 
-    def __init__(self, boot: dict[str, Any], handover: socket.socket, nursery: Nursery) -> None:
+    def __init__(self, boot: dict[str, Any], tether: Tether, nursery: Nursery) -> None:
         self._boot = boot
-        self._handover = handover
-        self._handed_over = frames.FrameReader(handover)
+        self._tether = tether
         self._nursery = nursery
         self._crew: Crew | None = None
         self._link = AgentLink(boot["endpoint"], boot["server_key"], boot["key"], boot["secret"])
         self._outbox: list[list[Any]] = []
         self._flushing: asyncio.TimerHandle | None = None
-        self._held = _listen(boot["bind"])
+        self._held = _listen(tether.bind)
         self._closing = asyncio.Event()
         self._standing: Service | None = None
         """What serves the next gang's rendezvous already, most likely."""
@@ -65,7 +63,7 @@ class Agent:
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         loop.add_signal_handler(signal.SIGTERM, self._closing.set)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        kernel = self._watch_kernel()
+        self._tether.begin(self._link, self._closing.set)
         self._link.send(self._hello())
         self._start(self._get_ready())
         receiving = asyncio.ensure_future(self._receive())
@@ -76,7 +74,7 @@ class Agent:
         await asyncio.wait([receiving])
         if not receiving.cancelled() and receiving.exception() is not None:
             print("hydrogen_magic agent:", repr(receiving.exception()), file=sys.stderr)
-        loop.remove_reader(kernel)
+        self._tether.close()
         for signum in (signal.SIGCHLD, signal.SIGTERM):
             loop.remove_signal_handler(signum)
         self._link.close()
@@ -89,8 +87,13 @@ class Agent:
     def _when_idle(self, n_spares: int) -> None:
         """Import ahead once no gang has come for a moment; its ranks would wait for that."""
         loop = asyncio.get_running_loop()
-        ahead = self._import_ahead
-        self._idle = loop.call_later(_IDLE_S, lambda: self._start(ahead(n_spares)))
+        self._idle = loop.call_later(_IDLE_S, self._begin_import_ahead, n_spares)
+
+    def _begin_import_ahead(self, n_spares: int) -> None:
+        # A gang waits for it as for all that is prepared: at a gang's end whatever descends from us
+        # is killed, and workers that are just being forked would be as well.
+        if self._crew is None:
+            self._preparing = asyncio.ensure_future(self._import_ahead(n_spares))
 
     async def _import_ahead(self, n_spares: int) -> None:
         try:
@@ -103,7 +106,7 @@ class Agent:
         return {
             "hello": {
                 "pid": os.getpid(), "host": os.uname().nodename,
-                "python": platform.python_version(),
+                "python": platform.python_version(), **self._tether.hello(),
             },
             "held": self._held.getsockname()[:2],
         }  # fmt: skip
@@ -122,52 +125,42 @@ class Agent:
 
     # ── the kernel ──
 
-    def _watch_kernel(self) -> int:
-        """Leave when the kernel ends. Not told by a closed pipe: its forks may hold that open."""
-        fd = os.pidfd_open(self._boot["kernel_pid"])
-        asyncio.get_running_loop().add_reader(fd, self._on_kernels_end)
-        return fd
-
-    def _on_kernels_end(self) -> None:
-        self._link.clean_up_after_hub()
-        self._closing.set()
-
     async def _receive(self) -> None:
         while True:
             message = await self._link.receive()
             action = message["do"]
-            if action == "launch":
-                if self._idle is not None:
-                    self._idle.cancel()
-                # At once: a stop may be the next message, and must find the crew.
-                service = self._service_for(message)
-                self._crew = Crew(message, self._nursery, self._emit, self._hand_over, service)
-                self._start(self._serve(self._crew, message))
+            if self._tether.take(message):
+                pass
+            elif action == "launch":
+                self._launch(self._tether.localized(message))
+            elif action == "quit":
+                self._closing.set()
             elif action == "stacks":
                 self._start(self._tell_stacks())
             elif self._crew is not None and message["gang"] == self._crew.gang:
                 self._crew.obey(message)
 
-    def _closure_of(self, crew: Crew) -> int:
-        """Take the closure that the kernel handed over just before its ``launch`` message."""
-        while (received := frames.receive(self._handed_over)) is not None:
-            message, (fd,) = received
-            if (message["gang"], message["attempt"]) == (crew.gang, crew.attempt):
-                return fd
-            os.close(fd)  # of a launch that never came
-        raise ConnectionError("the kernel closed the connection")
+    def _launch(self, message: dict[str, Any]) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        # At once: a stop may be the next message, and must find the crew.
+        service = self._service_for(message)
+        self._crew = Crew(message, self._nursery, self._emit, self._hand_over, service)
+        self._start(self._serve(self._crew, message))
 
     # ── a gang ──
 
     async def _serve(self, crew: Crew, launch: dict[str, Any]) -> None:
         try:
-            closure_fd = self._closure_of(crew)
+            closure_fd = await self._tether.closure(crew)
             if self._preparing is not None:
                 await asyncio.wait([self._preparing])
             await crew.run(closure_fd, lambda: self._start_template(launch))
         except Exception as error:  # whatever it is, the kernel waits for this gang's end
             crew.report_fault(error)
         finally:
+            self._flush()
+            await self._tether.finish(crew)
             self._finish(crew)
         self._preparing = asyncio.ensure_future(self._prepare(launch))
 
@@ -181,12 +174,13 @@ class Agent:
         self._held.close()  # a store must never serve two attempts
         swept = {"swept": crew.gang, "attempt": crew.attempt}
         try:
-            self._held = _listen(self._boot["bind"])
+            self._held = _listen(self._tether.bind)
         except OSError:
             self._send({**swept, "held": None})
             self._closing.set()  # of no use without a port; the kernel starts another agent
             raise
         self._send({**swept, "held": self._held.getsockname()[:2]})
+        self._tether.released(crew.gang, crew.attempt)
 
     async def _prepare(self, launch: dict[str, Any]) -> None:
         """Get ready for another gang like this one: the most likely next."""
@@ -245,7 +239,7 @@ class Agent:
         """Pass a file of a rank's on to the kernel: its result, or its profile."""
         if self._crew is not None:
             message = {"gang": self._crew.gang, "attempt": self._crew.attempt, **label}
-            frames.send(self._handover, message, [fd])
+            self._tether.hand_over(message, fd)
         os.close(fd)
 
     async def _tell_stacks(self) -> None:
@@ -281,15 +275,11 @@ class Agent:
         """End the gang and everything else that descends from us, at once."""
         if self._crew is not None:
             self._crew.kill()
-            self._note_end(self._crew)
+            self._tether.kernel_ended(self._crew)
             await self._crew.sweep()
         if self._standing is not None:
             self._standing.end()
         self._nursery.close()
-
-    def _note_end(self, crew: Crew) -> None:
-        """Finish the run's record in the kernel's stead: it has gone and cannot."""
-        record.write_end(Path(crew.record_dir), ev.KERNEL_ENDED)
 
 
 def _listen(address: str) -> socket.socket:

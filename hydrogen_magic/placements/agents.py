@@ -24,10 +24,10 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import Any
 
-from hydrogen_magic import events as ev
 from hydrogen_magic import frames, parcel, processes, record
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.placements import Sink
+from hydrogen_magic.placements.peers import Peer
 from hydrogen_magic.wire import Hub
 
 __all__ = ["Agent", "close", "fingerprint", "hub", "import_path", "pool", "warm_up"]
@@ -38,18 +38,11 @@ _HELLO_S = 60.0
 _CLOSE_S = 5.0
 
 
-class Agent:
-    """One agent process. Made, used and ended on the hub's loop."""
+class Agent(Peer):
+    """One agent process on this machine."""
 
     def __init__(self, hub: Hub, digest: str, preload: Sequence[str]) -> None:
-        self._hub = hub
-        self.sink: Sink | None = None
-        self.attempt: tuple[str, int] | None = None
-        self.alive = True
-        self.held: tuple[str, int] = ("", 0)
-        self._ready: asyncio.Future[None] = hub.loop.create_future()
-        self._swept: asyncio.Future[None] | None = None
-        self._keys = hub.admit(self._on_message)
+        super().__init__(hub)
         self._handover, theirs = socket.socketpair()
         self._handed_over = frames.FrameReader(self._handover)
         self._marks = {
@@ -66,8 +59,8 @@ class Agent:
 
     def _boot(self, digest: str, preload: Sequence[str]) -> dict[str, Any]:
         return {
-            "endpoint": self._keys.endpoint, "server_key": self._keys.server_key,
-            "key": self._keys.key, "secret": self._keys.secret,
+            "endpoint": self.keys.endpoint, "server_key": self.keys.server_key,
+            "key": self.keys.key, "secret": self.keys.secret,
             "kernel_pid": os.getpid(), "bind": _LOOPBACK, "env": {**os.environ, **self._marks},
             "sys_path": import_path(), "fingerprint": digest, "preload": list(preload),
         }  # fmt: skip
@@ -79,10 +72,6 @@ class Agent:
         """Variables by which everything that descends from the agent can be told."""
         return self._marks
 
-    def send(self, action: str, **fields: Any) -> None:
-        gang = self.attempt[0] if self.attempt else ""
-        self._hub.send(self._keys.key, {"gang": gang, **fields, "do": action})
-
     def launch(self, message: dict[str, Any], closure_fd: int) -> None:
         """Have the agent start what ``message`` says, with the closure in ``closure_fd``."""
         label = {"gang": message["gang"], "attempt": message["attempt"]}
@@ -91,15 +80,10 @@ class Agent:
         self._handover.setblocking(False)
         self.send("launch", **message)
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether it has said hello."""
-        return self._ready.done()
-
     async def ready(self) -> None:
         """Wait for the agent's hello."""
         try:
-            await asyncio.wait_for(asyncio.shield(self._ready), _HELLO_S)
+            await asyncio.wait_for(asyncio.shield(self.greeted), _HELLO_S)
         except asyncio.TimeoutError:
             raise PlacementError(f"the agent did not start within {_HELLO_S:.0f} s") from None
         if not self.alive:
@@ -107,40 +91,17 @@ class Agent:
 
     async def swept(self) -> None:
         """Wait until nothing of the launched attempt is left."""
-        self._swept = self._hub.loop.create_future()
-        await self._swept
+        await self.expect_sweep()
         self._on_handover()  # results travel beside the messages, so the last may still wait there
 
-    def _on_message(self, message: dict[str, Any]) -> None:
-        try:
-            self._take(message)
-        except (
-            Exception
-        ) as error:  # a fault of ours or of the agent's: this gang ends, others go on
-            if self._swept is None or self._swept.done():
-                raise
-            self._swept.set_exception(error)
-            self.process.kill()
-
-    def _take(self, message: dict[str, Any]) -> None:
-        if "hello" in message:
-            self.held = tuple(message["held"])
-            self._finish(self._ready)
-        elif message.get("gang", message.get("swept")) != (self.attempt or ("",))[0]:
-            pass  # of a gang that has ended
-        elif "swept" in message:
-            if message["held"] is not None:  # else it is about to end
-                self.held = tuple(message["held"])
-            self._finish(self._swept)
-        elif self.sink is not None and self.attempt == (message["gang"], message["attempt"]):
-            for encoded in message["events"]:
-                self.sink.emit(ev.decode(encoded))
+    def kill(self) -> None:
+        self.process.kill()
 
     def _on_handover(self) -> None:
         with suppress(BlockingIOError):
             while self._handed_over.feed():
                 pass
-            self._hub.loop.remove_reader(self._handover)
+            self.hub.loop.remove_reader(self._handover)
         for message, fds in self._handed_over.messages():
             if self.sink is not None and self.attempt == (message["gang"], message["attempt"]):
                 _pass_on(self.sink, message, fds[0])
@@ -151,21 +112,17 @@ class Agent:
         """The agent has ended, asked or not; its ranks died with it (parent-death signal)."""
         self.process.wait()
         self._let_go()
-        self._finish(self._ready)
+        self.finish(self.greeted)
         if self._swept is not None and not self._swept.done():
             processes.sweep_orphans(processes.AGENT, {self._marks[processes.AGENT]})
-            self._swept.set_exception(ChildProcessError(_how_it_ended(self.process.returncode)))
-
-    def _finish(self, future: asyncio.Future[None] | None) -> None:
-        if future is not None and not future.done():
-            future.set_result(None)
+            self.fail(ChildProcessError(_how_it_ended(self.process.returncode)))
 
     def _let_go(self) -> None:
         if self.alive:
             self.alive = False
-            self._hub.dismiss(self._keys.key)
-            self._hub.loop.remove_reader(self._exit_fd)
-            self._hub.loop.remove_reader(self._handover)
+            self.hub.dismiss(self.keys.key)
+            self.hub.loop.remove_reader(self._exit_fd)
+            self.hub.loop.remove_reader(self._handover)
             os.close(self._exit_fd)
             self._handover.close()
             self._handed_over.close()

@@ -1,0 +1,123 @@
+"""What ties an agent to a kernel on the same machine, the wire apart.
+
+Closures, results and profiles go as descriptors of memory files over an inherited socket, logs to
+the kernel's own directory; and the kernel's end is seen by its process.
+:mod:`~hydrogen_magic.agent.afar` is the same for a kernel elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from hydrogen_magic import events as ev
+from hydrogen_magic import frames, record
+from hydrogen_magic.agent.crew import Crew
+from hydrogen_magic.wire import AgentLink
+
+__all__ = ["Beside", "Tether"]
+
+
+class Tether(Protocol):
+    """What an agent asks of whoever knows where its kernel is."""
+
+    bind: str
+    """Address for what ranks meet at."""
+
+    def begin(self, link: AgentLink, over: Callable[[], None]) -> None:
+        """Watch kernel and machine from now on; ``over`` is called when there is no use in going on."""
+        ...
+
+    def hello(self) -> dict[str, Any]:
+        """Return what the kernel should know beside the usual."""
+        ...
+
+    def take(self, message: dict[str, Any]) -> bool:
+        """Take a message of the kernel; False when it is not for the tether."""
+        ...
+
+    def localized(self, launch: dict[str, Any]) -> dict[str, Any]:
+        """Return a ``launch`` with this machine's paths, environment and clock."""
+        ...
+
+    async def closure(self, crew: Crew) -> int:
+        """Return the descriptor of what ``crew`` runs, the caller's to close."""
+        ...
+
+    def hand_over(self, label: dict[str, Any], fd: int) -> None:
+        """Pass a rank's file on to the kernel; ``fd`` stays the caller's."""
+        ...
+
+    async def finish(self, crew: Crew) -> None:
+        """Return when all that was handed over has arrived, and what served this gang alone is gone."""
+        ...
+
+    def released(self, gang: str, attempt: int) -> None:
+        """The kernel knows that nothing of the attempt is left."""
+        ...
+
+    def kernel_ended(self, crew: Crew) -> None:
+        """The gang is ended because the kernel has."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Beside:
+    """See :class:`Tether`."""
+
+    def __init__(self, boot: dict[str, Any], handover: socket.socket) -> None:
+        self.bind = str(boot["bind"])
+        self._kernel_pid = int(boot["kernel_pid"])
+        self._handover = handover
+        self._handed_over = frames.FrameReader(handover)
+        self._kernel = -1
+
+    def begin(self, link: AgentLink, over: Callable[[], None]) -> None:
+        """Not told by a closed pipe: the kernel's forks may hold that open."""
+
+        def on_kernels_end() -> None:
+            link.clean_up_after_hub()
+            over()
+
+        self._kernel = os.pidfd_open(self._kernel_pid)
+        asyncio.get_running_loop().add_reader(self._kernel, on_kernels_end)
+
+    def hello(self) -> dict[str, Any]:
+        return {}
+
+    def take(self, message: dict[str, Any]) -> bool:
+        return False
+
+    def localized(self, launch: dict[str, Any]) -> dict[str, Any]:
+        return launch
+
+    async def closure(self, crew: Crew) -> int:
+        """Take what the kernel handed over just before its ``launch`` message."""
+        while (received := frames.receive(self._handed_over)) is not None:
+            message, (fd,) = received
+            if (message["gang"], message["attempt"]) == (crew.gang, crew.attempt):
+                return fd
+            os.close(fd)  # of a launch that never came
+        raise ConnectionError("the kernel closed the connection")
+
+    def hand_over(self, label: dict[str, Any], fd: int) -> None:
+        frames.send(self._handover, label, [fd])
+
+    async def finish(self, crew: Crew) -> None:
+        """It has arrived with the call."""
+
+    def released(self, gang: str, attempt: int) -> None:
+        """Nobody waits for that here."""
+
+    def kernel_ended(self, crew: Crew) -> None:
+        """Finish the run's record in the kernel's stead: it has gone and cannot."""
+        record.write_end(Path(crew.record_dir), ev.KERNEL_ENDED)
+
+    def close(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._kernel)
+        os.close(self._kernel)
