@@ -118,7 +118,7 @@ def launch_captured(captured: capture.Captured, spec: JobSpec, *, title: str) ->
 
 
 def _conduct(gang: Gang, job: Job, loop: asyncio.AbstractEventLoop) -> None:
-    conductor = Conductor(gang, job, placements.get(job.spec.placement).open(), loop)
+    conductor = Conductor(gang, job, placements.get(job.spec.placement).open(job.spec), loop)
     gang.attach(conductor)
     _running[gang.id] = gang
     done = asyncio.run_coroutine_threadsafe(conductor.run(), loop)
@@ -142,6 +142,7 @@ def _run_inline(gang: Gang, job: Job) -> None:
             inline.run_here(attempt, Sink(gang.emit, gang.deliver))
     except BaseException as problem:  # the user's, an interrupt included: raised by raise_for_state
         error = problem
+    job.close(keep_checkpoints=error is not None)
     now_s = time.monotonic() - job.clock_zero_s
     if error is None:
         gang.emit(ev.GangEnded(now_s, "SUCCEEDED", "1 rank finished"))
@@ -308,7 +309,7 @@ def launch(
     Args:
         function: may live in the notebook, a local module or a package; travels with all it uses.
         np: number of ranks; ``-N`` means N ranks on this machine.
-        on: placement: ``"local"`` or ``"inline"``.
+        on: placement: ``"local"``, ``"spark"`` or ``"inline"``.
         rendezvous: how ranks find each other: ``"torch"``.
         gpu: True: a GPU for every rank; False: none; None: GPUs if every rank can have one.
         env: environment variables of every rank.

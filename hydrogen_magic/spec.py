@@ -6,9 +6,20 @@ without any effect, a :class:`Slot` is the place of one rank in it.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 
-__all__ = ["DEFAULT_MAX_CLOSURE_BYTES", "JobSpec", "Plan", "RENDEZVOUS_VARIABLES", "Slot"]
+__all__ = [
+    "DEFAULT_MAX_CLOSURE_BYTES",
+    "JobSpec",
+    "LOOPBACK",
+    "Plan",
+    "RENDEZVOUS_VARIABLES",
+    "Slot",
+]
+
+LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
+"""Interface that keeps ranks of one machine off the network."""
 
 RENDEZVOUS_VARIABLES = frozenset(
     (
@@ -97,6 +108,10 @@ class Slot:
     host: str
     gpu: str | None = None
     """Index or UUID of the rank's own GPU on its host, None without one."""
+    address: str = "127.0.0.1"
+    """IPv4 address of the host among the gang's hosts."""
+    interface: str = ""
+    """Network interface by which its ranks talk to the others; empty: whatever libraries choose."""
 
 
 @dataclass(frozen=True)

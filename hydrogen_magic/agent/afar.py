@@ -24,21 +24,22 @@ from typing import Any
 from hydrogen_magic import frames
 from hydrogen_magic.agent.crew import Crew
 from hydrogen_magic.agent.ledger import Clock, Logs
+from hydrogen_magic.agent.network import interface_of
 from hydrogen_magic.events import ErrorReport
 from hydrogen_magic.parcel import memory_file
 from hydrogen_magic.transfer import Incoming, Outgoing
 from hydrogen_magic.wire import AgentLink
+from hydrogen_magic.worker import checkpoint
 
 __all__ = ["Afar"]
 
 _BEAT_S = 2.0
 _POLL_S = 0.02
-_CHECKPOINTS = "HYDROGEN_MAGIC_CHECKPOINTS"
 _Key = tuple[str, int]
 """Gang and attempt."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Task:
     """One connection on the Unix socket."""
 
@@ -92,7 +93,7 @@ class Afar:
         ]
 
     def hello(self) -> dict[str, Any]:
-        return {"cpus": len(os.sched_getaffinity(0)), "folder": str(self._folder)}
+        return {"interface": interface_of(self.bind)}
 
     async def _beat(self) -> None:
         """Tell the kernel that we are alive, compare clocks, and leave when nobody came for long."""
@@ -260,7 +261,8 @@ class Afar:
         record_dir = self._folder / "runs" / launch["gang"]
         record_dir.mkdir(parents=True, exist_ok=True)
         self._ranks = {slot["partition"]: slot["rank"] for slot in launch["slots"]}
-        env = {**self._boot["env"], **self._checkpoints(launch), **launch["env"]}
+        env = {"OMP_NUM_THREADS": "1", **self._boot["env"]}
+        env |= {**self._checkpoints(launch), **launch["env"]}
         return {
             **launch, "record_dir": str(record_dir), "env": env, "cwd": self._cwd(launch["cwd"]),
             "sys_path": self._boot["sys_path"],
@@ -268,12 +270,10 @@ class Afar:
         }  # fmt: skip
 
     def _checkpoints(self, launch: dict[str, Any]) -> dict[str, str]:
-        """Return where checkpoints go: the kernel's own directory where this machine sees it too."""
-        shared = Path(launch["checkpoints"])
-        if (shared / launch["probe"]).exists():
-            return {_CHECKPOINTS: str(shared), f"{_CHECKPOINTS}_SHARED": "1"}
-        own = str(self._own_checkpoints(launch["gang"]))
-        return {_CHECKPOINTS: own, f"{_CHECKPOINTS}_SHARED": "0"}
+        """Return where checkpoints go: the kernel's own directory where all machines see it."""
+        shared = launch["checkpoints"]
+        folder = Path(shared) if shared else self._own_checkpoints(launch["gang"])
+        return dict(checkpoint.environment(folder, is_shared=bool(shared)))
 
     def _cwd(self, wanted: str) -> str:
         """Return the notebook's directory where it is here as well, else one of our own."""
@@ -308,7 +308,8 @@ class Afar:
             os.close(fd)
 
     async def _send_log(self, rank: int, data: bytes) -> None:
-        await self._outgoing.send({"log": rank}, memoryview(data))
+        assert self._crew is not None
+        await self._outgoing.send({"log": rank, "gang": self._crew.gang}, memoryview(data))
 
     async def finish(self, crew: Crew) -> None:
         while self._handing_over:

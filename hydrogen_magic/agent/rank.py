@@ -15,6 +15,7 @@ from hydrogen_magic import frames, processes
 from hydrogen_magic.agent.gpus import Use
 from hydrogen_magic.agent.nursery import Worker
 from hydrogen_magic.agent.output import CHUNK, Allowance, LiveText, RankLog
+from hydrogen_magic.worker import checkpoint
 
 __all__ = ["Rank"]
 
@@ -55,6 +56,7 @@ class Rank:
         self._live = {"stdout": LiveText(), "stderr": LiveText()}
         self._reader = frames.FrameReader(worker.control)
         self._stacks_read = 0
+        self._checkpoints = ""
         self._cpu: tuple[float, int] | None = None
         self._oom_kills = processes.oom_kills()
         loop = asyncio.get_running_loop()
@@ -65,6 +67,7 @@ class Rank:
 
     def go(self, message: dict[str, Any], fds: Sequence[int], device: str) -> None:
         """Send the worker off."""
+        self._checkpoints = message["env"].get(checkpoint.FOLDER, "")
         self.worker.control.setblocking(True)
         try:
             frames.send(self.worker.control, message, fds)
@@ -102,6 +105,8 @@ class Rank:
             self._emit(ev.RankResult(self._now_s(), self.rank, int(message["result"])))
         if "profile" in message:
             self._hand_over({"rank": self.rank, "profile": int(message["profile"])}, fds[0])
+        if "checkpoint" in message:
+            self._hand_over_checkpoint(str(message["checkpoint"]))
         for encoded in message.get("events", ()):
             try:
                 event = ev.decode(encoded)
@@ -112,6 +117,13 @@ class Rank:
             if getattr(event, "rank", None) == self.rank or of_the_gang:
                 self._note(event)
                 self._emit(event)
+
+    def _hand_over_checkpoint(self, name: str) -> None:
+        try:
+            fd = os.open(os.path.join(self._checkpoints, os.path.basename(name)), os.O_RDONLY)
+        except FileNotFoundError:
+            return  # a newer one has replaced it already, and comes next
+        self._hand_over({"rank": self.rank, "checkpoint": os.path.basename(name)}, fd)
 
     def _note(self, event: ev.Event) -> None:
         if isinstance(event, ev.RankPhase) and event.phase == "finishing":

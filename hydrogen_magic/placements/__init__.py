@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from hydrogen_magic.spec import JobSpec, Plan
 
 __all__ = ["Attempt", "Crew", "Job", "NAMES", "Placement", "Sink", "get"]
 
-NAMES = ("local", "inline")
+NAMES = ("local", "spark", "inline")
 """What :func:`get` knows."""
 
 
@@ -42,10 +43,17 @@ class Job:
     clock_zero_s: float
     """``time.monotonic()`` of this process that is ``at_s == 0``."""
 
-    def close(self) -> None:
-        """Let go of the closure."""
+    @property
+    def checkpoints(self) -> Path:
+        """Where ranks on this machine save what their next attempt goes on from."""
+        return self.record_dir / "checkpoints"
+
+    def close(self, *, keep_checkpoints: bool) -> None:
+        """Let go of the closure, and of what may be gigabytes unless somebody may want it yet."""
         if self.closure_fd is not None:
             os.close(self.closure_fd)
+        if not keep_checkpoints:
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
 
 
 @dataclass(frozen=True)
@@ -110,7 +118,7 @@ class Placement(Protocol):
         """Return who runs where; raises PlacementError when that is impossible. No effect."""
         ...
 
-    def open(self) -> Crew:
+    def open(self, spec: JobSpec) -> Crew:
         """Return a crew for one gang; the inline placement has none and runs in the kernel itself."""
         ...
 
@@ -121,6 +129,10 @@ def get(name: str) -> Placement:
         from hydrogen_magic.placements.local import LocalPlacement
 
         return LocalPlacement()
+    if name == "spark":
+        from hydrogen_magic.placements.spark import SparkPlacement
+
+        return SparkPlacement()
     if name == "inline":
         from hydrogen_magic.placements.inline import InlinePlacement
 

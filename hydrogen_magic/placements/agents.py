@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
@@ -30,7 +30,16 @@ from hydrogen_magic.placements import Sink
 from hydrogen_magic.placements.peers import Peer
 from hydrogen_magic.wire import Hub
 
-__all__ = ["Agent", "close", "fingerprint", "hub", "import_path", "pool", "warm_up"]
+__all__ = [
+    "Agent",
+    "before_closing",
+    "close",
+    "fingerprint",
+    "hub",
+    "import_path",
+    "pool",
+    "warm_up",
+]
 
 _LOOPBACK = "127.0.0.1"
 _HELLO_S = 60.0
@@ -246,6 +255,7 @@ def hub() -> Hub:
     with _hub_lock:
         if _hub is None or _hub_pid != os.getpid():
             _hub, _hub_pid, _pool = Hub(), os.getpid(), _Pool()
+            _closers.clear()
         return _hub
 
 
@@ -261,13 +271,27 @@ def warm_up(preload: Sequence[str]) -> None:
     current.loop.call_soon_threadsafe(start)
 
 
+_closers: list[Callable[[], Awaitable[None]]] = []
+
+
+def before_closing(close: Callable[[], Awaitable[None]]) -> None:
+    """Have ``close`` awaited on the hub's loop before this process's next hub ends."""
+    _closers.append(close)
+
+
+async def _close_all() -> None:
+    closers = [_pool.close, *_closers]
+    _closers.clear()
+    await asyncio.gather(*(one() for one in closers))
+
+
 def close() -> None:
     """End all agents of this process, running gangs included, and the hub. Safe to call twice."""
     global _hub
     with _hub_lock:
         current, _hub = _hub, None
     if current is not None and _hub_pid == os.getpid():
-        done: Future[None] = asyncio.run_coroutine_threadsafe(_pool.close(), current.loop)
+        done: Future[None] = asyncio.run_coroutine_threadsafe(_close_all(), current.loop)
         with suppress(FutureTimeoutError):  # not yet the built-in one in Python 3.10
             done.result(timeout=3 * _CLOSE_S)
         current.close()

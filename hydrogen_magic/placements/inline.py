@@ -16,8 +16,8 @@ from contextlib import ExitStack, contextmanager
 from hydrogen_magic import events as ev
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.placements import Attempt, Crew, Job, Sink, devices
-from hydrogen_magic.spec import JobSpec, Plan, Slot
-from hydrogen_magic.worker import namespace, reporter, watch
+from hydrogen_magic.spec import LOOPBACK, JobSpec, Plan, Slot
+from hydrogen_magic.worker import checkpoint, namespace, reporter, watch
 
 __all__ = ["InlinePlacement", "run_here"]
 
@@ -32,9 +32,11 @@ class InlinePlacement:
                 "use `--np 1`, or `--on local`"
             )
         gpus, notes = devices.assign(spec, devices.visible_gpus(os.environ))
-        return Plan((Slot(0, 0, 0, 1, 1, 1, os.uname().nodename, gpus[0]),), notes)
+        return Plan(
+            (Slot(0, 0, 0, 1, 1, 1, os.uname().nodename, gpus[0], interface=LOOPBACK),), notes
+        )
 
-    def open(self) -> Crew:
+    def open(self, spec: JobSpec) -> Crew:
         raise PlacementError("the inline placement runs in the kernel itself and has no crew")
 
 
@@ -102,4 +104,5 @@ def _meet(attempt: Attempt, stack: ExitStack) -> dict[str, str]:
     stack.callback(thread.join)
     stack.callback(over.set)
     stack.callback(job.rendezvous.undo_here())
-    return {**meeting.environments[0], **dict(job.spec.env)}
+    saved = checkpoint.environment(job.checkpoints, is_shared=True)
+    return {**meeting.environments[0], **saved, **dict(job.spec.env)}

@@ -8,7 +8,8 @@ from typing import Any
 from hydrogen_magic import processes
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.placements import Attempt, Sink, agents, devices
-from hydrogen_magic.spec import JobSpec, Plan, Slot
+from hydrogen_magic.spec import LOOPBACK, JobSpec, Plan, Slot
+from hydrogen_magic.worker import checkpoint
 
 __all__ = ["LocalCrew", "LocalPlacement"]
 
@@ -27,11 +28,12 @@ class LocalPlacement:
         gpus, notes = devices.assign(spec, devices.visible_gpus(environ))
         host = os.uname().nodename
         slots = tuple(
-            Slot(rank, rank, 0, spec.np, spec.np, 1, host, gpus[rank]) for rank in range(spec.np)
+            Slot(rank, rank, 0, spec.np, spec.np, 1, host, gpus[rank], interface=LOOPBACK)
+            for rank in range(spec.np)
         )
         return Plan(slots, notes)
 
-    def open(self) -> LocalCrew:
+    def open(self, spec: JobSpec) -> LocalCrew:
         return LocalCrew()
 
 
@@ -107,15 +109,19 @@ def _launch_message(attempt: Attempt, agent: agents.Agent, digest: str) -> dict[
     meeting = job.rendezvous.prepare(
         plan, *agent.held, gang=attempt.gang, attempt=attempt.number, retries=spec.retries
     )
+    checkpoints = checkpoint.environment(job.checkpoints, is_shared=True)
     slots = [
         {
             "rank": slot.rank,
             "device": devices.device_name(slot),
             "gpu": slot.gpu,
-            "env": {**devices.environment(plan, slot), **_threads(plan), **meet, **dict(spec.env)},
+            "env": {
+                **devices.environment(plan, slot), **_threads(plan), **checkpoints, **meet,
+                **dict(spec.env),
+            },
         }
         for slot, meet in zip(plan.slots, meeting.environments, strict=True)
-    ]
+    ]  # fmt: skip
     service = meeting.service
     marks = {**agent.marks, processes.COOKIE: attempt.gang}
     return {

@@ -3,7 +3,9 @@
 Loopback is open to every local user, and torch's ``TCPStore`` believes whoever connects. So the real
 server listens in a network namespace of its own, where nobody else can reach it, and this process
 stands before it: it accepts on the socket that was bound outside, looks up whose connection it is
-(``/proc/net/tcp`` has the user of every socket), and passes on what comes from its own user.
+(``/proc/net/tcp`` has the user of every socket), and passes on what comes from its own user. From
+other machines it passes on what comes from the addresses of the gang's hosts: whose process it is
+cannot be seen from here, and torch's protocol proves nothing.
 
 Where the system allows no namespaces (some containers, macOS) the server is as open as its protocol.
 """
@@ -17,7 +19,7 @@ import os
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import IO, Any
 
 __all__ = ["serve_guarded"]
@@ -29,26 +31,37 @@ _IFF_UP_RUNNING = 0x41
 _ESTABLISHED = "01"
 
 
-def serve_guarded(listen_fd: int, start: Callable[[int], object]) -> None:
+def serve_guarded(
+    listen_fd: int, start: Callable[[int], object], hosts: Sequence[str] = ()
+) -> None:
     """Serve until this process is ended; ``start`` runs the real server on a listening descriptor.
 
-    ``start`` is called when the first client comes, and what it returns is kept alive.
+    ``start`` is called when the first client comes, and what it returns is kept alive. ``hosts``:
+    addresses of other machines that are let in too.
     """
     tables = _connection_tables()
     own_uid = os.getuid()
     guarded = _enter_private_network()
-    asyncio.run(_Guard(listen_fd, start, tables, own_uid).serve(guarded))
+    asyncio.run(_Guard(listen_fd, start, tables, own_uid, hosts).serve(guarded))
 
 
 class _Guard:
     def __init__(
-        self, listen_fd: int, start: Callable[[int], object], tables: list[IO[str]], own_uid: int
+        self,
+        listen_fd: int,
+        start: Callable[[int], object],
+        tables: list[IO[str]],
+        own_uid: int,
+        hosts: Sequence[str],
     ) -> None:
         self._listening = socket.socket(fileno=listen_fd)
         self._start = start
         self._tables = tables
         self._own_uid = own_uid
         self.address: tuple[str, int] = self._listening.getsockname()[:2]
+        self.inner = ("127.0.0.1", self.address[1])
+        """Where the real server listens: the private network has no other address."""
+        self._others = set(hosts) - {self.address[0]}
         self._server: object = None
 
     async def serve(self, guarded: bool) -> None:
@@ -62,15 +75,17 @@ class _Guard:
         await loop.create_future()
 
     def start_server(self) -> None:
-        """Have the real server, at the same address of the private network."""
+        """Have the real server, at the same port of the private network."""
         if self._server is None:
-            self._server = self._start(socket.create_server(self.address, backlog=512).detach())
+            self._server = self._start(socket.create_server(self.inner, backlog=512).detach())
 
     def is_own(self, peer: tuple[str, int]) -> bool:
-        """Whether the client's end belongs to a living socket of this user.
+        """Whether the client's end belongs to a living socket of this user, or to a host of the gang.
 
         A socket whose process closed it is listed with inode 0 and user 0: not to be believed.
         """
+        if peer[0] in self._others:
+            return True
         client_end, server_end = _hexadecimal(*peer), _hexadecimal(*self.address)
         for table in self._tables:
             table.seek(0)
@@ -123,7 +138,7 @@ class _Client(_End):
 
     async def _link(self) -> None:
         loop = asyncio.get_running_loop()
-        _, self.other = await loop.create_connection(_End, *self._guard.address)
+        _, self.other = await loop.create_connection(_End, *self._guard.inner)
         self.other.other = self
         self.transport.resume_reading()
 

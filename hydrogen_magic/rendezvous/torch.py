@@ -14,7 +14,7 @@ import select
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from hydrogen_magic.rendezvous import Meeting, Service
 from hydrogen_magic.rendezvous.guard import serve_guarded
@@ -41,10 +41,10 @@ class TorchRendezvous:
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
             "GROUP_WORLD_SIZE": str(plan.slots[0].n_nodes),
-            **_loopback(plan),
         }
         environments = tuple({**shared, **_place(slot)} for slot in plan.slots)
-        service = Service(f"{__name__}:serve_store")
+        hosts = sorted({slot.address for slot in plan.slots}) if plan.slots[0].n_nodes > 1 else []
+        service = Service(f"{__name__}:serve_store", {"hosts": hosts})
         return Meeting(environments, service)
 
     def serve_here(self, held: socket.socket, over: threading.Event) -> None:
@@ -71,7 +71,7 @@ def _has_group() -> bool:
 
 
 def _place(slot: Slot) -> Mapping[str, str]:
-    environment = {
+    environment: dict[str, object] = {
         "RANK": slot.rank,
         "LOCAL_RANK": slot.local_rank,
         "WORLD_SIZE": slot.world_size,
@@ -81,23 +81,19 @@ def _place(slot: Slot) -> Mapping[str, str]:
         "ROLE_RANK": slot.rank,
         "ROLE_WORLD_SIZE": slot.world_size,
     }
+    if slot.interface:
+        names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+        environment.update(dict.fromkeys(names, slot.interface))
     return {name: str(value) for name, value in environment.items()}
 
 
-def _loopback(plan: Plan) -> Mapping[str, str]:
-    """Keep Gloo and NCCL off the network when all ranks are on one machine."""
-    if plan.slots[0].n_nodes > 1:
-        return {}
-    loopback = "lo0" if sys.platform == "darwin" else "lo"
-    return {"GLOO_SOCKET_IFNAME": loopback, "NCCL_SOCKET_IFNAME": loopback}
-
-
-def serve_store(listen_fd: int) -> None:
+def serve_store(listen_fd: int, hosts: Sequence[str] = ()) -> None:
     """Serve a ``TCPStore`` behind the bound socket until this process is ended.
 
+    ``hosts``: addresses of other machines with ranks of the gang.
     torch is imported when the first rank connects: a cell that never does should not pay for it.
     """
-    serve_guarded(listen_fd, _store)
+    serve_guarded(listen_fd, _store, hosts)
 
 
 def _store(listen_fd: int) -> object:

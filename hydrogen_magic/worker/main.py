@@ -74,7 +74,15 @@ class _Rank:
         go: dict[str, Any],
         fds: Sequence[int],
     ) -> None:
-        from hydrogen_magic.worker import api, observe, orders, pace, profiler, reporter
+        from hydrogen_magic.worker import (
+            api,
+            checkpoint,
+            observe,
+            orders,
+            pace,
+            profiler,
+            reporter,
+        )
 
         self.rank = int(go["rank"])
         self.closure_fd = fds[0]
@@ -86,6 +94,7 @@ class _Rank:
             pace=pace.Pace(self.rank, api.world_size()),
         )  # fmt: skip
         reporter.install(self.reporter)
+        checkpoint.install(self._send_checkpoint)
         self.reporter.is_recording = bool(go["record"])
         observe.forward.follow(self.reporter.is_recording)
         self.profiler = profiler.Profiler(self.reporter, self._send_trace)
@@ -173,6 +182,10 @@ class _Rank:
     def _send_trace(self, number: int, fd: int) -> None:
         with self.lock:
             frames.send(self.control, {"profile": number}, [fd])
+
+    def _send_checkpoint(self, name: str) -> None:
+        with self.lock:
+            frames.send(self.control, {"checkpoint": name})
 
 
 class _ScriptExitError(Exception):

@@ -1,0 +1,25 @@
+"""Network interfaces of this machine, without packages that an executor may not have."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+
+__all__ = ["interface_of"]
+
+_SIOCGIFADDR = 0x8915
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the interface that has an IPv4 address; empty when none has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name[:15].encode())
+            try:
+                answer = fcntl.ioctl(sock, _SIOCGIFADDR, request)
+            except OSError:
+                continue  # it has none
+            if socket.inet_ntoa(answer[20:24]) == address:  # in the ``ifreq``'s ``sockaddr_in``
+                return name
+    return ""

@@ -1,0 +1,233 @@
+"""The kernel's end of agents on other machines, which Spark tasks start there and which stay warm."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydrogen_magic import events as ev
+from hydrogen_magic import parcel, record
+from hydrogen_magic.placements import Attempt, agents
+from hydrogen_magic.placements.peers import Peer
+from hydrogen_magic.transfer import Incoming, Outgoing
+from hydrogen_magic.wire import Hub
+
+if TYPE_CHECKING:
+    import mmap
+
+    from hydrogen_magic.placements import Sink
+    from hydrogen_magic.placements.spark.crew import SparkCrew
+
+__all__ = ["Fleet", "RemoteAgent", "fleet"]
+
+_QUIT_S = 1.0
+
+
+class RemoteAgent(Peer):
+    """An agent that may come: its keys travel in a task, which starts it where there is none yet."""
+
+    def __init__(self, hub: Hub, fleet: Fleet) -> None:
+        super().__init__(hub)
+        self.host = ""
+        self.interface = ""
+        """The network interface that faces the other hosts."""
+        self.heard_s = time.monotonic()
+        self.outgoing = Outgoing(self._send_part)
+        self.job: Attempt | None = None
+        """What runs there."""
+        self._fleet = fleet
+        self._incoming = Incoming()
+        self._closure_of = ""
+        self._log_problem = ""
+
+    def _send_part(self, message: dict[str, Any], data: memoryview) -> None:
+        self.hub.send(self.keys.key, {**message, "do": "part"}, data)
+
+    def kill(self) -> None:
+        self.send("quit")
+
+    # ── what it says ──
+
+    def take(self, message: dict[str, Any]) -> None:
+        self.heard_s = time.monotonic()
+        if "beat" in message:
+            self.send("clock", sent=message["beat"], at=time.monotonic())
+        elif "got" in message:
+            self.outgoing.acknowledged()
+        elif "part" in message:
+            self.send("got")
+            self._take_part(message["part"], message["blob"])
+        elif "bye" in message:
+            self._fleet.drop(self)
+        elif "attached" in message:
+            self._fleet.attached(self, message["attached"])
+        elif "detached" in message:
+            self._fleet.detached(message["detached"], message["why"])
+        else:
+            if "hello" in message:
+                self.host = message["hello"]["host"]
+                self.interface = message["hello"]["interface"]
+            super().take(message)
+
+    def _take_part(self, label: dict[str, Any], data: memoryview) -> None:
+        is_ours = self.attempt is not None and label["gang"] == self.attempt[0]
+        if "log" in label:
+            if is_ours:
+                self._append(int(label["log"]), data)
+            return
+        fd = self._incoming.take(label, data)
+        if fd is None:
+            return
+        try:
+            if is_ours and self.attempt == (label["gang"], label["attempt"]):
+                self._take_file(label, fd)
+        finally:
+            os.close(fd)
+
+    def _take_file(self, label: dict[str, Any], fd: int) -> None:
+        assert self.sink is not None
+        rank = int(label["rank"])
+        if "checkpoint" in label:
+            self._keep_checkpoint(Path(str(label["checkpoint"])).name, fd)
+        elif "profile" in label:
+            self._take_trace(rank, int(label["profile"]), fd)
+        else:
+            self.sink.deliver(rank, parcel.from_memfd(fd))
+
+    def _take_trace(self, rank: int, number: int, fd: int) -> None:
+        import mmap
+
+        if os.fstat(fd).st_size:  # nothing can be mapped of an empty file, and it answers nothing
+            trace: mmap.mmap = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+            assert self.sink is not None
+            self.sink.take_trace(rank, number, trace)
+
+    def _append(self, rank: int, data: memoryview) -> None:
+        """Write a log on in the run's record; it is a courtesy, and its failure no fault of the run."""
+        assert self.job is not None and self.sink is not None
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        try:
+            fd = os.open(self.job.job.record_dir / f"rank-{rank}.log", flags, 0o600)
+            with os.fdopen(fd, "wb") as file:
+                file.write(data)
+        except OSError as error:
+            if not self._log_problem:
+                self._log_problem = f"the ranks' logs cannot be written here: {error.strerror}"
+                self.sink.emit(ev.Notice(self._now_s(), "warning", self._log_problem))
+
+    def _keep_checkpoint(self, name: str, fd: int) -> None:
+        assert self.job is not None
+        folder = self.job.job.record_dir / "checkpoints"
+        folder.mkdir(exist_ok=True)
+        with os.fdopen(os.dup(fd), "rb") as source, open(folder / ".arriving", "wb") as target:
+            source.seek(0)
+            while data := source.read(1 << 20):
+                target.write(data)
+        os.rename(folder / ".arriving", folder / name)
+
+    def _now_s(self) -> float:
+        assert self.job is not None
+        return time.monotonic() - self.job.job.clock_zero_s
+
+    # ── what it is told ──
+
+    def launch(self, attempt: Attempt, sink: Sink, message: dict[str, Any]) -> asyncio.Future[None]:
+        """Start what ``message`` says; return what is done when nothing of it is left."""
+        self.sink, self.job = sink, attempt
+        self.attempt = (attempt.gang, attempt.number)
+        swept = self.expect_sweep()
+        self.send("launch", **message)
+        return swept
+
+    async def send_files(self, attempt: Attempt, checkpoints: list[Path]) -> None:
+        """Send the closure, once for all attempts of a gang, and what they are to go on from."""
+        for path in checkpoints:
+            with path.open("rb") as file:
+                label = {"gang": attempt.gang, "checkpoint": path.name}
+                await self.outgoing.send_file(label, file.fileno())
+        if self._closure_of != attempt.gang and attempt.job.closure_fd is not None:
+            self._closure_of = attempt.gang
+            fd = os.dup(attempt.job.closure_fd)
+            try:
+                await self.outgoing.send_file({"closure": attempt.gang}, fd)
+            finally:
+                os.close(fd)
+
+    def let_go(self) -> None:
+        """The attempt is over for us."""
+        self.sink = self.attempt = self.job = None
+        self._log_problem = ""
+
+    def end(self) -> None:
+        """Hear and say nothing any more."""
+        if self.alive:
+            self.alive = False
+            self.hub.dismiss(self.keys.key)
+            self._incoming.close()
+
+
+class Fleet:
+    """The remote agents of this kernel, warm ones and those whose keys are on their way."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self.token = secrets.token_hex(16)
+        """By which tasks find this kernel's agents on their machine."""
+        self.owner = record.owner_of_this_process()
+        self.crews: dict[tuple[str, int], SparkCrew] = {}
+        self._agents: set[RemoteAgent] = set()
+        agents.before_closing(self.close)
+
+    def invite(self, count: int) -> list[RemoteAgent]:
+        """Make keys for as many agents as tasks may have to start."""
+        invited = [RemoteAgent(self.hub, self) for _ in range(count)]
+        self._agents.update(invited)
+        return invited
+
+    def uninvite(self, invited: list[RemoteAgent]) -> None:
+        """Let in no longer those of them that did not come."""
+        for agent in invited:
+            if not agent.is_ready:
+                self.drop(agent)
+
+    def drop(self, agent: RemoteAgent) -> None:
+        self._agents.discard(agent)
+        agent.end()
+
+    def attached(self, agent: RemoteAgent, about: dict[str, Any]) -> None:
+        crew = self.crews.get((about["gang"], about["attempt"]))
+        if crew is not None:
+            crew.on_attached(agent, about)
+        else:  # it came when nobody waited any more
+            agent.send("release", gang=about["gang"], attempt=about["attempt"])
+
+    def detached(self, about: dict[str, Any], why: str) -> None:
+        crew = self.crews.get((about["gang"], about["attempt"]))
+        if crew is not None:
+            crew.on_detached(about, why)
+
+    async def close(self) -> None:
+        """End all agents."""
+        there = [agent for agent in self._agents if agent.is_ready]
+        for agent in there:
+            agent.send("quit")
+        if there:
+            await asyncio.sleep(0.05)  # until ZeroMQ has sent that
+        for agent in list(self._agents):
+            self.drop(agent)
+
+
+_fleet: Fleet | None = None
+
+
+def fleet() -> Fleet:
+    """Return this kernel's fleet; used on the hub's loop."""
+    global _fleet
+    current = agents.hub()
+    if _fleet is None or _fleet.hub is not current:
+        _fleet = Fleet(current)
+    return _fleet

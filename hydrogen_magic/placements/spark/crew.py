@@ -1,0 +1,335 @@
+"""One gang on a Spark cluster: a barrier stage for its places, and agents that its tasks attach to.
+
+submit ──► tasks attach, each to its host's agent ──► plan: ranks by host ──► launch ──► swept
+                                                                                            │
+           the stage ends, its Python workers stay warm  ◄── agents let the tasks return ◄──┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic import events as ev
+from hydrogen_magic.errors import HydrogenError, PlacementError
+from hydrogen_magic.placements import Attempt, Sink, devices
+from hydrogen_magic.placements.spark import joining, plans
+from hydrogen_magic.placements.spark.agents import RemoteAgent, fleet
+from hydrogen_magic.placements.spark.session import Session, SparkJobError
+from hydrogen_magic.placements.spark.survey import Survey, free_slots
+from hydrogen_magic.processes import COOKIE
+
+__all__ = ["SparkCrew"]
+
+_QUEUED_S = 1.0
+"""Tasks of a free cluster have come by then; asked again as often."""
+_SILENCE_S = 15.0
+"""After so long without a word of a host its connection is said to be lost."""
+_LOST_S = 45.0
+"""After so long the host is given up; its agent gives up a kernel it cannot reach after 40 s."""
+_LATE_S = 5.0
+"""This process itself was away for so long: then nobody else was silent."""
+_HEARSAY_S = 1.0
+"""How much later than Spark's word of a job's end the agents' own may come."""
+_JOB_END_S = 1.5
+"""Tasks return within milliseconds once their agents let them; then Spark is asked to end them."""
+
+
+class SparkCrew:
+    """See :class:`hydrogen_magic.placements.Crew`."""
+
+    def __init__(self, session: Session, survey: Survey) -> None:
+        self._session = session
+        self._survey = survey
+        self._places: dict[int, plans.Place] = {}
+        """By partition."""
+        self._changed = asyncio.Event()
+        self._job: joining.BarrierJob | None = None
+        self._running: list[RemoteAgent] = []
+        self._is_unwanted = False
+        self._is_recording: bool | None = None
+        """What was ordered; None: what the job says."""
+        self._lost: set[RemoteAgent] = set()
+        self._has_failed = False
+        """Some rank of this attempt has, so that it is known why it ends."""
+        self._seen_off: set[asyncio.Task[None]] = set()
+
+    # ── an attempt ──
+
+    async def launch(self, attempt: Attempt, sink: Sink) -> None:
+        ships = fleet()
+        key = (attempt.gang, attempt.number)
+        self._places, self._lost, self._running, self._has_failed = {}, set(), [], False
+        ships.crews[key] = self
+        invited = ships.invite(attempt.job.spec.np)
+        try:
+            job = self._job = joining.submit(self._session, self._survey, ships, invited, attempt)
+            job.on_end = self._changed.set
+            await self._gather(job, attempt, sink)
+            if not self._is_unwanted:
+                await self._conduct(job, attempt, self._listening(sink))
+        finally:
+            del ships.crews[key]
+            ships.uninvite(invited)
+            self._dismiss(attempt)
+
+    async def _gather(self, job: joining.BarrierJob, attempt: Attempt, sink: Sink) -> None:
+        """Wait until all tasks have come; tell how many slots there are while they have not."""
+        queued = False
+        wanted = attempt.job.spec.np
+        while len(self._places) < wanted and not self._is_unwanted:
+            if job.is_over:
+                raise _as_error(job.error, self._session)
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), _QUEUED_S)
+            except asyncio.TimeoutError:
+                queued = await self._tell_queue(attempt, sink) or queued
+        if queued:
+            sink.emit(ev.Queued(_now_s(attempt), wanted, wanted))
+
+    async def _tell_queue(self, attempt: Attempt, sink: Sink) -> bool:
+        wanted = attempt.job.spec.np
+        free = await asyncio.to_thread(free_slots, self._session, self._survey)
+        if free is None or self._places:
+            return False
+        sink.emit(ev.Queued(_now_s(attempt), min(free, wanted - 1), wanted))
+        return True
+
+    def on_attached(self, agent: RemoteAgent, about: dict[str, Any]) -> None:
+        """A task has come."""
+        self._places[int(about["partition"])] = plans.Place(agent, about)
+        self._changed.set()
+
+    def on_detached(self, about: dict[str, Any], why: str) -> None:
+        """A task has gone before its rank was started; Spark's own word of it follows."""
+        self._places.pop(int(about["partition"]), None)
+
+    async def _conduct(self, job: joining.BarrierJob, attempt: Attempt, sink: Sink) -> None:
+        meant = plans.plan(attempt.job.spec, self._places, self._survey.gpus)
+        for text in meant.plan.notes:
+            sink.emit(ev.Notice(_now_s(attempt), "warning", text))
+        messages = _launch_messages(attempt, meant, self._is_recording)
+        self._running = list(messages)
+        sweeps = [agent.launch(attempt, sink, message) for agent, message in messages.items()]
+        checkpoints = _checkpoints(attempt) if not meant.shares_disk else []
+        sending = [
+            asyncio.ensure_future(agent.send_files(attempt, checkpoints)) for agent in messages
+        ]
+        if self._is_unwanted:  # while the lines above were under way
+            self._tell("stop")
+        watching = asyncio.ensure_future(self._watch(job, meant, attempt, sink))
+        try:
+            over: list[asyncio.Future[Any]] = [asyncio.gather(*sweeps), watching]
+            await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (*sending, watching):
+                task.cancel()
+            for agent in messages:
+                agent.let_go()
+            self._running = []
+        if watching.done() and not watching.cancelled():
+            watching.result()
+
+    # ── what may happen ──
+
+    async def _watch(
+        self, job: joining.BarrierJob, meant: plans.Meant, attempt: Attempt, sink: Sink
+    ) -> None:
+        """Look after hosts and job until cancelled; raise when Spark has ended the job."""
+        looked_s = time.monotonic()
+        silent: set[RemoteAgent] = set()
+        told = False
+        while True:
+            now_s = time.monotonic()
+            if now_s - looked_s > _LATE_S:
+                for agent in meant.agents:
+                    agent.heard_s = now_s
+            looked_s = now_s
+            for agent in set(meant.agents) - self._lost:
+                self._check_silence(agent, now_s - agent.heard_s, silent, meant, attempt, sink)
+            if job.is_over and not told:
+                told = True
+                await self._on_job_end(job, meant, attempt, sink)
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), 1.0)
+            except asyncio.TimeoutError:
+                continue
+
+    def _check_silence(
+        self, agent: RemoteAgent, silence_s: float, silent: set[RemoteAgent],
+        meant: plans.Meant, attempt: Attempt, sink: Sink,
+    ) -> None:  # fmt: skip
+        if silence_s > _LOST_S:
+            why = (
+                f"no word from host {agent.host} for {silence_s:.0f} s: it is cut off, or has died"
+            )
+            self._lose_host(agent, "HostLost", why, meant, attempt, sink)
+        elif silence_s > _SILENCE_S and agent not in silent:
+            silent.add(agent)
+            text = f"connection to host {agent.host} lost for {silence_s:.0f} s: waiting for it"
+            sink.emit(ev.Notice(_now_s(attempt), "warning", text))
+        elif silence_s < _SILENCE_S and agent in silent:
+            silent.discard(agent)
+            text = f"host {agent.host} is back; nothing was lost"
+            sink.emit(ev.Notice(_now_s(attempt), "info", text))
+
+    async def _on_job_end(
+        self, job: joining.BarrierJob, meant: plans.Meant, attempt: Attempt, sink: Sink
+    ) -> None:
+        """The stage has ended under its ranks. Agents that live know more about it: let them speak."""
+        error = job.error
+        problem = joining.problem_of(error)
+        ended = [a for a in meant.agents if problem and a.host == problem["host"]]
+        if problem and problem["kind"] == "agent_ended":
+            for agent in ended:
+                self._lose_host(agent, "AgentLost", problem["text"], meant, attempt, sink)
+            return
+        if error is not None and error.kind in ("cancelled", "stopped"):
+            self._tell("kill")
+            raise _as_error(error, self._session)
+        await asyncio.sleep(_HEARSAY_S)
+        if not self._has_failed:
+            self._tell("kill")
+            raise _as_error(error, self._session)
+
+    def _listening(self, sink: Sink) -> Sink:
+        def emit(event: ev.Event) -> None:
+            self._has_failed = self._has_failed or isinstance(event, ev.RankFailed)
+            sink.emit(event)
+
+        return Sink(emit, sink.deliver, sink.take_trace)
+
+    def _lose_host(
+        self, agent: RemoteAgent, kind: str, why: str, meant: plans.Meant, attempt: Attempt,
+        sink: Sink,
+    ) -> None:  # fmt: skip
+        """Count a host's ranks as ended, since nobody there will say so."""
+        self._lost.add(agent)
+        first, *others = meant.ranks_on(agent)
+        now_s = _now_s(attempt)
+        report = ev.ErrorReport(kind, f"{why} (host {agent.host})")
+        sink.emit(ev.RankFailed(now_s, first, report, "running"))
+        for rank in (first, *others):
+            sink.emit(ev.RankExited(now_s, rank, None, "SIGKILL", True, "its host is lost", ""))
+        agent.finish(agent._swept)
+        fleet().drop(agent)
+
+    # ── orders ──
+
+    def stop(self) -> None:
+        self._tell("stop")
+
+    def kill(self) -> None:
+        self._tell("kill")
+
+    def _tell(self, action: str) -> None:
+        if not self._running:
+            self._is_unwanted = True
+            self._changed.set()
+        for agent in self._running:
+            agent.send(action)
+
+    def ask_stacks(self) -> None:
+        for agent in self._running:
+            agent.send("stacks")
+
+    def record(self, on: bool) -> None:
+        self._is_recording = on
+        for agent in self._running:
+            agent.send("record", on=on)
+
+    def profile(self, number: int, steps: int) -> None:
+        for agent in self._running:
+            agent.send("profile", number=number, steps=steps)
+
+    async def release(self) -> None:
+        """Agents stay warm by themselves, and the last stage is seen off meanwhile."""
+
+    def _dismiss(self, attempt: Attempt) -> None:
+        """Have the tasks return, by their agents or else by Spark."""
+        for place in self._places.values():
+            place.agent.send("release", gang=attempt.gang, attempt=attempt.number)
+        job, self._job = self._job, None
+        if job is not None:
+            seeing_off = asyncio.ensure_future(job.see_off(0 if not self._places else _JOB_END_S))
+            self._seen_off.add(seeing_off)
+            seeing_off.add_done_callback(self._seen_off.discard)
+
+
+def _now_s(attempt: Attempt) -> float:
+    return time.monotonic() - attempt.job.clock_zero_s
+
+
+def _as_error(error: SparkJobError | None, session: Session) -> HydrogenError:
+    """Return what the user is told of a stage that ended before its ranks had."""
+    problem = joining.problem_of(error)
+    if problem is not None:
+        return PlacementError(f"{problem['text']} (host {problem['host']}){_advice(problem)}")
+    if error is None:
+        return HydrogenError(f"the Spark job on {session.where} ended before its ranks had")
+    return (
+        PlacementError(str(error))
+        if error.kind in ("slots", "python_version")
+        else HydrogenError(str(error))
+    )
+
+
+_ADVICE = {
+    "missing": ": install it in the executors' Python, or drop what imports it from the cell",
+    "python": ": both must have the same minor version; set spark.pyspark.python or use that Python",
+    "unreachable": ": set spark.driver.host to an address of this machine that executors can reach",
+}
+
+
+def _advice(problem: dict[str, str]) -> str:
+    return _ADVICE.get(problem["kind"], "")
+
+
+def _checkpoints(attempt: Attempt) -> list[Path]:
+    """Return what ranks of earlier attempts have saved, which hosts without our disk need."""
+    folder = attempt.job.record_dir / "checkpoints"
+    if attempt.number == 0 or not folder.is_dir():
+        return []
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
+
+
+def _launch_messages(
+    attempt: Attempt, meant: plans.Meant, is_recording: bool | None
+) -> dict[RemoteAgent, dict[str, Any]]:
+    """Return what each agent is told: its own slots; the first also what serves the rendezvous."""
+    job, spec = attempt.job, attempt.job.spec
+    meeting = job.rendezvous.prepare(
+        meant.plan, *meant.agents[0].held,
+        gang=attempt.gang, attempt=attempt.number, retries=spec.retries,
+    )  # fmt: skip
+    messages: dict[RemoteAgent, dict[str, Any]] = {}
+    service = meeting.service
+    for node, agent in enumerate(meant.agents):
+        messages[agent] = {
+            "gang": attempt.gang, "attempt": attempt.number, "preload": list(job.preload),
+            "slots": [
+                {
+                    "rank": slot.rank, "partition": meant.partitions[slot.rank],
+                    "device": devices.device_name(slot), "gpu": slot.gpu,
+                    "env": {
+                        **devices.environment(meant.plan, slot), **meeting.environments[slot.rank],
+                        **dict(spec.env),
+                    },
+                }
+                for slot in meant.plan.slots if slot.node_rank == node
+            ],
+            "service": (service and node == 0 and {
+                "function": service.function, "options": dict(service.options)
+            }) or None,
+            "env": {**dict(spec.env), COOKIE: attempt.gang}, "cwd": os.getcwd(),
+            "fingerprint": joining.fingerprint(spec), "clock_zero_s": job.clock_zero_s,
+            "grace_s": spec.grace_s,
+            "record": spec.timeline is not None if is_recording is None else is_recording,
+            "checkpoints": str(job.record_dir / "checkpoints") if meant.shares_disk else None,
+        }  # fmt: skip
+    return messages

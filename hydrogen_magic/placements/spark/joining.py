@@ -1,0 +1,136 @@
+"""The barrier stage of one attempt: its tasks, its thread in the kernel, what it says when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.placements import Attempt, agents
+from hydrogen_magic.placements.spark import shipped
+from hydrogen_magic.placements.spark.agents import Fleet, RemoteAgent
+from hydrogen_magic.placements.spark.session import Session, SparkJobError
+from hydrogen_magic.placements.spark.survey import Survey
+from hydrogen_magic.placements.spark.task import PROBLEM
+from hydrogen_magic.spec import JobSpec
+
+__all__ = ["BarrierJob", "fingerprint", "problem_of", "submit"]
+
+IDLE_S = 60.0
+"""How long agents wait on executors for another gang of this notebook."""
+
+
+class BarrierJob:
+    """A barrier stage that is under way, run by a thread."""
+
+    def __init__(self, session: Session, tag: str) -> None:
+        self.is_over = False
+        self.error: SparkJobError | None = None
+        self.on_end: Callable[[], None] = lambda: None
+        self._session = session
+        self._tag = tag
+        self._loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
+
+    def start(self, task: Callable[..., Any], n: int, profile: Any) -> None:
+        def run() -> None:
+            error: SparkJobError | None = None
+            try:
+                self._session.run_tasks(task, n, profile, self._tag)
+            except SparkJobError as problem:
+                error = problem
+            except BaseException as problem:  # whatever it is, the gang must be told
+                error = SparkJobError("other", f"{type(problem).__name__}: {problem}")
+            try:
+                self._loop.call_soon_threadsafe(self._end, error)
+            except RuntimeError:
+                pass  # the loop was closed meanwhile, with the kernel
+
+        name = f"hydrogen_magic Spark job of gang {self._tag}"
+        threading.Thread(target=run, name=name, daemon=True).start()
+
+    def _end(self, error: SparkJobError | None) -> None:
+        self.is_over, self.error = True, error
+        self._over.set()
+        self.on_end()
+
+    async def see_off(self, patience_s: float) -> None:
+        """Wait for the stage's end, then have Spark end it."""
+        self.on_end = lambda: None
+        try:
+            await asyncio.wait_for(self._over.wait(), patience_s)
+        except asyncio.TimeoutError:
+            await asyncio.to_thread(self._session.cancel, self._tag)
+
+
+def submit(
+    session: Session, survey: Survey, fleet: Fleet, invited: list[RemoteAgent], attempt: Attempt
+) -> BarrierJob:
+    """Submit the stage of an attempt's tasks, one for each of the agents that may come."""
+    boot = _boot(session, fleet, invited, attempt)
+    job = BarrierJob(session, f"hydrogen_magic-{attempt.gang}-{attempt.number}")
+    job.start(_task(boot), attempt.job.spec.np, survey.profile)
+    return job
+
+
+def _boot(
+    session: Session, fleet: Fleet, invited: list[RemoteAgent], attempt: Attempt
+) -> dict[str, Any]:
+    job = attempt.job
+    return {
+        "gang": attempt.gang, "attempt": attempt.number, "token": fleet.token,
+        "owner": fleet.owner, "python": list(sys.version_info[:2]),
+        "needs": sorted({"zmq", *(name.partition(".")[0] for name in job.preload)}),
+        "endpoints": _listen(fleet, session.addresses()),
+        "server_key": invited[0].keys.server_key,
+        "keys": [(agent.keys.key, agent.keys.secret) for agent in invited],
+        "fingerprint": fingerprint(job.spec), "preload": list(job.preload),
+        "record_dir": str(job.record_dir), "idle_s": IDLE_S,
+    }  # fmt: skip
+
+
+def _listen(fleet: Fleet, addresses: tuple[str, ...]) -> list[str]:
+    """Listen on those that are this machine's own; the driver may be known by another's name."""
+    endpoints: list[str] = []
+    refused: list[PlacementError] = []
+    for address in addresses:
+        try:
+            endpoints.append(fleet.hub.listen(address))
+        except PlacementError as error:
+            refused.append(error)
+    if not endpoints:
+        raise refused[0] if refused else PlacementError("this machine has no address to listen on")
+    return endpoints
+
+
+def _task(boot: dict[str, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return what Spark pickles: by value, since executors do not have this package."""
+    source, code = shipped.task_source(), shipped.code()
+
+    def hydrogen_magic_task(batches: Iterator[Any]) -> Iterator[Any]:
+        namespace: dict[str, Any] = {"__name__": "hydrogen_magic_task"}
+        exec(compile(source, "hydrogen_magic/placements/spark/task.py", "exec"), namespace)
+        yield from namespace["serve"](batches, boot, code)
+
+    return hydrogen_magic_task
+
+
+def fingerprint(spec: JobSpec) -> str:
+    """Return what a template on an executor must have been started with to serve this gang."""
+    return agents.fingerprint(dict(spec.env))
+
+
+def problem_of(error: SparkJobError | None) -> dict[str, str] | None:
+    """Return what a task said when it ended the stage, None when it was not one of ours."""
+    if error is None:
+        return None
+    text = f"{error}\n{getattr(error, 'details', '')}"
+    _, found, rest = text.partition(PROBLEM)
+    if not found:
+        return None
+    problem: dict[str, str] = json.JSONDecoder().raw_decode(rest)[0]
+    return problem

@@ -1,0 +1,138 @@
+"""What Spark runs on the driver's host for each request of the relay: it passes it on to the daemon.
+
+::
+
+    agents ──TCP──▶ relay_daemon ◀──Unix socket── answer() ◀── Spark's planner ◀──Connect── kernel
+
+Spark runs ``schema()`` of a Python DataSource on the driver's host while it analyses a plan, which
+takes no executor's slot. The first request starts the daemon. Only this file's text travels, so it
+uses nothing but the standard library, and little of it: it is run anew for each request.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import socket
+import struct
+import subprocess
+import sys
+from contextlib import suppress
+from typing import Any
+
+__all__ = [
+    "ALIVE",
+    "LONGEST_WAIT_S",
+    "PULL",
+    "PUSH",
+    "REQUEST",
+    "START",
+    "STOP",
+    "answer",
+    "check_user",
+]
+
+REQUEST = struct.Struct("!BQI")
+"""To the daemon: what to do, the request's number, and how many bytes follow."""
+START, PULL, PUSH, STOP = range(1, 5)
+ALIVE = b"+"
+"""Begins every reply: one without it was cut off, since the daemon ended."""
+LONGEST_WAIT_S = 1.0
+"""Of ``PULL`` while there is nothing to bring."""
+_REACH_S = 5.0
+_BACKLOG = 1024
+_BOOT = """
+import json, sys, types
+given = json.load(sys.stdin)
+for name, text in given["modules"].items():
+    sys.modules[name] = types.ModuleType(name)
+    exec(compile(text, name, "exec"), vars(sys.modules[name]))
+sys.modules[name].run(*given["arguments"])  # the hydrogen_magic relay
+"""
+
+
+def answer(options: Any, modules: dict[str, str]) -> dict[str, str]:
+    """Do one request of the kernel; return ``{"reply": base64}`` or ``{"error": text}``.
+
+    ``options``: of the DataSource, all strings. ``modules``: what the
+    daemon is made of, text by name, the one to run last.
+    """
+    name = f"\0hydrogen_magic/relay/{options['relay']}"
+    action = int(options["do"])
+    try:
+        if action == START:
+            _start(name, options["host"], modules)
+        body = base64.b64decode(options.get("body", ""))
+        reply = _ask(name, action, int(options["number"]), body)
+    except (OSError, EOFError, subprocess.SubprocessError) as error:
+        return {"error": str(error) or type(error).__name__}
+    return {"reply": base64.b64encode(reply).decode()}
+
+
+def _ask(name: str, action: int, number: int, body: bytes = b"") -> bytes:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.settimeout(LONGEST_WAIT_S + _REACH_S)
+        sock.connect(name)
+        check_user(sock)
+        sock.sendall(REQUEST.pack(action, number, len(body)) + body)
+        with sock.makefile("rb") as stream:
+            reply = stream.read()
+    if not reply.startswith(ALIVE):
+        raise EOFError("it has ended")
+    return reply[len(ALIVE) :]
+
+
+def _start(name: str, host: str, modules: dict[str, str]) -> None:
+    """Start the daemon, which is not there yet, unless this request is repeated."""
+    with suppress(ConnectionRefusedError):
+        _ask(name, START, 0)
+        return
+    # IPv4 where there is a choice: agents resolve names so.
+    family, *_, address = min(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM))
+    with (
+        socket.create_server(address[:2], family=family, backlog=_BACKLOG) as port,
+        socket.socket(socket.AF_UNIX) as requests,
+    ):
+        requests.bind(name)
+        requests.listen()
+        port.setblocking(False)
+        fds = (port.fileno(), requests.fileno())
+        _spawn({"modules": modules, "arguments": [*fds, _jvm()]}, fds)
+
+
+def _spawn(given: dict[str, Any], fds: tuple[int, ...]) -> None:
+    """Run the daemon in a Python that shares nothing with Spark's, and wait until it has forked."""
+    begun = subprocess.Popen(
+        [sys.executable, "-I", "-c", _BOOT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=fds,
+        start_new_session=True,  # Spark hangs up on the group of its Python processes
+        cwd="/",
+    )
+    begun.communicate(json.dumps(given).encode(), timeout=_REACH_S)
+    if begun.returncode != 0:
+        raise OSError(
+            f"{sys.executable} on the driver's host cannot run it: status {begun.returncode}"
+        )
+
+
+def _jvm() -> int:
+    """Return the driver's process: of this one's ancestors the nearest that is a JVM; 0 without one."""
+    pid = os.getppid()
+    while pid > 1:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            name, _, rest = file.read().partition("(")[2].rpartition(")")
+        if name == "java":
+            return pid
+        pid = int(rest.split()[1])
+    return 0
+
+
+def check_user(sock: Any) -> None:
+    """Raise PermissionError where another user is at the other end of a Unix socket."""
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    if struct.unpack("3i", credentials)[1] != os.getuid():
+        raise PermissionError("the relay's socket is another user's")

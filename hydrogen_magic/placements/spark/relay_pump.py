@@ -1,0 +1,192 @@
+"""Bytes of many TCP connections as one stream of frames, the same on both sides of the relay.
+
+It knows nothing of what it carries. A connection whose reader stalls holds up none of the others,
+and what is on its way is bounded. Standard library only: this file's text travels.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+__all__ = ["MOST_BYTES", "Pump", "cancelled"]
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+_FRAME = struct.Struct("!IBI")
+"""Connection, kind, and bytes: those that follow of ``_DATA``, those there is room for of ``_ROOM``."""
+_OPEN, _DATA, _END, _GONE, _ROOM = range(1, 6)
+"""A connection came; its bytes; no more of them; it broke; so many more bytes may come."""
+_WINDOW_BYTES = 4 << 20
+"""Of one connection and direction, on their way."""
+_PIECE_BYTES = 1 << 18
+_OUTBOX_BYTES = 16 << 20
+"""Of all connections, waiting to be fetched; above it nothing is read from any."""
+_FLUSH_S = 5.0
+"""For what came before a connection broke to be passed on."""
+MOST_BYTES = 4 << 20
+"""Of frames taken at once: 0.2 s through Spark Connect, far below its limit of 128 MiB."""
+
+
+class Pump:
+    """TCP connections of this side; what is read from them is taken as frames, and frames are fed.
+
+    ``connect`` is called for a connection that came to the other side. Used on one event loop.
+    """
+
+    def __init__(self, connect: Callable[[], Awaitable[Streams]] | None = None) -> None:
+        self.ready = asyncio.Event()
+        """Set while there is something to take."""
+        self.room = asyncio.Event()
+        """Set while more may be read."""
+        self.room.set()
+        self.lines: dict[int, _Line] = {}
+        self._connect = connect
+        self._outbox: deque[bytes] = deque()
+        self._outbox_bytes = 0
+
+    def add(self, number: int, opening: Awaitable[Streams]) -> None:
+        """Have a connection that came to this side, and so one of the other side."""
+        self.put(number, _OPEN)
+        self.lines[number] = _Line(self, number, opening)
+
+    def put(self, number: int, kind: int, body: bytes = b"", n_bytes: int = 0) -> None:
+        """Leave a frame to be taken."""
+        frame = _FRAME.pack(number, kind, len(body) or n_bytes) + body
+        self._outbox.append(frame)
+        self._outbox_bytes += len(frame)
+        self._tell()
+
+    def take(self, most_bytes: int = MOST_BYTES) -> bytes:
+        """Return frames of about ``most_bytes``, none twice."""
+        taken = []
+        while self._outbox and most_bytes > 0:
+            taken.append(self._outbox.popleft())
+            most_bytes -= len(taken[-1])
+        data = b"".join(taken)
+        self._outbox_bytes -= len(data)
+        self._tell()
+        return data
+
+    def _tell(self) -> None:
+        _set(self.ready, bool(self._outbox))
+        _set(self.room, self._outbox_bytes < _OUTBOX_BYTES)
+
+    def feed(self, data: bytes) -> bool:
+        """Take in what the other side took; True when it was more than word of room."""
+        kinds = set()
+        at = 0
+        while at < len(data):
+            number, kind, size = _FRAME.unpack_from(data, at)
+            at += _FRAME.size
+            kinds.add(kind)
+            if kind == _OPEN and self._connect is not None:
+                self.lines[number] = _Line(self, number, self._connect())
+            elif number in self.lines:
+                self.lines[number].take(kind, data[at : at + size] if kind == _DATA else b"", size)
+            at += size if kind == _DATA else 0
+        return bool(kinds - {_ROOM})
+
+    async def close(self) -> None:
+        """Break all connections."""
+        await cancelled([line.task for line in self.lines.values()])
+
+
+class _Line:
+    """One connection of a pump."""
+
+    def __init__(self, pump: Pump, number: int, opening: Awaitable[Streams]) -> None:
+        self._pump = pump
+        self._number = number
+        self._inbox: asyncio.Queue[bytes] = asyncio.Queue()
+        """Bounded by the window; an empty one is the end."""
+        self._window = _WINDOW_BYTES
+        self._has_window = asyncio.Event()
+        self._has_window.set()
+        self._is_gone = False
+        self._halves: list[asyncio.Future[None]] = []
+        self.task = asyncio.ensure_future(self._run(opening))
+
+    def take(self, kind: int, body: bytes, size: int) -> None:
+        """Take a frame of the other side."""
+        if kind == _DATA:
+            self._inbox.put_nowait(body)
+        elif kind == _ROOM:
+            self._window += size
+            self._has_window.set()
+        else:
+            self._inbox.put_nowait(b"")
+            self._is_gone = self._is_gone or kind == _GONE
+            if self._is_gone:
+                self._leave()
+
+    def _leave(self) -> None:
+        """Read no more; what came before may still be written, if the reader takes it soon."""
+        for half in self._halves[:1]:
+            half.cancel()
+        asyncio.get_running_loop().call_later(_FLUSH_S, self.task.cancel)
+
+    async def _run(self, opening: Awaitable[Streams]) -> None:
+        try:
+            reader, writer = await opening
+            self._halves = [
+                asyncio.ensure_future(h) for h in (self._read(reader), self._write(writer))
+            ]
+            await self._both(writer)
+        except OSError:
+            if not self._is_gone:
+                self._pump.put(self._number, _GONE)
+        finally:
+            del self._pump.lines[self._number]
+
+    async def _both(self, writer: asyncio.StreamWriter) -> None:
+        if self._is_gone:  # while it was being opened
+            self._halves[0].cancel()
+        try:
+            done, _ = await asyncio.wait(self._halves, return_when=asyncio.FIRST_EXCEPTION)
+            for half in done:
+                if not half.cancelled():
+                    half.result()
+            writer.close()  # after what is still to be sent
+        except BaseException:
+            writer.transport.abort()
+            raise
+        finally:
+            await cancelled(self._halves)
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            await self._pump.room.wait()
+            await self._has_window.wait()
+            data = await reader.read(min(self._window, _PIECE_BYTES))
+            if not data:
+                break
+            self._window -= len(data)
+            _set(self._has_window, self._window > 0)
+            self._pump.put(self._number, _DATA, data)
+        self._pump.put(self._number, _END)
+
+    async def _write(self, writer: asyncio.StreamWriter) -> None:
+        owed_bytes = 0
+        while data := await self._inbox.get():
+            writer.write(data)
+            await writer.drain()
+            owed_bytes += len(data)
+            if owed_bytes >= _WINDOW_BYTES // 4:  # seldom: word of it is a request of its own
+                self._pump.put(self._number, _ROOM, n_bytes=owed_bytes)
+                owed_bytes = 0
+        writer.write_eof()
+
+
+def _set(event: asyncio.Event, is_set: bool) -> None:
+    event.set() if is_set else event.clear()
+
+
+async def cancelled(tasks: list[asyncio.Future[Any]]) -> None:
+    """Cancel ``tasks`` and wait until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,47 @@
+"""The package as a zip, for machines that do not have it: what agents and ranks need of it."""
+
+from __future__ import annotations
+
+import functools
+import io
+import zipfile
+from pathlib import Path
+
+__all__ = ["code", "task_source"]
+
+_PACKAGE = Path(__file__).parents[2]
+_NOT_THERE = {"views", "placements", "capture", "compat", "infer", "magics.py", "notebook.py",
+              "manage.py", "runner.py", "conductor.py", "handle.py", "profiling.py", "doctor.py",
+              "metrics.py", "timeline.py", "profiles.py", "arguments.py", "words.py"}  # fmt: skip
+"""The notebook's side."""
+_STAMP = (2020, 1, 1, 0, 0, 0)
+"""One time for all: equal files make an equal zip."""
+
+
+@functools.cache
+def code() -> bytes:
+    """Return a zip of ``hydrogen_magic`` without the notebook's side, and of ``cloudpickle``.
+
+    cloudpickle goes along so that ranks unpickle with what the closure was pickled with.
+    """
+    import cloudpickle
+
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in sorted(_PACKAGE.rglob("*.py")):
+            inner = path.relative_to(_PACKAGE)
+            if inner.parts[0] not in _NOT_THERE:
+                _add(archive, f"hydrogen_magic/{inner.as_posix()}", path)
+        for path in sorted(Path(cloudpickle.__file__).parent.glob("*.py")):
+            _add(archive, f"cloudpickle/{path.name}", path)
+    return packed.getvalue()
+
+
+def _add(archive: zipfile.ZipFile, name: str, path: Path) -> None:
+    archive.writestr(zipfile.ZipInfo(name, _STAMP), path.read_bytes(), zipfile.ZIP_DEFLATED)
+
+
+@functools.cache
+def task_source() -> str:
+    """Return the text of what runs in a Spark task."""
+    return (Path(__file__).parent / "task.py").read_text()
