@@ -38,12 +38,12 @@ LAYERS = (
         "timeline",
         "profiles",
     ),
-    ("wire", "rendezvous"),
+    ("wire", "transfer", "rendezvous"),
     ("worker", "agent"),
     ("placements",),
     ("views",),
     ("handle", "profiling", "conductor", "runner"),
-    ("doctor", "manage", "notebook", "magics", "__init__"),
+    ("compat", "doctor", "manage", "notebook", "magics", "__init__"),
 )
 """Rooms of the package, lowest first. A room imports its own layer and those below."""
 
@@ -74,6 +74,7 @@ NOTEBOOK_SIDE = {"IPython", "ipykernel", "zmq", "pandas", "psutil", "rich", "tra
 
 PUBLIC = {
     "Gang",
+    "checkpoint",
     "device",
     "errors",
     "gangs",
@@ -82,6 +83,7 @@ PUBLIC = {
     "log",
     "rank",
     "run",
+    "shard",
     "span",
     "track",
     "world_size",

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hydrogen_magic import frames
+from hydrogen_magic import frames, processes
 from hydrogen_magic.agent.crew import Crew
 from hydrogen_magic.agent.ledger import Clock, Logs
 from hydrogen_magic.agent.network import interface_of
@@ -78,6 +78,7 @@ class Afar:
         self._clock = Clock()
         self._logs: Logs | None = None
         self._idle_since = time.monotonic()
+        self._is_retiring = False
 
     # ── life ──
 
@@ -101,10 +102,14 @@ class Afar:
             if self._attached or self._crew is not None:
                 self._idle_since = time.monotonic()
             if time.monotonic() - self._idle_since > self._boot["idle_s"]:
-                self._link.send({"bye": "idle"})
-                self._over()
+                self._leave()
             self._link.send({"beat": time.monotonic()})
             await asyncio.sleep(_BEAT_S)
+
+    def _leave(self) -> None:
+        self._stop_listening()
+        self._link.send({"bye": True})
+        self._over()
 
     async def _watch_link(self) -> None:
         await self._link.lost()
@@ -125,8 +130,23 @@ class Afar:
         os.close(fd)
         for task in [t for t in self._attached.values() if t.hello["executor_pid"] == pid]:
             self._lose(task, "its Spark executor ended")
+        if pid == self._boot["executor_pid"]:
+            self._retire()
         if not self._executors:
             self._over()
+
+    def _retire(self) -> None:
+        """Serve no gang after this one: our files lie in a directory that goes with that executor."""
+        self._is_retiring = True
+        self._stop_listening()
+        if not self._attached and self._crew is None:
+            self._leave()
+
+    def _stop_listening(self) -> None:
+        """Free our name: the next task that looks for it starts an agent of its own."""
+        if self._listening.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._listening)
+            self._listening.close()
 
     def kernel_ended(self, crew: Crew) -> None:
         """Nothing of its record is here."""
@@ -138,8 +158,7 @@ class Afar:
         for fd in self._executors.values():
             loop.remove_reader(fd)
             os.close(fd)
-        loop.remove_reader(self._listening)
-        self._listening.close()
+        self._stop_listening()
         for task in list(self._connections):
             self._hang_up(task)
         for fd in self._closures.values():
@@ -181,7 +200,8 @@ class Afar:
         self._serving = key
         self._attached[hello["partition"]] = task
         self._watch_executor(hello["executor_pid"])
-        frames.send(task.sock, {"attached": True})
+        mark = self._boot["env"][processes.AGENT]
+        frames.send(task.sock, {"attached": mark, "folder": str(self._folder)})
         self._link.send({"attached": hello})
 
     def _hang_up(self, task: _Task) -> None:
@@ -215,6 +235,8 @@ class Afar:
                 self._hang_up(task)
         if self._serving == key:
             self._serving = None
+        if self._is_retiring:
+            self._leave()
 
     # ── messages of the kernel ──
 

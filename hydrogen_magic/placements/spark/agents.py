@@ -7,12 +7,15 @@ import os
 import secrets
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hydrogen_magic import events as ev
 from hydrogen_magic import parcel, record
+from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.placements import Attempt, agents
 from hydrogen_magic.placements.peers import Peer
+from hydrogen_magic.placements.spark.relay import Relay
+from hydrogen_magic.placements.spark.session import Session
 from hydrogen_magic.transfer import Incoming, Outgoing
 from hydrogen_magic.wire import Hub
 
@@ -20,11 +23,20 @@ if TYPE_CHECKING:
     import mmap
 
     from hydrogen_magic.placements import Sink
-    from hydrogen_magic.placements.spark.crew import SparkCrew
 
 __all__ = ["Fleet", "RemoteAgent", "fleet"]
 
-_QUIT_S = 1.0
+
+class Host(Protocol):
+    """Who waits for an attempt's tasks."""
+
+    def on_attached(self, agent: RemoteAgent, about: dict[str, Any]) -> None:
+        """A task has come to its machine's agent."""
+        ...
+
+    def on_detached(self, about: dict[str, Any], why: str) -> None:
+        """A task has gone before its rank was started."""
+        ...
 
 
 class RemoteAgent(Peer):
@@ -178,9 +190,34 @@ class Fleet:
         self.token = secrets.token_hex(16)
         """By which tasks find this kernel's agents on their machine."""
         self.owner = record.owner_of_this_process()
-        self.crews: dict[tuple[str, int], SparkCrew] = {}
+        self.crews: dict[tuple[str, int], Host] = {}
         self._agents: set[RemoteAgent] = set()
+        self._relays: dict[str, tuple[Relay, str]] = {}
+        """Application -> what its executors reach us by, and where."""
         agents.before_closing(self.close)
+
+    def endpoints(self, session: Session) -> list[str]:
+        """Return where executors may reach this process, listening there; best first."""
+        if session.application in self._relays:
+            return [self._relays[session.application][1]]
+        return _listen(self.hub, session.addresses())
+
+    async def use_relay(self, session: Session) -> str:
+        """Have this application's executors come through Spark Connect's server; return where.
+
+        Raises PlacementError where the server does not allow that.
+        """
+        host, _, port = self.hub.listen("127.0.0.1").removeprefix("tcp://").rpartition(":")
+        relay = Relay(session.spark, (host, int(port)))
+        relay.on_failure = lambda text: self._on_relays_end(session.application)
+        address = await asyncio.to_thread(relay.start)
+        where = f"{address[0]}:{address[1]}, on the Spark driver's host"
+        self._relays[session.application] = (relay, f"tcp://{address[0]}:{address[1]}")
+        return where
+
+    def _on_relays_end(self, application: str) -> None:
+        """Called in a thread of the relay. The agents behind it notice for themselves."""
+        self.hub.loop.call_soon_threadsafe(self._relays.pop, application, None)
 
     def invite(self, count: int) -> list[RemoteAgent]:
         """Make keys for as many agents as tasks may have to start."""
@@ -219,6 +256,22 @@ class Fleet:
             await asyncio.sleep(0.05)  # until ZeroMQ has sent that
         for agent in list(self._agents):
             self.drop(agent)
+        for relay, _ in self._relays.values():
+            await asyncio.to_thread(relay.close)
+
+
+def _listen(hub: Hub, addresses: tuple[str, ...]) -> list[str]:
+    """Listen on those that are this machine's own; the driver may be known by another's name."""
+    endpoints: list[str] = []
+    refused: list[PlacementError] = []
+    for address in addresses:
+        try:
+            endpoints.append(hub.listen(address))
+        except PlacementError as error:
+            refused.append(error)
+    if not endpoints:
+        raise refused[0] if refused else PlacementError("this machine has no address to listen on")
+    return endpoints
 
 
 _fleet: Fleet | None = None

@@ -7,6 +7,7 @@ In a notebook Spark shows it by default (``spark.ui.showConsoleProgress``): the 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,8 @@ __all__ = ["progress_bar_off"]
 
 _NEVER_MS = 1 << 50
 """A time in the far future, in milliseconds since 1970."""
+_DYING_MS = 5_000
+"""Spark ends the last tasks of a failed stage after 2 to 4 s, and shows them until then."""
 
 
 @contextlib.contextmanager
@@ -31,9 +34,10 @@ def progress_bar_off(context: Any) -> Iterator[None]:
     _set_last_finish(bar.get(), _NEVER_MS)
     try:
         yield
-    finally:
-        with contextlib.suppress(Exception):  # the JVM is gone, and what it ended by is on its way
-            _set_last_finish(bar.get(), 0)
+    except BaseException:
+        with contextlib.suppress(Exception):  # the JVM is gone too; what is on its way says so
+            _set_last_finish(bar.get(), int(time.time() * 1000) + _DYING_MS)
+        raise
 
 
 def _set_last_finish(bar: Any, at_ms: int) -> None:

@@ -8,19 +8,16 @@ submit ──► tasks attach, each to its host's agent ──► plan: ranks by
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 from hydrogen_magic import events as ev
 from hydrogen_magic.errors import HydrogenError, PlacementError
-from hydrogen_magic.placements import Attempt, Sink, devices
-from hydrogen_magic.placements.spark import joining, plans
-from hydrogen_magic.placements.spark.agents import RemoteAgent, fleet
+from hydrogen_magic.placements import Attempt, Sink
+from hydrogen_magic.placements.spark import joining, launching, plans
+from hydrogen_magic.placements.spark.agents import Fleet, RemoteAgent, fleet
 from hydrogen_magic.placements.spark.session import Session, SparkJobError
 from hydrogen_magic.placements.spark.survey import Survey, free_slots
-from hydrogen_magic.processes import COOKIE
 
 __all__ = ["SparkCrew"]
 
@@ -34,6 +31,8 @@ _LATE_S = 5.0
 """This process itself was away for so long: then nobody else was silent."""
 _HEARSAY_S = 1.0
 """How much later than Spark's word of a job's end the agents' own may come."""
+_END_S = 5.0
+"""How long hosts may take to end their ranks after their stage has ended."""
 _JOB_END_S = 1.5
 """Tasks return within milliseconds once their agents let them; then Spark is asked to end them."""
 
@@ -49,6 +48,8 @@ class SparkCrew:
         self._changed = asyncio.Event()
         self._job: joining.BarrierJob | None = None
         self._running: list[RemoteAgent] = []
+        self._sweeps: list[asyncio.Future[None]] = []
+        """Done when nothing is left on the host of each."""
         self._is_unwanted = False
         self._is_recording: bool | None = None
         """What was ordered; None: what the job says."""
@@ -66,9 +67,7 @@ class SparkCrew:
         ships.crews[key] = self
         invited = ships.invite(attempt.job.spec.np)
         try:
-            job = self._job = joining.submit(self._session, self._survey, ships, invited, attempt)
-            job.on_end = self._changed.set
-            await self._gather(job, attempt, sink)
+            job = await self._assemble(ships, invited, attempt, sink)
             if not self._is_unwanted:
                 await self._conduct(job, attempt, self._listening(sink))
         finally:
@@ -76,13 +75,30 @@ class SparkCrew:
             ships.uninvite(invited)
             self._dismiss(attempt)
 
-    async def _gather(self, job: joining.BarrierJob, attempt: Attempt, sink: Sink) -> None:
-        """Wait until all tasks have come; tell how many slots there are while they have not."""
+    async def _assemble(
+        self, ships: Fleet, invited: list[RemoteAgent], attempt: Attempt, sink: Sink
+    ) -> joining.BarrierJob:
+        """Submit the stage and wait for its tasks; by a relay where they cannot reach this machine."""
+        job = await self._gather(ships, invited, attempt, sink)
+        problem = joining.problem_of(job.error) or {}
+        if problem.get("kind") == "unreachable" and self._session.is_connect:
+            where = await ships.use_relay(self._session)
+            text = f"executors cannot reach this machine: they go through a relay at {where}"
+            sink.emit(ev.Notice(_now_s(attempt), "info", text))
+            job = await self._gather(ships, invited, attempt, sink)
+        if job.is_over and not self._is_unwanted:
+            raise _as_error(job.error, self._session)
+        return job
+
+    async def _gather(
+        self, ships: Fleet, invited: list[RemoteAgent], attempt: Attempt, sink: Sink
+    ) -> joining.BarrierJob:
+        """Wait until all tasks have come, or their stage has ended; tell who waits for slots."""
+        job = joining.submit(self._session, self._survey, ships, invited, attempt)
+        self._job, job.on_end = job, self._changed.set
         queued = False
         wanted = attempt.job.spec.np
-        while len(self._places) < wanted and not self._is_unwanted:
-            if job.is_over:
-                raise _as_error(job.error, self._session)
+        while len(self._places) < wanted and not self._is_unwanted and not job.is_over:
             self._changed.clear()
             try:
                 await asyncio.wait_for(self._changed.wait(), _QUEUED_S)
@@ -90,6 +106,7 @@ class SparkCrew:
                 queued = await self._tell_queue(attempt, sink) or queued
         if queued:
             sink.emit(ev.Queued(_now_s(attempt), wanted, wanted))
+        return job
 
     async def _tell_queue(self, attempt: Attempt, sink: Sink) -> bool:
         wanted = attempt.job.spec.np
@@ -112,10 +129,11 @@ class SparkCrew:
         meant = plans.plan(attempt.job.spec, self._places, self._survey.gpus)
         for text in meant.plan.notes:
             sink.emit(ev.Notice(_now_s(attempt), "warning", text))
-        messages = _launch_messages(attempt, meant, self._is_recording)
+        messages = launching.messages(attempt, meant, self._is_recording)
         self._running = list(messages)
         sweeps = [agent.launch(attempt, sink, message) for agent, message in messages.items()]
-        checkpoints = _checkpoints(attempt) if not meant.shares_disk else []
+        self._sweeps = sweeps
+        checkpoints = launching.checkpoints(attempt) if not meant.shares_disk else []
         sending = [
             asyncio.ensure_future(agent.send_files(attempt, checkpoints)) for agent in messages
         ]
@@ -131,8 +149,9 @@ class SparkCrew:
             for agent in messages:
                 agent.let_go()
             self._running = []
-        if watching.done() and not watching.cancelled():
-            watching.result()
+        for one in over:
+            if one.done() and not one.cancelled():
+                one.result()  # raises what ended it
 
     # ── what may happen ──
 
@@ -189,12 +208,11 @@ class SparkCrew:
             for agent in ended:
                 self._lose_host(agent, "AgentLost", problem["text"], meant, attempt, sink)
             return
-        if error is not None and error.kind in ("cancelled", "stopped"):
-            self._tell("kill")
-            raise _as_error(error, self._session)
-        await asyncio.sleep(_HEARSAY_S)
+        if error is None or error.kind not in ("cancelled", "stopped"):
+            await asyncio.sleep(_HEARSAY_S)
         if not self._has_failed:
             self._tell("kill")
+            await asyncio.wait(self._sweeps, timeout=_END_S)
             raise _as_error(error, self._session)
 
     def _listening(self, sink: Sink) -> Sink:
@@ -288,48 +306,3 @@ _ADVICE = {
 
 def _advice(problem: dict[str, str]) -> str:
     return _ADVICE.get(problem["kind"], "")
-
-
-def _checkpoints(attempt: Attempt) -> list[Path]:
-    """Return what ranks of earlier attempts have saved, which hosts without our disk need."""
-    folder = attempt.job.record_dir / "checkpoints"
-    if attempt.number == 0 or not folder.is_dir():
-        return []
-    return [path for path in folder.iterdir() if not path.name.startswith(".")]
-
-
-def _launch_messages(
-    attempt: Attempt, meant: plans.Meant, is_recording: bool | None
-) -> dict[RemoteAgent, dict[str, Any]]:
-    """Return what each agent is told: its own slots; the first also what serves the rendezvous."""
-    job, spec = attempt.job, attempt.job.spec
-    meeting = job.rendezvous.prepare(
-        meant.plan, *meant.agents[0].held,
-        gang=attempt.gang, attempt=attempt.number, retries=spec.retries,
-    )  # fmt: skip
-    messages: dict[RemoteAgent, dict[str, Any]] = {}
-    service = meeting.service
-    for node, agent in enumerate(meant.agents):
-        messages[agent] = {
-            "gang": attempt.gang, "attempt": attempt.number, "preload": list(job.preload),
-            "slots": [
-                {
-                    "rank": slot.rank, "partition": meant.partitions[slot.rank],
-                    "device": devices.device_name(slot), "gpu": slot.gpu,
-                    "env": {
-                        **devices.environment(meant.plan, slot), **meeting.environments[slot.rank],
-                        **dict(spec.env),
-                    },
-                }
-                for slot in meant.plan.slots if slot.node_rank == node
-            ],
-            "service": (service and node == 0 and {
-                "function": service.function, "options": dict(service.options)
-            }) or None,
-            "env": {**dict(spec.env), COOKIE: attempt.gang}, "cwd": os.getcwd(),
-            "fingerprint": joining.fingerprint(spec), "clock_zero_s": job.clock_zero_s,
-            "grace_s": spec.grace_s,
-            "record": spec.timeline is not None if is_recording is None else is_recording,
-            "checkpoints": str(job.record_dir / "checkpoints") if meant.shares_disk else None,
-        }  # fmt: skip
-    return messages

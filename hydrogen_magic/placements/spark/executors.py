@@ -81,7 +81,8 @@ def _parsed(text: str, at_s: float) -> Roster:
     rows = [row for row in json.loads(text) if row["isActive"] and not row.get("isExcluded")]
     started_at_s = min((_seconds(row["addTime"]) for row in rows), default=at_s)
     # The driver is the first and without cores, unless it is what runs the tasks.
-    return Roster(tuple(_executor(row) for row in rows if row["totalCores"] > 0), started_at_s, at_s)
+    found = tuple(_executor(row) for row in rows if row["totalCores"] > 0)
+    return Roster(found, started_at_s, at_s)
 
 
 def _executor(row: dict[str, Any]) -> Executor:

@@ -42,7 +42,7 @@ _SHUT_DOWN = re.compile(
     r"Cannot invoke RPC on closed channel"
 )
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
-_PYTHON = re.compile(r"^(\w[\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.M)
+_PYTHON = re.compile(r"^(?!org\.|java)(\w[\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.M)
 _FRAME = re.compile(r"^\s+at [\w.$]+|^JVM stacktrace|^\s*\(|^Traceback")
 _LONGEST = 300
 """Characters of a sentence; the rest is in the details."""

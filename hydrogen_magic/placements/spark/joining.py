@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.placements import Attempt, agents
 from hydrogen_magic.placements.spark import shipped
 from hydrogen_magic.placements.spark.agents import Fleet, RemoteAgent
@@ -20,6 +19,8 @@ from hydrogen_magic.spec import JobSpec
 
 __all__ = ["BarrierJob", "fingerprint", "problem_of", "submit"]
 
+_SHIPPED = {"cloudpickle", "hydrogen_magic"}
+"""In the zip that travels in the task."""
 IDLE_S = 60.0
 """How long agents wait on executors for another gang of this notebook."""
 
@@ -84,27 +85,13 @@ def _boot(
     return {
         "gang": attempt.gang, "attempt": attempt.number, "token": fleet.token,
         "owner": fleet.owner, "python": list(sys.version_info[:2]),
-        "needs": sorted({"zmq", *(name.partition(".")[0] for name in job.preload)}),
-        "endpoints": _listen(fleet, session.addresses()),
+        "needs": sorted({"zmq", *(name.partition(".")[0] for name in job.preload)} - _SHIPPED),
+        "endpoints": fleet.endpoints(session),
         "server_key": invited[0].keys.server_key,
         "keys": [(agent.keys.key, agent.keys.secret) for agent in invited],
         "fingerprint": fingerprint(job.spec), "preload": list(job.preload),
         "record_dir": str(job.record_dir), "idle_s": IDLE_S,
     }  # fmt: skip
-
-
-def _listen(fleet: Fleet, addresses: tuple[str, ...]) -> list[str]:
-    """Listen on those that are this machine's own; the driver may be known by another's name."""
-    endpoints: list[str] = []
-    refused: list[PlacementError] = []
-    for address in addresses:
-        try:
-            endpoints.append(fleet.hub.listen(address))
-        except PlacementError as error:
-            refused.append(error)
-    if not endpoints:
-        raise refused[0] if refused else PlacementError("this machine has no address to listen on")
-    return endpoints
 
 
 def _task(boot: dict[str, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:

@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from hydrogen_magic.errors import PlacementError
@@ -196,7 +195,7 @@ def _endpoint(spark: Any) -> str:
     return str(getattr(builder, "endpoint", None) or spark.client.host)
 
 
-def _session_classes() -> tuple[type, ...]:
+def _session_classes() -> tuple[Any, ...]:
     """Return the classes of sessions that this process can have made: what it has imported."""
     modules = (sys.modules.get(name) for name in ("pyspark.sql.session", _CONNECT))
     found = (getattr(module, "SparkSession", None) for module in modules)
@@ -221,11 +220,9 @@ def _is_stopped(spark: Any) -> bool:
 def _active() -> Any:
     """Return this thread's active session or the process's default one, None without any."""
     for kind in _session_classes():
-        attributes = MappingProxyType(vars(kind))
+        # The last two are private: getActiveSession() knows its own thread's alone.
         names = ("_instantiatedSession", "_default_session")
-        # Private, as getActiveSession() knows only its own thread's and a gang starts on another.
-        known = [kind.getActiveSession(), *(attributes.get(name) for name in names)]
-        for spark in known:
+        for spark in (kind.getActiveSession(), *(getattr(kind, name, None) for name in names)):
             if spark is not None and not _is_stopped(spark):
                 return spark
     return None

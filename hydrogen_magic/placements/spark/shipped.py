@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 __all__ = ["code", "task_source"]
@@ -24,15 +25,15 @@ def code() -> bytes:
 
     cloudpickle goes along so that ranks unpickle with what the closure was pickled with.
     """
-    import cloudpickle
-
+    found = find_spec("cloudpickle")
+    assert found is not None and found.origin is not None
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in sorted(_PACKAGE.rglob("*.py")):
             inner = path.relative_to(_PACKAGE)
             if inner.parts[0] not in _NOT_THERE:
                 _add(archive, f"hydrogen_magic/{inner.as_posix()}", path)
-        for path in sorted(Path(cloudpickle.__file__).parent.glob("*.py")):
+        for path in sorted(Path(found.origin).parent.glob("*.py")):
             _add(archive, f"cloudpickle/{path.name}", path)
     return packed.getvalue()
 

@@ -54,7 +54,7 @@ def survey(session: Session, spec: JobSpec) -> Survey:
     slots = _slots(session, settings, part, seen)
     if slots is not None and spec.np > slots:
         if not more_come:
-            raise PlacementError(_too_many(session, settings, spec, part, slots, seen))
+            raise PlacementError(_too_many(settings, spec, part, slots, seen))
         note = f"{_count(slots, 'slot')} of {spec.np} so far: executors are still coming"
         return Survey(None, part.for_ranks, part.profile, (*part.notes, note))
     return Survey(slots, part.for_ranks, part.profile, part.notes)
@@ -85,16 +85,20 @@ def _refuse_dynamic_allocation(settings: Settings) -> None:
 def _watched(session: Session, settings: Settings, spec: JobSpec) -> tuple[Roster | None, bool]:
     """Return the executors, and whether more may come; looks until they are enough, if it may."""
     deadline_s = time.monotonic() + _PATIENCE_S
-    while True:
-        seen = roster(session, deadline_s - time.monotonic())
-        if seen is None:
-            return None, False
-        is_enough = seen.slots(settings.task_cpus, int(spec.gpu is True)) >= spec.np
-        if is_enough or _is_settled(seen, settings):
-            return seen, False
-        if time.monotonic() + _POLL_S > deadline_s:
-            return seen, True
+    seen = roster(session, _PATIENCE_S)
+    while seen is not None and not _is_complete(seen, settings, spec):
         time.sleep(_POLL_S)
+        left_s = deadline_s - time.monotonic()
+        again = roster(session, left_s) if left_s > 0 else None
+        if again is None:
+            return seen, True
+        seen = again
+    return seen, False
+
+
+def _is_complete(seen: Roster, settings: Settings, spec: JobSpec) -> bool:
+    n_slots = seen.slots(settings.task_cpus, int(spec.gpu is True))
+    return n_slots >= spec.np or _is_settled(seen, settings)
 
 
 def _is_settled(seen: Roster, settings: Settings) -> bool:
@@ -108,9 +112,7 @@ def _is_settled(seen: Roster, settings: Settings) -> bool:
     return seen.at_s - max(e.added_at_s for e in seen.executors) > _SETTLED_S
 
 
-def _slots(
-    session: Session, settings: Settings, part: Share, seen: Roster | None
-) -> int | None:
+def _slots(session: Session, settings: Settings, part: Share, seen: Roster | None) -> int | None:
     if not session.is_connect:
         return _slots_by_scheduler(session, part.profile)
     return settings.slots if seen is None else seen.slots(settings.task_cpus, part.per_task)
@@ -128,14 +130,14 @@ def _slots_by_scheduler(session: Session, profile: Any) -> int:
 
 
 def _too_many(
-    session: Session, settings: Settings, spec: JobSpec, part: Share, slots: int, seen: Roster | None
+    settings: Settings, spec: JobSpec, part: Share, slots: int, seen: Roster | None
 ) -> str:
     who = settings.master if settings.is_local else "the cluster"
     found = f"np {spec.np}, {who} has {_count(slots, 'slot')}"
     if seen is not None and not seen.executors:
         return (
-            f"{found}: this application has no executor. Its master ({session.where}) may have no "
-            "cores or memory left for it: end what holds them, or ask for smaller executors"
+            f"{found}: this application has no executor. Its master ({settings.master}) may have "
+            "no cores or memory left for it: end what holds them, or ask for smaller executors"
         )
     fewer = f"use `--np {slots}`, or " if slots else ""
     more = (

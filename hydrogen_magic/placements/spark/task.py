@@ -8,6 +8,7 @@ module path is changed, nothing is imported that stays; the next job of this wor
 from __future__ import annotations
 
 import array
+import contextlib
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -17,6 +18,7 @@ import os
 import platform
 import secrets
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -34,6 +36,7 @@ _HEADER = struct.Struct("!IB")
 """As in ``frames``: length of the JSON, number of descriptors."""
 _REACH_S = 3.0
 _ATTACH_S = 60.0
+_SWEEP_S = 5.0
 _MOST_AGENTS = 64
 """Gangs of one kernel at the same time on one machine."""
 _DISTRIBUTIONS = ("torch", "pyzmq", "numpy")
@@ -56,8 +59,9 @@ def serve(batches: Any, boot: dict[str, Any], code: bytes) -> Any:
     context = BarrierTaskContext.get()
     assert context is not None
     _check(boot)
-    with _attached(boot, code, _about(context, boot)) as agent:
-        _wait(agent)
+    sock, agent = _attached(boot, code, _about(context, boot))
+    with sock:
+        _wait(sock, agent)
     import pyarrow
 
     yield pyarrow.RecordBatch.from_pydict({"o": [b"done"]})
@@ -157,15 +161,17 @@ def _name(boot: dict[str, Any], number: int) -> str:
     )
 
 
-def _attached(boot: dict[str, Any], code: bytes, about: dict[str, Any]) -> socket.socket:
-    """Return the connection to an agent that has taken this task."""
+def _attached(
+    boot: dict[str, Any], code: bytes, about: dict[str, Any]
+) -> tuple[socket.socket, dict[str, Any]]:
+    """Return the connection to an agent that has taken this task, and what it says of itself."""
     deadline = time.monotonic() + _ATTACH_S
     number = 0
     while number < _MOST_AGENTS:
         sock = _connected(_name(boot, number), boot, code, about)
         answer = None if sock is None else _say(sock, about)
         if sock is not None and answer is not None and "attached" in answer:
-            return sock
+            return sock, answer
         if sock is not None:
             sock.close()
         if answer is not None:
@@ -314,8 +320,27 @@ def _say(sock: socket.socket, about: dict[str, Any]) -> Any:
     return _receive(sock)
 
 
-def _wait(agent: socket.socket) -> None:
+def _wait(sock: socket.socket, agent: dict[str, Any]) -> None:
     """Wait until this task's rank is over and swept up."""
-    agent.settimeout(None)
-    if _receive(agent) is None:
+    sock.settimeout(None)
+    if _receive(sock) is None:
+        _sweep_after(agent)
         raise _ProblemError("agent_ended", "the agent beside the ranks ended unexpectedly")
+
+
+def _sweep_after(agent: dict[str, Any]) -> None:
+    """End what a killed agent could not: whatever carries its random mark descends from it."""
+    mark = f"HYDROGEN_MAGIC_AGENT={agent['attached']}".encode()
+    deadline = time.monotonic() + _SWEEP_S
+    while time.monotonic() < deadline and (left := _with_mark(mark)):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    shutil.rmtree(agent["folder"], ignore_errors=True)
+
+
+def _with_mark(mark: bytes) -> list[int]:
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    found = [pid for pid in pids if mark in _read(f"/proc/{pid}/environ").split(b"\0")]
+    return [pid for pid in found if b") Z " not in _read(f"/proc/{pid}/stat")]

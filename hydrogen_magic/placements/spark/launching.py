@@ -1,0 +1,59 @@
+"""What every agent of a gang is told to launch."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic.placements import Attempt, devices
+from hydrogen_magic.placements.spark import joining, plans
+from hydrogen_magic.placements.spark.agents import RemoteAgent
+from hydrogen_magic.processes import COOKIE
+
+__all__ = ["checkpoints", "messages"]
+
+
+def checkpoints(attempt: Attempt) -> list[Path]:
+    """Return what ranks of earlier attempts have saved, which hosts without our disk need."""
+    folder = attempt.job.record_dir / "checkpoints"
+    if attempt.number == 0 or not folder.is_dir():
+        return []
+    return [path for path in folder.iterdir() if not path.name.startswith(".")]
+
+
+def messages(
+    attempt: Attempt, meant: plans.Meant, is_recording: bool | None
+) -> dict[RemoteAgent, dict[str, Any]]:
+    """Return what each agent is told: its own slots; the first also what serves the rendezvous."""
+    job, spec = attempt.job, attempt.job.spec
+    meeting = job.rendezvous.prepare(
+        meant.plan, *meant.agents[0].held,
+        gang=attempt.gang, attempt=attempt.number, retries=spec.retries,
+    )  # fmt: skip
+    told: dict[RemoteAgent, dict[str, Any]] = {}
+    service = meeting.service
+    for node, agent in enumerate(meant.agents):
+        told[agent] = {
+            "gang": attempt.gang, "attempt": attempt.number, "preload": list(job.preload),
+            "slots": [
+                {
+                    "rank": slot.rank, "partition": meant.partitions[slot.rank],
+                    "device": devices.device_name(slot), "gpu": slot.gpu,
+                    "env": {
+                        **devices.environment(meant.plan, slot), **meeting.environments[slot.rank],
+                        **dict(spec.env),
+                    },
+                }
+                for slot in meant.plan.slots if slot.node_rank == node
+            ],
+            "service": (service and node == 0 and {
+                "function": service.function, "options": dict(service.options)
+            }) or None,
+            "env": {**dict(spec.env), COOKIE: attempt.gang}, "cwd": os.getcwd(),
+            "fingerprint": joining.fingerprint(spec), "clock_zero_s": job.clock_zero_s,
+            "grace_s": spec.grace_s,
+            "record": spec.timeline is not None if is_recording is None else is_recording,
+            "checkpoints": str(job.record_dir / "checkpoints") if meant.shares_disk else None,
+        }  # fmt: skip
+    return told
