@@ -130,7 +130,7 @@ def get(name: str) -> Placement:
 
         return LocalPlacement()
     if name == "spark":
-        from hydrogen_magic.placements.spark import SparkPlacement
+        from hydrogen_magic.placements.spark.placement import SparkPlacement
 
         return SparkPlacement()
     if name == "inline":

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Fleet", "RemoteAgent", "fleet"]
 
 
-class Host(Protocol):
+class Waiting(Protocol):
     """Who waits for an attempt's tasks."""
 
     def on_attached(self, agent: RemoteAgent, about: dict[str, Any]) -> None:
@@ -190,7 +190,7 @@ class Fleet:
         self.token = secrets.token_hex(16)
         """By which tasks find this kernel's agents on their machine."""
         self.owner = record.owner_of_this_process()
-        self.crews: dict[tuple[str, int], Host] = {}
+        self.crews: dict[tuple[str, int], Waiting] = {}
         self._agents: set[RemoteAgent] = set()
         self._relays: dict[str, tuple[Relay, str]] = {}
         """Application -> what its executors reach us by, and where."""
