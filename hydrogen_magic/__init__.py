@@ -1,7 +1,8 @@
 """Train on many ranks from a notebook cell: ``%load_ext hydrogen_magic``, then ``%%distributed --np 4``.
 
 In a notebook: the magics. From Python: :func:`run`, :func:`launch` and :class:`Gang`. On a rank:
-``rank local_rank world_size device log track span``, which also work in a plain process.
+``rank local_rank world_size device log track span shard checkpoint``, which also work in a plain
+process.
 
 Names are loaded when first used, so that a rank which imports this package imports neither IPython
 nor anything else that only the notebook's side needs.
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from hydrogen_magic import errors
     from hydrogen_magic.handle import Gang
     from hydrogen_magic.runner import gangs, launch, run
+    from hydrogen_magic.worker import checkpoint
     from hydrogen_magic.worker.api import (
         device,
         local_rank,
@@ -27,11 +29,13 @@ if TYPE_CHECKING:
         track,
         world_size,
     )
+    from hydrogen_magic.worker.shard import shard
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Gang",
+    "checkpoint",
     "device",
     "errors",
     "gangs",
@@ -40,6 +44,7 @@ __all__ = [
     "log",
     "rank",
     "run",
+    "shard",
     "span",
     "track",
     "world_size",
@@ -50,16 +55,19 @@ _HOMES = {
     "gangs": "hydrogen_magic.runner",
     "launch": "hydrogen_magic.runner",
     "run": "hydrogen_magic.runner",
+    "shard": "hydrogen_magic.worker.shard",
     **dict.fromkeys(
         ("device", "local_rank", "log", "rank", "span", "track", "world_size"),
         "hydrogen_magic.worker.api",
     ),
 }
 
+_MODULES = {"checkpoint": "hydrogen_magic.worker.checkpoint", "errors": "hydrogen_magic.errors"}
+
 
 def __getattr__(name: str) -> Any:
-    if name == "errors":
-        return importlib.import_module("hydrogen_magic.errors")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

@@ -92,7 +92,7 @@ class Conductor:
             if limit is not None:
                 limit.cancel()
             await self._crew.release()
-            self._job.close()
+            self._job.close(keep_checkpoints=self._outcome() != "SUCCEEDED")
             await self._profiling.close(is_wanted=self._outcome() == "SUCCEEDED")
             self._finish(error)
 

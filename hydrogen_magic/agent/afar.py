@@ -23,7 +23,7 @@ from typing import Any
 
 from hydrogen_magic import frames, processes
 from hydrogen_magic.agent.crew import Crew
-from hydrogen_magic.agent.ledger import Clock, Logs
+from hydrogen_magic.agent.ledger import Clock, Logs, usable_directory
 from hydrogen_magic.agent.network import interface_of
 from hydrogen_magic.events import ErrorReport
 from hydrogen_magic.parcel import memory_file
@@ -248,6 +248,8 @@ class Afar:
             self._outgoing.acknowledged()
         elif action == "clock":
             self._clock.note(float(message["sent"]), float(message["at"]))
+        elif action == "forget":
+            shutil.rmtree(self._own_checkpoints(message["gang"]), ignore_errors=True)
         elif action == "release":
             self._release((message["gang"], message["attempt"]))
         else:
@@ -263,6 +265,9 @@ class Afar:
             for old in self._closures.values():
                 os.close(old)
             self._closures = {label["closure"]: fd}
+            for folder in self._folder.glob("checkpoints/*"):
+                if folder.name != label["closure"]:
+                    shutil.rmtree(folder, ignore_errors=True)
         else:
             self._keep_checkpoint(label, fd)
 
@@ -286,7 +291,8 @@ class Afar:
         env = {"OMP_NUM_THREADS": "1", **self._boot["env"]}
         env |= {**self._checkpoints(launch), **launch["env"]}
         return {
-            **launch, "record_dir": str(record_dir), "env": env, "cwd": self._cwd(launch["cwd"]),
+            **launch, "record_dir": str(record_dir), "env": env,
+            "cwd": usable_directory(launch["cwd"], self._folder / "work"),
             "sys_path": self._boot["sys_path"],
             "clock_zero_s": self._clock.here(launch["clock_zero_s"]),
         }  # fmt: skip
@@ -296,14 +302,6 @@ class Afar:
         shared = launch["checkpoints"]
         folder = Path(shared) if shared else self._own_checkpoints(launch["gang"])
         return dict(checkpoint.environment(folder, is_shared=bool(shared)))
-
-    def _cwd(self, wanted: str) -> str:
-        """Return the notebook's directory where it is here as well, else one of our own."""
-        if os.path.isdir(wanted) and os.access(wanted, os.R_OK | os.X_OK):
-            return wanted
-        own = self._folder / "work"
-        own.mkdir(exist_ok=True)
-        return str(own)
 
     async def closure(self, crew: Crew) -> int:
         """Wait for the closure, which comes in parts; it stays here for the gang's other attempts."""

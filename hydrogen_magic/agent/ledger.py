@@ -1,4 +1,4 @@
-"""What an agent keeps for a kernel on another machine: the time there, and what ranks have written."""
+"""What an agent keeps for a kernel on another machine: its time, its directory, its ranks' logs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hydrogen_magic.transfer import PART_BYTES
 
-__all__ = ["Clock", "Logs"]
+__all__ = ["Clock", "Logs", "usable_directory"]
 
 _SHIP_S = 0.2
 
@@ -76,3 +76,11 @@ class Logs:
                 data = file.read(PART_BYTES)
                 self._sent[rank] = file.tell()
                 await self._send(rank, data)
+
+
+def usable_directory(wanted: str, own: Path) -> str:
+    """Return ``wanted``, the notebook's directory, where it is here as well; else ``own``, made."""
+    if os.path.isdir(wanted) and os.access(wanted, os.R_OK | os.X_OK):
+        return wanted
+    own.mkdir(parents=True, exist_ok=True)
+    return str(own)

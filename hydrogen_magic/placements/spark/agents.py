@@ -133,7 +133,7 @@ class RemoteAgent(Peer):
 
     def _keep_checkpoint(self, name: str, fd: int) -> None:
         assert self.job is not None
-        folder = self.job.job.record_dir / "checkpoints"
+        folder = self.job.job.checkpoints
         folder.mkdir(exist_ok=True)
         with os.fdopen(os.dup(fd), "rb") as source, open(folder / ".arriving", "wb") as target:
             source.seek(0)
@@ -155,17 +155,21 @@ class RemoteAgent(Peer):
         self.send("launch", **message)
         return swept
 
-    async def send_files(self, attempt: Attempt, checkpoints: list[Path]) -> None:
-        """Send the closure, once for all attempts of a gang, and what they are to go on from."""
-        for path in checkpoints:
+    async def bring_checkpoint(self, attempt: Attempt) -> None:
+        """Have there what earlier attempts have saved last, and nothing else: hosts must agree."""
+        self.send("forget", gang=attempt.gang)
+        for path in sorted(attempt.job.checkpoints.glob("[!.]*")):
             with path.open("rb") as file:
                 label = {"gang": attempt.gang, "checkpoint": path.name}
                 await self.outgoing.send_file(label, file.fileno())
+
+    async def send_closure(self, attempt: Attempt) -> None:
+        """Send what the ranks run, once for all attempts of a gang."""
         if self._closure_of != attempt.gang and attempt.job.closure_fd is not None:
-            self._closure_of = attempt.gang
             fd = os.dup(attempt.job.closure_fd)
             try:
                 await self.outgoing.send_file({"closure": attempt.gang}, fd)
+                self._closure_of = attempt.gang
             finally:
                 os.close(fd)
 

@@ -33,6 +33,8 @@ _HEARSAY_S = 1.0
 """How much later than Spark's word of a job's end the agents' own may come."""
 _END_S = 5.0
 """How long hosts may take to end their ranks after their stage has ended."""
+_BRING_S = 600.0
+"""How long a checkpoint may take to all hosts: gigabytes by a slow line."""
 _JOB_END_S = 1.5
 """Tasks return within milliseconds once their agents let them; then Spark is asked to end them."""
 
@@ -129,14 +131,14 @@ class SparkCrew:
         meant = plans.plan(attempt.job.spec, self._places, self._survey.gpus)
         for text in meant.plan.notes:
             sink.emit(ev.Notice(_now_s(attempt), "warning", text))
+        if attempt.number > 0 and not meant.shares_disk:
+            bringing = asyncio.gather(*(agent.bring_checkpoint(attempt) for agent in meant.agents))
+            await asyncio.wait_for(bringing, _BRING_S)
         messages = launching.messages(attempt, meant, self._is_recording)
         self._running = list(messages)
         sweeps = [agent.launch(attempt, sink, message) for agent, message in messages.items()]
         self._sweeps = sweeps
-        checkpoints = launching.checkpoints(attempt) if not meant.shares_disk else []
-        sending = [
-            asyncio.ensure_future(agent.send_files(attempt, checkpoints)) for agent in messages
-        ]
+        sending = [asyncio.ensure_future(agent.send_closure(attempt)) for agent in messages]
         if self._is_unwanted:  # while the lines above were under way
             self._tell("stop")
         watching = asyncio.ensure_future(self._watch(job, meant, attempt, sink))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.placements import Attempt, devices
@@ -11,15 +10,7 @@ from hydrogen_magic.placements.spark import joining, plans
 from hydrogen_magic.placements.spark.agents import RemoteAgent
 from hydrogen_magic.processes import COOKIE
 
-__all__ = ["checkpoints", "messages"]
-
-
-def checkpoints(attempt: Attempt) -> list[Path]:
-    """Return what ranks of earlier attempts have saved, which hosts without our disk need."""
-    folder = attempt.job.record_dir / "checkpoints"
-    if attempt.number == 0 or not folder.is_dir():
-        return []
-    return [path for path in folder.iterdir() if not path.name.startswith(".")]
+__all__ = ["messages"]
 
 
 def messages(
@@ -54,6 +45,6 @@ def messages(
             "fingerprint": joining.fingerprint(spec), "clock_zero_s": job.clock_zero_s,
             "grace_s": spec.grace_s,
             "record": spec.timeline is not None if is_recording is None else is_recording,
-            "checkpoints": str(job.record_dir / "checkpoints") if meant.shares_disk else None,
+            "checkpoints": str(job.checkpoints) if meant.shares_disk else None,
         }  # fmt: skip
     return told

@@ -30,8 +30,8 @@ from hydrogen_magic.placements.spark.relay_pump import Pump, cancelled
 
 __all__ = ["run"]
 
-_CALM_S = 0.05
-"""Between replies while all goes one way: each costs Spark about 20 ms of work."""
+_CALM_S = 0.1
+"""Between replies while all goes one way: each costs Spark some 30 ms of work."""
 _LIVELY_S = 0.5
 """After the kernel sent something, replies are not held back: somebody may wait for an answer."""
 _SILENCE_S = 10.0

@@ -11,7 +11,7 @@ from pathlib import Path
 __all__ = ["code", "task_source"]
 
 _PACKAGE = Path(__file__).parents[2]
-_NOT_THERE = {"views", "placements", "capture", "compat", "infer", "magics.py", "notebook.py",
+_NOT_THERE = {"views", "placements", "capture", "infer", "magics.py", "notebook.py",
               "manage.py", "runner.py", "conductor.py", "handle.py", "profiling.py", "doctor.py",
               "metrics.py", "timeline.py", "profiles.py", "arguments.py", "words.py"}  # fmt: skip
 """The notebook's side."""

@@ -1,0 +1,89 @@
+"""Trainings that save and load. A plain local module: it travels with what it uses."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import hydrogen_magic as hm
+
+
+class Best:
+    """A class of the notebook, as part of a state: unpickled by its name."""
+
+    def __init__(self, loss: float) -> None:
+        self.loss = loss
+
+
+def count(upto: int, fails: bool = False) -> list[int | None]:
+    """Save the numbers below ``upto``; return what was there before each, or fail."""
+    found = []
+    for number in range(upto):
+        found.append(hm.checkpoint.load())
+        hm.checkpoint.save(number)
+    assert not fails
+    return found
+
+
+def resume(steps: int, folder: str | None = None) -> dict[str, Any]:
+    """Train; in the first attempt rank 1 is killed after step 3. Return where the rank began."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    state = hm.checkpoint.load(folder)
+    start = 0
+    if state is not None:
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        start = state["step"] + 1
+    for step in range(start, steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).sum().backward()
+        dist.all_reduce(model.weight.grad)
+        optimizer.step()
+        hm.checkpoint.save(
+            {
+                "step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                "best": Best(step / 2),
+            },
+            folder,
+        )  # fmt: skip
+        dist.barrier()  # or rank 1 might be gone before rank 0 has saved
+        if state is None and step == 3 and hm.rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+    best = None if state is None else (type(state["best"]) is Best, state["best"].loss)
+    return {"start": start, "best": best, "steps": len(optimizer.state_dict()["state"])}
+
+
+def sharded(folder: str | None, size: int, grown: bool) -> Any:
+    """Save, or load and fill, a tensor whose rows are on all ranks."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    whole = torch.arange(float(size))
+    if not grown:
+        for step in range(2):
+            weight = distribute_tensor(whole + step, mesh, [Shard(0)])
+            hm.checkpoint.save({"model": {"weight": weight}, "step": step}, folder)
+        return None
+    empty = distribute_tensor(torch.zeros(size), mesh, [Shard(0)])
+    into = {"model": {"weight": empty}, "step": -1}
+    state = hm.checkpoint.load(folder, into=into)
+    return state["step"], state["model"]["weight"].full_tensor().tolist()
+
+
+def save_in_vain(folder: str) -> str:
+    """Save a sharded state where rank 1 sees another folder than rank 0."""
+    try:
+        sharded(f"{folder}/{hm.rank()}", 4, grown=False)
+    except RuntimeError as error:
+        return str(error)
+    return "saved"

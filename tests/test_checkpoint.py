@@ -1,0 +1,339 @@
+"""``hm.checkpoint``: what is there is whole, whatever became of those who saved."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hydrogen_magic as hm
+from hydrogen_magic import record
+from hydrogen_magic.worker import checkpoint, sharded
+from tests import checkpoints
+
+pytestmark = pytest.mark.usefixtures("warm_agents")
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+# ── whole or not at all ──────────────────────────────────────────────────────────────────────────
+
+
+def test_the_last_one_is_there_and_no_other(tmp_path: Path) -> None:
+    folder = tmp_path / "made" / "on use"
+    assert hm.checkpoint.load(folder) is None
+    for step in range(3):
+        hm.checkpoint.save({"step": step}, folder)
+    assert hm.checkpoint.load(folder) == {"step": 2}
+    assert files(folder) == ["checkpoint"]
+
+
+@pytest.mark.parametrize("moment", ["write", "fsync", "replace"])
+def test_killed_while_it_saves(moment: str, tmp_path: Path) -> None:
+    """A process that dies in the middle leaves the one before, and the next save removes its rest."""
+    hm.checkpoint.save("before", tmp_path)
+    pid = os.fork()
+    if pid == 0:
+        _die_at(moment)
+        hm.checkpoint.save(_Dying() if moment == "write" else "after", tmp_path)
+        os._exit(0)
+    assert os.WTERMSIG(os.waitpid(pid, 0)[1]) == signal.SIGKILL
+    assert len(files(tmp_path)) == 2, "what it had begun"
+    assert hm.checkpoint.load(tmp_path) == "before"
+    hm.checkpoint.save("later", tmp_path)
+    assert hm.checkpoint.load(tmp_path) == "later"
+    assert files(tmp_path) == ["checkpoint"]
+
+
+class _Dying:
+    def __reduce__(self) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_at(moment: str) -> None:
+    if moment != "write":
+        setattr(os, moment, lambda *args: os.kill(os.getpid(), signal.SIGKILL))
+
+
+SAVE_FOR_EVER = """
+import sys, hydrogen_magic as hm
+step = 0
+while True:
+    hm.checkpoint.save({"step": step, "data": bytes([step % 256]) * 3_000_000}, sys.argv[1])
+    step += 1
+    print(step, flush=True)
+"""
+
+
+def test_killed_at_any_moment(tmp_path: Path) -> None:
+    for kills in range(8):
+        with subprocess.Popen(
+            [sys.executable, "-c", SAVE_FOR_EVER, str(tmp_path)], stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout is not None
+            for _ in range(3 + kills):
+                said = int(process.stdout.readline())
+            process.kill()
+        state = hm.checkpoint.load(tmp_path)
+        assert state["step"] >= said - 1
+        assert state["data"] == bytes([state["step"] % 256]) * 3_000_000
+
+
+@pytest.mark.parametrize("with_torch", [False, True])
+def test_a_full_disk_leaves_the_one_before(with_torch: bool, tmp_path: Path) -> None:
+    """The system's limit for files cuts a write off as a full disk does."""
+    code = (
+        "import resource, sys, hydrogen_magic as hm\n"
+        f"{'import torch' if with_torch else ''}\n"
+        "hm.checkpoint.save('before', sys.argv[1])\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
+        "big = torch.ones(100_000) if 'torch' in sys.modules else bytes(400_000)\n"
+        "try:\n"
+        "    hm.checkpoint.save({'big': big}, sys.argv[1])\n"
+        "except OSError as error:\n"
+        "    print(error)\n"
+        "assert hm.checkpoint.load(sys.argv[1]) == 'before'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "File too large" in done.stdout and "the one before is intact" in done.stdout
+    assert files(tmp_path) == ["checkpoint"]
+
+
+def test_a_full_disk_is_told_with_what_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int) -> None:  # file systems on networks say so as late as here
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    hm.checkpoint.save("before", tmp_path)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(
+        OSError, match=r"does not fit into .* are free; the one before is intact"
+    ) as e:
+        hm.checkpoint.save("after", tmp_path)
+    assert e.value.errno == errno.ENOSPC
+    assert hm.checkpoint.load(tmp_path) == "before"
+    assert files(tmp_path) == ["checkpoint"]
+
+
+def test_one_that_was_given_up_does_not_overwrite_its_successor(tmp_path: Path) -> None:
+    """As a rank does that was cut off while it saved, and comes back when another goes on."""
+
+    class Slow:
+        def __reduce__(self) -> Any:
+            hm.checkpoint.save("successor's", tmp_path)
+            return str, ("of the one that was given up",)
+
+    with pytest.raises(FileNotFoundError, match="another process saves checkpoints"):
+        hm.checkpoint.save(Slow(), tmp_path)
+    assert hm.checkpoint.load(tmp_path) == "successor's"
+
+
+# ── states ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"a": [1, threading.Lock()]}, "`state['a'][1]` (_thread.lock) cannot be saved"),
+        ({"f": lambda: 1}, "`state['f']` (function) cannot be saved"),
+        ((x for x in "ab"), "`state` (generator) cannot be saved"),
+    ],
+    ids=["lock", "lambda", "generator"],
+)
+def test_what_cannot_be_saved_is_named(state: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(TypeError) as caught:
+        hm.checkpoint.save(state, tmp_path)
+    assert said in str(caught.value) and "leave it out" in str(caught.value)
+    assert files(tmp_path) == []
+
+
+def test_tensors_come_back_where_they_are_wanted(tmp_path: Path) -> None:
+    import torch
+
+    model = torch.nn.Linear(3, 2)
+    tied = torch.ones(3)
+    hm.checkpoint.save({"model": model.state_dict(), "a": tied, "b": tied}, tmp_path)
+    state = hm.checkpoint.load(tmp_path)
+    assert torch.equal(state["model"]["weight"], model.weight)
+    assert state["a"].data_ptr() == state["b"].data_ptr()
+    on_meta = hm.checkpoint.load(tmp_path, map_location="meta")
+    assert on_meta["a"].device.type == "meta"
+    assert torch.load(tmp_path / "checkpoint", weights_only=False)["a"].tolist() == [1, 1, 1]
+
+
+def test_a_class_that_the_cell_defines_later_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = types.ModuleType("__main__")
+    exec("class Early: pass", main.__dict__)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    hm.checkpoint.save(main.Early(), tmp_path)
+    assert type(hm.checkpoint.load(tmp_path)) is main.Early
+    del main.Early
+    with pytest.raises(ValueError, match=r"'Early'.* defined before it calls hm.checkpoint.load"):
+        hm.checkpoint.load(tmp_path)
+
+
+@pytest.mark.parametrize("rest", [b"", b"\x80\x05cut off", b"PK\x03\x04not a zip"], ids=repr)
+def test_a_damaged_file_is_named(rest: bytes, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_bytes(rest)
+    with pytest.raises(ValueError, match=f"{tmp_path}/checkpoint is no checkpoint of"):
+        hm.checkpoint.load(tmp_path)
+
+
+# ── where ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_plain_process_has_a_folder_of_its_own() -> None:
+    code = (
+        "import hydrogen_magic as hm, warnings\n"
+        "assert hm.checkpoint.load() is None\n"
+        "with warnings.catch_warnings(record=True) as said:\n"
+        "    for step in (1, 2): hm.checkpoint.save(step)\n"
+        "assert hm.checkpoint.load() == 2 and len(said) == 1\n"
+        "print(str(said[0].message).partition(' in ')[2].partition(',')[0])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "hydrogen_magic-checkpoints-" in done.stdout
+    assert not Path(done.stdout.strip()).exists(), "it goes with the process"
+
+
+def test_ranks_outside_of_a_gang_are_asked_for_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for call in (hm.checkpoint.load, lambda: hm.checkpoint.save(1)):
+        with pytest.raises(RuntimeError, match="HYDROGEN_MAGIC_CHECKPOINTS"):
+            call()
+    monkeypatch.setenv("HYDROGEN_MAGIC_CHECKPOINTS", str(tmp_path))
+    monkeypatch.setenv("RANK", "1")
+    hm.checkpoint.save(1)
+    assert hm.checkpoint.load() is None, "rank 0 saves"
+    monkeypatch.setenv("RANK", "0")
+    hm.checkpoint.save(1)
+    assert hm.checkpoint.load() == 1
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a rank tells its agent."""
+    names: list[str] = []
+    monkeypatch.setattr(checkpoint, "_tell_agent", None)
+    checkpoint.install(names.append)
+    return names
+
+
+def as_rank(
+    patch: pytest.MonkeyPatch, folder: Path, *, rank: int, host: int, is_shared: bool
+) -> None:
+    variables = checkpoint.environment(folder, is_shared=is_shared)
+    place = {"RANK": str(rank), "WORLD_SIZE": "4", "GROUP_RANK": str(host)}
+    for name, value in {**variables, **place}.items():
+        patch.setenv(name, value)
+
+
+def test_the_agent_hears_of_what_other_hosts_do_not_see(
+    tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "_saved_elsewhere", set())
+    as_rank(monkeypatch, tmp_path, rank=0, host=0, is_shared=True)
+    hm.checkpoint.save("shared")
+    hm.checkpoint.save("of the user", tmp_path / "users")
+    assert told == []
+    as_rank(monkeypatch, tmp_path, rank=0, host=0, is_shared=False)
+    hm.checkpoint.save("mine")
+    assert told == ["checkpoint"] and (tmp_path / told[0]).is_file()
+    assert hm.checkpoint.load() == "mine"
+    as_rank(monkeypatch, tmp_path / "host 1", rank=2, host=1, is_shared=False)
+    assert hm.checkpoint.load() is None
+    hm.checkpoint.save("mine")
+    with pytest.raises(RuntimeError, match="on rank 0's host; all ranks have it in the next"):
+        hm.checkpoint.load()
+    assert told == ["checkpoint"]
+
+
+def test_a_sharded_state_is_refused_where_hosts_share_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharded, "is_sharded", lambda state: True)
+    as_rank(monkeypatch, tmp_path, rank=1, host=1, is_shared=False)
+    with pytest.raises(RuntimeError, match="set HYDROGEN_MAGIC_CHECKPOINTS_SHARED=1"):
+        hm.checkpoint.save({})
+    assert files(tmp_path) == []
+
+
+# ── the next attempt ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_next_attempt_goes_on_from_it() -> None:
+    gang = hm.launch(checkpoints.resume, 6, np=2, retries=1)
+    assert gang.wait(60)
+    expected = {"start": 4, "best": (True, 1.5), "steps": 2}
+    assert gang.results == [expected, expected]
+    again = hm.launch(checkpoints.resume, 2, np=2)
+    assert again.result["start"] == 0, "another gang begins at the beginning"
+
+
+def test_a_folder_of_the_users_outlives_the_gang(tmp_path: Path) -> None:
+    assert hm.launch(checkpoints.resume, 2, str(tmp_path), np=2).result["start"] == 0
+    again = hm.launch(checkpoints.resume, 3, str(tmp_path), np=2)
+    assert again.result["start"] == 2
+
+
+@pytest.mark.parametrize("on", ["local", "inline"])
+def test_what_a_failed_gang_saved_last_stays_with_its_record(on: str) -> None:
+    """Only that: what went well is not wanted any more, and may be gigabytes."""
+    for fails in (False, True):
+        gang = hm.launch(checkpoints.count, 3, fails, np=1, on=on)
+        assert gang.wait(60)
+        folder = record.runs_dir() / gang.id / "checkpoints"
+        assert hm.checkpoint.load(folder) == (2 if fails else None)
+        assert folder.exists() == fails
+
+
+def test_inline_it_is_the_gangs_own_too() -> None:
+    for _ in range(2):
+        assert hm.launch(checkpoints.count, 2, np=1, on="inline").result == [None, 0]
+    assert "HYDROGEN_MAGIC_CHECKPOINTS" not in os.environ
+
+
+# ── sharded ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_sharded_state_comes_back_on_another_number_of_ranks(tmp_path: Path) -> None:
+    folder = tmp_path / "saved"
+    hm.launch(checkpoints.sharded, str(folder), 6, False, np=2).wait(60)
+    pointer, parts = files(folder)
+    assert pointer == "checkpoint" and parts.endswith(".shards"), "the one before is gone"
+    assert {"__0_0.distcp", "__1_0.distcp"} < set(files(folder / parts))
+    gang = hm.launch(checkpoints.sharded, str(folder), 6, True, np=3)
+    assert gang.wait(60)
+    assert gang.results == [(1, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])] * 3
+    with pytest.raises(ValueError, match=r"is sharded: give .*into="):
+        hm.checkpoint.load(folder)
+    hm.checkpoint.save("plain again", folder)
+    assert files(folder) == ["checkpoint"]
+
+
+def test_a_sharded_state_needs_one_folder_for_all(tmp_path: Path) -> None:
+    gang = hm.launch(checkpoints.save_in_vain, str(tmp_path), np=2)
+    assert gang.wait(60)
+    assert ["is not the same folder on all hosts" in said for said in gang.results] == [True, True]
+    assert files(tmp_path / "0") == files(tmp_path / "1") == [], "nothing half there"
