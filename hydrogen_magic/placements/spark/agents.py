@@ -198,6 +198,7 @@ class Fleet:
         self._agents: set[RemoteAgent] = set()
         self._relays: dict[str, tuple[Relay, str]] = {}
         """Application -> what its executors reach us by, and where."""
+        self._closing: asyncio.Future[None] | None = None
         agents.before_closing(self.close)
 
     def endpoints(self, session: Session) -> list[str]:
@@ -238,6 +239,12 @@ class Fleet:
     def drop(self, agent: RemoteAgent) -> None:
         self._agents.discard(agent)
         agent.end()
+        if not self._agents and self._relays:  # they ask the server every second, for nobody now
+            self._closing = asyncio.ensure_future(self._close_relays())
+
+    async def _close_relays(self) -> None:
+        relays, self._relays = self._relays, {}
+        await asyncio.gather(*(asyncio.to_thread(relay.close) for relay, _ in relays.values()))
 
     def attached(self, agent: RemoteAgent, about: dict[str, Any]) -> None:
         crew = self.crews.get((about["gang"], about["attempt"]))
@@ -258,10 +265,9 @@ class Fleet:
             agent.send("quit")
         if there:
             await asyncio.sleep(0.05)  # until ZeroMQ has sent that
+        await self._close_relays()
         for agent in list(self._agents):
             self.drop(agent)
-        for relay, _ in self._relays.values():
-            await asyncio.to_thread(relay.close)
 
 
 def _listen(hub: Hub, addresses: tuple[str, ...]) -> list[str]:

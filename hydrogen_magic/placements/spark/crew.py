@@ -65,7 +65,8 @@ class SparkCrew:
     async def launch(self, attempt: Attempt, sink: Sink) -> None:
         ships = fleet()
         key = (attempt.gang, attempt.number)
-        self._places, self._lost, self._running, self._has_failed = {}, set(), [], False
+        self._places, self._lost, self._running, self._sweeps = {}, set(), [], []
+        self._has_failed = self._is_unwanted = False
         ships.crews[key] = self
         invited = ships.invite(attempt.job.spec.np)
         try:

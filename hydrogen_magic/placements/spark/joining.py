@@ -28,12 +28,13 @@ IDLE_S = 60.0
 class BarrierJob:
     """A barrier stage that is under way, run by a thread."""
 
-    def __init__(self, session: Session, tag: str) -> None:
+    def __init__(self, session: Session, tag: str, description: str) -> None:
         self.is_over = False
         self.error: SparkJobError | None = None
         self.on_end: Callable[[], None] = lambda: None
         self._session = session
         self._tag = tag
+        self._description = description
         self._loop = asyncio.get_running_loop()
         self._over = asyncio.Event()
 
@@ -41,7 +42,7 @@ class BarrierJob:
         def run() -> None:
             error: SparkJobError | None = None
             try:
-                self._session.run_tasks(task, n, profile, self._tag)
+                self._session.run_tasks(task, n, profile, self._tag, self._description)
             except SparkJobError as problem:
                 error = problem
             except BaseException as problem:  # whatever it is, the gang must be told
@@ -73,7 +74,9 @@ def submit(
 ) -> BarrierJob:
     """Submit the stage of an attempt's tasks, one for each of the agents that may come."""
     boot = _boot(session, fleet, invited, attempt)
-    job = BarrierJob(session, f"hydrogen_magic-{attempt.gang}-{attempt.number}")
+    tag = f"hydrogen_magic-{attempt.gang}-{attempt.number}"
+    ranks = "1 rank" if len(invited) == 1 else f"{len(invited)} ranks"
+    job = BarrierJob(session, tag, f"hydrogen_magic gang {attempt.gang}, {ranks}")
     job.start(_task(boot), attempt.job.spec.np, survey.profile)
     return job
 

@@ -66,9 +66,8 @@ class _Daemon:
     async def serve(self, jvm: int) -> None:
         """Serve until the kernel or the driver is gone; ``jvm``: its process, 0 where it is not known."""
         loop = asyncio.get_running_loop()
-        with suppress(
-            OSError, AttributeError
-        ):  # no such call: the kernel's silence is what is left
+        # Where the system has no such call, the kernel's silence is what is left.
+        with suppress(OSError, AttributeError):
             loop.add_reader(os.pidfd_open(jvm), self._ending.set)
         server = await asyncio.start_unix_server(self._request, sock=self._requests)
         accepting = asyncio.ensure_future(self._accept())

@@ -41,7 +41,10 @@ ALIVE = b"+"
 LONGEST_WAIT_S = 1.0
 """Of ``PULL`` while there is nothing to bring."""
 _REACH_S = 5.0
+_START_S = 20.0
+"""For Python to start on a busy host."""
 _BACKLOG = 1024
+_ENDED = "the relay's process is gone; somebody killed it, or the notebook had not asked for 10 s"
 _BOOT = """
 import json, sys, types
 given = json.load(sys.stdin)
@@ -55,8 +58,8 @@ sys.modules[name].run(*given["arguments"])  # the hydrogen_magic relay
 def answer(options: Any, modules: dict[str, str]) -> dict[str, str]:
     """Do one request of the kernel; return ``{"reply": base64}`` or ``{"error": text}``.
 
-    ``options``: of the DataSource, all strings. ``modules``: what the
-    daemon is made of, text by name, the one to run last.
+    ``options``: of the DataSource, all strings. ``modules``: what the daemon is made of, text by
+    name, the one to run last.
     """
     name = f"\0hydrogen_magic/relay/{options['relay']}"
     action = int(options["do"])
@@ -73,19 +76,22 @@ def answer(options: Any, modules: dict[str, str]) -> dict[str, str]:
 def _ask(name: str, action: int, number: int, body: bytes = b"") -> bytes:
     with socket.socket(socket.AF_UNIX) as sock:
         sock.settimeout(LONGEST_WAIT_S + _REACH_S)
-        sock.connect(name)
+        try:
+            sock.connect(name)
+        except ConnectionRefusedError:
+            raise EOFError(_ENDED) from None
         check_user(sock)
         sock.sendall(REQUEST.pack(action, number, len(body)) + body)
         with sock.makefile("rb") as stream:
             reply = stream.read()
     if not reply.startswith(ALIVE):
-        raise EOFError("it has ended")
+        raise EOFError(_ENDED)
     return reply[len(ALIVE) :]
 
 
 def _start(name: str, host: str, modules: dict[str, str]) -> None:
     """Start the daemon, which is not there yet, unless this request is repeated."""
-    with suppress(ConnectionRefusedError):
+    with suppress(EOFError):
         _ask(name, START, 0)
         return
     # IPv4 where there is a choice: agents resolve names so.
@@ -112,7 +118,7 @@ def _spawn(given: dict[str, Any], fds: tuple[int, ...]) -> None:
         start_new_session=True,  # Spark hangs up on the group of its Python processes
         cwd="/",
     )
-    begun.communicate(json.dumps(given).encode(), timeout=_REACH_S)
+    begun.communicate(json.dumps(given).encode(), timeout=_START_S)
     if begun.returncode != 0:
         raise OSError(
             f"{sys.executable} on the driver's host cannot run it: status {begun.returncode}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 __all__ = ["MOST_BYTES", "Pump", "cancelled"]
@@ -185,7 +185,7 @@ def _set(event: asyncio.Event, is_set: bool) -> None:
     event.set() if is_set else event.clear()
 
 
-async def cancelled(tasks: list[asyncio.Future[Any]]) -> None:
+async def cancelled(tasks: Sequence[asyncio.Future[Any]]) -> None:
     """Cancel ``tasks`` and wait until they have ended."""
     for task in tasks:
         task.cancel()

@@ -1,0 +1,436 @@
+"""Executors reach this process through Spark Connect's server, whatever its slots are busy with."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.placements.spark.relay import Relay
+from hydrogen_magic.wire import AgentKeys, AgentLink, Hub
+from tests import leaks
+from tests.spark_rig import HOST, ConnectServer, Site, marked, until
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(120)]
+
+SLOTS = 2
+MB = 1 << 20
+
+
+# ── what the relay runs between ──────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    return Site.create(tmp_path_factory.mktemp("relay") / "site")
+
+
+@pytest.fixture(scope="module")
+def server(site: Site) -> Iterator[ConnectServer]:
+    server = ConnectServer(site, f"local[{SLOTS}]")
+    yield server
+    server.close()
+
+
+@contextmanager
+def connected(url: str) -> Iterator[Any]:
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.builder.remote(url).create()
+    try:
+        spark.range(1).count()  # has it connect and load what stays
+        yield spark
+    finally:
+        spark.stop()
+
+
+@pytest.fixture(scope="module")
+def spark(server: ConnectServer) -> Iterator[Any]:
+    with connected(server.url) as spark:
+        yield spark
+
+
+class Target:
+    """A server in this process that does the same with each connection."""
+
+    def __init__(self, serve: Callable[[socket.socket], None]) -> None:
+        self._serve = serve
+        self._listener = socket.create_server((HOST, 0), backlog=1024)
+        self.address: tuple[str, int] = self._listener.getsockname()
+        self._open: list[socket.socket] = []
+        self._accepting = threading.Thread(target=self._accept)
+        self._accepting.start()
+
+    def _accept(self) -> None:
+        with suppress(OSError):  # closed, or shut down
+            while True:
+                sock, _ = self._listener.accept()
+                self._open.append(sock)
+                threading.Thread(target=self._one, args=(sock,), daemon=True).start()
+
+    def _one(self, sock: socket.socket) -> None:
+        with suppress(OSError), sock:
+            self._serve(sock)
+
+    def cut(self) -> None:
+        """Break all connections; others may come."""
+        for sock in self._open:
+            with suppress(OSError):  # it has ended before
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._accepting.join(5)
+        self._listener.close()
+        self.cut()
+        for sock in self._open:
+            sock.close()
+
+
+def echo(sock: socket.socket) -> None:
+    while data := sock.recv(1 << 16):
+        sock.sendall(data)
+
+
+@pytest.fixture
+def target() -> Iterator[Target]:
+    target = Target(echo)
+    yield target
+    target.close()
+
+
+@pytest.fixture
+def relayed(spark: Any, target: Target) -> Iterator[tuple[str, int]]:
+    """Where an echo of this process is to be had on the driver's host."""
+    with relaying(spark, target.address) as address:
+        yield address
+
+
+@contextmanager
+def relaying(spark: Any, target: tuple[str, int]) -> Iterator[tuple[str, int]]:
+    relay = Relay(spark, target)
+    failures: list[str] = []
+    relay.on_failure = failures.append
+    try:
+        yield relay.start()
+    finally:
+        relay.close()
+    assert failures == []
+
+
+def daemons(server: ConnectServer) -> list[int]:
+    mine = marked(leaks.LENT, server.mark)
+    return [pid for pid in mine if "hydrogen_magic relay" in leaks.command(pid)]
+
+
+def connect(address: tuple[str, int]) -> socket.socket:
+    return socket.create_connection(address, timeout=30)
+
+
+def received(sock: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size and (piece := sock.recv(1 << 18)):
+        data += piece
+    return bytes(data)
+
+
+def round_trip(sock: socket.socket, data: bytes) -> bytes:
+    sending = threading.Thread(target=sock.sendall, args=(data,))
+    sending.start()
+    back = received(sock, len(data))
+    sending.join()
+    return back
+
+
+def ends(sock: socket.socket) -> bool:
+    try:
+        while sock.recv(1 << 16):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+# ── bytes ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_bytes_come_back_as_they_went(relayed: tuple[str, int]) -> None:
+    """20 MB, and smaller ones beside it, some of them empty."""
+    sizes = (20 * MB, MB, 5, 0, 70_000)
+    sent = [os.urandom(size) for size in sizes]
+    back: dict[int, bytes] = {}
+
+    def one(index: int) -> None:
+        with connect(relayed) as sock:
+            back[index] = round_trip(sock, sent[index])
+            sock.shutdown(socket.SHUT_WR)
+            assert sock.recv(1) == b""
+
+    threads = [threading.Thread(target=one, args=(index,)) for index in range(len(sizes))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [back[index] == data for index, data in enumerate(sent)] == [True] * len(sizes)
+
+
+def test_small_messages_are_quick_while_all_slots_are_busy(
+    spark: Any, relayed: tuple[str, int], tmp_path: Path
+) -> None:
+    with busy(spark, tmp_path), connect(relayed) as sock:
+        seconds = []
+        for number in range(30):
+            begun = time.monotonic()
+            assert round_trip(sock, b"%02d" % number) == b"%02d" % number
+            seconds.append(time.monotonic() - begun)
+    assert statistics.median(seconds) < 0.5
+
+
+@contextmanager
+def busy(spark: Any, folder: Path) -> Iterator[None]:
+    """Have a barrier job hold every slot."""
+
+    def hold(batches: Any) -> Iterator[Any]:
+        import os
+        import time
+
+        (folder / f"task-{os.getpid()}").touch()
+        deadline = time.monotonic() + 60
+        while not (folder / "enough").exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        yield from batches
+
+    rows = spark.range(0, SLOTS, 1, SLOTS).mapInArrow(hold, "id long", barrier=True)
+    job = threading.Thread(target=rows.collect)
+    job.start()
+    try:
+        until(lambda: len(list(folder.glob("task-*"))) == SLOTS, 30)
+        yield
+    finally:
+        (folder / "enough").touch()
+        job.join(60)
+
+
+def test_one_that_does_not_read_holds_up_nobody(
+    server: ConnectServer, spark: Any, relayed: tuple[str, int]
+) -> None:
+    """Half a gigabyte is sent to a reader that does not read: little of it is kept on the way."""
+
+    def flood(sock: socket.socket) -> None:
+        if sock.recv(1) == b"f":
+            piece = bytes(MB)
+            for _ in range(512):
+                sock.sendall(piece)
+        echo(sock)
+
+    flooding = Target(flood)
+    with relaying(spark, flooding.address) as address, connect(address) as stalled:
+        stalled.sendall(b"f")
+        assert len(stalled.recv(1)) == 1
+        with connect(address) as other:
+            other.sendall(b"e")
+            for size in (10, 2 * MB, 10):
+                data = os.urandom(size)
+                assert round_trip(other, data) == data
+        kept = [resident_mb(pid) for pid in daemons(server)]
+        assert max(kept) < 100
+    flooding.close()
+
+
+def resident_mb(pid: int) -> float:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def test_a_connection_to_the_server_that_breaks_loses_nothing(server: ConnectServer) -> None:
+    """All connections between this process and the server are cut, three times in the middle of 6 MB."""
+    there = (HOST, int(server.url.rpartition(":")[2]))
+    between = Target(lambda sock: pass_on(sock, there))
+    target = Target(echo)
+    try:
+        with (
+            connected(f"sc://{HOST}:{between.address[1]}") as spark,
+            relaying(spark, target.address) as address,
+            connect(address) as sock,
+        ):
+            for _ in range(3):
+                data = os.urandom(2 * MB)
+                cutting = threading.Timer(0.15, between.cut)
+                cutting.start()
+                assert round_trip(sock, data) == data
+                cutting.join()
+    finally:
+        target.close()
+        between.close()
+
+
+def pass_on(sock: socket.socket, there: tuple[str, int]) -> None:
+    """Be a wire between ``sock`` and an address until one of them ends."""
+    with socket.create_connection(there) as other:
+        back = threading.Thread(target=copy, args=(other, sock))
+        back.start()
+        copy(sock, other)
+        back.join()
+
+
+def copy(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(1 << 16):
+            target.sendall(data)
+    for sock in (source, target):
+        with suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)
+
+
+def test_agents_and_hub_find_each_other(spark: Any) -> None:
+    """The handshake proves both ends; messages of a megabyte arrive."""
+    hub = Hub()
+    received: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    async def admit() -> tuple[AgentKeys, str]:
+        return hub.admit(received.put), hub.listen(HOST)
+
+    keys, endpoint = asyncio.run_coroutine_threadsafe(admit(), hub.loop).result(5)
+    target = (HOST, int(endpoint.rpartition(":")[2]))
+
+    async def talk(address: tuple[str, int]) -> dict[str, Any]:
+        reached = "tcp://{}:{}".format(*address)
+        link = AgentLink(reached, keys.server_key, keys.key, keys.secret)
+        link.send({"hello": "x" * MB})
+        assert await asyncio.to_thread(received.get, True, 20) == {"hello": "x" * MB}
+        hub.loop.call_soon_threadsafe(hub.send, keys.key, {"do": "stop"})
+        said: Any = await asyncio.wait_for(link.receive(), 20)
+        link.close()
+        return dict(said)
+
+    try:
+        with relaying(spark, target) as address:
+            assert asyncio.run(talk(address))["do"] == "stop"
+            assert hub.rejected == 0
+    finally:
+        hub.close()
+
+
+# ── strangers and endings ────────────────────────────────────────────────────────────────────────
+
+
+def test_strangers_harm_nobody(server: ConnectServer, relayed: tuple[str, int]) -> None:
+    """Silent ones, garbage to the port, and garbage to the socket of requests."""
+    silent = [connect(relayed) for _ in range(200)]
+    try:
+        with connect(relayed) as sock:
+            sock.sendall(os.urandom(MB))
+        for name in request_sockets():
+            with socket.socket(socket.AF_UNIX) as sock:
+                sock.connect(name)
+                sock.sendall(os.urandom(4096))
+        with connect(relayed) as sock:
+            assert round_trip(sock, b"still there?") == b"still there?"
+    finally:
+        for sock in silent:
+            sock.close()
+    assert len(daemons(server)) == 1
+
+
+def request_sockets() -> list[str]:
+    rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+    return [f"\0{row[7][1:]}" for row in rows if row[-1].startswith("@hydrogen_magic/relay/")]
+
+
+def test_nothing_is_left_when_it_is_closed(
+    server: ConnectServer, spark: Any, target: Target
+) -> None:
+    relay = Relay(spark, target.address)
+    address = relay.start()
+    with connect(address) as sock:
+        assert round_trip(sock, b"x") == b"x"
+        begun = time.monotonic()
+        relay.close()
+        relay.close()
+        assert ends(sock)
+        assert time.monotonic() - begun < 2
+    until(lambda: not daemons(server), 2)
+    assert request_sockets() == []
+    assert spark.range(3).count() == 3
+
+
+def test_a_kernel_that_is_killed_leaves_nothing(server: ConnectServer, target: Target) -> None:
+    code = f"""
+        import time
+        from pyspark.sql import SparkSession
+        from hydrogen_magic.placements.spark.relay import Relay
+
+        spark = SparkSession.builder.remote({server.url!r}).getOrCreate()
+        print(*Relay(spark, {target.address!r}).start(), flush=True)
+        time.sleep(60)
+    """
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert kernel.stdout is not None
+        host, port = kernel.stdout.readline().split()
+        with connect((host, int(port))) as sock:
+            assert round_trip(sock, b"x") == b"x"
+            kernel.kill()
+            begun = time.monotonic()
+            assert ends(sock)
+            assert time.monotonic() - begun < 15
+    finally:
+        kernel.kill()
+        kernel.communicate()
+    until(lambda: not daemons(server), 2)
+
+
+def test_a_driver_that_is_killed_leaves_nothing(site: Site, target: Target) -> None:
+    """Agents notice at once, the kernel in time."""
+    failures: queue.Queue[str] = queue.Queue()
+    server = ConnectServer(site, f"local[{SLOTS}]")
+    try:
+        with connected(server.url) as spark:
+            spark.release_session_on_close = False  # nobody will be there: tried for ten minutes
+            relay = Relay(spark, target.address)
+            relay.on_failure = failures.put
+            with connect(relay.start()) as sock:
+                assert round_trip(sock, b"x") == b"x"
+                os.kill(jvm(server), signal.SIGKILL)
+                begun = time.monotonic()
+                assert ends(sock)
+                assert time.monotonic() - begun < 2
+            until(lambda: not daemons(server), 5)
+            assert "broke" in failures.get(timeout=15)
+            relay.close()
+            assert failures.empty()
+    finally:
+        server.close()
+
+
+def jvm(server: ConnectServer) -> int:
+    mine = marked(leaks.LENT, server.mark)
+    return next(pid for pid in mine if "SparkConnectServer" in leaks.command(pid))
+
+
+def test_an_address_that_is_not_the_drivers_is_refused(
+    server: ConnectServer, spark: Any, target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        type(spark.conf), "get", lambda *_: "203.0.113.1"
+    )  # of a documentation's net
+    with pytest.raises(PlacementError, match="Cannot assign requested address"):
+        Relay(spark, target.address).start()
+    assert daemons(server) == []
