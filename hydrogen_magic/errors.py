@@ -1,6 +1,6 @@
 """Every error that hydrogen_magic raises on purpose.
 
-HydrogenError
+HydrogenError            a RuntimeError, as what other launchers raise
 ├── CaptureError        something the cell uses is undefined or cannot travel; nothing was started
 ├── PlacementError      the ranks cannot be put where they were asked to run; nothing was started
 ├── RendezvousError     the ranks could not find each other
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 
-class HydrogenError(Exception):
+class HydrogenError(RuntimeError):
     """Base of all errors of this package.
 
     In a notebook it shows :attr:`report`, not the frames between the magic and the raise: those

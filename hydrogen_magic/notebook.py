@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from hydrogen_magic.capture import CellText
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-__all__ = ["cell_labels", "cell_text", "earlier_sources", "first_line_of"]
+__all__ = ["cell_labels", "cell_labels_here", "cell_text", "earlier_sources", "first_line_of"]
 
 
 def cell_text(shell: InteractiveShell, body: str) -> CellText:
@@ -54,6 +55,16 @@ def cell_labels(shell: InteractiveShell) -> dict[str, str]:
     # Private, and the only place where IPython keeps it; without it tracebacks show file names.
     numbers: Mapping[str, int] = getattr(shell.compile, "_filename_map", {})
     return {filename: f"Cell In[{number}]" for filename, number in numbers.items()}
+
+
+def cell_labels_here() -> dict[str, str]:
+    """Return :func:`cell_labels` of this process's shell; empty where there is none."""
+    if "IPython" not in sys.modules:  # a script should not pay its import
+        return {}
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()
+    return {} if shell is None else cell_labels(shell)
 
 
 def _raw_sources(shell: InteractiveShell) -> list[str]:

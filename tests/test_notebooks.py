@@ -9,12 +9,15 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-NOTEBOOKS = sorted((Path(__file__).parent.parent / "example_notebooks").glob("*.ipynb"))
+NOTEBOOKS = [
+    pytest.param(path, marks=pytest.mark.spark if "spark" in path.stem else (), id=path.stem)
+    for path in sorted((Path(__file__).parent.parent / "example_notebooks").glob("*.ipynb"))
+]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS)
 def test_notebook_runs(path: Path, tmp_path: Path) -> None:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)

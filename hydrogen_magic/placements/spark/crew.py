@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from hydrogen_magic import events as ev
@@ -17,12 +19,14 @@ from hydrogen_magic.placements import Attempt, Sink
 from hydrogen_magic.placements.spark import joining, launching, plans
 from hydrogen_magic.placements.spark.agents import Fleet, RemoteAgent, fleet
 from hydrogen_magic.placements.spark.session import Session, SparkJobError
-from hydrogen_magic.placements.spark.survey import Survey, free_slots
+from hydrogen_magic.placements.spark.survey import Survey, free_slots, slots_now
 
 __all__ = ["SparkCrew"]
 
 _QUEUED_S = 1.0
-"""Tasks of a free cluster have come by then; asked again as often."""
+"""How often a gang that waits for slots is told how many are free."""
+_ROOM_S = 0.5
+"""How often is looked whether executors have come."""
 _SILENCE_S = 15.0
 """After so long without a word of a host its connection is said to be lost."""
 _LOST_S = 45.0
@@ -97,27 +101,51 @@ class SparkCrew:
         self, ships: Fleet, invited: list[RemoteAgent], attempt: Attempt, sink: Sink
     ) -> joining.BarrierJob:
         """Wait until all tasks have come, or their stage has ended; tell who waits for slots."""
+        wanted = attempt.job.spec.np
+        queued = await self._wait_for_room(attempt, sink)
         job = joining.submit(self._session, self._survey, ships, invited, attempt)
         self._job, job.on_end = job, self._changed.set
-        queued = False
-        wanted = attempt.job.spec.np
         while len(self._places) < wanted and not self._is_unwanted and not job.is_over:
             self._changed.clear()
             try:
                 await asyncio.wait_for(self._changed.wait(), _QUEUED_S)
             except asyncio.TimeoutError:
-                queued = await self._tell_queue(attempt, sink) or queued
+                if queued and not self._places:
+                    await self._tell_queue(free_slots, attempt, sink)
         if queued:
             sink.emit(ev.Queued(_now_s(attempt), wanted, wanted))
         return job
 
-    async def _tell_queue(self, attempt: Attempt, sink: Sink) -> bool:
+    async def _wait_for_room(self, attempt: Attempt, sink: Sink) -> bool:
+        """Wait until the cluster is large enough for the gang; return whether others hold its slots.
+
+        Spark itself would look only every fifteen seconds whether a stage fits. Once all fit, it
+        starts them as soon as enough slots are free.
+        """
         wanted = attempt.job.spec.np
+        is_known = attempt.number == 0 and self._survey.slots is not None
+        while not is_known and not self._is_unwanted:
+            slots = await self._tell_queue(slots_now, attempt, sink)
+            if slots is None or slots >= wanted:
+                break
+            self._changed.clear()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), _ROOM_S)
         free = await asyncio.to_thread(free_slots, self._session, self._survey)
-        if free is None or self._places:
+        if free is None or free >= wanted:
             return False
-        sink.emit(ev.Queued(_now_s(attempt), min(free, wanted - 1), wanted))
+        sink.emit(ev.Queued(_now_s(attempt), free, wanted))
         return True
+
+    async def _tell_queue(
+        self, look: Callable[[Session, Survey], int | None], attempt: Attempt, sink: Sink
+    ) -> int | None:
+        """Show how many slots there are for the gang, as ``look`` finds; return it."""
+        wanted = attempt.job.spec.np
+        slots = await asyncio.to_thread(look, self._session, self._survey)
+        if slots is not None and not self._places:
+            sink.emit(ev.Queued(_now_s(attempt), min(slots, wanted), wanted))
+        return slots
 
     def on_attached(self, agent: RemoteAgent, about: dict[str, Any]) -> None:
         """A task has come."""

@@ -43,5 +43,5 @@ def _look(spec: JobSpec) -> tuple[session.Session, survey.Survey]:
     return found, _seen[3]
 
 
-_FRESH_S = 2.0
+_FRESH_S = 0.5
 _seen: tuple[JobSpec, object, float, survey.Survey] | None = None

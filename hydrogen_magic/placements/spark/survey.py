@@ -18,7 +18,7 @@ from hydrogen_magic.placements.spark.session import Session
 from hydrogen_magic.placements.spark.settings import Settings
 from hydrogen_magic.spec import JobSpec
 
-__all__ = ["Survey", "free_slots", "survey"]
+__all__ = ["Survey", "free_slots", "slots_now", "survey"]
 
 _PATIENCE_S = 0.8
 """How long a survey may take where more executors may come, or the answer does."""
@@ -51,7 +51,7 @@ def survey(session: Session, spec: JobSpec) -> Survey:
     _refuse_dynamic_allocation(settings)
     seen, more_come = _watched(session, settings, spec)
     part = share(session, settings, spec, seen, more_come=more_come)
-    slots = _slots(session, settings, part, seen)
+    slots = _slots(session, settings, part.profile, part.per_task, seen)
     if slots is not None and spec.np > slots:
         if not more_come:
             raise PlacementError(_too_many(settings, spec, part, slots, seen))
@@ -60,14 +60,37 @@ def survey(session: Session, spec: JobSpec) -> Survey:
     return Survey(slots, part.for_ranks, part.profile, part.notes)
 
 
+def slots_now(session: Session, survey: Survey) -> int | None:
+    """Return how many tasks of this job could run at once now; None where it cannot be known.
+
+    Executors come and go. Spark looks only every fifteen seconds whether a gang fits.
+    """
+    seen = roster(session, _GLANCE_S) if session.is_connect else None
+    settings = Settings.read(session)
+    return _slots(session, settings, survey.profile, int(survey.gpus), seen)
+
+
 def free_slots(session: Session, survey: Survey) -> int | None:
-    """Return how many of the survey's slots no task holds now; None where it cannot be known."""
+    """Return how many of the survey's slots no task holds now; None where it cannot be known.
+
+    Classic sessions ask the scheduler itself: what the UI shows may be ten seconds old.
+    """
+    if not session.is_connect:
+        return max(0, _slots_by_scheduler(session, survey.profile) - _running_tasks(session))
     seen = roster(session, _GLANCE_S)
     if seen is None:
         return None
     cpus = int(session.spark.conf.get("spark.task.cpus", "1"))
     free = seen.free_slots(cpus, int(survey.gpus))
     return free if survey.slots is None else min(free, survey.slots)
+
+
+def _running_tasks(session: Session) -> int:
+    counts = session.context().taskScheduler().runningTasksByExecutors().valuesIterator()
+    total = 0
+    while counts.hasNext():
+        total += int(counts.next())
+    return total
 
 
 def _refuse_dynamic_allocation(settings: Settings) -> None:
@@ -112,10 +135,12 @@ def _is_settled(seen: Roster, settings: Settings) -> bool:
     return seen.at_s - max(e.added_at_s for e in seen.executors) > _SETTLED_S
 
 
-def _slots(session: Session, settings: Settings, part: Share, seen: Roster | None) -> int | None:
+def _slots(
+    session: Session, settings: Settings, profile: Any, gpus_per_task: int, seen: Roster | None
+) -> int | None:
     if not session.is_connect:
-        return _slots_by_scheduler(session, part.profile)
-    return settings.slots if seen is None else seen.slots(settings.task_cpus, part.per_task)
+        return _slots_by_scheduler(session, profile)
+    return settings.slots if seen is None else seen.slots(settings.task_cpus, gpus_per_task)
 
 
 def _slots_by_scheduler(session: Session, profile: Any) -> int:

@@ -1,0 +1,11 @@
+"""Classes that notebooks know from elsewhere, on gangs: change the import, keep the notebook.
+
+A module may import them at its top and still travel to ranks, which lack the notebook's side: what
+belongs to that side is imported on use.
+"""
+
+from __future__ import annotations
+
+from hydrogen_magic.compat.torch_distributor import TorchDistributor
+
+__all__ = ["TorchDistributor"]

@@ -1,0 +1,170 @@
+"""``TorchDistributor`` of ``pyspark.ml.torch.distributor``, on gangs.
+
+Signatures, defaults, checks and return values are those of pyspark 4.3; only the import changes::
+
+    from hydrogen_magic.compat import TorchDistributor
+
+    model = TorchDistributor(num_processes=2, local_mode=False).run(train, 1e-3)
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+import os
+from collections.abc import Callable
+from typing import Any
+
+from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.spec import JobSpec
+
+__all__ = ["TorchDistributor"]
+
+_logger = logging.getLogger("TorchDistributor")
+"""The original's own name: notebooks may have set its level."""
+
+
+class TorchDistributor:
+    """Run a function or a script on ``num_processes`` ranks: see the original for how it is used.
+
+    What is meant to be different:
+
+    - A script that fails raises, as a function does: the error names the rank that failed first, its
+      exception and its line. It is a RuntimeError, as the original's.
+    - The kernel's environment stays as it is, and that of Spark's Python workers too.
+    - ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE`` count the ranks of a host; the original calls every Spark
+      task a node, whose local rank is 0. So in both modes a rank's own GPU is ``cuda:LOCAL_RANK``.
+    - ``local_mode=True`` needs neither Spark nor pyspark. The GPUs are those that CUDA may use in this
+      process, the first ``num_processes`` of them; ``spark.driver.resource.gpu.*`` is not looked at.
+    - ``use_gpu=False`` hides GPUs from the ranks in local mode too.
+    - ``local_mode=False`` gives every rank one GPU without ``spark.task.resource.gpu.amount`` where
+      Spark can do that for a single job. Its whole-number multiples have no meaning any more.
+    - What a function uses of the notebook, imports and local modules included, travels with it.
+
+    Attributes ``num_processes``, ``local_mode``, ``use_gpu`` and ``ssl_conf`` are as in the original.
+    """
+
+    _TORCH_SSL_CONF = "pytorch.spark.distributor.ignoreSsl"
+
+    def __init__(
+        self,
+        num_processes: int = 1,
+        local_mode: bool = True,
+        use_gpu: bool = True,
+        _ssl_conf: str = _TORCH_SSL_CONF,
+    ) -> None:
+        """Check what can be checked before there is anything to run.
+
+        Args:
+            num_processes: ranks; locally with ``use_gpu`` lowered, with a warning, to the GPUs there are.
+            local_mode: True: on this machine. False: on the executors of the notebook's Spark session.
+            use_gpu: True: a GPU of its own for every rank. False: no rank sees one.
+            _ssl_conf: Spark setting that allows training on a cluster with ``spark.ssl.enabled``.
+
+        Raises:
+            TypeError: ``num_processes`` is no whole number.
+            ValueError: ``num_processes`` is not positive.
+            RuntimeError: no GPU was found here, or there is no Spark session (PlacementError, both).
+        """
+        self.num_processes = _positive(num_processes)
+        self.local_mode = local_mode
+        self.use_gpu = use_gpu
+        self.ssl_conf = _ssl_conf
+        if not local_mode:
+            _session_settings()
+        elif use_gpu:
+            self.num_processes = _at_most_one_per_gpu(self.num_processes)
+
+    def run(self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any | None:
+        """Call a function on every rank and return rank 0's value, or run a script and return None.
+
+        Args:
+            train_object: a function, or the path of a Python file.
+            args: the function's, or the script's command line; whatever is no text there becomes text.
+            kwargs: the function's; a script takes none.
+
+        Raises:
+            ValueError: keyword arguments for a script.
+            TypeError: ``train_object`` is neither a path nor callable.
+            RuntimeError: a rank failed (RankFailedError), ranks cannot run as asked (PlacementError),
+                something the function uses cannot travel (CaptureError), or somebody stopped them
+                (GangStoppedError).
+        """
+        from hydrogen_magic.compat import gangs
+
+        launcher = type(self).__name__
+        if not isinstance(train_object, (str, os.PathLike)):
+            return gangs.call(train_object, args, kwargs, self._spec(), launcher=launcher)
+        path = os.fspath(train_object)
+        if kwargs:
+            raise ValueError(
+                "Running pytorch file does not support key-word type arguments: got"
+                f" {', '.join(kwargs)}; write them as text: run({path!r}, '--{next(iter(kwargs))}=…')"
+            )
+        gangs.run_script(path, [*map(str, args)], self._spec(), launcher=launcher)
+        return None
+
+    def _spec(self) -> JobSpec:
+        """Return what is asked for; RuntimeError where the cluster wants what ranks cannot do."""
+        if not self.local_mode:
+            self._check_encryption()
+        placement = "local" if self.local_mode else "spark"
+        return JobSpec(np=self.num_processes, placement=placement, gpu=bool(self.use_gpu))
+
+    def _check_encryption(self) -> None:
+        """Refuse a cluster that wants TLS: ranks speak to each other by Gloo and NCCL, in the clear."""
+        settings = _session_settings()
+        if not _is_true(settings, "spark.ssl.enabled"):
+            return
+        what = (
+            "this cluster has TLS enabled (spark.ssl.enabled). Code, output and results travel"
+            " encrypted, but what ranks exchange (gradients, parameters, perhaps data) does not"
+        )
+        if not _is_true(settings, self.ssl_conf):
+            raise PlacementError(f"{what}: set {self.ssl_conf} to true to train all the same")
+        _logger.warning("%s; %s allows it", what, self.ssl_conf)
+
+
+def _positive(num_processes: int) -> int:
+    """Return ``num_processes``, which may be of any integer type, as an int."""
+    try:
+        number = operator.index(num_processes)
+    except TypeError:
+        kind = type(num_processes).__name__
+        raise TypeError(
+            f"num_processes should be an int, got {num_processes!r}, a {kind}"
+        ) from None
+    if number <= 0:
+        raise ValueError(f"num_processes has to be a positive integer, got {number}")
+    return number
+
+
+def _at_most_one_per_gpu(num_processes: int) -> int:
+    """Return how many ranks can have a GPU of this machine; warn when it is less than asked for."""
+    from hydrogen_magic.placements import devices
+
+    found = len(devices.visible_gpus(os.environ))
+    if found == 0:
+        raise PlacementError(
+            "GPUs were unable to be found on the driver: use_gpu=True, the default, gives every rank"
+            " one of this machine's; pass use_gpu=False to train on its CPU"
+        )
+    if num_processes > found:
+        _logger.warning(
+            "'num_processes' cannot be set to a value greater than the number of available GPUs on "
+            "the driver, which is %d. 'num_processes' was reset to be equal to the number of "
+            "available GPUs.",
+            found,
+        )
+    return min(num_processes, found)
+
+
+def _session_settings() -> Any:
+    """Return the ``spark.conf`` of the notebook's session; PlacementError when there is none."""
+    from hydrogen_magic.placements.spark import session
+
+    return session.find().spark.conf
+
+
+def _is_true(settings: Any, key: str) -> bool:
+    return str(settings.get(key, "false")).lower() == "true"
