@@ -129,6 +129,7 @@ bench: $(VENV)/.stamp-bench $(BUNDLE)
 	@$(BIN)/python benchmarks/launch.py $(ARGS)
 	@$(BIN)/python benchmarks/closure.py $(ARGS)
 	@$(BIN)/python benchmarks/step.py $(ARGS)
+	@$(BIN)/python benchmarks/spark.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -6,10 +6,11 @@ import importlib.util
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests import leaks
+from tests import leaks, spark_rig
 
 leaks.mark_session()
 
@@ -51,6 +52,27 @@ def warm_agents() -> Iterator[None]:
     yield
     leaks.end_warm_agents()
     _fail_on(leaks.leaks_after(before), "this module")
+
+
+@pytest.fixture(scope="session")
+def spark_site(tmp_path_factory: pytest.TempPathFactory) -> spark_rig.Site:
+    """Settings and a bare Python for Spark clusters."""
+    return spark_rig.Site.create(tmp_path_factory.mktemp("spark") / "site")
+
+
+@pytest.fixture(scope="session")
+def standalone(spark_site: spark_rig.Site) -> Iterator[spark_rig.Standalone]:
+    """A standalone cluster, lent to all tests: one application at a time has its four cores."""
+    cluster = spark_rig.Standalone(spark_site)
+    yield cluster
+    cluster.close()
+
+
+@pytest.fixture(scope="module")
+def spark(spark_site: spark_rig.Site, standalone: spark_rig.Standalone) -> Iterator[Any]:
+    """This process's session on the standalone cluster, for a module."""
+    with spark_rig.session(spark_site, standalone.url) as session:
+        yield session
 
 
 @pytest.fixture(autouse=True)

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
 
+LENT = "HYDROGEN_MAGIC_TEST_CLUSTER"
+"""Environment variable of the processes of a cluster that is lent to tests; not what a gang left."""
 SESSION = "HYDROGEN_MAGIC_TEST_SESSION"
 """Environment variable that marks everything this test session starts."""
 
@@ -164,11 +166,18 @@ def descriptors() -> Counter[str]:
     return Counter(kind for link in _links(os.getpid()) if (kind := _kind(link)) is not None)
 
 
+def _is_lent(pid: int) -> bool:
+    """True for a process of a lent cluster; False for what a gang started on it."""
+    environment = _environ(pid)
+    return LENT in environment and not any(name in environment for name in _COOKIES)
+
+
 def listening() -> set[str]:
-    """Return the sockets that this process and its descendants listen on."""
+    """Return the sockets that this process and its descendants listen on, without lent clusters."""
+    ours = {os.getpid()} | {pid for pid in tree(os.getpid()) if not _is_lent(pid)}
     inodes = {
         link[len("socket:[") : -1]
-        for pid in {os.getpid()} | tree(os.getpid())
+        for pid in ours
         for link in _links(pid)
         if link.startswith("socket:[")
     }

@@ -30,8 +30,10 @@ _BATCH_S = 0.02
 _STACKS_S = 0.1
 """``faulthandler`` writes stacks within milliseconds of the signal."""
 
-_IDLE_S = 0.5
-"""Without a gang for this long, there is time for imports that the next one would otherwise wait for."""
+_IDLE_S = 2.0
+"""Without a gang for this long, there is time for imports that the next one's ranks would otherwise
+make themselves. They take a second or two, in which a gang has to wait: cells run one after another
+must not meet them."""
 
 _MAX_SPARES = 16
 """More ranks than this are forked when asked for: waiting ones cost some memory each."""
@@ -86,6 +88,8 @@ class Agent:
 
     def _when_idle(self, n_spares: int) -> None:
         """Import ahead once no gang has come for a moment; its ranks would wait for that."""
+        if self._idle is not None:
+            self._idle.cancel()
         loop = asyncio.get_running_loop()
         self._idle = loop.call_later(_IDLE_S, self._begin_import_ahead, n_spares)
 
