@@ -1,0 +1,82 @@
+"""What tests run on ranks of a cluster, beside ``tests.ranks``: a plain local module that travels."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import sys
+import time
+from typing import Any
+
+from tests import ranks
+
+
+def interpreter() -> tuple[str, bool]:
+    """Return the prefix of the Python here, and whether it has IPython."""
+    return sys.prefix, importlib.util.find_spec("IPython") is not None
+
+
+def parent() -> int:
+    return os.getppid()
+
+
+def log_and_wait(go_on: str) -> str:
+    """Print and log once, then wait for a file."""
+    import hydrogen_magic as hm
+
+    print("begun", flush=True)
+    hm.log(step=1, loss=0.5)
+    while not os.path.exists(go_on):
+        time.sleep(0.01)
+    return "done"
+
+
+def double(data: Any) -> Any:
+    """Return twice an array on rank 0, its sum on the others."""
+    return data + data if os.environ["RANK"] == "0" else float(data.sum())
+
+
+def talk(n_bytes: int) -> None:
+    """Print that much, then one line more."""
+    line = "x" * 99 + "\n"
+    for _ in range(n_bytes // len(line)):
+        print(line, end="")
+    print("the last line")
+
+
+def fail_once(marker: str) -> list[int]:
+    """Raise on the first attempt; return every rank's number on the second."""
+    everyone = ranks.gather()
+    try:
+        os.open(f"{marker}-{os.environ['RANK']}", os.O_CREAT | os.O_EXCL)
+    except FileExistsError:
+        return everyone
+    raise ConnectionError(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}")
+
+
+def where() -> list[dict[str, str]]:
+    """Return what each rank says of where it is, after an all_reduce among them."""
+    import torch.distributed as dist
+
+    ranks.meet()
+    names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
+    mine = {name: os.environ[name] for name in names}
+    mine["host"] = socket.gethostname()
+    mine["gloo"] = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    everyone: list[dict[str, str]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everyone, mine)
+    return everyone
+
+
+def count(n_steps: int) -> int:
+    """Step together with all ranks, ten times a second; each prints every step."""
+    import torch
+    import torch.distributed as dist
+
+    ranks.meet()
+    for step in range(n_steps):
+        dist.all_reduce(torch.ones(1))
+        print(f"step {step}", flush=True)
+        time.sleep(0.1)
+    return n_steps

@@ -1,0 +1,419 @@
+"""Spark clusters for tests: masters, workers and Connect servers on loopback, started as people do.
+
+Executors run a Python of their own (:func:`bare_python`) that has torch, pyarrow, pyzmq and pandas, and
+neither this package nor anything of a notebook: what a cell needs there has to travel.
+
+Every process of a cluster carries :data:`tests.leaks.LENT` in its environment, with a value of the
+cluster's own. By it the cluster is ended whole, also what its workers started, and its sockets are told
+from those that a gang left open.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic import processes
+from tests import leaks
+
+CORES = 2
+"""Of each worker; a cluster has two workers."""
+GPUS = 2
+"""That each worker says it has. There is none; only sessions that ask for them get to see them."""
+HOST = "127.0.0.1"
+_START_S = 60.0
+"""A JVM starts in two to four seconds on two cores, in many more when they are busy."""
+_END_S = 10.0
+_POLL_S = 0.02
+_NOT_THERE = re.compile(
+    r"(_?hydrogen_magic|__editable__|__pycache__|ipykernel|ipython|ipywidgets|anywidget|psutil|rich"
+    r"|traitlets|jupyter|notebook|nb|cloudpickle|keras|lightning|transformers).*",
+    re.IGNORECASE,
+)
+"""What executors do not have; everything else of this environment is lent to them."""
+_QUICK_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss512k"
+_DISCOVERY = """#!/bin/sh
+echo '{"name": "gpu", "addresses": [%s]}'
+"""
+_LOGGING = """\
+rootLogger.level = warn
+rootLogger.appenderRef.file.ref = file
+appender.file.type = File
+appender.file.name = file
+appender.file.fileName = %s
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %%d{HH:mm:ss.SSS} %%p %%c{1}: %%m%%n%%ex
+logger.connect.name = org.apache.spark.sql.connect.service
+logger.connect.level = info
+logger.deploy.name = org.apache.spark.deploy
+logger.deploy.level = info
+"""
+
+
+# ── a Python for executors ───────────────────────────────────────────────────────────────────────
+
+
+def bare_python(folder: Path) -> Path:
+    """Return an interpreter that has this environment's libraries, without those of a notebook.
+
+    A virtual environment whose one folder of links stands for what an administrator has installed.
+    """
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    libraries = folder / "libraries"
+    libraries.mkdir()
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not _NOT_THERE.fullmatch(entry.name) and entry.suffix != ".pth":
+            (libraries / entry.name).symlink_to(entry)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    (folder / "lib" / version / "site-packages" / "libraries.pth").write_text(f"{libraries}\n")
+    return folder / "bin" / "python"
+
+
+def spark_home(folder: Path) -> Path:
+    """Return pyspark's Spark by links: ``local-cluster`` writes below its home, which is not ours."""
+    spec = find_spec("pyspark")
+    assert spec is not None and spec.origin is not None
+    folder.mkdir()
+    for entry in Path(spec.origin).parent.iterdir():
+        if entry.name != "work":
+            (folder / entry.name).symlink_to(entry)
+    return folder
+
+
+# ── processes ────────────────────────────────────────────────────────────────────────────────────
+
+
+def marked(variable: str, value: str) -> list[int]:
+    """Return the pids of live processes that have this in their environment."""
+    wanted = f"{variable}={value}".encode()
+    found = []
+    for process in processes.processes():
+        try:
+            environ = Path(f"/proc/{process.pid}/environ").read_bytes()
+        except OSError:
+            continue
+        if process.state != "Z" and wanted in environ.split(b"\0"):
+            found.append(process.pid)
+    return found
+
+
+def until(holds: Callable[[], Any], within_s: float, otherwise: Callable[[], str] = str) -> None:
+    """Wait until something holds; AssertionError with what ``otherwise`` says after ``within_s``."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, otherwise() or f"not within {within_s} s"
+        time.sleep(_POLL_S)
+
+
+def kill_all(variable: str, value: str) -> None:
+    """Kill everything with this in its environment until nothing of it is left."""
+    deadline = time.monotonic() + _END_S
+    while left := marked(variable, value):
+        assert time.monotonic() < deadline, f"cannot be killed: {left}"
+        for pid in left:
+            processes.send_signal(pid, signal.SIGKILL)
+        time.sleep(_POLL_S)
+
+
+class Daemon:
+    """A JVM of a cluster: master, worker or Connect server."""
+
+    def __init__(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str], says: str
+    ) -> None:
+        """Start it and wait until its log has the pattern ``says``."""
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment
+            )
+        self._says = re.compile(says)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def ready(self) -> str:
+        """Wait for the start; return what the pattern's group caught."""
+        until(lambda: self.process.poll() is not None or self._found(), _START_S, self._tail)
+        found = self._found()
+        assert found is not None, f"it ended: {self._tail()}"
+        return found[1]
+
+    def _found(self) -> re.Match[str] | None:
+        return self._says.search(self.log.read_text(errors="replace"))
+
+    def _tail(self) -> str:
+        return f"{self.log} ends with\n{self.log.read_text(errors='replace')[-3000:]}"
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+# ── how clusters and their drivers are set up ────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Site:
+    """A folder for everything of one test session's clusters, and the executors' Python in it."""
+
+    folder: Path
+    python: Path
+    home: Path
+    """``SPARK_HOME``."""
+    address: str = HOST
+    """Of this machine, for the drivers, masters and servers on it."""
+
+    @classmethod
+    def create(cls, folder: Path, address: str = HOST) -> Site:
+        folder.mkdir(exist_ok=True)
+        python = bare_python(folder / "python")
+        return cls(folder, python, spark_home(folder / "spark"), address)
+
+    def settings(self, name: str, options: Mapping[str, str]) -> Path:
+        """Return a fresh folder of Spark's settings: its defaults, and where it logs."""
+        folder = self.folder / f"{name}-{secrets.token_hex(4)}"
+        (folder / "local").mkdir(parents=True)
+        lines = (f"{key} {value}" for key, value in options.items())
+        (folder / "spark-defaults.conf").write_text("\n".join(lines))
+        (folder / "log4j2.properties").write_text(_LOGGING % (folder / "spark.log"))
+        return folder
+
+    def environment(self, settings: Path, mark: str) -> dict[str, str]:
+        """Return the environment of a cluster's process, and of a driver before it starts its JVM."""
+        spark = {
+            "SPARK_HOME": str(self.home),
+            "SPARK_CONF_DIR": str(settings),
+            "SPARK_LOCAL_DIRS": str(settings / "local"),
+            "SPARK_LOCAL_IP": self.address,
+            "PYSPARK_PYTHON": str(self.python),
+            leaks.LENT: mark,
+        }
+        ours = ("HYDROGEN_MAGIC_RUN", "HYDROGEN_MAGIC_OWNER", "HYDROGEN_MAGIC_AGENT")
+        around = {name: value for name, value in os.environ.items() if name not in ours}
+        return {**around, **spark}
+
+    def driver(self, **options: str) -> dict[str, str]:
+        """Return the environment of a driver: its sessions are small, quick and quiet."""
+        settings = self.settings("driver", {**self.driver_options(), **options})
+        return self.environment(settings, secrets.token_hex(8))
+
+    def driver_options(self) -> dict[str, str]:
+        """Return the settings of a session, as ``spark-defaults.conf`` has them."""
+        return {
+            "spark.driver.host": self.address,
+            "spark.driver.bindAddress": self.address,
+            "spark.driver.memory": "512m",
+            "spark.driver.extraJavaOptions": _QUICK_JVM,
+            "spark.executor.memory": "512m",
+            "spark.executor.extraJavaOptions": _QUICK_JVM,
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+        }
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker runs."""
+
+    address: str = HOST
+    prefix: tuple[str, ...] = ()
+    """Command that runs the rest of its arguments there."""
+
+
+GPU_OPTIONS = {"spark.executor.resource.gpu.amount": str(GPUS)}
+"""What a session adds to see the GPUs that the workers of :class:`Standalone` report."""
+
+
+# ── clusters ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class Standalone:
+    """A master and two workers, each of two cores and with two GPUs to report."""
+
+    def __init__(self, site: Site, places: Sequence[Place] = (Place(), Place())) -> None:
+        self._site = site
+        self.mark = secrets.token_hex(8)
+        self.folder = site.settings("cluster", {})
+        self._environment = {
+            **site.environment(self.folder, self.mark),
+            "SPARK_DAEMON_MEMORY": "256m",
+            "SPARK_DAEMON_JAVA_OPTS": _QUICK_JVM,
+            "SPARK_NO_DAEMONIZE": "1",
+        }
+        self.workers: list[Daemon] = []
+        try:
+            self.master = self._start(
+                "master", "master.Master", r"Starting Spark master at (\S+)", Place(site.address)
+            )
+            self.url = self.master.ready()
+            for place in places:
+                self._add_worker(place)
+            for worker in self.workers:
+                worker.ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def _report_gpus(self, name: str) -> Path:
+        """Return the settings of a worker that says it has the next GPUs of this machine."""
+        first = GPUS * len(self.workers)
+        script = self.folder / f"{name}-gpus.sh"
+        script.write_text(_DISCOVERY % ", ".join(f'"{first + index}"' for index in range(GPUS)))
+        script.chmod(0o755)
+        properties = self.folder / f"{name}.conf"
+        properties.write_text(
+            f"spark.worker.resource.gpu.amount {GPUS}\n"
+            f"spark.worker.resource.gpu.discoveryScript {script}\n"
+        )
+        return properties
+
+    def _start(self, name: str, of: str, says: str, place: Place, *arguments: str) -> Daemon:
+        settings = {"SPARK_CONF_DIR": str(self._settings(name)), "SPARK_LOCAL_IP": place.address}
+        environment = {**self._environment, **settings}
+        command = [
+            *place.prefix, str(self._site.home / "bin" / "spark-class"),
+            f"org.apache.spark.deploy.{of}",
+            "--host", place.address, "--port", "0", "--webui-port", "0", *arguments,
+        ]  # fmt: skip
+        log = self.folder / name / "spark.log"
+        log.touch()
+        return Daemon(command, log, environment, says)
+
+    def _settings(self, name: str) -> Path:
+        folder = self.folder / name
+        folder.mkdir()
+        (folder / "log4j2.properties").write_text(_LOGGING % (folder / "spark.log"))
+        return folder
+
+    def _add_worker(self, place: Place) -> None:
+        name = f"worker-{len(self.workers)}"
+        worker = self._start(
+            name, "worker.Worker", r"Successfully registered with master (\S+)", place,
+            "--cores", str(CORES), "--memory", "1g",
+            "--work-dir", str(self.folder / f"{name}-work"),
+            "--properties-file", str(self._report_gpus(name)), self.url,
+        )  # fmt: skip
+        self.workers.append(worker)
+
+    def executors(self) -> list[int]:
+        """Return the pids of the executors that run now."""
+        lent = marked(leaks.LENT, self.mark)
+        return [pid for pid in lent if "CoarseGrainedExecutorBackend" in leaks.command(pid)]
+
+    def close(self) -> None:
+        """End all of it, executors and what they started included."""
+        for daemon in [*self.workers, *([self.master] if hasattr(self, "master") else [])]:
+            daemon.end()
+        kill_all(leaks.LENT, self.mark)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def python_workers(executor: int) -> list[int]:
+    """Return the pids of an executor's Python workers (the children of its ``pyspark.daemon``)."""
+    daemons = [p.pid for p in processes.processes() if p.ppid == executor]
+    daemons = [pid for pid in daemons if "pyspark.daemon" in leaks.command(pid)]
+    return [p.pid for p in processes.processes() if p.ppid in daemons and p.state != "Z"]
+
+
+class ConnectServer:
+    """A Spark Connect server with a master of its own choice; ``url`` is for ``remote(...)``."""
+
+    def __init__(self, site: Site, master: str, **options: str) -> None:
+        settings = {
+            **site.driver_options(),
+            "spark.connect.grpc.binding.address": site.address,
+            "spark.connect.grpc.binding.port": "0",
+            **options,
+        }
+        folder = site.settings("connect", settings)
+        self.mark = secrets.token_hex(8)
+        command = [
+            str(site.home / "bin" / "spark-submit"), "--master", master,
+            "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
+            "--name", "Spark Connect server",
+        ]  # fmt: skip
+        log = folder / "spark.log"
+        log.touch()
+        environment = site.environment(folder, self.mark)
+        self._daemon = Daemon(command, log, environment, r"Connect server started at: \S+:(\d+)")
+        try:
+            self.url = f"sc://{site.address}:{self._daemon.ready()}"
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        self._daemon.end()
+        kill_all(leaks.LENT, self.mark)
+
+
+# ── sessions in this process ─────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def session(site: Site, master: str, *, n_executors: int = 2, **options: str) -> Iterator[Any]:
+    """Give a classic session in this very process; its JVM ends with it, so another may follow."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    environment = site.driver(**options)
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        spark = SparkSession.builder.master(master).appName("tests").getOrCreate()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    gateway = SparkContext._gateway
+    try:
+        wait_for_executors(spark, n_executors)
+        process_ids(spark, n_executors)  # Spark opens a connection for good with the first job
+        yield spark
+    finally:
+        spark.stop()
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(_END_S)
+        SparkContext._gateway = SparkContext._jvm = None
+        kill_all(leaks.LENT, environment[leaks.LENT])
+
+
+def wait_for_executors(spark: Any, count: int) -> None:
+    """Wait until the session has this many executors: one that was lost is replaced in seconds."""
+    context = spark.sparkContext._jsc.sc()  # whose status names the driver's block manager too
+    until(lambda: context.getExecutorMemoryStatus().size() == count + 1, _START_S)
+
+
+def process_ids(spark: Any, n_tasks: int) -> set[int]:
+    """Return the pids of the Python workers in which a plain job's tasks ran."""
+
+    def report(batches: Any) -> Iterator[Any]:
+        import os
+        import time
+
+        import pyarrow
+
+        for _ in batches:
+            pass
+        time.sleep(0.2)  # so that no task is done before the last has a worker of its own
+        yield pyarrow.RecordBatch.from_pydict({"pid": [os.getpid()]})
+
+    rows = spark.range(0, n_tasks, 1, n_tasks).mapInArrow(report, "pid long").collect()
+    return {row.pid for row in rows}

@@ -1,0 +1,105 @@
+"""A gang on two machines: who is where, and what happens when the network loses one of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import spark_machines
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("warm_agents"),
+    pytest.mark.timeout(240),
+]
+
+
+class Machines:
+    """The process that has the machines in namespaces of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        command = [*spark_machines.UNSHARE, sys.executable, "-m", "tests.spark_machines"]
+        self._log = folder / "log.txt"
+        self._errors = self._log.open("wb")
+        self._process = subprocess.Popen(
+            [*command, str(folder / "site")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.getcwd()},
+        )
+
+    def answer(self) -> Any:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(spark_machines.ANSWER):
+                answer = json.loads(line.removeprefix(spark_machines.ANSWER))
+                assert "error" not in answer, answer["error"]
+                return answer["value"]
+        raise AssertionError(f"it ended: {self._log.read_text()[-3000:]}")
+
+    def play(self, scene: str) -> Any:
+        assert self._process.stdin is not None
+        print(scene, file=self._process.stdin, flush=True)
+        return self.answer()
+
+    def close(self) -> None:
+        self._process.kill()  # and with it the namespaces and all that runs in them
+        self._process.communicate()
+        self._errors.close()
+
+
+@pytest.fixture(scope="module")
+def machines(warm_agents: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    if reason := spark_machines.why_not():
+        pytest.skip(reason)
+    machines = Machines(tmp_path_factory.mktemp("machines"))
+    try:
+        assert machines.answer() == "ready"
+        yield machines
+    finally:
+        machines.close()
+
+
+def test_a_cut_loses_one_machine_alone(machines: Machines) -> None:
+    """Of the rig itself: what the others rely on."""
+    assert machines.play("links") == {"while_cut": [True, False], "after": [True, True]}
+
+
+def test_ranks_are_contiguous_on_each_machine(machines: Machines) -> None:
+    everyone = machines.play("who")
+    assert [rank["RANK"] for rank in everyone] == ["0", "1", "2", "3"]
+    assert {rank["WORLD_SIZE"] for rank in everyone} == {"4"}
+    assert {rank["LOCAL_WORLD_SIZE"] for rank in everyone} == {"2"}
+    assert [rank["LOCAL_RANK"] for rank in everyone] == ["0", "1", "0", "1"]
+    assert [rank["GROUP_RANK"] for rank in everyone] == ["0", "0", "1", "1"]
+    hosts = [rank["host"] for rank in everyone]
+    assert hosts[0] == hosts[1] != hosts[2] == hosts[3]
+    assert set(hosts) == {"one", "two"}
+    assert {rank["gloo"] for rank in everyone} == {"eth0"}, "the one link that others can reach"
+
+
+def test_a_machine_that_comes_back_loses_nothing(machines: Machines) -> None:
+    ended = machines.play("away_for_a_while")
+    assert ended == {"state": "SUCCEEDED", "lost": []}
+
+
+def test_a_machine_that_stays_away_ends_the_gang_on_both_sides(machines: Machines) -> None:
+    ended = machines.play("away_for_ever")
+    assert ended["n_processes"] >= 4
+    assert ended["state"] == "FAILED", ended
+    assert ended["ended_after_s"] < 60 and ended["gone_after_s"] < 60, ended
+    assert "two" in ended["reason"] or ended["culprit_host"] == "two", ended
+
+
+def test_the_next_gang_runs_when_the_machine_is_back(machines: Machines) -> None:
+    assert machines.play("again") == 2

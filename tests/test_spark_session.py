@@ -1,0 +1,313 @@
+"""The Spark session with what a gang needs of it: tasks, cancelling, and why a job ended."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.placements.spark import session as sessions
+from hydrogen_magic.placements.spark.faults import explained
+from hydrogen_magic.placements.spark.session import Session, SparkJobError
+from tests import spark_rig
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("classic", "connect", "warm_agents"),
+    pytest.mark.timeout(180),
+]
+
+QUICK_REFUSAL = {
+    "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "1",
+    "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+}
+
+
+@pytest.fixture(scope="module")
+def classic(spark_site: spark_rig.Site) -> Iterator[Session]:
+    with spark_rig.session(spark_site, "local-cluster[2,1,512]", **QUICK_REFUSAL) as spark:
+        yield sessions._session(spark)
+
+
+@pytest.fixture(scope="module")
+def connect(spark_site: spark_rig.Site) -> Iterator[Session]:
+    from pyspark.sql.connect.session import SparkSession
+
+    server = spark_rig.ConnectServer(spark_site, "local[2]", **QUICK_REFUSAL)
+    try:
+        spark = SparkSession.builder.remote(server.url).create()
+        yield sessions._session(spark)
+        spark.stop()
+    finally:
+        server.close()
+
+
+@pytest.fixture(params=["classic", "connect"])
+def session(request: pytest.FixtureRequest) -> Session:
+    found: Session = request.getfixturevalue(request.param)
+    return found
+
+
+def say_who() -> Callable[[Any], Any]:
+    """Return a task that gives its number; made here, so that it travels by value."""
+
+    def task(batches: Any) -> Iterator[Any]:
+        import pyarrow
+        from pyspark import BarrierTaskContext
+
+        for _ in batches:
+            pass
+        context = BarrierTaskContext.get()
+        assert context is not None
+        yield pyarrow.RecordBatch.from_pydict({"o": [str(context.partitionId()).encode()]})
+
+    return task
+
+
+def sleep() -> Callable[[Any], Any]:
+    def task(batches: Any) -> Iterator[Any]:
+        import time
+
+        time.sleep(60)
+        yield from batches
+
+    return task
+
+
+def fail() -> Callable[[Any], Any]:
+    def task(batches: Any) -> Iterator[Any]:
+        raise ValueError("no such column")
+        yield from batches
+
+    return task
+
+
+class InThread(threading.Thread):
+    """Something that blocks, on a daemon thread of its own, as gangs run it."""
+
+    def __init__(self, blocks: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self._blocks = blocks
+        self.result: Any = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.result = self._blocks()
+        except SparkJobError as error:
+            self.result = error
+
+    def ended(self, within_s: float = 30) -> Any:
+        self.join(within_s)
+        assert not self.is_alive()
+        return self.result
+
+
+# ── tasks ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_tasks_give_their_bytes_on_any_thread(session: Session) -> None:
+    running = InThread(
+        lambda: session.run_tasks(say_who(), 2, None, "who", "hydrogen_magic gang 1")
+    )
+    assert sorted(running.ended(60)) == [b"0", b"1"]
+
+
+def test_a_threads_own_tags_and_description_stay(session: Session) -> None:
+    spark = session.spark
+    marks = spark if session.is_connect else spark.sparkContext
+    add = marks.addTag if session.is_connect else marks.addJobTag
+    tags = marks.getTags if session.is_connect else marks.getJobTags
+    remove = marks.removeTag if session.is_connect else marks.removeJobTag
+    add("mine")
+    if not session.is_connect:
+        marks.setJobDescription("my job")
+    session.run_tasks(say_who(), 1, None, "theirs", "hydrogen_magic gang 2")
+    assert set(tags()) == {"mine"}
+    remove("mine")
+    if not session.is_connect:
+        assert marks.getLocalProperty("spark.job.description") == "my job"
+        marks.setJobDescription(None)
+
+
+def test_cancelled_from_another_thread_just_started_and_long_running(session: Session) -> None:
+    for is_under_way in (False, True):
+        running = InThread(lambda: session.run_tasks(sleep(), 2, None, "long"))
+        spark_rig.until(lambda: bool(sessions._running), 10)
+        if is_under_way:
+            spark_rig.until(lambda: bool(_jobs(session)), 10)
+        begun = time.monotonic()
+        session.cancel("long")
+        assert time.monotonic() - begun < 0.5
+        assert running.ended().kind == "cancelled"
+    session.cancel("long")  # over, and so nothing
+
+
+def _jobs(session: Session) -> Any:
+    """Return the running jobs of a classic session; of Connect, anything: the client knows none."""
+    if session.is_connect:
+        return [True]
+    return session.spark.sparkContext.statusTracker().getActiveJobsIds()
+
+
+def test_a_cancel_leaves_other_jobs_alone(session: Session) -> None:
+    first = InThread(lambda: session.run_tasks(sleep(), 1, None, "first"))
+    second = InThread(lambda: session.run_tasks(sleep(), 1, None, "second"))
+    spark_rig.until(lambda: len(sessions._running) == 2, 10)
+    session.cancel("first")
+    assert first.ended().kind == "cancelled"
+    assert second.is_alive()
+    session.cancel("second")
+    assert second.ended().kind == "cancelled"
+
+
+def test_why_a_stage_failed(session: Session) -> None:
+    with pytest.raises(SparkJobError, match="a task failed: ValueError: no such column") as failed:
+        session.run_tasks(fail(), 2, None, "failing")
+    assert failed.value.kind == "other" and "Traceback" in failed.value.details
+    with pytest.raises(SparkJobError, match="more task slots") as refused:
+        session.run_tasks(say_who(), 3, None, "too many")
+    assert refused.value.kind == "slots"
+
+
+def test_the_client_of_a_closed_connect_session_is_told(connect: Session) -> None:
+    from pyspark.sql.connect.session import SparkSession
+
+    spark = SparkSession.builder.remote(connect.where).create()
+    other = sessions._session(spark)
+    running = InThread(lambda: other.run_tasks(sleep(), 1, None, "closed"))
+    spark_rig.until(lambda: bool(sessions._running), 10)
+    spark.stop()
+    assert running.ended().kind == "stopped"
+    with pytest.raises(SparkJobError, match="make a new one"):
+        other.run_tasks(say_who(), 1, None, "late")
+    other.cancel("late")
+
+
+def test_addresses_begin_with_the_one_that_executors_use(
+    classic: Session, connect: Session
+) -> None:
+    assert classic.addresses()[0] == spark_rig.HOST
+    assert connect.addresses()[0] == spark_rig.HOST  # the route to a server on loopback
+
+
+# ── the console, and a context that is stopped ───────────────────────────────────────────────────
+
+
+def test_no_bar_on_the_console_while_a_gang_runs() -> None:
+    out = subprocess.run(
+        [sys.executable, "-c", _ON_A_CONSOLE], capture_output=True, text=True, timeout=120,
+        env={**_environment(), "PYTHONPATH": ":".join(sys.path)},
+    )  # fmt: skip
+    answer = json.loads(out.stdout.splitlines()[-1])
+    assert answer == {"kind": "stopped", "values": 1}, out.stderr
+    drawn = set(out.stderr.replace("\r", "\n").split("\n"))
+    stages = {line.split(":")[0] for line in drawn if line.startswith("[Stage ")}
+    assert stages == {"[Stage 1"}, "the gang's was stage 0, the user's own job stage 1"
+
+
+def _environment() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": spark_rig.HOST}
+
+
+_ON_A_CONSOLE = """
+import json, threading, time
+from pyspark.sql import SparkSession
+from hydrogen_magic.placements.spark import session as sessions
+
+def slow(batches):
+    import pyarrow, time
+    for _ in batches: pass
+    time.sleep(1.5)
+    yield pyarrow.RecordBatch.from_pydict({"o": [b"x"]})
+
+def stuck(batches):
+    import time
+    time.sleep(60)
+    yield from batches
+
+spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+assert spark.conf.get("spark.ui.showConsoleProgress") == "true"
+found = sessions.find()
+values = found.run_tasks(slow, 1, None, "gang")
+spark.range(0, 1, 1, 1).mapInArrow(slow, "o binary").collect()
+kinds = []
+def run():
+    try:
+        found.run_tasks(stuck, 1, None, "stopped")
+    except sessions.SparkJobError as error:
+        kinds.append(error.kind)
+thread = threading.Thread(target=run, daemon=True)
+thread.start()
+tracker = spark.sparkContext.statusTracker()
+while not tracker.getActiveJobsIds(): time.sleep(0.02)
+spark.stop()
+thread.join(30)
+print(json.dumps({"kind": kinds[0], "values": len(values)}))
+"""
+
+
+# ── finding the session ──────────────────────────────────────────────────────────────────────────
+
+
+def test_the_notebooks_own_session_comes_first(
+    classic: Session, connect: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "spark", connect.spark, raising=False)
+    assert sessions.find() == connect
+    monkeypatch.setattr(main, "spark", "not a session")
+    assert InThread(sessions.find).ended() in (classic, connect)
+
+
+def test_without_a_session_it_says_how_to_make_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_session_classes", lambda: ())
+    with pytest.raises(PlacementError, match=r"no Spark session.*master\('spark://.*'sc://HOST'"):
+        sessions.find()
+
+
+# ── what Spark says ──────────────────────────────────────────────────────────────────────────────
+
+SAID = [
+    ("[SPARK_JOB_CANCELLED] Job 7 cancelled killed via the Web UI SQLSTATE: XXKDA",
+     "cancelled", "the Spark job was cancelled (killed via the Web UI)"),
+    ("[SPARK_JOB_CANCELLED] Job 9 cancelled as part of cancellation of all jobs SQLSTATE: XXKDA",
+     "cancelled", "the Spark job was cancelled (as part of cancellation of all jobs)"),
+    ("[OPERATION_CANCELED] Operation has been canceled. SQLSTATE: HY008",
+     "cancelled", "the Spark job was cancelled"),
+    ("Job aborted due to stage failure: Could not recover from a failed barrier ResultStage. Most "
+     "recent failure reason: Stage failed because barrier task ResultTask(10, 1) finished "
+     "unsuccessfully.\nExecutorLostFailure (executor 0 exited caused by one of the running tasks) "
+     "Reason: Command exited with code 137\nDriver stacktrace:",
+     "executor_lost", "executor 0 was lost: Command exited with code 137"),
+    ("org.apache.spark.SparkException: Job 12 cancelled because SparkContext was shut down",
+     "stopped", "the Spark session was stopped, or its driver is gone: make a new one"),
+    ("[PYTHON_EXCEPTION] An exception was thrown from the Python worker: pyspark.errors.exceptions"
+     ".base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: "
+     "3.12 than that in driver: 3.11, PySpark cannot run with different minor versions.",
+     "python_version", "executors run Python 3.12, this notebook runs Python 3.11: set PYSPARK_PYTHON"
+     " to an interpreter of the same minor version before the session is started"),
+    ("[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent call"
+     " last):\n  File \"worker.py\", line 1920, in read_udfs\n    import pyarrow as pa\n"
+     "ModuleNotFoundError: No module named 'pyarrow'\n\tat org.apache.spark.api.python.X(Y.scala:1)",
+     "other", "executors' Python has no module pyarrow: install it there, or set PYSPARK_PYTHON to "
+     "an interpreter that has it before the session is started"),
+]  # fmt: skip
+"""Texts of Spark 4.3, classic and Connect, as they came."""
+
+
+@pytest.mark.parametrize(("text", "kind", "sentence"), SAID)
+def test_what_spark_says_in_one_sentence(text: str, kind: str, sentence: str) -> None:
+    error = explained(RuntimeError(text))
+    assert (error.kind, str(error)) == (kind, sentence)
+    assert text in error.details
