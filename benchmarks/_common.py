@@ -62,14 +62,16 @@ def chosen(peers: Sequence[Peer], only: Sequence[str]) -> list[Peer]:
     return [peer for peer in peers if not only or any(word in peer.name for word in only)]
 
 
-def round_robin(peers: Sequence[Peer], rounds: int) -> None:
+def round_robin(peers: Sequence[Peer], rounds: int, pause_s: float = 0.0) -> None:
     """Measure every peer once in each round, so that a busy minute of the machine hits all alike.
 
     The order is reversed in every other round. A peer that fails is out from then on, and says why.
+    ``pause_s``: before each, for what the one before leaves running in the background.
     """
     for number in range(rounds):
         for peer in peers if number % 2 == 0 else list(reversed(peers)):
             if not peer.missing:
+                time.sleep(pause_s)
                 _measure_once(peer)
         print(f"  round {number + 1} of {rounds}", file=sys.stderr, flush=True)
 

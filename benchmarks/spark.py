@@ -30,6 +30,9 @@ PEER = "TorchDistributor"
 GOAL = 15
 """How many times faster than its peer this should be."""
 
+PAUSE_S = 4.0
+"""Trainers of the peer take a second to end after it has returned."""
+
 
 def all_reduce_once() -> float:
     """What every rank runs. Returns the number of ranks; executors get it by value."""
@@ -84,7 +87,7 @@ def measure(peers: list[Peer], rounds: int) -> None:
         ):
             for peer in peers:
                 peer.measure()  # what starts processes and JVM code that stay warm
-            round_robin(peers, rounds)
+            round_robin(peers, rounds, PAUSE_S)
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def launch_captured(captured: capture.Captured, spec: JobSpec, *, title: str) ->
     for text in (*planned.notes, *captured.warnings, *problems):
         gang.emit(ev.Notice(0.0, "warning", text))
     job = Job(
-        spec, planned, captured.parcel, closure_fd, captured.preload,
+        spec, planned, captured.parcel, closure_fd, captured.preload, captured.needs,
         rendezvous_rooms.get(spec.rendezvous), gang_record.path, clock_zero_s,
     )  # fmt: skip
     if loop is None:

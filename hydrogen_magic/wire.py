@@ -49,6 +49,13 @@ _FAILED_HANDSHAKES = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
+_FATES = (
+    zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
+)
+_ENTRY_S = 90.0
+"""How long an agent asks to be let in, which takes Python in the kernel: that may be busy for a minute."""
+_QUIT = {"do": "quit"}
+"""For agents that have been dismissed, and do not know."""
 
 
 class AgentKeys:
@@ -186,6 +193,8 @@ class Hub:
             # The key that was proven in the handshake, not what the message says of itself.
             key = str(parts[-1].get("User-Id"))
             receiver = self._receivers.get(key)
+            if receiver is None:  # else whoever counts on it would wait for its word forever
+                self._socket.send_multipart([parts[0].bytes, *_parts(_QUIT, None)])
             if receiver is None or len(parts) not in (2, 3):
                 continue
             self._routes[key] = parts[0].bytes
@@ -237,7 +246,7 @@ class AgentLink:
         if not endpoint.startswith("ipc:"):
             self._socket.heartbeat_ivl = _BEAT_MS
             self._socket.heartbeat_timeout = _SILENCE_MS
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor = self._socket.get_monitor_socket(_FATES)
         self._socket.connect(endpoint)
 
     def send(self, message: dict[str, Any], blob: Blob | None = None) -> None:
@@ -255,8 +264,25 @@ class AgentLink:
         return _message(await self._socket.recv_multipart(copy=False))
 
     async def lost(self) -> None:
-        """Return when a connection there was has ended: what is on the way may be lost with it."""
-        await self._monitor.recv_multipart()
+        """Return when there is no use in waiting for the kernel.
+
+        A connection there was has ended: what is on the way may be lost with it. Or there will be
+        none: our key is let in no longer, or the kernel has not answered for a minute and a half.
+        """
+        with suppress(asyncio.TimeoutError):
+            if await asyncio.wait_for(self._was_let_in(), _ENTRY_S):
+                while await self._fate() != zmq.EVENT_DISCONNECTED:
+                    pass
+
+    async def _was_let_in(self) -> bool:
+        """Return how we were received; ZeroMQ tries again where the kernel was just too busy."""
+        while True:
+            fate = await self._fate()
+            if fate in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH):
+                return fate == zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+    async def _fate(self) -> int:
+        return int(parse_monitor_message(await self._monitor.recv_multipart())["event"])
 
     def clean_up_after_hub(self) -> None:
         """Remove the socket's directory in the stead of a kernel that was killed."""

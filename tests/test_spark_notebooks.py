@@ -33,6 +33,16 @@ CONNECT = """
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.remote({!r}).getOrCreate()
 """
+NO_WAY = """
+from hydrogen_magic.placements import agents
+from hydrogen_magic.placements.spark import agents as remote
+agents.close()  # those that are warm have found their way
+direct, remote._listen = remote._listen, lambda hub, addresses: ["tcp://127.0.0.1:9"]
+"""
+A_WAY = """
+agents.close()
+remote._listen = direct
+"""
 FAMILY = textwrap.dedent(
     """
     %%distributed --np 4 --on spark
@@ -125,7 +135,17 @@ def test_digits_and_a_kernel_that_is_killed_on_standalone(
 ) -> None:
     with notebook(spark_site, tmp_path, CLASSIC.format(standalone.url)) as kernel:
         learn_digits(kernel)
+        refuses_what_executors_lack(kernel)
         everything_ends_with(kernel)
+
+
+def refuses_what_executors_lack(kernel: Kernel) -> None:
+    """Name a module that is here and not there, with its host, before any rank runs."""
+    kernel.run("import rich")
+    refused = kernel.run("%%distributed --on spark\nprint('it ran')\nrich.__name__")
+    # what is imported and not used does not matter: the next cells run
+    assert "no module rich" in refused.error and os.uname().nodename in refused.error
+    assert "it ran" not in refused.stream()
 
 
 def test_digits_and_a_session_that_is_stopped_on_a_local_cluster(
@@ -159,7 +179,18 @@ def test_digits_interrupt_and_a_kernel_that_is_killed_on_connect(
         kernel.finish(cell)
         assert "KeyboardInterrupt" in cell.error or "GangStoppedError" in cell.error
         assert kernel.run("%%distributed --np 4 --on spark\nhm.world_size()").value == "4"
+        goes_by_a_relay(kernel)
         everything_ends_with(kernel)
+
+
+def goes_by_a_relay(kernel: Kernel) -> None:
+    """Where executors cannot reach the notebook, the gang takes the way by the server, and says so."""
+    assert not kernel.run(NO_WAY).error
+    cell = kernel.run("%%distributed --np 4 --on spark\nprint('hello')\nhm.world_size()")
+    assert not cell.error, cell.error
+    assert cell.value == "4" and cell.stream().count("hello") == 4
+    assert "relay" in cell.block
+    assert not kernel.run(A_WAY).error
 
 
 def everything_ends_with(kernel: Kernel) -> None:

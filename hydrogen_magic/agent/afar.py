@@ -131,9 +131,7 @@ class Afar:
         for task in [t for t in self._attached.values() if t.hello["executor_pid"] == pid]:
             self._lose(task, "its Spark executor ended")
         if pid == self._boot["executor_pid"]:
-            self._retire()
-        if not self._executors:
-            self._over()
+            self._retire()  # at once, or when the kernel has heard how its gang has ended
 
     def _retire(self) -> None:
         """Serve no gang after this one: our files lie in a directory that goes with that executor."""

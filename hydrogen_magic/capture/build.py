@@ -85,6 +85,7 @@ class Builder:
             self._preload(self.local.reached(modules | {s.module for s in effects})),
             {**self._labels(), **cells},
             (*([warning] if warning else ()), *self.local.warnings),
+            self._preload(modules),
         )
 
     def _labels(self) -> dict[str, str]:

@@ -54,3 +54,5 @@ class Captured:
     """File names in tracebacks of ranks, and what people call those cells."""
     warnings: tuple[str, ...]
     """What the user should know although it is no error."""
+    needs: tuple[str, ...] = ()
+    """Of :attr:`preload`, those without which the ranks cannot run it."""

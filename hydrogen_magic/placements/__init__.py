@@ -38,6 +38,8 @@ class Job:
     """The same as a memory file, as it was when the gang was launched; None for the inline placement."""
     preload: tuple[str, ...]
     """Modules that the ranks will import."""
+    needs: tuple[str, ...]
+    """Of these, the ones without which they cannot run."""
     rendezvous: Rendezvous
     record_dir: Path
     clock_zero_s: float
