@@ -66,6 +66,8 @@ class Incoming:
         """
         number, offset, size = int(label["file"]), int(label["offset"]), int(label["size"])
         if number not in self._files:
+            if offset > 0:
+                return None  # the rest of one that was dropped
             self._files[number] = memory_file("parts")
         fd = self._files[number]
         rest, position = data, offset
@@ -76,7 +78,7 @@ class Incoming:
             return None
         return self._files.pop(number)
 
-    def close(self) -> None:
-        """Drop what will never be complete."""
+    def drop(self) -> None:
+        """Drop what is not complete, and what still comes of it."""
         while self._files:
             os.close(self._files.popitem()[1])

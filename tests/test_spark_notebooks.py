@@ -212,7 +212,7 @@ CHOICES_OF_TWO = [f"('{a},{b}', 0)" for a in "0123" for b in "0123" if a != b]
 # ── GPUs ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_each_rank_gets_a_reported_gpu_of_its_own(
+def test_reported_gpus_and_a_driver_that_is_killed(
     spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
 ) -> None:
     cell = CLASSIC.format(standalone.url)
@@ -231,3 +231,20 @@ def test_each_rank_gets_a_reported_gpu_of_its_own(
         jupyter.PATIENCE_S = 40.0  # a session as young as this one may still get more executors
         too_many = run("--np 6 --gpu").error
         assert "np 6" in too_many and "4" in too_many
+        ends_with_its_driver(kernel, str(spark_site.python))
+
+
+def ends_with_its_driver(kernel: Kernel, executors_python: str) -> None:
+    """Kill the driver's JVM while a gang runs: the cell says so, and nothing is left on executors."""
+    mark = owner(kernel)
+    cell = training(kernel)
+    (driver,) = [p for p in leaks.tree(kernel.pid) if "SparkSubmit" in leaks.command(p)]
+    os.kill(driver, signal.SIGKILL)
+
+    def left() -> list[int]:
+        ours = spark_rig.marked(OWNER, mark)  # agents of the notebook's own machine stay
+        return [pid for pid in ours if leaks.command(pid).startswith(executors_python)]
+
+    spark_rig.until(lambda: not left(), 5)
+    kernel.finish(cell)
+    assert "Spark" in cell.error

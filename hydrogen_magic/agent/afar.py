@@ -161,7 +161,7 @@ class Afar:
             self._hang_up(task)
         for fd in self._closures.values():
             os.close(fd)
-        self._incoming.close()
+        self._incoming.drop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # ── tasks ──
@@ -233,6 +233,7 @@ class Afar:
                 self._hang_up(task)
         if self._serving == key:
             self._serving = None
+            self._incoming.drop()  # a closure that was on its way when the gang was stopped
         if self._is_retiring:
             self._leave()
 

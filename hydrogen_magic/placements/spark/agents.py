@@ -183,7 +183,7 @@ class RemoteAgent(Peer):
         if self.alive:
             self.alive = False
             self.hub.dismiss(self.keys.key)
-            self._incoming.close()
+            self._incoming.drop()
 
 
 class Fleet:

@@ -37,6 +37,8 @@ _HEARSAY_S = 1.0
 """How much later than Spark's word of a job's end the agents' own may come."""
 _END_S = 5.0
 """How long hosts may take to end their ranks after their stage has ended."""
+_LOOK_S = 0.1
+"""How often is looked whether there is still use in what takes long."""
 _BRING_S = 600.0
 """How long a checkpoint may take to all hosts: gigabytes by a slow line."""
 _JOB_END_S = 1.5
@@ -161,8 +163,9 @@ class SparkCrew:
         for text in meant.plan.notes:
             sink.emit(ev.Notice(_now_s(attempt), "warning", text))
         if attempt.number > 0 and not meant.shares_disk:
-            bringing = asyncio.gather(*(agent.bring_checkpoint(attempt) for agent in meant.agents))
-            await asyncio.wait_for(bringing, _BRING_S)
+            await self._bring_checkpoint(job, meant, attempt)
+            if self._is_unwanted:
+                return
         messages = launching.messages(attempt, meant, self._is_recording)
         self._running = list(messages)
         sweeps = [agent.launch(attempt, sink, message) for agent, message in messages.items()]
@@ -183,6 +186,24 @@ class SparkCrew:
         for one in over:
             if one.done() and not one.cancelled():
                 one.result()  # raises what ended it
+
+    async def _bring_checkpoint(
+        self, job: joining.BarrierJob, meant: plans.Meant, attempt: Attempt
+    ) -> None:
+        """Bring the last one to all hosts, for as long as the gang is wanted and has its places."""
+        bringing = asyncio.gather(*(agent.bring_checkpoint(attempt) for agent in meant.agents))
+        deadline_s = time.monotonic() + _BRING_S
+        try:
+            while not (bringing.done() or self._is_unwanted or job.is_over):
+                await asyncio.wait([bringing], timeout=_LOOK_S)
+                if time.monotonic() > deadline_s:
+                    raise HydrogenError(f"no host had the checkpoint within {_BRING_S:.0f} s")
+        finally:
+            bringing.cancel()
+        if job.is_over:
+            raise _as_error(job.error, self._session)
+        if bringing.done():
+            bringing.result()
 
     # ── what may happen ──
 
