@@ -49,11 +49,11 @@ _FAILED_HANDSHAKES = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
-_FATES = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
-)
+_FATES = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
 _ENTRY_S = 90.0
 """How long an agent asks to be let in, which takes Python in the kernel: that may be busy for a minute."""
+_END_S = 1.0
+"""How long what is under way on the loop may take to end."""
 _QUIT = {"do": "quit"}
 """For agents that have been dismissed, and do not know."""
 
@@ -164,9 +164,10 @@ class Hub:
         ]
         self._started.set()
         await self._closing.wait()
-        for task in tasks:
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:  # whatever gangs have left on this loop too
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.wait(tasks, timeout=_END_S)
         authenticator.stop()
         self._socket.disable_monitor()
         context.destroy(linger=0)

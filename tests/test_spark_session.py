@@ -211,7 +211,7 @@ def test_no_bar_on_the_console_while_a_gang_runs() -> None:
     assert answer == {"kind": "stopped", "values": 1}, out.stderr
     drawn = set(out.stderr.replace("\r", "\n").split("\n"))
     stages = {line.split(":")[0] for line in drawn if line.startswith("[Stage ")}
-    assert stages == {"[Stage 1"}, "the gang's was stage 0, the user's own job stage 1"
+    assert stages == {"[Stage 2"}, "the gangs' were stages 0 and 1, the user's own job stage 2"
 
 
 def _environment() -> dict[str, str]:
@@ -239,7 +239,11 @@ def stuck(batches):
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 assert spark.conf.get("spark.ui.showConsoleProgress") == "true"
 found = sessions.find()
-values = found.run_tasks(slow, 1, None, "gang")
+first = threading.Thread(target=found.run_tasks, args=(slow, 1, None, "gang"))
+first.start()
+while not spark.sparkContext.statusTracker().getActiveJobsIds(): time.sleep(0.02)
+values = found.run_tasks(slow, 1, None, "next gang")  # runs when the first has ended
+first.join()
 spark.range(0, 1, 1, 1).mapInArrow(slow, "o binary").collect()
 kinds = []
 def run():
@@ -295,13 +299,19 @@ SAID = [
     ("[PYTHON_EXCEPTION] An exception was thrown from the Python worker: pyspark.errors.exceptions"
      ".base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: "
      "3.12 than that in driver: 3.11, PySpark cannot run with different minor versions.",
-     "python_version", "executors run Python 3.12, this notebook runs Python 3.11: set PYSPARK_PYTHON"
-     " to an interpreter of the same minor version before the session is started"),
+     "python", "executors run Python 3.12, this notebook runs Python 3.11: make a new session with "
+     "PYSPARK_PYTHON set to an interpreter of the same minor version"),
     ("[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent call"
      " last):\n  File \"worker.py\", line 1920, in read_udfs\n    import pyarrow as pa\n"
      "ModuleNotFoundError: No module named 'pyarrow'\n\tat org.apache.spark.api.python.X(Y.scala:1)",
-     "other", "executors' Python has no module pyarrow: install it there, or set PYSPARK_PYTHON to "
-     "an interpreter that has it before the session is started"),
+     "python", "executors' Python has no module pyarrow: install it there, or make a new session "
+     "with PYSPARK_PYTHON set to an interpreter that has it"),
+    ("An error occurred while calling o61.collectToPython.\n: org.apache.spark.SparkException: Job "
+     "aborted due to stage failure: Could not recover from a failed barrier ResultStage.\n"
+     'java.io.IOException: Cannot run program "/opt/py/python": error=2, No such file or directory'
+     "\n\tat java.base/java.lang.ProcessBuilder.start(ProcessBuilder.java:1143)",
+     "python", "executors cannot run /opt/py/python (No such file or directory): make a new session "
+     "with PYSPARK_PYTHON set to a Python that they have"),
 ]  # fmt: skip
 """Texts of Spark 4.3, classic and Connect, as they came."""
 

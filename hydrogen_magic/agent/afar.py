@@ -88,7 +88,6 @@ class Afar:
         self._outgoing = Outgoing(link.send)
         self._watch_executor(int(self._boot["executor_pid"]))
         self._listening.setblocking(False)
-        asyncio.get_running_loop().add_reader(self._listening, self._accept)
         self._background = [
             asyncio.ensure_future(work) for work in (self._beat(), self._watch_link())
         ]
@@ -165,6 +164,11 @@ class Afar:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # ── tasks ──
+
+    def _welcome_tasks(self) -> None:
+        """Take tasks now that the kernel has: a task must not wait beside an agent it did not let in."""
+        if self._listening.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
     def _accept(self) -> None:
         try:
@@ -247,6 +251,7 @@ class Afar:
             self._outgoing.acknowledged()
         elif action == "clock":
             self._clock.note(float(message["sent"]), float(message["at"]))
+            self._welcome_tasks()
         elif action == "forget":
             shutil.rmtree(self._own_checkpoints(message["gang"]), ignore_errors=True)
         elif action == "release":

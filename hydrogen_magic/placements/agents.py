@@ -34,6 +34,7 @@ __all__ = [
     "Agent",
     "before_closing",
     "close",
+    "directory",
     "fingerprint",
     "hub",
     "import_path",
@@ -178,6 +179,16 @@ def _how_it_ended(returncode: int) -> str:
 def import_path() -> list[str]:
     """Return the module path for processes that start elsewhere: relative entries made absolute."""
     return [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
+
+
+def directory() -> str:
+    """Return the notebook's working directory. Raises PlacementError where it is gone."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise PlacementError(
+            "the notebook's working directory does not exist any more: os.chdir() to one that does"
+        ) from None
 
 
 # ── what a template depends on ───────────────────────────────────────────────────────────────────

@@ -128,17 +128,8 @@ def _launch_message(attempt: Attempt, agent: agents.Agent, digest: str) -> dict[
         "gang": attempt.gang, "attempt": attempt.number, "slots": slots,
         "preload": list(job.preload),
         "service": service and {"function": service.function, "options": dict(service.options)},
-        "env": {**os.environ, **dict(spec.env), **marks}, "cwd": _directory(),
+        "env": {**os.environ, **dict(spec.env), **marks}, "cwd": agents.directory(),
         "sys_path": agents.import_path(), "fingerprint": digest,
         "clock_zero_s": job.clock_zero_s, "grace_s": spec.grace_s,
         "record_dir": str(job.record_dir), "record": spec.timeline is not None,
     }  # fmt: skip
-
-
-def _directory() -> str:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:
-        raise PlacementError(
-            "the notebook's working directory does not exist any more: os.chdir() to one that does"
-        ) from None

@@ -30,6 +30,10 @@ __all__ = ["Fleet", "RemoteAgent", "fleet"]
 class Waiting(Protocol):
     """Who waits for an attempt's tasks."""
 
+    def kill(self) -> None:
+        """Give the attempt up."""
+        ...
+
     def on_attached(self, agent: RemoteAgent, about: dict[str, Any]) -> None:
         """A task has come to its machine's agent."""
         ...
@@ -259,10 +263,13 @@ class Fleet:
             crew.on_detached(about, why)
 
     async def close(self) -> None:
-        """End all agents."""
+        """End all agents, and the gangs that run there or wait for them."""
         there = [agent for agent in self._agents if agent.is_ready]
+        for crew in self.crews.values():
+            crew.kill()
         for agent in there:
             agent.send("quit")
+            agent.fail(ChildProcessError("this kernel's agents were ended, and their ranks"))
         if there:
             await asyncio.sleep(0.05)  # until ZeroMQ has sent that
         await self._close_relays()

@@ -7,7 +7,9 @@ In a notebook Spark shows it by default (``spark.ui.showConsoleProgress``): the 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +20,10 @@ _NEVER_MS = 1 << 50
 _DYING_MS = 5_000
 """Spark ends the last tasks of a failed stage after 2 to 4 s, and shows them until then."""
 
+_lock = threading.Lock()
+_n_gangs: Counter[str] = Counter()
+"""Application -> how many gangs keep its bar off."""
+
 
 @contextlib.contextmanager
 def progress_bar_off(context: Any) -> Iterator[None]:
@@ -25,12 +31,15 @@ def progress_bar_off(context: Any) -> Iterator[None]:
 
     The bar is not drawn within half a second of a job's end (``ConsoleProgressBar.refresh``); the
     last job's end is put into the future. Spark puts it right itself at the end of every job, so
-    that it cannot stay off, and a job of the user's that ends meanwhile lets it come back.
+    that it cannot stay off. So does the end of a gang's stage when the next cell's gang runs already,
+    for which it is put off again; a job of the user's that ends meanwhile lets the bar come back.
     """
     bar = context.progressBar()
     if bar.isEmpty():
         yield
         return
+    application = str(context.applicationId())
+    _count(application, 1)
     _set_last_finish(bar.get(), _NEVER_MS)
     try:
         yield
@@ -38,6 +47,17 @@ def progress_bar_off(context: Any) -> Iterator[None]:
         with contextlib.suppress(Exception):  # the JVM is gone too; what is on its way says so
             _set_last_finish(bar.get(), int(time.time() * 1000) + _DYING_MS)
         raise
+    finally:
+        if _count(application, -1):
+            with contextlib.suppress(Exception):
+                _set_last_finish(bar.get(), _NEVER_MS)
+
+
+def _count(application: str, more: int) -> int:
+    """Return how many gangs keep the bar off, with ``more`` than there were."""
+    with _lock:
+        _n_gangs[application] += more
+        return _n_gangs[application]
 
 
 def _set_last_finish(bar: Any, at_ms: int) -> None:

@@ -14,11 +14,11 @@ from contextlib import suppress
 from typing import Any
 
 from hydrogen_magic import events as ev
-from hydrogen_magic.errors import HydrogenError, PlacementError
+from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.placements import Attempt, Sink
 from hydrogen_magic.placements.spark import joining, launching, plans
 from hydrogen_magic.placements.spark.agents import Fleet, RemoteAgent, fleet
-from hydrogen_magic.placements.spark.session import Session, SparkJobError
+from hydrogen_magic.placements.spark.session import Session
 from hydrogen_magic.placements.spark.survey import Survey, free_slots, slots_now
 
 __all__ = ["SparkCrew"]
@@ -96,7 +96,7 @@ class SparkCrew:
             sink.emit(ev.Notice(_now_s(attempt), "info", text))
             job = await self._gather(ships, invited, attempt, sink)
         if job.is_over and not self._is_unwanted:
-            raise _as_error(job.error, self._session)
+            raise joining.as_error(job.error, self._session)
         return job
 
     async def _gather(
@@ -201,7 +201,7 @@ class SparkCrew:
         finally:
             bringing.cancel()
         if job.is_over:
-            raise _as_error(job.error, self._session)
+            raise joining.as_error(job.error, self._session)
         if bringing.done():
             bringing.result()
 
@@ -265,7 +265,7 @@ class SparkCrew:
         if not self._has_failed:
             self._tell("kill")
             await asyncio.wait(self._sweeps, timeout=_END_S)
-            raise _as_error(error, self._session)
+            raise joining.as_error(error, self._session)
 
     def _listening(self, sink: Sink) -> Sink:
         def emit(event: ev.Event) -> None:
@@ -333,28 +333,3 @@ class SparkCrew:
 
 def _now_s(attempt: Attempt) -> float:
     return time.monotonic() - attempt.job.clock_zero_s
-
-
-def _as_error(error: SparkJobError | None, session: Session) -> HydrogenError:
-    """Return what the user is told of a stage that ended before its ranks had."""
-    problem = joining.problem_of(error)
-    if problem is not None:
-        return PlacementError(f"{problem['text']} (host {problem['host']}){_advice(problem)}")
-    if error is None:
-        return HydrogenError(f"the Spark job on {session.where} ended before its ranks had")
-    return (
-        PlacementError(str(error))
-        if error.kind in ("slots", "python_version")
-        else HydrogenError(str(error))
-    )
-
-
-_ADVICE = {
-    "missing": ": install it in the executors' Python, or drop what imports it from the cell",
-    "python": ": both must have the same minor version; set spark.pyspark.python or use that Python",
-    "unreachable": ": set spark.driver.host to an address of this machine that executors can reach",
-}
-
-
-def _advice(problem: dict[str, str]) -> str:
-    return _ADVICE.get(problem["kind"], "")

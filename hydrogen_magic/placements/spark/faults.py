@@ -19,8 +19,8 @@ class SparkJobError(Exception):
     def __init__(self, kind: str, message: str, details: str = "") -> None:
         super().__init__(message)
         self.kind = kind
-        """``cancelled``, ``executor_lost``, ``slots``, ``python_version``, ``stopped`` (the session
-        or its SparkContext) or ``other``."""
+        """``cancelled``, ``executor_lost``, ``slots``, ``python`` (executors run one that cannot serve),
+        ``stopped`` (the session or its SparkContext) or ``other``."""
         self.details = details
         """All that Spark said: Java and Python stacks, many lines."""
 
@@ -42,6 +42,7 @@ _SHUT_DOWN = re.compile(
     r"Cannot invoke RPC on closed channel"
 )
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+_PROGRAM = re.compile(r'Cannot run program "([^"]+)".*?: error=\d+, ([^\n]+)')
 _PYTHON = re.compile(r"^(?!org\.|java)(\w[\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.M)
 _FRAME = re.compile(r"^\s+at [\w.$]+|^JVM stacktrace|^\s*\(|^Traceback")
 _LONGEST = 300
@@ -78,14 +79,14 @@ def _slots(text: str) -> str | None:
     return None
 
 
-def _python_version(text: str) -> str | None:
+def _other_version(text: str) -> str | None:
     if "PYTHON_VERSION_MISMATCH" not in text:
         return None
     versions = _VERSIONS.search(text)
     there, here = versions.groups() if versions else ("another minor version", "this one")
     return (
-        f"executors run Python {there}, this notebook runs Python {here}: set PYSPARK_PYTHON to an "
-        "interpreter of the same minor version before the session is started"
+        f"executors run Python {there}, this notebook runs Python {here}: make a new session with "
+        "PYSPARK_PYTHON set to an interpreter of the same minor version"
     )
 
 
@@ -113,8 +114,18 @@ def _missing(text: str) -> str | None:
     if module is None or ("Python worker" not in text and "PythonException" not in text):
         return None
     return (
-        f"executors' Python has no module {module[1]}: install it there, or set PYSPARK_PYTHON to "
-        "an interpreter that has it before the session is started"
+        f"executors' Python has no module {module[1]}: install it there, or make a new session with "
+        "PYSPARK_PYTHON set to an interpreter that has it"
+    )
+
+
+def _no_python(text: str) -> str | None:
+    program = _PROGRAM.search(text)
+    if program is None:
+        return None
+    return (
+        f"executors cannot run {program[1]} ({program[2]}): make a new session with PYSPARK_PYTHON "
+        "set to a Python that they have"
     )
 
 
@@ -125,12 +136,13 @@ def _crashed(text: str) -> str | None:
 
 
 _READERS = (
-    ("python_version", _python_version),
+    ("python", _other_version),
     ("slots", _slots),
     ("stopped", _stopped),
     ("executor_lost", _executor_lost),
     ("cancelled", _cancelled),
-    ("other", _missing),
+    ("python", _missing),
+    ("python", _no_python),
     ("other", _crashed),
 )
 """First match wins: a stopped context also cancels jobs, a lost executor also fails a stage."""

@@ -75,7 +75,7 @@ def _obstacle(
     if settings.is_local:
         return (
             f"Spark's local mode ({settings.master}) hands out no GPUs",
-            "use `--on local --gpu`, or a session on a cluster",
+            "use `--on local --gpu` or a session on a cluster, or drop `--gpu`",
         )
     if not settings.executor_gpus:
         return (

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.placements import Attempt, agents
 from hydrogen_magic.placements.spark import shipped
 from hydrogen_magic.placements.spark.agents import Fleet, RemoteAgent
@@ -17,7 +18,7 @@ from hydrogen_magic.placements.spark.survey import Survey
 from hydrogen_magic.placements.spark.task import PROBLEM
 from hydrogen_magic.spec import JobSpec
 
-__all__ = ["BarrierJob", "fingerprint", "problem_of", "submit"]
+__all__ = ["BarrierJob", "as_error", "fingerprint", "problem_of", "submit"]
 
 _SHIPPED = {"cloudpickle", "hydrogen_magic"}
 """In the zip that travels in the task."""
@@ -124,3 +125,26 @@ def problem_of(error: SparkJobError | None) -> dict[str, str] | None:
         return None
     problem: dict[str, str] = json.JSONDecoder().raw_decode(rest)[0]
     return problem
+
+
+def as_error(error: SparkJobError | None, session: Session) -> HydrogenError:
+    """Return what the user is told of a stage that ended before its ranks had."""
+    problem = problem_of(error)
+    if problem is not None:
+        return PlacementError(f"{problem['text']} (host {problem['host']}){_advice(problem)}")
+    if error is None:
+        return HydrogenError(f"the Spark job on {session.where} ended before its ranks had")
+    if error.kind == "python":
+        return PlacementError(f"{error}{session.says_of_python()}")
+    return PlacementError(str(error)) if error.kind == "slots" else HydrogenError(str(error))
+
+
+_ADVICE = {
+    "missing": ": install it in the executors' Python, or drop what imports it from the cell",
+    "python": ": make a new session with PYSPARK_PYTHON set to one of the same minor version",
+    "unreachable": ": set spark.driver.host to an address of this machine that executors can reach",
+}
+
+
+def _advice(problem: dict[str, str]) -> str:
+    return _ADVICE.get(problem["kind"], "")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
-from hydrogen_magic.placements import Attempt, devices
+from hydrogen_magic.placements import Attempt, agents, devices
 from hydrogen_magic.placements.spark import joining, plans
 from hydrogen_magic.placements.spark.agents import RemoteAgent
 from hydrogen_magic.processes import COOKIE
@@ -24,7 +23,8 @@ def messages(
     )  # fmt: skip
     told: dict[RemoteAgent, dict[str, Any]] = {}
     service = meeting.service
-    for node, agent in enumerate(meant.agents):
+    for agent in meant.agents:
+        ranks = meant.ranks_on(agent)
         told[agent] = {
             "gang": attempt.gang, "attempt": attempt.number, "preload": list(job.preload),
             "slots": [
@@ -36,12 +36,12 @@ def messages(
                         **dict(spec.env),
                     },
                 }
-                for slot in meant.plan.slots if slot.node_rank == node
+                for slot in map(meant.plan.slots.__getitem__, ranks)
             ],
-            "service": (service and node == 0 and {
+            "service": (service and 0 in ranks and {
                 "function": service.function, "options": dict(service.options)
             }) or None,
-            "env": {**dict(spec.env), COOKIE: attempt.gang}, "cwd": os.getcwd(),
+            "env": {**dict(spec.env), COOKIE: attempt.gang}, "cwd": agents.directory(),
             "fingerprint": joining.fingerprint(spec), "clock_zero_s": job.clock_zero_s,
             "grace_s": spec.grace_s,
             "record": spec.timeline is not None if is_recording is None else is_recording,

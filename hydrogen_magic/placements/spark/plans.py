@@ -27,50 +27,57 @@ class Meant:
     """Who runs where."""
 
     plan: Plan
-    agents: tuple[RemoteAgent, ...]
-    """By node rank."""
+    placed: tuple[RemoteAgent, ...]
+    """By rank."""
     partitions: tuple[int, ...]
     """By rank."""
     shares_disk: bool
     """All hosts see the directory where the kernel keeps this gang's record."""
 
+    @property
+    def agents(self) -> tuple[RemoteAgent, ...]:
+        """Each of them once, that of rank 0 first."""
+        return tuple(dict.fromkeys(self.placed))
+
     def ranks_on(self, agent: RemoteAgent) -> list[int]:
-        node = self.agents.index(agent)
-        return [slot.rank for slot in self.plan.slots if slot.node_rank == node]
+        return [rank for rank, placed in enumerate(self.placed) if placed is agent]
 
 
 def plan(spec: JobSpec, places: Mapping[int, Place], uses_gpus: bool) -> Meant:
     """Return the plan for the tasks that came. Raises PlacementError where they cannot be ranks."""
-    by_agent: dict[RemoteAgent, list[int]] = {}
+    # Not by agent: another may have become free between two tasks of one machine.
+    by_machine: dict[str, list[int]] = {}
     for partition in sorted(places):
-        by_agent.setdefault(places[partition].agent, []).append(partition)
+        by_machine.setdefault(places[partition].about["machine"], []).append(partition)
     slots: list[Slot] = []
-    for node, (agent, partitions) in enumerate(by_agent.items()):
-        gpus = _gpus(agent, [places[p] for p in partitions]) if uses_gpus else {}
+    for node, partitions in enumerate(by_machine.values()):
+        gpus = _gpus([places[p] for p in partitions]) if uses_gpus else {}
         for local_rank, partition in enumerate(partitions):
+            agent = places[partition].agent
             slots.append(
                 Slot(
-                    len(slots), local_rank, node, spec.np, len(partitions), len(by_agent),
+                    len(slots), local_rank, node, spec.np, len(partitions), len(by_machine),
                     agent.host, gpus.get(partition), agent.held[0],
-                    agent.interface if len(by_agent) > 1 else LOOPBACK,
+                    agent.interface if len(by_machine) > 1 else LOOPBACK,
                 )
             )  # fmt: skip
-    order = tuple(p for partitions in by_agent.values() for p in partitions)
+    order = tuple(p for partitions in by_machine.values() for p in partitions)
+    placed = tuple(places[p].agent for p in order)
     shares = all(place.about["shares_disk"] for place in places.values())
-    return Meant(Plan(tuple(slots), _notes(places)), tuple(by_agent), order, shares)
+    return Meant(Plan(tuple(slots), _notes(places)), placed, order, shares)
 
 
-def _gpus(agent: RemoteAgent, places: list[Place]) -> dict[int, str]:
+def _gpus(places: list[Place]) -> dict[int, str]:
     """Return the GPU of each task of one host; Spark's addresses may be places in a shorter list."""
     found: dict[int, str] = {}
     for place in places:
-        addresses = place.about["gpus"]
+        host, addresses = place.agent.host, place.about["gpus"]
         if not addresses:
-            raise PlacementError(f"Spark gave a task on host {agent.host} no GPU: drop `--gpu`")
+            raise PlacementError(f"Spark gave a task on host {host} no GPU: drop `--gpu`")
         gpu = _visible(addresses[0], place.about["gpus_visible"])
         if gpu in found.values():
             raise PlacementError(
-                f"Spark gave GPU {gpu} of host {agent.host} to more than one task: a rank needs "
+                f"Spark gave GPU {gpu} of host {host} to more than one task: a rank needs "
                 "one of its own; set spark.task.resource.gpu.amount to 1"
             )
         found[place.about["partition"]] = gpu

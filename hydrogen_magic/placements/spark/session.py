@@ -98,6 +98,12 @@ class Session:
             return str(self.spark.client.host)
         return str(self.spark.conf.get("spark.driver.host"))
 
+    def says_of_python(self) -> str:
+        """Return which Python executors run, or who says it, for the end of a message."""
+        if self.is_connect:
+            return " (in the environment of Spark Connect's server)"
+        return f" (it is {self.spark.sparkContext.pythonExec} now)"
+
     def context(self) -> Any:
         """Return the SparkContext of the JVM, a Py4J object. Classic sessions only."""
         return self.spark.sparkContext._jsc.sc()

@@ -107,6 +107,7 @@ def _about(context: Any, boot: dict[str, Any]) -> dict[str, Any]:
     gpus = [a for name, r in context.resources().items() if name == "gpu" for a in r.addresses]
     return {
         "gang": boot["gang"], "attempt": boot["attempt"], "partition": partition,
+        "machine": _machine(boot["token"]),
         "address": context.getTaskInfos()[partition].address.rpartition(":")[0],
         "executor": _executor(), "executor_pid": _executor_pid(), "pid": os.getpid(), "gpus": gpus,
         "shares_disk": _sees_record(boot["record_dir"], boot["owner"]),
@@ -154,11 +155,14 @@ def _name(boot: dict[str, Any], number: int) -> str:
 
     A machine is what shares network and process ids; containers of one host are machines of their own.
     """
+    return f"\0hydrogen-{_machine(boot['token'])}-{number}"
+
+
+def _machine(token: str) -> str:
+    """Return what tells this machine from others, and from the same one of another kernel."""
     spaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "pid")]
-    machine = [boot["token"], os.uname().nodename, os.geteuid(), *spaces]
-    return (
-        "\0hydrogen-" + hashlib.sha256(json.dumps(machine).encode()).hexdigest()[:32] + f"-{number}"
-    )
+    machine = [token, os.uname().nodename, os.geteuid(), *spaces]
+    return hashlib.sha256(json.dumps(machine).encode()).hexdigest()[:32]
 
 
 def _attached(
