@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 
 from hydrogen_magic import events as ev
 from hydrogen_magic.errors import HydrogenError
@@ -39,14 +38,11 @@ class Conductor:
         self._job = job
         self._crew = crew
         self._loop = loop
-        self._profiling = Profiling(gang, crew, job.record_dir, self._now_s)
+        self._profiling = Profiling(gang, crew, job.record_dir, self._job.now_s)
         self._timer: asyncio.TimerHandle | None = None
         self._culprit: int | None = None
         self._culprits_end = ""
         """What the culprit had done when it was found out; later it may only have been stopped."""
-
-    def _now_s(self) -> float:
-        return time.monotonic() - self._job.clock_zero_s
 
     # ── from any thread ──
 
@@ -73,7 +69,7 @@ class Conductor:
         error: BaseException | None = None
         limit = self._deadline()
         if self._job.spec.timeline is not None:
-            self._gang.emit(ev.Recording(self._now_s(), True))  # the ranks start with it
+            self._gang.emit(ev.Recording(self._job.now_s(), True))  # the ranks start with it
         try:
             for number in range(self._job.spec.retries + 1):
                 if self._is_unwanted():
@@ -101,12 +97,12 @@ class Conductor:
         if timeout_s is None:
             return None
         return self._loop.call_later(
-            max(0.0, timeout_s - self._now_s()), self._stop, "timeout", False
+            max(0.0, timeout_s - self._job.now_s()), self._stop, "timeout", False
         )
 
     async def _attempt(self, number: int) -> None:
         self._culprit = None
-        self._gang.emit(ev.AttemptStarted(self._now_s(), number))
+        self._gang.emit(ev.AttemptStarted(self._job.now_s(), number))
         attempt = Attempt(self._gang.id, number, self._job)
         sink = Sink(self._on_event, self._gang.deliver, self._profiling.on_trace)
         watching = asyncio.ensure_future(self._watch_start())
@@ -131,11 +127,11 @@ class Conductor:
         """End the gang once it is clear who failed."""
         self._cancel_timer()
         state = self._gang.snapshot()
-        found = verdict(state, self._now_s())
+        found = verdict(state, self._job.now_s())
         if found is None or state.stop_reason or self._culprit is not None:
             return
         if found.culprit is None:
-            delay = max(0.0, found.wait_until_s - self._now_s())
+            delay = max(0.0, found.wait_until_s - self._job.now_s())
             self._timer = self._loop.call_later(delay, self._weigh)
             return
         self._blame(state, found.culprit)
@@ -163,14 +159,14 @@ class Conductor:
         known = state.stop_reason == "failure" == reason
         if state.is_terminal or heard or known:
             return
-        self._gang.emit(ev.StopRequested(self._now_s(), reason, kill))
+        self._gang.emit(ev.StopRequested(self._job.now_s(), reason, kill))
         self._crew.kill() if kill else self._crew.stop()
 
     def _record(self, on: bool) -> None:
         state = self._gang.snapshot()
         if not state.is_terminal and state.is_recording != on:
             self._crew.record(on)
-            self._gang.emit(ev.Recording(self._now_s(), on))
+            self._gang.emit(ev.Recording(self._job.now_s(), on))
 
     def _profile(self, steps: int) -> None:
         if not self._gang.snapshot().is_terminal:
@@ -181,17 +177,17 @@ class Conductor:
 
         While the attempt waits for slots there is no rank that could be late.
         """
-        began_s = self._now_s()
+        began_s = self._job.now_s()
         limit_s = self._job.spec.start_timeout_s
         while True:
             await asyncio.sleep(_CHECK_START_S)
             if self._gang.snapshot().queued is not None:
-                began_s = self._now_s()
+                began_s = self._job.now_s()
                 continue
             late = [r for r in self._gang.ranks if r.phase in ("waiting", "starting", "loading")]
             if not late:
                 return
-            if self._now_s() - began_s > limit_s:
+            if self._job.now_s() - began_s > limit_s:
                 self._fail_late(late, limit_s)
                 return
 
@@ -200,7 +196,7 @@ class Conductor:
             doing = rank.detail or rank.phase
             text = f"did not reach the cell within {limit_s:g} s (start_timeout): {doing}"
             report = ev.ErrorReport("StartTimeout", text)
-            self._on_event(ev.RankFailed(self._now_s(), rank.rank, report, rank.phase))
+            self._on_event(ev.RankFailed(self._job.now_s(), rank.rank, report, rank.phase))
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -232,14 +228,16 @@ class Conductor:
     def _finish(self, error: BaseException | None) -> None:
         outcome = self._outcome()
         if error is not None and outcome != "STOPPED":
-            self._gang.emit(ev.GangEnded(self._now_s(), "FAILED", str(error)))
+            self._gang.emit(ev.GangEnded(self._job.now_s(), "FAILED", str(error)))
         else:
             culprit = self._culprit if outcome == "FAILED" else None
-            self._gang.emit(ev.GangEnded(self._now_s(), outcome, self._reason(outcome), culprit))
+            self._gang.emit(
+                ev.GangEnded(self._job.now_s(), outcome, self._reason(outcome), culprit)
+            )
         self._gang.finish(error if outcome != "STOPPED" else None)
 
     def _notice(self, level: str, text: str) -> None:
-        self._gang.emit(ev.Notice(self._now_s(), level, text))
+        self._gang.emit(ev.Notice(self._job.now_s(), level, text))
 
 
 def _failed_collective(rank: RankState) -> str:

@@ -143,7 +143,7 @@ def _run_inline(gang: Gang, job: Job) -> None:
     except BaseException as problem:  # the user's, an interrupt included: raised by raise_for_state
         error = problem
     job.close(keep_checkpoints=error is not None)
-    now_s = time.monotonic() - job.clock_zero_s
+    now_s = job.now_s()
     if error is None:
         gang.emit(ev.GangEnded(now_s, "SUCCEEDED", "1 rank finished"))
     else:

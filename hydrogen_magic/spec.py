@@ -109,7 +109,7 @@ class Slot:
     gpu: str | None = None
     """Index or UUID of the rank's own GPU on its host, None without one."""
     address: str = "127.0.0.1"
-    """IPv4 address of the host among the gang's hosts."""
+    """IPv4 address of the host among the gang's hosts; empty while it is not decided which it is."""
     interface: str = ""
     """Network interface by which its ranks talk to the others; empty: whatever libraries choose."""
 

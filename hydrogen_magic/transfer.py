@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
+import shutil
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.parcel import memory_file
 
-__all__ = ["Incoming", "Outgoing", "PART_BYTES"]
+__all__ = ["Incoming", "Outgoing", "PART_BYTES", "keep"]
 
 PART_BYTES = 4 << 20
 _ON_THE_WAY = 8
@@ -82,3 +84,15 @@ class Incoming:
         """Drop what is not complete, and what still comes of it."""
         while self._files:
             os.close(self._files.popitem()[1])
+
+
+def keep(fd: int, path: Path) -> None:
+    """Write what is in file ``fd``, which stays open, to ``path``: whole or not at all.
+
+    It is called ``.arriving`` until then. Raises OSError.
+    """
+    arriving = path.with_name(".arriving")
+    with open(fd, "rb", closefd=False) as source, arriving.open("wb") as target:
+        source.seek(0)
+        shutil.copyfileobj(source, target)
+    arriving.rename(path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import os
 import signal
 import threading
@@ -15,6 +17,9 @@ import pytest
 import hydrogen_magic as hm
 from hydrogen_magic.errors import GangStoppedError, GangTimeoutError, HydrogenError
 from hydrogen_magic.handle import Gang
+from hydrogen_magic.placements import Attempt, agents
+from hydrogen_magic.placements.spark import plans
+from hydrogen_magic.placements.spark.agents import RemoteAgent, fleet
 from tests import ranks, spark_ranks, spark_rig
 from tests.test_endings import alive, ended, failure_of, family_of, said, until
 from tests.test_spark_gangs import agent_pids, launch
@@ -124,9 +129,11 @@ def lost(gang: Gang, family: list[int]) -> HydrogenError:
     return caught.value
 
 
-def test_an_executor_is_killed(spark: Any, standalone: spark_rig.Standalone) -> None:
+@pytest.mark.parametrize("count", [1, 2])  # with the second the host's agent has lost its last
+def test_executors_are_killed(count: int, spark: Any, standalone: spark_rig.Standalone) -> None:
     gang, family = training()
-    os.kill(standalone.executors()[0], signal.SIGKILL)
+    for pid in standalone.executors()[:count]:
+        os.kill(pid, signal.SIGKILL)
     told = str(lost(gang, family))
     assert "executor" in told and HOST in told
     spark_rig.wait_for_executors(spark, 2)
@@ -155,6 +162,46 @@ def test_an_agent_is_killed() -> None:
             os.kill(pid, signal.SIGKILL)
     told = str(lost(gang, family))
     assert "agent" in told and HOST in told
+
+
+def test_an_agent_that_was_given_up_takes_no_gang() -> None:
+    """One that was silent for too long may come back: the next gangs must not wait for it."""
+
+    async def give_up() -> list[int]:
+        given_up = agent_pids()
+        for agent in list(fleet()._agents):
+            fleet().drop(agent)
+        return given_up
+
+    ended(launch(ranks.gather, np=2)).raise_for_state()
+    given_up = asyncio.run_coroutine_threadsafe(give_up(), agents.hub().loop).result(5)
+    gone_within(given_up, 10.0)
+
+
+def test_agents_are_closed_under_it() -> None:
+    """As when the notebook's kernel exits: whoever waits for the gang must not do so for ever."""
+    gang, family = training()
+    agents.close()
+    assert "agents were ended" in str(lost(gang, family))
+
+
+def test_stop_while_a_checkpoint_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To hosts that do not see the kernel's disk, one of which does not answer."""
+
+    async def travel(agent: RemoteAgent, attempt: Attempt) -> None:
+        travels.set()
+        await asyncio.sleep(60)
+
+    def on_another_disk(*known: Any) -> plans.Meant:
+        return dataclasses.replace(meant(*known), shares_disk=False)
+
+    travels, meant = threading.Event(), plans.plan
+    monkeypatch.setattr(plans, "plan", on_another_disk)
+    monkeypatch.setattr(RemoteAgent, "bring_checkpoint", travel)
+    gang = launch(spark_ranks.fail_once, str(tmp_path / "tried"), np=2, retries=1)
+    assert travels.wait(30)
+    gang.stop()
+    assert ended(gang, 5).state == "STOPPED"
 
 
 def test_its_job_is_cancelled_in_spark(spark: Any) -> None:

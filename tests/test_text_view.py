@@ -395,6 +395,15 @@ def test_a_scripts_exit_code_and_a_missing_culprit() -> None:
     assert report(ended(stopped, 1, "timed out")).startswith("rank 1 failed: it is stopped")
 
 
+def test_hosts_are_named_where_there_are_several() -> None:
+    elsewhere = ev.RankStarted(0.1, 1, 101, "node-b", "cpu")
+    error = ev.ErrorReport("ValueError", "no")
+    events = [*running(2), elsewhere, ev.RankFailed(2.0, 1, error, "running")]
+    assert report(ended(events, 1)).splitlines()[1] == "  on host node-b"
+    assert "here · cpu" in block(replay(events), 3.0, 100)[1]
+    assert "here" not in report(ended(failed(2, 0, error), 0))
+
+
 def test_a_report_cannot_steer_the_terminal() -> None:
     error = ev.ErrorReport("E", "\x1b[2J\x1b]0;t\x07bad", (CELL_FRAME,))
     assert "\x1b" not in report(ended(failed(1, 0, error), 0), ["\x1b[5A"])

@@ -69,6 +69,57 @@ def test_an_admitted_agent_is_heard_and_answered(hub: Hub) -> None:
     assert asyncio.run(talk()) == {"do": "stop"}
 
 
+def test_an_agent_that_was_dismissed_is_told_to_go(hub: Hub) -> None:
+    keys, received = admitted(hub)
+
+    async def talk() -> dict[str, Any]:
+        link = AgentLink(keys.endpoint, keys.server_key, keys.key, keys.secret)
+        link.send({"hello": 1})
+        assert await asyncio.to_thread(received.get, True, 5) == {"hello": 1}
+        hub.loop.call_soon_threadsafe(hub.dismiss, keys.key)
+        link.send({"beat": 1})
+        answer = await asyncio.wait_for(link.receive(), 5)
+        link.close()
+        return answer
+
+    assert asyncio.run(talk()) == {"do": "quit"}
+    assert received.empty()
+
+
+def test_an_agent_that_is_not_let_in_knows(hub: Hub) -> None:
+    keys, _ = admitted(hub)
+    hub.loop.call_soon_threadsafe(hub.dismiss, keys.key)
+
+    async def knock() -> None:
+        link = AgentLink(keys.endpoint, keys.server_key, keys.key, keys.secret)
+        await asyncio.wait_for(link.lost(), 5)
+        link.close()
+
+    asyncio.run(knock())
+
+
+def test_an_agent_is_let_in_by_a_kernel_that_was_busy(hub: Hub) -> None:
+    """For longer than a handshake may take: then ZeroMQ ends the connection, and tries again."""
+    keys, _ = admitted(hub)
+    endpoint = asyncio.run_coroutine_threadsafe(listening(hub), hub.loop).result(5)
+    hub.loop.call_soon_threadsafe(time.sleep, 3.5)
+
+    async def knock() -> bool:
+        link = AgentLink(endpoint, keys.server_key, keys.key, keys.secret)
+        lost = asyncio.ensure_future(link.lost())
+        link.send({"hello": 1})
+        done, _ = await asyncio.wait([lost], timeout=4.5)
+        lost.cancel()
+        link.close()
+        return bool(done)
+
+    assert not asyncio.run(knock())
+
+
+async def listening(hub: Hub) -> str:
+    return hub.listen("127.0.0.1")
+
+
 def test_strangers_are_not_heard(hub: Hub) -> None:
     keys, received = admitted(hub)
     stranger = AgentKeys(keys.endpoint, keys.server_key.encode())  # own key pair, right server key

@@ -27,7 +27,7 @@ from hydrogen_magic.agent.ledger import Clock, Logs, usable_directory
 from hydrogen_magic.agent.network import interface_of
 from hydrogen_magic.events import ErrorReport
 from hydrogen_magic.parcel import memory_file
-from hydrogen_magic.transfer import Incoming, Outgoing
+from hydrogen_magic.transfer import Incoming, Outgoing, keep
 from hydrogen_magic.wire import AgentLink
 from hydrogen_magic.worker import checkpoint
 
@@ -51,6 +51,13 @@ class _Task:
     @property
     def key(self) -> _Key:
         return self.hello["gang"], self.hello["attempt"]
+
+    def answer(self, message: dict[str, Any]) -> bool:
+        """Return whether it was still there to hear it."""
+        with suppress(OSError):
+            frames.send(self.sock, message)
+            return True
+        return False
 
 
 class Afar:
@@ -83,14 +90,11 @@ class Afar:
     # ── life ──
 
     def begin(self, link: AgentLink, over: Callable[[], None]) -> None:
-        self._link = link
-        self._over = over
+        self._link, self._over = link, over
         self._outgoing = Outgoing(link.send)
         self._watch_executor(int(self._boot["executor_pid"]))
         self._listening.setblocking(False)
-        self._background = [
-            asyncio.ensure_future(work) for work in (self._beat(), self._watch_link())
-        ]
+        self._background = [asyncio.ensure_future(w) for w in (self._beat(), self._watch_link())]
 
     def hello(self) -> dict[str, Any]:
         return {"interface": interface_of(self.bind)}
@@ -175,9 +179,7 @@ class Afar:
             sock, _ = self._listening.accept()
         except BlockingIOError:
             return
-        _, uid, _ = struct.unpack(
-            "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        )
+        _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
         if uid != os.geteuid():  # anybody on this machine may connect to an abstract socket
             sock.close()
             return
@@ -193,17 +195,16 @@ class Afar:
             self._attach(task, message)
 
     def _attach(self, task: _Task, hello: dict[str, Any]) -> None:
-        key = (hello["gang"], hello["attempt"])
-        if self._serving not in (None, key):
-            frames.send(task.sock, {"busy": True})
+        is_free = self._serving in (None, (hello["gang"], hello["attempt"]))
+        mark = self._boot["env"][processes.AGENT]
+        answer = {"attached": mark, "folder": str(self._folder)} if is_free else {"busy": True}
+        if not task.answer(answer) or not is_free:
             self._hang_up(task)
             return
         task.hello = hello
-        self._serving = key
+        self._serving = task.key
         self._attached[hello["partition"]] = task
         self._watch_executor(hello["executor_pid"])
-        mark = self._boot["env"][processes.AGENT]
-        frames.send(task.sock, {"attached": mark, "folder": str(self._folder)})
         self._link.send({"attached": hello})
 
     def _hang_up(self, task: _Task) -> None:
@@ -215,6 +216,7 @@ class Afar:
 
     def _lose(self, task: _Task, why: str) -> None:
         """A task has gone that nobody released: its rank must not go on without it."""
+        task.answer({"lost": True})  # a worker may outlive its executor, and must not sweep us up
         self._hang_up(task)
         if not task.hello or self._attached.pop(task.hello["partition"], None) is None:
             return
@@ -232,8 +234,7 @@ class Afar:
         for partition, task in list(self._attached.items()):
             if task.key == key:
                 del self._attached[partition]
-                with suppress(OSError):
-                    frames.send(task.sock, {"done": True})
+                task.answer({"done": True})
                 self._hang_up(task)
         if self._serving == key:
             self._serving = None
@@ -276,10 +277,10 @@ class Afar:
             self._keep_checkpoint(label, fd)
 
     def _keep_checkpoint(self, label: dict[str, Any], fd: int) -> None:
-        folder = self._own_checkpoints(label["gang"])
-        with open(fd, "rb") as source, open(folder / ".arriving", "wb") as target:
-            shutil.copyfileobj(source, target)
-        os.rename(folder / ".arriving", folder / Path(label["checkpoint"]).name)
+        try:
+            keep(fd, self._own_checkpoints(label["gang"]) / Path(label["checkpoint"]).name)
+        finally:
+            os.close(fd)
 
     def _own_checkpoints(self, gang: str) -> Path:
         folder = self._folder / "checkpoints" / gang

@@ -177,6 +177,12 @@ class Nursery:
             self._template.fingerprint = ""  # fits no launch: the next one replaces it
             self._template.aborted = True
 
+    def end(self) -> None:
+        """Let go of everything at once: the template may import from a folder that goes with us."""
+        if self._template is not None:
+            processes.send_signal(self._template.pid, signal.SIGKILL)
+        self.close()
+
     def close(self) -> None:
         """Let go of everything: template and waiting workers exit when their sockets close."""
         _close_all(self._spares)

@@ -283,7 +283,7 @@ class Agent:
             await self._crew.sweep()
         if self._standing is not None:
             self._standing.end()
-        self._nursery.close()
+        self._nursery.end()
 
 
 def _listen(address: str) -> socket.socket:

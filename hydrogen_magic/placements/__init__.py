@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,10 @@ class Job:
     record_dir: Path
     clock_zero_s: float
     """``time.monotonic()`` of this process that is ``at_s == 0``."""
+
+    def now_s(self) -> float:
+        """Return the gang's time, as events have it."""
+        return time.monotonic() - self.clock_zero_s
 
     @property
     def checkpoints(self) -> Path:

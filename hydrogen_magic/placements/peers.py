@@ -44,6 +44,10 @@ class Peer:
         self._swept = self.hub.loop.create_future()
         return self._swept
 
+    def count_as_swept(self) -> None:
+        """Nothing of the attempt is left there, as others know: nobody there can say so."""
+        self.finish(self._swept)
+
     def fail(self, error: BaseException) -> None:
         """Nothing more will be heard of the attempt."""
         if self._swept is not None and not self._swept.done():
@@ -52,9 +56,8 @@ class Peer:
     def _on_message(self, message: dict[str, Any]) -> None:
         try:
             self.take(message)
-        except (
-            Exception
-        ) as error:  # a fault of ours or of the agent's: this gang ends, others go on
+        except Exception as error:
+            # A fault of ours or of the agent's: this gang ends, others go on.
             if self._swept is None or self._swept.done():
                 raise
             self.fail(error)

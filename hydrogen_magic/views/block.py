@@ -116,8 +116,9 @@ _LAYOUTS = [
 def _table(ranks: Sequence[RankState], now_s: float, width: int) -> list[str]:
     """Return one line per rank, in the fullest layout that fits."""
     lines: list[str] = []
+    has_hosts = len({rank.host for rank in ranks if rank.host}) > 1
     for n_metrics, dropped in _LAYOUTS:
-        rows = [_cells(rank, now_s, n_metrics) for rank in ranks]
+        rows = [_cells(rank, now_s, n_metrics, has_hosts) for rank in ranks]
         lines = _aligned([[c for i, c in enumerate(row) if i not in dropped] for row in rows])
         if all(cell_len(line) <= width for line in lines):
             break
@@ -131,11 +132,14 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(set_cell_size(row[i], widths[i]) for i in kept).rstrip() for row in rows]
 
 
-def _cells(rank: RankState, now_s: float, n_metrics: int = _MOST_METRICS) -> list[str]:
+def _cells(
+    rank: RankState, now_s: float, n_metrics: int = _MOST_METRICS, has_hosts: bool = False
+) -> list[str]:
     """Return the columns of one rank; empty where there is nothing to say."""
+    host = [clean_name(rank.host)] if has_hosts and rank.host else []
     return [
         f"rank {rank.rank}",
-        rank.device,
+        " · ".join([*host, rank.device]),
         phase_text(rank, now_s),
         _bar_cell(rank.bar),
         _rate_text(rank),

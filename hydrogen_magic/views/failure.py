@@ -30,8 +30,15 @@ def report(state: GangState, last_output: Sequence[str] = ()) -> str:
     if state.culprit is None or not 0 <= state.culprit < len(state.ranks):
         return f"the gang failed: {clean_name(state.reason) or 'no rank said why'}"
     culprit = state.ranks[state.culprit]
-    lines = [*_what_happened(culprit, state), *_victims(state), *_output(last_output)]
+    what, *how = _what_happened(culprit, state)
+    lines = [what, *_where(culprit, state), *how, *_victims(state), *_output(last_output)]
     return "\n".join(lines)
+
+
+def _where(rank: RankState, state: GangState) -> list[str]:
+    """Name the host of a rank whose gang has several."""
+    hosts = {other.host for other in state.ranks if other.host}
+    return [f"  on host {clean_name(rank.host)}"] if rank.host and len(hosts) > 1 else []
 
 
 def _what_happened(rank: RankState, state: GangState) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Protocol
 from rich.cells import cell_len, set_cell_size
 
 from hydrogen_magic.gang.state import GangState
-from hydrogen_magic.spec import Plan
+from hydrogen_magic.spec import Plan, Slot
 from hydrogen_magic.views.output import clean_name
 from hydrogen_magic.views.wording import duration, size_text
 
@@ -48,11 +48,14 @@ def inventory_table(items: Sequence[Row], total_bytes: int) -> list[str]:
 
 def plan_table(plan: Plan) -> list[str]:
     """Return where each rank would run, and the notes of the plan."""
-    rows = [
-        (str(s.rank), s.host, str(s.local_rank), f"GPU {s.gpu}" if s.gpu is not None else "CPU")
-        for s in plan.slots
-    ]
+    rows = [_plan_row(slot) for slot in plan.slots]
     return [*table(("rank", "host", "local_rank", "device"), rows), *plan.notes]
+
+
+def _plan_row(slot: Slot) -> tuple[str, str, str, str]:
+    local_rank = str(slot.local_rank) if slot.address else "?"
+    device = "CPU" if slot.gpu is None else f"GPU {slot.gpu}"
+    return str(slot.rank), slot.host, local_rank, device
 
 
 def gangs_table(states: Sequence[GangState], now: float | None = None) -> list[str]:

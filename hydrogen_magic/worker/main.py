@@ -116,7 +116,7 @@ class _Rank:
 
     def _work(self) -> int:
         from hydrogen_magic import parcel
-        from hydrogen_magic.worker import namespace
+        from hydrogen_magic.worker import api, namespace
 
         self._enter("loading")
         closure = parcel.from_memfd(self.closure_fd)
@@ -124,8 +124,9 @@ class _Rank:
         loaded = namespace.load(closure)
         del closure
         gc.unfreeze()
-        for text in loaded.warnings:
-            self.reporter.post(ev.Notice(self.reporter.now_s(), "warning", text))
+        if api.local_rank() == 0:  # for all of its host
+            for text in loaded.warnings:
+                self.reporter.post(ev.Notice(self.reporter.now_s(), "warning", text))
         self._enter("running")
         value = _run_script(loaded) if loaded.is_script else loaded.run()
         self.profiler.finish()

@@ -66,7 +66,7 @@ class Loaded:
         self.is_script = header.kind in ("script", "module")
         """It is a script or module: ``run`` may end by SystemExit and has no value."""
         self.warnings: list[str] = []
-        """What went wrong without harm: imports for side effects that failed here."""
+        """Imports for side effects that failed, which did no harm; the same on all ranks of a host."""
         self._header = header
         self._module = module
         self._own_process = own_process
@@ -108,7 +108,8 @@ class Loaded:
             except Exception as error:  # modules run any code when they are imported
                 if line.required:
                     raise
-                self.warnings.append(f"`{line.text}` failed here: {type(error).__name__}: {error}")
+                said = f"{type(error).__name__}: {error}"
+                self.warnings.append(f"`{line.text}`, which the cell does not use, failed: {said}")
         for name in self._header.submodules:
             with contextlib.suppress(ImportError):  # imported in the kernel, perhaps not used here
                 importlib.import_module(name)

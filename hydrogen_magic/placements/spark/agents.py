@@ -16,7 +16,7 @@ from hydrogen_magic.placements import Attempt, agents
 from hydrogen_magic.placements.peers import Peer
 from hydrogen_magic.placements.spark.relay import Relay
 from hydrogen_magic.placements.spark.session import Session
-from hydrogen_magic.transfer import Incoming, Outgoing
+from hydrogen_magic.transfer import Incoming, Outgoing, keep
 from hydrogen_magic.wire import Hub
 
 if TYPE_CHECKING:
@@ -133,21 +133,13 @@ class RemoteAgent(Peer):
         except OSError as error:
             if not self._log_problem:
                 self._log_problem = f"the ranks' logs cannot be written here: {error.strerror}"
-                self.sink.emit(ev.Notice(self._now_s(), "warning", self._log_problem))
+                self.sink.emit(ev.Notice(self.job.job.now_s(), "warning", self._log_problem))
 
     def _keep_checkpoint(self, name: str, fd: int) -> None:
         assert self.job is not None
         folder = self.job.job.checkpoints
         folder.mkdir(exist_ok=True)
-        with os.fdopen(os.dup(fd), "rb") as source, open(folder / ".arriving", "wb") as target:
-            source.seek(0)
-            while data := source.read(1 << 20):
-                target.write(data)
-        os.rename(folder / ".arriving", folder / name)
-
-    def _now_s(self) -> float:
-        assert self.job is not None
-        return time.monotonic() - self.job.job.clock_zero_s
+        keep(fd, folder / name)
 
     # ── what it is told ──
 

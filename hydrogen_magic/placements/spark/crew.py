@@ -93,7 +93,7 @@ class SparkCrew:
         if problem.get("kind") == "unreachable" and self._session.is_connect:
             where = await ships.use_relay(self._session)
             text = f"executors cannot reach this machine: they go through a relay at {where}"
-            sink.emit(ev.Notice(_now_s(attempt), "info", text))
+            sink.emit(ev.Notice(attempt.job.now_s(), "info", text))
             job = await self._gather(ships, invited, attempt, sink)
         if job.is_over and not self._is_unwanted:
             raise joining.as_error(job.error, self._session)
@@ -115,7 +115,7 @@ class SparkCrew:
                 if queued and not self._places:
                     await self._tell_queue(free_slots, attempt, sink)
         if queued:
-            sink.emit(ev.Queued(_now_s(attempt), wanted, wanted))
+            sink.emit(ev.Queued(attempt.job.now_s(), wanted, wanted))
         return job
 
     async def _wait_for_room(self, attempt: Attempt, sink: Sink) -> bool:
@@ -136,7 +136,7 @@ class SparkCrew:
         free = await asyncio.to_thread(free_slots, self._session, self._survey)
         if free is None or free >= wanted:
             return False
-        sink.emit(ev.Queued(_now_s(attempt), free, wanted))
+        sink.emit(ev.Queued(attempt.job.now_s(), free, wanted))
         return True
 
     async def _tell_queue(
@@ -146,7 +146,7 @@ class SparkCrew:
         wanted = attempt.job.spec.np
         slots = await asyncio.to_thread(look, self._session, self._survey)
         if slots is not None and not self._places:
-            sink.emit(ev.Queued(_now_s(attempt), min(slots, wanted), wanted))
+            sink.emit(ev.Queued(attempt.job.now_s(), min(slots, wanted), wanted))
         return slots
 
     def on_attached(self, agent: RemoteAgent, about: dict[str, Any]) -> None:
@@ -161,7 +161,7 @@ class SparkCrew:
     async def _conduct(self, job: joining.BarrierJob, attempt: Attempt, sink: Sink) -> None:
         meant = plans.plan(attempt.job.spec, self._places, self._survey.gpus)
         for text in meant.plan.notes:
-            sink.emit(ev.Notice(_now_s(attempt), "warning", text))
+            sink.emit(ev.Notice(attempt.job.now_s(), "warning", text))
         if attempt.number > 0 and not meant.shares_disk:
             await self._bring_checkpoint(job, meant, attempt)
             if self._is_unwanted:
@@ -200,9 +200,10 @@ class SparkCrew:
                     raise HydrogenError(f"no host had the checkpoint within {_BRING_S:.0f} s")
         finally:
             bringing.cancel()
+            await asyncio.wait([bringing])
         if job.is_over:
             raise joining.as_error(job.error, self._session)
-        if bringing.done():
+        if not bringing.cancelled():
             bringing.result()
 
     # ── what may happen ──
@@ -243,11 +244,11 @@ class SparkCrew:
         elif silence_s > _SILENCE_S and agent not in silent:
             silent.add(agent)
             text = f"connection to host {agent.host} lost for {silence_s:.0f} s: waiting for it"
-            sink.emit(ev.Notice(_now_s(attempt), "warning", text))
+            sink.emit(ev.Notice(attempt.job.now_s(), "warning", text))
         elif silence_s < _SILENCE_S and agent in silent:
             silent.discard(agent)
             text = f"host {agent.host} is back; nothing was lost"
-            sink.emit(ev.Notice(_now_s(attempt), "info", text))
+            sink.emit(ev.Notice(attempt.job.now_s(), "info", text))
 
     async def _on_job_end(
         self, job: joining.BarrierJob, meant: plans.Meant, attempt: Attempt, sink: Sink
@@ -281,12 +282,12 @@ class SparkCrew:
         """Count a host's ranks as ended, since nobody there will say so."""
         self._lost.add(agent)
         first, *others = meant.ranks_on(agent)
-        now_s = _now_s(attempt)
+        now_s = attempt.job.now_s()
         report = ev.ErrorReport(kind, f"{why} (host {agent.host})")
         sink.emit(ev.RankFailed(now_s, first, report, "running"))
         for rank in (first, *others):
             sink.emit(ev.RankExited(now_s, rank, None, "SIGKILL", True, "its host is lost", ""))
-        agent.finish(agent._swept)
+        agent.count_as_swept()
         fleet().drop(agent)
 
     # ── orders ──
@@ -329,7 +330,3 @@ class SparkCrew:
             seeing_off = asyncio.ensure_future(job.see_off(0 if not self._places else _JOB_END_S))
             self._seen_off.add(seeing_off)
             seeing_off.add_done_callback(self._seen_off.discard)
-
-
-def _now_s(attempt: Attempt) -> float:
-    return time.monotonic() - attempt.job.clock_zero_s

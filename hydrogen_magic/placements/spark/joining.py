@@ -7,6 +7,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from hydrogen_magic.errors import HydrogenError, PlacementError
@@ -62,12 +63,17 @@ class BarrierJob:
         self.on_end()
 
     async def see_off(self, patience_s: float) -> None:
-        """Wait for the stage's end, then have Spark end it."""
+        """Wait for the stage's end, then have Spark end it; at once when this kernel ends.
+
+        Spark would start a stage anew whose tasks have lost their agents.
+        """
         self.on_end = lambda: None
         try:
-            await asyncio.wait_for(self._over.wait(), patience_s)
-        except asyncio.TimeoutError:
-            await asyncio.to_thread(self._session.cancel, self._tag)
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._over.wait(), patience_s)
+        finally:
+            if not self.is_over:
+                self._session.cancel(self._tag)
 
 
 def submit(

@@ -22,7 +22,9 @@ def messages(
         gang=attempt.gang, attempt=attempt.number, retries=spec.retries,
     )  # fmt: skip
     told: dict[RemoteAgent, dict[str, Any]] = {}
-    service = meeting.service
+    service = meeting.service and {
+        "function": meeting.service.function, "options": dict(meeting.service.options),
+    }  # fmt: skip
     for agent in meant.agents:
         ranks = meant.ranks_on(agent)
         told[agent] = {
@@ -38,9 +40,7 @@ def messages(
                 }
                 for slot in map(meant.plan.slots.__getitem__, ranks)
             ],
-            "service": (service and 0 in ranks and {
-                "function": service.function, "options": dict(service.options)
-            }) or None,
+            "service": service if 0 in ranks else None,
             "env": {**dict(spec.env), COOKIE: attempt.gang}, "cwd": agents.directory(),
             "fingerprint": joining.fingerprint(spec), "clock_zero_s": job.clock_zero_s,
             "grace_s": spec.grace_s,

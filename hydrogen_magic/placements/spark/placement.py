@@ -23,7 +23,8 @@ class SparkPlacement:
         found, surveyed = _look(spec)
         gpu = "one that Spark gives" if surveyed.gpus else None
         slots = tuple(
-            Slot(rank, 0, 0, spec.np, spec.np, 1, found.where, gpu) for rank in range(spec.np)
+            Slot(rank, 0, 0, spec.np, spec.np, 1, found.where, gpu, address="")
+            for rank in range(spec.np)
         )
         return Plan(slots, surveyed.notes)
 

@@ -1,0 +1,55 @@
+"""Who becomes which rank on a cluster, whatever the order and the agents that its tasks came by."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from hydrogen_magic.placements.spark import plans
+from hydrogen_magic.placements.spark.agents import RemoteAgent
+from hydrogen_magic.spec import LOOPBACK, JobSpec
+
+
+class _Agent:
+    """What a plan asks of an agent."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self.held = (f"address of {host}", 1)
+        self.interface = "eth0"
+
+
+def place(agent: _Agent, partition: int, machine: str) -> plans.Place:
+    about: dict[str, Any] = {
+        "partition": partition, "machine": machine, "gpus": [], "gpus_visible": None,
+        "versions": {}, "shares_disk": True,
+    }  # fmt: skip
+    return plans.Place(cast(RemoteAgent, agent), about)
+
+
+@pytest.fixture
+def spec() -> JobSpec:
+    return JobSpec(np=4)
+
+
+def test_tasks_that_alternate_between_uneven_hosts(spec: JobSpec) -> None:
+    one, other = _Agent("one"), _Agent("other")
+    on = {0: one, 1: other, 2: one, 3: one}
+    meant = plans.plan(spec, {p: place(a, p, a.host) for p, a in on.items()}, False)
+    assert meant.partitions == (0, 2, 3, 1)
+    assert [slot.local_rank for slot in meant.plan.slots] == [0, 1, 2, 0]
+    assert [slot.local_world_size for slot in meant.plan.slots] == [3, 3, 3, 1]
+    assert [slot.node_rank for slot in meant.plan.slots] == [0, 0, 0, 1]
+    assert {slot.interface for slot in meant.plan.slots} == {"eth0"}
+
+
+def test_two_agents_of_a_machine_serve_neighbours(spec: JobSpec) -> None:
+    """The first was busy with another gang when the first task came, and free for the next."""
+    first, second = _Agent("one"), _Agent("one")
+    on = {0: second, 1: first, 2: first, 3: second}
+    meant = plans.plan(spec, {p: place(a, p, "m") for p, a in on.items()}, False)
+    assert [slot.local_rank for slot in meant.plan.slots] == [0, 1, 2, 3]
+    assert {(s.node_rank, s.n_nodes, s.interface) for s in meant.plan.slots} == {(0, 1, LOOPBACK)}
+    assert meant.agents == (second, first)
+    assert [meant.ranks_on(agent) for agent in meant.agents] == [[0, 3], [1, 2]]
