@@ -40,7 +40,7 @@ from hydrogen_magic import rendezvous as rendezvous_rooms
 from hydrogen_magic.conductor import Conductor
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.handle import Gang
-from hydrogen_magic.placements import Attempt, Job, Sink, inline
+from hydrogen_magic.placements import Attempt, Crew, Job, Sink, inline
 from hydrogen_magic.placements.agents import hub
 from hydrogen_magic.spec import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.views import View, pick_view
@@ -86,9 +86,11 @@ def launch_captured(captured: capture.Captured, spec: JobSpec, *, title: str) ->
     clock_zero_s, wall_time = time.monotonic(), time.time()
     planned = plan(spec)
     is_inline = spec.placement == "inline"
+    # Whatever can still be refused is, before there is a gang.
+    crew = None if is_inline else placements.get(spec.placement).open(spec)
+    loop = None if is_inline else hub().loop
     # Here and now: what a running gang sees must not change with the notebook's arrays.
     closure_fd = None if is_inline else parcels.to_memfd(captured.parcel, "closure")
-    loop = None if is_inline else hub().loop
     gang_id = _new_id()
     problems: list[str] = []
     gang_record = record.Record.create(gang_id, problems.append)
@@ -110,15 +112,15 @@ def launch_captured(captured: capture.Captured, spec: JobSpec, *, title: str) ->
         spec, planned, captured.parcel, closure_fd, captured.preload, captured.needs,
         rendezvous_rooms.get(spec.rendezvous), gang_record.path, clock_zero_s,
     )  # fmt: skip
-    if loop is None:
+    if crew is None or loop is None:
         _run_inline(gang, job)
     else:
-        _conduct(gang, job, loop)
+        _conduct(gang, job, crew, loop)
     return gang
 
 
-def _conduct(gang: Gang, job: Job, loop: asyncio.AbstractEventLoop) -> None:
-    conductor = Conductor(gang, job, placements.get(job.spec.placement).open(job.spec), loop)
+def _conduct(gang: Gang, job: Job, crew: Crew, loop: asyncio.AbstractEventLoop) -> None:
+    conductor = Conductor(gang, job, crew, loop)
     gang.attach(conductor)
     _running[gang.id] = gang
     done = asyncio.run_coroutine_threadsafe(conductor.run(), loop)
@@ -127,19 +129,17 @@ def _conduct(gang: Gang, job: Job, loop: asyncio.AbstractEventLoop) -> None:
 
 def _on_conducted(gang: Gang, done: Future[None]) -> None:
     _running.pop(gang.id, None)
-    if done.cancelled() or done.exception() is not None:
-        # A fault of ours: nobody may wait for ever.
+    if done.cancelled() or done.exception() is not None:  # ours: nobody may wait for ever
         gang.finish(HydrogenError(f"the gang was lost: {done.exception()!r}"))
 
 
 def _run_inline(gang: Gang, job: Job) -> None:
     """Run the one rank here and now; its exception stays the user's own, for ``%debug``."""
     gang.emit(ev.AttemptStarted(0.0, 0))
-    attempt = Attempt(gang.id, 0, job)
     error: BaseException | None = None
     try:
         with _interrupts_raise():
-            inline.run_here(attempt, Sink(gang.emit, gang.deliver))
+            inline.run_here(Attempt(gang.id, 0, job), Sink(gang.emit, gang.deliver))
     except BaseException as problem:  # the user's, an interrupt included: raised by raise_for_state
         error = problem
     job.close(keep_checkpoints=error is not None)

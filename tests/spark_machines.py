@@ -21,6 +21,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,24 @@ def again(stage: Stage) -> Any:
     return hm.run(spark_ranks.count, 2, np=2, on="spark")
 
 
+def carried(stage: Stage) -> Any:
+    """Say what four ranks go on from, on machines that seem to share no disk with the kernel."""
+    import hydrogen_magic as hm
+    from hydrogen_magic.placements.spark import plans
+
+    known = plans.plan
+
+    def on_other_disks(*arguments: Any) -> plans.Meant:
+        return replace(known(*arguments), shares_disk=False)
+
+    plans.plan = on_other_disks
+    try:
+        gang = hm.launch(spark_ranks.go_on, np=4, on="spark", retries=1)
+        return gang.results
+    finally:
+        plans.plan = known
+
+
 def links(stage: Stage) -> Any:
     """Say how many machines run Python workers, and whether a cut machine is out of reach."""
     import socket
@@ -230,7 +249,7 @@ def links(stage: Stage) -> Any:
 
 
 SCENES: dict[str, Callable[[Stage], Any]] = {
-    scene.__name__: scene for scene in (who, away_for_a_while, away_for_ever, again, links)
+    scene.__name__: scene for scene in (who, carried, away_for_a_while, away_for_ever, again, links)
 }
 
 

@@ -55,6 +55,22 @@ def fail_once(marker: str) -> list[int]:
     raise ConnectionError(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}")
 
 
+def go_on() -> tuple[int, int, str]:
+    """Save on the first attempt, and fail; return what the second finds, and where."""
+    import torch.distributed as dist
+
+    import hydrogen_magic as hm
+
+    ranks.meet()
+    state = hm.checkpoint.load()
+    dist.barrier()  # nobody loads what is saved below
+    if state is None:
+        hm.checkpoint.save({"step": 3, "weights": b"w" * 20_000_000})
+        dist.barrier()
+        raise ConnectionError("the first attempt is over")
+    return state["step"], len(state["weights"]), os.environ["HYDROGEN_MAGIC_CHECKPOINTS"]
+
+
 def where() -> list[dict[str, str]]:
     """Return what each rank says of where it is, after an all_reduce among them."""
     import torch.distributed as dist

@@ -208,7 +208,7 @@ def test_what_is_on_its_way_out_may_finish() -> None:
 def test_the_fixture_fails_the_test_that_leaks(pytester: pytest.Pytester) -> None:
     here = Path(__file__).parent
     package = pytester.mkpydir("tests")
-    for name in ("conftest.py", "leaks.py"):
+    for name in ("conftest.py", "leaks.py", "spark_rig.py"):
         (package / name).write_text((here / name).read_text())
     (package / "test_inner.py").write_text(
         "import os\n\n"

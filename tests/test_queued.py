@@ -15,6 +15,7 @@ from hydrogen_magic import events as ev
 from hydrogen_magic.gang.state import GangState, replay
 from hydrogen_magic.placements import Attempt, Crew, Sink
 from hydrogen_magic.placements.local import LocalPlacement
+from hydrogen_magic.spec import JobSpec
 from hydrogen_magic.views.block import headline
 from hydrogen_magic.views.widget import rows
 from hydrogen_magic.views.widget.feed import Feed
@@ -112,7 +113,7 @@ class WaitingCrew:
 def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[WaitingCrew]:
     made = WaitingCrew()
 
-    def opened(placement: LocalPlacement) -> Crew:
+    def opened(placement: LocalPlacement, spec: JobSpec) -> Crew:
         return made
 
     monkeypatch.setattr(LocalPlacement, "open", opened)

@@ -88,6 +88,14 @@ def test_ranks_are_contiguous_on_each_machine(machines: Machines) -> None:
     assert {rank["gloo"] for rank in everyone} == {"eth0"}, "the one link that others can reach"
 
 
+def test_a_checkpoint_travels_by_the_kernel_to_machines_that_share_no_disk(
+    machines: Machines,
+) -> None:
+    everyone = machines.play("carried")
+    assert [(step, n_bytes) for step, n_bytes, _ in everyone] == [(3, 20_000_000)] * 4
+    assert len({folder for _, _, folder in everyone}) == 2, "each machine has its own"
+
+
 def test_a_machine_that_comes_back_loses_nothing(machines: Machines) -> None:
     ended = machines.play("away_for_a_while")
     assert ended == {"state": "SUCCEEDED", "lost": []}
