@@ -44,6 +44,8 @@ _NOT_THERE = re.compile(
     re.IGNORECASE,
 )
 """What executors do not have; everything else of this environment is lent to them."""
+_OF_CONNECT = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_REMOTE", "SPARK_LOCAL_REMOTE")
+"""What a Connect session of this process has left, and a classic one stumbles over."""
 _QUICK_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss512k"
 _DISCOVERY = """#!/bin/sh
 echo '{"name": "gpu", "addresses": [%s]}'
@@ -99,15 +101,16 @@ def spark_home(folder: Path) -> Path:
 def marked(variable: str, value: str) -> list[int]:
     """Return the pids of live processes that have this in their environment."""
     wanted = f"{variable}={value}".encode()
-    found = []
-    for process in processes.processes():
-        try:
-            environ = Path(f"/proc/{process.pid}/environ").read_bytes()
-        except OSError:
-            continue
-        if process.state != "Z" and wanted in environ.split(b"\0"):
-            found.append(process.pid)
-    return found
+    living = [process.pid for process in processes.processes() if process.state != "Z"]
+    return [pid for pid in living if wanted in environment(pid).split(b"\0")]
+
+
+def environment(pid: int) -> bytes:
+    """Return what a process was started with, empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
 
 
 def until(holds: Callable[[], Any], within_s: float, otherwise: Callable[[], str] = str) -> None:
@@ -373,9 +376,11 @@ def session(site: Site, master: str, *, n_executors: int = 2, **options: str) ->
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    environment = site.driver(**options)
+    for name in _OF_CONNECT:
+        os.environ.pop(name, None)
+    settings = site.driver(**options)
     before = dict(os.environ)
-    os.environ.update(environment)
+    os.environ.update(settings)
     try:
         spark = SparkSession.builder.master(master).appName("tests").getOrCreate()
     finally:
@@ -392,7 +397,7 @@ def session(site: Site, master: str, *, n_executors: int = 2, **options: str) ->
         gateway.proc.stdin.close()
         gateway.proc.wait(_END_S)
         SparkContext._gateway = SparkContext._jvm = None
-        kill_all(leaks.LENT, environment[leaks.LENT])
+        kill_all(leaks.LENT, settings[leaks.LENT])
 
 
 def wait_for_executors(spark: Any, count: int) -> None:

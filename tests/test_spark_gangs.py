@@ -139,7 +139,7 @@ def agent_pids() -> list[int]:
     return [
         pid
         for pid in spark_rig.marked(OWNER, owner_of_this_process())
-        if f"{AGENT}=".encode() in Path(f"/proc/{pid}/environ").read_bytes()
+        if f"{AGENT}=".encode() in spark_rig.environment(pid)
     ]
 
 

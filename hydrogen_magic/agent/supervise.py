@@ -164,8 +164,10 @@ class Agent:
             crew.report_fault(error)
         finally:
             self._flush()
-            await self._tether.finish(crew)
-            self._finish(crew)
+            try:
+                await self._tether.finish(crew)
+            finally:  # whatever could not be handed over, the kernel waits for this word
+                self._finish(crew)
         self._preparing = asyncio.ensure_future(self._prepare(launch))
 
     def _start_template(self, launch: dict[str, Any]) -> None:

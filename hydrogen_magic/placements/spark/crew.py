@@ -19,7 +19,7 @@ from hydrogen_magic.placements import Attempt, Sink
 from hydrogen_magic.placements.spark import joining, launching, plans
 from hydrogen_magic.placements.spark.agents import Fleet, RemoteAgent, fleet
 from hydrogen_magic.placements.spark.session import Session
-from hydrogen_magic.placements.spark.survey import Survey, free_slots, slots_now
+from hydrogen_magic.placements.spark.survey import Survey, free_slots, slots_now, survey
 
 __all__ = ["SparkCrew"]
 
@@ -125,11 +125,13 @@ class SparkCrew:
         starts them as soon as enough slots are free.
         """
         wanted = attempt.job.spec.np
-        is_known = attempt.number == 0 and self._survey.slots is not None
-        while not is_known and not self._is_unwanted:
+        is_first = attempt.number == 0
+        while not (is_first and self._survey.slots is not None) and not self._is_unwanted:
             slots = await self._tell_queue(slots_now, attempt, sink)
             if slots is None or slots >= wanted:
                 break
+            if is_first:  # executors were still coming; refused once no more do
+                self._survey = await asyncio.to_thread(survey, self._session, attempt.job.spec)
             self._changed.clear()
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), _ROOM_S)
