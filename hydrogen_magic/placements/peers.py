@@ -7,6 +7,7 @@ How it was started, and what reaches it beside the wire, is its placement's:
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from typing import Any
 
 from hydrogen_magic import events as ev
@@ -16,7 +17,7 @@ from hydrogen_magic.wire import Hub
 __all__ = ["Peer"]
 
 
-class Peer:
+class Peer(ABC):
     """One agent as the kernel knows it. Made, used and ended on the hub's loop."""
 
     def __init__(self, hub: Hub) -> None:
@@ -63,9 +64,9 @@ class Peer:
             self.fail(error)
             self.kill()
 
+    @abstractmethod
     def kill(self) -> None:
         """End an agent whose words cannot be understood."""
-        raise NotImplementedError
 
     def take(self, message: dict[str, Any]) -> None:
         """Take a message of the agent's."""
