@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from hydrogen_magic.horovod import installed
 from tests import leaks, spark_rig
 
 leaks.mark_session()
@@ -20,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     missing = {
         "gpu": None if _has_gpu() else "no CUDA device",
         "spark": _lacks("pyspark") or (None if shutil.which("java") else "no Java runtime"),
-        "horovod": _lacks("horovod"),
+        "horovod": installed.fault(),
         "browser": None if shutil.which("chromium") else "no chromium",
     }
     for item in items:
@@ -71,7 +72,8 @@ def standalone(spark_site: spark_rig.Site) -> Iterator[spark_rig.Standalone]:
 @pytest.fixture(scope="module")
 def spark(spark_site: spark_rig.Site, standalone: spark_rig.Standalone) -> Iterator[Any]:
     """This process's session on the standalone cluster, for a module."""
-    with spark_rig.session(spark_site, standalone.url) as session:
+    options = {"spark.ui.enabled": "true", "spark.ui.port": "0"}
+    with spark_rig.session(spark_site, standalone.url, **options) as session:
         yield session
 
 

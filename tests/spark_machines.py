@@ -32,7 +32,7 @@ from tests.test_endings import alive, family_of
 KERNEL = "10.77.0.1"
 ANSWER = "answer: "
 UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
-_BRIDGE = "hm-bridge"
+BRIDGE = "hm-bridge"
 
 
 def why_not() -> str:
@@ -66,16 +66,22 @@ def prepare_network() -> None:
     _run("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")
     Path("/run/netns").mkdir()
     _run("ip", "link", "set", "lo", "up")
-    _run("ip", "link", "add", _BRIDGE, "type", "bridge")
-    _run("ip", "address", "add", f"{KERNEL}/24", "dev", _BRIDGE)
-    _run("ip", "link", "set", _BRIDGE, "up")
+    add_network(BRIDGE, KERNEL)
+
+
+def add_network(bridge: str, address: str) -> None:
+    """Make a network of 256 addresses, in which this machine has one."""
+    _run("ip", "link", "add", bridge, "type", "bridge")
+    _run("ip", "address", "add", f"{address}/24", "dev", bridge)
+    _run("ip", "link", "set", bridge, "up")
 
 
 class Machine:
     """A host with a network, a name and an address of its own; it shares the file system."""
 
-    def __init__(self, name: str, address: str) -> None:
+    def __init__(self, name: str, address: str, bridge: str = BRIDGE) -> None:
         self.name, self.address = name, address
+        self._bridge = bridge
         self._port = f"hm-{name}"
         _run("ip", "netns", "add", name)
         peer = ("peer", "name", "eth0", "netns", name)
@@ -100,7 +106,7 @@ class Machine:
         _run("ip", "link", "set", self._port, "nomaster")
 
     def mend(self) -> None:
-        _run("ip", "link", "set", self._port, "master", _BRIDGE)
+        _run("ip", "link", "set", self._port, "master", self._bridge)
 
     @property
     def place(self) -> rig.Place:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import os
+import re
 import signal
 import threading
 import time
+import urllib.parse
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -204,10 +207,22 @@ def test_stop_while_a_checkpoint_travels(tmp_path: Path, monkeypatch: pytest.Mon
     assert ended(gang, 5).state == "STOPPED"
 
 
-def test_its_job_is_cancelled_in_spark(spark: Any) -> None:
+def test_its_job_is_cancelled_in_spark_s_ui(spark: Any) -> None:
     gang, family = training()
-    threading.Thread(target=spark.sparkContext.cancelAllJobs).start()
+    press_kill(spark.sparkContext.uiWebUrl)
     assert "cancelled" in str(lost(gang, family))
+
+
+def press_kill(ui: str) -> None:
+    """Send what a browser sends for the "(kill)" beside the one job that runs."""
+    with urllib.request.urlopen(f"{ui}/jobs/", timeout=30) as page:
+        form = re.search(
+            r'<form action="(\S*/jobs/job/kill/)".*?</form>', page.read().decode(), re.S
+        )
+    assert form is not None, "each job that runs has its (kill)"
+    fields = dict(re.findall(r'name="(\w+)" value="(\w+)"', form[0]))
+    sent = urllib.parse.urlencode(fields).encode()
+    urllib.request.urlopen(urllib.parse.urljoin(ui, form[1]), sent, timeout=30).close()
 
 
 def test_interrupt() -> None:

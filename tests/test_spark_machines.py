@@ -25,8 +25,8 @@ pytestmark = [
 class Machines:
     """The process that has the machines in namespaces of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        command = [*spark_machines.UNSHARE, sys.executable, "-m", "tests.spark_machines"]
+    def __init__(self, folder: Path, module: str = "tests.spark_machines") -> None:
+        command = [*spark_machines.UNSHARE, sys.executable, "-m", module]
         self._log = folder / "log.txt"
         self._errors = self._log.open("wb")
         self._process = subprocess.Popen(
@@ -111,3 +111,19 @@ def test_a_machine_that_stays_away_ends_the_gang_on_both_sides(machines: Machine
 
 def test_the_next_gang_runs_when_the_machine_is_back(machines: Machines) -> None:
     assert machines.play("again") == 2
+
+
+def test_a_notebook_that_no_executor_reaches_goes_by_the_server(tmp_path: Path) -> None:
+    if reason := spark_machines.why_not():
+        pytest.skip(reason)
+    elsewhere = Machines(tmp_path, "tests.spark_elsewhere")
+    try:
+        told = elsewhere.answer()
+    finally:
+        elsewhere.close()
+    assert "np 8, the cluster has 4 slots" in told["refused"]
+    assert told["refused_after_s"] < 1.0, "though Spark's UI cannot be reached either"
+    assert told["hosts"] == ["one", "two"]
+    assert any("executors cannot reach this machine" in text for text in told["notices"])
+    assert told["n_processes"] >= 4
+    assert told["outlived_s"] < 15, "the relay waits 10 s for a notebook that says nothing"

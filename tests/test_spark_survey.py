@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,8 +16,10 @@ import pytest
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.placements.spark import session as sessions
 from hydrogen_magic.placements.spark import survey as surveys
+from hydrogen_magic.placements.spark.capacity import registered_cores
 from hydrogen_magic.placements.spark.executors import Executor, Roster, roster
 from hydrogen_magic.placements.spark.session import Session
+from hydrogen_magic.placements.spark.settings import Settings
 from hydrogen_magic.placements.spark.survey import Survey, free_slots, survey
 from hydrogen_magic.spec import JobSpec
 from tests import spark_rig
@@ -151,6 +153,29 @@ def test_a_server_says_through_connect_what_its_driver_knows(spark_site: spark_r
         server.close()
 
 
+def test_what_never_fits_is_refused_while_executors_are_still_coming(
+    spark_site: spark_rig.Site, standalone: spark_rig.Standalone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with spark_rig.session(spark_site, standalone.url) as spark:
+        session = sessions._session(spark)
+        young = replace(roster(session, 1.0), executors=())
+        monkeypatch.setattr(surveys, "roster", lambda session, within_s: young)
+        with pytest.raises(PlacementError, match="np 8, the cluster has 4 slots"):
+            timed(session, JobSpec(np=8))
+        assert timed(session, JobSpec(np=4)).slots == 4, "Spark's scheduler knows of them"
+
+
+def test_slots_through_connect_without_spark_s_ui(spark_site: spark_rig.Site) -> None:
+    from pyspark.sql.connect.session import SparkSession
+
+    with closing(spark_rig.ConnectServer(spark_site, "local-cluster[2,2,512]")) as server:
+        spark = SparkSession.builder.remote(server.url).create()
+        session = sessions._session(spark)
+        settings = Settings.read(session)
+        spark_rig.until(lambda: registered_cores(session, settings) == 4, 60)
+        spark.stop()
+
+
 # ── what no small cluster shows ──────────────────────────────────────────────────────────────────
 
 
@@ -225,6 +250,10 @@ def test_executors_that_are_still_coming_are_waited_for(monkeypatch: pytest.Monk
     known = {**STANDALONE, "spark__executor__instances": "1"}
     with pytest.raises(PlacementError, match="np 4, the cluster has 2 slots"):
         survey(imagined(monkeypatch, young, **known), JobSpec(np=4))
+    bounded = {**STANDALONE, "spark__cores__max": "3"}
+    with pytest.raises(PlacementError, match="np 4, the cluster has 3 slots"):
+        survey(imagined(monkeypatch, young, **bounded), JobSpec(np=4))
+    assert survey(imagined(monkeypatch, young, **bounded), JobSpec(np=3)).slots is None
 
 
 def test_an_application_without_executors_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +263,8 @@ def test_an_application_without_executors_is_told_why(monkeypatch: pytest.Monkey
 
 
 def test_what_cannot_be_known_is_not_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert survey(imagined(monkeypatch, None, **STANDALONE), JobSpec(np=99)).slots is None
+    own = {**STANDALONE, "spark__default__parallelism": "8"}
+    assert survey(imagined(monkeypatch, None, **own), JobSpec(np=99)).slots is None
     named = {"spark__master": "local-cluster[2,2,1024]"}
     with pytest.raises(PlacementError, match="np 5, the cluster has 4 slots"):
         survey(imagined(monkeypatch, None, **named), JobSpec(np=5))

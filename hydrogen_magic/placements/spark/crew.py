@@ -8,6 +8,7 @@ submit ──► tasks attach, each to its host's agent ──► plan: ranks by
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -27,6 +28,12 @@ _QUEUED_S = 1.0
 """How often a gang that waits for slots is told how many are free."""
 _ROOM_S = 0.5
 """How often is looked whether executors have come."""
+_UNSEEN_S = 5.0
+"""How long a gang waits whose slots nobody can count until that is said."""
+_UNSEEN = (
+    "waiting for slots of the cluster; how many are free cannot be seen, since Spark's UI is off or "
+    "out of reach from here"
+)
 _SILENCE_S = 15.0
 """After so long without a word of a host its connection is said to be lost."""
 _LOST_S = 45.0
@@ -105,6 +112,7 @@ class SparkCrew:
         """Wait until all tasks have come, or their stage has ended; tell who waits for slots."""
         wanted = attempt.job.spec.np
         queued = await self._wait_for_room(attempt, sink)
+        unseen_since_s = time.monotonic() if queued is None else math.inf
         job = joining.submit(self._session, self._survey, ships, invited, attempt)
         self._job, job.on_end = job, self._changed.set
         while len(self._places) < wanted and not self._is_unwanted and not job.is_over:
@@ -114,15 +122,18 @@ class SparkCrew:
             except asyncio.TimeoutError:
                 if queued and not self._places:
                     await self._tell_queue(free_slots, attempt, sink)
+                elif not self._places and time.monotonic() - unseen_since_s > _UNSEEN_S:
+                    unseen_since_s = math.inf
+                    sink.emit(ev.Notice(attempt.job.now_s(), "info", _UNSEEN))
         if queued:
             sink.emit(ev.Queued(attempt.job.now_s(), wanted, wanted))
         return job
 
-    async def _wait_for_room(self, attempt: Attempt, sink: Sink) -> bool:
+    async def _wait_for_room(self, attempt: Attempt, sink: Sink) -> bool | None:
         """Wait until the cluster is large enough for the gang; return whether others hold its slots.
 
-        Spark itself would look only every fifteen seconds whether a stage fits. Once all fit, it
-        starts them as soon as enough slots are free.
+        None where that cannot be seen. Spark itself would look only every fifteen seconds whether a
+        stage fits. Once all fit, it starts them as soon as enough slots are free.
         """
         wanted = attempt.job.spec.np
         is_first = attempt.number == 0
@@ -136,10 +147,9 @@ class SparkCrew:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), _ROOM_S)
         free = await asyncio.to_thread(free_slots, self._session, self._survey)
-        if free is None or free >= wanted:
-            return False
-        sink.emit(ev.Queued(attempt.job.now_s(), free, wanted))
-        return True
+        if free is not None and free < wanted:
+            sink.emit(ev.Queued(attempt.job.now_s(), free, wanted))
+        return None if free is None else free < wanted
 
     async def _tell_queue(
         self, look: Callable[[Session, Survey], int | None], attempt: Attempt, sink: Sink

@@ -12,6 +12,8 @@ __all__ = ["Settings"]
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,.*)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
 
+_PARALLELISM = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -27,6 +29,12 @@ class Settings:
     has_dynamic_allocation: bool
     n_executors: int | None
     """How many were asked for, None where nobody said."""
+    max_cores: int | None = None
+    """``spark.cores.max``: of all executors together."""
+    executor_cores: int | None = None
+    """``spark.executor.cores``."""
+    has_own_parallelism: bool = False
+    """Somebody has said in how many parts Spark cuts what has no parts of its own."""
 
     @classmethod
     def read(cls, session: Session) -> Settings:
@@ -34,6 +42,8 @@ class Settings:
         master = found.get("spark.master", "")
         cluster = _LOCAL_CLUSTER.fullmatch(master)
         asked = cluster[1] if cluster else found.get("spark.executor.instances")
+        each = cluster[2] if cluster else found.get("spark.executor.cores")
+        most = found.get("spark.cores.max")
         return cls(
             master=master,
             task_cpus=int(found.get("spark.task.cpus", 1)),
@@ -41,12 +51,23 @@ class Settings:
             executor_gpus=int(found.get("spark.executor.resource.gpu.amount", 0)),
             has_dynamic_allocation=found.get("spark.dynamicAllocation.enabled") == "true",
             n_executors=int(asked) if asked else None,
+            max_cores=int(most) if most else None,
+            executor_cores=int(each) if each else None,
+            has_own_parallelism=any(name in found for name in _PARALLELISM),
         )
 
     @property
     def is_local(self) -> bool:
         """True for ``local``, ``local[4]`` and their like: tasks run in the driver itself."""
         return _LOCAL.fullmatch(self.master) is not None
+
+    @property
+    def most_cores(self) -> int | None:
+        """How many cores all executors together were asked for, None where nobody said."""
+        if self.n_executors is None or self.executor_cores is None:
+            return self.max_cores
+        asked = self.n_executors * self.executor_cores
+        return asked if self.max_cores is None else min(asked, self.max_cores)
 
     @property
     def slots(self) -> int | None:

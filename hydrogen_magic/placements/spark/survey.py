@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.placements.spark.capacity import most_cores, registered_cores
 from hydrogen_magic.placements.spark.executors import Roster, roster
 from hydrogen_magic.placements.spark.gpus import Share, share
 from hydrogen_magic.placements.spark.session import Session
@@ -52,6 +53,10 @@ def survey(session: Session, spec: JobSpec) -> Survey:
     seen, more_come = _watched(session, settings, spec)
     part = share(session, settings, spec, seen, more_come=more_come)
     slots = _slots(session, settings, part.profile, part.per_task, seen)
+    if more_come and slots is not None and spec.np > slots:
+        most = most_cores(session, settings)
+        if most is not None and spec.np > most // settings.task_cpus:
+            slots, seen, more_come = most // settings.task_cpus, None, False
     if slots is not None and spec.np > slots:
         if not more_come:
             raise PlacementError(_too_many(settings, spec, part, slots, seen))
@@ -140,7 +145,12 @@ def _slots(
 ) -> int | None:
     if not session.is_connect:
         return _slots_by_scheduler(session, profile)
-    return settings.slots if seen is None else seen.slots(settings.task_cpus, gpus_per_task)
+    if seen is not None:
+        return seen.slots(settings.task_cpus, gpus_per_task)
+    if settings.slots is not None or gpus_per_task:
+        return settings.slots
+    cores = registered_cores(session, settings)
+    return None if cores is None else cores // settings.task_cpus
 
 
 def _slots_by_scheduler(session: Session, profile: Any) -> int:
