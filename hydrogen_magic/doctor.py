@@ -45,6 +45,7 @@ def examine() -> Iterator[Check]:
     yield system()
     for name, requirement in _PACKAGES.items():
         yield package(name, requirement)
+    yield horovod()
     yield gpus()
     yield memory_files(Path("/dev/shm"))
     try:
@@ -84,6 +85,19 @@ def package(name: str, remedy: str) -> Check:
         return Check(name, True, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
         return Check(name, False, "not installed", remedy)
+
+
+def horovod() -> Check:
+    """Say which Horovod is installed and whether it fits this torch; nobody needs to have one."""
+    from hydrogen_magic.horovod import installed
+
+    found, fault = installed.horovod(), installed.fault()
+    if found is None:
+        return Check("Horovod", True, f"not installed; for `--with horovod`: {installed.BUILD}")
+    if fault is not None:
+        return Check("Horovod", False, fault, installed.BUILD)
+    operations = f" with {', '.join(found.operations)}" if found.operations else ""
+    return Check("Horovod", True, f"{found.version}{operations}, built for this torch")
 
 
 def gpus() -> Check:

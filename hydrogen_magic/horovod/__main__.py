@@ -1,0 +1,69 @@
+"""``python -m hydrogen_magic.horovod build``: see :mod:`hydrogen_magic.horovod.build`."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from hydrogen_magic.horovod import build, installed, installing
+from hydrogen_magic.horovod.faults import BuildError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a sub-command and return the exit code: 0 well, 1 failed, 3 something is missing."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hydrogen_magic.horovod",
+        description="Build Horovod for the torch that is installed, and install it.",
+        epilog="Horovod's own variables choose what it is built with: HOROVOD_WITHOUT_MPI=1, "
+        "HOROVOD_GPU_OPERATIONS=NCCL, HOROVOD_NCCL_HOME=…; MAKEFLAGS=-j4 how many compilers run.",
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    building = commands.add_parser("build", help="build and install it; quick the second time")
+    building.add_argument("--force", action="store_true", help="compile even when there is a wheel")
+    building.add_argument("--no-install", action="store_true", help="only make the wheel")
+    commands.add_parser("check", help="say what is installed, and try it out")
+    given = parser.parse_args(arguments)
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, _end)
+    try:
+        return _build(given) if given.command == "build" else _check()
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("\nStopped; nothing half made is kept.", file=sys.stderr)
+        return 130
+
+
+def _end(signum: int, frame: object) -> NoReturn:
+    raise SystemExit(128 + signum)
+
+
+def _build(given: argparse.Namespace) -> int:
+    made = build.build(
+        is_forced=given.force,
+        is_installed=not given.no_install,
+        say=lambda line: print(line, flush=True),
+    )
+    how = "compiled" if made.was_compiled else "from the cache"
+    works = "" if given.no_install else " works,"
+    print(
+        f"Horovod with {', '.join(made.operations)}{works} {how}, in {made.took_s:.1f} s\n{made.wheel}"
+    )
+    return 0
+
+
+def _check() -> int:
+    installing.try_out()
+    found, torch = installed.horovod(), installed.torch()
+    assert found is not None and torch is not None  # or there would have been a fault
+    operations = ", ".join(found.operations or ["operations that it does not name"])
+    print(f"Horovod {found.version} with {operations} works with torch {torch.version}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""Wheels that were built, kept for the next time: ``<cache>/hydrogen_magic/horovod/<key>/*.whl``.
+
+A wheel is written whole or not at all; one that was damaged later is not used.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+__all__ = ["alone", "directory", "find", "keep", "put", "workplace"]
+
+
+def directory() -> Path:
+    """Return the directory, made if need be: below ``$XDG_CACHE_HOME``, by default ``~/.cache``."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    found = base.expanduser().absolute() / "hydrogen_magic" / "horovod"
+    found.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return found
+
+
+def find(key: str) -> Path | None:
+    """Return the wheel of this key, or None when there is none that is whole."""
+    for wheel in (directory() / key).glob("*.whl"):
+        if _is_whole(wheel):
+            return wheel
+    return None
+
+
+def _is_whole(wheel: Path) -> bool:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            return archive.testzip() is None
+    except (OSError, zipfile.BadZipFile, EOFError):
+        return False
+
+
+def keep(wheel: Path, key: str) -> Path:
+    """Move a wheel here and return where it is; it takes the place of what was there."""
+    target = directory() / key
+    incoming = Path(tempfile.mkdtemp(prefix=".incoming-", dir=directory()))
+    try:
+        shutil.copyfile(wheel, incoming / wheel.name)
+        shutil.rmtree(target, ignore_errors=True)
+        incoming.rename(target)
+    except BaseException:
+        shutil.rmtree(incoming, ignore_errors=True)
+        raise
+    return target / wheel.name
+
+
+def put(file: Path, target: Path) -> Path:
+    """Copy a file to ``target``, whole or not at all."""
+    with tempfile.TemporaryDirectory(prefix=".incoming-", dir=target.parent) as incoming:
+        return Path(shutil.copy(file, incoming)).replace(target)
+
+
+@contextmanager
+def alone(key: str, on_wait: Callable[[], None]) -> Iterator[None]:
+    """Let one process at a time build a key; the system lets go when a holder dies."""
+    with (directory() / f"{key}.lock").open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def workplace() -> Iterator[Path]:
+    """Lend a directory for source and objects, some 600 MB, and remove it whatever happens."""
+    with tempfile.TemporaryDirectory(prefix="hydrogen-magic-horovod-") as path:
+        yield Path(path)
