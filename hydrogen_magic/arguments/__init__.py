@@ -1,0 +1,17 @@
+"""The magics' lines, parsed to frozen values; knows neither IPython nor what options lead to."""
+
+from hydrogen_magic.arguments.distributed import Arguments, parse, usage
+from hydrogen_magic.arguments.gang import GANG_COMMANDS, GangCommand, parse_gang
+from hydrogen_magic.arguments.parsing import PLACEMENTS, RENDEZVOUS, ArgumentsError
+
+__all__ = [
+    "GANG_COMMANDS",
+    "PLACEMENTS",
+    "RENDEZVOUS",
+    "Arguments",
+    "ArgumentsError",
+    "GangCommand",
+    "parse",
+    "parse_gang",
+    "usage",
+]
