@@ -11,11 +11,13 @@ import math
 
 from hydrogen_magic import events as ev
 from hydrogen_magic.errors import HydrogenError
-from hydrogen_magic.gang.culprit import is_victim_error, verdict
+from hydrogen_magic.gang.culprit import Missing, is_victim_error, missing, verdict
 from hydrogen_magic.gang.state import GangState, RankState
+from hydrogen_magic.gang.waits import late_in_all
 from hydrogen_magic.handle import Gang
 from hydrogen_magic.placements import Attempt, Crew, Job, Sink
 from hydrogen_magic.profiling import Profiling
+from hydrogen_magic.views.wording import late_text, ranks_text
 
 __all__ = ["Conductor"]
 
@@ -23,6 +25,8 @@ _WEIGH = (ev.RankFailed, ev.RankExited)
 _CHECK_START_S = 0.5
 _STACKS_S = 0.15
 """Stacks are taken before a gang is ended over a collective that failed: time to write them."""
+_COLLECTIVE_LIBRARIES = ("distributed_c10d", "/horovod/torch/")
+"""Parts of file names."""
 _STOP_WORDS = {
     "user": "stopped by you",
     "timeout": "stopped: it ran longer than --timeout {timeout:g} s",
@@ -39,6 +43,8 @@ class Conductor:
         self._crew = crew
         self._loop = loop
         self._profiling = Profiling(gang, crew, job.record_dir, self._job.now_s)
+        if job.feed is not None:
+            job.feed.attach(gang.emit, lambda: self.stop("failure"), job.now_s)
         self._timer: asyncio.TimerHandle | None = None
         self._culprit: int | None = None
         self._culprits_end = ""
@@ -105,12 +111,15 @@ class Conductor:
         self._gang.emit(ev.AttemptStarted(self._job.now_s(), number))
         attempt = Attempt(self._gang.id, number, self._job)
         sink = Sink(self._on_event, self._gang.deliver, self._profiling.on_trace)
-        watching = asyncio.ensure_future(self._watch_start())
+        watching = [asyncio.ensure_future(w) for w in (self._watch_start(), self._watch_meeting())]
         try:
             await self._crew.launch(attempt, sink)
         finally:
-            watching.cancel()
+            for watch in watching:
+                watch.cancel()
             self._cancel_timer()
+        if self._job.feed is not None:
+            self._job.feed.close()
         if self._culprit is None and not self._is_unwanted():
             found = verdict(self._gang.snapshot(), math.inf)
             if found is not None and found.culprit is not None:
@@ -198,6 +207,27 @@ class Conductor:
             report = ev.ErrorReport("StartTimeout", text)
             self._on_event(ev.RankFailed(self._job.now_s(), rank.rank, report, rank.phase))
 
+    async def _watch_meeting(self) -> None:
+        """Fail the ranks that do not come to where the others wait for them to begin."""
+        meets_in = self._job.rendezvous.meets_in
+        limit_s = self._job.rendezvous.patience_s(self._job.spec)
+        while meets_in:
+            await asyncio.sleep(_CHECK_START_S)
+            found = missing(self._gang.snapshot(), meets_in, limit_s, self._job.now_s())
+            if found is not None:
+                self._fail_missing(found, meets_in, limit_s)
+                return
+
+    def _fail_missing(self, found: Missing, meets_in: str, limit_s: float) -> None:
+        text = (
+            f"{ranks_text(found.absent)} did not come to {meets_in} within {limit_s:g} s, where"
+            f" {ranks_text(found.waiting)} waited (start_timeout)"
+        )
+        for rank in found.absent:
+            report = ev.ErrorReport("RendezvousTimeout", text)
+            phase = self._gang.ranks[rank].phase
+            self._on_event(ev.RankFailed(self._job.now_s(), rank, report, phase))
+
     def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -227,6 +257,9 @@ class Conductor:
 
     def _finish(self, error: BaseException | None) -> None:
         outcome = self._outcome()
+        late = late_in_all(self._gang.ranks) if outcome != "FAILED" else None
+        if late is not None:
+            self._notice("info", late_text(late, self._job.spec.rendezvous))
         if error is not None and outcome != "STOPPED":
             self._gang.emit(ev.GangEnded(self._job.now_s(), "FAILED", str(error)))
         else:
@@ -241,9 +274,10 @@ class Conductor:
 
 
 def _failed_collective(rank: RankState) -> str:
-    """Return the torch.distributed function that raised, empty if it was none."""
+    """Return the function of torch.distributed or Horovod that the cell called and that raised."""
     frames = rank.failure.error.frames if rank.failure is not None else ()
-    return next((f.function for f in reversed(frames) if "distributed_c10d" in f.file), "")
+    called = (f for f in frames if any(library in f.file for library in _COLLECTIVE_LIBRARIES))
+    return next((f.function for f in called), "")
 
 
 def _whereabouts(rank: RankState) -> str:

@@ -6,7 +6,8 @@ HydrogenError            a RuntimeError, as what other launchers raise
 ├── RendezvousError     the ranks could not find each other
 ├── RankFailedError     a rank failed; the culprit, its traceback and its victims are named
 ├── GangStoppedError    somebody asked the gang to stop (button, interrupt, ``%gang stop``)
-└── GangTimeoutError    the gang ran longer than ``--timeout``
+├── GangTimeoutError    the gang ran longer than ``--timeout``
+└── InferError          ``%%infer``: this frame, ``predict`` or what it returned is not what it takes
 
 Wrong arguments of a magic are IPython's own ``UsageError``, whose traceback IPython hides.
 """
@@ -18,6 +19,7 @@ __all__ = [
     "GangStoppedError",
     "GangTimeoutError",
     "HydrogenError",
+    "InferError",
     "PlacementError",
     "RankFailedError",
     "RendezvousError",
@@ -68,3 +70,11 @@ class GangStoppedError(HydrogenError):
 
 class GangTimeoutError(HydrogenError):
     """The gang was stopped because its time was up."""
+
+
+class InferError(HydrogenError):
+    """A frame, a ``predict`` or what it returned is not what ``%%infer`` can work with.
+
+    Where rows are to blame the message names them, counted from 0; where ``predict`` itself raised,
+    its exception is the cause.
+    """

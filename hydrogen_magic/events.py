@@ -19,6 +19,7 @@ from hydrogen_magic.checked import EventError, checked
 
 __all__ = [
     "COLLECTIVES",
+    "DRIVER",
     "EVENT_TYPES",
     "PROFILER",
     "SPANS",
@@ -29,6 +30,7 @@ __all__ = [
     "Event",
     "EventError",
     "Frame",
+    "HOROVOD",
     "GangEnded",
     "GangLaunched",
     "KERNEL_ENDED",
@@ -139,6 +141,22 @@ class StopRequested:
 
 
 @dataclass(frozen=True)
+class RowsDone:
+    """How far a run of ``%%infer`` is, all ranks together."""
+
+    at_s: float
+    began_s: float
+    """When the first rows went out."""
+    done: int
+    total: int | None
+    """None where only reading to the end would tell."""
+    in_flight: int
+    """Chunks that ranks have in hand."""
+    failed: int
+    """Rows that got no prediction."""
+
+
+@dataclass(frozen=True)
 class Notice:
     """Something a person should read; also how agents report what concerns no single rank."""
 
@@ -207,14 +225,18 @@ class RankPhase:
     """What it is busy with: ``importing torch``."""
 
 
+DRIVER = "driver"
+"""Stream of what :func:`hydrogen_magic.compat.log_to_driver` says: shown also where no output is."""
+
+
 @dataclass(frozen=True)
 class Output:
-    """Text a rank wrote to a file descriptor, as decoded by its agent."""
+    """Text a rank wrote to a file descriptor, as decoded by its agent, or said by itself."""
 
     at_s: float
     rank: int
     stream: str
-    """``stdout`` or ``stderr``."""
+    """``stdout`` or ``stderr``; :data:`DRIVER`: meant for whoever started the gang."""
     text: str
     skipped_bytes: int = 0
     """Bytes left out of the live view just before ``text``; the rank's log file has them."""
@@ -259,9 +281,10 @@ class Steps:
     count: int
 
 
-SPANS, COLLECTIVES, PROFILER = "spans", "collectives", "profiler"
-"""Tracks of a rank: what the user's code names or does, what it waits for, what was profiled."""
-TRACKS = (SPANS, "horovod", COLLECTIVES, PROFILER)
+SPANS, HOROVOD, COLLECTIVES, PROFILER = "spans", "horovod", "collectives", "profiler"
+"""Tracks of a rank: what the user's code names or does, what Horovod's coordinator does for all ranks, what
+the rank waits for, what was profiled."""
+TRACKS = (SPANS, HOROVOD, COLLECTIVES, PROFILER)
 """Those with a place of their own, in the order in which they are shown; others come after them."""
 
 
@@ -364,6 +387,7 @@ Event = (
     GangLaunched
     | AttemptStarted
     | Queued
+    | RowsDone
     | StopRequested
     | Notice
     | Recording

@@ -69,6 +69,8 @@ class Gang:
         self._unpacked: dict[int, dict[str, Any]] = {}
         self._ended = threading.Event()
         self._changed = threading.Condition()
+        self._emitting = threading.RLock()
+        """Reentrant: a record that cannot be written any more says so by an event."""
         self._error: BaseException | None = None
         self._control: Control | None = None
 
@@ -113,6 +115,13 @@ class Gang:
         from hydrogen_magic import timeline
 
         return Path(timeline.write_chrome_trace(self._events, path))
+
+    @property
+    def kept_timelines(self) -> list[Path]:
+        """Horovod's own timelines, JSON for Perfetto, in the order in which they were recorded."""
+        from hydrogen_magic import timeline
+
+        return timeline.of_horovod(self._record.path)
 
     def stacks(self) -> dict[int, str]:
         """Return where every thread of every running rank is, by ``faulthandler``."""
@@ -227,11 +236,12 @@ class Gang:
 
     def emit(self, event: Event) -> None:
         """Take note of ``event``: in the state, in the list, and on disk."""
-        self._state = fold(self._state, event)
-        self._events.append(event)
-        self._record.append(event)
-        if isinstance(event, Output):
-            self._thin_output(len(event.text))
+        with self._emitting:  # what feeds the ranks has a thread of its own
+            self._state = fold(self._state, event)
+            self._events.append(event)
+            self._record.append(event)
+            if isinstance(event, Output):
+                self._thin_output(len(event.text))
         with self._changed:
             self._changed.notify_all()
 

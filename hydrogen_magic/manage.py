@@ -13,6 +13,7 @@ from hydrogen_magic.arguments import ArgumentsError, GangCommand
 from hydrogen_magic.errors import GangTimeoutError, HydrogenError
 from hydrogen_magic.events import Event
 from hydrogen_magic.gang.state import GangState, replay
+from hydrogen_magic.gang.waits import late_in_all
 from hydrogen_magic.handle import Gang
 from hydrogen_magic.metrics import frame
 from hydrogen_magic.views import draws_widgets, pick_view
@@ -20,6 +21,7 @@ from hydrogen_magic.views.block import block
 from hydrogen_magic.views.failure import report
 from hydrogen_magic.views.output import clean, final_lines
 from hydrogen_magic.views.tables import gangs_table
+from hydrogen_magic.views.wording import late_text
 
 __all__ = ["Past", "manage"]
 
@@ -57,6 +59,11 @@ class Past:
     def log_path(self, rank: int) -> Path:
         """Return the file with everything that the rank wrote."""
         return record.runs_dir() / self.id / f"rank-{rank}.log"
+
+    @property
+    def kept_timelines(self) -> list[Path]:
+        """Horovod's own timelines, in the order in which they were recorded."""
+        return timeline.of_horovod(record.runs_dir() / self.id)
 
     @property
     def metrics(self) -> Any:
@@ -171,7 +178,12 @@ def _timeline(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
         path = timeline.write_chrome_trace(gang.events(), file)
     except OSError as error:
         raise ArgumentsError(f"-o {file}: the timeline could not be written: {error}") from None
-    say([f"wrote {path}: open it in https://ui.perfetto.dev"])
+    lines = [f"wrote {path}: open it in https://ui.perfetto.dev"]
+    state = gang.snapshot()
+    late = late_in_all(state.ranks)
+    if late is not None:
+        lines.append(late_text(late, state.rendezvous))
+    say(lines + [f"Horovod's own, tensor by tensor: {kept}" for kept in gang.kept_timelines])
 
 
 def _wait(command: GangCommand, say: Callable[[list[str]], Any]) -> Any:

@@ -40,7 +40,7 @@ from hydrogen_magic import rendezvous as rendezvous_rooms
 from hydrogen_magic.conductor import Conductor
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.handle import Gang
-from hydrogen_magic.placements import Attempt, Crew, Job, Sink, inline
+from hydrogen_magic.placements import Attempt, Crew, Feed, Job, Sink, inline
 from hydrogen_magic.placements.agents import hub
 from hydrogen_magic.spec import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.views import View, pick_view
@@ -74,15 +74,14 @@ def gangs() -> dict[str, Gang]:
 
 def plan(spec: JobSpec) -> Plan:
     """Return who would run where. No effect; raises PlacementError when it is impossible."""
-    rendezvous_rooms.get(spec.rendezvous)
+    rendezvous_rooms.check(spec)
     return placements.get(spec.placement).plan(spec)
 
 
-def launch_captured(captured: capture.Captured, spec: JobSpec, *, title: str) -> Gang:
-    """Start a gang and return its handle at once.
-
-    Raises PlacementError when the ranks cannot run as asked; nothing was started then.
-    """
+def launch_captured(
+    captured: capture.Captured, spec: JobSpec, *, title: str, feed: Feed | None = None
+) -> Gang:
+    """Start a gang, to whose ranks ``feed`` may give work. Raises PlacementError before it does."""
     clock_zero_s, wall_time = time.monotonic(), time.time()
     planned = plan(spec)
     is_inline = spec.placement == "inline"
@@ -110,7 +109,7 @@ def launch_captured(captured: capture.Captured, spec: JobSpec, *, title: str) ->
         gang.emit(ev.Notice(0.0, "warning", text))
     job = Job(
         spec, planned, captured.parcel, closure_fd, captured.preload, captured.needs,
-        rendezvous_rooms.get(spec.rendezvous), gang_record.path, clock_zero_s,
+        rendezvous_rooms.get(spec.rendezvous), gang_record.path, clock_zero_s, feed,
     )  # fmt: skip
     if crew is None or loop is None:
         _run_inline(gang, job)
@@ -310,7 +309,7 @@ def launch(
         function: may live in the notebook, a local module or a package; travels with all it uses.
         np: number of ranks; ``-N`` means N ranks on this machine.
         on: placement: ``"local"``, ``"spark"`` or ``"inline"``.
-        rendezvous: how ranks find each other: ``"torch"``.
+        rendezvous: how ranks find each other: ``"torch"`` or ``"horovod"``.
         gpu: True: a GPU for every rank; False: none; None: GPUs if every rank can have one.
         env: environment variables of every rank.
         retries: how often to start all ranks again after a failure.

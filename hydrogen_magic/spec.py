@@ -30,9 +30,19 @@ RENDEZVOUS_VARIABLES = frozenset(
         "GROUP_RANK",
         "MASTER_ADDR",
         "MASTER_PORT",
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+        "HOROVOD_LOCAL_RANK",
+        "HOROVOD_LOCAL_SIZE",
+        "HOROVOD_CROSS_RANK",
+        "HOROVOD_CROSS_SIZE",
+        "HOROVOD_HOSTNAME",
+        "HOROVOD_CONTROLLER",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT",
     )
 )
-"""Variables of torchrun's that are different for every rank or gang; nobody else may set them."""
+"""Of torchrun's variables and Horovod's those by which ranks find each other; nobody else may set them."""
 
 DEFAULT_MAX_CLOSURE_BYTES = 1 << 30
 """1 GiB: what one machine copies to its ranks in about a second; more is most likely a mistake."""
@@ -47,7 +57,7 @@ class JobSpec:
     placement: str = "local"
     """``local``, ``inline`` or ``spark``."""
     rendezvous: str = "torch"
-    """``torch`` (others come with their own placement of the same name in ``rendezvous/``)."""
+    """``torch`` or ``horovod``."""
     gpu: bool | None = None
     """True: every rank needs a GPU of its own. False: none. None: GPUs if every rank can have one."""
     env: tuple[tuple[str, str], ...] = ()
@@ -84,7 +94,8 @@ class JobSpec:
                 kind = type(value).__name__
                 raise TypeError(f"env[{name!r}] should be a str, got {value!r}, a {kind}")
             if name in RENDEZVOUS_VARIABLES:
-                raise ValueError(f"env has {name}, which tells a rank who it is: leave it out")
+                text = "tells a rank who it is or where the others are"
+                raise ValueError(f"env has {name}, which {text}: leave it out")
 
 
 def _check(name: str, value: object, kinds: tuple[type, ...], least: int) -> None:

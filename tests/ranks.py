@@ -1,4 +1,7 @@
-"""What tests run on ranks. A plain local module: it travels with what it uses, and imports little."""
+"""What tests run on ranks. A plain local module: it travels with what it uses, and imports little.
+
+What needs other ranks works by torch.distributed, and by Horovod in gangs of ``--with horovod``.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,15 @@ from pathlib import Path
 from typing import Any
 
 
+def is_horovods() -> bool:
+    """Tell whether this rank's gang meets by Horovod."""
+    return "HOROVOD_RANK" in os.environ
+
+
 def meet(timeout_s: float = 60.0) -> int:
     """Join the process group, prove it by a collective, return the rank."""
+    if is_horovods():
+        return _meet_by_horovod()
     from datetime import timedelta
 
     import torch
@@ -27,11 +37,38 @@ def meet(timeout_s: float = 60.0) -> int:
     return dist.get_rank()
 
 
+def _meet_by_horovod() -> int:
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    ones = hvd.allreduce(torch.ones(1), op=hvd.Sum)
+    assert ones.item() == hvd.size()
+    return int(hvd.rank())
+
+
+def leave() -> None:
+    """Leave the process group in order."""
+    if is_horovods():
+        import horovod.torch as hvd
+
+        hvd.shutdown()
+    else:
+        import torch.distributed as dist
+
+        dist.destroy_process_group()
+
+
 def gather() -> list[int]:
     """Every rank's number, as each rank sees it."""
+    rank = meet()
+    if is_horovods():
+        import horovod.torch as hvd
+
+        found: list[int] = hvd.allgather_object(rank)
+        return found
     import torch.distributed as dist
 
-    meet()
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, dist.get_rank())
     return everyone
@@ -39,6 +76,12 @@ def gather() -> list[int]:
 
 def all_reduce_for_ever() -> None:
     import torch
+
+    if is_horovods():
+        import horovod.torch as hvd
+
+        while True:
+            hvd.allreduce(torch.ones(1), name="step")
     import torch.distributed as dist
 
     while True:
@@ -47,15 +90,13 @@ def all_reduce_for_ever() -> None:
 
 def fail_on(culprit: int, clean_up_s: float, leave_group: bool) -> None:
     """The culprit raises while its peers are in a collective, and cleans up for a while."""
-    import torch.distributed as dist
-
     rank = meet()
     if rank == culprit:
         try:
             raise ValueError("bad batch 17")
         finally:
             if leave_group:
-                dist.destroy_process_group()
+                leave()
             time.sleep(clean_up_s)
             Path(os.environ["LAST_ACT"]).write_text(repr(time.monotonic()))
     all_reduce_for_ever()
@@ -171,6 +212,13 @@ def clean_up_on_stop(marker: str) -> None:
         Path(f"{marker}-{os.environ['RANK']}").write_text("saved")
 
 
+def do_not_come(absent: list[int]) -> None:
+    """Meet, but for some who do something else."""
+    if int(os.environ["RANK"]) in absent:
+        time.sleep(1000)
+    meet(timeout_s=4)
+
+
 def one_collective_more() -> None:
     """Ranks disagree about how many collectives there are."""
     import torch
@@ -185,6 +233,9 @@ def one_collective_more() -> None:
 def family(dl_workers: int, stuck: bool) -> None:
     """A rank as users have them: DataLoader workers, and a helper in a session of its own."""
     import torch
+
+    if is_horovods():
+        meet()  # its threads are there when the workers are forked
 
     class Data(torch.utils.data.Dataset):  # type: ignore[misc]
         def __len__(self) -> int:

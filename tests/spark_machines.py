@@ -25,7 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests import leaks, spark_ranks
+from tests import horovod_ranks, leaks, spark_ranks
 from tests import spark_rig as rig
 from tests.test_endings import alive, family_of
 
@@ -216,9 +216,9 @@ def again(stage: Stage) -> Any:
     return hm.run(spark_ranks.count, 2, np=2, on="spark")
 
 
-def carried(stage: Stage) -> Any:
-    """Say what four ranks go on from, on machines that seem to share no disk with the kernel."""
-    import hydrogen_magic as hm
+@contextmanager
+def _on_other_disks() -> Iterator[None]:
+    """Have machines seem to share no disk with the kernel."""
     from hydrogen_magic.placements.spark import plans
 
     known = plans.plan
@@ -228,10 +228,33 @@ def carried(stage: Stage) -> Any:
 
     plans.plan = on_other_disks
     try:
-        gang = hm.launch(spark_ranks.go_on, np=4, on="spark", retries=1)
-        return gang.results
+        yield
     finally:
         plans.plan = known
+
+
+def carried(stage: Stage) -> Any:
+    """Say what four ranks go on from, on machines that seem to share no disk with the kernel."""
+    import hydrogen_magic as hm
+
+    with _on_other_disks():
+        return hm.launch(spark_ranks.go_on, np=4, on="spark", retries=1).results
+
+
+def by_horovod(stage: Stage) -> Any:
+    """Say who three ranks are to Horovod on two machines, and what an allreduce among them gave."""
+    import hydrogen_magic as hm
+
+    return hm.launch(horovod_ranks.places, np=3, on="spark", rendezvous="horovod").results
+
+
+def committed(stage: Stage) -> Any:
+    """Say what elastic training on two machines that share no disk goes on from."""
+    import hydrogen_magic as hm
+
+    with _on_other_disks():
+        options = {"np": 4, "on": "spark", "rendezvous": "horovod", "retries": 1}
+        return hm.launch(horovod_ranks.elastic, 6, "raise", 3, **options).results
 
 
 def links(stage: Stage) -> Any:
@@ -255,7 +278,17 @@ def links(stage: Stage) -> Any:
 
 
 SCENES: dict[str, Callable[[Stage], Any]] = {
-    scene.__name__: scene for scene in (who, carried, away_for_a_while, away_for_ever, again, links)
+    scene.__name__: scene
+    for scene in (
+        who,
+        carried,
+        by_horovod,
+        committed,
+        away_for_a_while,
+        away_for_ever,
+        again,
+        links,
+    )
 }
 
 

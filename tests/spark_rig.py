@@ -39,11 +39,12 @@ _START_S = 60.0
 _END_S = 10.0
 _POLL_S = 0.02
 _NOT_THERE = re.compile(
-    r"(_?hydrogen_magic|__editable__|__pycache__|ipykernel|ipython|ipywidgets|anywidget|psutil|rich"
+    r"(_?hydrogen_magic|__editable__|__pycache__|ipykernel|ipython|ipywidgets|anywidget|rich"
     r"|traitlets|jupyter|notebook|nb|cloudpickle|keras|lightning|transformers).*",
     re.IGNORECASE,
 )
-"""What executors do not have; everything else of this environment is lent to them."""
+"""What executors do not have; everything else of this environment is lent to them (Horovod, too, which
+needs psutil)."""
 _OF_CONNECT = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_REMOTE", "SPARK_LOCAL_REMOTE")
 """What a Connect session of this process has left, and a classic one stumbles over."""
 _QUICK_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss512k"

@@ -72,6 +72,8 @@ def test_a_comment_ends_the_line() -> None:
         ("--timeout soon", "5m or 1h30m"),
         ("--timeout 0", "5m or 1h30m"),
         ("--env PATH", "NAME=VALUE, got 'PATH'"),
+        ("--env RANK=1", "env has RANK"),
+        ("--with tensorflow", "There is torch, horovod"),
         ("--out model.weight", "names of variables"),
         ("--out class", "names of variables"),
         ("--max-closure lots", "500MB or 2GiB"),

@@ -520,6 +520,7 @@ def test_inline_ranks_meet_themselves() -> None:
         ({"timeout": "5"}, "timeout_s should be int or float, got '5'"),
         ({"env": {"A": 1}}, r"env\['A'\] should be a str"),
         ({"env": {"RANK": "7"}}, "tells a rank who it is"),
+        ({"env": {"HOROVOD_RANK": "0"}}, "tells a rank who it is"),
     ],
 )
 def test_options_are_checked_before_anything_starts(options: dict[str, object], said: str) -> None:

@@ -9,7 +9,7 @@ import random
 import pytest
 
 from hydrogen_magic import events as ev
-from hydrogen_magic.gang.culprit import is_victim_error, verdict
+from hydrogen_magic.gang.culprit import Missing, is_victim_error, missing, verdict
 from hydrogen_magic.gang.state import GangState, fold, replay
 
 GLOO_CLOSED = ev.ErrorReport(
@@ -55,6 +55,19 @@ def test_a_new_attempt_forgets_the_old_one() -> None:
     state = fold(state, ev.AttemptStarted(2.0, 1))
     assert state.attempt == 1 and state.ranks[1].failure is None
     assert verdict(state, math.inf) is None
+
+
+def test_who_has_not_come_is_missing_and_who_has_just_come_is_not() -> None:
+    """A rank that waits says so after a second: until then it may be there."""
+    waits = [ev.CollectiveWait(1.5, rank, "hvd.init", 1, 0.5) for rank in (0, 2)]
+    state = replay([*running(4), *waits])
+    assert missing(state, "hvd.init", 10.0, 11.9) is None
+    assert missing(state, "hvd.init", 10.0, 12.1) == Missing(absent=(1, 3), waiting=(0, 2))
+    assert missing(state, "hvd.barrier", 10.0, 12.1) is None, "they wait somewhere else"
+    others = [ev.CollectiveWait(12.0, rank, "hvd.init", 1, 10.9) for rank in (1, 3)]
+    assert missing(replay([*running(4), *waits, *others]), "hvd.init", 10.0, 99.0) is None
+    gone_on = [ev.CollectiveWait(12.0, rank, "", 1, 0.5) for rank in (0, 2)]
+    assert missing(replay([*running(4), *waits, *gone_on]), "hvd.init", 10.0, 99.0) is None
 
 
 def test_step_rate_is_over_a_window() -> None:

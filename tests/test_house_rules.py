@@ -37,12 +37,13 @@ LAYERS = (
         "metrics",
         "timeline",
         "profiles",
+        "predict",
     ),
     ("wire", "transfer", "rendezvous", "horovod"),
     ("worker", "agent"),
     ("placements",),
     ("views",),
-    ("handle", "profiling", "conductor", "runner"),
+    ("handle", "profiling", "conductor", "runner", "infer"),
     ("compat", "doctor", "manage", "notebook", "magics", "__init__"),
 )
 """Rooms of the package, lowest first. A room imports its own layer and those below."""
@@ -52,7 +53,9 @@ DOORS = {
     "IPython": ("magics", "notebook", "views", "worker.shell", "__init__"),
     "cloudpickle": ("pickling", "capture", "worker"),
     "ipykernel": ("magics", "notebook", "views"),
-    "pandas": ("metrics", "handle", "capture", "views"),
+    "narwhals": ("infer.frames",),
+    "pandas": ("metrics", "handle", "capture", "views", "infer", "predict"),
+    "polars": ("infer", "predict"),
     "pynvml": ("agent",),
     "psutil": ("record", "agent", "placements"),
     "rich": ("views",),
@@ -67,6 +70,8 @@ OF_NUMBERS = tuple(
     f"views.{room}" for room in ("buckets", "columns", "curves", "lanes", "widget", "picture")
 )
 """Arithmetic of the live view on numpy; imported on use themselves."""
+OF_FRAMES = ("infer", "predict", "worker.inference", "worker.inference_on_spark")
+"""Arithmetic of frames on Arrow; imported on use themselves."""
 
 RANK_SIDE = (*LAYERS[0], "parcel", "pickling", "restoring", "closure", "worker")
 """What a rank loads; nothing of a notebook at import time, executors do not have it."""
@@ -237,6 +242,7 @@ def test_frameworks_are_imported_on_use() -> None:
         for found, name in _outside()
         if name in FRAMEWORKS and found.at_import_time
         if not (name == "numpy" and _is_in(found.file, OF_NUMBERS))
+        if not (name in ("numpy", "pyarrow") and _is_in(found.file, OF_FRAMES))
     ]
     assert wrong == []
 

@@ -30,7 +30,8 @@ KERNEL = textwrap.dedent(
         if forked == 0:
             time.sleep(60)
             os._exit(0)
-    gang = hm.launch(ranks.family, 2, True, np=2)
+    rendezvous = "horovod" if "horovod" in sys.argv else "torch"
+    gang = hm.launch(ranks.family, 2, True, np=2, rendezvous=rendezvous)
     print(gang.id, forked, flush=True)
     gang.wait()
     """

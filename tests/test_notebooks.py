@@ -9,8 +9,14 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+MARKERS = ("horovod", "spark")
+"""A notebook that has one of these in its name needs what the marker stands for."""
 NOTEBOOKS = [
-    pytest.param(path, marks=pytest.mark.spark if "spark" in path.stem else (), id=path.stem)
+    pytest.param(
+        path,
+        marks=[getattr(pytest.mark, marker) for marker in MARKERS if marker in path.stem],
+        id=path.stem,
+    )
     for path in sorted((Path(__file__).parent.parent / "example_notebooks").glob("*.ipynb"))
 ]
 

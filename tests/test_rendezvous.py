@@ -18,7 +18,7 @@ import hydrogen_magic as hm
 from hydrogen_magic import processes
 from hydrogen_magic.errors import RendezvousError
 from hydrogen_magic.rendezvous.torch import TorchRendezvous
-from hydrogen_magic.spec import Plan, Slot
+from hydrogen_magic.spec import JobSpec, Plan, Slot
 from tests import ranks
 from tests.test_endings import ended, until
 
@@ -102,7 +102,7 @@ def test_the_environment_of_two_hosts() -> None:
         Slot(rank, rank % 2, rank // 2, 4, 2, 2, f"host{rank // 2}", None) for rank in range(4)
     )
     meeting = TorchRendezvous().prepare(
-        Plan(slots), "10.0.0.1", 4321, gang="a1b2", attempt=1, retries=2
+        Plan(slots), "10.0.0.1", 4321, spec=JobSpec(np=4, retries=2), gang="a1b2", attempt=1
     )
     last = meeting.environments[3]
     assert (last["RANK"], last["LOCAL_RANK"], last["GROUP_RANK"]) == ("3", "1", "1")

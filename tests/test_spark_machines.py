@@ -96,6 +96,25 @@ def test_a_checkpoint_travels_by_the_kernel_to_machines_that_share_no_disk(
     assert len({folder for _, _, folder in everyone}) == 2, "each machine has its own"
 
 
+@pytest.mark.horovod
+def test_horovod_knows_who_is_where(machines: Machines) -> None:
+    """Three ranks: two on one machine, or one; across machines only equals have each other."""
+    places = machines.play("by_horovod")
+    assert [rank for rank, *_ in places] == [0, 1, 2] and {place[-1] for place in places} == {3.0}
+    told = sorted(tuple(place[1:5]) for place in places)
+    assert told in (
+        [(0, 1, 0, 2), (0, 2, 1, 2), (1, 2, 0, 1)],
+        [(0, 1, 1, 2), (0, 2, 0, 2), (1, 2, 0, 1)],
+    )
+
+
+@pytest.mark.horovod
+def test_elastic_commits_travel_to_machines_that_share_no_disk(machines: Machines) -> None:
+    everyone = machines.play("committed")
+    assert [found["begun_at"] for found in everyone] == [4] * 4
+    assert {found["spread"] for found in everyone} == {0}
+
+
 def test_a_machine_that_comes_back_loses_nothing(machines: Machines) -> None:
     ended = machines.play("away_for_a_while")
     assert ended == {"state": "SUCCEEDED", "lost": []}

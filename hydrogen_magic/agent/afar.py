@@ -251,8 +251,8 @@ class Afar:
         elif action == "got":
             self._outgoing.acknowledged()
         elif action == "clock":
-            self._clock.note(float(message["sent"]), float(message["at"]))
-            self._welcome_tasks()
+            is_sure = self._clock.note(float(message["sent"]), float(message["at"]))
+            self._welcome_tasks() if is_sure else self._link.send({"beat": time.monotonic()})
         elif action == "forget":
             shutil.rmtree(self._own_checkpoints(message["gang"]), ignore_errors=True)
         elif action == "release":
@@ -308,15 +308,15 @@ class Afar:
         folder = Path(shared) if shared else self._own_checkpoints(launch["gang"])
         return dict(checkpoint.environment(folder, is_shared=bool(shared)))
 
-    async def closure(self, crew: Crew) -> int:
+    async def handed(self, crew: Crew) -> list[int]:
         """Wait for the closure, which comes in parts; it stays here for the gang's other attempts."""
         self._crew = crew
-        self._logs = Logs(Path(crew.record_dir), self._send_log)
+        self._logs = Logs(Path(crew.record_dir), crew.timelines.kept, self._send_log)
         self._logs.begin()
         while crew.gang not in self._closures and not crew.is_cancelled:
             await asyncio.sleep(_POLL_S)
         fd = self._closures.get(crew.gang)
-        return memory_file("nothing") if fd is None else os.dup(fd)
+        return [memory_file("nothing") if fd is None else os.dup(fd)]
 
     def hand_over(self, label: dict[str, Any], fd: int) -> None:
         self._in_background(self._send_file(label, os.dup(fd)))
@@ -332,9 +332,9 @@ class Afar:
         finally:
             os.close(fd)
 
-    async def _send_log(self, rank: int, data: bytes) -> None:
+    async def _send_log(self, label: dict[str, Any], data: bytes) -> None:
         assert self._crew is not None
-        await self._outgoing.send({"log": rank, "gang": self._crew.gang}, memoryview(data))
+        await self._outgoing.send({**label, "gang": self._crew.gang}, memoryview(data))
 
     async def finish(self, crew: Crew) -> None:
         while self._handing_over:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydrogen_magic import events as ev
 from hydrogen_magic import processes
 from hydrogen_magic.agent.gpus import Gpus
+from hydrogen_magic.agent.horovod_timeline import Timelines, path_prefix
+from hydrogen_magic.agent.kept import Kept, KeptWorker
 from hydrogen_magic.agent.nursery import Nursery, Worker
 from hydrogen_magic.agent.output import Allowance, RankLog
 from hydrogen_magic.agent.rank import Rank, log_path
@@ -45,6 +48,7 @@ class Crew:
         self,
         launch: dict[str, Any],
         nursery: Nursery,
+        kept: Kept,
         emit: Callable[[ev.Event], None],
         hand_over: Callable[[dict[str, Any], int], None],
         service: Service | None,
@@ -54,10 +58,13 @@ class Crew:
         self.record_dir = str(launch["record_dir"])
         self._launch = launch
         self._nursery = nursery
+        self._kept = kept
         self._emit = emit
         self._hand_over = hand_over
         self._is_recording = bool(launch["record"])
         self._zero_s = float(launch["clock_zero_s"])
+        self.timelines = Timelines(self._zero_s, emit)
+        """Horovod's, where it is rank 0's host."""
         self._grace_s = float(launch["grace_s"])
         self._ranks: dict[int, Rank] = {}
         self._gpus = Gpus({slot["rank"]: slot["gpu"] for slot in launch["slots"]})
@@ -79,37 +86,53 @@ class Crew:
         """Whether it was told to end before its ranks were started."""
         return self._cancelled
 
-    async def run(self, closure_fd: int, start_template: Callable[[], None]) -> None:
-        """Start the ranks, wait for their end, and sweep up; returns when nothing is left."""
+    async def run(self, handed: Sequence[int], start_template: Callable[[], None]) -> None:
+        """Start the ranks, wait for their end, and sweep up; returns when nothing is left.
+
+        ``handed``: descriptors, closed here: of the closure, and of a channel for each rank that is fed.
+        """
         try:
             if not self._cancelled:
                 start_template()
-                self._starting = asyncio.ensure_future(self._start(closure_fd))
+                self._starting = asyncio.ensure_future(self._start(handed))
                 await asyncio.wait([self._starting])
                 self._report_start(self._starting)
             await self._watch()
         finally:
-            os.close(closure_fd)
+            _close_all(handed)
+            self.timelines.finish()
             self._gpus.close()
             if self._service is not None:
                 self._service.end()
+            is_kept = self._keep()
             await self.sweep()
             for rank in self._ranks.values():
-                rank.close()
+                rank.close(is_kept)
                 for left in Path(self.record_dir).glob(f"{_trace_name(rank.rank)}*"):
                     left.unlink(missing_ok=True)  # it was killed while it wrote that
 
+    def _keep(self) -> bool:
+        """Have the ranks wait for a gang like this one, if they all can and nobody wanted an end."""
+        ranks = sorted(self._ranks.values(), key=lambda rank: rank.rank)
+        staying = [KeptWorker(one.worker, one.stays) for one in ranks if one.stays is not None]
+        if self._ending is not None or len(staying) < len(self._launch["slots"]):
+            return False
+        self._kept.hold(self._launch["stay"], staying)
+        return True
+
     # ── starting ──
 
-    async def _start(self, closure_fd: int) -> None:
+    async def _start(self, handed: Sequence[int]) -> None:
         slots = self._launch["slots"]
         for slot in slots:
             self._emit(ev.RankPhase(self.now_s(), slot["rank"], "starting", self._first_detail()))
-        workers = await self._nursery.take(len(slots), self._launch["preload"])
+        workers = self._kept.take(self._launch.get("stay", ""))
+        workers = workers or await self._nursery.take(len(slots), self._launch["preload"])
         if self._service is not None:
             await self._service.begin()
-        for slot, worker in zip(slots, workers, strict=True):
-            self._send_off(slot, worker, closure_fd)
+        closure_fd, *channels = handed
+        for n, (slot, worker) in enumerate(zip(slots, workers, strict=True)):
+            self._send_off(slot, worker, [closure_fd, *channels[n : n + 1]])
 
     def _report_start(self, start: asyncio.Future[None]) -> None:
         """Turn a failed start into a failure of the first rank: the user must be told by somebody."""
@@ -137,7 +160,7 @@ class Crew:
         modules = self._launch["preload"]
         return f"importing {', '.join(modules[:3])}" if modules else ""
 
-    def _send_off(self, slot: dict[str, Any], worker: Worker, closure_fd: int) -> None:
+    def _send_off(self, slot: dict[str, Any], worker: Worker, fds: Sequence[int]) -> None:
         rank = int(slot["rank"])
         log = RankLog(log_path(self.record_dir, rank))
         one = Rank(rank, worker, log, self.now_s, self._emit, self._hand_over)
@@ -146,9 +169,12 @@ class Crew:
             "kind": "rank", "rank": rank, "clock_zero_s": self._zero_s,
             "env": {**self._launch["env"], **slot["env"]},
             "cwd": self._launch["cwd"], "sys_path": self._launch["sys_path"],
-            "record": self._is_recording,
+            "record": self._is_recording, "infer": self._launch.get("infer"),
+            "timelines": path_prefix(self.record_dir, self.attempt),
         }  # fmt: skip
-        one.go(message, [closure_fd], slot["device"])
+        one.on_stay = self._on_rank_over
+        one.on_timeline = functools.partial(self.timelines.turn_to, rank)
+        one.go(message, fds, slot["device"])
         ended = self._nursery.take_exit(worker.pid)
         if ended is not None:  # before anybody knew it was to be this rank
             self.on_exit(worker.pid, *ended)
@@ -164,6 +190,7 @@ class Crew:
                 pass
             for rank in self._ranks.values():
                 rank.send_output(self._allowance)
+            self.timelines.look()
             if time.monotonic() >= health_at:
                 health_at = time.monotonic() + _HEALTH_S
                 self._check_health()
@@ -199,14 +226,17 @@ class Crew:
         for rank in self._ranks.values():
             if rank.worker.pid == pid and not rank.exited:
                 rank.on_exit(status, max_rss_bytes)
-                if self._over():
-                    self._all_exited.set()
+                self._on_rank_over()
                 return True
         if self._service is None or not self._service.forget(pid):
             return False
         if self._ending is None and not self._over():
             self.report_fault(RendezvousError("what the ranks meet at ended unexpectedly"))
         return True
+
+    def _on_rank_over(self) -> None:
+        if self._over():
+            self._all_exited.set()
 
     # ── orders ──
 
@@ -301,12 +331,18 @@ class Crew:
 
     def _keepers(self) -> set[int]:
         """Return the pids that are not the gang's: template, waiting workers, what serves the ranks."""
-        return self._nursery.keepers() | (self._service.pids() if self._service else set())
+        served = self._service.pids() if self._service else set()
+        return self._nursery.keepers() | self._kept.pids() | served
 
     def _give_up(self, left: list[processes.Process]) -> None:
         said = ", ".join(f"{process.pid} (state {process.state})" for process in left)
         text = f"cannot be killed on {os.uname().nodename}: {said}; the machine needs attention"
         self._emit(ev.Notice(self.now_s(), "error", text))
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _trace_name(rank: int) -> str:

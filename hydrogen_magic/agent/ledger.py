@@ -1,36 +1,45 @@
-"""What an agent keeps for a kernel on another machine: its time, its directory, its ranks' logs."""
+"""What an agent keeps for a kernel on another machine: its time, its directory, what its ranks write."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
+from hydrogen_magic.agent.horovod_timeline import Kept
 from hydrogen_magic.transfer import PART_BYTES
 
 __all__ = ["Clock", "Logs", "usable_directory"]
 
 _SHIP_S = 0.2
+_QUICK_S = 0.005
+_MOST_ANSWERS = 5
+"""Where none comes quickly, as by a relay, the best of so many has to do."""
 
 
 class Clock:
     """The kernel's monotonic clock, as well as a question and its answer can tell."""
 
     def __init__(self) -> None:
+        self._n_answers = 0
         self._best_s = float("inf")
         self._offset_s = 0.0
 
-    def note(self, sent_s: float, kernels_s: float) -> None:
+    def note(self, sent_s: float, kernels_s: float) -> bool:
         """Note that a question sent at ``sent_s`` of our clock was answered with ``kernels_s``.
 
-        The quickest answer is the truest: it is wrong by half of what it took at most.
+        The quickest answer is the truest: it is wrong by half of what it took at most. Returns whether
+        it is true enough; the first question also waits until the two have met, for seconds perhaps.
         """
+        self._n_answers += 1
         now_s = time.monotonic()
         if now_s - sent_s <= self._best_s:
             self._best_s = now_s - sent_s
             self._offset_s = kernels_s - (now_s + sent_s) / 2
+        return self._best_s < _QUICK_S or self._n_answers >= _MOST_ANSWERS
 
     def here(self, kernels_s: float) -> float:
         """Return our clock at the kernel's ``kernels_s``."""
@@ -38,12 +47,22 @@ class Clock:
 
 
 class Logs:
-    """Sends on what ranks' log files get, as it comes and whole: the kernel keeps the run's record."""
+    """Sends on what ranks' log files get, as it comes and whole: the kernel keeps the run's record.
 
-    def __init__(self, folder: Path, send: Callable[[int, bytes], Awaitable[None]]) -> None:
+    ``timelines``: Horovod's that are kept as well, as far as they have settled. ``send`` takes what the
+    bytes are part of, and they.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        timelines: Sequence[Kept],
+        send: Callable[[dict[str, Any], bytes], Awaitable[None]],
+    ) -> None:
         self._folder = folder
+        self._timelines = timelines
         self._send = send
-        self._sent: dict[int, int] = {}
+        self._sent: dict[Path, int] = {}
         self._shipping: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
 
@@ -61,21 +80,25 @@ class Logs:
         while not over:
             over = self._over.is_set()  # looked at first: what was written before is sent below
             for path in sorted(self._folder.glob("rank-*.log")):
-                await self._ship_file(path, int(path.stem.partition("-")[2]))
+                label = {"log": int(path.stem.partition("-")[2])}
+                await self._ship_file(path, path.stat().st_size, label)
+            for kept in tuple(self._timelines):
+                await self._ship_file(kept.path, kept.settled, {"timeline": kept.number})
             if not over:
                 try:
                     await asyncio.wait_for(self._over.wait(), _SHIP_S)
                 except asyncio.TimeoutError:
                     continue
 
-    async def _ship_file(self, path: Path, rank: int) -> None:
+    async def _ship_file(self, path: Path, until: int, label: dict[str, Any]) -> None:
+        sent = self._sent.get(path, 0)
+        if sent == until:
+            return
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            while self._sent.get(rank, 0) < size:
-                file.seek(self._sent.get(rank, 0))
-                data = file.read(PART_BYTES)
-                self._sent[rank] = file.tell()
-                await self._send(rank, data)
+            file.seek(sent)
+            while data := file.read(min(PART_BYTES, until - sent)):
+                await self._send({**label, "offset": sent}, data)
+                sent = self._sent[path] = file.tell()
 
 
 def usable_directory(wanted: str, own: Path) -> str:

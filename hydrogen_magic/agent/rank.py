@@ -48,14 +48,20 @@ class Rank:
         self.heard = False
         """It reacted to being asked."""
         self.exited = False
+        self.stays: dict[str, int] | None = None
+        """For its process the gang is over, which waits for another one: the files that it depends on."""
         self.finishing_since: float | None = None
+        self.on_stay: Callable[[], None] = lambda: None
+        """Told when it stays."""
+        self.on_timeline: Callable[[dict[str, Any]], None] = lambda what: None
+        """Told of a timeline that the rank's Horovod begins, or has ended."""
         self._log = log
         self._now_s = now_s
         self._emit = emit
         self._hand_over = hand_over
         self._live = {"stdout": LiveText(), "stderr": LiveText()}
         self._reader = frames.FrameReader(worker.control)
-        self._stacks_read = 0
+        self._stacks_read = os.fstat(worker.stacks).st_size
         self._checkpoints = ""
         self._cpu: tuple[float, int] | None = None
         self._oom_kills = processes.oom_kills()
@@ -105,6 +111,10 @@ class Rank:
             self._emit(ev.RankResult(self._now_s(), self.rank, int(message["result"])))
         if "profile" in message:
             self._hand_over({"rank": self.rank, "profile": int(message["profile"])}, fds[0])
+        if "stays" in message:
+            self._stay(dict(message["stays"]))
+        if "timeline" in message:
+            self.on_timeline(message["timeline"])
         if "checkpoint" in message:
             self._hand_over_checkpoint(str(message["checkpoint"]))
         for encoded in message.get("events", ()):
@@ -128,6 +138,8 @@ class Rank:
     def _note(self, event: ev.Event) -> None:
         if isinstance(event, ev.RankPhase) and event.phase == "finishing":
             self.finishing_since = time.monotonic()
+        if isinstance(event, ev.Output):  # no descriptor brings it
+            self._write_log(event.text.encode("utf-8", "replace"))
 
     def _read_output(self, fd: int, stream: str) -> bool:
         try:
@@ -137,11 +149,14 @@ class Rank:
         if not data:
             asyncio.get_running_loop().remove_reader(fd)
             return False
+        self._write_log(data)
+        self._live[stream].feed(data)
+        return True
+
+    def _write_log(self, data: bytes) -> None:
         problem = self._log.write(data)
         if problem:
             self._emit(ev.Notice(self._now_s(), "warning", f"rank {self.rank}: {problem}"))
-        self._live[stream].feed(data)
-        return True
 
     def _read_interrupted(self) -> None:
         self.heard = True
@@ -205,6 +220,15 @@ class Rank:
             self.exited = True
             self._report_exit(status, max_rss_bytes)
 
+    def _stay(self, files: dict[str, int]) -> None:
+        """Take note that the process waits for another gang: this one sees it end well."""
+        self.stays = files
+        for fd, stream in ((self.worker.stdout, "stdout"), (self.worker.stderr, "stderr")):
+            self._read_all(fd, stream)
+        self.exited = True
+        self._report_exit(0, 0)
+        self.on_stay()
+
     def _report_exit(self, status: int, max_rss_bytes: int) -> None:
         for stream, live in self._live.items():
             self._emit_text(stream, live.rest())
@@ -235,18 +259,22 @@ class Rank:
             if not self._read_control():
                 break
         for fd, stream in ((self.worker.stdout, "stdout"), (self.worker.stderr, "stderr")):
-            for _ in range(_DRAIN_CHUNKS):
-                if not self._read_output(fd, stream):
-                    break
+            self._read_all(fd, stream)
 
-    def close(self) -> None:
-        """Let go of pipes and log."""
+    def _read_all(self, fd: int, stream: str) -> None:
+        for _ in range(_DRAIN_CHUNKS):
+            if not self._read_output(fd, stream):
+                break
+
+    def close(self, is_kept: bool = False) -> None:
+        """Let go of the log, and of the pipes unless the process is kept for another gang."""
         loop = asyncio.get_running_loop()
         for fd in (self.worker.control.fileno(), self.worker.stdout, self.worker.stderr,
                    self.worker.interrupted):  # fmt: skip
             loop.remove_reader(fd)
         self._reader.close()
-        self.worker.close()
+        if not is_kept:
+            self.worker.close()
         self._log.close()
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from hydrogen_magic import events as ev
 from hydrogen_magic.agent.crew import Crew
+from hydrogen_magic.agent.kept import Kept
 from hydrogen_magic.agent.nursery import Nursery
 from hydrogen_magic.agent.service import Service
 from hydrogen_magic.agent.tether import Tether
@@ -46,6 +47,7 @@ class Agent:
         self._boot = boot
         self._tether = tether
         self._nursery = nursery
+        self._kept = Kept()
         self._crew: Crew | None = None
         self._link = AgentLink(boot["endpoint"], boot["server_key"], boot["key"], boot["secret"])
         self._outbox: list[list[Any]] = []
@@ -149,17 +151,17 @@ class Agent:
             self._idle.cancel()
         # At once: a stop may be the next message, and must find the crew.
         service = self._service_for(message)
-        self._crew = Crew(message, self._nursery, self._emit, self._hand_over, service)
+        self._crew = Crew(message, self._nursery, self._kept, self._emit, self._hand_over, service)
         self._start(self._serve(self._crew, message))
 
     # ── a gang ──
 
     async def _serve(self, crew: Crew, launch: dict[str, Any]) -> None:
         try:
-            closure_fd = await self._tether.closure(crew)
+            handed = await self._tether.handed(crew)
             if self._preparing is not None:
                 await asyncio.wait([self._preparing])
-            await crew.run(closure_fd, lambda: self._start_template(launch))
+            await crew.run(handed, lambda: self._start_template(launch))
         except Exception as error:  # whatever it is, the kernel waits for this gang's end
             crew.report_fault(error)
         finally:
@@ -274,6 +276,7 @@ class Agent:
             claimed = self._crew is not None and self._crew.on_exit(
                 pid, status, usage.ru_maxrss << 10
             )
+            claimed = claimed or self._kept.forget(pid)
             if not claimed and not (self._standing is not None and self._standing.forget(pid)):
                 self._nursery.forget(pid, (status, usage.ru_maxrss << 10))
 
@@ -285,6 +288,7 @@ class Agent:
             await self._crew.sweep()
         if self._standing is not None:
             self._standing.end()
+        self._kept.end()
         self._nursery.end()
 
 

@@ -44,8 +44,11 @@ class Tether(Protocol):
         """Return a ``launch`` with this machine's paths, environment and clock."""
         ...
 
-    async def closure(self, crew: Crew) -> int:
-        """Return the descriptor of what ``crew`` runs, the caller's to close."""
+    async def handed(self, crew: Crew) -> list[int]:
+        """Return descriptors, the caller's to close: of what ``crew`` runs, then its ranks' channels.
+
+        There are channels, one for each rank, where the ranks are fed while they run.
+        """
         ...
 
     def hand_over(self, label: dict[str, Any], fd: int) -> None:
@@ -96,13 +99,14 @@ class Beside:
     def localized(self, launch: dict[str, Any]) -> dict[str, Any]:
         return launch
 
-    async def closure(self, crew: Crew) -> int:
+    async def handed(self, crew: Crew) -> list[int]:
         """Take what the kernel handed over just before its ``launch`` message."""
         while (received := frames.receive(self._handed_over)) is not None:
-            message, (fd,) = received
+            message, fds = received
             if (message["gang"], message["attempt"]) == (crew.gang, crew.attempt):
-                return fd
-            os.close(fd)  # of a launch that never came
+                return fds
+            for fd in fds:  # of a launch that never came
+                os.close(fd)
         raise ConnectionError("the kernel closed the connection")
 
     def hand_over(self, label: dict[str, Any], fd: int) -> None:

@@ -6,6 +6,8 @@ belongs to that side is imported on use.
 
 from __future__ import annotations
 
+from hydrogen_magic.compat.driver_log import LogCallback, log_to_driver
+from hydrogen_magic.compat.horovod_runner import HorovodRunner
 from hydrogen_magic.compat.torch_distributor import TorchDistributor
 
-__all__ = ["TorchDistributor"]
+__all__ = ["HorovodRunner", "LogCallback", "TorchDistributor", "log_to_driver"]

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 from hydrogen_magic import capture, notebook, runner
+from hydrogen_magic import events as ev
+from hydrogen_magic.handle import Gang
 from hydrogen_magic.spec import JobSpec
 from hydrogen_magic.views import pick_view
 
 __all__ = ["call", "run_script"]
+
+_HIDDEN = (
+    "what ranks print is not shown here (driver_log_verbosity='all' shows it), only what log_to_driver"
+    " and LogCallback say; %gang logs has everything"
+)
 
 
 def call(
@@ -20,18 +28,22 @@ def call(
     spec: JobSpec,
     *,
     launcher: str,
+    driver_log_only: bool = False,
 ) -> Any:
     """Call ``function`` on every rank and return rank 0's value; ``launcher`` is who was asked to.
 
-    Unlike :func:`hydrogen_magic.run` it leaves every keyword to the function. Raises what that does.
+    Unlike :func:`hydrogen_magic.run` it leaves every keyword to the function. ``driver_log_only``
+    shows none of the ranks' output but what they say by ``log_to_driver``. Raises what ``run`` does.
     """
     captured = capture.capture_call(
         function, args, kwargs,
         max_closure_bytes=spec.max_closure_bytes, ranks_have_gpu=runner.plan(spec).uses_gpu,
         labels=notebook.cell_labels_here(),
     )  # fmt: skip
+    if driver_log_only:
+        captured = replace(captured, warnings=(*captured.warnings, _HIDDEN))
     name = getattr(function, "__qualname__", repr(function))
-    return _attended(captured, spec, f"{launcher}.run({name})")
+    return _attended(captured, spec, f"{launcher}.run({name})", driver_log_only=driver_log_only)
 
 
 def run_script(path: str, args: Sequence[str], spec: JobSpec, *, launcher: str) -> None:
@@ -40,8 +52,31 @@ def run_script(path: str, args: Sequence[str], spec: JobSpec, *, launcher: str) 
     _attended(captured, spec, f"{launcher}.run({os.path.basename(path)})")
 
 
-def _attended(captured: capture.Captured, spec: JobSpec, title: str) -> Any:
+def _attended(
+    captured: capture.Captured, spec: JobSpec, title: str, *, driver_log_only: bool = False
+) -> Any:
     with runner.interrupts_held():
         gang = runner.launch_captured(captured, spec, title=title)
-        runner.attend(gang, pick_view(actions=gang))
+        shown = cast("Gang", _DriverLog(gang)) if driver_log_only else gang
+        runner.attend(shown, pick_view(actions=shown))
     return gang.result
+
+
+class _DriverLog:
+    """A gang as its view gets to see it: the same, but for what ranks print."""
+
+    def __init__(self, gang: Gang) -> None:
+        self._gang = gang
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._gang, name)
+
+    def events(self, start: int = 0) -> list[ev.Event]:
+        """Return as many events as the gang has, since views count them."""
+        return [_unprinted(event) for event in self._gang.events(start)]
+
+
+def _unprinted(event: ev.Event) -> ev.Event:
+    if isinstance(event, ev.Output) and event.stream != ev.DRIVER:
+        return replace(event, text="", skipped_bytes=0)
+    return event

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from hydrogen_magic.events import ErrorReport
 from hydrogen_magic.gang.state import GangState, RankState
 
-__all__ = ["Verdict", "evidence", "is_victim_error", "verdict"]
+__all__ = ["Missing", "Verdict", "evidence", "is_victim_error", "missing", "verdict"]
 
 _SETTLE_S = 0.15
 """After strong evidence: others' may be on the way, and it may be older."""
@@ -30,6 +30,9 @@ _UNWINDING_S = 30.0
 a checkpoint may be written there."""
 _UNWINDING_STRONG_S = 5.0
 """The same when another rank failed by itself meanwhile: the older exception may be one it handles."""
+
+_SEEN_WAITING_S = 1.5
+"""A rank that waits is seen to after a second: one that has just come is not missing."""
 
 _VICTIM_TYPES = frozenset(
     [
@@ -69,6 +72,14 @@ class Verdict:
     culprit: int | None
     wait_until_s: float
     """When to weigh again; meaningless once there is a culprit."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Ranks that others wait for in vain."""
+
+    absent: tuple[int, ...]
+    waiting: tuple[int, ...]
 
 
 def is_victim_error(error: ErrorReport | None) -> bool:
@@ -121,6 +132,19 @@ def verdict(state: GangState, now_s: float) -> Verdict | None:
     # A rank that aborted says no word; its peers' complaints may be heard before its end is.
     first = min(finals, key=lambda one: (state.ranks[one.rank].failure is not None, one.at_s))
     return Verdict(first.rank if absent is None else absent, now_s)
+
+
+def missing(state: GangState, meets_in: str, patience_s: float, now_s: float) -> Missing | None:
+    """Return who has not come to where others have waited for all too long; None while it is too early.
+
+    A rank that has come and gone on was met by all: then nobody else can be missing.
+    """
+    waiting = [rank for rank in state.ranks if rank.waiting_in.startswith(f"{meets_in} #")]
+    since_s = min((rank.waiting_since_s for rank in waiting), default=now_s)
+    if now_s - since_s < patience_s + _SEEN_WAITING_S:
+        return None
+    absent = tuple(rank.rank for rank in state.ranks if rank not in waiting)
+    return Missing(absent, tuple(rank.rank for rank in waiting)) if absent else None
 
 
 def _earliest(found: Iterable[Evidence]) -> Evidence | None:

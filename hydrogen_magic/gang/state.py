@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hydrogen_magic import events as ev
+from hydrogen_magic.gang.waits import Waits, added
 
 __all__ = ["Bar", "GangState", "RankState", "TERMINAL_STATES", "fold", "replay"]
 
@@ -76,6 +77,7 @@ class RankState:
     waiting_in: str = ""
     """Collective it is inside of: ``all_reduce #7``; empty otherwise."""
     waiting_since_s: float = 0.0
+    waits: Waits = field(default_factory=Waits)
     active_s: float = 0.0
     """When it last did anything that can be seen."""
     output_bytes: int = 0
@@ -130,6 +132,8 @@ class GangState:
     cells: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     culprit: int | None = None
     reason: str = ""
+    rows: ev.RowsDone | None = None
+    """How far ``%%infer`` is, None for other gangs and before it began."""
     notices: tuple[ev.Notice, ...] = ()
     is_recording: bool = False
     """Whether ranks record forward, backward, ... as spans."""
@@ -191,6 +195,10 @@ def _attempt_started(state: GangState, e: ev.AttemptStarted) -> GangState:
 
 def _queued(state: GangState, e: ev.Queued) -> GangState:
     return replace(state, queued=(e.have, e.wanted) if e.have < e.wanted else None)
+
+
+def _rows_done(state: GangState, e: ev.RowsDone) -> GangState:
+    return replace(state, rows=e)
 
 
 def _stop_requested(state: GangState, e: ev.StopRequested) -> GangState:
@@ -263,7 +271,8 @@ def _steps(rank: RankState, e: ev.Steps) -> RankState:
 
 
 def _seen(rank: RankState, e: ev.Spans) -> RankState:
-    return replace(rank, active_s=e.at_s)
+    waits = added(rank.waits, e) if e.track == ev.COLLECTIVES else rank.waits
+    return replace(rank, active_s=e.at_s, waits=waits)
 
 
 def _collective(rank: RankState, e: ev.CollectiveWait) -> RankState:
@@ -316,6 +325,7 @@ _GANG_RULES: Mapping[type, Callable[[GangState, Any], GangState]] = {
     ev.GangLaunched: _launched,
     ev.AttemptStarted: _attempt_started,
     ev.Queued: _queued,
+    ev.RowsDone: _rows_done,
     ev.StopRequested: _stop_requested,
     ev.Notice: _noticed,
     ev.Recording: _recording,

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from hydrogen_magic.gang.state import Bar, GangState, RankState
+from hydrogen_magic.gang.waits import late_by_now
 
 __all__ = ["is_waiting", "progress", "remaining_s", "stragglers"]
 
@@ -23,7 +24,7 @@ _FAST_ENOUGH_S = 1.0
 
 
 def stragglers(state: GangState, now_s: float) -> frozenset[int]:
-    """Return the ranks that others wait for in a collective, or that are clearly behind.
+    """Return the ranks that others wait for in a collective, again and again, or that are clearly behind.
 
     Stopped ranks are among them when others wait. Empty where nobody is worse than the rest.
     """
@@ -33,6 +34,9 @@ def stragglers(state: GangState, now_s: float) -> frozenset[int]:
     waited_for = _waited_for(running, now_s)
     if waited_for:
         return waited_for
+    late = late_by_now(running, now_s)
+    if late is not None:
+        return frozenset(late.ranks)
     steps = {rank.rank: float(rank.steps) for rank in running if rank.steps}
     if len(steps) > len(running) / 2:
         return _behind({rank.rank: float(rank.steps) for rank in running}, _STEPS_BEHIND)

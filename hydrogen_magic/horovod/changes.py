@@ -44,8 +44,24 @@ _ALWAYS = (
     Change(
         "horovod/common/timeline.cc",
         "std::this_thread::yield();",
-        "std::this_thread::sleep_for(std::chrono::milliseconds(1));",
-        "the timeline's writer takes a whole core for as long as the process lives",
+        "file_.flush();\n    std::this_thread::sleep_for(std::chrono::milliseconds(1));",
+        "the timeline's writer takes a whole core for as long as the process lives, and keeps the last "
+        "event to itself until the next one comes",
+    ),
+    Change(
+        "horovod/common/gloo/gloo_context.cc",
+        "device_attr.iface = gloo_iface_;\n"
+        "  device_attr.ai_family = AF_UNSPEC;\n"
+        "  auto dev = CreateDevice(device_attr);\n"
+        "\n"
+        "  global_ctx",
+        "device_attr.iface = global_context.gloo_iface_;\n"
+        "  device_attr.ai_family = AF_UNSPEC;\n"
+        "  auto dev = CreateDevice(device_attr);\n"
+        "\n"
+        "  global_ctx",
+        "process sets, that of all ranks included, listen where the host's name leads instead of at the "
+        "interface that was given, and end the process where it leads nowhere",
     ),
     Change(
         "horovod/runner/js_run.py",

@@ -10,10 +10,10 @@ import mmap
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.events import Event
@@ -21,10 +21,40 @@ from hydrogen_magic.parcel import Parcel
 from hydrogen_magic.rendezvous import Rendezvous
 from hydrogen_magic.spec import JobSpec, Plan
 
-__all__ = ["Attempt", "Crew", "Job", "NAMES", "Placement", "Sink", "get"]
+__all__ = ["Attempt", "Crew", "Feed", "Job", "NAMES", "Placement", "Sink", "get"]
 
 NAMES = ("local", "spark", "inline")
 """What :func:`get` knows."""
+
+
+class Feed(Protocol):
+    """Gives the ranks work while they run and takes what comes of it, on a thread of its own."""
+
+    options: Mapping[str, Any]
+    """What the ranks must know, as JSON."""
+    key: str
+    """Says what the cell and its names are: ranks may be kept for the same. Empty: they are not."""
+
+    def attach(
+        self,
+        emit: Callable[[Event], None],
+        stop: Callable[[], None],
+        now_s: Callable[[], float],
+    ) -> None:
+        """Say who is told of progress, how the ranks are ended, and what the gang's time is."""
+        ...
+
+    def open(self, n_ranks: int) -> list[int]:
+        """Begin to serve an attempt; return the ranks' ends of channels, the caller's to close."""
+        ...
+
+    def close(self) -> None:
+        """The attempt is over. Raises what went wrong on this side, if anything did."""
+        ...
+
+    def abandon(self) -> None:
+        """The gang is over: let go of what has not become a result."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -45,6 +75,8 @@ class Job:
     record_dir: Path
     clock_zero_s: float
     """``time.monotonic()`` of this process that is ``at_s == 0``."""
+    feed: Feed | None = None
+    """What the ranks work on once the cell has run, None where the cell is all."""
 
     def now_s(self) -> float:
         """Return the gang's time, as events have it."""
@@ -59,6 +91,8 @@ class Job:
         """Let go of the closure, and of what may be gigabytes unless somebody may want it yet."""
         if self.closure_fd is not None:
             os.close(self.closure_fd)
+        if self.feed is not None:
+            self.feed.abandon()
         if not keep_checkpoints:
             shutil.rmtree(self.checkpoints, ignore_errors=True)
 

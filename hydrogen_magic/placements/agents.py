@@ -82,11 +82,16 @@ class Agent(Peer):
         """Variables by which everything that descends from the agent can be told."""
         return self._marks
 
-    def launch(self, message: dict[str, Any], closure_fd: int) -> None:
-        """Have the agent start what ``message`` says, with the closure in ``closure_fd``."""
+    def launch(
+        self, message: dict[str, Any], closure_fd: int, channels: Sequence[int] = ()
+    ) -> None:
+        """Have the agent start what ``message`` says, with the closure in ``closure_fd``.
+
+        ``channels``: what ranks are fed by, one for each.
+        """
         label = {"gang": message["gang"], "attempt": message["attempt"]}
         self._handover.setblocking(True)
-        frames.send(self._handover, label, [closure_fd])
+        frames.send(self._handover, label, [closure_fd, *channels])
         self._handover.setblocking(False)
         self.send("launch", **message)
 

@@ -12,12 +12,13 @@ import threading
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 from hydrogen_magic import events as ev
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.placements import Attempt, Crew, Job, Sink, devices
+from hydrogen_magic.placements import Attempt, Crew, Feed, Job, Sink, devices
 from hydrogen_magic.spec import LOOPBACK, JobSpec, Plan, Slot
-from hydrogen_magic.worker import checkpoint, namespace, reporter, watch
+from hydrogen_magic.worker import checkpoint, inference, namespace, reporter, watch
 
 __all__ = ["InlinePlacement", "run_here"]
 
@@ -71,10 +72,23 @@ def _run(job: Job, sink: Sink, said: reporter.Reporter) -> None:
     loaded = namespace.load(job.parcel, types.ModuleType("__main__"))
     said.post(ev.RankPhase(said.now_s(), 0, "running"))
     value = loaded.run()
+    if job.feed is not None:
+        _serve(job.feed, loaded.predict(value), sink, said)
+        value = None
     result = loaded.collect(value)
     sink.deliver(0, result)
     said.post(ev.RankResult(said.now_s(), 0, result.nbytes))
     said.post(ev.RankExited(said.now_s(), 0, 0))
+
+
+def _serve(feed: Feed, predict: Any, sink: Sink, said: reporter.Reporter) -> None:
+    """Predict here and now; what the frame is read by has a thread of its own here, too."""
+    feed.attach(sink.emit, lambda: None, said.now_s)
+    (channel,) = feed.open(1)
+    try:
+        inference.serve(channel, predict, feed.options)
+    finally:
+        feed.close()
 
 
 @contextmanager
@@ -94,7 +108,7 @@ def _meet(attempt: Attempt, stack: ExitStack) -> dict[str, str]:
     held = socket.create_server(("127.0.0.1", 0))
     stack.callback(held.close)
     meeting = job.rendezvous.prepare(
-        job.plan, *held.getsockname()[:2], gang=attempt.gang, attempt=0, retries=0
+        job.plan, *held.getsockname()[:2], spec=job.spec, gang=attempt.gang, attempt=0
     )
     over = threading.Event()
     thread = threading.Thread(

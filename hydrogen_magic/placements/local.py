@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydrogen_magic import processes
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.placements import Attempt, Sink, agents, devices
+from hydrogen_magic.placements import Attempt, Job, Sink, agents, devices
 from hydrogen_magic.spec import LOOPBACK, JobSpec, Plan, Slot
 from hydrogen_magic.worker import checkpoint
 
@@ -37,11 +40,15 @@ class LocalPlacement:
         return LocalCrew()
 
 
-def _threads(plan: Plan) -> dict[str, str]:
-    """One thread per rank unless the user chose, as torchrun has it: ranks share the cores."""
+def _threads(plan: Plan, is_fed: bool) -> dict[str, str]:
+    """One thread per rank unless the user chose, as torchrun has it: ranks share the cores.
+
+    Ranks that are fed have nothing else to do on their share of them.
+    """
     if len(plan.slots) == 1 or "OMP_NUM_THREADS" in os.environ:
         return {}
-    return {"OMP_NUM_THREADS": "1"}
+    share = len(os.sched_getaffinity(0)) // len(plan.slots) if is_fed else 1
+    return {"OMP_NUM_THREADS": str(max(1, share))}
 
 
 class LocalCrew:
@@ -67,7 +74,7 @@ class LocalCrew:
             message["record"] = self._is_recording
         agent.sink, agent.attempt = sink, (attempt.gang, attempt.number)
         try:
-            agent.launch(message, job.closure_fd)
+            _launch(agent, message, job)
             await agent.swept()
         finally:
             agent.sink = agent.attempt = None
@@ -103,11 +110,33 @@ class LocalCrew:
             self._agent = None
 
 
+def _fed(attempt: Attempt, slots: Sequence[Mapping[str, Any]], digest: str) -> dict[str, Any]:
+    """Return what a launch says of ranks that are fed: how, and what kept ones must have been set up by."""
+    feed, spec = attempt.job.feed, attempt.job.spec
+    if feed is None:
+        return {"infer": None, "stay": ""}
+    places = [(slot["rank"], slot["device"], slot["gpu"]) for slot in slots]
+    what = [feed.key, places, digest, {**os.environ, **dict(spec.env)}, agents.directory(),
+            agents.import_path()]  # fmt: skip
+    key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+    return {"infer": {"options": dict(feed.options)}, "stay": key if feed.key else ""}
+
+
+def _launch(agent: agents.Agent, message: dict[str, Any], job: Job) -> None:
+    assert job.closure_fd is not None
+    channels = job.feed.open(len(job.plan.slots)) if job.feed is not None else []
+    try:
+        agent.launch(message, job.closure_fd, channels)
+    finally:
+        for fd in channels:
+            os.close(fd)
+
+
 def _launch_message(attempt: Attempt, agent: agents.Agent, digest: str) -> dict[str, Any]:
     job = attempt.job
     plan, spec = job.plan, job.spec
     meeting = job.rendezvous.prepare(
-        plan, *agent.held, gang=attempt.gang, attempt=attempt.number, retries=spec.retries
+        plan, *agent.held, spec=spec, gang=attempt.gang, attempt=attempt.number
     )
     checkpoints = checkpoint.environment(job.checkpoints, is_shared=True)
     slots = [
@@ -116,7 +145,8 @@ def _launch_message(attempt: Attempt, agent: agents.Agent, digest: str) -> dict[
             "device": devices.device_name(slot),
             "gpu": slot.gpu,
             "env": {
-                **devices.environment(plan, slot), **_threads(plan), **checkpoints, **meet,
+                **devices.environment(plan, slot), **_threads(plan, job.feed is not None),
+                **checkpoints, **meet,
                 **dict(spec.env),
             },
         }
@@ -132,4 +162,5 @@ def _launch_message(attempt: Attempt, agent: agents.Agent, digest: str) -> dict[
         "sys_path": agents.import_path(), "fingerprint": digest,
         "clock_zero_s": job.clock_zero_s, "grace_s": spec.grace_s,
         "record_dir": str(job.record_dir), "record": spec.timeline is not None,
+        **_fed(attempt, slots, digest),
     }  # fmt: skip

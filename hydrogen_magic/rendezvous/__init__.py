@@ -7,6 +7,7 @@ that the agent has bound already, so that no port is chosen twice. It never lear
 
 from __future__ import annotations
 
+import importlib
 import socket
 import threading
 from collections.abc import Callable, Mapping
@@ -14,11 +15,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.spec import Plan
+from hydrogen_magic.spec import JobSpec, Plan
 
-__all__ = ["Meeting", "NAMES", "Rendezvous", "Service", "get"]
+__all__ = ["Meeting", "NAMES", "Rendezvous", "Service", "check", "get"]
 
-NAMES = ("torch",)
+NAMES = ("torch", "horovod")
 """What :func:`get` knows."""
 
 
@@ -43,10 +44,21 @@ class Meeting:
 class Rendezvous(Protocol):
     """What a module of this package offers."""
 
+    library: str
+    """Module whose ``fault()`` says what is wrong with the library on a machine and what to do, or
+    None; empty where nothing can be. It imports the standard library only: its text is run anywhere."""
+    meets_in: str
+    """The collective in which ranks wait for all others to come; empty where its library has a bound
+    of its own for that, and says who is missing."""
+
+    def patience_s(self, spec: JobSpec) -> float:
+        """Return how long ranks wait in :attr:`meets_in` before those that are missing have failed."""
+        ...
+
     def prepare(
-        self, plan: Plan, address: str, port: int, *, gang: str, attempt: int, retries: int
+        self, plan: Plan, address: str, port: int, *, spec: JobSpec, gang: str, attempt: int
     ) -> Meeting:
-        """Return how the plan's ranks meet at ``address:port``, held by rank 0's host. Pure."""
+        """Return how the plan's ranks meet at ``address:port``, held by rank 0's host. No effect."""
         ...
 
     def serve_here(self, held: socket.socket, over: threading.Event) -> None:
@@ -67,6 +79,21 @@ def get(name: str) -> Rendezvous:
         from hydrogen_magic.rendezvous.torch import TorchRendezvous
 
         return TorchRendezvous()
+    if name == "horovod":
+        from hydrogen_magic.rendezvous.horovod import HorovodRendezvous
+
+        return HorovodRendezvous()
     raise PlacementError(
         f"`--with {name}` was asked for, but this version has only: {', '.join(NAMES)}"
     )
+
+
+def check(spec: JobSpec) -> None:
+    """Raise PlacementError when there is no such rendezvous, or its library is not what it should be.
+
+    On Spark it is the executors that must have it: they are asked before their ranks start.
+    """
+    library = get(spec.rendezvous).library if spec.placement != "spark" else ""
+    fault = importlib.import_module(library).fault() if library else None
+    if fault is not None:
+        raise PlacementError(f"`--with {spec.rendezvous}`: {fault}")

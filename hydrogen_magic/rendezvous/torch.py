@@ -9,6 +9,7 @@ Names and meanings of the variables: https://docs.pytorch.org/docs/stable/elasti
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket
@@ -18,7 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from hydrogen_magic.rendezvous import Meeting, Service
 from hydrogen_magic.rendezvous.guard import serve_guarded
-from hydrogen_magic.spec import Plan, Slot
+from hydrogen_magic.rendezvous.torchrun import place
+from hydrogen_magic.spec import JobSpec, Plan, Slot
 
 __all__ = ["TorchRendezvous", "serve_store"]
 
@@ -29,20 +31,25 @@ _POLL_S = 0.02
 class TorchRendezvous:
     """See :class:`hydrogen_magic.rendezvous.Rendezvous`."""
 
+    library = ""
+    meets_in = ""
+
+    def patience_s(self, spec: JobSpec) -> float:
+        return math.inf
+
     def prepare(
-        self, plan: Plan, address: str, port: int, *, gang: str, attempt: int, retries: int
+        self, plan: Plan, address: str, port: int, *, spec: JobSpec, gang: str, attempt: int
     ) -> Meeting:
         shared = {
             "MASTER_ADDR": address,
             "MASTER_PORT": str(port),
             "TORCHELASTIC_RUN_ID": gang,
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
-            "TORCHELASTIC_MAX_RESTARTS": str(retries),
+            "TORCHELASTIC_MAX_RESTARTS": str(spec.retries),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-            "GROUP_WORLD_SIZE": str(plan.slots[0].n_nodes),
         }
-        environments = tuple({**shared, **_place(slot)} for slot in plan.slots)
+        environments = tuple({**shared, **place(slot), **_interface(slot)} for slot in plan.slots)
         hosts = sorted({slot.address for slot in plan.slots}) if plan.slots[0].n_nodes > 1 else []
         service = Service(f"{__name__}:serve_store", {"hosts": hosts})
         return Meeting(environments, service)
@@ -70,21 +77,9 @@ def _has_group() -> bool:
     return distributed is not None and bool(distributed.is_initialized())
 
 
-def _place(slot: Slot) -> Mapping[str, str]:
-    environment: dict[str, object] = {
-        "RANK": slot.rank,
-        "LOCAL_RANK": slot.local_rank,
-        "WORLD_SIZE": slot.world_size,
-        "LOCAL_WORLD_SIZE": slot.local_world_size,
-        "GROUP_RANK": slot.node_rank,
-        "ROLE_NAME": "default",
-        "ROLE_RANK": slot.rank,
-        "ROLE_WORLD_SIZE": slot.world_size,
-    }
-    if slot.interface:
-        names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
-        environment.update(dict.fromkeys(names, slot.interface))
-    return {name: str(value) for name, value in environment.items()}
+def _interface(slot: Slot) -> Mapping[str, str]:
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+    return dict.fromkeys(names, slot.interface) if slot.interface else {}
 
 
 def serve_store(listen_fd: int, hosts: Sequence[str] = ()) -> None:

@@ -11,8 +11,16 @@ from rich.cells import cell_len, set_cell_size
 
 from hydrogen_magic.gang.culprit import is_victim_error
 from hydrogen_magic.gang.state import Bar, GangState, RankState
+from hydrogen_magic.gang.waits import late_by_now
 from hydrogen_magic.views.output import clean_name
-from hydrogen_magic.views.wording import duration, number, ranks_text, size_text
+from hydrogen_magic.views.wording import (
+    duration,
+    late_text,
+    number,
+    progress_text,
+    ranks_text,
+    size_text,
+)
 
 __all__ = [
     "MOST_ROWS",
@@ -54,6 +62,8 @@ def block(state: GangState, now_s: float, width: int) -> list[str]:
     ``now_s`` is the time since the launch, in seconds.
     """
     lines = [headline(state, now_s)]
+    if state.rows is not None:
+        lines.append(progress_text(state.rows, state.is_terminal))
     if len(state.ranks) <= MOST_ROWS:
         lines += _table(state.ranks, now_s, width)
     else:
@@ -77,6 +87,8 @@ def name_and_size(state: GangState) -> str:
 def status_line(state: GangState, now_s: float) -> str:
     """Return one line that says how far the gang is, for logs."""
     parts = [headline(state, now_s), phase_counts(state.ranks)]
+    if state.rows is not None:
+        parts.append(progress_text(state.rows, state.is_terminal))
     leader = slowest([rank for rank in state.ranks if not rank.is_over] or state.ranks)
     if leader:
         cells = _cells(leader[0], now_s)[_PROGRESS:]
@@ -249,6 +261,7 @@ def warnings(state: GangState, now_s: float) -> list[Warned]:
         *_stopped(alive),
         *_late(alive, now_s),
         *_in_collectives(alive, now_s),
+        *_waited_for(state, alive, now_s),
         *_silent(state.gang, alive, now_s),
     ]
 
@@ -293,6 +306,12 @@ def _in_collectives(alive: Sequence[RankState], now_s: float) -> Iterable[Warned
         missing = f"; not there yet: {_grouped(absent)}" if absent else ""
         text = f"{_grouped(same)} {verb} in {clean_name(name)} for {waited}{missing}"
         yield Warned(f"in {name} {_grouped(same)}", text)
+
+
+def _waited_for(state: GangState, alive: Sequence[RankState], now_s: float) -> Iterable[Warned]:
+    late = late_by_now([rank for rank in alive if rank.phase == "running"], now_s)
+    if late is not None:
+        yield Warned(f"waited for {late.ranks}", late_text(late, state.rendezvous))
 
 
 def _silent(gang: str, alive: Sequence[RankState], now_s: float) -> Iterable[Warned]:

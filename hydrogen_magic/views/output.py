@@ -26,7 +26,7 @@ class Line:
 
     rank: int
     stream: str
-    """``stdout`` or ``stderr``; ``note`` for what we say ourselves about a rank's output."""
+    """As of :class:`~hydrogen_magic.events.Output`; ``note``: what we say ourselves about it."""
     text: str
 
 

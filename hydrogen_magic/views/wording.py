@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-__all__ = ["duration", "number", "ranks_text", "size_text"]
+from hydrogen_magic.events import RowsDone
+from hydrogen_magic.gang.waits import Late
+
+__all__ = ["duration", "late_text", "number", "progress_text", "ranks_text", "size_text"]
 
 
 def duration(seconds: float) -> str:
@@ -39,6 +42,30 @@ def ranks_text(ranks: Sequence[int]) -> str:
     if len(ranks) > 8:
         return f"ranks {', '.join(shown)} and {len(ranks) - 8} more"
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def late_text(late: Late, rendezvous: str) -> str:
+    """Return ``ranks waited for rank 1 in negotiation: 34 % of the time``."""
+    where = "negotiation" if rendezvous == "horovod" else "collectives"
+    share = f"{100 * late.share:.0f} % of the time"
+    return f"ranks waited for {ranks_text(late.ranks)} in {where}: {share}"
+
+
+def progress_text(rows: RowsDone, is_over: bool = False) -> str:
+    """Return ``1,200 of 5,000 rows · 800 rows/s · 4.8 s left · 4 chunks in flight · 12 rows failed``."""
+    total = "" if rows.total is None else f" of {rows.total:,}"
+    parts = [f"{rows.done:,}{total} rows"]
+    elapsed_s = rows.at_s - rows.began_s
+    if rows.done and elapsed_s > 0:
+        rate = rows.done / elapsed_s
+        parts.append(f"{rate:,.0f} rows/s")
+        if rows.total is not None and not is_over:
+            parts.append(f"{duration((rows.total - rows.done) / rate)} left")
+    if rows.in_flight and not is_over:
+        parts.append(f"{rows.in_flight} chunks in flight")
+    if rows.failed:
+        parts.append(f"{rows.failed:,} rows failed")
+    return " · ".join(parts)
 
 
 def size_text(n_bytes: float) -> str:

@@ -62,6 +62,8 @@ def device() -> torch.device:
 
     if not torch.cuda.is_available():
         return torch.device("cpu")
+    if chosen := os.environ.get("HYDROGEN_MAGIC_DEVICE"):  # by whoever cannot hide the other GPUs
+        return torch.device(chosen)
     return torch.device("cuda", local_rank() % torch.cuda.device_count())
 
 

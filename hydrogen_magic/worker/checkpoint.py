@@ -21,7 +21,7 @@ from typing import Any
 
 from hydrogen_magic.worker import api, sharded, stored
 
-__all__ = ["environment", "install", "load", "save"]
+__all__ = ["environment", "install", "keep", "kept", "load", "save"]
 
 FOLDER = "HYDROGEN_MAGIC_CHECKPOINTS"
 """Environment variable: the directory of the gang's checkpoints on this rank's host."""
@@ -108,6 +108,23 @@ def load(
             " like the one that was saved, for every rank to fill its parts"
         )
     return sharded.load(parts, into)
+
+
+def keep(state: Any, name: str) -> None:
+    """Save what a library wants to have after a restart, beside what the user saves. On rank 0 only.
+
+    Raises what :func:`save` raises.
+    """
+    place = _place(None) or _temporary_place()
+    stored.save_beside(state, place.folder, name)
+    if place.is_carried:
+        _tell_agent(name)
+
+
+def kept(name: str) -> Any:
+    """Return what an earlier attempt has kept last under ``name``, None when there is nothing."""
+    place = _place(None)
+    return None if place is None else stored.load(place.folder, "cpu", name)
 
 
 # ── a rank and its placement ─────────────────────────────────────────────────────────────────────

@@ -15,12 +15,15 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from hydrogen_magic import events as ev
 from hydrogen_magic import frames
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.worker import process
+
+if TYPE_CHECKING:
+    from hydrogen_magic.worker import inference, namespace
 
 __all__ = ["run_worker"]
 
@@ -43,7 +46,7 @@ def run_worker(pipes: process.WorkerPipes, agent_pid: int, go_between_pid: int) 
         process.move_in(go)
         if go["kind"] == "service":
             _serve(go, fds)
-        code = _Rank(control, reader, go, fds).run()
+        code = _run(control, reader, go, fds)
     except BaseException:  # the last frame of this process: nobody above could print it
         sys.excepthook(*sys.exc_info())
     finally:
@@ -64,8 +67,25 @@ def _serve(go: dict[str, Any], fds: Sequence[int]) -> NoReturn:
 # ── running ──────────────────────────────────────────────────────────────────────────────────────
 
 
+def _run(
+    control: socket.socket, reader: frames.FrameReader, go: dict[str, Any], fds: Sequence[int]
+) -> int:
+    """Be a rank; one that has set up for inference may be the same rank of later gangs, too."""
+    rank = _Rank(control, reader, go, fds)
+    code = rank.run()
+    while rank.stays:
+        received = frames.receive(reader)
+        if received is None:
+            os._exit(0)  # nobody needs it any more
+        later, fds = received
+        process.move_on(go["env"], later["env"])
+        rank, go = _Rank(control, reader, later, fds, rank.set_up), later
+        code = rank.run()
+    return code
+
+
 class _Rank:
-    """The cell's life on this rank."""
+    """The cell's life on this rank; ``set_up`` is what an earlier gang's left."""
 
     def __init__(
         self,
@@ -73,6 +93,7 @@ class _Rank:
         reader: frames.FrameReader,
         go: dict[str, Any],
         fds: Sequence[int],
+        set_up: inference.SetUp | None = None,
     ) -> None:
         from hydrogen_magic.worker import (
             api,
@@ -85,7 +106,11 @@ class _Rank:
         )
 
         self.rank = int(go["rank"])
-        self.closure_fd = fds[0]
+        self.closure_fd, *self.channels = fds
+        self.infer = go["infer"]
+        self.set_up = set_up
+        self.stays = False
+        """It waits for another gang when this one is over."""
         self.control = control
         self.lock = threading.Lock()
         self.phase = "starting"
@@ -95,6 +120,7 @@ class _Rank:
         )  # fmt: skip
         reporter.install(self.reporter)
         checkpoint.install(self._send_checkpoint)
+        observe.horovod.timeline.install(go["timelines"], self._send_timeline)
         self.reporter.is_recording = bool(go["record"])
         observe.forward.follow(self.reporter.is_recording)
         self.profiler = profiler.Profiler(self.reporter, self._send_trace)
@@ -111,28 +137,54 @@ class _Rank:
             code = _exit_code(error)
         except BaseException as error:
             code = self._fail(error)
-        self._leave()
+        self.stays = self.stays and code == 0
+        self._stay() if self.stays else self._leave()
         return code
 
+    def _stay(self) -> None:
+        """Say that this gang is over for this process."""
+        self.reporter.close()
+        process.flush()
+        assert self.set_up is not None
+        with self.lock:
+            frames.send(self.control, {"stays": self.set_up.files})
+
     def _work(self) -> int:
+        loaded = self._load() if self.set_up is None else self.set_up.loaded
+        os.close(self.closure_fd)
+        self._enter("running")
+        value = None
+        if self.infer is not None:
+            self._infer(loaded)
+        else:
+            value = _run_script(loaded) if loaded.is_script else loaded.run()
+        self.profiler.finish()
+        self._enter("finishing")
+        self._deliver(loaded, value)
+        return 0
+
+    def _load(self) -> namespace.Loaded:
         from hydrogen_magic import parcel
         from hydrogen_magic.worker import api, namespace
 
         self._enter("loading")
         closure = parcel.from_memfd(self.closure_fd)
-        os.close(self.closure_fd)
         loaded = namespace.load(closure)
         del closure
         gc.unfreeze()
         if api.local_rank() == 0:  # for all of its host
             for text in loaded.warnings:
                 self.reporter.post(ev.Notice(self.reporter.now_s(), "warning", text))
-        self._enter("running")
-        value = _run_script(loaded) if loaded.is_script else loaded.run()
-        self.profiler.finish()
-        self._enter("finishing")
-        self._deliver(loaded, value)
-        return 0
+        return loaded
+
+    def _infer(self, loaded: namespace.Loaded) -> None:
+        """Predict until there is nothing left. The cell's own value is not asked for."""
+        from hydrogen_magic.worker import inference
+
+        if self.set_up is None:
+            self.set_up = inference.set_up(loaded)
+        is_done = inference.serve(self.channels[0], self.set_up.predict, self.infer["options"])
+        self.stays = is_done and self.set_up.can_stay
 
     def _enter(self, phase: str) -> None:
         self.phase = phase
@@ -183,6 +235,10 @@ class _Rank:
     def _send_trace(self, number: int, fd: int) -> None:
         with self.lock:
             frames.send(self.control, {"profile": number}, [fd])
+
+    def _send_timeline(self, what: dict[str, Any]) -> None:
+        with self.lock:
+            frames.send(self.control, {"timeline": what})
 
     def _send_checkpoint(self, name: str) -> None:
         with self.lock:

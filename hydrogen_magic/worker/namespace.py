@@ -182,6 +182,13 @@ class Loaded:
         namespace.update(__file__=path, __cached__=None, __builtins__=builtins)
         exec(code, namespace)
 
+    def predict(self, value: Any) -> Any:
+        """Return what is called for every batch: the cell's ``predict``, or what the call returned.
+
+        ``value``: what :meth:`run` returned. None where the cell defined no such name.
+        """
+        return value if self._header.kind == "call" else self._module.__dict__.get("predict")
+
     # ── results ──────────────────────────────────────────────────────────────────────────────────
 
     def collect(self, value: Any) -> Parcel:

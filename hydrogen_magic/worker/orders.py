@@ -12,6 +12,7 @@ from typing import Any
 
 from hydrogen_magic import frames
 from hydrogen_magic.worker.observe import forward
+from hydrogen_magic.worker.observe.horovod import timeline
 from hydrogen_magic.worker.profiler import Profiler
 from hydrogen_magic.worker.reporter import Reporter
 
@@ -38,6 +39,7 @@ class Orders:
         except OSError:
             self._is_open = False  # the agent has gone
         forward.follow(self._reporter.is_recording)
+        timeline.follow(self._reporter.is_recording)
 
     def _obey_all(self) -> None:
         is_over = False

@@ -11,12 +11,13 @@ import threading
 import time
 import types
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
 from hydrogen_magic import processes
 
-__all__ = ["WorkerPipes", "asked_to_stop", "flush", "get_ready", "move_in", "settle_in"]
+__all__ = ["WorkerPipes", "asked_to_stop", "flush", "get_ready", "move_in", "move_on", "settle_in"]
 
 _IOLBF = 1
 """C's line buffering."""
@@ -154,6 +155,13 @@ def move_in(go: dict[str, Any]) -> None:
     wanted = int(threads) if threads.isdigit() else _default_threads
     if wanted != _WAITING_THREADS:
         _set_threads(wanted)
+
+
+def move_on(before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """Take over what is different in the environment; what the user's code changed in it stays."""
+    for name in before.keys() - after.keys():
+        os.environ.pop(name, None)
+    os.environ.update(item for item in after.items() if before.get(item[0]) != item[1])
 
 
 def _text_stream(fd: int) -> TextIO:

@@ -50,6 +50,17 @@ def save(state: Any, folder: Path) -> None:
         raise cannot_write(folder, error) from error
 
 
+def save_beside(state: Any, folder: Path, name: str) -> None:
+    """Write ``state`` to ``folder`` under a name of its own, whatever is saved there meanwhile."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for unfinished in folder.glob(f".{name}-*.part"):
+            unfinished.unlink(missing_ok=True)
+        _replace(folder, lambda file: _write_state(state, file), name)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+
+
 def _write_state(state: Any, file: BinaryIO) -> None:
     torch = sys.modules.get("torch")
     try:
@@ -67,12 +78,12 @@ def _write_state(state: Any, file: BinaryIO) -> None:
         raise TypeError(why) from error
 
 
-def _replace(folder: Path, write: Callable[[BinaryIO], None]) -> None:
+def _replace(folder: Path, write: Callable[[BinaryIO], None], name: str = NAME) -> None:
     """Have ``write`` fill a new file, and make that the checkpoint once it is safely on disk."""
-    part = folder / f".{NAME}-{secrets.token_hex(8)}.part"
+    part = folder / f".{name}-{secrets.token_hex(8)}.part"
     try:
         _write_part(part, write)
-        os.replace(part, folder / NAME)
+        os.replace(part, folder / name)
     except BaseException:  # an interrupt too: nobody would read what is half there
         part.unlink(missing_ok=True)
         raise
@@ -136,12 +147,12 @@ def _remove_others(folder: Path, keep: Path | None) -> None:
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def load(folder: Path, map_location: Any) -> Any:
+def load(folder: Path, map_location: Any, name: str = NAME) -> Any:
     """Return the state in ``folder``, None when there is none.
 
     Raises ValueError when it cannot be read here.
     """
-    path = folder / NAME
+    path = folder / name
     try:
         with open(path, "rb") as file:
             is_zip = file.read(len(_ZIP)) == _ZIP

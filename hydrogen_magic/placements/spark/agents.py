@@ -91,9 +91,9 @@ class RemoteAgent(Peer):
 
     def _take_part(self, label: dict[str, Any], data: memoryview) -> None:
         is_ours = self.attempt is not None and label["gang"] == self.attempt[0]
-        if "log" in label:
+        if "log" in label or "timeline" in label:
             if is_ours:
-                self._append(int(label["log"]), data)
+                self._write_on(label, data)
             return
         fd = self._incoming.take(label, data)
         if fd is None:
@@ -122,14 +122,21 @@ class RemoteAgent(Peer):
             assert self.sink is not None
             self.sink.take_trace(rank, number, trace)
 
-    def _append(self, rank: int, data: memoryview) -> None:
-        """Write a log on in the run's record; it is a courtesy, and its failure no fault of the run."""
+    def _write_on(self, label: dict[str, Any], data: memoryview) -> None:
+        """Write a log or timeline on in the run's record: a courtesy, and its failure no fault of the run."""
         assert self.job is not None and self.sink is not None
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+        if "log" in label:
+            name, rest, flags = f"rank-{int(label['log'])}.log", b"", os.O_APPEND
+        else:  # the bracket that ends it is written over by what comes next, as Horovod does it
+            name, rest, flags = Path(f"horovod-timeline-{label['timeline']}.json").name, b"]", 0
+        flags |= os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
         try:
-            fd = os.open(self.job.job.record_dir / f"rank-{rank}.log", flags, 0o600)
+            fd = os.open(self.job.job.record_dir / name, flags, 0o600)
             with os.fdopen(fd, "wb") as file:
+                if not flags & os.O_APPEND:
+                    file.seek(int(label["offset"]))
                 file.write(data)
+                file.write(rest)
         except OSError as error:
             if not self._log_problem:
                 self._log_problem = f"the ranks' logs cannot be written here: {error.strerror}"

@@ -51,12 +51,10 @@ def _cores_of_workers(session: Session, master: str) -> int | None:
 
     By Spark's own messages, which are no public interface: None where they are not what they were.
     """
-    from py4j.protocol import Py4JError
-
     try:
         workers = _ask_master(session, master)
-        return sum(worker.cores() for worker in workers if worker.state().toString() == "ALIVE")
-    except (Py4JError, OSError, ValueError):
+        return sum(int(w.cores()) for w in workers if w.state().toString() == "ALIVE")
+    except Exception:  # Py4J's, and those of Java that pyspark translates, have no base in common
         return None
 
 

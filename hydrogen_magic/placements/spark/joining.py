@@ -96,6 +96,7 @@ def _boot(
         "gang": attempt.gang, "attempt": attempt.number, "token": fleet.token,
         "owner": fleet.owner, "python": list(sys.version_info[:2]),
         "needs": sorted({"zmq", *(name.partition(".")[0] for name in job.needs)} - _SHIPPED),
+        "with": job.spec.rendezvous, "library": shipped.source(job.rendezvous.library),
         "endpoints": fleet.endpoints(session),
         "server_key": invited[0].keys.server_key,
         "keys": [(agent.keys.key, agent.keys.secret) for agent in invited],

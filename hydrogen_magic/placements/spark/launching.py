@@ -18,9 +18,8 @@ def messages(
     """Return what each agent is told: its own slots; the first also what serves the rendezvous."""
     job, spec = attempt.job, attempt.job.spec
     meeting = job.rendezvous.prepare(
-        meant.plan, *meant.agents[0].held,
-        gang=attempt.gang, attempt=attempt.number, retries=spec.retries,
-    )  # fmt: skip
+        meant.plan, *meant.agents[0].held, spec=spec, gang=attempt.gang, attempt=attempt.number
+    )
     told: dict[RemoteAgent, dict[str, Any]] = {}
     service = meeting.service and {
         "function": meeting.service.function, "options": dict(meeting.service.options),

@@ -15,13 +15,15 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.placements.spark.console import progress_bar_off
 from hydrogen_magic.placements.spark.faults import STOPPED, SparkJobError, explained
 
-__all__ = ["Session", "SparkJobError", "find"]
+__all__ = ["Session", "SparkJobError", "find", "of"]
+
+T = TypeVar("T")
 
 _CONNECT = "pyspark.sql.connect.session"
 _INSIST_EVERY_S = 0.1
@@ -33,7 +35,7 @@ _HOW = (
 )
 
 _running: dict[tuple[str, str], threading.Event] = {}
-"""(application, tag) -> set when that call of :meth:`Session.run_tasks` has ended."""
+"""(application, tag) -> set when that call of :meth:`Session.run` has ended."""
 
 
 @dataclass(frozen=True)
@@ -53,25 +55,34 @@ class Session:
     ) -> list[bytes]:
         """Run a barrier stage of ``n`` tasks; return the values of its one binary column, ``o``.
 
-        Blocks until the stage has ended; raises :class:`SparkJobError`. ``task`` takes and yields
-        Arrow batches as ``mapInArrow`` has it. ``tag`` is what :meth:`cancel` takes, without
-        commas; ``description`` is shown in Spark's UI, for which Connect has no place.
+        ``task`` takes and yields Arrow batches as ``mapInArrow`` has it; see :meth:`run` for the rest.
+        """
+        rows = self.run(lambda: self._stage(task, n, profile).collect(), tag, description)
+        return [bytes(row[0]) for row in rows]
+
+    def run(self, action: Callable[[], T], tag: str, description: str = "") -> T:
+        """Return what ``action`` returns, which has Spark run a job.
+
+        Blocks until that has ended; raises :class:`SparkJobError`. ``tag`` is what :meth:`cancel`
+        takes, without commas; ``description`` is shown in Spark's UI, for which Connect has no place.
         """
         if _is_stopped(self.spark):
             raise SparkJobError("stopped", STOPPED)
         ended = _running.setdefault((self.application, tag), threading.Event())
         try:
             with self._tagged(tag, description), self._quiet():
-                rows = self._stage(task, n, profile).collect()
+                return action()
+        except KeyboardInterrupt:
+            self.cancel(tag)
+            raise
         except Exception as error:  # Java's, gRPC's and pyspark's have no base in common
             raise explained(error) from error
         finally:
             ended.set()
             _running.pop((self.application, tag), None)
-        return [bytes(row[0]) for row in rows]
 
     def cancel(self, tag: str) -> None:
-        """Cancel what :meth:`run_tasks` runs under this tag; nothing happens when it is over.
+        """Cancel what :meth:`run` runs under this tag; nothing happens when it is over.
 
         Returns at once. A job that is only about to reach Spark is cancelled as soon as it does.
         """
@@ -188,6 +199,11 @@ def find() -> Session:
     if active is None:
         raise PlacementError(f"`--on spark` was asked for, but there is no Spark session: {_HOW}")
     return _session(active)
+
+
+def of(frame: Any) -> Session:
+    """Return the session of a Spark DataFrame."""
+    return _session(frame.sparkSession)
 
 
 def _session(spark: Any) -> Session:

@@ -8,12 +8,12 @@ import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["code", "task_source"]
+__all__ = ["code", "source", "task_source"]
 
 _PACKAGE = Path(__file__).parents[2]
 _NOT_THERE = {"views", "placements", "capture", "infer", "magics.py", "notebook.py",
               "manage.py", "runner.py", "conductor.py", "handle.py", "profiling.py", "doctor.py",
-              "metrics.py", "timeline.py", "profiles.py", "arguments.py", "words.py"}  # fmt: skip
+              "metrics.py", "timeline.py", "profiles.py", "arguments"}  # fmt: skip
 """The notebook's side."""
 _STAMP = (2020, 1, 1, 0, 0, 0)
 """One time for all: equal files make an equal zip."""
@@ -40,6 +40,12 @@ def code() -> bytes:
 
 def _add(archive: zipfile.ZipFile, name: str, path: Path) -> None:
     archive.writestr(zipfile.ZipInfo(name, _STAMP), path.read_bytes(), zipfile.ZIP_DEFLATED)
+
+
+def source(module: str) -> str:
+    """Return the text of a module of ours; empty for no name."""
+    found = find_spec(module) if module else None
+    return "" if found is None or found.origin is None else Path(found.origin).read_text()
 
 
 @functools.cache

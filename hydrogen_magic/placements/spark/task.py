@@ -78,10 +78,13 @@ def _check(boot: dict[str, Any]) -> None:
         raise _ProblemError("python", f"the notebook runs Python {wanted}, executors run {here}")
     if not hasattr(os, "pidfd_open"):
         raise _ProblemError("system", "executors need Linux 5.3 or newer")
-    missing = [name for name in boot["needs"] if _is_missing(name)]
-    if missing:
-        names = ", ".join(missing)
-        raise _ProblemError("missing", f"executors have no module {names} ({here})")
+    if boot["library"]:
+        asked: dict[str, Any] = {"__name__": "__main__"}
+        exec(boot["library"], asked)
+        if fault := asked["fault"]():
+            raise _ProblemError("library", f"`--with {boot['with']}`: {fault}")
+    if missing := [name for name in boot["needs"] if _is_missing(name)]:
+        raise _ProblemError("missing", f"executors have no module {', '.join(missing)} ({here})")
 
 
 def _is_missing(name: str) -> bool:
@@ -94,10 +97,8 @@ def _is_missing(name: str) -> bool:
 def _versions() -> dict[str, str]:
     found = {}
     for name in _DISTRIBUTIONS:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
@@ -317,11 +318,10 @@ def _exactly(sock: socket.socket, count: int) -> bytes | None:
 
 
 def _say(sock: socket.socket, about: dict[str, Any]) -> Any:
-    try:
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         _send(sock, about, [])
-    except (BrokenPipeError, ConnectionResetError):
-        return None
-    return _receive(sock)
+        return _receive(sock)
+    return None
 
 
 def _wait(sock: socket.socket, agent: dict[str, Any]) -> None:

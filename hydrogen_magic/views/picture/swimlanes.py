@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 import hydrogen_magic.views.picture.svg as svg
 from hydrogen_magic.events import TRACKS
 from hydrogen_magic.gang.state import GangState
+from hydrogen_magic.gang.waits import late_in_all
 from hydrogen_magic.views.lanes import PHASES, Lane, Lanes
 from hydrogen_magic.views.output import clean_name
 from hydrogen_magic.views.picture.colours import EITHER, ERROR, INK
 from hydrogen_magic.views.picture.scales import Scale, seconds_ticks
 from hydrogen_magic.views.picture.times import Times, list_html
-from hydrogen_magic.views.wording import duration
+from hydrogen_magic.views.wording import duration, late_text
 
 __all__ = ["timeline_html"]
 
@@ -44,7 +45,9 @@ def timeline_html(state: GangState, lanes: Lanes, times: Times, ranks: Sequence[
     some = f" · {len(ranks)} of {len(state.ranks):,} ranks" if len(ranks) < len(state.ranks) else ""
     skipped = sum(lane.skipped for lane in lanes.lanes().values())
     lost = f" · {skipped:,} spans came too fast to be kept" if skipped else ""
-    caption = f"<p><b>Timeline</b> since the launch{some}{lost}</p>"
+    late = late_in_all(state.ranks)
+    waited = f" · {late_text(late, state.rendezvous)}" if late else ""
+    caption = f"<p><b>Timeline</b> since the launch{some}{waited}{lost}</p>"
     return [caption, f"<p>{picture.image()}</p>", *list_html(times)]
 
 

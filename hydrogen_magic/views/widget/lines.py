@@ -23,7 +23,7 @@ _MOST_AT_ONCE_BYTES = 160_000
 """A long traceback of every rank passes whole; an endless stream is thinned out."""
 _KEPT_BYTES = 1 << 20
 _LAST_OF_RANK = 10
-_STREAMS = {"stdout": 0, "stderr": 1}
+_STREAMS = {"stdout": 0, "stderr": 1, ev.DRIVER: 0}
 _NOTE = 2
 
 _JsonLine = list[Any]

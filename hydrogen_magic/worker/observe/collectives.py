@@ -16,6 +16,7 @@ from typing import Any
 
 from hydrogen_magic.events import COLLECTIVES
 from hydrogen_magic.worker import reporter as _reporter
+from hydrogen_magic.worker.observe.mismatch import explained
 
 __all__ = ["NAMES", "attach"]
 
@@ -52,7 +53,8 @@ def attach(module: ModuleType) -> None:
         original = getattr(module, name, None)
         if original is None:
             continue  # older torch has not all of them
-        wrapped = _noting(torch, name, original)
+        call = explained(original) if name == "init_process_group" else original
+        wrapped = _noting(torch, name, call)
         setattr(module, name, wrapped)
         if getattr(exporter, name, None) is original:
             setattr(exporter, name, wrapped)

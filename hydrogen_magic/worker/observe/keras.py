@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.worker import reporter as _reporter
 from hydrogen_magic.worker.observe import report
 
-__all__ = ["attach"]
+__all__ = ["attach", "is_seen"]
+
+_seen: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Models whose metrics are recorded here."""
 
 
 def attach(module: ModuleType) -> None:
@@ -37,6 +41,11 @@ def attach(module: ModuleType) -> None:
     module.CallbackList.__init__ = __init__
 
 
+def is_seen(model: object) -> bool:
+    """Tell whether a callback of ours records what this model's training logs."""
+    return model in _seen
+
+
 @report.safely
 def _join(callbacks: Any, observer: type[Any]) -> None:
     # Not through the arguments: a user's callback for batches ends Keras's calling in background.
@@ -44,6 +53,7 @@ def _join(callbacks: Any, observer: type[Any]) -> None:
     ours.set_model(callbacks.model)
     ours.set_params(callbacks.params)
     callbacks.callbacks.append(ours)
+    _seen.add(callbacks.model)
 
 
 class _Observer:

@@ -2,15 +2,39 @@
 
 from __future__ import annotations
 
+import functools
+import threading
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.worker import reporter as _reporter
 from hydrogen_magic.worker.observe import recorded
 
-__all__ = ["attach"]
+__all__ = ["attach", "with_parts"]
 
 _STEP = "optimizer step"
+
+
+class _Parts(threading.local):
+    depth = 0
+
+
+_parts = _Parts()
+
+
+def with_parts(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``call``; steps of optimizers inside of it are parts of a step that is seen as a whole."""
+
+    @functools.wraps(call)
+    def calls(*args: Any, **kwargs: Any) -> Any:
+        _parts.depth += 1
+        try:
+            return call(*args, **kwargs)
+        finally:
+            _parts.depth -= 1
+
+    return calls
 
 
 def attach(module: ModuleType) -> None:
@@ -23,7 +47,7 @@ def attach(module: ModuleType) -> None:
     """The step that is being recorded: for whom, of which optimizer, since when."""
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
+        if _parts.depth or torch.compiler.is_compiling():
             return  # traced into the user's graph, our counters would make it compile every step
         reporter = _reporter.current()
         if reporter is None or not reporter.is_recording:
@@ -35,7 +59,7 @@ def attach(module: ModuleType) -> None:
             under_way.append((reporter, id(optimizer), reporter.now_s()))
 
     def on_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if torch.compiler.is_compiling():
+        if _parts.depth or torch.compiler.is_compiling():
             return
         if under_way and under_way[0][1] == id(optimizer):
             reporter, _, start_s = under_way.pop()

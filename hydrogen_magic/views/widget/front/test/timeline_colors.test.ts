@@ -1,7 +1,9 @@
 import { describe, expect, it } from "vitest";
+import type { Theme } from "../src/theme";
 import {
   DARK_FILLS,
   inkOn,
+  isStriped,
   kindOf,
   LIGHT_FILLS,
   N_KINDS,
@@ -20,6 +22,19 @@ describe("colours", () => {
       "mine",
     ];
     expect(kinds.map(kindOf)).toEqual([0, 1, 2, 3, 4, 5, -1]);
+  });
+
+  it("tell Horovod's negotiations from what they lead to, by stripes as well", () => {
+    const negotiating = ["negotiate allreduce", "negotiate broadcast", "waiting for rank 3"];
+    const reducing = ["allreduce", "gloo allreduce", "hvd.synchronize", "mpi allreduce"];
+    expect(negotiating.map(kindOf)).toEqual([6, 6, 6]);
+    expect(reducing.map(kindOf)).toEqual([3, 3, 3, 3]);
+    expect(negotiating.every(isStriped)).toBe(true);
+    expect(reducing.some(isStriped)).toBe(false);
+    const theme = { isDark: false, faint: "#777777" } as Theme;
+    const background = new NameColors().background("negotiate allreduce", theme);
+    expect(background).toContain("linear-gradient");
+    expect(background).toContain(LIGHT_FILLS[6]);
   });
 
   it("of other names differ as long as there are any", () => {

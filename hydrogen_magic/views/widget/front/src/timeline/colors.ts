@@ -1,17 +1,22 @@
 import type { Theme } from "../theme";
 
-/** Names that training has everywhere; each keeps its colour, and its place in a stack. */
+/**
+ * Names that training has everywhere; each keeps its colour, and its place in a stack. Negotiation is
+ * Horovod's: ranks wait until all of them have a tensor, which then is reduced.
+ */
 const KINDS: readonly [string, RegExp][] = [
   ["data", /\bdata|loader|fetch|prefetch|input|\bh2d\b|next\(/i],
   ["forward", /forward|\bfwd\b|predict|inference/i],
   ["backward", /backward|\bbwd\b/i],
   [
     "collective",
-    /all_?(reduce|gather|to_?all)|reduce_?scatter|broadcast|barrier|nccl|gloo|mpi_|collective/i,
+    /^(?!negotiate\b).*(all_?(reduce|gather|to_?all)|reduce_?scatter|broadcast|barrier|nccl|gloo|mpi[_ ]|collective|\bhvd\.)/i,
   ],
   ["optimizer", /optimi[sz]er|\bzero_grad|\.step\b/i],
   ["checkpoint", /checkpoint|ckpt|\bsav(e|ing)\b/i],
+  ["negotiation", /^negotiate\b|^waiting for rank/i],
 ];
+const NEGOTIATION = KINDS.length - 1;
 
 /**
  * Colours of the kinds, then of other names: searched so that the kinds are at least 25 apart
@@ -53,6 +58,11 @@ export function kindOf(name: string): number {
   return KINDS.findIndex(([, pattern]) => pattern.test(name));
 }
 
+/** Whether a name is drawn with stripes: waiting and reducing are told apart without colours too. */
+export function isStriped(name: string): boolean {
+  return kindOf(name) === NEGOTIATION;
+}
+
 function hash(text: string): number {
   let h = 2166136261; // FNV-1a
   for (let i = 0; i < text.length; i++) h = Math.imul(h ^ text.charCodeAt(i), 16777619);
@@ -78,6 +88,13 @@ export class NameColors {
     return (theme.isDark ? DARK_FILLS : LIGHT_FILLS)[this.indexOf(name)] ?? theme.faint;
   }
 
+  /** The same as a CSS background. */
+  background(name: string, theme: Theme): string {
+    const fill = this.fill(name, theme);
+    if (!isStriped(name)) return fill;
+    return `repeating-linear-gradient(135deg, ${fill} 0 3px, ${stripeOn(fill)} 3px 4px)`;
+  }
+
   /** The wanted colour, or the next that fewer names have. */
   private free(wanted: number): number {
     const n = LIGHT_FILLS.length - N_KINDS;
@@ -101,6 +118,14 @@ export function inkOn(fill: string): string {
   if (Number.isNaN(value) || !fill.startsWith("#")) return "#000000";
   const [r, g, b] = [channel(value >> 16), channel((value >> 8) & 255), channel(value & 255)];
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff";
+}
+
+/** Colour of stripes on a fill: halfway to what is written there. */
+export function stripeOn(fill: string): string {
+  const ink = Number.parseInt(inkOn(fill).slice(1), 16);
+  const value = Number.parseInt(fill.slice(1), 16);
+  const mixed = [16, 8, 0].map((at) => (((ink >> at) & 255) + ((value >> at) & 255)) >> 1);
+  return `#${mixed.map((c) => c.toString(16).padStart(2, "0")).join("")}`;
 }
 
 /** What a rank is busy with as a whole: quiet while all is well. */

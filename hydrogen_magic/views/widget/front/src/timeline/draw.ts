@@ -1,11 +1,12 @@
 import { num } from "../columns";
 import type { Theme } from "../theme";
 import { SLOTS } from "./bins";
-import { inkOn, type NameColors, phaseFill } from "./colors";
+import { inkOn, isStriped, type NameColors, phaseFill } from "./colors";
 import { fitted, pxPerS, type Scale, ticks, toX } from "./geometry";
 import { AXIS_PX, type Layout, type Strip } from "./layout";
 import { type Columns, columnsFor } from "./shares";
 import { PHASES, type SpanStore } from "./store";
+import { stripes } from "./stripes";
 
 /** Rows whose spans are narrower than this on the average are drawn as shares. */
 export const NEAR_PX = 4;
@@ -124,7 +125,7 @@ function drawBox(
   const width = Math.max(1, right - left - (end - x > SPLIT_PX ? 1 : 0));
   const alpha = isLit(scene, name) || isPhase ? 1 : DIMMED;
   ctx.globalAlpha = isPhase ? PHASE_ALPHA : alpha;
-  ctx.fillStyle = fill;
+  ctx.fillStyle = !isPhase && isStriped(name) ? stripes(ctx, fill) : fill;
   ctx.fillRect(left, strip.y, width, strip.height);
   ctx.globalAlpha = alpha;
   const ink = isPhase ? theme.text : inkOn(fill);
@@ -187,7 +188,8 @@ function drawStacks(
   for (const slot of slotsInOrder(scene)) {
     const name = scene.store.nameOfSlot(slot);
     ctx.globalAlpha = isLit(scene, name) ? 1 : DIMMED;
-    ctx.fillStyle = scene.colors.fill(name, scene.theme);
+    const fill = scene.colors.fill(name, scene.theme);
+    ctx.fillStyle = isStriped(name) ? stripes(ctx, fill) : fill;
     fillBand(ctx, strip, slot, columns.n);
   }
   ctx.globalAlpha = 1;

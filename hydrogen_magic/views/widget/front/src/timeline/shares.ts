@@ -74,18 +74,24 @@ function named(store: SpanStore, seconds: Float64Array, wholeS: number): Share[]
   return shares.sort((a, b) => b.seconds - a.seconds);
 }
 
-/** All ranks together, the name with the most time first. */
+/**
+ * All ranks together, the name with the most time first. What lies beside is a share of the time of the
+ * ranks that have it: Horovod's negotiations are on rank 0 alone, and are everybody's.
+ */
 export function gangShares(
   ranks: readonly RankShares[],
   which: "shares" | "beside" = "shares",
 ): Share[] {
   const whole = ranks.reduce((sum, rank) => sum + rank.recordedS, 0);
-  const seconds = new Map<string, number>();
+  const seconds = new Map<string, [number, number]>();
   for (const rank of ranks) {
-    for (const { name, seconds: s } of rank[which]) seconds.set(name, (seconds.get(name) ?? 0) + s);
+    for (const { name, seconds: s } of rank[which]) {
+      const [spent, of] = seconds.get(name) ?? [0, 0];
+      seconds.set(name, [spent + s, of + rank.recordedS]);
+    }
   }
   return [...seconds]
-    .map(([name, s]) => ({ name, seconds: s, share: s / whole }))
+    .map(([name, [s, of]]) => ({ name, seconds: s, share: s / (which === "beside" ? of : whole) }))
     .sort((a, b) => b.seconds - a.seconds);
 }
 

@@ -52,7 +52,7 @@ function Name({ name, share, colors, theme, highlight, hover, pinned, pin }: Leg
       onMouseLeave={() => hover(null)}
       onClick={() => pin(pinned === name ? null : name)}
     >
-      <i style={{ background: colors.fill(name, theme) }} aria-hidden="true" />
+      <i style={{ background: colors.background(name, theme) }} aria-hidden="true" />
       {name}
       <b>{percent(share)}</b>
     </button>
@@ -80,7 +80,8 @@ export function Where({ ranks, colors, theme, highlight }: WhereProps) {
               <Segment
                 key={share.name}
                 {...share}
-                fill={colors.fill(share.name, theme)}
+                background={colors.background(share.name, theme)}
+                ink={inkOn(colors.fill(share.name, theme))}
                 isDim={highlight !== null && highlight !== share.name}
               />
             ))}
@@ -91,11 +92,17 @@ export function Where({ ranks, colors, theme, highlight }: WhereProps) {
   );
 }
 
-function Segment({ name, seconds, share, fill, isDim }: Share & { fill: string; isDim: boolean }) {
+interface SegmentProps extends Share {
+  background: string;
+  ink: string;
+  isDim: boolean;
+}
+
+function Segment({ name, seconds, share, background, ink, isDim }: SegmentProps) {
   return (
     <i
       class={isDim ? "hm-dim" : undefined}
-      style={{ width: `${share * 100}%`, background: fill, color: inkOn(fill) }}
+      style={{ width: `${share * 100}%`, background, color: ink }}
       title={`${name}: ${percent(share)}, ${lapse(seconds)}`}
     >
       {share >= LEAST_TOLD ? percent(share) : ""}

@@ -1,0 +1,177 @@
+"""Timeline: what Horovod's timeline costs a training step of some milliseconds, two ranks on the CPU.
+
+    python benchmarks/timeline.py --rounds 10
+
+none: Horovod without a timeline. ready: with one that may begin at any time
+(``HOROVOD_TIMELINE=DYNAMIC``, what every gang has), and nothing written. file: Horovod's own timeline
+file, which nobody reads. live: ours, followed, converted and sent to the kernel while it is written,
+and with it what ranks record of themselves.
+
+A round has two gangs, one without and one with a timeline. In the second, blocks of steps take turns,
+ready, file and live and back again, so that a ratio of two is one of neighbours, in the same
+processes, a second apart.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+
+from _common import lacks, machine, parse_arguments
+
+NP = 2
+WARM_UP_STEPS = 60
+STEPS = 150
+"""Of a block: half a second."""
+WIDTH = 160
+"""Of the hidden layers, as in step.py."""
+TURN = ("ready", "file", "live", "live", "file", "ready")
+TURNS, QUICK_TURNS = 3, 1
+
+
+Block = tuple[str, float, float]
+"""Mode, seconds a step, and processor seconds a step of this rank, Horovod's threads included."""
+
+
+def train(modes: Sequence[str], steps: int) -> list[Block]:
+    """Train a block of ``steps`` in each mode."""
+    import inspect
+    import os
+    import tempfile
+    import time
+
+    import horovod.torch as hvd
+    import torch
+    from torch import nn
+
+    import hydrogen_magic as hm
+    from hydrogen_magic.worker import reporter
+
+    torch.set_num_threads(1)
+    (inspect.unwrap(hvd.init) if modes[0] == "none" else hvd.init)()
+    assert ("HOROVOD_TIMELINE" in os.environ) == (modes[0] != "none")
+    folder = tempfile.TemporaryDirectory(prefix="hydrogen-bench-")
+    torch.manual_seed(0)
+    layers = [nn.Linear(64, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(WIDTH, 10))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01), named_parameters=model.named_parameters()
+    )
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    x, y = torch.randn(128, 64), torch.randint(0, 10, (128,))
+
+    def run(n_steps: int) -> None:
+        for _ in range(n_steps):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+
+    def settle(is_live: bool) -> None:
+        """Wait until the kernel has turned recording on or off on all ranks."""
+        ours = reporter.current()
+        while ours is not None:
+            is_set = torch.tensor(float(ours.is_recording == is_live))
+            if float(hvd.allreduce(is_set, name="set")) == 1.0:
+                return
+            time.sleep(0.01)
+
+    start, stop = (inspect.unwrap(f) for f in (hvd.start_timeline, hvd.stop_timeline))
+    found: list[Block] = []
+    for number, mode in enumerate(modes):
+        hm.log(block=number)
+        settle(mode == "live")
+        time.sleep(0.15)  # Horovod's writer is told by a thread of ours
+        if mode == "file" and hvd.rank() == 0:
+            start(f"{folder.name}/{number}.json")
+        run(WARM_UP_STEPS if number == 0 else WARM_UP_STEPS // 4)
+        begun, spent = time.perf_counter(), time.process_time()
+        run(steps)
+        took = time.perf_counter() - begun
+        found.append((mode, took / steps, (time.process_time() - spent) / steps))
+        if mode == "file" and hvd.rank() == 0:
+            stop()
+    hvd.shutdown()
+    folder.cleanup()
+    return found
+
+
+def blocks(modes: Sequence[str], steps: int) -> list[Block]:
+    """Run a gang through ``modes``, turning recording on and off for it; return what rank 0 saw."""
+    import hydrogen_magic as hm
+
+    gang = hm.launch(train, modes, steps, np=NP, rendezvous="horovod", timeout=280)
+    told = -1
+    while not gang.wait(0.02):
+        number = int(gang.ranks[0].last_metrics.get("block", -1))
+        if number > told:
+            told = number
+            gang.record(modes[number] == "live")
+    result: list[Block] = gang.result
+    return result
+
+
+class Findings:
+    """Ratios of all rounds, and medians of each."""
+
+    def __init__(self) -> None:
+        self.ratios: dict[str, list[float]] = {}
+        self.seconds: dict[str, list[float]] = {}
+
+    def add(self, found: Sequence[Block]) -> None:
+        """Take the blocks of a round; neighbours are compared, and each mode with none."""
+        for one, other in itertools.pairwise(found):
+            if {one[0], other[0]} == {"file", "live"}:
+                live, file = (one, other) if one[0] == "live" else (other, one)
+                self._note("live / file", live, file)
+        modes = dict.fromkeys(mode for mode, *_ in found)
+        medians = {mode: _median([block for block in found if block[0] == mode]) for mode in modes}
+        for mode, block in medians.items():
+            self.seconds.setdefault(mode, []).append(block[1])
+            if mode != "none":
+                self._note(f"{mode} / none", block, medians["none"])
+
+    def _note(self, what: str, one: Block, other: Block) -> None:
+        self.ratios.setdefault(what, []).append(one[1] / other[1])
+        self.ratios.setdefault(f"{what}, processor", []).append(one[2] / other[2])
+
+    def print(self) -> None:
+        for what, found in sorted(self.ratios.items()):
+            spread = f"{min(found):.3f} to {max(found):.3f}"
+            print(f"{what:24} median {statistics.median(found):.3f} ({spread}, n {len(found)})")
+        for mode, found in self.seconds.items():
+            print(f"{mode:24} median {statistics.median(found) * 1e3:.3f} ms a step")
+
+
+def _median(found: Sequence[Block]) -> Block:
+    seconds = statistics.median(block[1] for block in found)
+    return found[0][0], seconds, statistics.median(block[2] for block in found)
+
+
+def main() -> None:
+    arguments = parse_arguments(__doc__.splitlines()[0], rounds=10, quick_rounds=2)
+    missing = lacks("horovod.torch") or lacks("hydrogen_magic.runner")
+    print(f"timeline: np {NP}, blocks of {STEPS} steps, {machine()}\n", flush=True)
+    if missing:
+        print(missing)
+        return
+    turns = QUICK_TURNS if arguments.quick else TURNS
+    findings = Findings()
+    for number in range(arguments.rounds):
+        both = [["none"] * len(TURN), list(TURN) * turns]
+        found: list[Block] = []
+        for modes in both if number % 2 == 0 else both[::-1]:
+            found += blocks(modes, STEPS)
+            time.sleep(0.5)  # what a gang leaves behind settles outside the next one's clock
+        findings.add(found)
+        line = ", ".join(f"{m} {v[-1] * 1e3:.3f} ms" for m, v in findings.seconds.items())
+        so_far = statistics.median(findings.ratios["live / file"])
+        line += f"; live / file so far {so_far:.3f}"
+        print(f"round {number + 1}: {line}", file=sys.stderr, flush=True)
+    findings.print()
+
+
+if __name__ == "__main__":
+    main()

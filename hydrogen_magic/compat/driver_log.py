@@ -1,0 +1,115 @@
+"""What a rank says to whoever started it: ``log_to_driver`` and ``LogCallback`` of ``sparkdl``.
+
+The originals are ``sparkdl.horovod.log_to_driver`` and ``sparkdl.horovod.tensorflow.keras.LogCallback``
+(https://databricks.github.io/spark-deep-learning).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from hydrogen_magic import events as ev
+from hydrogen_magic.worker import api, reporter
+from hydrogen_magic.worker.observe import keras, report
+
+__all__ = ["LogCallback", "log_to_driver"]
+
+_LONGEST = 4000
+"""Characters of a message, as with the original."""
+
+
+def log_to_driver(message: str) -> None:
+    """Have ``message`` printed where the gang was started, also where ranks' output is not shown.
+
+    Does not wait for it. Of more than 4000 characters the first 4000 are taken. In a plain process
+    it is printed.
+    """
+    text = str(message)[:_LONGEST]
+    here = reporter.current()
+    if here is None:
+        print(text)
+        return
+    here.tell(ev.Output(here.now_s(), here.rank, ev.DRIVER, f"{text}\n"))
+
+
+class LogCallback:
+    """Says by :func:`log_to_driver` how a Keras model's training goes; on rank 0, silent on others.
+
+    A callback of Keras 3 by what it can do; Keras itself need not be installed. Metrics become
+    curves too, where nothing else records them.
+    """
+
+    def __init__(self, per_batch_log: bool = False) -> None:
+        """``per_batch_log``: say something after every batch, not only of epochs."""
+        self.per_batch_log = per_batch_log
+        self.model: Any = None
+        self.params: Mapping[str, Any] = {}
+        self._epoch = 0
+        self._n_batches = 0
+        self._batch_metrics: set[str] = set()
+
+    def set_params(self, params: Mapping[str, Any]) -> None:
+        """Take what Keras knows of the training: ``epochs``, ``steps``."""
+        self.params = params
+
+    def set_model(self, model: Any) -> None:
+        """Take the model that is trained."""
+        self.model = model
+
+    def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Say that an epoch begins; Keras counts them from 0, people from 1."""
+        self._epoch = epoch
+        self._say("begins")
+
+    def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Called by Keras: a batch of :meth:`on_batch_end`."""
+        self.on_batch_end(batch, logs)
+
+    def on_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Say what a batch came to, if asked for."""
+        logs = logs or {}
+        self._batch_metrics.update(logs)
+        self._record(logs, self._n_batches)
+        self._n_batches += 1
+        if self.per_batch_log:
+            self._say(f"batch {batch + 1}", logs)
+
+    def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
+        """Say what an epoch came to."""
+        logs = logs or {}
+        new = {name: value for name, value in logs.items() if name not in self._batch_metrics}
+        self._record(new, max(self._n_batches - 1, 0))
+        self._say("ends", logs)
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        # Keras calls some twenty more, and newer versions may call others.
+        if name.startswith("on_"):
+            return _nothing
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _say(self, what: str, logs: Mapping[str, Any] | None = None) -> None:
+        if api.rank() == 0:
+            epochs = self.params.get("epochs")
+            of = f"/{epochs}" if epochs else ""
+            values = ", ".join(f"{name} {_short(value)}" for name, value in (logs or {}).items())
+            log_to_driver(f"epoch {self._epoch + 1}{of} {what}{f': {values}' if values else ''}")
+
+    def _record(self, logs: Mapping[str, Any], step: int) -> None:
+        if not keras.is_seen(self.model):
+            report.log(logs, step)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
+    """What happens at events that nobody wants to hear of."""
+
+
+_nothing._is_default = True  # type: ignore[attr-defined]  # Keras's mark of hooks it need not wait for
+
+
+def _short(value: Any) -> str:
+    """Return a metric as text: numbers with four digits."""
+    try:
+        return f"{float(value):.4g}"
+    except (TypeError, ValueError):
+        return str(value)

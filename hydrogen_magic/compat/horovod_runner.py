@@ -1,0 +1,100 @@
+"""``HorovodRunner`` of Databricks' ``sparkdl``, on gangs.
+
+Signatures, defaults and what is documented of them are those of sparkdl 2.2
+(https://databricks.github.io/spark-deep-learning); only the import changes::
+
+    from hydrogen_magic.compat import HorovodRunner
+
+    model = HorovodRunner(np=2).run(train_hvd, learning_rate=0.001)
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+from hydrogen_magic.spec import JobSpec
+
+__all__ = ["HorovodRunner"]
+
+_VERBOSITIES = ("all", "log_callback_only")
+
+
+class HorovodRunner:
+    """Run a function that uses Horovod on ``np`` ranks: see the original for how it is used.
+
+    What is meant to be different:
+
+    - What the function uses of the notebook travels with it: imports, functions, data, local
+      modules. Nothing has to be imported again inside.
+    - A failure names the rank that failed first, its exception and its line.
+    - More ranks than the cluster has slots are refused at once, with the numbers.
+    - ``np=0``, "all slots", which the original took out of its documentation, is an error.
+    - With ``"log_callback_only"`` what ranks print is not lost: ``%gang logs`` has it, a failure shows
+      its last lines.
+
+    Attribute ``num_processor`` is as in the original.
+    """
+
+    def __init__(self, *, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
+        """Check what can be checked before there is anything to run.
+
+        Args:
+            np: positive: as many barrier tasks of the notebook's Spark session, one rank each; a
+                rank has a GPU of its own where every slot has one. Negative: ``-np`` ranks on this
+                machine.
+            driver_log_verbosity: with ``"all"`` every line that ranks on Spark print is shown; with
+                ``"log_callback_only"`` only what they say by ``log_to_driver`` and ``LogCallback``.
+                The output of ranks on this machine is always shown.
+
+        Raises:
+            TypeError: ``np`` is no whole number.
+            ValueError: ``np`` is 0, or there is no such verbosity.
+        """
+        self.num_processor = _not_zero(np)
+        if driver_log_verbosity not in _VERBOSITIES:
+            raise ValueError(
+                f"driver_log_verbosity should be {' or '.join(map(repr, _VERBOSITIES))}, got"
+                f" {driver_log_verbosity!r}"
+            )
+        self._driver_log_only = driver_log_verbosity == "log_callback_only"
+
+    def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
+        """Call ``main(**kwargs)`` on every rank and return rank 0's value.
+
+        On Spark it waits until as many slots are free.
+
+        Raises:
+            TypeError: ``main`` cannot be called.
+            RuntimeError: a rank failed (RankFailedError), ranks cannot run as asked (PlacementError),
+                something the function uses cannot travel (CaptureError), or somebody stopped them
+                (GangStoppedError).
+        """
+        from hydrogen_magic.compat import gangs
+
+        is_on_spark = self.num_processor > 0
+        spec = JobSpec(
+            np=abs(self.num_processor),
+            placement="spark" if is_on_spark else "local",
+            rendezvous="horovod",
+        )
+        return gangs.call(
+            main, (), kwargs, spec,
+            launcher=type(self).__name__, driver_log_only=is_on_spark and self._driver_log_only,
+        )  # fmt: skip
+
+
+def _not_zero(np: int) -> int:
+    """Return ``np``, which may be of any integer type, as an int."""
+    try:
+        number = operator.index(np)
+    except TypeError:
+        raise TypeError(f"np should be an int, got {np!r}, a {type(np).__name__}") from None
+    if number == 0:
+        raise ValueError(
+            "np=0 meant all task slots of the cluster, which HorovodRunner itself gave up, since their"
+            " number changes with the executors: say how many ranks you want, or -1 for one on this"
+            " machine"
+        )
+    return number

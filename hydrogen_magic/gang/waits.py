@@ -1,0 +1,110 @@
+"""Whom ranks wait for in collectives, from how long each of them waited: who waits least comes last.
+
+That needs no clocks that agree, and no word of the collective itself: Horovod's own timeline tells who was
+late only the first time that a tensor is negotiated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hydrogen_magic import events as ev
+
+if TYPE_CHECKING:
+    from hydrogen_magic.gang.state import RankState
+
+__all__ = ["Late", "Waits", "added", "late_by_now", "late_in_all"]
+
+_MEMORY_S = 30.0
+"""A wait counts for a third after so long: steps that take seconds are evened out, and news shows."""
+_LEAST_S = 2.0
+"""Recorded before anything is said."""
+_LEAST_SHARE = 0.1
+"""Of the time: ranks that keep step wait for each other too."""
+_NEAR = 0.25
+"""Who waits longer than the least by less than this part of the difference is late too."""
+_NO_STEPS = ("hvd.init", "hvd.shutdown", "init_process_group")
+"""Once in a run: who is late here has imported for longer."""
+
+
+@dataclass(frozen=True)
+class Waits:
+    """How long a rank has waited, as far as it was recorded."""
+
+    since_s: float = math.inf
+    """When the first wait began."""
+    until_s: float = 0.0
+    """When the last one ended."""
+    total_s: float = 0.0
+    recent_s: float = 0.0
+    """The same, older ones counting less and less; as of :attr:`until_s`."""
+
+
+@dataclass(frozen=True)
+class Late:
+    """Ranks that the others have waited for."""
+
+    ranks: tuple[int, ...]
+    share: float
+    """Of the time that was looked at."""
+
+
+def added(waits: Waits, event: ev.Spans) -> Waits:
+    """Return ``waits`` with the collectives in ``event``."""
+    since_s, until_s, total_s, recent_s = (
+        waits.since_s, waits.until_s, waits.total_s, waits.recent_s
+    )  # fmt: skip
+    for name, start_s, end_s in zip(event.names, event.starts_s, event.ends_s, strict=True):
+        if name in _NO_STEPS or not start_s <= end_s < math.inf:
+            continue
+        since_s = min(since_s, start_s)
+        recent_s = recent_s * _left(end_s - until_s) + end_s - start_s
+        total_s += end_s - start_s
+        until_s = max(until_s, end_s)
+    return Waits(since_s, until_s, total_s, recent_s)
+
+
+def late_by_now(ranks: Sequence[RankState], now_s: float) -> Late | None:
+    """Return whom the others have waited for lately; None where nobody is worse than the rest."""
+
+    def recent_s(rank: RankState) -> float:
+        return rank.waits.recent_s * _left(now_s - rank.waits.until_s)
+
+    since_s = min((rank.waits.since_s for rank in ranks), default=math.inf)
+    if now_s - since_s < _LEAST_S:
+        return None
+    return _late(ranks, recent_s, _MEMORY_S * (1 - _left(now_s - since_s)))
+
+
+def late_in_all(ranks: Sequence[RankState]) -> Late | None:
+    """Return whom the others have waited for in all the time that was recorded, or None."""
+    since_s = min((rank.waits.since_s for rank in ranks), default=math.inf)
+    until_s = max((rank.waits.until_s for rank in ranks), default=0.0)
+    if until_s - since_s < _LEAST_S:
+        return None
+    return _late(ranks, lambda rank: rank.waits.total_s, until_s - since_s)
+
+
+def _left(seconds: float) -> float:
+    """Return what part of a wait counts after so long."""
+    return math.exp(-max(0.0, seconds) / _MEMORY_S)
+
+
+def _late(
+    ranks: Sequence[RankState], waited_s: Callable[[RankState], float], of_s: float
+) -> Late | None:
+    waited = {rank.rank: waited_s(rank) for rank in ranks}
+    if len(waited) < 2 or not of_s > 0:
+        return None
+    least_s, most_s = min(waited.values()), max(waited.values())
+    limit_s = least_s + _NEAR * (most_s - least_s)
+    late = tuple(rank for rank, seconds in waited.items() if seconds <= limit_s)
+    others_s = [seconds for rank, seconds in waited.items() if rank not in late]
+    if not others_s or len(late) > len(others_s):
+        return None
+    late_s = sum(waited[rank] for rank in late) / len(late)
+    share = (sum(others_s) / len(others_s) - late_s) / of_s
+    return Late(late, min(1.0, share)) if share >= _LEAST_SHARE else None

@@ -1,0 +1,139 @@
+"""What a rank of ``%%infer`` does once its cell has run: predictions for chunks, until there are no more.
+
+The main thread's loop, so that a stop interrupts ``predict`` wherever it is. A chunk is there already
+when the one before is done; what is left to do with it then, a copy out of the memory file, takes a
+hundredth of a small model's time over it, so no thread does that ahead.
+"""
+
+from __future__ import annotations
+
+import base64
+import ctypes
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from hydrogen_magic import frames
+from hydrogen_magic.worker import opened
+
+if TYPE_CHECKING:
+    from hydrogen_magic.worker.namespace import Loaded
+
+__all__ = ["SetUp", "serve", "set_up"]
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Of glibc's ``malloc.h``; other C libraries have no ``mallopt``, or ignore them."""
+_KEPT_BYTES = 128 << 20
+"""What a rank may hold that nothing uses: the largest block that is not mapped by itself is 32 MB."""
+
+
+@dataclass(frozen=True)
+class SetUp:
+    """What is there once the cell has run."""
+
+    loaded: Loaded
+    predict: Any
+    files: dict[str, int]
+    """What the cell read, with the files' times in ns."""
+
+    @property
+    def can_stay(self) -> bool:
+        """Whether another gang's rank may be this process.
+
+        Not when it is bound to the ranks of this one by a process group, nor when it reads so many
+        files that not all of them could be watched.
+        """
+        dist = sys.modules.get("torch.distributed")
+        is_bound = dist is not None and dist.is_available() and dist.is_initialized()
+        return not is_bound and len(self.files) <= opened.MOST
+
+
+def set_up(loaded: Loaded) -> SetUp:
+    """Run the cell. Raises what that raises."""
+    with opened.noted() as files:
+        value = loaded.run()
+    return SetUp(loaded, loaded.predict(value), files)
+
+
+def serve(channel_fd: int, predict: Any, options: Mapping[str, Any]) -> bool:
+    """Answer chunks over the socket ``channel_fd`` (see :mod:`hydrogen_magic.infer.feeder`), close it.
+
+    ``predict``: what the cell defined by that name, None where it did not. Return True when all was
+    done, False when the other end went away before. Raises InferError, and what ``predict`` raises.
+    """
+    _keep_freed_memory()
+    with socket.socket(fileno=channel_fd) as sock:
+        return _Serving(sock, predict, options).run()
+
+
+def _keep_freed_memory() -> None:
+    """Have what a batch leaves be used by the next one.
+
+    glibc gives blocks of megabytes back to the system at once, and the next batch pays for each of
+    their pages: a tenth of a small model's time over it.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES // 4)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+
+
+class _Serving:
+    def __init__(self, sock: socket.socket, predict: Any, options: Mapping[str, Any]) -> None:
+        from hydrogen_magic.predict.options import InferOptions
+        from hydrogen_magic.predict.predictor import Predictor
+        from hydrogen_magic.predict.slots import SlotReader, SlotWriter
+
+        columns = options["columns"]
+        given = {**options, "columns": None if columns is None else tuple(columns)}
+        self._predictor = Predictor(predict, InferOptions(**given))
+        self._sock = sock
+        self._chunks = SlotReader()
+        self._outputs = SlotWriter()
+
+    def run(self) -> bool:
+        heard = frames.FrameReader(self._sock)
+        with closing(self._predictor), closing(self._chunks), closing(self._outputs):
+            self._say({"did": "set up"})
+            while (received := frames.receive(heard)) is not None:
+                message, fds = received
+                if message["do"] == "end":
+                    return True
+                if message["do"] == "adopt":
+                    self._adopt(message["schema"])
+                else:
+                    self._predict(message, fds)
+        return False
+
+    def _adopt(self, schema: str) -> None:
+        import pyarrow as pa
+
+        self._predictor.adopt(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema))))
+
+    def _predict(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
+        chunk = self._chunks.read(message, fds)
+        output = self._predictor.run(chunk, int(message["row"]))
+        answer = {
+            "did": "predict", "chunk": message["chunk"],
+            "failures": [asdict(failure) for failure in output.failures],
+        }  # fmt: skip
+        if self._predictor.schema is None:  # every batch failed, and none ever went well
+            self._say(answer)
+            return
+        place, new_fds = self._outputs.write(output.columns)
+        try:
+            self._say({**answer, **place}, new_fds)
+        finally:
+            for fd in new_fds:
+                os.close(fd)
+
+    def _say(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        try:
+            frames.send(self._sock, message, fds)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the next read finds the end, too

@@ -1,0 +1,107 @@
+"""Adasum where Horovod has none: its own needs MPI, by which a gang does not meet.
+
+Every rank gathers the gradients of all and combines them itself, in the tree of pairs that Horovod's own
+algorithm has, each tensor by itself. That sends as much as an allgather of the gradients, where theirs
+sends as an allreduce does.
+The rule: Maleki et al., "Scaling Distributed Training with Adaptive Summation", and
+``horovod/common/ops/adasum/adasum.h`` of Horovod 0.28.1.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["attach"]
+
+_NOTHING = math.sqrt(sys.float_info.min)
+"""Squared norms below it have no direction."""
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """What becomes of an allgather that is under way."""
+
+    outputs: tuple[Any, ...]
+    postscale: float
+    is_group: bool
+
+
+def attach(ops: Any, replace: Callable[[Any, Callable[..., Any]], None]) -> None:
+    """Have ``op=hvd.Adasum`` done here where it is missing; ``ops`` is ``horovod.torch.mpi_ops``.
+
+    ``replace``: puts a wrapped function wherever Horovod has the original.
+    """
+    pending: dict[int, _Pending] = {}
+
+    def begin(
+        tensors: Sequence[Any], outputs: Sequence[Any], name: str | None, scales: Sequence[float],
+        is_group: bool,
+    ) -> int:  # fmt: skip
+        import torch
+
+        flat = torch.cat([tensor.detach().reshape(1, -1) for tensor in tensors], 1) * scales[0]
+        label = None if name is None else f"adasum.{name}"
+        handle: int = ops.allgather_async(flat, name=label)
+        pending[handle] = _Pending(tuple(outputs), scales[1], is_group)
+        return handle
+
+    def wrapped(original: Callable[..., int], is_group: bool) -> Callable[..., int]:
+        @functools.wraps(original)
+        def allreduce_async(
+            tensor: Any, output: Any, name: Any, op: Any, prescale: Any, postscale: Any, ranks: Any
+        ) -> int:
+            if op != ops.Adasum or ops.mpi_enabled():
+                return original(tensor, output, name, op, prescale, postscale, ranks)
+            _check(ops, ranks)
+            tensors, outputs = (tensor, output) if is_group else ([tensor], [output])
+            return begin(tensors, outputs, name, (prescale, postscale), is_group)
+
+        return allreduce_async
+
+    original_wait = ops.synchronize
+
+    @functools.wraps(original_wait)
+    def synchronize(handle: Any) -> Any:
+        found = original_wait(handle)
+        one = pending.pop(handle, None) if pending else None
+        return found if one is None else _finish(one, found)
+
+    replace(ops._allreduce_async, wrapped(ops._allreduce_async, is_group=False))
+    replace(ops._grouped_allreduce_async, wrapped(ops._grouped_allreduce_async, is_group=True))
+    replace(original_wait, synchronize)
+
+
+def _check(ops: Any, ranks: Any) -> None:
+    """Refuse what Horovod refuses, in its words."""
+    if ranks != ops.global_process_set:
+        raise NotImplementedError("Adasum does not support non-global process sets yet.")
+    if ops.size() & (ops.size() - 1):
+        raise NotImplementedError("Running Adasum with non-power of 2 ranks is not supported yet.")
+
+
+def _finish(one: _Pending, gathered: Any) -> Any:
+    """Fill the outputs from everybody's tensors, a row for each rank; return them."""
+    parts = gathered.split([output.numel() for output in one.outputs], 1)
+    for output, part in zip(one.outputs, parts, strict=True):
+        output.copy_(_combined(list(part)).mul(one.postscale).view_as(output))
+    return one.outputs if one.is_group else one.outputs[0]
+
+
+def _combined(rows: list[Any]) -> Any:
+    while len(rows) > 1:
+        rows = [_sum(a, b) for a, b in zip(rows[::2], rows[1::2], strict=True)]
+    return rows[0]
+
+
+def _sum(a: Any, b: Any) -> Any:
+    """Return ``a + b`` without what they have in common twice."""
+    in_full_a, in_full_b = a.double(), b.double()
+    dot = float(in_full_a.dot(in_full_b))
+    squares = float(in_full_a.dot(in_full_a)), float(in_full_b.dot(in_full_b))
+    of_a, of_b = (1 - dot / square / 2 if square >= _NOTHING else 1.0 for square in squares)
+    return (of_a * in_full_a + of_b * in_full_b).to(a.dtype)

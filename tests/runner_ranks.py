@@ -1,0 +1,63 @@
+"""What the tests of HorovodRunner run on ranks: a plain local module that travels."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from hydrogen_magic.compat import LogCallback, log_to_driver
+
+VERBS = ("printed", "told")
+
+
+def talk(**options: Any) -> tuple[list[int], int, dict[str, Any]]:
+    """Print and tell; return every rank, this process and what was given."""
+    import horovod.torch as hvd
+
+    hvd.init()
+    print(f"printed by {hvd.rank()}")
+    log_to_driver(f"told by {hvd.rank()}")
+    return hvd.allgather_object(hvd.rank()), os.getpid(), options
+
+
+def fail_on_rank_1() -> None:
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    if hvd.rank() == 1:
+        raise ValueError("bad batch 17")
+    hvd.allreduce(torch.ones(1))
+
+
+def take_three_steps() -> None:
+    """Step an optimizer of Horovod's, which steps by the one that it was made of."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    model = torch.nn.Linear(2, 1)
+    named = model.named_parameters()
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), named)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).backward()
+        optimizer.step()
+
+
+def tell_much() -> None:
+    log_to_driver("x" * 5000 + " by nobody")
+    log_to_driver("two\nlines by me")
+
+
+def fit() -> None:
+    """Train by Keras: four batches, two epochs."""
+    os.environ["KERAS_BACKEND"] = "torch"
+    import keras
+    import numpy as np
+
+    x = np.zeros((32, 4), "float32")
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    callbacks = [LogCallback(), LogCallback(per_batch_log=True)]
+    model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0, callbacks=callbacks)

@@ -1,0 +1,198 @@
+"""The key-value server that Horovod's ranks meet at: three verbs, a secret, and nobody else's business."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from hydrogen_magic.rendezvous.horovod import HorovodRendezvous
+from hydrogen_magic.spec import JobSpec, Plan, Slot
+
+TOKEN = "5ecre7"
+SERVE = (
+    "import sys; from hydrogen_magic.rendezvous.keys import serve_keys\n"
+    f"serve_keys(int(sys.argv[1]), {TOKEN!r}, sys.argv[2:])\n"
+)
+
+
+class Server:
+    """A server process on a socket of ours, as an agent has it."""
+
+    def __init__(self, *hosts: str) -> None:
+        with socket.create_server(("127.0.0.1", 0), backlog=512) as held:
+            self.port = held.getsockname()[1]
+            fd = held.fileno()
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", SERVE, str(fd), *hosts], pass_fds=[fd]
+            )
+
+    def ask(self, verb: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.request(verb, path, body)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+        finally:
+            connection.close()
+
+    def say(self, data: bytes, *, reads: bool = True) -> bytes:
+        """Send bytes, and return the answer."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as sock:
+            try:
+                sock.sendall(data)
+                return sock.recv(65536) if reads else b""
+            except ConnectionError:
+                return b""
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    server = Server()
+    yield server
+    server.close()
+
+
+def test_what_is_put_can_be_had_until_it_is_deleted(server: Server) -> None:
+    value = os.urandom(100_000)
+    assert server.ask("PUT", f"/{TOKEN}/a-0:1/global/0", value) == (200, b"")
+    assert server.ask("GET", f"/{TOKEN}/a-0:1/global/0") == (200, value)
+    assert server.ask("GET", f"/{TOKEN}/a-1:1/global/0")[0] == 404, "another attempt's"
+    assert server.ask("DELETE", f"/{TOKEN}/a-0:1/global/0") == (200, b"")
+    assert server.ask("GET", f"/{TOKEN}/a-0:1/global/0")[0] == 404
+
+
+def test_a_question_waits_for_its_answer(server: Server) -> None:
+    assert server.ask("GET", f"/{TOKEN}/global/rank_0")[0] == 404  # it is there by now
+    with ThreadPoolExecutor() as pool:
+        asked = [pool.submit(server.ask, "GET", f"/{TOKEN}/global/7") for _ in range(5)]
+        begun = time.monotonic()
+        assert server.ask("PUT", f"/{TOKEN}/global/7", b"here") == (200, b"")
+        assert [one.result() for one in asked] == [(200, b"here")] * 5
+        assert time.monotonic() - begun < 0.2, "sooner than it is given up"
+    begun = time.monotonic()
+    assert server.ask("GET", f"/{TOKEN}/global/8")[0] == 404
+    assert time.monotonic() - begun < 2, "the client must see to its own deadline"
+
+
+@pytest.mark.parametrize("path", ["/wrong/global/0", "/global/0", "/", f"/{TOKEN}", f"/{TOKEN}/"])
+def test_who_does_not_know_the_secret_changes_nothing(server: Server, path: str) -> None:
+    server.ask("PUT", f"/{TOKEN}/global/0", b"mine")
+    for verb in ("PUT", "GET", "DELETE"):
+        assert server.ask(verb, path, b"theirs") == (403, b"")
+    assert server.ask("GET", f"/{TOKEN}/global/0") == (200, b"mine")
+
+
+def test_other_hosts_are_not_let_in() -> None:
+    server = Server("10.0.0.1", "10.0.0.2")
+    try:
+        assert server.say(f"GET /{TOKEN}/global/0 HTTP/1.1\r\n\r\n".encode()) == b""
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("noise", "status"),
+    [
+        (os.urandom(200) + b"\r\n\r\n", b"400"),
+        (b"\r\n\r\n", b"400"),
+        (b"GET / HTTP/1.1\r\nContent-Length: -5\r\n\r\n", b"400"),
+        (f"PATCH /{TOKEN}/a HTTP/1.1\r\n\r\n".encode(), b"400"),
+        (b"x" * 100_000, b"413"),
+        (f"PUT /{TOKEN}/a HTTP/1.1\r\nContent-Length: 99999999999\r\n\r\n".encode(), b"413"),
+        (b"PUT /wrong/a HTTP/1.1\r\nContent-Length: 999999\r\n\r\n" + b"x" * 1000, b"403"),
+    ],
+)
+def test_noise_does_no_harm(server: Server, noise: bytes, status: bytes) -> None:
+    answer = server.say(noise)
+    assert not answer or answer.startswith(b"HTTP/1.1 " + status)
+    server.say(noise, reads=False)
+    assert server.ask("PUT", f"/{TOKEN}/global/0", b"x")[0] == 200
+
+
+def test_it_keeps_no_more_than_it_should(server: Server) -> None:
+    megabyte = b"x" * (1 << 20)
+    answers = {server.ask("PUT", f"/{TOKEN}/many/{n}", megabyte)[0] for n in range(70)}
+    assert answers == {200, 413}
+    assert server.ask("PUT", f"/{TOKEN}/many/0", b"small")[0] == 200, "less than what was there"
+
+
+def test_who_stands_in_the_door_has_to_go(server: Server) -> None:
+    """Sooner than what is silent for long: other users could keep ranks from meeting."""
+    silent = [socket.create_connection(("127.0.0.1", server.port), 5) for _ in range(600)]
+    try:
+        assert server.ask("PUT", f"/{TOKEN}/global/0", b"x")[0] == 200
+        assert silent[0].recv(1) == b"", "the oldest is closed"
+        silent[-1].sendall(f"GET /{TOKEN}/global/0 HTTP/1.1\r\n\r\n".encode())
+        assert silent[-1].recv(100).startswith(b"HTTP/1.1 200"), "there is room for the newest"
+    finally:
+        for sock in silent:
+            sock.close()
+
+
+def test_sixty_four_ranks_meet(server: Server) -> None:
+    """Each puts its address and asks for all others', one after the other, as Gloo does."""
+    n = 64
+
+    def meet(rank: int) -> int:
+        server.ask("PUT", f"/{TOKEN}/global/{rank}", str(rank).encode())
+        found = 0
+        for peer in range(n):
+            while (answer := server.ask("GET", f"/{TOKEN}/global/{peer}"))[0] == 404:
+                pass
+            found += int(answer[1])
+        return found
+
+    begun = time.monotonic()
+    with ThreadPoolExecutor(n) as pool:
+        assert set(pool.map(meet, range(n))) == {sum(range(n))}
+    assert time.monotonic() - begun < 20
+
+
+def test_the_environment_of_unequal_hosts() -> None:
+    """Two ranks here, one there, three elsewhere; two machines of one name."""
+    n_ranks = (2, 1, 3)
+    slots: list[Slot] = []
+    for node, (host, count) in enumerate(zip(("a", "b", "b"), n_ranks, strict=True)):
+        for local_rank in range(count):
+            slots.append(Slot(len(slots), local_rank, node, 6, count, 3, host, None,
+                              f"10.0.0.{node}", "eth0" if node else ""))  # fmt: skip
+    meeting = HorovodRendezvous().prepare(
+        Plan(tuple(slots)), "10.0.0.0", 4321, spec=JobSpec(np=6), gang="a1b2", attempt=1
+    )
+
+    def column(name: str) -> list[str]:
+        return [environment.get(f"HOROVOD_{name}", "") for environment in meeting.environments]
+
+    assert column("RANK") == ["0", "1", "2", "3", "4", "5"]
+    assert column("LOCAL_RANK") == ["0", "1", "0", "0", "1", "2"]
+    assert column("LOCAL_SIZE") == ["2", "2", "1", "3", "3", "3"]
+    assert column("CROSS_RANK") == ["0", "0", "1", "2", "1", "0"]
+    assert column("CROSS_SIZE") == ["3", "2", "3", "3", "2", "1"]
+    assert len(set(column("HOSTNAME"))) == 3
+    assert column("GLOO_IFACE") == ["", "", "eth0", "eth0", "eth0", "eth0"]
+    first = meeting.environments[0]
+    assert (first["RANK"], first["WORLD_SIZE"], first["GROUP_WORLD_SIZE"]) == ("0", "6", "3")
+    assert "MASTER_ADDR" not in first
+    address = first["HOROVOD_GLOO_RENDEZVOUS_ADDR"]
+    assert address.startswith("10.0.0.0:4321/") and address.endswith("/a1b2-1")
+    assert meeting.service is not None
+    assert meeting.service.options["hosts"] == ["10.0.0.0", "10.0.0.1", "10.0.0.2"]
+
+
+def test_a_bound_of_the_users_is_kept() -> None:
+    rendezvous = HorovodRendezvous()
+    assert rendezvous.patience_s(JobSpec(start_timeout_s=7)) == 7
+    given = (("HOROVOD_GLOO_TIMEOUT_SECONDS", "600"),)
+    assert rendezvous.patience_s(JobSpec(env=given)) == 597, "before Gloo aborts those who wait"
