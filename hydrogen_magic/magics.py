@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from IPython.core.displayhook import DisplayHook
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
-from IPython.core.magic import Magics, line_cell_magic, magics_class
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
 from traitlets import Bool, Enum, Float, Int, Integer, Unicode, Union
 
 from hydrogen_magic import capture, manage, notebook, runner
@@ -22,8 +22,11 @@ from hydrogen_magic.arguments import (
     RENDEZVOUS,
     Arguments,
     ArgumentsError,
+    InferArguments,
+    infer_usage,
     parse,
     parse_gang,
+    parse_infer,
     usage,
 )
 from hydrogen_magic.errors import CaptureError, HydrogenError
@@ -90,6 +93,15 @@ class Distributed(Magics):
             return self._distributed(line, cell)
         return _checked(lambda: manage.manage(parse_gang(line), sys.stdout.write))
 
+    @cell_magic
+    def infer(self, line: str, cell: str) -> Any:
+        """Run this cell on every rank, then its ``predict`` over a DataFrame. ``%%infer --help``."""
+        arguments = _checked(lambda: parse_infer(line, defaults=self.defaults()))
+        if arguments.help:
+            print(infer_usage())
+            return None
+        return self._infer(arguments, cell, f"%%infer {line}".strip())
+
     def defaults(self) -> JobSpec:
         """Return what ``%config`` set. Raises ArgumentsError for a size that is none."""
         try:
@@ -137,30 +149,65 @@ class Distributed(Magics):
             return capture.capture_script(
                 arguments.script or "", arguments.script_args, as_module=arguments.as_module
             )
+        captured = self._captured_cell(arguments.spec, cell, planned)
+        if arguments.save is not None:
+            shell, by = self._ip, arguments.spec.rendezvous
+            text, history = notebook.cell_text(shell, cell), notebook.earlier_sources(shell)
+            capture.write_script(arguments.save, text, shell.user_ns, history, by=by)
+        return captured
+
+    def _captured_cell(self, spec: JobSpec, cell: str, planned: Plan) -> capture.Captured:
         shell = self._ip
         text = notebook.cell_text(shell, cell)
-        history = notebook.earlier_sources(shell)
         try:
-            captured = capture.capture_cell(
-                text, shell.user_ns, history,
-                out=arguments.spec.out, max_closure_bytes=arguments.spec.max_closure_bytes,
+            return capture.capture_cell(
+                text, shell.user_ns, notebook.earlier_sources(shell),
+                out=spec.out, max_closure_bytes=spec.max_closure_bytes,
                 ranks_have_gpu=planned.uses_gpu, labels=notebook.cell_labels(shell),
             )  # fmt: skip
         except SyntaxError as error:
             raise CaptureError(str(error), report=_syntax_report(error, text.label)) from None
-        if arguments.save is not None:
-            capture.write_script(arguments.save, text, shell.user_ns, history)
-        return captured
+
+    # ── %%infer ──
+
+    def _infer(self, arguments: InferArguments, cell: str, title: str) -> Any:
+        from hydrogen_magic.infer import asked
+
+        spec = arguments.spec
+        frame = asked.frame(arguments, self._ip.user_ns)
+        planned = asked.plan(frame, arguments)
+        captured = self._captured_cell(spec, cell, planned)
+        if arguments.dry_run:
+            _print_dry_run(captured, planned)
+            return None
+        with runner.interrupts_held():
+            run = asked.start(frame, captured, arguments, title)
+            if spec.detach and run.gang is not None:
+                self._follow(run.gang, spec)
+                return run
+            if run.gang is not None:
+                self._watch(run.gang, spec)
+            result = run.result
+        if arguments.out is None:
+            return result
+        self._ip.push({arguments.out: result})
+        return None
+
+    # ── what is seen ──
 
     def _attend(self, gang: Gang, spec: JobSpec) -> Any:
-        try:
-            runner.attend(gang, pick_view(quiet=spec.quiet, actions=gang))
-        finally:
-            _write_timeline(gang, spec)
+        self._watch(gang, spec)
         result = _result(gang)
         if spec.out:
             self._ip.push(dict(gang.out))
         return result
+
+    def _watch(self, gang: Gang, spec: JobSpec) -> None:
+        """Show the gang until it ends."""
+        try:
+            runner.attend(gang, pick_view(quiet=spec.quiet, actions=gang))
+        finally:
+            _write_timeline(gang, spec)
 
     def _follow(self, gang: Gang, spec: JobSpec) -> None:
         """Keep the view of a detached gang up to date while other cells run."""
@@ -229,7 +276,10 @@ def _print_dry_run(captured: capture.Captured, planned: Plan) -> None:
 
 # ── the extension ────────────────────────────────────────────────────────────────────────────────
 
-_NAMES = [(kind, name) for kind in ("line", "cell") for name in ("distributed", "gang")]
+_NAMES = [
+    *((kind, name) for kind in ("line", "cell") for name in ("distributed", "gang")),
+    ("cell", "infer"),
+]
 """Every kind and name that we register."""
 
 

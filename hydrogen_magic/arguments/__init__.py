@@ -2,6 +2,7 @@
 
 from hydrogen_magic.arguments.distributed import Arguments, parse, usage
 from hydrogen_magic.arguments.gang import GANG_COMMANDS, GangCommand, parse_gang
+from hydrogen_magic.arguments.infer import InferArguments, infer_usage, parse_infer
 from hydrogen_magic.arguments.parsing import PLACEMENTS, RENDEZVOUS, ArgumentsError
 
 __all__ = [
@@ -11,7 +12,10 @@ __all__ = [
     "Arguments",
     "ArgumentsError",
     "GangCommand",
+    "InferArguments",
+    "infer_usage",
     "parse",
     "parse_gang",
+    "parse_infer",
     "usage",
 ]

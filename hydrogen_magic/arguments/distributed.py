@@ -6,8 +6,18 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from hydrogen_magic.arguments import parsing
-from hydrogen_magic.arguments.parsing import ArgumentsError, Parser
+from hydrogen_magic.arguments.parsing import (
+    ArgumentsError,
+    Parser,
+    add_limits,
+    add_meeting,
+    add_names,
+    add_shown,
+    add_where,
+    spec_of,
+    split,
+    unknown_message,
+)
 from hydrogen_magic.spec import JobSpec
 from hydrogen_magic.words import python_file, typed
 
@@ -38,7 +48,7 @@ def parse(line: str, *, defaults: JobSpec | None = None, is_cell: bool = True) -
     ``defaults`` is used for what the line does not say. With ``is_cell`` false the line must name a
     script, or a module after ``-m``; what follows that name belongs to the script.
     """
-    tokens = parsing.tokens(line)
+    tokens = split(line)
     if not is_cell:
         tokens = _with_timeline_joined(tokens)
     parser = _parser(is_cell)
@@ -46,8 +56,8 @@ def parse(line: str, *, defaults: JobSpec | None = None, is_cell: bool = True) -
     if found.help:
         return Arguments(defaults or JobSpec(), help=True)
     if unknown:
-        raise ArgumentsError(parsing.unknown_message(unknown[0], parser))
-    spec = _named(parsing.spec(found, defaults or JobSpec()), found)
+        raise ArgumentsError(unknown_message(unknown[0], parser))
+    spec = _named(spec_of(found, defaults or JobSpec()), found)
     arguments = Arguments(spec=spec, dry_run=found.dry_run, save=found.save)
     return arguments if is_cell else _with_script(arguments, found)
 
@@ -67,14 +77,14 @@ def _parser(is_cell: bool) -> Parser:
         add_help=False,
         allow_abbrev=False,
     )
-    parsing.add_where(parser)
-    parsing.add_meeting(parser)
-    parsing.add_limits(parser)
-    parsing.add_names(parser)
+    add_where(parser)
+    add_meeting(parser)
+    add_limits(parser)
+    add_names(parser)
     parser.add_argument(
         "--save", type=typed(python_file), metavar="FILE.py", help="also write a script"
     )
-    parsing.add_shown(parser)
+    add_shown(parser)
     if not is_cell:
         rest = argparse.REMAINDER
         parser.add_argument("-m", dest="module", nargs=rest, help="module to run, its arguments")

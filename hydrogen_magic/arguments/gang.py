@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hydrogen_magic.arguments.parsing import ArgumentsError, Parser, options_of, tokens
+from hydrogen_magic.arguments.parsing import ArgumentsError, Parser, options_of, split
 from hydrogen_magic.words import count, not_one_of, parse_duration_s, typed
 
 __all__ = ["GANG_COMMANDS", "GangCommand", "parse_gang"]
@@ -39,7 +39,7 @@ class GangCommand:
 
 def parse_gang(line: str) -> GangCommand:
     """Return what a line of ``%gang`` asks for, or raise :class:`ArgumentsError`."""
-    words = tokens(line)
+    words = split(line)
     if not words:
         return GangCommand()
     if words[0] in ("-h", "--help"):

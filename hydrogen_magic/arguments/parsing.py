@@ -32,13 +32,13 @@ __all__ = [
     "add_shown",
     "add_where",
     "options_of",
-    "spec",
-    "tokens",
+    "spec_of",
+    "split",
     "unknown_message",
 ]
 
 PLACEMENTS = ("local", "spark", "inline")
-RENDEZVOUS = ("torch", "horovod", "tensorflow", "jax")
+RENDEZVOUS = ("torch", "horovod")
 
 
 class ArgumentsError(ValueError):
@@ -110,9 +110,13 @@ def add_shown(parser: Parser) -> None:
 # ── what they lead to ────────────────────────────────────────────────────────────────────────────
 
 
-def spec(found: argparse.Namespace, defaults: JobSpec) -> JobSpec:
+def spec_of(found: argparse.Namespace, defaults: JobSpec) -> JobSpec:
     """Return ``defaults`` with what the line says, and what its parts imply for each other."""
-    return _checked(replace(defaults, **_chosen(found)), found)
+    try:
+        chosen = replace(defaults, **_chosen(found))
+    except ValueError as error:
+        raise ArgumentsError(str(error)) from None
+    return _checked(chosen, found)
 
 
 def _chosen(found: argparse.Namespace) -> dict[str, Any]:
@@ -151,7 +155,7 @@ def _checked(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
 # ── words ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def tokens(line: str) -> list[str]:
+def split(line: str) -> list[str]:
     """Split like a shell does, up to a comment."""
     lexer = shlex.shlex(line, posix=True)
     lexer.whitespace_split = True

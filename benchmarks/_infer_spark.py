@@ -1,0 +1,126 @@
+"""Spark's own ways to run the model of ``infer.py`` over a frame, on ``local[2]``.
+
+The frame is cached there before anything is counted, and what is predicted goes nowhere (``noop``).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from _common import Peer, lacks, timed
+from _infer_model import BATCH, NAMES
+
+SCHEMA = ", ".join([*(f"{name} float" for name in NAMES), "score float"])
+
+
+def peers(df: Any, stack: ExitStack) -> list[Peer]:
+    """Return one peer for each way; the session ends with ``stack``."""
+    missing = lacks("pyspark") or ("" if shutil.which("java") else "no Java runtime")
+    ways: dict[str, Callable[[Any], Any]] = {
+        "spark mapInPandas": by_pandas,
+        "spark mapInArrow": by_arrow,
+        "spark pandas_udf iterator": by_udf,
+        "spark predict_batch_udf": by_batch_udf,
+    }
+    if missing:
+        return [Peer(name, lambda: 0.0, missing) for name in ways]
+    cached = _cached(df, stack)
+
+    def peer(name: str, way: Callable[[Any], Any]) -> Peer:
+        def write() -> None:
+            way(cached).write.format("noop").mode("overwrite").save()
+
+        return Peer(name, lambda: timed(write))
+
+    return [peer(name, way) for name, way in ways.items()]
+
+
+def _cached(df: Any, stack: ExitStack) -> Any:
+    from pyspark.sql import SparkSession
+
+    here = str(Path(__file__).parent)
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join([here, os.environ.get("PYTHONPATH", "")])
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.memory": "4g",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": str(BATCH),
+        "spark.executorEnv.OMP_NUM_THREADS": "1",
+    }
+    builder = SparkSession.builder.master("local[2]")
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    stack.callback(session.stop)
+    cached = session.createDataFrame(df).repartition(2).cache()
+    cached.count()
+    return cached
+
+
+def _set_up() -> Callable[[Any], Any]:
+    import torch
+    from _infer_model import model, scores
+
+    torch.set_num_threads(1)
+    net = model()
+    return lambda values: scores(net, values)
+
+
+def by_pandas(rows: Any) -> Any:
+    def work(batches: Iterator[Any]) -> Iterator[Any]:
+        score = _set_up()
+        for batch in batches:
+            yield batch.assign(score=score(batch.to_numpy()))
+
+    return rows.mapInPandas(work, SCHEMA)
+
+
+def by_arrow(rows: Any) -> Any:
+    def work(batches: Iterator[Any]) -> Iterator[Any]:
+        import numpy as np
+        import pyarrow as pa
+
+        score = _set_up()
+        for batch in batches:
+            values = np.stack([column.to_numpy() for column in batch.columns], axis=1)
+            columns = [*batch.columns, pa.array(score(values))]
+            yield pa.RecordBatch.from_arrays(columns, [*batch.schema.names, "score"])
+
+    return rows.mapInArrow(work, SCHEMA)
+
+
+def by_udf(rows: Any) -> Any:
+    from pyspark.sql.functions import PandasUDFType, pandas_udf
+
+    def work(batches: Iterator[Any]) -> Iterator[Any]:
+        import numpy as np
+        import pandas as pd
+
+        score = _set_up()
+        for columns in batches:
+            yield pd.Series(score(np.stack([column.to_numpy() for column in columns], axis=1)))
+
+    work.__annotations__ = {}  # its hints are texts here, which Spark would read
+    udf = pandas_udf(work, "float", PandasUDFType.SCALAR_ITER)
+    return rows.withColumn("score", udf(*NAMES))
+
+
+def by_batch_udf(rows: Any) -> Any:
+    from pyspark.ml.functions import predict_batch_udf
+    from pyspark.sql.functions import array
+    from pyspark.sql.types import FloatType
+
+    udf = predict_batch_udf(
+        _set_up, return_type=FloatType(), batch_size=BATCH, input_tensor_shapes=[[len(NAMES)]]
+    )
+    return rows.withColumn("score", udf(array(*NAMES)))

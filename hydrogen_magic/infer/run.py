@@ -1,0 +1,83 @@
+"""``%%infer`` on this machine: a gang whose ranks predict, and the frame that comes of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import Any
+
+from hydrogen_magic import frames as wire_frames
+from hydrogen_magic import runner
+from hydrogen_magic.capture import Captured
+from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.handle import Gang
+from hydrogen_magic.infer import frames
+from hydrogen_magic.infer.feeder import Feeder
+from hydrogen_magic.predict.options import InferOptions
+from hydrogen_magic.spec import JobSpec
+
+__all__ = ["Inference", "infer"]
+
+_MOST_RANKS = wire_frames.MAX_FDS - 1
+"""Their channels reach the agent with one message, beside the closure."""
+
+
+class Inference:
+    """A run of ``%%infer`` in the user's hands."""
+
+    def __init__(self, gang: Gang, feeder: Feeder) -> None:
+        self.gang = gang
+        """Its ranks: what to watch, to wait for and to stop."""
+        self._feeder = feeder
+
+    @property
+    def result(self) -> Any:
+        """The frame with its predictions, of the kind that was given.
+
+        Waits for the end. Raises InferError for a frame, a ``predict`` or predictions that are not
+        what they should be, and what :meth:`Gang.raise_for_state` raises.
+        """
+        self.gang.wait()
+        self.gang.raise_for_state()
+        return self._feeder.value
+
+    def __repr__(self) -> str:
+        return f"<Inference by {self.gang!r}>"
+
+
+def infer(
+    frame: Any,
+    captured: Captured,
+    spec: JobSpec,
+    options: InferOptions,
+    *,
+    title: str,
+    target: str | os.PathLike[str] | None = None,
+) -> Inference:
+    """Run what was captured on ``spec.np`` ranks here, then its ``predict`` over ``frame``.
+
+    A captured cell defines ``predict``; a captured call returns it. ``target``: where predictions for
+    Parquet data are written; see :func:`hydrogen_magic.infer.frames.source`. Returns at once.
+
+    Raises InferError for what is no frame, PlacementError when the ranks cannot run as asked;
+    nothing was started then.
+    """
+    if spec.np > _MOST_RANKS:
+        raise PlacementError(f"`--np {spec.np}`: one machine takes {_MOST_RANKS} ranks at most")
+    source = frames.source(frame, target)
+    result = source.result(options)
+    feeder = Feeder(source, result, options, spec.np, _key(captured))
+    try:
+        gang = runner.launch_captured(captured, spec, title=title, feed=feeder)
+    except BaseException:
+        feeder.abandon()
+        raise
+    return Inference(gang, feeder)
+
+
+def _key(captured: Captured) -> str:
+    """Return a digest of the cell and everything that travels with it."""
+    digest = hashlib.sha256(captured.parcel.payload)
+    for buffer in captured.parcel.buffers:
+        digest.update(buffer)
+    return digest.hexdigest()

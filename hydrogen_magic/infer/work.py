@@ -1,0 +1,235 @@
+"""Which rows are still to be done, and what came of those that are: the feeder's book.
+
+Knows no socket, thread or process. Chunks may be answered in any order; the columns are those that the
+first rows got, whichever rank was faster, so that a run does not depend on who that was.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydrogen_magic.errors import InferError
+from hydrogen_magic.predict.options import InferOptions
+
+__all__ = ["Chunk", "Work"]
+
+_SHARES = 8
+"""A chunk is at most this part of a rank's share of what is left: near the end they get smaller, and
+ranks that began together end together."""
+_AHEAD = 4
+"""Chunks per rank that may be done before earlier ones are: 16 MB of predictions as large as the rows."""
+
+
+@dataclass(frozen=True, order=True)
+class Chunk:
+    """Some consecutive rows of the frame."""
+
+    number: int
+    first_row: int = field(compare=False)
+    table: Any = field(compare=False, repr=False)
+    """A ``pyarrow.Table``; of a frame in memory a view where that is possible."""
+
+    @property
+    def n_rows(self) -> int:
+        return int(self.table.num_rows)
+
+    @property
+    def rows_text(self) -> str:
+        return f"rows {self.first_row} to {self.first_row + self.n_rows - 1}"
+
+
+@dataclass(frozen=True)
+class _Answer:
+    chunk: Chunk
+    columns: Any
+    """What was predicted; None while whoever answered did not know which columns there are."""
+    failures: Sequence[Mapping[str, Any]]
+
+
+class Work:
+    """``source`` and ``result`` are of :mod:`hydrogen_magic.infer.frames`."""
+
+    def __init__(self, source: Any, result: Any, options: InferOptions, n_ranks: int) -> None:
+        self.schema: Any = None
+        """Of the predicted columns, None until the first rows are done."""
+        self.rows = 0
+        """Rows done."""
+        self.n_rows: int | None = source.n_rows
+        self.failures: list[Mapping[str, Any]] = []
+        self.in_flight = 0
+        """Chunks handed out and not done."""
+        self._result = result
+        self._batch_size = options.batch_size
+        self._n_ranks = n_ranks
+        self._fresh = source.chunks(options.batch_size)
+        self._rest: Any = None
+        """Of a chunk of the source's that was too large to be handed out at once."""
+        self._numbered = self._cut_rows = 0
+        self._is_cut = False
+        """Whether all rows of the source are numbered."""
+        self._again: list[Chunk] = []
+        """A heap of what was given back."""
+        self._answered: list[_Answer] = []
+        """What cannot be put anywhere yet: the first rows' columns are not known."""
+        self._undecided = 0
+        """Number of the first chunk that has not been looked at for what columns there are."""
+        self._seen: Any = None
+        """The columns of those before, types unknown as null."""
+        self._made_again: set[int] = set()
+
+    # ── out ──
+
+    def next(self) -> Chunk | None:
+        """Return what to do next; None when there is nothing, or nothing now."""
+        if self._again:
+            self.in_flight += 1
+            return heapq.heappop(self._again)
+        if self._is_far_ahead():
+            return None
+        table = self._next_rows()
+        if table is None:
+            self._is_cut = True
+            return None
+        chunk = Chunk(self._numbered, self._cut_rows, table)
+        self._numbered += 1
+        self._cut_rows += chunk.n_rows
+        self.in_flight += 1
+        return chunk
+
+    def _is_far_ahead(self) -> bool:
+        """Whether more answers would only pile up behind rows that somebody is not done with."""
+        ahead = _AHEAD * self._n_ranks
+        before_first = self.schema is None and self._numbered >= self._undecided + ahead
+        return before_first or self._result.n_waiting >= ahead
+
+    def _next_rows(self) -> Any:
+        table, self._rest = self._rest, None
+        if table is None:
+            table = next(self._fresh, None)
+        most = self._most_rows()
+        if table is not None and table.num_rows > most:
+            table, self._rest = table.slice(0, most), table.slice(most)
+        return table
+
+    def _most_rows(self) -> int:
+        """Return how many rows the next chunk may have: whole batches, one at least."""
+        if self.n_rows is None:
+            return 1 << 62
+        share = (self.n_rows - self._cut_rows) // (_SHARES * self._n_ranks)
+        return max(1, share // self._batch_size) * self._batch_size
+
+    def give_back(self, chunk: Chunk) -> None:
+        """Whoever had it did not do it."""
+        self.in_flight -= 1
+        heapq.heappush(self._again, chunk)
+
+    # ── in ──
+
+    def answer(self, chunk: Chunk, columns: Any, failures: Sequence[Mapping[str, Any]]) -> None:
+        """Take a chunk's predictions. Raises InferError where they differ from the first rows'."""
+        self._answered.append(_Answer(chunk, columns, failures))
+        if self.schema is None:
+            self._agree()
+        self._put_all()
+
+    def _put_all(self) -> None:
+        if self.schema is not None:
+            answered, self._answered = self._answered, []
+            for each in answered:
+                self._put(each)
+
+    def _agree(self) -> None:
+        """Take the columns of the first rows as everybody's; a type that they do not show is a later's."""
+        answered = {each.chunk.number: each.columns for each in self._answered}
+        while self.schema is None and self._undecided in answered:
+            columns = answered[self._undecided]
+            if columns is not None:
+                self._seen = _completed(self._seen, columns.schema)
+                if not _has_unknown(self._seen):
+                    self._begin(self._seen)
+            self._undecided += 1
+
+    def _begin(self, schema: Any) -> None:
+        self.schema = schema
+        self._result.begin(schema)
+
+    def _put(self, answer: _Answer) -> None:
+        chunk, columns = answer.chunk, _typed(answer.columns, self.schema)
+        if columns is None:
+            self._refuse(chunk, answer.columns)
+            return
+        self._result.put(chunk.first_row, columns, chunk.table)
+        self.in_flight -= 1
+        self.rows += chunk.n_rows
+        self.failures += answer.failures
+
+    def _refuse(self, chunk: Chunk, columns: Any) -> None:
+        """Have it made again, by a rank that has been told which columns there are."""
+        if chunk.number in self._made_again:
+            raise InferError(
+                f"`predict` returned other columns for {chunk.rows_text} than for the first rows:"
+                f" {_described(columns)} instead of {_described(self.schema)}; have it return the"
+                " same for every batch, or say what they are with `--schema`"
+            )
+        self._made_again.add(chunk.number)
+        self.give_back(chunk)
+
+    # ── the end ──
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every row has an answer."""
+        return self._is_cut and not self._again and self.in_flight == len(self._answered)
+
+    def finish(self) -> Any:
+        """Return the frame with its predictions. Raises InferError when there are none at all."""
+        if self.schema is None and self._seen is not None:
+            self._begin(self._seen)  # columns without a single value
+            self._put_all()
+        if self.schema is None and self._cut_rows:
+            first = next((f for each in self._answered for f in each.failures), None)
+            raise InferError(
+                f"`predict` failed for each of the {self._cut_rows} rows, so nothing says which"
+                f" columns it returns; the first failure: {first['reason'] if first else 'unknown'}"
+            )
+        return self._result.finish()
+
+    def abandon(self) -> None:
+        """There will be no result: let go of frame and answers."""
+        self._answered.clear()
+        self._again.clear()
+        self._rest = None
+        self._fresh.close()
+        self._result.abort()
+
+
+def _has_unknown(schema: Any) -> bool:
+    return any(str(column.type) == "null" for column in schema)
+
+
+def _completed(first: Any, later: Any) -> Any:
+    """Return the schema ``first`` with types that only ``later`` knows."""
+    if first is None or first.names != later.names:
+        return later if first is None else first
+    for place, column in enumerate(later):
+        if str(first.field(place).type) == "null":
+            first = first.set(place, column)
+    return first
+
+
+def _typed(columns: Any, schema: Any) -> Any:
+    """Return ``columns`` with nulls of the types in ``schema``, None if they are other columns."""
+    if columns is None or columns.schema.equals(schema):
+        return columns
+    completed = _completed(columns.schema, schema)
+    return columns.cast(completed) if completed.equals(schema) else None
+
+
+def _described(what: Any) -> str:
+    if what is None:
+        return "nothing"
+    schema = getattr(what, "schema", what)
+    return ", ".join(f"{column.name} {column.type}" for column in schema)

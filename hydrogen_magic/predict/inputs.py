@@ -1,0 +1,283 @@
+"""Rows of Arrow as what ``predict`` takes.
+
+A chunk is converted whole and its batches are slices of that: a conversion costs about as much for
+ten batches as for one. Arrow's memory is shared where the kind allows it; such arrays are read-only,
+as their rows may be the frame's own. Tensors are always copies, since torch writes into what it is
+given without asking.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hydrogen_magic.errors import InferError
+from hydrogen_magic.predict import annotations as kinds
+from hydrogen_magic.predict.shapes import array_of, is_listed, is_number, shaped
+
+__all__ = ["Inputs"]
+
+_PANDAS_NULLABLE = {
+    "int8": "Int8", "int16": "Int16", "int32": "Int32", "int64": "Int64",
+    "uint8": "UInt8", "uint16": "UInt16", "uint32": "UInt32", "uint64": "UInt64",
+    "bool": "boolean",
+}  # fmt: skip
+"""Arrow's types whose nulls NumPy has no place for, with pandas' types that do."""
+
+_NARROW = 64
+"""Columns of which some thousand rows fit into a core's own cache."""
+_ROWS_OF_NARROW = 4096
+_ROWS_OF_WIDE = 512
+
+_FOR_TORCH = {"uint16": np.int32, "uint32": np.int64}
+"""torch has these unsigned numbers in name only."""
+
+
+class Inputs:
+    """Turns rows into what one ``predict`` takes."""
+
+    def __init__(self, kind: str, module: Any = None) -> None:
+        self._convert = _CONVERSIONS[kind]
+        self._module = module
+        self._cut = _CUTS.get(kind, _cut_by_slice)
+        self._is_named = kind in (kinds.POLARS, kinds.ARRAYS, kinds.TENSORS)
+        self._kind = kind
+
+    def convert(self, rows: pa.RecordBatch, first_row: int) -> Any:
+        """Return all of ``rows`` as ``predict`` takes them; ``first_row`` numbers a pandas index.
+
+        Raises InferError naming the column that cannot be given so.
+        """
+        if self._is_named:
+            self._refuse_repeated_names(rows.schema.names)
+        if self._kind == kinds.PANDAS:
+            return _to_pandas(rows, first_row)
+        value = self._convert(rows)
+        return value if self._module is None else _for_module(value, self._module)
+
+    def cut(self, value: Any, start: int, stop: int) -> Any:
+        """Return rows ``start`` to ``stop`` of what :meth:`convert` returned, not copied."""
+        return self._cut(value, start, stop)
+
+    def _refuse_repeated_names(self, names: Sequence[str]) -> None:
+        if len(set(names)) < len(names):
+            repeated = next(name for name in names if names.count(name) > 1)
+            raise InferError(
+                f"the frame has two columns {repeated!r}, and predict takes a {self._kind}, which"
+                " cannot: rename one, or let it take a pandas DataFrame or a pa.Table"
+            )
+
+
+# ── how batches are cut ──────────────────────────────────────────────────────────────────────────
+
+
+def _cut_by_slice(value: Any, start: int, stop: int) -> Any:
+    return value[start:stop]
+
+
+def _cut_by_length(value: Any, start: int, stop: int) -> Any:
+    return value.slice(start, stop - start)
+
+
+def _cut_pandas(value: Any, start: int, stop: int) -> Any:
+    # A shallow copy: pandas 2 would warn of every column added to a slice.
+    return value.iloc[start:stop].copy(deep=False)
+
+
+def _cut_values(value: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
+    return {name: part[start:stop] for name, part in value.items()}
+
+
+# ── pandas and polars ────────────────────────────────────────────────────────────────────────────
+
+
+def _to_pandas(rows: pa.RecordBatch, first_row: int) -> Any:
+    """Return rows as pandas has them, with an index that counts the frame's rows.
+
+    Whole numbers and truth values with nulls get pandas' own nullable types, and inside lists they
+    are Python's: as floats or objects they would be other values, and of another type than in the
+    next batch.
+    """
+    import pandas as pd
+
+    frame = pa.Table.from_batches([rows]).to_pandas(use_threads=False)
+    for place, (field, column) in enumerate(zip(rows.schema, rows.columns, strict=True)):
+        if isinstance(field.type, pa.FixedShapeTensorType):
+            cells = pd.Series(list(shaped(column, field.name)), dtype=object, index=frame.index)
+            frame.isetitem(place, cells)
+        elif nullable := _nullable_type(column):
+            cells = pd.Series(column.to_pylist(), dtype=nullable, index=frame.index)
+            frame.isetitem(place, cells)
+    if isinstance(frame.index, pd.RangeIndex):
+        frame.index = pd.RangeIndex(first_row, first_row + len(frame))
+    return frame
+
+
+def _nullable_type(column: pa.Array) -> str | None:
+    """Return pandas' type for a column whose nulls NumPy has no place for; None for all others."""
+    if is_listed(column.type):
+        while hasattr(column.type, "value_type"):
+            column = column.flatten()
+        return "object" if column.null_count and str(column.type) in _PANDAS_NULLABLE else None
+    return _PANDAS_NULLABLE.get(str(column.type)) if column.null_count else None
+
+
+def _to_polars(rows: pa.RecordBatch) -> Any:
+    import polars as pl
+
+    columns = [_for_polars(column) for column in rows.columns]
+    return pl.from_arrow(pa.Table.from_arrays(columns, names=rows.schema.names))
+
+
+def _for_polars(column: pa.Array) -> pa.Array:
+    """Return a column as Polars can read it: no extension types."""
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = column.storage
+    if pa.types.is_fixed_size_list(column.type) and column.null_count:
+        # Polars refuses part of such a column, taking the nulls' bits for another part's.
+        return column.take(pa.array(range(len(column)), pa.int64()))
+    return column
+
+
+# ── arrays and tensors ───────────────────────────────────────────────────────────────────────────
+
+
+def _to_arrays(rows: pa.RecordBatch) -> dict[str, Any]:
+    names = rows.schema.names
+    return {name: array_of(column, name) for name, column in zip(names, rows.columns, strict=True)}
+
+
+def _to_array(rows: pa.RecordBatch) -> Any:
+    """Return the one column of lists with its shape, or the columns of numbers side by side."""
+    places = _numeric_places(rows.schema)
+    names = rows.schema.names  # made anew each time it is asked for
+    arrays = [shaped(rows.column(place), names[place]) for place in places]
+    if is_listed(rows.column(places[0]).type):
+        return arrays[0]
+    if len(arrays) == 1:
+        return arrays[0].reshape(-1, 1)
+    return _side_by_side(arrays)
+
+
+def _side_by_side(columns: list[Any]) -> Any:
+    """Return columns as one array (rows, columns), each row's numbers next to each other.
+
+    Some rows at a time, as the places of a column are far apart; a few columns are laid out in the
+    cache and then turned, which is three times as fast.
+    """
+    kind = np.result_type(*columns)
+    n_rows, n_columns = len(columns[0]), len(columns)
+    matrix = np.empty((n_rows, n_columns), dtype=kind)
+    is_narrow = n_columns <= _NARROW
+    block = _ROWS_OF_NARROW if is_narrow else _ROWS_OF_WIDE
+    turned = np.empty((n_columns, min(block, n_rows)), dtype=kind).T if is_narrow else None
+    for start in range(0, n_rows, block):
+        part = matrix[start : start + block]
+        target = part if turned is None else turned[: len(part)]
+        for place, column in enumerate(columns):
+            target[:, place] = column[start : start + block]
+        if turned is not None:
+            part[:] = target
+    return matrix
+
+
+def _numeric_places(schema: pa.Schema) -> list[int]:
+    """Return which columns are the input: the only one of lists, or else all of numbers."""
+    listed = [place for place, found in enumerate(schema.types) if is_listed(found)]
+    if len(listed) > 1:
+        names = ", ".join(repr(schema.names[place]) for place in listed)
+        raise InferError(
+            f"the columns {names} are lists of numbers, each a tensor of its own: let predict take"
+            " dict[str, torch.Tensor] or dict[str, np.ndarray]"
+        )
+    places = listed or [place for place, found in enumerate(schema.types) if is_number(found)]
+    if not places:
+        said = ", ".join(f"{field.name} {field.type}" for field in list(schema)[:10])
+        raise InferError(
+            f"predict takes numbers, and the frame has no column of them ({said or 'no column'}):"
+            " let it take a pandas DataFrame, a pa.Table or dict[str, np.ndarray]"
+        )
+    return places
+
+
+def _to_tensor(rows: pa.RecordBatch) -> Any:
+    return _tensor(_to_array(rows))
+
+
+def _to_tensors(rows: pa.RecordBatch) -> dict[str, Any]:
+    """Return a tensor for each column of numbers or of lists of them, a list of tensors where ragged."""
+    found = {}
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if is_number(field.type):
+            found[field.name] = _tensor(shaped(column, field.name))
+        elif is_listed(field.type):
+            array = array_of(column, field.name)
+            is_ragged = array.dtype == object
+            found[field.name] = list(map(_tensor, array)) if is_ragged else _tensor(array)
+    return found
+
+
+def _tensor(array: Any) -> Any:
+    """Return a tensor of an array's numbers in memory of its own; doubles in torch's default type."""
+    import torch
+
+    if array is None:
+        return None
+    array = np.asarray(array, dtype=_FOR_TORCH.get(str(array.dtype)))
+    owned = array if array.flags.writeable and array.base is None else array.copy()
+    tensor = torch.from_numpy(owned)
+    return tensor.to(torch.get_default_dtype()) if tensor.dtype == torch.float64 else tensor
+
+
+def _for_module(value: Any, module: Any) -> Any:
+    """Return tensors where the module's parameters are, in the type it computes in."""
+    import torch
+
+    parameters = [*module.parameters(), *module.buffers()]
+    device = parameters[0].device if parameters else torch.device("cpu")
+    floats = [part.dtype for part in parameters if part.is_floating_point()]
+    dtype = floats[0] if floats else torch.get_default_dtype()
+    keeps_whole = _begins_with_embedding(module)
+
+    def move(part: Any) -> Any:
+        if isinstance(part, list):
+            return [move(item) for item in part]
+        if not isinstance(part, torch.Tensor):
+            return part
+        is_index = keeps_whole and not part.is_floating_point()
+        return part.to(device=device, dtype=torch.int64 if is_index else dtype)
+
+    if isinstance(value, dict):
+        return {name: move(part) for name, part in value.items()}
+    return move(value)
+
+
+def _begins_with_embedding(module: Any) -> bool:
+    """Return whether the first layer looks up rows by whole numbers."""
+    import torch
+
+    owners = (part for part in module.modules() if any(True for _ in part.parameters(False)))
+    return isinstance(next(owners, None), (torch.nn.Embedding, torch.nn.EmbeddingBag))
+
+
+_CONVERSIONS: dict[str, Callable[[pa.RecordBatch], Any]] = {
+    kinds.PANDAS: lambda rows: _to_pandas(rows, 0),
+    kinds.TABLE: lambda rows: pa.Table.from_batches([rows]),
+    kinds.RECORD_BATCH: lambda rows: rows,
+    kinds.POLARS: _to_polars,
+    kinds.ARRAY: _to_array,
+    kinds.ARRAYS: _to_arrays,
+    kinds.TENSOR: _to_tensor,
+    kinds.TENSORS: _to_tensors,
+}
+_CUTS: dict[str, Callable[[Any, int, int], Any]] = {
+    kinds.PANDAS: _cut_pandas,
+    kinds.TABLE: _cut_by_length,
+    kinds.RECORD_BATCH: _cut_by_length,
+    kinds.POLARS: _cut_by_length,
+    kinds.ARRAYS: _cut_values,
+    kinds.TENSORS: _cut_values,
+}

@@ -1,0 +1,100 @@
+"""Cells of ``%%infer`` as functions: each sets a rank up, and returns its ``predict``. Imports little."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Predict = Callable[[Any], Any]
+
+
+def doubles() -> Predict:
+    return lambda batch: {"y": batch["x"] * 2}
+
+
+def who() -> Predict:
+    """Say which rank it was, and of which process."""
+    rank, pid = int(os.environ["RANK"]), os.getpid()
+    return lambda batch: {"rank": [rank] * len(batch), "pid": [pid] * len(batch)}
+
+
+def slow_on(slow_rank: int, seconds: float) -> Predict:
+    rank = int(os.environ["RANK"])
+
+    def predict(batch: Any) -> Any:
+        time.sleep(seconds if rank == slow_rank else 0.0)
+        return {"rank": [rank] * len(batch)}
+
+    return predict
+
+
+def fails_at(bad: int) -> Predict:
+    def predict(batch: Any) -> Any:
+        if (batch["x"] == bad).any():
+            raise ValueError(f"cannot do {bad}")
+        return {"y": batch["x"] * 2}
+
+    return predict
+
+
+def killed_once_at(bad: int, marker: str) -> Predict:
+    """End this process the first time that the row comes."""
+
+    def predict(batch: Any) -> Any:
+        if (batch["x"] == bad).any() and not Path(marker).exists():
+            Path(marker).touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"y": batch["x"] * 2}
+
+    return predict
+
+
+def sleeps() -> Predict:
+    print("set up", flush=True)
+
+    def predict(batch: Any) -> Any:
+        print("began", flush=True)
+        time.sleep(1000)
+
+    return predict
+
+
+def counted(log: str, reads: str = "", offset: int = 0) -> Predict:
+    """Leave a line for every set-up."""
+    with open(log, "a") as file:
+        file.write("set up\n")
+    if reads:
+        offset = int(Path(reads).read_text())
+    pid = os.getpid()
+    return lambda batch: {"y": batch["x"] + offset, "pid": [pid] * len(batch)}
+
+
+def grows(width: int) -> Predict:
+    return lambda batch: {"wide": [[float(x)] * width for x in batch["x"]]}
+
+
+def waits_for(marker: str) -> Predict:
+    """Rank 1 stops itself (SIGSTOP) with a batch in hand, not the first, which says what is predicted."""
+    rank = int(os.environ["RANK"])
+
+    def predict(batch: Any) -> Any:
+        time.sleep(0.001)
+        if rank == 1 and batch["x"].iloc[0] >= 2_000 and not Path(marker).exists():
+            Path(marker).write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return {"rank": [rank] * len(batch)}
+
+    return predict
+
+
+def nothing() -> None:
+    """No ``predict`` at all."""
+
+
+def threads() -> Predict:
+    given = int(os.environ.get("OMP_NUM_THREADS", "0"))
+    return lambda batch: {"threads": [given] * len(batch)}

@@ -1,0 +1,303 @@
+"""``%%infer`` on this machine: order, demand, every way to fail, and set-up that is kept."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import hydrogen_magic as hm
+from hydrogen_magic import capture
+from hydrogen_magic import events as ev
+from hydrogen_magic.errors import GangStoppedError, InferError, RankFailedError
+from hydrogen_magic.infer.run import Inference
+from hydrogen_magic.infer.run import infer as start
+from hydrogen_magic.predict.options import InferOptions
+from hydrogen_magic.spec import JobSpec
+from hydrogen_magic.views.block import block
+from tests import infer_ranks, leaks
+from tests.memory import Memory
+
+pytestmark = pytest.mark.usefixtures("warm_agents")
+
+
+def infer(
+    frame: Any,
+    function: Callable[..., Any],
+    *args: Any,
+    np: int = 2,
+    retries: int = 0,
+    **options: Any,
+) -> Inference:
+    """Begin a run whose ranks are set up by ``function``."""
+    captured = capture.capture_call(function, args, {})
+    options = {"batch_size": 100, **options}
+    return start(
+        frame, captured, JobSpec(np=np, retries=retries), InferOptions(**options), title="test"
+    )
+
+
+def frame(n_rows: int = 10_000) -> pd.DataFrame:
+    return pd.DataFrame({"x": range(n_rows)})
+
+
+def ended(run: Inference, within_s: float = 60.0) -> Inference:
+    if not run.gang.wait(within_s):
+        run.gang.stop(kill=True)
+        run.gang.wait(10)
+        pytest.fail(f"still there after {within_s} s: {run.gang.snapshot()}")
+    return run
+
+
+def until(holds: Callable[[], Any], within_s: float = 30.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def first_batch_s(run: Inference) -> float:
+    """Return when all ranks could take their first batch, in seconds after the launch."""
+    begun = [e for e in run.gang.events() if isinstance(e, ev.RankPhase) and e.phase == "running"]
+    return max(event.at_s for event in begun)
+
+
+# ── what comes out ───────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("np", [1, 2, 3])
+def test_every_row_has_its_own_prediction_in_its_place(np: int) -> None:
+    df = frame(12_345).sample(frac=1, random_state=0)
+    result = ended(infer(df, infer_ranks.doubles, np=np)).result
+    pd.testing.assert_frame_equal(result, df.assign(y=df["x"] * 2))
+
+
+def test_more_ranks_than_batches() -> None:
+    result = ended(infer(frame(3), infer_ranks.doubles, np=4)).result
+    assert list(result["y"]) == [0, 2, 4]
+
+
+def test_a_frame_without_rows() -> None:
+    result = ended(infer(frame(0), infer_ranks.doubles)).result
+    assert list(result.columns) == ["x"]
+    typed = ended(infer(frame(0), infer_ranks.doubles, schema="y bigint")).result
+    assert (list(typed.columns), str(typed["y"].dtype), len(typed)) == (["x", "y"], "int64", 0)
+
+
+def test_predictions_far_larger_than_the_rows() -> None:
+    result = ended(infer(frame(2_000), infer_ranks.grows, 3_000)).result
+    assert [len(row) for row in result["wide"]] == [3_000] * 2_000
+    assert [row[-1] for row in result["wide"]] == [float(x) for x in range(2_000)]
+
+
+def test_a_slow_rank_gets_fewer_rows() -> None:
+    result = ended(infer(frame(20_000), infer_ranks.slow_on, 1, 0.02)).result
+    rows = Counter(result["rank"])
+    assert rows[1] > 0
+    assert rows[0] > 2 * rows[1], rows
+
+
+def test_ranks_share_the_cores() -> None:
+    result = ended(infer(frame(500), infer_ranks.threads)).result
+    assert set(result["threads"]) == {max(1, len(os.sched_getaffinity(0)) // 2)}
+
+
+def test_progress_tells_the_rows_of_every_rank() -> None:
+    run = ended(infer(frame(5_000), infer_ranks.who))
+    done = {rank.rank: rank.bar.n for rank in run.gang.ranks if rank.bar is not None}
+    assert done == dict(Counter(run.result["rank"]))
+    shown = block(run.gang.snapshot(), run.gang.snapshot().now_s, 120)
+    assert any("5,000 of 5,000 rows · " in line and "rows/s" in line for line in shown), shown
+
+
+def test_inside_the_kernel_for_debugging() -> None:
+    here = JobSpec(np=1, placement="inline")
+    captured = capture.capture_call(infer_ranks.fails_at, (7_123,), {})
+    run = start(frame(), captured, here, InferOptions(batch_size=100), title="test")
+    with pytest.raises(InferError, match="7100 to 7199"):
+        _ = run.result
+    options = InferOptions(batch_size=100, on_error="null")
+    run = start(frame(), captured, here, options, title="test")
+    assert run.result["y"].isna().sum() == 1
+
+
+def test_memory_above_frame_and_result_is_some_chunks() -> None:
+    df = pd.DataFrame({f"x{n}": range(1_000_000) for n in range(10)})
+    captured = capture.capture_call(infer_ranks.who, (), {})
+    options = InferOptions(columns=(), only=True)
+
+    def once() -> int:
+        with Memory() as memory:
+            result = start(df, captured, JobSpec(np=2), options, title="test").result
+        return memory.peak - memory.before - int(result.memory_usage().sum())
+
+    once()  # processes, imports
+    assert once() < 64 << 20  # 80 MB go to the ranks
+
+
+# ── what goes wrong ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_failing_batch_names_its_rows_and_its_rank() -> None:
+    run = ended(infer(frame(), infer_ranks.fails_at, 7_123))
+    with pytest.raises(RankFailedError, match=r"7[01]\d\d") as caught:
+        _ = run.result
+    assert "cannot do 7123" in caught.value.report
+    assert run.gang.ranks[caught.value.rank].phase == "failed"
+
+
+def test_rows_that_fail_are_null_and_told() -> None:
+    run = ended(infer(frame(), infer_ranks.fails_at, 7_123, on_error="null"))
+    missing = run.result["y"].isna()
+    assert missing[7_123]
+    assert 0 < missing.sum() <= 100
+    notices = [notice.text for notice in run.gang.snapshot().notices]
+    assert any(str(missing.sum()) in text and "cannot do 7123" in text for text in notices), notices
+
+
+def test_errors_are_collected() -> None:
+    result = ended(infer(frame(), infer_ranks.fails_at, 7_123, on_error="collect")).result
+    assert "cannot do 7123" in result["error"][7_123]
+    assert result["error"].notna().sum() == result["y"].isna().sum()
+
+
+def test_when_every_row_fails_that_is_an_error() -> None:
+    def always() -> Any:
+        def predict(batch: Any) -> Any:
+            raise ValueError("never")
+
+        return predict
+
+    run = ended(infer(frame(), always, on_error="null"))
+    with pytest.raises(InferError, match=r"each of the 10000 rows.*never"):
+        _ = run.result
+
+
+def test_a_cell_without_predict() -> None:
+    run = ended(infer(frame(), infer_ranks.nothing))
+    with pytest.raises(RankFailedError, match="predict"):
+        _ = run.result
+
+
+def test_a_killed_rank_is_the_culprit(tmp_path: Path) -> None:
+    run = ended(infer(frame(), infer_ranks.killed_once_at, 7_123, str(tmp_path / "marker")))
+    with pytest.raises(RankFailedError, match="SIGKILL"):
+        _ = run.result
+
+
+def test_a_retry_loses_no_row(tmp_path: Path) -> None:
+    marker = str(tmp_path / "marker")
+    run = ended(infer(frame(), infer_ranks.killed_once_at, 7_123, marker, retries=1))
+    assert list(run.result["y"]) == [2 * x for x in range(10_000)]
+    assert run.gang.snapshot().attempt == 1
+
+
+def test_stop_ends_a_run_in_the_middle() -> None:
+    run = infer(frame(), infer_ranks.sleeps)
+    until(lambda: any("began" in text for text in run.gang.logs.values()))
+    run.gang.stop()
+    with pytest.raises(GangStoppedError):
+        _ = ended(run, 20).result
+    assert list(ended(infer(frame(10), infer_ranks.doubles)).result["y"]) == list(range(0, 20, 2))
+
+
+def test_a_frame_that_cannot_be_read_ends_the_run(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    def batches() -> Any:
+        yield pa.record_batch({"x": list(range(500))})
+        raise OSError("the disk is gone")
+
+    reader = pa.RecordBatchReader.from_batches(pa.schema({"x": pa.int64()}), batches())
+    run = ended(infer(reader, infer_ranks.doubles))
+    with pytest.raises(Exception, match="the disk is gone"):
+        _ = run.result
+    assert run.gang.state == "FAILED"
+
+
+def test_others_take_the_rows_of_a_rank_that_hangs(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    run = infer(frame(20_000), infer_ranks.waits_for, str(marker))
+    until(lambda: marker.exists() and marker.read_text())
+    try:
+        until(lambda: (bar := run.gang.ranks[0].bar) is not None and bar.n > 12_000)
+    finally:
+        os.kill(int(marker.read_text()), signal.SIGCONT)
+    result = ended(run).result
+    assert len(result) == 20_000
+    assert Counter(result["rank"])[0] > 12_000
+
+
+# ── set-up that is kept ──────────────────────────────────────────────────────────────────────────
+
+
+def test_a_second_run_finds_its_ranks_set_up(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    first = ended(infer(frame(), infer_ranks.counted, str(log))).result
+    again = ended(infer(frame(20_000), infer_ranks.counted, str(log), batch_size=64))
+    assert log.read_text().count("set up") == 2  # one for each rank
+    assert set(again.result["pid"]) <= set(first["pid"])
+    assert list(again.result["y"]) == list(range(20_000))
+    assert first_batch_s(again) < 0.3
+
+
+def set_up_again(log: Path, before: int) -> bool:
+    return log.read_text().count("set up") == before + 2
+
+
+def test_another_cell_is_set_up(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    first = ended(infer(frame(), infer_ranks.counted, str(log), "", 1)).result
+    again = ended(infer(frame(), infer_ranks.counted, str(log), "", 2)).result
+    assert set_up_again(log, 2)
+    assert not set(first["pid"]) & set(again["pid"])
+    assert list(again["y"][:3]) == [2, 3, 4]
+
+
+def test_another_gang_ends_the_ranks_that_are_kept(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    first = ended(infer(frame(), infer_ranks.counted, str(log))).result
+    assert hm.launch(os.getpid, np=1).result not in set(first["pid"])
+    assert not [pid for pid in set(first["pid"]) if leaks.command(pid)]
+    ended(infer(frame(), infer_ranks.counted, str(log)))
+    assert set_up_again(log, 2)
+
+
+def test_a_file_that_the_cell_read_has_changed(tmp_path: Path) -> None:
+    log, reads = tmp_path / "log", tmp_path / "reads"
+    reads.write_text("1")
+    assert ended(infer(frame(), infer_ranks.counted, str(log), str(reads))).result["y"][0] == 1
+    reads.write_text("2")
+    assert ended(infer(frame(), infer_ranks.counted, str(log), str(reads))).result["y"][0] == 2
+
+
+def test_a_run_that_failed_keeps_nothing(tmp_path: Path) -> None:
+    marker = str(tmp_path / "marker")
+    run = ended(infer(frame(), infer_ranks.killed_once_at, 7_123, marker))
+    pids = {rank.pid for rank in run.gang.ranks if rank.pid is not None}
+    assert not [pid for pid in pids if leaks.command(pid)]
+    result = ended(infer(frame(), infer_ranks.killed_once_at, 7_123, marker)).result
+    assert list(result["y"]) == [2 * x for x in range(10_000)]
+
+
+def test_a_kept_rank_that_dies_is_replaced(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    first = ended(infer(frame(), infer_ranks.counted, str(log))).result
+    os.kill(first["pid"][0], signal.SIGKILL)
+    until(lambda: not leaks.command(first["pid"][0]))
+    again = ended(infer(frame(), infer_ranks.counted, str(log))).result
+    assert set_up_again(log, 2)
+    assert list(again["y"]) == list(range(10_000))
+
+
+def test_kept_ranks_are_no_running_gang(tmp_path: Path) -> None:
+    run = ended(infer(frame(), infer_ranks.counted, str(tmp_path / "log")))
+    assert run.gang.state == "SUCCEEDED"
+    assert leaks.running_gangs() == []

@@ -1,0 +1,163 @@
+"""The feeder's book: which rows are next, whose columns count, and that no row is lost or done twice."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from hydrogen_magic.errors import InferError
+from hydrogen_magic.infer.work import Chunk, Work
+from hydrogen_magic.predict.options import InferOptions
+
+DOUBLES = pa.schema({"y": pa.float64()})
+
+
+class Rows:
+    """A source of whole numbers, cut as it likes."""
+
+    def __init__(self, n_rows: int, cut: int = 100) -> None:
+        self.n_rows: int | None = n_rows
+        self.schema = pa.schema({"x": pa.int64()})
+        self._cut = cut
+        self._total = n_rows
+
+    def chunks(self, batch_size: int) -> Iterator[pa.Table]:
+        for start in range(0, max(1, self._total), self._cut):
+            end = min(self._total, start + self._cut)
+            yield pa.table({"x": pa.array(range(start, end), pa.int64())})
+
+
+class Result:
+    """Keeps what it is given."""
+
+    n_waiting = 0
+
+    def __init__(self) -> None:
+        self.schema: Any = None
+        self.parts: dict[int, pa.Table] = {}
+
+    def begin(self, schema: pa.Schema) -> None:
+        assert self.schema is None
+        self.schema = schema
+
+    def put(self, first_row: int, columns: pa.Table, rows: pa.Table) -> None:
+        assert first_row not in self.parts
+        assert columns.schema == self.schema
+        assert rows["x"].to_pylist()[:1] == [first_row]
+        self.parts[first_row] = columns
+
+    def finish(self) -> list[Any]:
+        return [value for row in sorted(self.parts) for value in self.parts[row]["y"].to_pylist()]
+
+    def abort(self) -> None:
+        self.parts.clear()
+
+
+def work(n_rows: int, n_ranks: int = 2, batch_size: int = 10) -> tuple[Work, Result]:
+    result = Result()
+    return Work(Rows(n_rows), result, InferOptions(batch_size=batch_size), n_ranks), result
+
+
+def doubled(chunk: Chunk, kind: pa.DataType | None = None) -> pa.Table:
+    values = [2 * x for x in chunk.table["x"].to_pylist()]
+    return pa.table({"y": pa.array(values, kind or pa.float64())})
+
+
+def nothing(chunk: Chunk) -> pa.Table:
+    return pa.table({"y": pa.nulls(chunk.n_rows)})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_any_order_of_answers_gives_the_rows_in_theirs(seed: int) -> None:
+    chance = random.Random(seed)
+    book, _ = work(1_234)
+    in_hand: list[Chunk] = []
+    while not book.is_done:
+        if (chunk := book.next()) is not None:
+            in_hand.append(chunk)
+        if in_hand and (chunk is None or chance.random() < 0.5):
+            taken = in_hand.pop(chance.randrange(len(in_hand)))
+            if chance.random() < 0.2:
+                book.give_back(taken)  # its rank has gone
+            else:
+                book.answer(taken, doubled(taken), ())
+    assert book.finish() == [2.0 * x for x in range(1_234)]
+    assert book.rows == 1_234
+
+
+def test_chunks_are_whole_batches_that_get_smaller() -> None:
+    book, _ = work(1_000)
+    first = book.next()
+    assert first is not None
+    book.answer(first, doubled(first), ())
+    sizes = []
+    while (chunk := book.next()) is not None:
+        sizes.append(chunk.n_rows)
+    assert all(size % 10 == 0 for size in sizes)
+    assert first.n_rows + sum(sizes) == 1_000
+    assert sizes[0] > sizes[-1] == 10
+
+
+def test_the_columns_are_those_of_the_first_rows_not_of_the_first_answer() -> None:
+    book, result = work(200)
+    first, second = book.next(), book.next()
+    assert first is not None and second is not None
+    book.answer(second, doubled(second, pa.int64()), ())
+    assert result.schema is None
+    book.answer(first, doubled(first), ())
+    assert result.schema == DOUBLES
+    again = book.next()
+    assert again is not None and again.number == second.number  # to be made with those columns
+    book.answer(again, doubled(again), ())
+    assert sorted(result.parts) == [first.first_row, second.first_row]
+
+
+def test_columns_that_stay_different_are_an_error() -> None:
+    book, _ = work(200)
+    first, second = book.next(), book.next()
+    assert first is not None and second is not None
+    book.answer(first, doubled(first), ())
+    book.answer(second, doubled(second, pa.int64()), ())
+    again = book.next()
+    assert again is not None
+    with pytest.raises(InferError, match=r"rows \d+ to \d+ .*y int64 instead of y double"):
+        book.answer(again, doubled(again, pa.int64()), ())
+
+
+def test_a_type_that_the_first_rows_do_not_show_is_a_later_ones() -> None:
+    book, result = work(100)
+    chunks = [chunk for _ in range(4) if (chunk := book.next()) is not None]
+    book.answer(chunks[0], nothing(chunks[0]), ())
+    book.answer(chunks[1], None, ({"reason": "no"},))  # all failed, and no columns known
+    book.answer(chunks[2], doubled(chunks[2]), ())
+    assert result.schema == DOUBLES
+    assert result.parts[0].schema == DOUBLES and result.parts[0]["y"].null_count == chunks[0].n_rows
+    again = book.next()
+    assert again is not None and again.number == 1
+    assert book.failures == []  # counted when it is answered for good
+
+
+def test_nobody_runs_far_ahead_of_the_first_rows() -> None:
+    book, _ = work(100_000)
+    out = []
+    while (chunk := book.next()) is not None:
+        out.append(chunk)
+    assert len(out) == 8
+    for chunk in out[1:]:
+        book.answer(chunk, doubled(chunk), ())
+    assert book.next() is None
+    book.answer(out[0], doubled(out[0]), ())
+    assert book.next() is not None
+
+
+def test_a_column_without_a_single_value_is_one() -> None:
+    book, result = work(50)
+    while (chunk := book.next()) is not None:
+        book.answer(chunk, nothing(chunk), ())
+    assert book.is_done
+    assert book.finish() == [None] * 50
+    assert result.schema == pa.schema({"y": pa.null()})

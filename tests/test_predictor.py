@@ -1,0 +1,642 @@
+"""``predict`` over rows: whatever it takes and returns, the same as in one call, or an error that helps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hydrogen_magic.errors import InferError
+from hydrogen_magic.predict.ddl import parse_schema, schema_text
+from hydrogen_magic.predict.fitting import fit_table
+from hydrogen_magic.predict.options import InferOptions
+from hydrogen_magic.predict.predictor import Output, Predictor
+from tests import infer_data as data
+
+ALL = InferOptions(only=True)
+
+
+def run(predict: Any, table: pa.Table, sizes: tuple[int, ...] = (7,), **options: Any) -> pa.Table:
+    """Return the predicted columns of all of ``table``, sent in chunks of ``sizes`` rows."""
+    predictor = Predictor(predict, InferOptions(**{"batch_size": 3, "only": True, **options}))
+    outputs = [predictor.run(chunk, first) for first, chunk in data.cuts(table, sizes)]
+    assert predictor.schema is not None
+    predictor.close()
+    return pa.concat_tables(
+        [
+            predictor.schema.empty_table(),
+            *(fit_table(output.columns, predictor.schema) for output in outputs),
+        ]
+    )
+
+
+def frame(n_rows: int = 10) -> pa.Table:
+    return pa.table({"x": np.arange(n_rows, dtype=np.float32), "n": np.arange(n_rows)})
+
+
+# ── the same as in one call ──────────────────────────────────────────────────────────────────────
+
+
+def echo_pandas(batch):  # type: ignore[no-untyped-def]
+    return batch
+
+
+def echo_table(batch: pa.Table) -> pa.Table:
+    return batch
+
+
+def echo_record_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+def echo_polars(batch: pl.DataFrame) -> pl.DataFrame:
+    return batch
+
+
+def echo_arrays(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return batch
+
+
+def echo_tensors(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return batch
+
+
+def echo_stream(batches: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    yield from batches
+
+
+def echo_reading_ahead(batches: Iterator[pa.Table]) -> Iterator[pa.Table]:
+    last = None
+    for batch in batches:
+        if last is not None:
+            yield last
+        last = batch
+    if last is not None:
+        yield last
+
+
+def to_lists(batch: pa.Table) -> dict[str, Any]:
+    return {name: batch[name].to_pylist() for name in batch.column_names}
+
+
+def to_series(batch: pa.Table) -> dict[str, Any]:
+    return {name: batch[name].to_pandas() for name in batch.column_names}
+
+
+def to_records(batch: pa.Table) -> list[dict[str, Any]]:
+    return list(batch.to_pylist())
+
+
+NUMBERS = (*data.WHOLE, *data.FLOATS)
+FOR_TORCH = (pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.float32())
+BY_VALUE = (pa.int64(), pa.float64(), pa.bool_(), pa.string(), pa.binary(), data.DECIMAL)
+BY_VALUE = (*BY_VALUE, pa.date32(), pa.timestamp("us"), data.BERLIN, data.NESTED[0], data.NESTED[2])
+FOR_PANDAS = (*data.FLAT, *data.ENCODED, data.NESTED[0], data.NESTED[2])
+FOR_NUMPY = (*NUMBERS, pa.bool_(), pa.date32(), pa.timestamp("us"), pa.timestamp("ms"))
+
+SAME = [
+    # predict, types that it can carry, may there be nulls, is NaN null on the way
+    (echo_table, data.EVERYTHING, True, False),
+    (echo_record_batch, data.EVERYTHING, True, False),
+    (echo_stream, data.EVERYTHING, True, False),
+    (echo_reading_ahead, data.EVERYTHING, True, False),
+    (echo_pandas, FOR_PANDAS, True, True),
+    (echo_polars, (*data.FLAT, *data.SHAPED, *data.NESTED), True, False),
+    (echo_arrays, (*FOR_NUMPY, *data.SHAPED), False, False),
+    (echo_tensors, (*FOR_TORCH, *data.SHAPED), False, False),
+    (to_lists, BY_VALUE, True, False),
+    (to_records, BY_VALUE, True, False),
+    (to_series, (pa.float64(), pa.string(), *data.TIMES, data.DECIMAL), True, True),
+]
+
+
+@pytest.mark.parametrize(
+    ("predict", "kinds", "nulls", "nan_is_null"), SAME, ids=[case[0].__name__ for case in SAME]
+)
+@given(draw=st.data())
+@settings(max_examples=40, deadline=None)
+def test_what_comes_out_is_what_went_in(
+    predict: Any, kinds: tuple[pa.DataType, ...], nulls: bool, nan_is_null: bool, draw: Any
+) -> None:
+    """Values, order and types, wherever chunks and batches are cut."""
+    table = draw.draw(data.tables(kinds, nulls=nulls).filter(len))
+    sizes = tuple(draw.draw(st.lists(st.integers(1, 11), min_size=1, max_size=4)))
+    found = run(predict, table, sizes, batch_size=draw.draw(st.integers(1, 8)))
+    assert found.column_names == table.column_names
+    for name in table.column_names:
+        assert data.alike(
+            found[name].to_pylist(), table[name].to_pylist(), nan_is_null=nan_is_null
+        ), name
+        if found[name].null_count < len(table):
+            assert same_kind(found.field(name).type, table.field(name).type)
+
+
+def same_kind(one: pa.DataType, other: pa.DataType) -> bool:
+    """Return whether types hold the same values: text may be large, decimals wider, times finer."""
+    if pa.types.is_time(one) and pa.types.is_time(other):
+        return True
+    if pa.types.is_dictionary(one) and pa.types.is_dictionary(other):
+        return same_kind(one.value_type, other.value_type)
+    plain = [str(kind).replace("large_", "").partition("<")[0] for kind in (one, other)]
+    return plain[0] == plain[1] or (
+        pa.types.is_decimal(one) and one.scale == other.scale and one.precision >= other.precision
+    )
+
+
+@given(table=data.tables(data.FLAT), batch_size=st.integers(1, 8), size=st.integers(1, 11))
+@settings(max_examples=40, deadline=None)
+def test_arrow_keeps_the_very_types(table: pa.Table, batch_size: int, size: int) -> None:
+    if len(table):
+        assert run(echo_table, table, (size,), batch_size=batch_size).schema == table.schema
+
+
+def test_whole_numbers_and_truth_values_with_nulls_stay_exact_in_pandas() -> None:
+    table = pa.table({"id": [2**60 + 1, 5, None, 7], "yes": [True, False, None, True]})
+
+    def predict(batch):  # type: ignore[no-untyped-def]
+        return {"next": batch["id"] + 1, "no": ~batch["yes"]}
+
+    found = run(predict, table, (1,))
+    assert found.schema.types == [pa.int64(), pa.bool_()]
+    assert found.to_pydict() == {
+        "next": [2**60 + 2, 6, None, 8],
+        "no": [False, True, None, False],
+    }
+
+
+# ── what predict takes ───────────────────────────────────────────────────────────────────────────
+
+
+def test_numbers_side_by_side_and_shapes() -> None:
+    images = np.arange(10 * 12, dtype=np.uint8).reshape(10, 3, 4)
+    table = frame().append_column("image", pa.FixedShapeTensorArray.from_numpy_ndarray(images))
+    seen: list[Any] = []
+
+    def matrix(batch: np.ndarray) -> Any:
+        seen.append((batch.dtype, batch.shape[1:]))
+        return batch.sum(axis=1)
+
+    def image(batch: torch.Tensor) -> Any:
+        seen.append((batch.dtype, tuple(batch.shape[1:])))
+        return batch.sum(dim=(1, 2))
+
+    assert run(matrix, frame())["prediction"].to_pylist() == [2.0 * n for n in range(10)]
+    assert run(image, table)["prediction"].to_pylist() == images.sum(axis=(1, 2)).tolist()
+    assert set(seen) == {(np.dtype("float64"), (2,)), (torch.uint8, (3, 4))}
+
+
+@pytest.mark.parametrize("n_columns", [3, 100], ids=["few", "many"])
+def test_every_number_is_in_its_place(n_columns: int) -> None:
+    values = np.arange(5000 * n_columns, dtype=np.float64).reshape(5000, n_columns)
+    table = pa.table({f"x{place}": values[:, place] for place in range(n_columns)})
+
+    def predict(batch: np.ndarray) -> Any:
+        return {"row": batch}
+
+    found = run(predict, table, (5000,), batch_size=700)["row"]
+    assert np.array_equal(
+        np.concatenate([chunk.flatten() for chunk in found.chunks]), values.ravel()
+    )
+
+
+def test_lists_of_one_length_are_a_tensor_and_ragged_ones_say_why_not() -> None:
+    def predict(batch: torch.Tensor) -> Any:
+        return batch.sum(dim=1)
+
+    even = pa.table({"e": pa.array([[1.0, 2.0], [3.0, 4.0]])})
+    assert run(predict, even)["prediction"].to_pylist() == [3.0, 7.0]
+    with pytest.raises(InferError, match=r"rows 0 to 1 .*column 'e' is list<.*different lengths"):
+        run(predict, pa.table({"e": [[1.0], [2.0, 3.0]]}))
+
+
+def test_a_module_gets_floats_where_its_parameters_are_and_leaves_training() -> None:
+    module = torch.nn.Sequential(torch.nn.Dropout(0.9), torch.nn.Linear(2, 1)).double()
+    found = run(module, frame())
+    with torch.no_grad():
+        rows = torch.arange(10, dtype=torch.float64)
+        expected = module.eval()(torch.stack([rows, rows], dim=1))
+    assert found.schema == pa.schema([("prediction", pa.float64())])
+    assert found["prediction"].to_pylist() == expected[:, 0].tolist()
+
+
+def test_a_module_that_looks_up_gets_whole_numbers() -> None:
+    module = torch.nn.Embedding(10, 4)
+    table = pa.table({"token": np.arange(10, dtype=np.int16)})
+    assert run(module, table).schema.types[0] == pa.list_(pa.list_(pa.float32(), 4), 1)
+
+
+class Doubling:
+    def __call__(self, batch: pl.DataFrame) -> pl.Series:
+        return batch["x"] * 2
+
+    def method(self, batch: pa.Table) -> Any:
+        return {"y": [2 * value for value in batch["x"].to_pylist()]}
+
+
+@pytest.mark.parametrize("predict", [Doubling(), Doubling().method], ids=["instance", "method"])
+def test_instances_and_methods(predict: Any) -> None:
+    assert run(predict, frame())[0].to_pylist() == [2.0 * n for n in range(10)]
+
+
+def test_annotations_as_text_need_no_import_of_theirs() -> None:
+    """A cell that begins with ``from __future__ import annotations`` names libraries in text only."""
+    names: dict[str, Any] = {}
+    text = (
+        "def predict(batches: 'Iterator[pa.Table]'):\n  for b in batches: yield b['n'].to_numpy()"
+    )
+    exec(text, names)
+    assert run(names["predict"], frame())["prediction"].to_pylist() == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("predict", "message"),
+    [
+        (None, "the cell defines no predict"),
+        (5, "predict is a int, which cannot be called"),
+        (Doubling, r"make an instance in the cell, as in predict = Doubling\(\)"),
+        (lambda: 1, "cannot be called with one argument"),
+        (lambda batch, model: 1, "cannot be called with one argument"),
+    ],
+)
+def test_what_is_no_predict(predict: Any, message: str) -> None:
+    with pytest.raises(InferError, match=message):
+        Predictor(predict, ALL)
+
+
+def test_what_no_batch_can_be() -> None:
+    def wrong(batch: pd.Series) -> Any:
+        return batch
+
+    async def late(batch: pd.DataFrame) -> Any:
+        return batch
+
+    def rows(batch: pd.DataFrame) -> Any:
+        yield from batch["x"]
+
+    for predict, message in ((wrong, "Series"), (late, "async"), (rows, "Iterator")):
+        with pytest.raises(InferError, match=message):
+            Predictor(predict, ALL)
+
+
+class Library:
+    """As libraries have it: any of several kinds, or one that only their authors can read."""
+
+    def either(self, rows: list[int] | np.ndarray | pd.DataFrame) -> Any:
+        return rows["x"].to_numpy()  # type: ignore[call-overload]
+
+    def own(self, rows: ArrayLike) -> Any:  # type: ignore[name-defined]  # noqa: F821
+        return rows["x"].to_numpy()
+
+
+@pytest.mark.parametrize("name", ["either", "own"])
+def test_a_library_s_method_gets_pandas(name: str) -> None:
+    found = run(getattr(Library(), name), frame())
+    assert found["prediction"].to_pylist() == list(range(10))
+
+
+def test_two_columns_of_one_name() -> None:
+    table = pa.Table.from_arrays([pa.array([1, 2]), pa.array([3, 4])], names=["a", "a"])
+
+    def by_place(batch):  # type: ignore[no-untyped-def]
+        return batch.iloc[:, 0] * batch.iloc[:, 1]
+
+    found = run(by_place, table)
+    assert found[0].to_pylist() == [3, 8]
+    with pytest.raises(InferError, match="two columns 'a'"):
+        run(echo_polars, table)
+
+
+# ── iterators ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_iterator_is_set_up_once_and_cleaned_up() -> None:
+    told: list[str] = []
+
+    def predict(batches: Iterator[pd.DataFrame]) -> Iterator[Any]:
+        told.append("up")
+        try:
+            for batch in batches:
+                yield batch["x"] * 2
+        finally:
+            told.append("down")
+
+    assert run(predict, frame(20), (4,))["x"].to_pylist() == [2.0 * n for n in range(20)]
+    assert told == ["up", "down"]
+
+
+def test_an_iterator_answers_each_batch_once() -> None:
+    def first_only(batches: Iterator[pa.Table]) -> Iterator[Any]:
+        yield next(batches)["x"]
+
+    def twice(batches: Iterator[pa.Table]) -> Iterator[Any]:
+        for batch in batches:
+            yield batch["x"]
+            yield batch["x"]
+
+    with pytest.raises(InferError, match=r"rows 3 to 5 .*returned before"):
+        run(first_only, frame(), (10,))
+    with pytest.raises(InferError, match="more than one output"):
+        run(twice, frame(), (10,))
+
+
+# ── what it returns ──────────────────────────────────────────────────────────────────────────────
+
+Returning = Callable[[pd.DataFrame], Any]
+
+
+@pytest.mark.parametrize(
+    ("returned", "kind"),
+    [
+        (lambda b: b["x"].to_numpy(), pa.float32()),
+        (lambda b: b["x"].to_numpy().reshape(-1, 1), pa.float32()),
+        (lambda b: torch.tensor(b["x"].to_numpy(), requires_grad=True).to(torch.bfloat16), pa.float32()),
+        (lambda b: torch.tensor(b["x"].to_numpy()).squeeze(), pa.float32()),
+        (lambda b: b["x"].tolist(), pa.float64()),
+        (lambda b: float(b["x"].iloc[0]) if len(b) == 1 else b["x"].tolist(), pa.float64()),
+        (lambda b: pl.Series(b["x"].to_numpy()), pa.float32()),
+        (lambda b: b["n"].array.astype("Int64"), pa.int64()),
+        (lambda b: pa.array(b["x"]), pa.float32()),
+        (lambda b: pd.DataFrame(b["x"].to_numpy()), pa.float32()),
+    ],
+)  # fmt: skip
+def test_one_column_without_a_name(returned: Returning, kind: pa.DataType) -> None:
+    """Ten rows in batches of three leave a batch of one row, where squeezing takes a dimension off."""
+    found = run(lambda batch: returned(batch), frame(), (10,))
+    assert found.schema == pa.schema([("prediction", kind)])
+    assert found["prediction"].to_pylist() == list(range(10))
+
+
+def test_an_embedding_is_one_column() -> None:
+    def predict(batch: np.ndarray) -> Any:
+        return {"e": np.repeat(batch[:, :1], 4, axis=1).reshape(-1, 2, 2).squeeze(), "version": "a"}
+
+    found = run(predict, frame())
+    assert found.schema.field("e").type == pa.list_(pa.list_(pa.float64(), 2), 2)
+    assert found["e"].to_pylist() == [[[n, n], [n, n]] for n in range(10)]
+    assert set(found["version"].to_pylist()) == {"a"}
+
+
+def test_an_array_used_again_for_every_batch() -> None:
+    buffer = np.zeros(3, dtype=np.float32)
+
+    def predict(batch: np.ndarray) -> Any:
+        buffer[: len(batch)] = batch[:, 0]
+        return buffer[: len(batch)]
+
+    assert run(predict, frame())["prediction"].to_pylist() == list(range(10))
+
+
+def test_pandas_rows_go_by_their_labels_if_they_are_the_batch_s() -> None:
+    def by_label(batch):  # type: ignore[no-untyped-def]
+        return batch[["n"]].sort_values("n", ascending=False)
+
+    def by_place(batch):  # type: ignore[no-untyped-def]
+        return batch[["n"]].set_axis(range(100, 100 + len(batch)))
+
+    for predict in (by_label, by_place):
+        assert run(predict, frame())["n"].to_pylist() == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda b: None, "predict returned None"),
+        (lambda b: b["x"].iloc[1:], r"2 rows in column 'x' \(pandas.*Series\) for the 3 rows"),
+        (lambda b: b.iloc[1:], r"2 rows \(pandas.*DataFrame\) for the 3 rows"),
+        (lambda b: 0.5, "single value, for the 3 rows"),
+        (lambda b: {"a": 0.5}, "single value, for the 3 rows"),
+        (lambda b: {}, "no column: return at least one"),
+        (lambda b: (b["x"].to_numpy(), b["n"].to_numpy()), "a tuple of 2 arrays"),
+        (lambda b: {1, 2, 3}, "a set, which has no order"),
+        (lambda b: {"a": [1, "b", None]}, "column 'a' .* no column of one type"),
+        (lambda b: {"a": np.ones(3, complex)}, "column 'a' .*complex"),
+        (lambda b: pa.table([[1] * 3, [2] * 3], names=["a", "a"]), "two columns 'a'"),
+    ],
+)
+def test_what_is_no_prediction(returned: Returning, message: str) -> None:
+    with pytest.raises(InferError, match=rf"rows 0 to 2 \(counted from 0\): .*{message}"):
+        run(lambda batch: returned(batch), frame())
+
+
+# ── one schema ───────────────────────────────────────────────────────────────────────────────────
+
+
+def by_batch(*columns: Any) -> Callable[[Any], Any]:
+    """Return a predict that returns ``columns`` for one batch after the other."""
+    waiting = list(columns)
+    return lambda batch: {"y": waiting.pop(0)}
+
+
+def test_a_first_batch_of_nulls_fixes_no_type() -> None:
+    table = frame(6)
+    assert run(by_batch([None] * 3, [1.5] * 3), table).schema.types == [pa.float64()]
+    found = run(by_batch([[], None, []], [["a"], None, []]), table, (3,))
+    assert found["y"].to_pylist() == [[], None, [], ["a"], None, []]
+
+
+def test_what_is_in_dicts_may_be_null_first() -> None:
+    rows = [{"x": 0.5, "tags": None}, {"x": None, "tags": [None, None]}, {"x": None, "tags": ["a"]}]
+    found = run(by_batch(*([{"z": row}] for row in rows)), frame(3), batch_size=1)
+    found.validate(full=True)
+    assert found["y"].to_pylist() == [{"z": row} for row in rows]
+
+
+def test_later_batches_follow_the_first_where_no_value_changes() -> None:
+    table = frame(6)
+    wide, narrow = np.ones(3), np.ones(3, np.float32)
+    assert run(by_batch(wide, narrow), table).schema.types == [pa.float64()]
+    assert run(by_batch([0.5] * 3, [1] * 3), table)["y"].to_pylist() == [0.5] * 3 + [1.0] * 3
+    for columns, kinds in (
+        ((narrow, wide), "as double, where other rows have float"),
+        (([1] * 3, [0.5] * 3), "as double, where other rows have int64"),
+        (([0.5] * 3, [2**60 + 1] * 3), "as int64, where other rows have double"),
+        (([1] * 3, ["a"] * 3), "as string, where other rows have int64"),
+        (([[1]] * 3, [["a"]] * 3), "as list<.*string>, where other rows have list<.*int64>"),
+        ((np.ones((3, 2)), np.ones((3, 4))), r"as .*\[4\], where other rows have .*\[2\]"),
+    ):
+        with pytest.raises(InferError, match=rf"rows 3 to 5 .*column 'y' {kinds}"):
+            run(by_batch(*columns), table)
+
+
+def test_columns_that_change_halfway() -> None:
+    waiting = [{"a": [1] * 3}, {"b": [1] * 3}]
+    with pytest.raises(InferError, match=r"rows 3 to 5 .*without 'a' and with 'b'"):
+        run(lambda batch: waiting.pop(0), frame(6))
+
+
+def test_a_schema_that_was_asked_for() -> None:
+    table = frame(3)
+    found = run(by_batch([1.0, 2.0, None]), table, schema="y int")
+    assert found.schema.types == [pa.int32()] and found["y"].to_pylist() == [1, 2, None]
+    assert run(by_batch([[1], [], None]), table, schema="y array<float>")["y"].to_pylist() == [
+        [1.0],
+        [],
+        None,
+    ]
+    with pytest.raises(
+        InferError, match=r"column 'y' as double, where --schema asks for int32.*1\.5"
+    ):
+        run(by_batch([1.5] * 3), table, schema="y int")
+    with pytest.raises(InferError, match="give the times a zone, or ask for timestamp_ntz"):
+        run(by_batch(pd.date_range("2026", periods=3)), table, schema="y timestamp")
+
+
+def test_ranks_agree_by_adopting_what_one_found() -> None:
+    predictor = Predictor(by_batch([1, 2, 3]), ALL)
+    predictor.adopt(pa.schema([("y", pa.float64())]))
+    assert predictor.run(frame(3), 0).columns.schema.types == [pa.float64()]
+    with pytest.raises(InferError, match="without 'z' and with 'y'"):
+        predictor.adopt(pa.schema([("z", pa.int64())]))
+
+
+def test_a_rank_adopts_the_schema_of_whole_outputs() -> None:
+    options = InferOptions(on_error="collect")
+    schema = Predictor(by_batch([1.5] * 3), options).run(frame(3), 0).columns.schema
+    predictor = Predictor(by_batch([1, 2, 3]), options)
+    predictor.adopt(schema)
+    assert predictor.run(frame(3), 0).columns.schema == schema
+
+
+def test_names_that_the_frame_has() -> None:
+    def predict(batch):  # type: ignore[no-untyped-def]
+        return batch["x"] * 2
+
+    for on_error in ("fail", "null"):
+        with pytest.raises(InferError, match="column 'x', and the frame has one of that name"):
+            run(predict, frame(), only=False, on_error=on_error)
+    assert run(predict, frame(), only=False, columns=("n",)).column_names == ["x"]
+    with pytest.raises(InferError, match="which is the one that --on-error collect adds"):
+        run(lambda b: {"error": b["x"]}, frame(), on_error="collect")
+
+
+def test_no_rows() -> None:
+    def predict(batch: pa.Table) -> Any:
+        raise AssertionError("called without rows")
+
+    assert Predictor(predict, ALL).run(frame(0), 0) == Output(pa.table({}))
+    declared = Predictor(predict, InferOptions(schema="y double"))
+    assert declared.run(frame(0), 0).columns.schema == pa.schema([("y", pa.float64())])
+
+
+# ── failures ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def failing_at(*rows: int) -> Callable[[Any], Any]:
+    def predict(batch):  # type: ignore[no-untyped-def]
+        if batch["n"].isin(rows).any():
+            raise ValueError("bad number")
+        return {"y": batch["n"] * 2}
+
+    return predict
+
+
+def test_a_failing_batch_names_its_rows_and_shows_the_first() -> None:
+    long = frame().append_column("text", pa.array(["ä" * 1000] * 10))
+    long = long.append_column("list", pa.array([list(range(5000))] * 10))
+    with pytest.raises(InferError, match="predict failed on rows 3 to 5 ") as caught:
+        run(failing_at(4), long)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert caught.value.__cause__.__traceback__ is not None
+    shown = str(caught.value).splitlines()[1]
+    assert "x=3.0, n=3, text='äää" in shown and "list=<list<" in shown and len(shown) < 240
+
+
+def test_a_row_of_a_hundred_megabytes_is_shown_without_copying_it() -> None:
+    before = pa.total_allocated_bytes()
+    huge = pa.table({"cell": pa.array(["a" * (100 << 20)], pa.large_string())})
+    pool = pa.default_memory_pool()
+    peak = pool.max_memory()
+
+    def predict(batch: pa.Table) -> Any:
+        raise ValueError("no")
+
+    with pytest.raises(InferError, match=r"cell='a{38}…"):
+        Predictor(predict, ALL).run(huge, 0)
+    assert pool.max_memory() - peak < 10 << 20
+    del huge
+    assert pa.total_allocated_bytes() - before < 10 << 20
+
+
+@pytest.mark.parametrize("on_error", ["null", "collect"])
+def test_only_the_guilty_rows_are_lost(on_error: str) -> None:
+    predictor = Predictor(failing_at(0, 37, 38), InferOptions(batch_size=16, on_error=on_error))
+    output = predictor.run(frame(50), 1000)
+    expected = [None if n in (0, 37, 38) else 2 * n for n in range(50)]
+    assert output.columns["y"].to_pylist() == expected
+    assert [failure.first_row for failure in output.failures] == [1000, 1037, 1038]
+    assert output.failures[1].row == "x=37.0, n=37"
+    if on_error == "collect":
+        errors = output.columns["error"].to_pylist()
+        assert errors[37] == "ValueError: bad number" and errors[36] is None
+    assert output.columns.column_names == ["y", "error"][: 1 + (on_error == "collect")]
+
+
+def test_rows_that_all_fail_cost_a_bounded_number_of_calls() -> None:
+    calls: list[int] = []
+
+    def predict(batch: pa.Table) -> Any:
+        calls.append(len(batch))
+        raise ValueError("never")
+
+    output = Predictor(predict, InferOptions(on_error="null")).run(frame(4096), 0)
+    assert len(calls) <= 257
+    assert output.columns.num_rows == 4096 and output.columns.num_columns == 0
+    assert sum(f.last_row - f.first_row + 1 for f in output.failures) == 4096
+
+
+def test_an_iterator_goes_on_after_the_rows_that_failed() -> None:
+    def predict(batches: Iterator[pd.DataFrame]) -> Iterator[Any]:
+        for batch in batches:
+            yield failing_at(4)(batch)
+
+    output = Predictor(predict, InferOptions(batch_size=3, on_error="null")).run(frame(), 0)
+    assert output.columns["y"].to_pylist() == [None if n == 4 else 2 * n for n in range(10)]
+
+
+def test_a_stop_is_no_failure_of_rows() -> None:
+    def predict(batch: pa.Table) -> Any:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Predictor(predict, InferOptions(on_error="null")).run(frame(), 0)
+
+
+# ── types as text ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_types_as_text_and_back() -> None:
+    text = (
+        "`a b` bigint, m map<string,struct<x:double,`y-z`:array<decimal(10,2)>>>, t timestamp,"
+        " u timestamp_ntz, d date, raw binary, ok boolean, s smallint, b tinyint, f float"
+    )
+    assert schema_text(parse_schema(text)) == text.replace(",  ", ", ")
+    assert parse_schema("x: LONG, y Array<Str>").types == [pa.int64(), pa.list_(pa.string())]
+    assert schema_text(pa.schema([("e", pa.list_(pa.float32(), 3))])) == "e array<float>"
+    with pytest.raises(InferError, match="column 'd' is duration"):
+        schema_text(pa.schema([("d", pa.duration("s"))]))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("score", "has its end where a type should be"),
+        ("score doubel", "did you mean double"),
+        ("a int b int", "has 'b' where ',' should be"),
+        ("a array<int", "has its end where '>' should be"),
+        ("a int, a int", "names 'a' twice"),
+        ("a decimal(40,2)", "at most 38 digits"),
+        (" ", "names no column"),
+        ("a " + "array<" * 60, "more than 50 deep"),
+    ],
+)
+def test_text_that_is_no_schema(text: str, message: str) -> None:
+    with pytest.raises(InferError, match=message):
+        parse_schema(text)
