@@ -224,9 +224,10 @@ class Conductor:
             f" {ranks_text(found.waiting)} waited (start_timeout)"
         )
         for rank in found.absent:
-            report = ev.ErrorReport("RendezvousTimeout", text)
-            phase = self._gang.ranks[rank].phase
-            self._on_event(ev.RankFailed(self._job.now_s(), rank, report, phase))
+            known = self._gang.ranks[rank]
+            why = "; its process is stopped (SIGSTOP)" if known.process_state == "T" else ""
+            report = ev.ErrorReport("RendezvousTimeout", f"{text}{why}")
+            self._on_event(ev.RankFailed(self._job.now_s(), rank, report, known.phase))
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

@@ -101,8 +101,8 @@ def test_who_ends_without_a_word_is_named(
 
 @again
 def test_who_stands_still_is_named(launch: Launch) -> None:
-    options = {"start_timeout": 4} if _by_horovod(launch) else {}
-    error = failure_of(launch(ranks.end_one, 1, "SIGSTOP", 4.0, np=2, **options))
+    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "7"} if _by_horovod(launch) else {}
+    error = failure_of(launch(ranks.end_one, 1, "SIGSTOP", 4.0, np=2, env=env))
     assert error.rank == 1
     assert "SIGSTOP" in str(error)
 

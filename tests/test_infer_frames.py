@@ -473,7 +473,7 @@ def test_a_kernel_that_ends_leaves_nothing(tmp_path: Path) -> None:
     code = (
         "import sys, pyarrow as pa\n"
         "from pathlib import Path\n"
-        "from hydrogen_magic.infer import frames, options\n"
+        "from hydrogen_magic.infer import frames\nfrom hydrogen_magic.predict import options\n"
         f"rows = Path({str(rows)!r})\n"
         "result = frames.source(rows).result(options.InferOptions(only=True))\n"
         "result.begin(pa.schema([('n', pa.int8())]))\n"
@@ -544,7 +544,8 @@ PEAK = """
 import sys
 from pathlib import Path
 import numpy as np, pandas as pd, pyarrow as pa, pyarrow.parquet as pq
-from hydrogen_magic.infer import frames, options
+from hydrogen_magic.infer import frames
+from hydrogen_magic.predict import options
 
 def high_kb():
     status = Path("/proc/self/status").read_text()

@@ -191,8 +191,25 @@ def test_the_environment_of_unequal_hosts() -> None:
     assert meeting.service.options["hosts"] == ["10.0.0.0", "10.0.0.1", "10.0.0.2"]
 
 
-def test_a_bound_of_the_users_is_kept() -> None:
+def bound_of(spec: JobSpec) -> str:
+    """Return how long Gloo waits, for ranks to come and in every collective."""
+    plan = Plan((Slot(0, 0, 0, 1, 1, 1, "a"),))
+    meeting = HorovodRendezvous().prepare(
+        plan, "127.0.0.1", 4321, spec=spec, gang="a1b2", attempt=0
+    )
+    return meeting.environments[0]["HOROVOD_GLOO_TIMEOUT_SECONDS"]
+
+
+def test_a_bound_of_the_users_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     rendezvous = HorovodRendezvous()
     assert rendezvous.patience_s(JobSpec(start_timeout_s=7)) == 7
-    given = (("HOROVOD_GLOO_TIMEOUT_SECONDS", "600"),)
-    assert rendezvous.patience_s(JobSpec(env=given)) == 597, "before Gloo aborts those who wait"
+    given = JobSpec(env=(("HOROVOD_GLOO_TIMEOUT_SECONDS", "600"),))
+    assert rendezvous.patience_s(given) == 597, "before Gloo aborts those who wait"
+    assert bound_of(given) == "600"
+    monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "20")
+    assert bound_of(JobSpec()) == "20"
+
+
+def test_a_short_start_does_not_shorten_collectives() -> None:
+    assert bound_of(JobSpec(start_timeout_s=3)) == "120"
+    assert bound_of(JobSpec(start_timeout_s=600)) == "603"

@@ -30,6 +30,8 @@ __all__ = ["HorovodRendezvous"]
 _TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 _LATER_S = 3.0
 """How much longer Gloo waits: it aborts the process that waits, and names one of the missing at most."""
+_LEAST_S = 120.0
+"""Gloo's bound is that of every later collective too, in which a rank may be paused for a while."""
 
 
 class HorovodRendezvous:
@@ -39,8 +41,8 @@ class HorovodRendezvous:
     meets_in = "hvd.init"
 
     def patience_s(self, spec: JobSpec) -> float:
-        given = {**os.environ, **dict(spec.env)}.get(_TIMEOUT, "")
-        return max(1.0, int(given) - _LATER_S) if given.isdigit() else spec.start_timeout_s
+        given_s = _given_s(spec)
+        return spec.start_timeout_s if given_s is None else max(1.0, given_s - _LATER_S)
 
     def prepare(
         self, plan: Plan, address: str, port: int, *, spec: JobSpec, gang: str, attempt: int
@@ -50,7 +52,7 @@ class HorovodRendezvous:
             "HOROVOD_CPU_OPERATIONS": "gloo",
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
             "TORCHELASTIC_MAX_RESTARTS": str(spec.retries),
-            _TIMEOUT: str(math.ceil(self.patience_s(spec) + _LATER_S)),
+            _TIMEOUT: str(_bound_s(spec)),
         }
         service = None
         if len(plan.slots) > 1:  # Gloo meets itself in memory where it is told of no server
@@ -77,6 +79,17 @@ class HorovodRendezvous:
                 sys.modules["horovod.torch.mpi_ops"].shutdown()
 
         return undo
+
+
+def _given_s(spec: JobSpec) -> int | None:
+    """Return the user's own bound of what Gloo waits, in seconds."""
+    given = {**os.environ, **dict(spec.env)}.get(_TIMEOUT, "")
+    return int(given) if given.isdigit() else None
+
+
+def _bound_s(spec: JobSpec) -> int:
+    given_s = _given_s(spec)
+    return given_s or math.ceil(max(_LEAST_S, spec.start_timeout_s + _LATER_S))
 
 
 def _own(slot: Slot, n_ranks: Mapping[int, int]) -> dict[str, str]:

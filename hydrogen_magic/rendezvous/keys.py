@@ -1,7 +1,7 @@
 """A key-value server for ranks that meet by HTTP: PUT, GET and DELETE of small values, nothing else.
 
-Its first path segment is a secret: whoever does not know it is answered like whoever asks for nothing
-that there is, and changes nothing. Clients are Horovod's: a connection for every request, no reading
+The first segment of every path is a secret: whoever does not know it is refused, learns nothing and
+changes nothing. Clients are Horovod's: a connection for every request, no reading
 ahead, ``Content-Length`` always said. They ask for a missing key again every 10 ms; here a question for
 a key that is about to come is kept open until it is there, or for :data:`_HOLD_S`, so that ranks meet as
 soon as the last has come and a hundred that wait cost nothing.

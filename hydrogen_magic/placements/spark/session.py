@@ -76,10 +76,21 @@ class Session:
             self.cancel(tag)
             raise
         except Exception as error:  # Java's, gRPC's and pyspark's have no base in common
-            raise explained(error) from error
+            raise self._fault(error) from error
         finally:
             ended.set()
             _running.pop((self.application, tag), None)
+
+    def _fault(self, error: Exception) -> SparkJobError:
+        """Return what happened. A job that ends because its session does may say anything."""
+        found = explained(error)
+        try:
+            is_ending = _is_stopped(self.spark) or (
+                not self.is_connect and bool(self.context().isStopped())
+            )
+        except Exception:  # nobody answers any more
+            is_ending = False
+        return SparkJobError("stopped", STOPPED, found.details) if is_ending else found
 
     def cancel(self, tag: str) -> None:
         """Cancel what :meth:`run` runs under this tag; nothing happens when it is over.
