@@ -49,6 +49,12 @@ _ALWAYS = (
         "event to itself until the next one comes",
     ),
     Change(
+        "horovod/torch/mpi_ops_v2.cc",
+        "std::this_thread::yield();",
+        "std::this_thread::sleep_for(std::chrono::microseconds(50));",
+        "a rank that waits for the others takes a core, and the GIL over and over, from whoever has work",
+    ),
+    Change(
         "horovod/common/gloo/gloo_context.cc",
         "device_attr.iface = gloo_iface_;\n"
         "  device_attr.ai_family = AF_UNSPEC;\n"
