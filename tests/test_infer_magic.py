@@ -1,0 +1,122 @@
+"""``%%infer`` as a person types it: its line, what comes back, and what is refused before a rank runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from hydrogen_magic import magics
+from hydrogen_magic.arguments import ArgumentsError, InferArguments, parse_infer
+from hydrogen_magic.errors import CaptureError, InferError, RankFailedError
+from hydrogen_magic.predict.options import InferOptions
+from hydrogen_magic.spec import JobSpec
+
+pytestmark = pytest.mark.usefixtures("warm_agents")
+
+TWICE = """
+def predict(batch):
+    return {"twice": batch["x"] * 2}
+"""
+
+
+def parsed(line: str) -> InferArguments:
+    return parse_infer(line, defaults=JobSpec(rendezvous="horovod", out=("model",)))
+
+
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    """A shell whose notebook has a frame ``df`` of 1,000 rows."""
+    InteractiveShell.clear_instance()
+    config = Config({"HistoryManager": {"enabled": False}})
+    shell = InteractiveShell.instance(config=config)
+    magics.load(shell)
+    shell.push({"df": pd.DataFrame({"x": range(1000), "y": 0.5})})
+    yield shell
+    magics.unload(shell)
+    InteractiveShell.clear_instance()
+
+
+def run(shell: InteractiveShell, line: str, body: str = TWICE) -> object:
+    return shell.run_cell_magic("infer", line, body)
+
+
+# ── the line ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_option_reaches_its_place() -> None:
+    line = (
+        "df -n 3 --cpu --out scored --batch-size 10 --columns 'a b,c' --schema 'p double' "
+        "--on-error collect --retries 1 --timeout 5m --quiet"
+    )
+    assert parsed(line) == InferArguments(
+        "df",
+        JobSpec(np=3, gpu=False, retries=1, timeout_s=300.0, quiet=True),
+        InferOptions(10, ("a b", "c"), False, "p double", "collect"),
+        "scored",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "needs the name of a DataFrame"),
+        ("df more", "takes one DataFrame, got df more"),
+        ("df --out a,b", "takes one name"),
+        ("df --batch-size 0", "1 or more rows"),
+        ("df --on-error ignore", "There is fail, null, collect"),
+        ("df --on inline", "predict(df.head())"),
+        ("df --with horovod", "unknown option --with"),
+    ],
+)
+def test_a_wrong_line_says_what_would_be_right(line: str, said: str) -> None:
+    with pytest.raises(ArgumentsError) as refused:
+        parsed(line)
+    assert said in str(refused.value)
+
+
+# ── a notebook ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_result_is_the_frame_with_its_predictions(shell: InteractiveShell) -> None:
+    assert run(shell, "df --np 2 --batch-size 64 --out scored --quiet") is None
+    scored, given = shell.user_ns["scored"], shell.user_ns["df"]
+    pd.testing.assert_frame_equal(scored, given.assign(twice=given["x"] * 2))
+    only = run(shell, "df --np 1 --only --quiet")
+    pd.testing.assert_frame_equal(only, scored[["twice"]])
+
+
+def test_a_path_is_parquet_data(shell: InteractiveShell, tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"x": range(100)}), path)
+    written = run(shell, f"{path} --np 2 --columns x --quiet")
+    assert pq.read_table(str(written)).to_pydict() == {
+        "x": list(range(100)),
+        "twice": list(range(0, 200, 2)),
+    }
+
+
+def test_what_cannot_run_is_refused_with_a_remedy(shell: InteractiveShell) -> None:
+    with pytest.raises(UsageError, match="needs the name of a DataFrame"):
+        run(shell, "")
+    with pytest.raises(InferError, match="no such name; similar names: df"):
+        run(shell, "dff")
+    with pytest.raises(InferError, match=r"spark\.createDataFrame\(df\)"):
+        run(shell, "df --on spark")
+    with pytest.raises(CaptureError, match="no_such_model"):
+        run(shell, "df", "def predict(batch):\n    return no_such_model(batch)\n")
+
+
+def test_a_failing_batch_names_its_rows(shell: InteractiveShell) -> None:
+    body = "def predict(batch):\n    assert not (batch['x'] == 742).any(), 'no good'\n    return {'p': batch['x']}\n"
+    with pytest.raises(RankFailedError) as failed:
+        run(shell, "df --np 1 --batch-size 100 --quiet", body)
+    assert "no good" in failed.value.report
+    assert "rows 700 to 799" in failed.value.report
