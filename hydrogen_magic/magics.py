@@ -18,8 +18,6 @@ from traitlets import Bool, Enum, Float, Int, Integer, Unicode, Union
 
 from hydrogen_magic import capture, manage, notebook, runner
 from hydrogen_magic.arguments import (
-    PLACEMENTS,
-    RENDEZVOUS,
     Arguments,
     ArgumentsError,
     InferArguments,
@@ -32,7 +30,13 @@ from hydrogen_magic.arguments import (
 from hydrogen_magic.errors import CaptureError, HydrogenError
 from hydrogen_magic.handle import Gang
 from hydrogen_magic.placements import agents
-from hydrogen_magic.spec import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
+from hydrogen_magic.spec import (
+    DEFAULT_MAX_CLOSURE_BYTES,
+    PLACEMENTS,
+    RENDEZVOUS,
+    JobSpec,
+    Plan,
+)
 from hydrogen_magic.views import pick_view
 from hydrogen_magic.views.tables import inventory_table, plan_table
 from hydrogen_magic.words import parse_size_bytes

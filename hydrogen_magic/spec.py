@@ -13,10 +13,17 @@ __all__ = [
     "DEFAULT_MAX_CLOSURE_BYTES",
     "JobSpec",
     "LOOPBACK",
+    "PLACEMENTS",
     "Plan",
+    "RENDEZVOUS",
     "RENDEZVOUS_VARIABLES",
     "Slot",
 ]
+
+PLACEMENTS = ("local", "spark", "inline")
+"""Where ranks may run; each is a room in ``placements/``."""
+RENDEZVOUS = ("torch", "horovod")
+"""How ranks may find each other; each is a file in ``rendezvous/``."""
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 """Interface that keeps ranks of one machine off the network."""
@@ -55,7 +62,7 @@ class JobSpec:
     np: int = 2
     """Number of ranks, 1 or more."""
     placement: str = "local"
-    """``local``, ``inline`` or ``spark``."""
+    """One of :data:`PLACEMENTS`."""
     rendezvous: str = "torch"
     """``torch`` or ``horovod``."""
     gpu: bool | None = None

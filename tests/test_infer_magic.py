@@ -115,7 +115,11 @@ def test_what_cannot_run_is_refused_with_a_remedy(shell: InteractiveShell) -> No
 
 
 def test_a_failing_batch_names_its_rows(shell: InteractiveShell) -> None:
-    body = "def predict(batch):\n    assert not (batch['x'] == 742).any(), 'no good'\n    return {'p': batch['x']}\n"
+    body = """
+def predict(batch):
+    assert not (batch['x'] == 742).any(), 'no good'
+    return {'p': batch['x']}
+"""
     with pytest.raises(RankFailedError) as failed:
         run(shell, "df --np 1 --batch-size 100 --quiet", body)
     assert "no good" in failed.value.report

@@ -3,12 +3,10 @@
 from hydrogen_magic.arguments.distributed import Arguments, parse, usage
 from hydrogen_magic.arguments.gang import GANG_COMMANDS, GangCommand, parse_gang
 from hydrogen_magic.arguments.infer import InferArguments, infer_usage, parse_infer
-from hydrogen_magic.arguments.parsing import PLACEMENTS, RENDEZVOUS, ArgumentsError
+from hydrogen_magic.arguments.parsing import ArgumentsError
 
 __all__ = [
     "GANG_COMMANDS",
-    "PLACEMENTS",
-    "RENDEZVOUS",
     "Arguments",
     "ArgumentsError",
     "GangCommand",

@@ -8,7 +8,7 @@ import shlex
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from hydrogen_magic.spec import JobSpec
+from hydrogen_magic.spec import PLACEMENTS, RENDEZVOUS, JobSpec
 from hydrogen_magic.words import (
     choice,
     count,
@@ -22,8 +22,6 @@ from hydrogen_magic.words import (
 )
 
 __all__ = [
-    "PLACEMENTS",
-    "RENDEZVOUS",
     "ArgumentsError",
     "Parser",
     "add_limits",
@@ -36,9 +34,6 @@ __all__ = [
     "split",
     "unknown_message",
 ]
-
-PLACEMENTS = ("local", "spark", "inline")
-RENDEZVOUS = ("torch", "horovod")
 
 
 class ArgumentsError(ValueError):

@@ -19,12 +19,9 @@ from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.events import Event
 from hydrogen_magic.parcel import Parcel
 from hydrogen_magic.rendezvous import Rendezvous
-from hydrogen_magic.spec import JobSpec, Plan
+from hydrogen_magic.spec import PLACEMENTS, JobSpec, Plan
 
-__all__ = ["Attempt", "Crew", "Feed", "Job", "NAMES", "Placement", "Sink", "get"]
-
-NAMES = ("local", "spark", "inline")
-"""What :func:`get` knows."""
+__all__ = ["Attempt", "Crew", "Feed", "Job", "Placement", "Sink", "get"]
 
 
 class Feed(Protocol):
@@ -179,5 +176,5 @@ def get(name: str) -> Placement:
 
         return InlinePlacement()
     raise PlacementError(
-        f"`--on {name}` was asked for, but this version has only: {', '.join(NAMES)}"
+        f"`--on {name}` was asked for, but this version has only: {', '.join(PLACEMENTS)}"
     )

@@ -15,12 +15,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.spec import JobSpec, Plan
+from hydrogen_magic.spec import RENDEZVOUS, JobSpec, Plan
 
-__all__ = ["Meeting", "NAMES", "Rendezvous", "Service", "check", "get"]
-
-NAMES = ("torch", "horovod")
-"""What :func:`get` knows."""
+__all__ = ["Meeting", "Rendezvous", "Service", "check", "get"]
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,7 @@ def get(name: str) -> Rendezvous:
 
         return HorovodRendezvous()
     raise PlacementError(
-        f"`--with {name}` was asked for, but this version has only: {', '.join(NAMES)}"
+        f"`--with {name}` was asked for, but this version has only: {', '.join(RENDEZVOUS)}"
     )
 
 
