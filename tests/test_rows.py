@@ -145,6 +145,15 @@ def test_the_word_for_the_gang(events: list[ev.Event], word: str) -> None:
     assert rows.gang_row(running(2, *events), 2.0)["state"] == word
 
 
+def test_rows_that_are_handed_out_tell_how_far_the_gang_is() -> None:
+    bar = ev.Progress(1.0, 0, -1, "rows", 600, None, "rows")
+    told = ev.RowsDone(2.0, done=1200, total=5000, in_flight=4, failed=0, began_s=0.5)
+    gang = rows.gang_row(running(2, bar, told), 2.0)
+    assert gang["progress"].startswith("1,200 of 5,000 rows · 800 rows/s · 4.8 s left")
+    assert gang["remaining_s"] is None, "it is said once"
+    assert rows.gang_row(running(2), 2.0)["progress"] == ""
+
+
 def test_marks_say_why_a_row_stands_out() -> None:
     state = running(
         4,

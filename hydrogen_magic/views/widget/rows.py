@@ -15,6 +15,7 @@ from hydrogen_magic.gang.stragglers import is_waiting, progress, remaining_s, st
 from hydrogen_magic.views.block import MOST_ROWS, VICTIM, phase_text, slowest, warnings
 from hydrogen_magic.views.curves import metric_name
 from hydrogen_magic.views.widget.plain import figure, finite, plain
+from hydrogen_magic.views.wording import progress_text
 
 __all__ = [
     "MARKS",
@@ -67,7 +68,8 @@ def gang_row(state: GangState, now_s: float) -> dict[str, Any]:
         "queued": None if state.queued is None else list(state.queued),
         "wall_time": state.wall_time,
         "ended_s": round(state.now_s, 3) if state.is_terminal else None,
-        "remaining_s": None if state.is_terminal else _remaining_s(running, now_s),
+        "progress": "" if state.rows is None else progress_text(state.rows, state.is_terminal),
+        "remaining_s": _remaining_s(running, now_s) if _has_bars_to_end(state) else None,
         "steps_per_s": _three_digits(min(rates)) if rates and not state.is_terminal else None,
         "culprit": state.culprit,
         "notices": [
@@ -79,6 +81,11 @@ def gang_row(state: GangState, now_s: float) -> dict[str, Any]:
         "recording": state.is_recording,
         "profiling": plain(state.profiling, 20),
     }
+
+
+def _has_bars_to_end(state: GangState) -> bool:
+    """Whether bars tell how long it takes; rows that are handed out by demand tell it of all ranks."""
+    return not state.is_terminal and state.rows is None
 
 
 def rank_row(rank: RankState, mark: str, now_s: float) -> dict[str, Any]:

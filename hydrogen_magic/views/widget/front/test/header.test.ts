@@ -24,6 +24,11 @@ describe("the header", () => {
     expect(pill.getAttribute("role")).toBe("status");
   });
 
+  test("tells how far all ranks are where rows are counted", () => {
+    stage.say({ gang: gangWith({ progress: "1,200 of 5,000 rows · 800 rows/s" }) });
+    expect(stage.words).toContain("1,200 of 5,000 rows · 800 rows/s");
+  });
+
   test("offers Stop while the gang lives, and nothing afterwards", () => {
     stage.say({ gang: gangWith() });
     expect(stage.button("Stop")).toBeDefined();

@@ -66,6 +66,7 @@ function Facts({ gang, store }: { gang: Gang; store: Store }) {
       <span class="hm-quiet">{setup}</span>
       <Elapsed store={store} isLive={isLive} />
       {isLive && gang.remaining_s !== null && <span>~{roughly(gang.remaining_s)} left</span>}
+      {gang.progress && <span>{gang.progress}</span>}
       {gang.steps_per_s !== null && <span>{rate(gang.steps_per_s)} steps/s</span>}
     </div>
   );
