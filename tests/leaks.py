@@ -166,7 +166,7 @@ def descriptors() -> Counter[str]:
     return Counter(kind for link in _links(os.getpid()) if (kind := _kind(link)) is not None)
 
 
-def _is_lent(pid: int) -> bool:
+def is_lent(pid: int) -> bool:
     """True for a process of a lent cluster; False for what a gang started on it."""
     environment = _environ(pid)
     return LENT in environment and not any(name in environment for name in _COOKIES)
@@ -174,7 +174,7 @@ def _is_lent(pid: int) -> bool:
 
 def listening() -> set[str]:
     """Return the sockets that this process and its descendants listen on, without lent clusters."""
-    ours = {os.getpid()} | {pid for pid in tree(os.getpid()) if not _is_lent(pid)}
+    ours = {os.getpid()} | {pid for pid in tree(os.getpid()) if not is_lent(pid)}
     inodes = {
         link[len("socket:[") : -1]
         for pid in ours

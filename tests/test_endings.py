@@ -416,6 +416,10 @@ def test_the_environment_is_torchruns() -> None:
     assert "RANK" not in os.environ
 
 
+LOOPBACK = ("0100007F", "0000000000000000FFFF00000100007F")
+"""As ``/proc/net`` writes 127.0.0.1, and as a JVM of a test's cluster has it."""
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net")
 def test_nothing_listens_but_on_loopback() -> None:
     gang = hm.launch(ranks.hang, "collective", np=2)
@@ -424,7 +428,7 @@ def test_nothing_listens_but_on_loopback() -> None:
         line.split()[1]
         for table in ("/proc/net/tcp", "/proc/net/tcp6")
         for line in Path(table).read_text().splitlines()[1:]
-        if line.split()[3] == "0A" and not line.split()[1].startswith("0100007F")
+        if line.split()[3] == "0A" and not line.split()[1].startswith(LOOPBACK)
         and _inode_is_ours(line.split()[9])
     ]  # fmt: skip
     gang.stop()

@@ -46,6 +46,8 @@ def _connect(site: spark_rig.Site) -> Iterator[Any]:
     try:
         session = SparkSession.builder.remote(server.url).create()
         session.range(1).collect()  # the channel is opened with the first call
+        with pytest.raises(Exception, match="no good"):  # and threads for good with the first error
+            session.sql("select raise_error('no good')").collect()
         yield session
         session.stop()
     finally:
@@ -326,7 +328,8 @@ def test_a_run_of_our_own_is_counted_and_kept(spark: Any, tmp_path: Path) -> Non
     run = SparkRun(inferred(spark.range(0, 1000, 1, 4), body, schema="twice bigint"))
     kept = run.result()
     done, total = run.progress()
-    assert done == total >= 4
+    assert done == total
+    assert total >= 4 or "connect" in type(spark).__module__, "Connect tells of what takes seconds"
     assert kept.count() == 1000
     assert (tmp_path / "batches").read_text() == "x" * 4
     kept.unpersist()

@@ -291,7 +291,7 @@ def orphans(count: int) -> None:
 
 
 def zombies() -> Iterator[int]:
-    below = {os.getpid(), *leaks.tree(os.getpid())}
+    below = {os.getpid(), *(p for p in leaks.tree(os.getpid()) if not leaks.is_lent(p))}
     return (p.pid for p in processes.processes() if p.state == "Z" and p.ppid in below)
 
 

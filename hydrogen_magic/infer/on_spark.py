@@ -39,7 +39,8 @@ __all__ = ["as_error", "infer_spark"]
 _GLANCE_S = 0.5
 """How long a look at the executors' GPUs may take."""
 _SHIPPED = {"cloudpickle", "hydrogen_magic"}
-_TOLD = re.compile(rf"InferError: (.*?)\n{END}", re.DOTALL)
+_TOLD = re.compile(rf"(?:InferError: )+(.*?)\n{END}", re.DOTALL)
+"""Connect says the name of an error twice."""
 
 
 def infer_spark(frame: Any, captured: Captured, spec: JobSpec, options: InferOptions) -> Any:
