@@ -3,23 +3,28 @@
     python benchmarks/timeline.py --rounds 10
 
 none: Horovod without a timeline. ready: with one that may begin at any time
-(``HOROVOD_TIMELINE=DYNAMIC``, what every gang has), and nothing written. file: Horovod's own timeline
-file, which nobody reads. live: ours, followed, converted and sent to the kernel while it is written,
-and with it what ranks record of themselves.
+(``HOROVOD_TIMELINE=DYNAMIC``, what every gang has), and nothing written. file: a timeline's file, which
+nobody reads. live: ours, followed, converted and sent to the kernel while it is written, and with it
+what ranks record of themselves. released: a file again, written by Horovod as it was released, whose
+writer is what our build changes; a Horovod of its own, compiled the first time (two minutes).
 
-A round has two gangs, one without and one with a timeline. In the second, blocks of steps take turns,
-ready, file and live and back again, so that a ratio of two is one of neighbours, in the same
-processes, a second apart.
+A round has three gangs: one without a timeline, one with, and one with the released Horovod. In the
+second, blocks of steps take turns, ready, file and live and back again, so that a ratio of two is one
+of neighbours, in the same processes, a second apart. The third is another process, seconds apart.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
+import _released
 from _common import lacks, machine, parse_arguments
 
 NP = 2
@@ -32,6 +37,9 @@ TURN = ("ready", "file", "live", "live", "file", "ready")
 TURNS, QUICK_TURNS = 3, 1
 
 
+RELEASED = "released"
+N_RELEASED = 6
+"""Blocks of it in a round."""
 Block = tuple[str, float, float]
 """Mode, seconds a step, and processor seconds a step of this rank, Horovod's threads included."""
 
@@ -84,14 +92,15 @@ def train(modes: Sequence[str], steps: int) -> list[Block]:
         hm.log(block=number)
         settle(mode == "live")
         time.sleep(0.15)  # Horovod's writer is told by a thread of ours
-        if mode == "file" and hvd.rank() == 0:
+        is_file = mode in ("file", "released")
+        if is_file and hvd.rank() == 0:
             start(f"{folder.name}/{number}.json")
         run(WARM_UP_STEPS if number == 0 else WARM_UP_STEPS // 4)
         begun, spent = time.perf_counter(), time.process_time()
         run(steps)
         took = time.perf_counter() - begun
         found.append((mode, took / steps, (time.process_time() - spent) / steps))
-        if mode == "file" and hvd.rank() == 0:
+        if is_file and hvd.rank() == 0:
             stop()
     hvd.shutdown()
     folder.cleanup()
@@ -113,6 +122,13 @@ def blocks(modes: Sequence[str], steps: int) -> list[Block]:
     return result
 
 
+def released_blocks(python: Path) -> list[Block]:
+    """Run a gang with the Horovod of ``python``."""
+    command = [str(python), __file__, RELEASED]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=300)
+    return [tuple(block) for block in json.loads(done.stdout.splitlines()[-1])]
+
+
 class Findings:
     """Ratios of all rounds, and medians of each."""
 
@@ -128,6 +144,7 @@ class Findings:
                 self._note("live / file", live, file)
         modes = dict.fromkeys(mode for mode, *_ in found)
         medians = {mode: _median([block for block in found if block[0] == mode]) for mode in modes}
+        self._note("live / released", medians["live"], medians[RELEASED])
         for mode, block in medians.items():
             self.seconds.setdefault(mode, []).append(block[1])
             if mode != "none":
@@ -159,19 +176,25 @@ def main() -> None:
         return
     turns = QUICK_TURNS if arguments.quick else TURNS
     findings = Findings()
-    for number in range(arguments.rounds):
-        both = [["none"] * len(TURN), list(TURN) * turns]
-        found: list[Block] = []
-        for modes in both if number % 2 == 0 else both[::-1]:
-            found += blocks(modes, STEPS)
-            time.sleep(0.5)  # what a gang leaves behind settles outside the next one's clock
-        findings.add(found)
-        line = ", ".join(f"{m} {v[-1] * 1e3:.3f} ms" for m, v in findings.seconds.items())
-        so_far = statistics.median(findings.ratios["live / file"])
-        line += f"; live / file so far {so_far:.3f}"
-        print(f"round {number + 1}: {line}", file=sys.stderr, flush=True)
+    with _released.python() as python:
+        gangs = [
+            lambda: blocks(["none"] * len(TURN), STEPS),
+            lambda: blocks(list(TURN) * turns, STEPS),
+            lambda: released_blocks(python),
+        ]
+        for number in range(arguments.rounds):
+            found: list[Block] = []
+            for gang in gangs if number % 2 == 0 else gangs[::-1]:
+                found += gang()
+                time.sleep(0.5)  # what a gang leaves behind settles outside the next one's clock
+            findings.add(found)
+            line = ", ".join(f"{m} {v[-1] * 1e3:.3f} ms" for m, v in findings.seconds.items())
+            print(f"round {number + 1}: {line}", file=sys.stderr, flush=True)
     findings.print()
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:] == [RELEASED]:
+        print(json.dumps(blocks([RELEASED] * N_RELEASED, STEPS)))
+    else:
+        main()

@@ -1,9 +1,10 @@
 """The file of Horovod's timeline, cut into events while it is written.
 
-Its writer (``timeline.cc`` of Horovod 0.28.1) ends the file with ``]`` after every event and writes the
-comma of the next one over that. Events have one form each, without a line of their own, and are cut
-anywhere as long as they are under way. Names of tensors are written as they are, quotes, brackets and
-newlines included: so JSON is what the file should be, and not what it can be read by.
+Its writer (``timeline.cc`` of Horovod 0.28.1) ends the file with ``]`` after every event, ours after all
+that came in a hundredth of a second, and writes the comma of the next one over that. Events have one form
+each, without a line of their own, and are cut anywhere as long as they are under way. Names of tensors are
+written as they are, quotes, brackets and newlines included: so JSON is what the file should be, and not
+what it can be read by.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hydrogen_magic.horovod.faults import BuildError
 
-__all__ = ["Change", "VERSION", "SDIST_SHA256", "apply", "digest", "for_standard"]
+__all__ = ["Change", "VERSION", "WRITER", "SDIST_SHA256", "apply", "digest", "for_standard"]
 
 VERSION = "0.28.1"
 """The last release, of June 2023."""
@@ -40,14 +40,113 @@ string(STRIP "${_OPERATIONS}" _OPERATIONS)
 file(APPEND "${CMAKE_LIBRARY_OUTPUT_DIRECTORY_ROOT}/metadata.json"
      "\"operations\": \"${_OPERATIONS}\",\n\"hydrogen_magic\": \"$ENV{HYDROGEN_MAGIC_BUILD}\"\n}")"""
 
-_ALWAYS = (
+_SPINS = (
+    "the timeline's writer takes a whole core for as long as the process lives; and what it has not "
+    "written yet when Horovod is shut down is lost, which would be more now"
+)
+_BY_EVENT = (
+    "every event is written by itself, with a bracket that the next one is written over: two calls of the "
+    "system for each, and the last one is kept back until the next one comes"
+)
+_NEXT_EVENT = r"""  } else {
+    // last event closed the json ']' , need to seek to one position back and
+    // write ',' to continue
+    long pos = file_.tellp();
+    file_.seekp(pos - 1);
+    file_ << ",";
+  }
+"""
+_NEXT_IN_BATCH = r"""  } else {
+    if (is_closed_) {
+      // the last batch closed the json with ']': write over that
+      long pos = file_.tellp();
+      file_.seekp(pos - 1);
+    }
+    file_ << ",";
+  }
+  is_closed_ = false;
+"""
+WRITER = (
     Change(
         "horovod/common/timeline.cc",
-        "std::this_thread::yield();",
-        "file_.flush();\n    std::this_thread::sleep_for(std::chrono::milliseconds(1));",
-        "the timeline's writer takes a whole core for as long as the process lives, and keeps the last "
-        "event to itself until the next one comes",
+        "void TimelineWriter::WriterLoop() {\n  while (healthy()) {\n    while (healthy() && !record",
+        """void TimelineWriter::WriterLoop() {
+  do {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    while (!record""",
+        _SPINS,
     ),
+    Change(
+        "horovod/common/timeline.cc",
+        """    // Allow scheduler to schedule other work for this core.
+    std::this_thread::yield();
+  }
+""",
+        "  } while (healthy());\n",
+        _SPINS,
+    ),
+    Change(
+        "horovod/common/timeline.h",
+        "  bool is_new_file_ = false;\n",
+        "  bool is_new_file_ = false;\n  bool is_closed_ = true; // the json in the file, with ']'\n",
+        _BY_EVENT,
+    ),
+    Change(
+        "horovod/common/timeline.cc",
+        f"{_NEXT_EVENT}  auto& tensor_idx",
+        f"{_NEXT_IN_BATCH}  auto& tensor_idx",
+        _BY_EVENT,
+    ),
+    Change(
+        "horovod/common/timeline.cc",
+        f'{_NEXT_EVENT}  file_ << "{{";',
+        f'{_NEXT_IN_BATCH}  file_ << "{{";',
+        _BY_EVENT,
+    ),
+    Change(
+        "horovod/common/timeline.cc",
+        """    file_ << ", \\"args\\": {" << r.args << "}";
+  }
+  // We make sure that the events are written always produce valid json file
+  file_ << "}]";
+""",
+        """    file_ << ", \\"args\\": {" << r.args << "}";
+  }
+  file_ << "}";
+""",
+        _BY_EVENT,
+    ),
+    Change(
+        "horovod/common/timeline.cc",
+        """  file_ << ", \\"s\\": \\"g\\"";
+  // We make sure that the events are written always produce valid json file
+  file_ << "}]";
+""",
+        """  file_ << ", \\"s\\": \\"g\\"}";
+""",
+        _BY_EVENT,
+    ),
+    Change(
+        "horovod/common/timeline.cc",
+        """      record_queue_.pop();
+    }
+""",
+        """      record_queue_.pop();
+    }
+    if (!is_closed_) {
+      // We make sure that a batch of events always leaves a valid json file
+      file_ << "]";
+      file_.flush();
+      is_closed_ = true;
+    }
+""",
+        _BY_EVENT,
+    ),
+)
+"""How the timeline is written: what it costs while it is."""
+
+_ALWAYS = (
+    *WRITER,
     Change(
         "horovod/torch/mpi_ops_v2.cc",
         "std::this_thread::yield();",
