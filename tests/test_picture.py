@@ -136,6 +136,17 @@ def test_a_run_is_told_in_tables_curves_and_a_timeline() -> None:
     assert {"rank 3", "backward 40 %", "running"} <= set(parsed.words())
 
 
+def test_a_run_over_a_frame_tells_its_rows_and_how_fast_each_rank_was() -> None:
+    events = [
+        *launched(2),
+        *(ev.Progress(at_s, 0, -1, "", n, None, "rows") for at_s, n in ((1.0, 0), (3.0, 7000))),
+        ev.RowsDone(3.0, 1.0, 10_000, 12_000, 4, 2),
+    ]
+    parsed = checked(drawn(ended(events)))
+    assert "10,000 of 12,000 rows · 5,000 rows/s · 2 rows failed" in parsed.text
+    assert {"7,000 rows", "3,500 rows/s"} <= set(parsed.cells)
+
+
 def test_where_the_time_goes_names_the_ranks_that_differ() -> None:
     parsed = checked(drawn(ended(trained(4, 400))))
     at = parsed.cells.index("■ data")

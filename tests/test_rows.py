@@ -149,9 +149,12 @@ def test_rows_that_are_handed_out_tell_how_far_the_gang_is() -> None:
     bar = ev.Progress(1.0, 0, -1, "rows", 600, None, "rows")
     told = ev.RowsDone(2.0, done=1200, total=5000, in_flight=4, failed=0, began_s=0.5)
     gang = rows.gang_row(running(2, bar, told), 2.0)
-    assert gang["progress"].startswith("1,200 of 5,000 rows · 800 rows/s · 4.8 s left")
-    assert gang["remaining_s"] is None, "it is said once"
-    assert rows.gang_row(running(2), 2.0)["progress"] == ""
+    assert gang["rows"] == {
+        "done": 1200, "total": 5000, "is_estimate": False, "per_s": 800.0,
+        "in_flight": 4, "tasks": None, "failed": 0,
+    }  # fmt: skip
+    assert gang["remaining_s"] == 5, "by all ranks' rows, not by one's bar"
+    assert rows.gang_row(running(2), 2.0)["rows"] is None
 
 
 def test_marks_say_why_a_row_stands_out() -> None:

@@ -177,7 +177,7 @@ def _over_text(rank: RankState) -> str:
     if rank.failure is not None and rank.phase == "failed":
         if is_victim_error(rank.failure.error):
             return VICTIM
-        return f"failed: {clean_name(rank.failure.error.type)}"[:40]
+        return f"failed: {clean_name(rank.failure.error.type).rpartition('.')[2]}"[:40]
     if rank.exited is not None and rank.phase == "failed":
         return f"failed: {rank.exited.signal_name or f'exit status {rank.exited.exit_code}'}"
     return rank.phase

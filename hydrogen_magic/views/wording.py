@@ -8,7 +8,16 @@ from collections.abc import Sequence
 from hydrogen_magic.events import RowsDone
 from hydrogen_magic.gang.waits import Late
 
-__all__ = ["duration", "late_text", "number", "progress_text", "ranks_text", "size_text"]
+__all__ = [
+    "duration",
+    "late_text",
+    "number",
+    "progress_text",
+    "ranks_text",
+    "rows_left_s",
+    "rows_per_s",
+    "size_text",
+]
 
 
 def duration(seconds: float) -> str:
@@ -52,20 +61,46 @@ def late_text(late: Late, rendezvous: str) -> str:
 
 
 def progress_text(rows: RowsDone, is_over: bool = False) -> str:
-    """Return ``1,200 of 5,000 rows · 800 rows/s · 4.8 s left · 4 chunks in flight · 12 rows failed``."""
-    total = "" if rows.total is None else f" of {rows.total:,}"
-    parts = [f"{rows.done:,}{total} rows"]
-    elapsed_s = rows.at_s - rows.began_s
-    if rows.done and elapsed_s > 0:
-        rate = rows.done / elapsed_s
-        parts.append(f"{rate:,.0f} rows/s")
-        if rows.total is not None and not is_over:
-            parts.append(f"{duration((rows.total - rows.done) / rate)} left")
+    """Return ``1,200 of 5,000 rows · 800 rows/s · 4.8 s left · 4 chunks in flight · 12 rows failed``.
+
+    On Spark ``3 of 8 tasks`` too, and alone where nobody tells of rows.
+    """
+    parts = [] if rows.tasks and not rows.done else _rows_texts(rows)
+    left_s = None if is_over else rows_left_s(rows)
+    if left_s is not None:
+        parts.append(f"{duration(left_s)} left")
+    if rows.tasks:
+        parts.append(f"{rows.tasks_done or 0:,} of {rows.tasks:,} tasks")
     if rows.in_flight and not is_over:
         parts.append(f"{rows.in_flight} chunks in flight")
     if rows.failed:
-        parts.append(f"{rows.failed:,} rows failed")
+        parts.append(f"{rows.failed:,} row{'s' if rows.failed != 1 else ''} failed")
     return " · ".join(parts)
+
+
+def _rows_texts(rows: RowsDone) -> list[str]:
+    about = "about " if rows.is_estimate else ""
+    total = "" if rows.total is None else f" of {about}{rows.total:,}"
+    parts = [f"{rows.done:,}{total} rows"]
+    rate = rows_per_s(rows)
+    if rate is not None:
+        parts.append(f"{rate:,.0f} rows/s")
+    return parts
+
+
+def rows_per_s(rows: RowsDone) -> float | None:
+    """Return how fast all ranks together were so far, None before anything has come back."""
+    elapsed_s = rows.at_s - rows.began_s
+    return rows.done / elapsed_s if rows.done and elapsed_s > 0 else None
+
+
+def rows_left_s(rows: RowsDone) -> float | None:
+    """Return how long it takes yet, by the rows or else by the tasks that are done; None: unknown."""
+    done, total = rows.done, rows.total
+    if not done:
+        done, total = rows.tasks_done or 0, rows.tasks
+    elapsed_s = rows.at_s - rows.began_s
+    return (total - done) * elapsed_s / done if done and total and elapsed_s > 0 else None
 
 
 def size_text(n_bytes: float) -> str:

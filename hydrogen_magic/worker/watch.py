@@ -164,7 +164,7 @@ def _cause(error: BaseException) -> tuple[BaseException, bool] | None:
 
 def _type_name(error: BaseException) -> str:
     kind = type(error)
-    if kind.__module__ in ("builtins", "__main__"):
+    if kind.__module__ in ("builtins", "__main__", "hydrogen_magic.errors"):
         return kind.__qualname__
     return f"{kind.__module__}.{kind.__qualname__}"
 

@@ -21,7 +21,7 @@ from hydrogen_magic.views.picture.colours import ERROR
 from hydrogen_magic.views.picture.ranks import ranks_html
 from hydrogen_magic.views.picture.swimlanes import timeline_html
 from hydrogen_magic.views.picture.times import times_of
-from hydrogen_magic.views.wording import number
+from hydrogen_magic.views.wording import number, progress_text
 
 __all__ = ["html"]
 
@@ -68,7 +68,8 @@ def _header(state: GangState) -> list[str]:
     steps = [f"{number(min(r for r in rates if r is not None))} steps/s"] if any(rates) else []
     about = "".join(f" · {name_html(part)}" for part in [*where, *steps] if part)
     title = f"<p><b>{mark} {name_html(headline(state, state.now_s), 400)}</b>{about}</p>"
-    says = [f"! {warned.text}" for warned in warnings(state, state.now_s)]
+    says = [] if state.rows is None else [progress_text(state.rows, state.is_terminal)]
+    says += [f"! {warned.text}" for warned in warnings(state, state.now_s)]
     says += [
         f"{'' if notice.level == 'info' else '! '}{notice.text}" for notice in state.notices[-5:]
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,6 +71,7 @@ def _cells(
         _Cell("device", name_html(rank.device, 24), "left"),
         _Cell("host", name_html(rank.host, 40) if has_hosts else "", "left"),
         _Cell("progress", _progress(rank)),
+        _Cell("rate", _rate(rank)),
         _Cell("steps", f"{rank.steps}" if rank.steps else ""),
         *(_metric(rank, name) for name in metrics),
         _Cell("memory", size_text(rank.rss_bytes) if rank.rss_bytes else ""),
@@ -86,5 +88,19 @@ def _progress(rank: RankState) -> str:
     bar = rank.bar
     if bar is None:
         return ""
-    total = f"/{number(bar.total)}" if bar.total else f" {bar.unit}"
-    return name_html(f"{bar.desc} {number(bar.n)}{total}", 48)
+    if not bar.total:
+        return name_html(f"{bar.desc} {_count(bar.n)} {bar.unit}".strip(), 48)
+    return name_html(f"{bar.desc} {number(bar.n)}/{number(bar.total)}", 48)
+
+
+def _rate(rank: RankState) -> str:
+    """Return how fast a bar without an end was: nothing else tells how fast the rank is."""
+    bar = rank.bar
+    if bar is None or bar.total or not bar.per_s:
+        return ""
+    return name_html(f"{_count(bar.per_s)} {bar.unit}/s", 48)
+
+
+def _count(value: float) -> str:
+    """Return ``1,234,567``, smaller numbers with the digits that matter."""
+    return f"{value:,.0f}" if 1000 <= value < math.inf else number(value)

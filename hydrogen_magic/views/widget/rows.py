@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from hydrogen_magic.events import RowsDone
 from hydrogen_magic.gang.culprit import evidence
 from hydrogen_magic.gang.state import Bar, GangState, RankState
 from hydrogen_magic.gang.stragglers import is_waiting, progress, remaining_s, stragglers
 from hydrogen_magic.views.block import MOST_ROWS, VICTIM, phase_text, slowest, warnings
 from hydrogen_magic.views.curves import metric_name
 from hydrogen_magic.views.widget.plain import figure, finite, plain
-from hydrogen_magic.views.wording import progress_text
+from hydrogen_magic.views.wording import rows_left_s, rows_per_s
 
 __all__ = [
     "MARKS",
@@ -68,8 +69,8 @@ def gang_row(state: GangState, now_s: float) -> dict[str, Any]:
         "queued": None if state.queued is None else list(state.queued),
         "wall_time": state.wall_time,
         "ended_s": round(state.now_s, 3) if state.is_terminal else None,
-        "progress": "" if state.rows is None else progress_text(state.rows, state.is_terminal),
-        "remaining_s": _remaining_s(running, now_s) if _has_bars_to_end(state) else None,
+        "rows": None if state.rows is None else _rows(state.rows, state.is_terminal),
+        "remaining_s": None if state.is_terminal else _left_s(state, running, now_s),
         "steps_per_s": _three_digits(min(rates)) if rates and not state.is_terminal else None,
         "culprit": state.culprit,
         "notices": [
@@ -83,9 +84,25 @@ def gang_row(state: GangState, now_s: float) -> dict[str, Any]:
     }
 
 
-def _has_bars_to_end(state: GangState) -> bool:
-    """Whether bars tell how long it takes; rows that are handed out by demand tell it of all ranks."""
-    return not state.is_terminal and state.rows is None
+def _rows(rows: RowsDone, is_over: bool) -> dict[str, Any]:
+    rate = rows_per_s(rows)
+    return {
+        "done": rows.done,
+        "total": rows.total,
+        "is_estimate": rows.is_estimate,
+        "per_s": None if rate is None else _three_digits(rate),
+        "in_flight": 0 if is_over else rows.in_flight,
+        "tasks": [rows.tasks_done or 0, rows.tasks] if rows.tasks else None,
+        "failed": rows.failed,
+    }
+
+
+def _left_s(state: GangState, running: Sequence[RankState], now_s: float) -> int | None:
+    """Return the seconds until the end. Rows are handed out by demand: they tell it of all ranks."""
+    if state.rows is None:
+        return _remaining_s(running, now_s)
+    left_s = rows_left_s(state.rows)
+    return None if left_s is None else round(left_s)
 
 
 def rank_row(rank: RankState, mark: str, now_s: float) -> dict[str, Any]:

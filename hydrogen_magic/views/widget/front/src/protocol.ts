@@ -38,9 +38,9 @@ export interface Gang {
   wall_time: number;
   /** When it ended; null while it runs. */
   ended_s: number | null;
-  /** Of the whole gang: "1,200 of 5,000 rows · 800 rows/s · 4.8 s left"; empty where nothing is counted. */
-  progress: string;
-  /** Estimated from progress bars; null when unknown. */
+  /** Of a frame that ranks predict; null where they do something else. */
+  rows: Rows | null;
+  /** Estimated from rows or progress bars; null when unknown. */
   remaining_s: number | null;
   /** The slowest running rank's, since a gang is as fast as that. */
   steps_per_s: number | null;
@@ -52,6 +52,23 @@ export interface Gang {
   recording: boolean;
   /** What the torch profiler is doing on the ranks. */
   profiling: "" | "waiting" | "recording" | "reading";
+}
+
+/** How far all ranks together are with the rows of a frame. */
+export interface Rows {
+  done: number;
+  /** null where only reading to the end would tell. */
+  total: number | null;
+  /** Whether the total is no more than what the rows so far suggest. */
+  is_estimate: boolean;
+  /** Since the first went out; null before any came back. */
+  per_s: number | null;
+  /** Chunks that ranks have in hand. */
+  in_flight: number;
+  /** Spark's, done and in all; null elsewhere. */
+  tasks: [number, number] | null;
+  /** Without a prediction, because `predict` failed. */
+  failed: number;
 }
 
 export interface Notice {

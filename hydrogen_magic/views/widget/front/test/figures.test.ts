@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { barTitle, columnsOf, shortTitle, stateText, Widths } from "../src/view/figures";
+import { barTitle, columnsOf, fastest, shortTitle, stateText, Widths } from "../src/view/figures";
 import { rankWith } from "./kernel";
 
 const bar = { desc: "epoch 2:", n: 1200, total: 4000, unit: "it", per_s: null };
@@ -42,6 +42,20 @@ test("a mark's word is said once", () => {
   );
   expect(stateText(rankWith(0, { mark: "dead", phase: "failed", doing: "exit 1" }))).toBe("exit 1");
   expect(stateText(rankWith(0, { mark: "waiting", doing: "" }))).toBe("waiting · running");
+});
+
+test("ranks that predict rows are told by their speed", () => {
+  const taken = (n: number, per_s: number | null) => ({
+    bar: { desc: "", n, total: null, unit: "rows", per_s },
+  });
+  const rows = [rankWith(0, taken(6000, 300)), rankWith(1, taken(10, null))];
+  expect(titles(...rows)).toEqual(["device", "rows", "rows/s"]);
+  expect(columnsOf(rows).after.map((one) => one.texts)).toEqual([
+    ["6,000", "10"],
+    ["300", ""],
+  ]);
+  expect(fastest(rows)).toBe(300);
+  expect(barTitle(rows)).toBe("rows/s beside the fastest");
 });
 
 test("widths never shrink", () => {

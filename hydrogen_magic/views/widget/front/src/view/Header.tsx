@@ -4,6 +4,7 @@ import type { Page } from "../page";
 import type { Gang, Notice, Order } from "../protocol";
 import type { Store } from "../store";
 import { useTick } from "./hooks";
+import { RowsDone } from "./Rows";
 import { Shape, STATES } from "./shapes";
 
 /** Messages come every second at least; so long without one means that something is wrong. */
@@ -30,6 +31,7 @@ export function Header({ page, gang }: Props) {
         <Facts gang={gang} store={store} />
         <Controls page={page} gang={gang} isLive={isLive} order={order} />
       </div>
+      {gang.rows && <RowsDone gang={gang} rows={gang.rows} isLive={isLive} />}
       <Notices page={page} gang={gang} isLost={isLost} />
     </header>
   );
@@ -59,14 +61,16 @@ function Facts({ gang, store }: { gang: Gang; store: Store }) {
   const isLive = !store.isOver;
   const ranks = gang.np === 1 ? "1 rank" : `${count(gang.np)} ranks`;
   const attempt = gang.attempt > 0 ? `attempt ${gang.attempt + 1}` : "";
-  const setup = [ranks, gang.placement, gang.rendezvous, attempt].filter(Boolean).join(" · ");
+  const met = gang.rows ? "" : gang.rendezvous; // ranks that predict do not meet
+  const setup = [ranks, gang.placement, met, attempt].filter(Boolean).join(" · ");
   return (
     <div class="hm-facts">
       <b title={gang.title}>{gang.id}</b>
       <span class="hm-quiet">{setup}</span>
       <Elapsed store={store} isLive={isLive} />
-      {isLive && gang.remaining_s !== null && <span>~{roughly(gang.remaining_s)} left</span>}
-      {gang.progress && <span>{gang.progress}</span>}
+      {isLive && !gang.rows && gang.remaining_s !== null && (
+        <span>~{roughly(gang.remaining_s)} left</span>
+      )}
       {gang.steps_per_s !== null && <span>{rate(gang.steps_per_s)} steps/s</span>}
     </div>
   );
@@ -134,12 +138,14 @@ function Recorders({ gang, order }: Pick<ControlsProps, "gang" | "order">) {
         isPressed={gang.recording}
         act={() => order({ do: "record", on: !gang.recording })}
       />
-      <Tool
-        label={PROFILING[gang.profiling]}
-        title={`Have the torch profiler look at the next ${STEPS} steps of every rank, operator by operator`}
-        isBusy={gang.profiling !== ""}
-        act={() => order({ do: "profile", steps: STEPS })}
-      />
+      {!gang.rows && ( // there are no optimizer steps to wait for
+        <Tool
+          label={PROFILING[gang.profiling]}
+          title={`Have the torch profiler look at the next ${STEPS} steps of every rank, operator by operator`}
+          isBusy={gang.profiling !== ""}
+          act={() => order({ do: "profile", steps: STEPS })}
+        />
+      )}
     </>
   );
 }

@@ -2,7 +2,16 @@ import type { ComponentChildren } from "preact";
 import { useRef } from "preact/hooks";
 import type { Bar, Mark, Rank } from "../protocol";
 import type { Theme } from "../theme";
-import { barTitle, type Column, columnsOf, shortTitle, stateText, Widths } from "./figures";
+import {
+  barTitle,
+  type Column,
+  columnsOf,
+  fastest,
+  rowsPerS,
+  shortTitle,
+  stateText,
+  Widths,
+} from "./figures";
 import { memo } from "./memo";
 import { Shape, type ShapeName, Swatch, type Tone } from "./shapes";
 
@@ -14,6 +23,7 @@ interface Props {
 export function RankTable({ rows, theme }: Props) {
   const widths = useRef(new Widths()).current;
   const columns = columnsOf(rows);
+  const best = fastest(rows);
   return (
     // biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reached by keyboard
     <section class="hm-scroll" tabIndex={0} aria-label="Table of ranks">
@@ -21,7 +31,7 @@ export function RankTable({ rows, theme }: Props) {
         <Head {...columns} rows={rows} widths={widths} />
         <tbody>
           {rows.map((row, i) => (
-            <Row key={row.rank} {...columns} row={row} i={i} theme={theme} />
+            <Row key={row.rank} {...columns} row={row} i={i} best={best} theme={theme} />
           ))}
         </tbody>
       </table>
@@ -70,7 +80,15 @@ function Head({
   );
 }
 
-function Row({ before, after, row, i, theme }: Columns & { row: Rank; i: number; theme: Theme }) {
+interface RowProps extends Columns {
+  row: Rank;
+  i: number;
+  /** See `fastest`. */
+  best: number;
+  theme: Theme;
+}
+
+function Row({ before, after, row, i, best, theme }: RowProps) {
   const cell = (one: Column) => (
     <td key={one.key} class={classOf(one)}>
       {one.texts[i]}
@@ -84,7 +102,7 @@ function Row({ before, after, row, i, theme }: Columns & { row: Rank; i: number;
       </th>
       {before.map(cell)}
       <td class="hm-wide">
-        <Progress row={row} />
+        <Progress row={row} best={best} />
       </td>
       {after.map(cell)}
       <td class="hm-state">
@@ -98,8 +116,10 @@ function Row({ before, after, row, i, theme }: Columns & { row: Rank; i: number;
 
 const BEFORE: ReadonlySet<string> = new Set(["waiting", "starting", "loading"]);
 
-function Progress({ row }: { row: Rank }) {
+function Progress({ row, best }: { row: Rank; best: number }) {
   if (BEFORE.has(row.phase)) return <Track label={row.doing || row.phase} isBusy />;
+  const perS = rowsPerS(row);
+  if (perS !== null) return best > 0 ? <Speed share={perS / best} /> : null;
   if (row.bar?.total) return <KnownProgress rank={row.rank} bar={row.bar} total={row.bar.total} />;
   return row.phase === "running" ? <Track label="no end known" isBusy={row.steps > 0} /> : null;
 }
@@ -121,6 +141,15 @@ function KnownProgress({ rank, bar, total }: KnownProps) {
       aria-valuemax={total}
       aria-valuenow={Math.min(bar.n, total)}
     >
+      <div class="hm-fill" style={{ width: `${(share * 100).toFixed(2)}%` }} />
+    </div>
+  );
+}
+
+/** Ranks that take rows on demand are never behind: what differs is how fast they are. */
+function Speed({ share }: { share: number }) {
+  return (
+    <div class="hm-track" aria-hidden="true" /* the figure stands beside it */>
       <div class="hm-fill" style={{ width: `${(share * 100).toFixed(2)}%` }} />
     </div>
   );

@@ -30,8 +30,9 @@ export function columnsOf(rows: readonly Rank[]): { before: Column[]; after: Col
   });
   const before = [make("device", "quiet", (row) => place(row, hosts.size > 1))];
   const after = [
-    make("steps", "number", stepsText),
+    make(countTitle(rows), "number", stepsText),
     make("steps/s", "number", (row) => optional(row.steps_per_s, rate)),
+    make("rows/s", "number", (row) => optional(rowsPerS(row) || null, rate)),
     ...metricColumns(rows),
     make("memory", "number minor", (row) => (row.rss_bytes > 0 ? size(row.rss_bytes) : "")),
     make("GPU", "number", (row) => optional(row.gpu_percent, (n) => `${Math.round(n)} %`)),
@@ -64,11 +65,23 @@ function stepsText({ bar, steps }: Rank): string {
   return bar.total === null ? count(bar.n) : `${count(bar.n)}/${count(bar.total)}`;
 }
 
+const countTitle = (rows: readonly Rank[]): string =>
+  rows.some((row) => rowsPerS(row) !== null) ? "rows" : "steps";
+
+/** How fast a rank is that predicts rows; null for one that does something else. */
+export const rowsPerS = ({ bar }: Rank): number | null =>
+  bar?.unit === "rows" && bar.total === null ? (bar.per_s ?? 0) : null;
+
+/** The rate of the fastest rank that predicts rows, 0 where there is none. */
+export const fastest = (rows: readonly Rank[]): number =>
+  Math.max(0, ...rows.map((row) => rowsPerS(row) ?? 0));
+
 const place = (row: Rank, withHost: boolean) =>
   [withHost ? row.host : "", row.device].filter(Boolean).join(" · ");
 
 /** What the bars count, where all say the same. */
 export function barTitle(rows: readonly Rank[]): string {
+  if (fastest(rows) > 0) return "rows/s beside the fastest";
   const words = new Set(rows.map((row) => row.bar?.desc.trim().replace(/:$/, "") ?? ""));
   words.delete("");
   const [word = ""] = words;

@@ -1,0 +1,81 @@
+import { count, rate, roughly } from "../format";
+import type { Gang, Rows } from "../protocol";
+import { Shape } from "./shapes";
+
+interface Props {
+  gang: Gang;
+  rows: Rows;
+  isLive: boolean;
+}
+
+/** How far all ranks together are with a frame: one bar of it all, and the figures that one asks for. */
+export function RowsDone({ gang, rows, isLive }: Props) {
+  const share = shareOf(rows);
+  return (
+    <div class="hm-rows" data-state={gang.state}>
+      <Whole rows={rows} share={share} isLive={isLive} />
+      <div class="hm-rows-figures">
+        {share !== null && <b class="hm-percent">{percent(share)}</b>}
+        {areRowsTold(rows) && <span>{doneText(rows)}</span>}
+        {rows.per_s !== null && <span>{rate(rows.per_s)} rows/s</span>}
+        {rows.tasks && <span class="hm-quiet">{rows.tasks.map(count).join(" of ")} tasks</span>}
+        {rows.in_flight > 0 && (
+          <span class="hm-quiet">{amount(rows.in_flight, "chunk")} in flight</span>
+        )}
+        {rows.failed > 0 && <Failed n={rows.failed} />}
+        {isLive && gang.remaining_s !== null && (
+          <b class="hm-left">~{roughly(gang.remaining_s)} left</b>
+        )}
+      </div>
+    </div>
+  );
+}
+
+/** null where nobody knows how many there are. */
+function shareOf({ done, total, tasks }: Rows): number | null {
+  if (total !== null) return total > 0 ? Math.min(1, done / total) : 1;
+  return tasks && tasks[1] > 0 ? tasks[0] / tasks[1] : null;
+}
+
+/** Spark may tell of its tasks alone. */
+const areRowsTold = ({ done, tasks }: Rows): boolean => done > 0 || tasks === null;
+
+/** Full only when all is done. */
+const percent = (share: number): string => `${Math.floor(share * 100)} %`;
+
+const amount = (n: number, what: string): string => `${count(n)} ${what}${n === 1 ? "" : "s"}`;
+
+function doneText({ done, total, is_estimate }: Rows): string {
+  if (total === null || total === done) return amount(done, "row");
+  return `${count(done)} of ${is_estimate ? "about " : ""}${amount(total, "row")}`;
+}
+
+function Whole({ rows, share, isLive }: { rows: Rows; share: number | null; isLive: boolean }) {
+  if (share === null) {
+    return isLive ? (
+      <div class="hm-track" data-busy="true" role="progressbar" aria-label="rows" />
+    ) : null;
+  }
+  return (
+    <div
+      class="hm-track"
+      role="progressbar"
+      aria-label="rows of the frame"
+      aria-valuemin={0}
+      aria-valuemax={100}
+      aria-valuenow={Math.floor(share * 100)}
+      aria-valuetext={doneText(rows)}
+    >
+      <div class="hm-fill" style={{ width: `${(share * 100).toFixed(2)}%` }} />
+    </div>
+  );
+}
+
+function Failed({ n }: { n: number }) {
+  return (
+    <span class="hm-marked hm-error" title="predict failed for them; they got no prediction">
+      <Shape name="cross" />
+      {amount(n, "row")} failed
+    </span>
+  );
+}
