@@ -154,6 +154,11 @@ class RowsDone:
     """Chunks that ranks have in hand."""
     failed: int
     """Rows that got no prediction."""
+    is_estimate: bool = False
+    """Whether ``total`` is only what those parts of the frame suggest that are done."""
+    tasks_done: int | None = None
+    """Of Spark; None elsewhere, or where that is not known."""
+    tasks: int | None = None
 
 
 @dataclass(frozen=True)

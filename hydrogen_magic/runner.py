@@ -6,7 +6,6 @@ magics ── arguments ──► JobSpec ─┐
    └──── capture ─────► Captured ┤
                                  ▼
                   placement.plan (pure)
-                                 │
                    Conductor ────┼── hub ════ wire, encrypted ════ agent ── template
                        ▲         │             │                     │          │ fork
                        │         └── closure ──┼── memory file ──────┼──────► worker
@@ -40,7 +39,7 @@ from hydrogen_magic import rendezvous as rendezvous_rooms
 from hydrogen_magic.conductor import Conductor
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.handle import Gang
-from hydrogen_magic.placements import Attempt, Crew, Feed, Job, Sink, inline
+from hydrogen_magic.placements import Attempt, Crew, Feed, Job, Placement, Sink, inline
 from hydrogen_magic.placements.agents import hub
 from hydrogen_magic.spec import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.views import View, pick_view
@@ -50,6 +49,7 @@ __all__ = [
     "follow",
     "gangs",
     "interrupts_held",
+    "interrupts_raise",
     "launch",
     "launch_captured",
     "plan",
@@ -79,14 +79,15 @@ def plan(spec: JobSpec) -> Plan:
 
 
 def launch_captured(
-    captured: capture.Captured, spec: JobSpec, *, title: str, feed: Feed | None = None
-) -> Gang:
-    """Start a gang, to whose ranks ``feed`` may give work. Raises PlacementError before it does."""
+    captured: capture.Captured, spec: JobSpec, *, title: str,
+    feed: Feed | None = None, place: Placement | None = None,
+) -> Gang:  # fmt: skip
+    """Start a gang, by ``feed`` if it gets work, at ``place`` if not the spec's; may raise PlacementError."""
     clock_zero_s, wall_time = time.monotonic(), time.time()
-    planned = plan(spec)
+    planned = plan(spec) if place is None else place.plan(spec)
     is_inline = spec.placement == "inline"
     # Whatever can still be refused is, before there is a gang.
-    crew = None if is_inline else placements.get(spec.placement).open(spec)
+    crew = None if is_inline else (place or placements.get(spec.placement)).open(spec)
     loop = None if is_inline else hub().loop
     # Here and now: what a running gang sees must not change with the notebook's arrays.
     closure_fd = None if is_inline else parcels.to_memfd(captured.parcel, "closure")
@@ -137,7 +138,7 @@ def _run_inline(gang: Gang, job: Job) -> None:
     gang.emit(ev.AttemptStarted(0.0, 0))
     error: BaseException | None = None
     try:
-        with _interrupts_raise():
+        with interrupts_raise():
             inline.run_here(Attempt(gang.id, 0, job), Sink(gang.emit, gang.deliver))
     except BaseException as problem:  # the user's, an interrupt included: raised by raise_for_state
         error = problem
@@ -272,8 +273,8 @@ def interrupts_held() -> Iterator[_Interrupts]:
 
 
 @contextmanager
-def _interrupts_raise() -> Iterator[None]:
-    """Undo :func:`interrupts_held` while a rank runs in this very process."""
+def interrupts_raise() -> Iterator[None]:
+    """Undo :func:`interrupts_held` while there is no gang to stop: what runs is interrupted itself."""
     held = _interrupts
     if held is None or threading.current_thread() is not threading.main_thread():
         yield

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
+from hydrogen_magic import events as ev
+from hydrogen_magic import magics, runner
 from hydrogen_magic.capture import Captured, CellText, capture_cell
-from hydrogen_magic.errors import InferError
-from hydrogen_magic.infer.on_spark import infer_spark
+from hydrogen_magic.errors import GangStoppedError, InferError
+from hydrogen_magic.infer.on_spark import Prepared, infer_spark, prepare
+from hydrogen_magic.infer.spark_gang import OnSpark, infer_on_spark
 from hydrogen_magic.infer.spark_run import SparkRun
+from hydrogen_magic.placements.spark.agents import Fleet
 from hydrogen_magic.predict.options import InferOptions
 from hydrogen_magic.spec import JobSpec
-from tests import spark_rig
+from tests import leaks, spark_rig
 
 pytestmark = [
     pytest.mark.spark,
@@ -69,6 +76,10 @@ def captured(body: str, namespace: Mapping[str, Any] | None = None) -> Captured:
 def inferred(frame: Any, body: str, *, spec: JobSpec = NO_GPU, **options: Any) -> Any:
     namespace = options.pop("namespace", None)
     return infer_spark(frame, captured(body, namespace), spec, InferOptions(**options))
+
+
+def prepared(frame: Any, body: str, **options: Any) -> Prepared:
+    return prepare(frame, captured(body), NO_GPU, InferOptions(**options))
 
 
 def plain_report(spark: Any) -> dict[int, dict[str, Any]]:
@@ -325,11 +336,196 @@ def test_a_run_of_our_own_is_counted_and_kept(spark: Any, tmp_path: Path) -> Non
         "        file.write('x')\n"
         "    return {'twice': 2 * batch['id']}\n"
     )
-    run = SparkRun(inferred(spark.range(0, 1000, 1, 4), body, schema="twice bigint"))
+    run = SparkRun(prepared(spark.range(0, 1000, 1, 4), body, schema="twice bigint"))
     kept = run.result()
+    assert run.n_rows == 1000
     done, total = run.progress()
     assert done == total
     assert total >= 4 or "connect" in type(spark).__module__, "Connect tells of what takes seconds"
     assert kept.count() == 1000
     assert (tmp_path / "batches").read_text() == "x" * 4
     kept.unpersist()
+
+
+def test_a_run_that_was_stopped_before_it_began_runs_nothing(spark: Any, tmp_path: Path) -> None:
+    run = SparkRun(prepared(spark.range(4), f"open({str(tmp_path / 'ran')!r}, 'w')\n" + TWICE))
+    run.stop()
+    with pytest.raises(GangStoppedError):
+        run.result()
+    assert not (tmp_path / "ran").exists()
+
+
+# ── runs in the user's hands ─────────────────────────────────────────────────────────────────────
+
+
+N_ROWS = 40_000
+SLEEPS = (
+    "import time\n"
+    "def predict(batch: dict[str, np.ndarray]):\n"
+    "    time.sleep(0.15)\n"
+    "    return {'twice': 2 * batch['id']}\n"
+)
+HANGS = (
+    "import time\n"
+    "def predict(batch: dict[str, np.ndarray]):\n"
+    "    time.sleep(120)\n"
+    "    return {'twice': 2 * batch['id']}\n"
+)
+HOLDS_ON = HANGS.replace(
+    "    time.sleep(120)\n",
+    "    try:\n        time.sleep(120)\n    except KeyboardInterrupt:\n        time.sleep(120)\n",
+)
+HANGS_IN_THE_CELL = "import time\ntime.sleep(120)\n" + TWICE
+
+
+def launched(spark: Any, body: str, n_rows: int = N_ROWS, **options: Any) -> OnSpark:
+    frame = spark.range(0, n_rows, 1, 4)
+    given = InferOptions(**{"batch_size": 1000, "schema": "twice bigint", **options})
+    return infer_on_spark(frame, captured(body), NO_GPU, given, title="%%infer df")
+
+
+def rows_done(run: OnSpark) -> list[ev.RowsDone]:
+    return [event for event in run.gang.events() if isinstance(event, ev.RowsDone)]
+
+
+def pids_at(run: OnSpark, phase: str, least: int = 2) -> set[int]:
+    """Return the Python workers that are in a phase, once they are so many."""
+
+    def found() -> set[int]:
+        return {rank.pid for rank in run.gang.ranks if rank.phase == phase and rank.pid}
+
+    spark_rig.until(lambda: len(found()) >= least, 60)
+    return found()
+
+
+@pytest.mark.parametrize("schema", ["twice bigint", None])
+def test_a_run_is_a_gang_whose_rows_are_counted_live(spark: Any, schema: str | None) -> None:
+    run = launched(spark, SLEEPS, schema=schema)
+    assert run.gang.wait(90)
+    assert run.result.agg({"twice": "sum"}).collect()[0][0] == N_ROWS * (N_ROWS - 1)
+    run.result.unpersist()
+    told = rows_done(run)
+    done = [each.done for each in told]
+    assert done == sorted(done) and done[-1] == told[-1].total == N_ROWS
+    assert len({n for n in done if 0 < n < N_ROWS}) >= 2, "nobody could see it move"
+    assert 1 <= max(each.in_flight for each in told) <= 4
+    assert [rank.phase for rank in run.gang.ranks] == ["done"] * len(run.gang.ranks)
+    assert sum(rank.bar.n for rank in run.gang.ranks if rank.bar) == N_ROWS
+    assert run.gang.results == [None] * len(run.gang.ranks)
+
+
+@pytest.mark.parametrize("body", [HANGS, HOLDS_ON], ids=["hangs", "holds on"])
+def test_stop_ends_a_predict_in_the_middle(spark: Any, body: str) -> None:
+    run = launched(spark, body)
+    pids = pids_at(run, "running")
+    assert any("time.sleep" in text or "predict" in text for text in run.gang.stacks().values())
+    began = time.monotonic()
+    run.gang.stop()
+    spark_rig.until(lambda: not any(leaks.command(pid) for pid in pids), 10)
+    assert time.monotonic() - began < 1.5, "Spark alone takes two to four seconds"
+    assert run.gang.wait(5)
+    assert run.gang.state == "STOPPED"
+    with pytest.raises(GangStoppedError):
+        _ = run.result
+    again = launched(spark, TWICE)
+    assert again.gang.wait(60) and again.result.count() == N_ROWS
+    again.result.unpersist()
+
+
+def test_stop_ends_a_cell_that_is_still_loading(spark: Any) -> None:
+    run = launched(spark, HANGS_IN_THE_CELL, schema=None)
+    pids = pids_at(run, "loading", 1)
+    run.gang.stop()
+    assert run.gang.wait(5)
+    spark_rig.until(lambda: not any(leaks.command(pid) for pid in pids), 5)
+    assert run.gang.state == "STOPPED"
+
+
+def test_a_batch_that_fails_is_the_gangs_failure(spark: Any) -> None:
+    run = launched(spark, FAILS_AT_700, batch_size=100, schema="same bigint")
+    assert run.gang.wait(60)
+    with pytest.raises(InferError, match=r"partition 0: .*rows 700 to 799") as caught:
+        _ = run.result
+    assert "Cell In[7], line 4, in check" in str(caught.value)
+    state = run.gang.snapshot()
+    assert state.state == "FAILED"
+    assert "seven hundred" in state.reason and "\n" not in state.reason
+    assert [rank.failure.error.type for rank in state.ranks if rank.failure] == ["InferError"]
+
+
+@on_classic
+def test_rows_of_a_task_that_spark_tries_again_count_once(spark: Any, tmp_path: Path) -> None:
+    body = (
+        "import os, time\n"
+        "def predict(batch: dict[str, np.ndarray]):\n"
+        "    time.sleep(0.1)\n"
+        f"    name = os.path.join({str(tmp_path)!r}, str(batch['id'][0] // 10_000))\n"
+        "    if batch['id'][0] % 10_000 >= 5_000 and not os.path.exists(name):\n"
+        "        open(name, 'w').close()\n"
+        "        raise ValueError('once')\n"
+        "    return {'twice': 2 * batch['id']}\n"
+    )
+    run = launched(spark, body)
+    assert run.gang.wait(90)
+    run.result.unpersist()
+    assert len(list(tmp_path.iterdir())) >= 4, "each partition failed once"
+    done = [each.done for each in rows_done(run)]
+    assert done == sorted(done) and done[-1] == N_ROWS
+    worked = sum(rank.bar.n for rank in run.gang.ranks if rank.bar)
+    assert worked > N_ROWS, "ranks did some of it twice, which their bars say"
+
+
+def test_tasks_that_cannot_reach_the_kernel_go_on_in_silence(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fleet, "endpoints", lambda self, session: ["tcp://127.0.0.1:9"])
+    run = launched(spark, SLEEPS)
+    assert run.gang.wait(90)
+    assert run.result.count() == N_ROWS
+    run.result.unpersist()
+    told = rows_done(run)
+    assert (told[-1].done, told[-1].total) == (N_ROWS, N_ROWS), "by Spark's own count"
+    assert {each.done for each in told[:-1]} <= {0}
+    if "connect" not in type(spark).__module__:  # whose server tells of what takes seconds
+        assert {each.tasks for each in told[:-1]} == {4}
+
+
+@on_classic
+def test_rows_without_a_prediction_are_counted_by_partition(spark: Any) -> None:
+    run = launched(spark, FAILS_AT_700, 4000, batch_size=100, schema="same bigint", on_error="null")
+    assert run.gang.wait(60)
+    assert [row.id for row in run.result.where("same is null").collect()] == [700]
+    run.result.unpersist()
+    assert rows_done(run)[-1].failed == 1
+    (notice,) = run.gang.snapshot().notices
+    assert notice.text.startswith(
+        "1 row got no prediction: partition 0: predict failed on row 700: "
+    )
+    assert "seven hundred" in notice.text
+
+
+def test_the_magic_shows_and_stops_it_and_leaves_a_lazy_one_alone(spark: Any) -> None:
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    magics.load(shell)
+    try:
+        shell.run_cell("import numpy as np")
+        shell.push({"df": spark.range(0, N_ROWS, 1, 4)})
+        known = set(runner.gangs())
+        line = "df --schema 'twice bigint'"
+        assert shell.run_cell_magic("infer", f"{line} --out scored", TWICE) is None
+        assert shell.user_ns["scored"].count() == N_ROWS
+        assert set(runner.gangs()) == known, "nobody waits for a lazy one"
+        kept = shell.run_cell_magic("infer", line, TWICE)
+        assert kept.columns == ["id", "twice"]
+        kept.unpersist()
+        (gang,) = (gang for name, gang in runner.gangs().items() if name not in known)
+        assert (gang.state, gang.snapshot().placement) == ("SUCCEEDED", "spark")
+        detached = shell.run_cell_magic("infer", f"{line} --detach --quiet", HANGS)
+        pids_at(detached, "running")
+        shell.run_line_magic("gang", f"stop {detached.gang.id}")
+        assert detached.gang.wait(5)
+        assert detached.gang.state == "STOPPED"
+    finally:
+        magics.unload(shell)
+        InteractiveShell.clear_instance()

@@ -14,8 +14,8 @@ import re
 import secrets
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
 from inspect import signature
 from typing import Any
 
@@ -34,7 +34,7 @@ from hydrogen_magic.predict.ddl import parse_schema, schema_text
 from hydrogen_magic.predict.options import InferOptions
 from hydrogen_magic.spec import JobSpec
 
-__all__ = ["as_error", "infer_spark"]
+__all__ = ["Prepared", "as_error", "infer_spark", "prepare"]
 
 _GLANCE_S = 0.5
 """How long a look at the executors' GPUs may take."""
@@ -53,20 +53,75 @@ def infer_spark(frame: Any, captured: Captured, spec: JobSpec, options: InferOpt
     rows whose schema is not given, and for what the cell or ``predict`` raise over the first batch;
     PlacementError when ``--gpu`` cannot be had.
     """
+    prepared = prepare(frame, captured, spec, options)
+    try:
+        return prepared.predicted(f"hydrogen_magic-infer-{secrets.token_hex(4)}")
+    except SparkJobError as error:
+        raise as_error(error) from error
+
+
+def prepare(frame: Any, captured: Captured, spec: JobSpec, options: InferOptions) -> Prepared:
+    """Check what is asked, and send the cell. No job runs; raises as :func:`infer_spark` does."""
     kept = _checked(frame, options)
     session = sessions.of(frame)
     share = _share(session, spec)
+    if options.schema is not None:
+        predicted = parse_schema(options.schema)
+        options.check_names(predicted.names, frame.columns)
+        _schemas(frame, kept, options.result_schema(predicted))
     sent = sending.send(session, captured.parcel)
-    boot = _boot(captured, spec, options, sent, share)
-    if options.schema is None:
-        predicted = _columns_of_first_rows(frame, session, _task(boot, sent), share.profile)
-        boot["columns"] = predicted.serialize().to_pybytes()
-    else:
-        predicted, boot["columns"] = parse_schema(options.schema), b""
-    options.check_names(predicted.names, frame.columns)
-    schema, boot["of_spark"] = _schemas(frame, kept, options.result_schema(predicted))
-    boot["kept"] = kept
-    return _mapped(frame, _task(boot, sent), schema, share.profile)
+    return Prepared(
+        frame, session, options, share, sent, kept, _boot(captured, spec, options, sent, share)
+    )
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Predictions that have been checked and whose cell is with Spark; nothing of it has run."""
+
+    frame: Any
+    session: Session
+    options: InferOptions
+    share: gpus.Share
+    """What each task gets."""
+    sent: sending.Sent
+    kept: list[str]
+    """The frame's columns that come back."""
+    boot: Mapping[str, Any]
+
+    def predicted(self, tag: str, tell: Mapping[str, Any] | None = None) -> Any:
+        """Return the frame with its predictions, lazy.
+
+        Without a schema the first batch is run, as a job under ``tag``. ``tell``: whom tasks tell how
+        far they are (:mod:`hydrogen_magic.worker.telling`), None for nobody. Raises SparkJobError and
+        InferError.
+        """
+        boot = {**self.boot, "tell": tell}
+        if self.options.schema is None:
+            predicted = self._columns_of_first_rows(_task(boot, self.sent), tag)
+            boot["columns"] = predicted.serialize().to_pybytes()
+        else:
+            predicted, boot["columns"] = parse_schema(self.options.schema), b""
+        self.options.check_names(predicted.names, self.frame.columns)
+        schema, boot["of_spark"] = _schemas(
+            self.frame, self.kept, self.options.result_schema(predicted)
+        )
+        boot["kept"] = self.kept
+        return _mapped(self.frame, _task(boot, self.sent), schema, self.share.profile)
+
+    def _columns_of_first_rows(self, task: Callable[..., Any], tag: str) -> pa.Schema:
+        """Run the cell and predict the first batch, on an executor; return what that has.
+
+        One row is asked for, so Spark runs one task, and more only while partitions have no rows.
+        """
+        rows = _mapped(self.frame, task, "o binary", self.share.profile).limit(1)
+        found = self.session.run(rows.collect, tag, "hydrogen_magic %%infer: the first batch")
+        if not found:
+            raise InferError(
+                "the frame has no rows, and so nothing says which columns predict returns: name"
+                ' them with --schema, such as --schema "score double"'
+            )
+        return pa.ipc.read_schema(pa.py_buffer(bytes(found[0][0])))
 
 
 def as_error(error: SparkJobError) -> HydrogenError:
@@ -161,27 +216,6 @@ def _mapped(frame: Any, task: Callable[..., Any], schema: Any, profile: Any) -> 
         # pyspark checks its pandas on first use; rows come as Arrow.
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
         return frame.mapInArrow(task, schema, profile=profile)
-
-
-def _columns_of_first_rows(
-    frame: Any, session: Session, task: Callable[..., Any], profile: Any
-) -> pa.Schema:
-    """Run the cell and predict the first batch, on an executor; return what that has.
-
-    One row is asked for, so Spark runs one task, and more only while partitions have no rows.
-    """
-    rows = _mapped(frame, task, "o binary", profile).limit(1)
-    tag = f"hydrogen_magic-infer-{secrets.token_hex(4)}"
-    try:
-        found = session.run(rows.collect, tag, "hydrogen_magic %%infer: the first batch")
-    except SparkJobError as error:
-        raise as_error(error) from error
-    if not found:
-        raise InferError(
-            "the frame has no rows, and so nothing says which columns predict returns: name them"
-            ' with --schema, such as --schema "score double"'
-        )
-    return pa.ipc.read_schema(pa.py_buffer(bytes(found[0][0])))
 
 
 def _schemas(frame: Any, kept: list[str], added: pa.Schema) -> tuple[Any, bytes]:

@@ -43,7 +43,7 @@ class Sent:
 def send(session: Session, closure: Parcel) -> Sent:
     """Make the package and ``closure`` known to the session's executors; once for equal ones."""
     code = shipped.code()
-    digests = hashlib.sha256(code).hexdigest(), _digest(closure)
+    digests = hashlib.sha256(code).hexdigest(), parcel.digest(closure)
     known = _sent.setdefault(session.spark, {})
     if digests[0] not in known:
         known[digests[0]] = _send_package(session, code, digests[0])
@@ -52,14 +52,6 @@ def send(session: Session, closure: Parcel) -> Sent:
     for old in [digest for digest in known if digest != digests[0]][:-_MOST_KEPT]:
         del known[old]
     return Sent(known[digests[0]], sent, *digests)
-
-
-def _digest(closure: Parcel) -> str:
-    found = hashlib.sha256()
-    for part in (closure.payload, *closure.buffers):
-        found.update(len(memoryview(part)).to_bytes(8, "little"))
-        found.update(part)
-    return found.hexdigest()
 
 
 def _send_package(session: Session, code: bytes, digest: str) -> Any:

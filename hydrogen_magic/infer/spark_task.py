@@ -118,14 +118,16 @@ class _Guest:
             sys.meta_path.insert(0, _Zip(_content(package)))
         from hydrogen_magic.worker import inference_on_spark
 
-        try:
-            if self._worker is None:
-                self._worker = inference_on_spark.Worker(self, boot, closure)
-            yield from self._worker.serve(batches, boot)
-        except GeneratorExit:  # nobody wants more of this partition
-            raise
-        except BaseException as error:
-            raise InferError(inference_on_spark.told(error, boot)) from error
+        with inference_on_spark.task_of(boot) as task:
+            try:
+                if self._worker is None:
+                    self._worker = inference_on_spark.Worker(self, boot, closure)
+                task.phase = "running"
+                yield from self._worker.serve(batches, boot, task)
+            except GeneratorExit:  # nobody wants more of this partition
+                raise
+            except BaseException as error:
+                raise InferError(inference_on_spark.told(error, boot)) from error
 
     def hide(self, names: set[str]) -> None:
         """Put the worker's own modules of these top-level names away; they are the guest's now."""

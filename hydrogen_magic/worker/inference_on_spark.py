@@ -10,6 +10,7 @@ import importlib.util
 import os
 import platform
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -25,11 +26,14 @@ from hydrogen_magic.predict.options import InferOptions
 from hydrogen_magic.predict.predictor import Predictor, RowFailure
 from hydrogen_magic.predict.rows import rows_text
 from hydrogen_magic.worker import importer, namespace, watch
+from hydrogen_magic.worker.telling import TaskNews, task_of
 
-__all__ = ["Worker", "told"]
+__all__ = ["Worker", "task_of", "told"]
 
 _MOST_FRAMES = 6
 """Lines of the user's own in a message; more is a recursion."""
+_CHUNK_S = 0.5
+"""How long a chunk may take, if it is more than one batch."""
 
 
 class Guest(Protocol):
@@ -57,16 +61,19 @@ class Worker:
         self._predict = loaded.predict(value)
 
     def serve(
-        self, batches: Iterator[pa.RecordBatch], boot: Mapping[str, Any]
+        self, batches: Iterator[pa.RecordBatch], boot: Mapping[str, Any], task: TaskNews
     ) -> Iterator[pa.RecordBatch]:
-        """Yield, for ``batches`` of one partition, what ``boot`` asks for, in their order."""
+        """Yield, for ``batches`` of one partition, what ``boot`` asks for, in their order.
+
+        ``task`` counts what is done.
+        """
         predictor = Predictor(self._predict, InferOptions(**boot["options"]))
         chunks = _chunks(batches, boot["options"]["batch_size"])
         with _on_device("torch" in sys.modules), contextlib.closing(predictor):
             if boot["columns"] is None:
                 yield _first_columns(predictor, chunks)
             else:
-                yield from _predicted(predictor, chunks, boot)
+                yield from _predicted(predictor, chunks, boot, task)
 
 
 def _received(closure: Any) -> Parcel:
@@ -112,6 +119,24 @@ def _on_device(has_torch: bool) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
+class _TimedPace(Pace):
+    """Makes chunks of a slow ``predict`` smaller: rows count as done by the chunk."""
+
+    def __init__(self, batch_size: int) -> None:
+        super().__init__(batch_size)
+        self._before: tuple[float, int] | None = None
+        """When the last chunk was handed out, and its rows."""
+
+    def saw(self, table: pa.Table) -> None:
+        super().saw(table)
+        now_s = time.monotonic()
+        if self._before is not None:
+            began_s, n_rows = self._before
+            in_time = int(n_rows * _CHUNK_S / max(now_s - began_s, 1e-6))
+            self.rows = min(self.rows, max(1, in_time // self._batch_size) * self._batch_size)
+        self._before = now_s, table.num_rows
+
+
 # ── rows ─────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -120,7 +145,7 @@ def _chunks(batches: Iterator[pa.RecordBatch], batch_size: int) -> Iterator[tupl
     first = next(batches)
     everything = (batch for part in ((first,), batches) for batch in part)
     first_row = 0
-    for chunk in rebatched(everything, first.schema, Pace(batch_size)):
+    for chunk in rebatched(everything, first.schema, _TimedPace(batch_size)):
         yield first_row, chunk
         first_row += chunk.num_rows
 
@@ -140,7 +165,10 @@ def _first_columns(predictor: Predictor, chunks: Iterator[tuple[int, pa.Table]])
 
 
 def _predicted(
-    predictor: Predictor, chunks: Iterator[tuple[int, pa.Table]], boot: Mapping[str, Any]
+    predictor: Predictor,
+    chunks: Iterator[tuple[int, pa.Table]],
+    boot: Mapping[str, Any],
+    task: TaskNews,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the columns that are kept and those that are predicted."""
     kept, of_spark = list(boot["kept"]), pa.ipc.read_schema(pa.py_buffer(boot["of_spark"]))
@@ -148,8 +176,10 @@ def _predicted(
         predictor.adopt(pa.ipc.read_schema(pa.py_buffer(boot["columns"])))
     for first_row, chunk in chunks:
         output = predictor.run(chunk, first_row)
-        for failure in output.failures:
-            print(_line(failure), file=sys.stderr)  # of the executor: its log keeps it
+        said = [f"partition {task.partition}: {_line(failure)}" for failure in output.failures]
+        for line in said:
+            print(line, file=sys.stderr)  # of the executor: its log keeps it
+        task.count(chunk.num_rows, sum(map(_n_rows, output.failures)), said)
         added = _as_spark_has_it(output.columns, of_spark)
         together = chunk.select(kept)
         for name, column in zip(added.column_names, added.columns, strict=True):
@@ -194,6 +224,10 @@ def told(error: BaseException, boot: Mapping[str, Any]) -> str:
 def _line(failure: RowFailure) -> str:
     rows = rows_text(failure.first_row, failure.last_row)
     return f"predict failed on {rows}: {failure.reason} ({failure.row})"
+
+
+def _n_rows(failure: RowFailure) -> int:
+    return failure.last_row - failure.first_row + 1
 
 
 def _said(error: BaseException) -> str:
