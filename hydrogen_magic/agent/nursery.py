@@ -22,6 +22,24 @@ _MAX_EXITS = 64
 """Exits kept for forks whose pid is not known yet: there are only ever a few."""
 _BATCH = frames.MAX_FDS // FDS_PER_WORKER
 
+_KEPT_BYTES = 128 << 20
+_MALLOC = ":".join(
+    (
+        f"glibc.malloc.mmap_threshold={_KEPT_BYTES // 4}",
+        f"glibc.malloc.trim_threshold={_KEPT_BYTES}",
+        "glibc.malloc.tcache_count=0",
+    )
+)
+"""How ranks get memory, as glibc takes it from ``GLIBC_TUNABLES`` when a program begins; others ignore it.
+
+A model takes blocks of megabytes for every batch and leaves them. Given back to the system, as glibc does
+at first, each of their pages is paid for again. And the splinters beside blocks that torch wants aligned
+go to a cache whose members are not joined with their neighbours: a block does not fit where it has just
+been, wanders through the heap, and the processor's caches know none of its places. A perceptron of 256
+and 224 units over batches of 4,096 rows took 6.1 ms a batch that way, and takes 4.7; training took no
+longer in four models, from 8 units to 1,024 and a small convolution.
+"""
+
 
 @dataclass
 class Worker:
@@ -112,7 +130,8 @@ class Nursery:
                 sys.executable, "-m", "hydrogen_magic.agent.template",
                 str(theirs.fileno()), str(os.getpid()), *preload,
             ],
-            pass_fds=[theirs.fileno()], env={**env, "PYTHONPATH": os.pathsep.join(sys_path)},
+            pass_fds=[theirs.fileno()],
+            env={"GLIBC_TUNABLES": _MALLOC, **env, "PYTHONPATH": os.pathsep.join(sys_path)},
             stdin=subprocess.DEVNULL, cwd="/",
         )  # fmt: skip
         theirs.close()

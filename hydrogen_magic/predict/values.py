@@ -126,13 +126,26 @@ def _of_numpy(value: Any, n_rows: int, field: pa.Field | None) -> pa.Array:
     if array.dtype == object:
         return _of_objects(list(array), field, is_pandas=True)
     mask = np.ma.getmaskarray(array).ravel() if isinstance(array, np.ma.MaskedArray) else None
-    flat = _known_to_arrow(np.array(array, copy=True, order="C").ravel())
+    flat = _known_to_arrow(_copied(array).ravel())
     found = pa.array(flat, mask=mask)
     for size in reversed(array.shape[1:]):
         length = len(found) // size if size else array.shape[0]
         kind = pa.list_(found.type, size)
         found = pa.FixedSizeListArray.from_buffers(kind, length, [None], children=[found])
     return found
+
+
+def _copied(array: Any) -> Any:
+    """Return a copy in Arrow's memory.
+
+    It stays until the chunk is done. Among the large blocks that a model takes and leaves in every
+    batch, it would have malloc give them other places each time, and the caches what they know not.
+    """
+    if array.dtype.hasobject or not array.nbytes:
+        return np.array(array, copy=True, order="C")
+    own = np.frombuffer(pa.allocate_buffer(array.nbytes), array.dtype).reshape(array.shape)
+    own[...] = array
+    return own
 
 
 def _shape_of(field: pa.Field | None) -> tuple[int, ...]:

@@ -8,7 +8,6 @@ hundredth of a small model's time over it, so no thread does that ahead.
 from __future__ import annotations
 
 import base64
-import ctypes
 import os
 import socket
 import sys
@@ -24,12 +23,6 @@ if TYPE_CHECKING:
     from hydrogen_magic.worker.namespace import Loaded
 
 __all__ = ["SetUp", "serve", "set_up"]
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""Of glibc's ``malloc.h``; other C libraries have no ``mallopt``, or ignore them."""
-_KEPT_BYTES = 128 << 20
-"""What a rank may hold that nothing uses: the largest block that is not mapped by itself is 32 MB."""
 
 
 @dataclass(frozen=True)
@@ -66,21 +59,8 @@ def serve(channel_fd: int, predict: Any, options: Mapping[str, Any]) -> bool:
     ``predict``: what the cell defined by that name, None where it did not. Return True when all was
     done, False when the other end went away before. Raises InferError, and what ``predict`` raises.
     """
-    _keep_freed_memory()
     with socket.socket(fileno=channel_fd) as sock:
         return _Serving(sock, predict, options).run()
-
-
-def _keep_freed_memory() -> None:
-    """Have what a batch leaves be used by the next one.
-
-    glibc gives blocks of megabytes back to the system at once, and the next batch pays for each of
-    their pages: a tenth of a small model's time over it.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES // 4)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 class _Serving:
@@ -103,6 +83,7 @@ class _Serving:
             while (received := frames.receive(heard)) is not None:
                 message, fds = received
                 if message["do"] == "end":
+                    self._say({"did": "leave"})
                     return True
                 if message["do"] == "adopt":
                     self._adopt(message["schema"])
