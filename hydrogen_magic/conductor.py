@@ -44,7 +44,7 @@ class Conductor:
         self._loop = loop
         self._profiling = Profiling(gang, crew, job.record_dir, self._job.now_s)
         if job.feed is not None:
-            job.feed.attach(gang.emit, lambda: self.stop("failure"), job.now_s)
+            job.feed.attach(gang.emit, lambda: self.stop("failure"), job.now_s, self.dismiss)
         self._timer: asyncio.TimerHandle | None = None
         self._culprit: int | None = None
         self._culprits_end = ""
@@ -55,6 +55,10 @@ class Conductor:
     def stop(self, reason: str, kill: bool = False) -> None:
         """Ask the gang to end; a second time with ``kill``, at once. Later reasons change nothing."""
         self._loop.call_soon_threadsafe(self._stop, reason, kill)
+
+    def dismiss(self, rank: int) -> None:
+        """Have a rank ended whose work others have done: it counts as done."""
+        self._loop.call_soon_threadsafe(self._dismiss, rank)
 
     def ask_stacks(self) -> None:
         """Have every rank's stacks sent as events."""
@@ -171,6 +175,11 @@ class Conductor:
         self._gang.emit(ev.StopRequested(self._job.now_s(), reason, kill))
         self._crew.kill() if kill else self._crew.stop()
 
+    def _dismiss(self, rank: int) -> None:
+        if not self._gang.ranks[rank].is_over:
+            self._gang.emit(ev.RankResult(self._job.now_s(), rank, 0))
+            self._crew.dismiss(rank)
+
     def _record(self, on: bool) -> None:
         state = self._gang.snapshot()
         if not state.is_terminal and state.is_recording != on:
@@ -262,7 +271,8 @@ class Conductor:
         if late is not None:
             self._notice("info", late_text(late, self._job.spec.rendezvous))
         if error is not None and outcome != "STOPPED":
-            self._gang.emit(ev.GangEnded(self._job.now_s(), "FAILED", str(error)))
+            reason = str(error).partition("\n")[0]  # the error itself has the rest
+            self._gang.emit(ev.GangEnded(self._job.now_s(), "FAILED", reason))
         else:
             culprit = self._culprit if outcome == "FAILED" else None
             self._gang.emit(

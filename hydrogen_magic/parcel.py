@@ -6,6 +6,7 @@ file is mapped by every rank of this machine: its pages exist once, however many
 
 from __future__ import annotations
 
+import hashlib
 import io
 import mmap
 import os
@@ -19,7 +20,16 @@ from typing import Any
 
 from hydrogen_magic.pickling import Pickler
 
-__all__ = ["Parcel", "copied", "from_memfd", "memory_file", "pack", "to_memfd", "unpack"]
+__all__ = [
+    "Parcel",
+    "copied",
+    "digest",
+    "from_memfd",
+    "memory_file",
+    "pack",
+    "to_memfd",
+    "unpack",
+]
 
 _MAGIC = b"H2parcl1"
 _ALIGNMENT = 64
@@ -56,6 +66,16 @@ def pack(obj: Any, pickler: Callable[..., Any] = Pickler) -> Parcel:
     buffers = Buffers()
     pickler(file, pickle.HIGHEST_PROTOCOL, buffers.add).dump(obj)
     return Parcel(file.getbuffer(), tuple(buffers.taken))
+
+
+def digest(parcel: Parcel) -> str:
+    """Return what tells this parcel from others: SHA-256 of all its bytes, and where parts end."""
+    found = hashlib.sha256()
+    for part in (parcel.payload, *parcel.buffers):
+        flat = _flat(part)
+        found.update(flat.nbytes.to_bytes(8, "little"))
+        found.update(flat)
+    return found.hexdigest()
 
 
 def unpack(parcel: Parcel) -> Any:

@@ -77,16 +77,40 @@ def grows(width: int) -> Predict:
     return lambda batch: {"wide": [[float(x)] * width for x in batch["x"]]}
 
 
-def waits_for(marker: str) -> Predict:
-    """Rank 1 stops itself (SIGSTOP) with a batch in hand, not the first, which says what is predicted."""
+def waits_for(marker: str, stopped: int = 1, from_row: int = 2_000) -> Predict:
+    """One rank stops itself (SIGSTOP) with a batch in hand that begins at ``from_row`` or later."""
     rank = int(os.environ["RANK"])
 
     def predict(batch: Any) -> Any:
         time.sleep(0.001)
-        if rank == 1 and batch["x"].iloc[0] >= 2_000 and not Path(marker).exists():
-            Path(marker).write_text(str(os.getpid()))
-            os.kill(os.getpid(), signal.SIGSTOP)
-        return {"rank": [rank] * len(batch)}
+        if rank == stopped and batch["x"].iloc[0] >= from_row and not Path(marker).exists():
+            _stop_itself(marker)
+        return {"rank": [rank] * len(batch), "y": batch["x"] * 2}
+
+    return predict
+
+
+def _stop_itself(marker: str) -> None:
+    Path(marker).write_text(str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def stops_in_set_up(marker: str) -> Predict:
+    if os.environ["RANK"] == "1":
+        _stop_itself(marker)
+    return doubles()
+
+
+def sleeps_at(row: int, seconds: float, log: str) -> Predict:
+    """Sleep over one batch, whoever has it first, and leave a line for every batch."""
+
+    def predict(batch: Any) -> Any:
+        first = int(batch["x"].iloc[0])
+        is_new = f" {first}\n" not in Path(log).read_text()
+        with open(log, "a") as file:
+            file.write(f" {first}\n")
+        time.sleep(seconds if first == row and is_new else 0.001)
+        return {"y": batch["x"] * 2}
 
     return predict
 

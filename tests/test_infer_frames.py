@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import random
+import resource
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
@@ -409,6 +412,42 @@ def write(path: Path, first: int, n_rows: int) -> Path:
     return path
 
 
+def test_a_dataset_is_read_as_far_as_somebody_asks(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0).random(400_000)
+    for country in ("de", "fr"):
+        path = tmp_path / f"country={country}" / "part.parquet"
+        path.parent.mkdir()
+        pq.write_table(pa.table({f"x{n}": numbers for n in range(8)}), path, row_group_size=20_000)
+    data = ds.dataset(tmp_path, partitioning="hive")
+    before, most, rows = pa.total_allocated_bytes(), 0, []
+    for chunk in frames.source(data).chunks(4_000):
+        time.sleep(0.001)
+        most = max(most, pa.total_allocated_bytes() - before)
+        rows.append(chunk.column("country"))
+    assert most < 20 << 20  # of 51 MB; a row group is 1.3 MB
+    assert pa.chunked_array([part for each in rows for part in each.chunks]).equals(
+        data.to_table()["country"]
+    )
+
+
+def test_datasets_of_every_form_are_read_in_their_order(tmp_path: Path) -> None:
+    write(tmp_path / "0.parquet", 0, 12)
+    pq.write_table(pa.table({"a": range(12, 20), "b": ["x"] * 8}), tmp_path / "1.parquet")
+    schema = pa.schema({"a": pa.int64(), "b": pa.string()})
+    data = ds.dataset(tmp_path, schema=schema)  # without `b` in the first file
+    (tmp_path / "rows.csv").write_text("a\n1\n2\n")
+    for each in (
+        data,
+        data.filter(ds.field("a") > 5),
+        ds.dataset([data.to_table(), data.to_table()]),
+        ds.dataset([data, data]),
+        ds.dataset(tmp_path / "rows.csv", format="csv"),
+    ):
+        whole = each.to_table()
+        done = predicted(each, counted)
+        assert done.select(whole.schema.names).equals(whole) and done["n"].null_count == 0
+
+
 def test_a_folder_is_answered_with_a_folder(tmp_path: Path) -> None:
     data = tmp_path / "data"
     for number, n_rows in enumerate([7, 0, 11, 1]):
@@ -466,6 +505,36 @@ def test_nothing_is_written_over_and_nothing_left(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.parquet", "taken.parquet"]
     assert predicted(rows, counted, target=tmp_path / "new.parquet") == tmp_path / "new.parquet"
     assert [path for path in tmp_path.parent.iterdir() if path.name.endswith(".part")] == []
+
+
+def test_a_target_that_cannot_be_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    rows = write(data / "rows.parquet", 0, 10)
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o500)
+    for frame, target, said in (
+        (rows, tmp_path / "none" / "new.parquet", f"there is no folder {tmp_path / 'none'}"),
+        (rows, tmp_path, f"is a folder.*as in {tmp_path / 'rows.parquet'}"),
+        (data, data / "scored", "lies in .*data, the folder of the data"),
+        (rows, locked / "new.parquet", "locked is not writable; name another place$"),
+    ):
+        if target.parent == locked and os.geteuid() == 0:
+            continue  # root may write anywhere
+        with pytest.raises(InferError, match=said):
+            frames.source(frame, target).result(ALL)
+    assert predicted(data, counted, target=tmp_path / "scored") == tmp_path / "scored"
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    rows = write(tmp_path / "rows.parquet", 0, 5_000)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(InferError, match=r"cannot be written to .*new\.parquet: .*too large"):
+            predicted(rows, doubled, batch_size=1_000, target=tmp_path / "new.parquet")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
 
 
 def test_a_kernel_that_ends_leaves_nothing(tmp_path: Path) -> None:

@@ -17,11 +17,14 @@ import hydrogen_magic as hm
 from hydrogen_magic import capture
 from hydrogen_magic import events as ev
 from hydrogen_magic.errors import GangStoppedError, InferError, RankFailedError
+from hydrogen_magic.infer import frames
+from hydrogen_magic.infer.feeder import Feeder
 from hydrogen_magic.infer.run import Inference
 from hydrogen_magic.infer.run import infer as start
 from hydrogen_magic.predict.options import InferOptions
 from hydrogen_magic.spec import JobSpec
 from hydrogen_magic.views.block import block
+from hydrogen_magic.worker import inference
 from tests import infer_ranks, leaks
 from tests.memory import Memory
 
@@ -197,6 +200,17 @@ def test_a_retry_loses_no_row(tmp_path: Path) -> None:
     run = ended(infer(frame(), infer_ranks.killed_once_at, 7_123, marker, retries=1))
     assert list(run.result["y"]) == [2 * x for x in range(10_000)]
     assert run.gang.snapshot().attempt == 1
+
+
+def test_an_attempt_after_the_last_row_finds_nothing_to_do() -> None:
+    source = frames.source(frame(500))
+    options = InferOptions(batch_size=100)
+    feeder = Feeder(source, source.result(options), options, 1)
+    for _ in range(2):  # the first one failed as its process ended
+        (channel,) = feeder.open(1)
+        assert inference.serve(channel, infer_ranks.doubles(), feeder.options)
+        feeder.close()
+        assert list(feeder.value["y"]) == list(range(0, 1_000, 2))
 
 
 def test_stop_ends_a_run_in_the_middle() -> None:

@@ -65,8 +65,23 @@ def test_every_option_reaches_its_place() -> None:
 
 
 @pytest.mark.parametrize(
+    ("out", "name", "target"),
+    [
+        ("scored", "scored", None),
+        ("./scored", None, "./scored"),
+        ("scored.parquet", None, "scored.parquet"),
+        ("/data/a,b", None, "/data/a,b"),
+    ],
+)
+def test_out_is_a_name_or_a_path(out: str, name: str | None, target: str | None) -> None:
+    arguments = parsed(f"rows.parquet --out '{out}'")
+    assert (arguments.out, arguments.target) == (name, target)
+
+
+@pytest.mark.parametrize(
     ("line", "said"),
     [
+        ("df --out 1st", "a name for the result, like scored, or for Parquet data the path"),
         ("", "needs the name of a DataFrame"),
         ("df more", "takes one DataFrame, got df more"),
         ("df --out a,b", "takes one name"),
@@ -101,6 +116,19 @@ def test_a_path_is_parquet_data(shell: InteractiveShell, tmp_path: Path) -> None
         "x": list(range(100)),
         "twice": list(range(0, 200, 2)),
     }
+
+
+def test_parquet_data_is_written_where_it_is_said(shell: InteractiveShell, tmp_path: Path) -> None:
+    path, target = tmp_path / "rows.parquet", tmp_path / "scored.parquet"
+    pq.write_table(pa.table({"x": range(100)}), path)
+    assert run(shell, f"{path} --np 1 --only --quiet --out {target}") == str(target)
+    assert pq.read_table(target).to_pydict() == {"twice": list(range(0, 200, 2))}
+    assert run(shell, f"{path} --np 1 --only --quiet --out scored") is None
+    assert shell.user_ns["scored"] == str(tmp_path / "rows-inferred.parquet")
+    with pytest.raises(InferError, match="exists already and is not written over"):
+        run(shell, f"{path} --np 1 --quiet --out {target}")
+    with pytest.raises(InferError, match=r"df is a pandas\.\S*DataFrame.*scored\.to_parquet"):
+        run(shell, f"df --out {tmp_path / 'new.parquet'}")
 
 
 def test_what_cannot_run_is_refused_with_a_remedy(shell: InteractiveShell) -> None:

@@ -84,9 +84,36 @@ def test_any_order_of_answers_gives_the_rows_in_theirs(seed: int) -> None:
             if chance.random() < 0.2:
                 book.give_back(taken)  # its rank has gone
             else:
-                book.answer(taken, doubled(taken), ())
+                assert book.answer(taken, doubled(taken), ())
     assert book.finish() == [2.0 * x for x in range(1_234)]
     assert book.rows == 1_234
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_two_answers_the_first_counts(seed: int) -> None:
+    chance = random.Random(seed)
+    book, result = work(1_234)
+    in_hand: list[Chunk] = []
+    n_late = 0
+    while not book.is_done:
+        if (chunk := book.next()) is not None:
+            in_hand.append(chunk)
+            if chance.random() < 0.5 and (again := book.second(chunk)) is not None:
+                in_hand.append(again)
+        taken = in_hand.pop(chance.randrange(len(in_hand)))
+        if chance.random() < 0.1:
+            book.give_back(taken)
+        else:  # int32 is what those say who were not told yet
+            kind = pa.float64() if taken.knows_columns or not taken.number else pa.int32()
+            n_late += not book.answer(taken, doubled(taken, kind), ())
+    assert n_late
+    for late in in_hand:
+        assert book.second(late) is None
+        assert not book.answer(late, doubled(late), ())
+        book.give_back(late)  # does nothing
+    assert book.finish() == [2.0 * x for x in range(1_234)]
+    assert (book.rows, book.in_flight) == (1_234, 0)
+    assert result.schema == DOUBLES
 
 
 def test_chunks_are_whole_batches_that_get_smaller() -> None:

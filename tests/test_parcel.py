@@ -42,6 +42,12 @@ def test_any_parts_come_back(parts: list[bytes], payload: bytes) -> None:
     assert back.nbytes == len(payload) + sum(map(len, parts))
 
 
+def test_a_digest_tells_where_parts_end() -> None:
+    two = [Parcel(b"ab", (b"c",)), Parcel(b"a", (b"bc",)), Parcel(b"abc"), Parcel(b"ab", (b"d",))]
+    assert len(set(map(parcel.digest, two))) == 4
+    assert parcel.digest(two[0]) == parcel.digest(Parcel(memoryview(b"ab"), (bytearray(b"c"),)))
+
+
 def test_arrays_and_tensors(through_memory) -> None:  # type: ignore[no-untyped-def]
     whole = torch.arange(10_000.0).reshape(100, 100)
     values = {

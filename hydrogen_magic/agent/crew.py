@@ -246,16 +246,13 @@ class Crew:
         if action == "stop":
             self.stop()
         elif action == "kill":
-            self.kill()
+            self.kill(message.get("rank"))
         elif action == "record":
             self._is_recording = bool(message["on"])
-            self._tell({"do": "record", "on": self._is_recording})
+            for rank in self._ranks.values():
+                rank.tell({"do": "record", "on": self._is_recording})
         elif action == "profile":
             self._profile(int(message["number"]), int(message["steps"]))
-
-    def _tell(self, order: dict[str, Any]) -> None:
-        for rank in self._ranks.values():
-            rank.tell(order)
 
     def _profile(self, number: int, steps: int) -> None:
         for rank in self._ranks.values():
@@ -281,11 +278,13 @@ class Crew:
         if self._ending is None:
             self._ending = asyncio.ensure_future(self._end())
 
-    def kill(self) -> None:
-        """End every rank at once."""
-        self.stop()
+    def kill(self, only: int | None = None) -> None:
+        """End every rank at once, or ``only`` one, of which nothing is wanted any more."""
+        if only is None:
+            self.stop()
         for rank in self._ranks.values():
-            rank.signal(signal.SIGKILL)
+            if only in (None, rank.rank):
+                rank.signal(signal.SIGKILL)
 
     def _abort_start(self) -> None:
         self._cancelled = True

@@ -23,6 +23,9 @@ from hydrogen_magic.words import choice, count, typed, variable_names
 
 __all__ = ["InferArguments", "infer_usage", "parse_infer"]
 
+_PATH_SIGNS = "/."
+"""No name of a variable has one of them, and hardly a path of Parquet data none."""
+
 
 @dataclass(frozen=True)
 class InferArguments:
@@ -34,6 +37,8 @@ class InferArguments:
     options: InferOptions
     out: str | None = None
     """Name that the result gets in the notebook; None: it is the cell's value."""
+    target: str | None = None
+    """Path that the predictions for Parquet data are written to; None: beside the data."""
     has_placement: bool = False
     """The line itself says where ranks run."""
     dry_run: bool = False
@@ -51,8 +56,9 @@ def parse_infer(line: str, *, defaults: JobSpec) -> InferArguments:
     frame = _one_frame(found.frame)
     spec = replace(spec_of(found, defaults), rendezvous="torch", out=())
     _refuse_inline(spec)
+    out, target = _name_or_path(found.out)
     return InferArguments(
-        frame, spec, _options(found), _one_name(found.out), found.on is not None, found.dry_run
+        frame, spec, _options(found), out, target, found.on is not None, found.dry_run
     )
 
 
@@ -72,7 +78,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("frame", nargs="*", metavar="DF", help="the frame")
     add = parser.add_argument
-    add("--out", type=typed(variable_names), metavar="NAME", help="name that the result gets")
+    add("--out", metavar="NAME|PATH", help="name of the result; for Parquet data also its path")
     add("--batch-size", type=typed(count), metavar="N", help="most rows per call of predict")
     add("--columns", type=_names, metavar="A[,B]", help="the frame's columns that come back")
     add("--only", action="store_true", help="only the predicted columns come back")
@@ -98,10 +104,22 @@ def _one_frame(words: Sequence[str]) -> str:
     raise ArgumentsError(f"%%infer takes one DataFrame, got {' '.join(words)}; {example}")
 
 
-def _one_name(names: Sequence[str] | None) -> str | None:
-    if names is not None and len(names) != 1:
+def _name_or_path(text: str | None) -> tuple[str | None, str | None]:
+    """Return the name that the result gets and the path that it is written to: one of them, or neither."""
+    if text is None:
+        return None, None
+    if any(sign in text for sign in _PATH_SIGNS):
+        return None, text
+    try:
+        names = variable_names(text)
+    except ValueError:
+        raise ArgumentsError(
+            "--out takes a name for the result, like scored, or for Parquet data the path to write"
+            f" it to, like ./scored.parquet; got {text!r}"
+        ) from None
+    if len(names) != 1:
         raise ArgumentsError(f"--out takes one name, for the result; got {','.join(names)}")
-    return names[0] if names else None
+    return names[0], None
 
 
 def _refuse_inline(spec: JobSpec) -> None:

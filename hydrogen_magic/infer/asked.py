@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from hydrogen_magic import runner
 from hydrogen_magic.arguments import InferArguments
+from hydrogen_magic.blame import describe
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.handle import Gang
@@ -17,6 +18,13 @@ from hydrogen_magic.spec import Plan, Slot
 __all__ = ["Run", "frame", "plan", "start"]
 
 _LOOKS_LIKE_A_PATH = ("/", "*", ".")
+_WRITERS = {
+    "pandas": "scored.to_parquet(…)",
+    "polars": "scored.write_parquet(…)",
+    "arrow": "pyarrow.parquet.write_table(scored, …)",
+    "spark": "scored.write.parquet(…)",
+}
+"""What writes each kind as Parquet."""
 
 
 class Run(Protocol):
@@ -24,7 +32,7 @@ class Run(Protocol):
 
     @property
     def gang(self) -> Gang | None:
-        """The ranks that predict; None where Spark's own tasks do."""
+        """Who predicts; None where nobody does before somebody asks for it."""
         ...
 
     @property
@@ -33,20 +41,13 @@ class Run(Protocol):
         ...
 
 
-class _OnSpark:
-    """Predictions that Spark makes."""
+class _Lazy:
+    """Predictions that Spark makes when somebody asks for them."""
 
     gang = None
 
-    def __init__(self, frame: Any, is_lazy: bool) -> None:
-        self._frame = frame
-        self._is_lazy = is_lazy
-
-    @property
-    def result(self) -> Any:
-        from hydrogen_magic.infer.spark_run import SparkRun
-
-        return self._frame if self._is_lazy else SparkRun(self._frame).result()
+    def __init__(self, frame: Any) -> None:
+        self.result = frame
 
 
 def frame(arguments: InferArguments, names: Mapping[str, Any]) -> Any:
@@ -64,6 +65,7 @@ def frame(arguments: InferArguments, names: Mapping[str, Any]) -> Any:
 def plan(given: Any, arguments: InferArguments) -> Plan:
     """Return who would run where. Raises what says that the frame cannot go there."""
     spec = arguments.spec
+    _refuse_path(given, arguments)
     if frames.kind_of(given) == "spark":
         if arguments.has_placement and spec.placement != "spark":
             raise InferError(
@@ -80,13 +82,35 @@ def plan(given: Any, arguments: InferArguments) -> Plan:
     return runner.plan(spec)
 
 
+def _refuse_path(given: Any, arguments: InferArguments) -> None:
+    """Raise InferError for a path as the place of what stays in memory, or on a cluster."""
+    writer = _WRITERS.get(frames.kind_of(given) or "")
+    if arguments.target is not None and writer is not None:
+        raise InferError(
+            f"--out {arguments.target} is a path, and only Parquet data is written to one:"
+            f" {arguments.frame} is a {describe(given)}. Give the result a name, as in --out scored,"
+            f" and write it then: {writer}"
+        )
+
+
 def start(given: Any, captured: Captured, arguments: InferArguments, title: str) -> Run:
     """Start to predict over the frame; a Spark DataFrame with a name for the result stays lazy."""
     if frames.kind_of(given) == "spark":
-        from hydrogen_magic.infer.on_spark import infer_spark
-
-        predicted = infer_spark(given, captured, arguments.spec, arguments.options)
-        return _OnSpark(predicted, is_lazy=arguments.out is not None)
+        return _start_on_spark(given, captured, arguments, title)
     from hydrogen_magic.infer.run import infer
 
-    return infer(given, captured, arguments.spec, arguments.options, title=title)
+    return infer(
+        given, captured, arguments.spec, arguments.options, title=title, target=arguments.target
+    )
+
+
+def _start_on_spark(given: Any, captured: Captured, arguments: InferArguments, title: str) -> Run:
+    spec, options = arguments.spec, arguments.options
+    if arguments.out is None:
+        from hydrogen_magic.infer.spark_gang import infer_on_spark
+
+        return infer_on_spark(given, captured, spec, options, title=title)
+    from hydrogen_magic.infer.on_spark import infer_spark
+
+    with runner.interrupts_raise():  # its first batch may be run, by no gang
+        return _Lazy(infer_spark(given, captured, spec, options))

@@ -3,28 +3,30 @@
 A thread beside the gang. Each rank has a Unix socket for words and two memory files for tables in each
 direction (:mod:`~hydrogen_magic.predict.slots`). A rank is given a chunk when one of its two has come
 back, so a slow rank gets fewer. What a failed attempt had in hand is done by the next one.
+
+What a rank hangs with (:mod:`~hydrogen_magic.infer.patience`) is given to one that has nothing else to
+do as well: the first answer counts. A rank that still hangs when all rows are done is ended.
 """
 
 from __future__ import annotations
 
 import base64
-import os
 import selectors
 import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 from hydrogen_magic import events as ev
 from hydrogen_magic import frames
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.infer.work import Chunk, Work
+from hydrogen_magic.infer import patience
+from hydrogen_magic.infer.channel import Channel
+from hydrogen_magic.infer.work import Work
 from hydrogen_magic.predict.options import InferOptions
-from hydrogen_magic.predict.slots import IN_HAND, SlotReader, SlotWriter
+from hydrogen_magic.predict.slots import IN_HAND
 
 __all__ = ["Feeder"]
 
@@ -32,56 +34,16 @@ _TELL_S = 0.2
 """How often the view is told: it draws no more often."""
 _JOIN_S = 20.0
 """How long the end of an attempt may take here: one read of the frame, one write of its result."""
+_LAST_WORD_S = 2.0
+"""How long a rank may go on with what others have done, once that was the last: it may have a word to
+say yet, and be kept for the next run."""
 _BAR = -1
 """Number of the bar that counts a rank's rows; its own begin at 0."""
 _MOST_TOLD = 3
 """Failed batches that are told one by one."""
 
-
-@dataclass(eq=False)
-class _Channel:
-    """One rank's."""
-
-    rank: int
-    sock: socket.socket
-    heard: frames.FrameReader
-    chunks: SlotWriter = field(default_factory=SlotWriter)
-    outputs: SlotReader = field(default_factory=SlotReader)
-    in_hand: deque[Chunk] = field(default_factory=deque)
-    """What the rank has to answer, in this order."""
-    rows: int = 0
-    """Done so far."""
-    is_ready: bool = False
-    """Its set-up is done, and it has not gone."""
-    knows_columns: bool = False
-
-    def tell(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        """Send a few bytes: they fit into the socket, since little is ever on its way."""
-        try:
-            frames.send(self.sock, message, fds)
-        except (BrokenPipeError, ConnectionResetError):
-            self.is_ready = False  # it has gone; its end is reported by its agent
-
-    def hand_out(self, chunk: Chunk) -> None:
-        place, fds = self.chunks.write(chunk.table)
-        self.in_hand.append(chunk)
-        with ExitStack() as stack:
-            for fd in fds:
-                stack.callback(os.close, fd)
-            self.tell(
-                {"do": "predict", "chunk": chunk.number, "row": chunk.first_row, **place}, fds
-            )
-
-    def shut(self) -> None:
-        """Let the rank see that nothing more comes."""
-        with suppress(OSError):  # it has gone
-            self.sock.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.chunks.close()
-        self.outputs.close()
-        self.heard.close()
-        self.sock.close()
+_Ready = Sequence[tuple[selectors.SelectorKey, int]]
+"""What a selector returns."""
 
 
 class Feeder:
@@ -104,7 +66,9 @@ class Feeder:
         self._emit: Callable[[ev.Event], None] = lambda event: None
         self._stop: Callable[[], None] = lambda: None
         self._now_s: Callable[[], float] = lambda: 0.0
-        self._channels: list[_Channel] = []
+        self._dismiss: Callable[[int], None] = lambda rank: None
+        self._patience = patience.Patience()
+        self._channels: list[Channel] = []
         self._thread: threading.Thread | None = None
         self._over: socket.socket | None = None
         """Closed when the attempt is over."""
@@ -117,9 +81,10 @@ class Feeder:
         emit: Callable[[ev.Event], None],
         stop: Callable[[], None],
         now_s: Callable[[], float],
+        dismiss: Callable[[int], None],
     ) -> None:
-        """Say who is told of progress, how the ranks are stopped, and what time it is."""
-        self._emit, self._stop, self._now_s = emit, stop, now_s
+        """Say who is told of progress, how the ranks are stopped or one ended, and what time it is."""
+        self._emit, self._stop, self._now_s, self._dismiss = emit, stop, now_s, dismiss
 
     # ── an attempt ──
 
@@ -128,7 +93,7 @@ class Feeder:
         theirs = []
         for rank in range(n_ranks):
             ours, other = socket.socketpair()
-            self._channels.append(_Channel(rank, ours, frames.FrameReader(ours)))
+            self._channels.append(Channel(rank, ours, frames.FrameReader(ours)))
             theirs.append(other.detach())
         self._over, over = socket.socketpair()
         self._thread = threading.Thread(
@@ -175,32 +140,97 @@ class Feeder:
 
     def _serve(self, selector: selectors.BaseSelector) -> None:
         while not self._work.is_done:
-            for key, _ in selector.select(_TELL_S):
-                if key.data is None:
-                    return
-                if not self._hear(key.data):
-                    selector.unregister(key.fileobj)
+            ready = selector.select(_TELL_S)
+            if not self._listen(selector, ready):
+                return
+            if not ready:  # else somebody who looks silent may have been heard by nobody yet
+                self._relieve()
             self._tell()
-        self.value = self._work.finish()
+        if self.value is None:  # else this attempt follows one that failed after its last row
+            self.value = self._work.finish()
         self._tell_end()
         for channel in self._channels:
             channel.tell({"do": "end"})
+        self._see_off(selector)
+
+    def _listen(self, selector: selectors.BaseSelector, ready: _Ready) -> bool:
+        """Hear those who have something to say; False when the attempt is over."""
+        for key, _ in ready:
+            if key.data is None:
+                return False
+            if not self._hear(key.data):
+                selector.unregister(key.fileobj)
+        return True
+
+    def _see_off(self, selector: selectors.BaseSelector) -> None:
+        """Wait until every rank has left, and have those ended that do not."""
+        end_s = time.monotonic()
+        while staying := [channel for channel in self._channels if channel.is_there]:
+            for channel in staying:
+                if time.monotonic() > self._leaves_by_s(channel, end_s):
+                    channel.is_there = False
+                    self._warn(f"rank {channel.rank} was ended: all rows are done, and it hung")
+                    self._dismiss(channel.rank)
+            if not self._listen(selector, selector.select(_TELL_S)):
+                return
+
+    def _leaves_by_s(self, channel: Channel, end_s: float) -> float:
+        if channel.is_ready:
+            return end_s + (_LAST_WORD_S if channel.in_hand else patience.FLOOR_S)
+        return max(end_s + _LAST_WORD_S, channel.since_s + self._patience.set_up_s())
+
+    # ── what a rank hangs with ──
+
+    def _relieve(self) -> None:
+        """Give ranks that have nothing to do what others hang with."""
+        idle = [channel for channel in self._channels if channel.is_ready and not channel.in_hand]
+        late = [channel for channel in self._channels if self._is_late(channel)] if idle else []
+        held = sorted({chunk.number: chunk for each in late for chunk in each.in_hand}.values())
+        for chunk in held:
+            holders = [channel for channel in self._channels if chunk in channel.in_hand]
+            again = self._work.second(chunk) if all(each in late for each in holders) else None
+            if again is not None and idle:
+                idle.pop(0).hand_out(again)
+                self._tell_late(holders)
+
+    def _is_late(self, channel: Channel) -> bool:
+        if not channel.in_hand:
+            return False
+        limit_s = self._patience.chunk_s(channel.in_hand[0].n_rows)
+        return time.monotonic() > channel.since_s + limit_s
+
+    def _tell_late(self, holders: Sequence[Channel]) -> None:
+        for channel in holders:
+            if not channel.is_told_late:
+                channel.is_told_late = True
+                self._warn(
+                    f"rank {channel.rank} has been at {channel.in_hand[0].rows_text} for"
+                    f" {time.monotonic() - channel.since_s:.0f} s: what it has in hand is given to"
+                    " another rank as well"
+                )
+
+    def _warn(self, text: str) -> None:
+        self._emit(ev.Notice(self._now_s(), "warning", text))
 
     # ── what a rank says ──
 
-    def _hear(self, channel: _Channel) -> bool:
+    def _hear(self, channel: Channel) -> bool:
         """Take what has come, and give what is asked for; False when the rank has gone."""
         is_there = channel.heard.feed()
         for message, fds in channel.heard.messages():
             if "chunk" in message:
                 self._take(channel, message, fds)
+            elif message["did"] == "leave":
+                channel.is_ready = channel.is_there = False
             else:
+                self._patience.set_up(time.monotonic() - channel.since_s)
                 channel.is_ready = True
+        channel.is_there = channel.is_there and is_there
         channel.is_ready = channel.is_ready and is_there
         self._fill()
         return is_there
 
-    def _take(self, channel: _Channel, message: dict[str, Any], fds: Sequence[int]) -> None:
+    def _take(self, channel: Channel, message: dict[str, Any], fds: Sequence[int]) -> None:
         """Take a chunk's predictions."""
         columns = channel.outputs.read(message, fds) if "slot" in message else None
         chunk = channel.in_hand.popleft()
@@ -211,8 +241,10 @@ class Feeder:
                 f" chunk {chunk.number} with {chunk.n_rows} was expected: did something in its"
                 " process write to a descriptor that is not its own?"
             )
-        channel.rows += n_rows
-        self._work.answer(chunk, columns, message["failures"])
+        began_s, channel.since_s, channel.is_told_late = channel.since_s, time.monotonic(), False
+        self._patience.took(channel.since_s - began_s, n_rows)
+        if self._work.answer(chunk, columns, message["failures"]):
+            channel.rows += n_rows
 
     def _fill(self) -> None:
         """Give every rank that waits what it may have, each the first before any gets a second."""
@@ -226,7 +258,7 @@ class Feeder:
                     if chunk is not None:
                         channel.hand_out(chunk)
 
-    def _tell_columns(self, channel: _Channel) -> None:
+    def _tell_columns(self, channel: Channel) -> None:
         if channel.is_ready and not channel.knows_columns:
             channel.knows_columns = True
             schema = base64.b64encode(self._work.schema.serialize()).decode()
@@ -249,7 +281,8 @@ class Feeder:
             ev.RowsDone(now_s, self._began_s, work.rows, work.n_rows, work.in_flight, failed)
         )
         for channel in self._channels:
-            if channel.rows:
+            # From its first rows on: that is what its rate counts.
+            if channel.rows or channel.in_hand:
                 self._emit(
                     ev.Progress(now_s, channel.rank, _BAR, "", channel.rows, None, "rows", is_last)
                 )
@@ -258,7 +291,7 @@ class Feeder:
         self._tell(is_last=True)
         failures = self._work.failures
         if failures:
-            self._emit(ev.Notice(self._now_s(), "warning", _failures_text(failures)))
+            self._warn(_failures_text(failures))
 
 
 def _failures_text(failures: Sequence[Mapping[str, Any]]) -> str:

@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from hydrogen_magic.blame import describe
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.infer.naming import refuse_repeated
 from hydrogen_magic.infer.pandas_result import PandasResult
 from hydrogen_magic.predict import cutting
+from hydrogen_magic.predict.naming import refuse_repeated
 
 if TYPE_CHECKING:
     from hydrogen_magic.predict.options import InferOptions

@@ -22,7 +22,6 @@ import pandas as pd
 import pyarrow as pa
 
 from hydrogen_magic.infer.gathering import Column, FixedColumn, Gathered, Parts, is_fixed, owned
-from hydrogen_magic.infer.naming import kept_names
 
 if TYPE_CHECKING:
     from hydrogen_magic.predict.options import InferOptions
@@ -38,7 +37,7 @@ class PandasResult:
     def __init__(self, frame: pd.DataFrame, names: Sequence[str], options: InferOptions) -> None:
         self._frame = frame
         self._names = names
-        self._kept = kept_names(names, options)
+        self._kept = options.kept(names)
         self._predicted = Gathered(len(frame), _column)
 
     def begin(self, schema: pa.Schema) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,9 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.infer.naming import kept_names, listed, refuse_repeated
 from hydrogen_magic.infer.parquet_result import Layout, ParquetResult
 from hydrogen_magic.predict import cutting
+from hydrogen_magic.predict.naming import listed, refuse_repeated
 
 if TYPE_CHECKING:
     from hydrogen_magic.predict.options import InferOptions
@@ -59,7 +59,7 @@ class ParquetSource:
         return cutting.rebatched(tables, self.schema, cutting.Pace(batch_size))
 
     def result(self, options: InferOptions) -> ParquetResult:
-        kept = kept_names(self.schema.names, options)
+        kept = options.kept(self.schema.names)
         in_files = {name for piece in self._pieces for name in piece.names}
         from_folders = [name for name in self.schema.names if name not in in_files]
         return ParquetResult(
@@ -81,6 +81,8 @@ class ParquetSource:
             # In its folder, a file would get the column back that was not asked for.
             names = [Path(f"{n:05d}-{file.name}") for n, file in enumerate(found.files)]
         target = self._target or _target_beside(found)
+        if self._target is not None:
+            _refuse_among(self._target, found)
         return Layout(
             target,
             found.is_single,
@@ -102,6 +104,8 @@ class _Found:
     """Sorted by path."""
     is_single: bool
     """Whether the path was that of a file."""
+    is_folder: bool = False
+    """Whether it was that of a folder, all of which is data."""
 
 
 def _find(path: str) -> _Found:
@@ -113,9 +117,8 @@ def _find(path: str) -> _Found:
     if os.path.isfile(path):
         return _Found(Path(path).parent, (Path(path),), is_single=True)
     if os.path.isdir(path):
-        return _all_of(
-            path, Path(path), [found for found in Path(path).rglob("*") if found.is_file()]
-        )
+        files = [found for found in Path(path).rglob("*") if found.is_file()]
+        return replace(_all_of(path, Path(path), files), is_folder=True)
     if not _MAGIC & set(path):
         raise InferError(f"there is no file or folder {path} (from {os.getcwd()})")
     fixed = Path(*_before_magic(Path(path)))
@@ -154,6 +157,15 @@ def _target_beside(found: _Found) -> Path:
         return file.with_name(f"{file.stem}-inferred{file.suffix}")
     root = found.root.resolve()
     return root.with_name(f"{root.name}-inferred")
+
+
+def _refuse_among(target: Path, found: _Found) -> None:
+    """Raise InferError for a place where the next reader of the data would take the result for rows."""
+    if found.is_folder and target.resolve().is_relative_to(found.root.resolve()):
+        raise InferError(
+            f"{target} lies in {found.root}, the folder of the data, where it would be read as rows"
+            " the next time: name a place outside of it"
+        )
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────

@@ -61,7 +61,7 @@ class ParquetResult:
         from_folders: list[str],
         is_text: bool,
     ) -> None:
-        _refuse_taken(layout)
+        _refuse_target(layout)
         self._layout = layout
         self._own = own
         self._kept = kept
@@ -121,17 +121,26 @@ def _names_folders(layout: Layout, from_folders: list[str]) -> bool:
     return set(from_folders) <= folders
 
 
-def _refuse_taken(layout: Layout) -> None:
-    if layout.is_chosen and layout.target.exists():
+def _refuse_target(layout: Layout) -> None:
+    """Raise InferError where the result can be seen not to get its place."""
+    target, folder = layout.target, layout.target.parent
+    other = "name another place" if layout.is_chosen else "name another place with --out PATH"
+    if layout.is_chosen and layout.is_single and target.is_dir():
         raise InferError(
-            f"{layout.target} exists already and is not written over: remove it, or name another"
+            f"{target} is a folder, and the predictions for a file are one file: name that, as in"
+            f" {target / layout.files[0][0]}"
         )
-    if not layout.target.parent.is_dir():
-        raise InferError(f"there is no folder {layout.target.parent} to write the predictions to")
-    if not os.access(layout.target.parent, os.W_OK):
+    if layout.is_chosen and os.path.lexists(target):
         raise InferError(
-            f"the predictions cannot be written beside the data: {layout.target.parent} is not"
-            " writable; name another place for them"
+            f"{target} exists already and is not written over: remove it, or name another"
+        )
+    if not folder.is_dir():
+        raise InferError(
+            f"there is no folder {folder} to write the predictions to: make it, or {other}"
+        )
+    if not os.access(folder, os.W_OK):
+        raise InferError(
+            f"the predictions cannot be written to {target}: {folder} is not writable; {other}"
         )
 
 

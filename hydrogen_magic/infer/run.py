@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from typing import Any
 
 from hydrogen_magic import frames as wire_frames
-from hydrogen_magic import runner
+from hydrogen_magic import parcel, runner
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.handle import Gang
@@ -66,18 +65,10 @@ def infer(
         raise PlacementError(f"`--np {spec.np}`: one machine takes {_MOST_RANKS} ranks at most")
     source = frames.source(frame, target)
     result = source.result(options)
-    feeder = Feeder(source, result, options, spec.np, _key(captured))
+    feeder = Feeder(source, result, options, spec.np, parcel.digest(captured.parcel))
     try:
         gang = runner.launch_captured(captured, spec, title=title, feed=feeder)
     except BaseException:
         feeder.abandon()
         raise
     return Inference(gang, feeder)
-
-
-def _key(captured: Captured) -> str:
-    """Return a digest of the cell and everything that travels with it."""
-    digest = hashlib.sha256(captured.parcel.payload)
-    for buffer in captured.parcel.buffers:
-        digest.update(buffer)
-    return digest.hexdigest()

@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.infer.gathering import Coverage, owned
-from hydrogen_magic.infer.naming import kept_names, refuse_repeated
 from hydrogen_magic.infer.tables import arrow_as_polars, polars_as_arrow, polars_schema
 from hydrogen_magic.predict import cutting
+from hydrogen_magic.predict.naming import refuse_repeated
 
 if TYPE_CHECKING:
     import polars as pl
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamSource", "beside", "of_dataset", "of_lazy_frame", "of_reader"]
 
-_READ_AHEAD = 2
-"""Batches that a Dataset decodes ahead of the one that is asked for."""
+_READING = {"batch_size": 1 << 14, "batch_readahead": 2, "fragment_readahead": 1}
+"""What a Dataset reads at once, and ahead of the batch that is asked for."""
 
 
 class StreamSource:
@@ -47,7 +47,7 @@ class StreamSource:
         return cutting.rebatched(self._read(), self.schema, cutting.Pace(batch_size))
 
     def result(self, options: InferOptions) -> StreamResult:
-        return StreamResult(self.schema, kept_names(self.schema.names, options), self._make)
+        return StreamResult(self.schema, options.kept(self.schema.names), self._make)
 
 
 class StreamResult:
@@ -104,18 +104,26 @@ def of_reader(reader: Any) -> StreamSource:
 
 
 def of_dataset(dataset: Any) -> StreamSource:
-    """Return a source of a Dataset of any format: the result is a Table, in the Dataset's order.
+    """Return a source of a Dataset of any format: the result is a Table, in the Dataset's order."""
+    return StreamSource("arrow", dataset.schema, lambda: _scanned(dataset), lambda table: table)
 
-    Ranks that are slower than the disk let up to a whole file pile up in memory: Arrow reads on.
+
+def _scanned(dataset: Any) -> Iterator[Any]:
+    """Yield all batches, of Parquet one row group after another.
+
+    While nobody takes what it has read, Arrow reads on until there is nothing left, or a gigabyte in
+    memory. So it is given little at a time: a row group, or a file of what has none; only data with a
+    filter can be given as a whole alone.
     """
-
-    def read() -> Iterable[Any]:
-        batches: Iterable[Any] = dataset.to_batches(
-            batch_readahead=_READ_AHEAD, fragment_readahead=1
-        )
-        return batches
-
-    return StreamSource("arrow", dataset.schema, read, lambda table: table)
+    try:
+        fragments = list(dataset.get_fragments())
+    except ValueError:  # there is a filter
+        yield from dataset.to_batches(**_READING)
+        return
+    for fragment in fragments:
+        has_groups = hasattr(fragment, "split_by_row_group")
+        for part in fragment.split_by_row_group() if has_groups else [fragment]:
+            yield from part.to_batches(schema=dataset.schema, **_READING)
 
 
 def of_lazy_frame(frame: pl.LazyFrame) -> StreamSource:

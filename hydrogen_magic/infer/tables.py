@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.infer.gathering import Gathered, owned
-from hydrogen_magic.infer.naming import kept_names, refuse_repeated
 from hydrogen_magic.predict import cutting
+from hydrogen_magic.predict.naming import refuse_repeated
 
 if TYPE_CHECKING:
     import polars as pl
@@ -44,7 +44,7 @@ class TableSource:
             yield chunk
 
     def result(self, options: InferOptions) -> InMemoryResult:
-        kept = kept_names(self.schema.names, options)
+        kept = options.kept(self.schema.names)
         return InMemoryResult(self._table.num_rows, lambda made: self._joined(kept, made))
 
     def _joined(self, kept: list[str], predicted: pa.Table) -> Any:
@@ -89,7 +89,7 @@ class PolarsSource:
             yield chunk
 
     def result(self, options: InferOptions) -> InMemoryResult:
-        kept = kept_names(self.schema.names, options)
+        kept = options.kept(self.schema.names)
         return InMemoryResult(self._frame.height, lambda made: self._joined(kept, made))
 
     def _joined(self, kept: list[str], predicted: pa.Table) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hydrogen_magic.errors import InferError
@@ -31,6 +31,8 @@ class Chunk:
     first_row: int = field(compare=False)
     table: Any = field(compare=False, repr=False)
     """A ``pyarrow.Table``; of a frame in memory a view where that is possible."""
+    knows_columns: bool = field(default=False, compare=False)
+    """Whether it was handed out by somebody who could tell which columns there are."""
 
     @property
     def n_rows(self) -> int:
@@ -61,6 +63,8 @@ class Work:
         self.failures: list[Mapping[str, Any]] = []
         self.in_flight = 0
         """Chunks handed out and not done."""
+        self._open: set[int] = set()
+        """Numbers of those without an answer: only the first one counts."""
         self._result = result
         self._batch_size = options.batch_size
         self._n_ranks = n_ranks
@@ -78,15 +82,13 @@ class Work:
         """Number of the first chunk that has not been looked at for what columns there are."""
         self._seen: Any = None
         """The columns of those before, types unknown as null."""
-        self._made_again: set[int] = set()
 
     # ── out ──
 
     def next(self) -> Chunk | None:
         """Return what to do next; None when there is nothing, or nothing now."""
         if self._again:
-            self.in_flight += 1
-            return heapq.heappop(self._again)
+            return self._out(heapq.heappop(self._again))
         if self._is_far_ahead():
             return None
         table = self._next_rows()
@@ -96,8 +98,18 @@ class Work:
         chunk = Chunk(self._numbered, self._cut_rows, table)
         self._numbered += 1
         self._cut_rows += chunk.n_rows
+        return self._out(chunk)
+
+    def _out(self, chunk: Chunk) -> Chunk:
         self.in_flight += 1
-        return chunk
+        self._open.add(chunk.number)
+        return replace(chunk, knows_columns=self.schema is not None)
+
+    def second(self, chunk: Chunk) -> Chunk | None:
+        """Return a chunk that somebody has, for somebody else as well; None when it is done."""
+        if chunk.number not in self._open:
+            return None
+        return replace(chunk, knows_columns=self.schema is not None)
 
     def _is_far_ahead(self) -> bool:
         """Whether more answers would only pile up behind rows that somebody is not done with."""
@@ -122,18 +134,30 @@ class Work:
         return max(1, share // self._batch_size) * self._batch_size
 
     def give_back(self, chunk: Chunk) -> None:
-        """Whoever had it did not do it."""
+        """Whoever had it did not do it; nothing is to do if it is done, or was given back before."""
+        if chunk.number in self._open:
+            self._open.remove(chunk.number)
+            self._repeat(chunk)
+
+    def _repeat(self, chunk: Chunk) -> None:
         self.in_flight -= 1
         heapq.heappush(self._again, chunk)
 
     # ── in ──
 
-    def answer(self, chunk: Chunk, columns: Any, failures: Sequence[Mapping[str, Any]]) -> None:
-        """Take a chunk's predictions. Raises InferError where they differ from the first rows'."""
+    def answer(self, chunk: Chunk, columns: Any, failures: Sequence[Mapping[str, Any]]) -> bool:
+        """Take a chunk's predictions; False when somebody else's came before.
+
+        Raises InferError where they differ from the first rows'.
+        """
+        if chunk.number not in self._open:
+            return False
+        self._open.remove(chunk.number)
         self._answered.append(_Answer(chunk, columns, failures))
         if self.schema is None:
             self._agree()
         self._put_all()
+        return True
 
     def _put_all(self) -> None:
         if self.schema is not None:
@@ -168,14 +192,13 @@ class Work:
 
     def _refuse(self, chunk: Chunk, columns: Any) -> None:
         """Have it made again, by a rank that has been told which columns there are."""
-        if chunk.number in self._made_again:
+        if chunk.knows_columns:
             raise InferError(
                 f"`predict` returned other columns for {chunk.rows_text} than for the first rows:"
                 f" {_described(columns)} instead of {_described(self.schema)}; have it return the"
                 " same for every batch, or say what they are with `--schema`"
             )
-        self._made_again.add(chunk.number)
-        self.give_back(chunk)
+        self._repeat(chunk)
 
     # ── the end ──
 

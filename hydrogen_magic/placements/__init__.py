@@ -37,8 +37,12 @@ class Feed(Protocol):
         emit: Callable[[Event], None],
         stop: Callable[[], None],
         now_s: Callable[[], float],
+        dismiss: Callable[[int], None],
     ) -> None:
-        """Say who is told of progress, how the ranks are ended, and what the gang's time is."""
+        """Say who is told of progress, how the ranks are ended, and what the gang's time is.
+
+        ``dismiss`` ends one rank, which counts as done: others have done its work.
+        """
         ...
 
     def open(self, n_ranks: int) -> list[int]:
@@ -127,6 +131,10 @@ class Crew(Protocol):
 
     def kill(self) -> None:
         """End the ranks at once."""
+        ...
+
+    def dismiss(self, rank: int) -> None:
+        """End one rank at once, of which nothing is wanted any more."""
         ...
 
     def ask_stacks(self) -> None:

@@ -83,7 +83,7 @@ def _run(job: Job, sink: Sink, said: reporter.Reporter) -> None:
 
 def _serve(feed: Feed, predict: Any, sink: Sink, said: reporter.Reporter) -> None:
     """Predict here and now; what the frame is read by has a thread of its own here, too."""
-    feed.attach(sink.emit, lambda: None, said.now_s)
+    feed.attach(sink.emit, lambda: None, said.now_s, lambda rank: None)
     (channel,) = feed.open(1)
     try:
         inference.serve(channel, predict, feed.options)

@@ -85,6 +85,10 @@ class LocalCrew:
     def kill(self) -> None:
         self._tell("kill")
 
+    def dismiss(self, rank: int) -> None:
+        if self._agent is not None and self._agent.attempt is not None:
+            self._agent.send("kill", rank=rank)
+
     def _tell(self, action: str) -> None:
         if self._agent is not None and self._agent.attempt is not None:
             self._agent.send(action)

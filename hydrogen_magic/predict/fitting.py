@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.predict.naming import listed
 
 __all__ = ["MisfitError", "fit", "fit_table", "merge", "merge_types"]
 
@@ -46,7 +47,7 @@ def check_columns(known: list[str], found: list[str]) -> None:
     if missing or extra:
         changes = [f"without {name!r}" for name in missing] + [f"with {name!r}" for name in extra]
         raise MisfitError(
-            f"predict returned columns {' and '.join(changes[:5])}, where {_listed(known)} should be:"
+            f"predict returned columns {' and '.join(changes[:5])}, where {listed(known)} should be:"
             " return the same columns for every batch"
         )
 
@@ -241,8 +242,3 @@ def _is_list(found: pa.DataType) -> bool:
 
 def _decoded(found: pa.DataType) -> Any:
     return found.value_type if pa.types.is_dictionary(found) else found
-
-
-def _listed(names: list[str]) -> str:
-    few = ", ".join(map(repr, names[:10]))
-    return f"{few}, … ({len(names)} columns)" if len(names) > 10 else few

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.predict.naming import listed
 
 __all__ = ["ERROR_COLUMN", "ON_ERROR", "InferOptions"]
 
@@ -46,22 +47,22 @@ class InferOptions:
         """Whether there is a column with the reasons of failures."""
         return self.on_error == "collect"
 
-    def kept(self, names: Sequence[str]) -> tuple[str, ...]:
+    def kept(self, names: Sequence[str]) -> list[str]:
         """Return which of a frame's columns ``names`` come back, in the order asked for.
 
         Raises InferError for a column that the frame has not got.
         """
         if self.only:
-            return ()
+            return []
         if self.columns is None:
-            return tuple(names)
+            return list(names)
         missing = [name for name in self.columns if name not in names]
         if missing:
             raise InferError(
                 f"--columns {','.join(self.columns)}: the frame has no column {missing[0]!r};"
-                f" it has {_listed(names)}"
+                f" it has {listed(names)}"
             )
-        return self.columns
+        return list(self.columns)
 
     def check_names(self, predicted: Sequence[str], names: Sequence[str]) -> None:
         """Raise InferError where a predicted column has the name of another in the result.
@@ -95,8 +96,3 @@ class InferOptions:
         import pyarrow as pa
 
         return predicted.append(pa.field(ERROR_COLUMN, pa.string()))
-
-
-def _listed(names: Sequence[str]) -> str:
-    few = ", ".join(map(repr, names[:10]))
-    return f"{few}, … ({len(names)} columns)" if len(names) > 10 else few or "none"

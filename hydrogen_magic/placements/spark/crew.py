@@ -310,6 +310,10 @@ class SparkCrew:
     def kill(self) -> None:
         self._tell("kill")
 
+    def dismiss(self, rank: int) -> None:
+        for agent in self._running:
+            agent.send("kill", rank=rank)
+
     def _tell(self, action: str) -> None:
         if not self._running:
             self._is_unwanted = True

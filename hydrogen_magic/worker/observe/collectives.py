@@ -18,7 +18,7 @@ from hydrogen_magic.events import COLLECTIVES
 from hydrogen_magic.worker import reporter as _reporter
 from hydrogen_magic.worker.observe.mismatch import explained
 
-__all__ = ["NAMES", "attach"]
+__all__ = ["NAMES", "attach", "noting"]
 
 NAMES = (
     "init_process_group",
@@ -54,18 +54,24 @@ def attach(module: ModuleType) -> None:
         if original is None:
             continue  # older torch has not all of them
         call = explained(original) if name == "init_process_group" else original
-        wrapped = _noting(torch, name, call)
+        wrapped = noting(name, call, torch)
         setattr(module, name, wrapped)
         if getattr(exporter, name, None) is original:
             setattr(exporter, name, wrapped)
     module.Work.wait = _noting_wait(torch, module.Work.wait)
 
 
-def _noting(torch: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+def noting(name: str, original: Callable[..., Any], torch: Any = None) -> Callable[..., Any]:
+    """Return ``original``, noted as the collective ``name`` while it runs.
+
+    ``torch``: given for what torch.compile may meet.
+    """
+
     @functools.wraps(original)
     def collective(*args: Any, **kwargs: Any) -> Any:
         # Under torch.compile the original alone is what the compiler knows how to replace.
-        reporter = None if torch.compiler.is_compiling() else _reporter.current()
+        is_compiling = torch is not None and torch.compiler.is_compiling()
+        reporter = None if is_compiling else _reporter.current()
         label = f"{name} (async)" if kwargs.get("async_op") else name
         if reporter is None or not reporter.collective_enter(label):
             return original(*args, **kwargs)

@@ -6,11 +6,10 @@ in ``synchronize``, which an optimizer calls for every tensor of a step: there o
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
-from hydrogen_magic.worker import reporter as _reporter
+from hydrogen_magic.worker.observe.collectives import noting
 from hydrogen_magic.worker.observe.optimizer import with_parts
 
 __all__ = ["NAMES", "attach"]
@@ -55,25 +54,11 @@ def attach(module: Any, replace: _Replace) -> None:
         original = getattr(module, name, None)
         if original is not None:  # other versions have not all of them
             call = with_parts(original) if name == _STEPPING else original
-            replace(original, _noting(f"hvd.{name}", call))
+            replace(original, noting(f"hvd.{name}", call))
     # Optimizers are made from these classes' dictionaries, when the user asks for one; and they step
     # by the optimizer that they were made of, Adasum's for every parameter by itself.
     plain = module.optimizer._DistributedOptimizer
-    plain.synchronize = _noting("hvd.synchronize", plain.synchronize)
+    plain.synchronize = noting("hvd.synchronize", plain.synchronize)
     plain.step = with_parts(plain.step)
     adasum = module.optimizer._DistributedAdasumOptimizer
     adasum._allreduce_grad_async = with_parts(adasum._allreduce_grad_async)
-
-
-def _noting(label: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def collective(*args: Any, **kwargs: Any) -> Any:
-        reporter = _reporter.current()
-        if reporter is None or not reporter.collective_enter(label):
-            return original(*args, **kwargs)
-        try:
-            return original(*args, **kwargs)
-        finally:
-            reporter.collective_leave()
-
-    return collective

@@ -1,27 +1,16 @@
-"""Names of columns: which come back, and which cannot."""
+"""Names of columns, in messages and where two are the same."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from hydrogen_magic.errors import InferError
 
-if TYPE_CHECKING:
-    from hydrogen_magic.predict.options import InferOptions
-
-__all__ = ["kept_names", "listed", "refuse_repeated"]
+__all__ = ["listed", "refuse_repeated"]
 
 _MOST_LISTED = 8
 """Names in a message; a frame may have thousands."""
-
-
-def kept_names(names: Sequence[str], options: InferOptions) -> list[str]:
-    """Return which of the frame's columns come back, in the order that was asked for."""
-    kept = list(options.kept(names))
-    refuse_repeated(kept, "--columns names", "name each once")
-    return kept
 
 
 def refuse_repeated(names: Sequence[str], who: str, remedy: str) -> None:

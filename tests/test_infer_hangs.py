@@ -1,0 +1,141 @@
+"""A rank of ``%%infer`` that hangs: its rows are done by others, once each, and nobody waits for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from hydrogen_magic import capture
+from hydrogen_magic.infer import patience
+from hydrogen_magic.infer.run import Inference, infer
+from hydrogen_magic.predict.options import InferOptions
+from hydrogen_magic.spec import JobSpec
+from tests import infer_ranks, leaks
+
+FLOOR_S = 2.0
+N_ROWS = 20_000
+
+
+@pytest.fixture(autouse=True)
+def impatient(warm_agents: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "FLOOR_S", FLOOR_S)
+
+
+def begun(frame: Any, function: Callable[..., Any], *args: Any, np: int = 2) -> Inference:
+    captured = capture.capture_call(function, args, {})
+    return infer(frame, captured, JobSpec(np=np), InferOptions(batch_size=100), title="test")
+
+
+def ended(run: Inference, within_s: float = 40.0) -> Any:
+    if not run.gang.wait(within_s):
+        run.gang.stop(kill=True)
+        run.gang.wait(10)
+        pytest.fail(f"still there after {within_s} s: {run.gang.snapshot()}")
+    result = run.result
+    assert run.gang.state == "SUCCEEDED"
+    return result
+
+
+def rows(n_rows: int = N_ROWS) -> pd.DataFrame:
+    return pd.DataFrame({"x": range(n_rows)})
+
+
+def warnings(run: Inference) -> str:
+    return "\n".join(notice.text for notice in run.gang.snapshot().notices)
+
+
+@pytest.mark.parametrize(
+    ("stopped", "from_row"),
+    [(1, 2_000), (0, 0)],  # in the middle; with the first rows, which say what is predicted
+)
+def test_what_a_stopped_rank_had_is_done_by_another(
+    tmp_path: Path, stopped: int, from_row: int
+) -> None:
+    marker = tmp_path / "marker"
+    run = begun(rows(), infer_ranks.waits_for, str(marker), stopped, from_row)
+    result = ended(run)
+    assert list(result["y"]) == [2 * x for x in range(N_ROWS)]
+    said = warnings(run)
+    assert f"rank {stopped} has been at rows " in said
+    assert f"rank {stopped} was ended: all rows are done, and it hung" in said
+    assert not leaks.command(int(marker.read_text()))
+
+
+def test_parquet_keeps_its_order(tmp_path: Path) -> None:
+    rows().to_parquet(tmp_path / "rows.parquet")
+    path = tmp_path / "rows.parquet"
+    run = begun(path, infer_ranks.waits_for, str(tmp_path / "marker"), 0, 0)
+    table = pq.read_table(ended(run))
+    assert table["y"].to_pylist() == [2 * x for x in range(N_ROWS)]
+    assert table["x"].to_pylist() == list(range(N_ROWS))
+
+
+def test_an_answer_that_comes_late_is_one_too_many(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    run = begun(rows(200_000), infer_ranks.waits_for, str(marker), 0, 0)
+    woken = threading.Thread(target=_wake_up, args=(run, marker))
+    woken.start()
+    result = ended(run)
+    woken.join()
+    assert list(result["y"]) == [2 * x for x in range(200_000)]
+    assert Counter(result["rank"])[0] > 1_000  # after it was woken up
+    assert "was ended" not in warnings(run)
+
+
+def _wake_up(run: Inference, marker: Path) -> None:
+    """Wake the stopped rank up once what it had is with another, and rows are done again."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        state = run.gang.snapshot()
+        if state.rows is not None and state.rows.done > 5_000:
+            break
+        time.sleep(0.01)
+    os.kill(int(marker.read_text()), signal.SIGCONT)
+
+
+def test_a_rank_that_is_slow_is_waited_for(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    run = begun(rows(2_000), infer_ranks.sleeps_at, 500, FLOOR_S / 2, str(log))
+    assert list(ended(run)["y"]) == list(range(0, 4_000, 2))
+    assert set(Counter(log.read_text().split()).values()) == {1}
+    assert warnings(run) == ""
+
+
+def test_a_predict_that_never_returns_is_left_to_itself(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    run = begun(rows(2_000), infer_ranks.sleeps_at, 500, 1_000.0, str(log), np=3)
+    assert list(ended(run)["y"]) == list(range(0, 4_000, 2))
+    assert Counter(log.read_text().split())["500"] == 2
+    assert "was ended" in warnings(run)
+
+
+def test_a_rank_that_is_stopped_in_its_set_up(tmp_path: Path) -> None:
+    marker = tmp_path / "marker"
+    run = begun(rows(1_000), infer_ranks.stops_in_set_up, str(marker))
+    assert list(ended(run)["y"]) == list(range(0, 2_000, 2))
+    assert not leaks.command(int(marker.read_text()))
+
+
+def test_how_long_is_too_long() -> None:
+    known = patience.Patience()
+    assert known.chunk_s(100) > 60  # nothing says what is usual
+    for _ in range(10):
+        known.took(2.0, 100)
+    known.took(500.0, 100)
+    assert known.chunk_s(100) == pytest.approx(20.0)
+    assert known.chunk_s(1_000) == pytest.approx(200.0)
+    assert known.chunk_s(1) == FLOOR_S
+    known.set_up(20.0)
+    assert known.set_up_s() == pytest.approx(200.0)
