@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +20,7 @@ from hydrogen_magic.predict.ddl import parse_schema, schema_text
 from hydrogen_magic.predict.fitting import fit_table
 from hydrogen_magic.predict.options import InferOptions
 from hydrogen_magic.predict.predictor import Output, Predictor
+from hydrogen_magic.predict.slots import SlotReader, SlotWriter
 from tests import infer_data as data
 
 ALL = InferOptions(only=True)
@@ -640,3 +642,32 @@ def test_types_as_text_and_back() -> None:
 def test_text_that_is_no_schema(text: str, message: str) -> None:
     with pytest.raises(InferError, match=message):
         parse_schema(text)
+
+
+def test_a_chunk_s_columns_are_not_copied_and_not_changed_either() -> None:
+    table = pa.table({f"x{n}": np.arange(n, n + 64, dtype=np.float32) for n in range(5)})
+    told, fds = (writer := SlotWriter()).write(table)
+    chunk = (reader := SlotReader()).read(told, fds)
+    held, places = [], set[int]()
+
+    def predict(batch: pd.DataFrame) -> Any:
+        places.add(batch.to_numpy().__array_interface__["data"][0])
+        held.append(batch)
+        total = batch.sum(axis=1).to_numpy()
+        batch["x1"] = -1.0
+        batch.iloc[0, 0] = -1.0
+        return {"total": total}
+
+    predictor = Predictor(predict, InferOptions(only=True, batch_size=16))
+    found = predictor.run(chunk, 0).columns
+    again = predictor.run(chunk, 0).columns  # the rows are what they were
+    writer.close()
+    reader.close()
+    del chunk
+    gc.collect()
+    expected = np.sum([table[name].to_numpy() for name in table.column_names], axis=0)
+    assert found["total"].to_pylist() == again["total"].to_pylist() == expected.tolist()
+    assert held[1]["x2"].tolist() == table["x2"].to_pylist()[16:32]
+    held[1].iloc[0, 2] = -1.0  # whoever keeps a batch may go on with it
+    if int(pd.__version__.split(".")[0]) >= 3:
+        assert len(places) == 4  # both runs saw the same memory, batch by batch
