@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from _common import Peer, lacks, timed
-from _infer_model import BATCH, NAMES
+from _infer_model import BATCH, NAMES, predictor
 
+OURS = "spark %%infer"
+BY_HAND = "spark mapInArrow"
 SCHEMA = ", ".join([*(f"{name} float" for name in NAMES), "score float"])
 
 
@@ -23,8 +25,9 @@ def peers(df: Any, stack: ExitStack) -> list[Peer]:
     """Return one peer for each way; the session ends with ``stack``."""
     missing = lacks("pyspark") or ("" if shutil.which("java") else "no Java runtime")
     ways: dict[str, Callable[[Any], Any]] = {
+        OURS: by_infer,
         "spark mapInPandas": by_pandas,
-        "spark mapInArrow": by_arrow,
+        BY_HAND: by_arrow,
         "spark pandas_udf iterator": by_udf,
         "spark predict_batch_udf": by_batch_udf,
     }
@@ -74,6 +77,20 @@ def _set_up() -> Callable[[Any], Any]:
     torch.set_num_threads(1)
     net = model()
     return lambda values: scores(net, values)
+
+
+def by_infer(rows: Any) -> Any:
+    """What ``%%infer rows --schema "score float" --out scored`` does."""
+    from hydrogen_magic import capture
+    from hydrogen_magic.infer.on_spark import infer_spark
+    from hydrogen_magic.predict.options import InferOptions
+    from hydrogen_magic.spec import JobSpec
+
+    captured = capture.capture_call(predictor, (), {})
+    options = InferOptions(batch_size=BATCH, schema="score float")
+    return infer_spark(
+        rows, captured, JobSpec(placement="spark", env=(("OMP_NUM_THREADS", "1"),)), options
+    )
 
 
 def by_pandas(rows: Any) -> Any:

@@ -21,6 +21,8 @@ from typing import Any
 
 from _common import Peer, chosen, machine, parse_arguments, print_table, round_robin, timed
 from _infer_model import BATCH, NAMES, predictor, rows
+from _infer_spark import BY_HAND
+from _infer_spark import OURS as ON_SPARK
 
 N_PROCESSES = 2
 BARE = "bare, 2 processes"
@@ -147,6 +149,10 @@ def print_rates(peers: list[Peer], n_rows: int) -> None:
         print(
             f"{PRODUCT}: {shares[len(shares) // 2]:.2f} of the bare processes' rate (goal {GOAL})"
         )
+    if {ON_SPARK, BY_HAND} <= by_name.keys():
+        pairs = zip(by_name[BY_HAND].seconds, by_name[ON_SPARK].seconds, strict=True)
+        ratios = sorted(by_hand_s / ours_s for by_hand_s, ours_s in pairs)
+        print(f"{ON_SPARK}: {ratios[len(ratios) // 2]:.2f} times {BY_HAND} (goal 1.0)")
 
 
 def print_first_and_memory(df: Any) -> None:

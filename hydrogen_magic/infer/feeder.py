@@ -169,10 +169,15 @@ class Feeder:
             for channel in staying:
                 if time.monotonic() > self._leaves_by_s(channel, end_s):
                     channel.is_there = False
-                    self._warn(f"rank {channel.rank} was ended: all rows are done, and it hung")
+                    self._warn(f"rank {channel.rank} was ended: {self._why_ended(channel)}")
                     self._dismiss(channel.rank)
             if not self._listen(selector, selector.select(_TELL_S)):
                 return
+
+    def _why_ended(self, channel: Channel) -> str:
+        if channel.in_hand and not self._is_late(channel):
+            return f"it was still at {channel.in_hand[0].rows_text}, which others have done"
+        return "all rows are done, and it hung"
 
     def _leaves_by_s(self, channel: Channel, end_s: float) -> float:
         if channel.is_ready:

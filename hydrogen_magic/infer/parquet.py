@@ -6,6 +6,7 @@ larger than memory. What Hive's folders say (``country=de/``) is a column.
 
 from __future__ import annotations
 
+import fnmatch
 import glob
 import os
 from collections.abc import Iterator, Mapping
@@ -106,6 +107,8 @@ class _Found:
     """Whether the path was that of a file."""
     is_folder: bool = False
     """Whether it was that of a folder, all of which is data."""
+    pattern: str = ""
+    """The glob that it was, if it was one."""
 
 
 def _find(path: str) -> _Found:
@@ -126,7 +129,8 @@ def _find(path: str) -> _Found:
     files = [
         file for match in matches for file in (match.rglob("*") if match.is_dir() else [match])
     ]
-    return _all_of(path, fixed, [file for file in set(files) if file.is_file()])
+    found = _all_of(path, fixed, [file for file in set(files) if file.is_file()])
+    return replace(found, pattern=os.path.abspath(path))
 
 
 def _before_magic(pattern: Path) -> list[str]:
@@ -165,6 +169,11 @@ def _refuse_among(target: Path, found: _Found) -> None:
         raise InferError(
             f"{target} lies in {found.root}, the folder of the data, where it would be read as rows"
             " the next time: name a place outside of it"
+        )
+    if found.pattern and fnmatch.fnmatch(os.path.abspath(target), found.pattern):
+        raise InferError(
+            f"{target} is among {found.pattern}, so it would be read as rows the next time: name a"
+            " place that this does not match"
         )
 
 

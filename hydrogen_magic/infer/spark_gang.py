@@ -132,7 +132,8 @@ class TaskCrew:
         self._session = prepared.session
         self._run = SparkRun(prepared)
         self._work = _inheriting(prepared, self._run.result)
-        self._tally = Tally(n_ranks)
+        self._every_s = max(_TELL_S, n_ranks / _TOLD_PER_S)
+        self._tally = Tally(n_ranks, self._every_s)
         self._now_s: Callable[[], float] = time.monotonic
         self._key = ""
         self._order = ""
@@ -147,7 +148,12 @@ class TaskCrew:
         self._now_s = attempt.job.now_s
         keys = hub().admit(self._hear)
         self._key = keys.key
-        tell = self._address(keys)
+        try:
+            await self._attempt(self._address(keys), attempt, sink)
+        finally:
+            hub().dismiss(keys.key)
+
+    async def _attempt(self, tell: dict[str, Any] | None, attempt: Attempt, sink: Sink) -> None:
         job = _in_thread(lambda: self._work(tell), f"hydrogen_magic run {attempt.gang}")
         try:
             await self._watch(job, sink)
@@ -156,7 +162,6 @@ class TaskCrew:
         finally:
             if not job.done():  # this kernel ends
                 self._run.stop()
-            hub().dismiss(keys.key)
 
     def _address(self, keys: Any) -> dict[str, Any] | None:
         """Return where and how tasks tell how far they are, None where they cannot."""
@@ -166,7 +171,7 @@ class TaskCrew:
             return None
         return {
             "endpoints": endpoints, "server_key": keys.server_key, "key": keys.key,
-            "secret": keys.secret, "every_s": max(_TELL_S, self._n_ranks / _TOLD_PER_S),
+            "secret": keys.secret, "every_s": self._every_s,
         }  # fmt: skip
 
     async def _watch(self, job: asyncio.Future[Any], sink: Sink) -> None:
@@ -190,7 +195,7 @@ class TaskCrew:
 
     async def _last_words(self, job: asyncio.Future[Any]) -> None:
         """Wait for what workers have still to say; after a bad end until they have left their tasks."""
-        patience_s = _LAST_S
+        patience_s = max(_LAST_S, 1.5 * self._every_s)
         if job.exception() is not None:
             self._order, patience_s = "stop", _END_S
         deadline = time.monotonic() + patience_s
@@ -207,6 +212,8 @@ class TaskCrew:
         now_s, error = self._now_s(), job.exception()
         if error is None:
             self.value = job.result()
+            if self._is_unwanted:  # stopped when all was done: nobody will ask for it
+                self.value.unpersist()
             events = self._tally.end(now_s, self._run.n_rows or 0)
         else:
             events = [*self._tally.events(now_s), *self._left_over(now_s)]

@@ -23,8 +23,9 @@ _MOST_TOLD = 3
 _MOST_SAID = 256
 """Failed attempts that are remembered; those whose job has failed end with KeyboardInterrupts."""
 _GONE_S = 5.0
-"""A worker that says nothing for so long has ended without a word, or holds the GIL: it says something
-five times a second."""
+"""A worker that says nothing for so long has ended without a word, or holds the GIL."""
+_GONE_TURNS = 3
+"""Or nothing so many times that it was its turn to."""
 _UNTOLD_S = 3.0
 """After so long without a word of any worker it is shown what Spark says of its tasks."""
 
@@ -40,9 +41,10 @@ class _Worker:
 
 
 class Tally:
-    """Times are the gang's."""
+    """Times are the gang's. ``every_s``: how often each worker says something."""
 
-    def __init__(self, n_ranks: int) -> None:
+    def __init__(self, n_ranks: int, every_s: float = 0.0) -> None:
+        self._gone_s = max(_GONE_S, _GONE_TURNS * every_s)
         self._said: deque[tuple[int, str]] = deque(maxlen=_MOST_SAID)
         """Ranks of the attempts that failed, and why."""
         self._n_ranks = n_ranks
@@ -88,6 +90,7 @@ class Tally:
         if self._stage is None:  # Spark ends the trial's process, which may not be able to say so
             for each in self._workers.values():
                 each.task = each.task if each is worker else None
+            self._tasks = None  # of all stages, as none was known to be this one
         self._stage = task.stage
         self._began_s = now_s if self._began_s is None else self._began_s
         worker.rows[task.attempt] = task.rows
@@ -134,7 +137,7 @@ class Tally:
         return sum(self._is_busy(worker, now_s) for worker in self._workers.values())
 
     def _is_busy(self, worker: _Worker, now_s: float) -> bool:
-        return worker.task is not None and now_s - worker.heard_s < _GONE_S
+        return worker.task is not None and now_s - worker.heard_s < self._gone_s
 
     def _failed(self) -> int:
         return sum(task.failed for task in self._partitions.values())
@@ -154,7 +157,8 @@ class Tally:
         done = [task.rows for task in self._partitions.values() if task.phase == "done"]
         if not done or self._tasks is None:
             return None
-        return max(self.rows, sum(done) * self._tasks[1] // len(done))
+        n_done = max(len(done), self._tasks[0])  # of partitions without rows only Spark tells
+        return max(self.rows, sum(done) * self._tasks[1] // n_done)
 
     # ── what is shown ──
 

@@ -104,7 +104,7 @@ def _to_pandas(rows: pa.RecordBatch, first_row: int) -> Any:
     """
     import pandas as pd
 
-    block = _side_by_side_in_memory(rows) if int(pd.__version__.split(".")[0]) >= 3 else None
+    block = _as_one_block(rows)
     if block is not None:
         index = pd.RangeIndex(first_row, first_row + rows.num_rows)
         return pd.DataFrame(block.T, index=index, columns=rows.schema.names, copy=False)
@@ -121,12 +121,12 @@ def _to_pandas(rows: pa.RecordBatch, first_row: int) -> Any:
     return frame
 
 
-def _side_by_side_in_memory(rows: pa.RecordBatch) -> Any:
-    """Return columns of one type as an array (columns, rows) where they are, None where that is not one.
+def _as_one_block(rows: pa.RecordBatch) -> Any:
+    """Return columns of one type as an array (columns, rows), copied at once; None where that cannot be.
 
-    As they come out of a chunk that was written in one go: numbers without nulls, in one memory that is
-    ours to write to, each column as far from the next. What ``predict`` writes into such a frame goes to
-    a copy in pandas 3, so the rows stay what they are for messages; pandas 2 would change them.
+    As they come out of a chunk that was written in one go: numbers without nulls, each column as far
+    from the next. A copy, as ``predict`` may write into what it is given, by torch even where it looks
+    read-only, and the rows must stay what they are: a batch that fails is tried again in parts.
     """
     kinds, metadata = set(rows.schema.types), rows.schema.metadata or {}
     if len(kinds) != 1 or b"pandas" in metadata or any(c.null_count for c in rows.columns):
@@ -137,25 +137,10 @@ def _side_by_side_in_memory(rows: pa.RecordBatch) -> Any:
     arrays = [column.to_numpy(zero_copy_only=True) for column in rows.columns]
     places = [array.__array_interface__["data"][0] for array in arrays]
     strides = {after - before for before, after in itertools.pairwise(places)}
-    memory = _common_memory(rows)
-    if memory is None or len(strides) != 1 or min(strides) < arrays[0].nbytes:
+    if len(strides) != 1 or min(strides) < arrays[0].nbytes:
         return None
-    return np.ndarray(
-        (len(arrays), rows.num_rows), arrays[0].dtype, np.frombuffer(memory, np.uint8),
-        places[0] - memory.address, (strides.pop(), arrays[0].itemsize),
-    )  # fmt: skip
-
-
-def _common_memory(rows: pa.RecordBatch) -> pa.Buffer | None:
-    """Return the memory that may be written to and that all columns' numbers lie in, if there is one."""
-    found = {}
-    for column in rows.columns:
-        buffer = column.buffers()[1]
-        while not buffer.is_mutable and buffer.parent is not None:
-            buffer = buffer.parent
-        found[buffer.address] = buffer
-    memory = found.popitem()[1]
-    return memory if memory.is_mutable and not found else None
+    shape, steps = (len(arrays), rows.num_rows), (strides.pop(), arrays[0].itemsize)
+    return np.lib.stride_tricks.as_strided(arrays[0], shape, steps, writeable=False).copy()
 
 
 def _nullable_type(column: pa.Array) -> str | None:

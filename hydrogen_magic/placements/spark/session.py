@@ -36,6 +36,8 @@ _HOW = (
 
 _running: dict[tuple[str, str], threading.Event] = {}
 """(application, tag) -> set when that call of :meth:`Session.run` has ended."""
+_insisting: dict[tuple[str, str], threading.Thread] = {}
+"""Who has them cancelled; one each, however often that is asked for."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Session:
         finally:
             ended.set()
             _running.pop((self.application, tag), None)
+            _insisting.pop((self.application, tag), None)
 
     def _fault(self, error: Exception) -> SparkJobError:
         """Return what happened. A job that ends because its session does may say anything."""
@@ -98,9 +101,10 @@ class Session:
         Returns at once. A job that is only about to reach Spark is cancelled as soon as it does.
         """
         ended = _running.get((self.application, tag))
-        if ended is None:
+        insisting = _insisting.get((self.application, tag))
+        if ended is None or (insisting is not None and insisting.is_alive()):
             return
-        insisting = threading.Thread(
+        insisting = _insisting[(self.application, tag)] = threading.Thread(
             target=self._insist, args=(tag, ended), name="spark-cancel", daemon=True
         )
         insisting.start()
