@@ -89,6 +89,14 @@ def test_partitions_that_are_done_foretell_the_rest() -> None:
     assert progress_text(end, is_over=True) == "4,100 of 4,100 rows · 512 rows/s"
 
 
+def test_partitions_without_rows_foretell_none_and_other_stages_nothing() -> None:
+    tally = Tally(2)
+    tally.count({99: (40, 40)}, 0.5)
+    assert rows_of(heard(tally, 1.0, "0", task(0, 1, 1000, "done"))).total is None
+    tally.count({STAGE: (150, 200), 99: (40, 40)}, 2.0)  # 149 had no row, and no worker to say so
+    assert rows_of(tally.events(2.1)).total == 1333
+
+
 def test_nothing_is_told_twice() -> None:
     tally = Tally(2)
     assert heard(tally, 1.0, "0", task(0, 1, 100))

@@ -53,6 +53,7 @@ class Tally:
         """The attempt that is furthest."""
         self._stage: int | None = None
         """The stage that predicts, None before one of its tasks has come."""
+        self._stages: Mapping[int, tuple[int, int]] = {}
         self._tasks: tuple[int, int] | None = None
         self._began_s: float | None = None
         """When the first rows were heard of."""
@@ -90,7 +91,7 @@ class Tally:
         if self._stage is None:  # Spark ends the trial's process, which may not be able to say so
             for each in self._workers.values():
                 each.task = each.task if each is worker else None
-            self._tasks = None  # of all stages, as none was known to be this one
+            self._tasks = self._stages.get(task.stage)  # of all of them until now
         self._stage = task.stage
         self._began_s = now_s if self._began_s is None else self._began_s
         worker.rows[task.attempt] = task.rows
@@ -111,6 +112,7 @@ class Tally:
         """Take how many tasks of each stage are done, and how many there are, as Spark has it."""
         if self._tasks is None:
             self._seen_s = now_s
+        self._stages = stages
         if self._stage is not None:
             self._tasks = stages.get(self._stage, self._tasks)
         elif stages:
