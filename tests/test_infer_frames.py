@@ -516,6 +516,7 @@ def test_a_target_that_cannot_be_is_refused_before_anything_runs(tmp_path: Path)
         (rows, tmp_path / "none" / "new.parquet", f"there is no folder {tmp_path / 'none'}"),
         (rows, tmp_path, f"is a folder.*as in {tmp_path / 'rows.parquet'}"),
         (data, data / "scored", "lies in .*data, the folder of the data"),
+        (data / "*.parquet", data / "new.parquet", r"new.parquet is among .*\*.parquet"),
         (rows, locked / "new.parquet", "locked is not writable; name another place$"),
     ):
         if target.parent == locked and os.geteuid() == 0:
