@@ -362,7 +362,7 @@ N_ROWS = 40_000
 SLEEPS = (
     "import time\n"
     "def predict(batch: dict[str, np.ndarray]):\n"
-    "    time.sleep(0.15)\n"
+    "    time.sleep(0.25)\n"
     "    return {'twice': 2 * batch['id']}\n"
 )
 HANGS = (
