@@ -515,7 +515,7 @@ def test_the_magic_shows_and_stops_it_and_leaves_a_lazy_one_alone(spark: Any) ->
         line = "df --schema 'twice bigint'"
         assert shell.run_cell_magic("infer", f"{line} --out scored", TWICE) is None
         assert shell.user_ns["scored"].count() == N_ROWS
-        assert set(runner.gangs()) == known, "nobody waits for a lazy one"
+        assert set(runner.gangs()) <= known, "nobody waits for a lazy one"
         kept = shell.run_cell_magic("infer", line, TWICE)
         assert kept.columns == ["id", "twice"]
         kept.unpersist()

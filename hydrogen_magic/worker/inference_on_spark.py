@@ -130,7 +130,9 @@ class _TimedPace(Pace):
     def saw(self, table: pa.Table) -> None:
         super().saw(table)
         now_s = time.monotonic()
-        if self._before is not None:
+        if self._before is None:
+            self.rows = self._batch_size  # again, until it is known how long one takes
+        else:
             began_s, n_rows = self._before
             in_time = int(n_rows * _CHUNK_S / max(now_s - began_s, 1e-6))
             self.rows = min(self.rows, max(1, in_time // self._batch_size) * self._batch_size)
