@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ __all__ = [
     "descendants",
     "die_with_parent",
     "family",
+    "give_way",
     "is_tracker",
     "oom_kills",
     "processes",
@@ -54,6 +56,19 @@ def _prctl(option: int, value: int) -> None:
 def become_subreaper() -> None:
     """Make orphans among this process's descendants its own children."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def give_way() -> None:
+    """Have this thread, and what it starts, wait for its turn when it wakes up (``SCHED_BATCH``).
+
+    It gets its share of a core all the same, somewhat later. Ranks wait for each other in every step, so
+    whatever interrupts one holds up all. With two ranks on two cores a Horovod step of 3.5 ms took 0.75
+    of the time; with agents alone it took as long as before. Nothing happens where the system has no
+    such thing, or somebody decided otherwise.
+    """
+    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def die_with_parent() -> None:

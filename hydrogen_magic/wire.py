@@ -26,6 +26,7 @@ import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
+from hydrogen_magic import processes
 from hydrogen_magic.errors import PlacementError
 
 _log = logging.getLogger(__name__)
@@ -139,6 +140,7 @@ class Hub:
     # ── the loop ──
 
     def _run(self) -> None:
+        processes.give_way()
         asyncio.set_event_loop(self.loop)
         try:
             self.loop.run_until_complete(self._serve())
@@ -255,7 +257,7 @@ class AgentLink:
 
         Raises ValueError when it is too large: ZeroMQ would drop it, and the connection with it.
         """
-        data = json.dumps(message).encode()
+        data = json.dumps(message, separators=(",", ":")).encode()
         if len(data) > _MAX_MESSAGE_BYTES:
             raise ValueError(f"a message of {len(data)} bytes: {_MAX_MESSAGE_BYTES} at most")
         self._socket.send_multipart([data, *([] if blob is None else [blob])])

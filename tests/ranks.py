@@ -262,3 +262,8 @@ def many_children(count: int) -> None:
 
 def environment() -> dict[str, str]:
     return dict(os.environ)
+
+
+def scheduling() -> int:
+    """Return the policy by which the main thread is scheduled."""
+    return os.sched_getscheduler(0)

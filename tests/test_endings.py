@@ -371,6 +371,18 @@ def test_an_agent_that_is_killed_takes_its_ranks_along() -> None:
     assert not alive(family)
 
 
+# ── while it computes ──
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's scheduler")
+def test_ranks_are_batch_work_and_the_notebook_is_not() -> None:
+    assert hm.launch(ranks.scheduling, np=2).results == [os.SCHED_BATCH] * 2
+    assert [os.sched_getscheduler(pid) for pid in agent_pids()] == [os.SCHED_BATCH]
+    policies = [os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")]
+    assert os.SCHED_BATCH in policies, "the thread that listens to agents"
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
 # ── before it starts ─────────────────────────────────────────────────────────────────────────────
 
 

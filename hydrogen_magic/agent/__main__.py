@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import sys
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,10 @@ from hydrogen_magic.agent.nursery import Nursery
 if TYPE_CHECKING:
     from hydrogen_magic.agent.tether import Tether
 
+_GARBAGE = 20_000
+"""Objects made between two looks for garbage in cycles, of which an agent makes little. The events of a
+quarter of a second are thousands."""
+
 
 def main() -> None:
     """Start the template first: its imports take longest and can run beside ours."""
@@ -22,6 +27,8 @@ def main() -> None:
         return  # the kernel has gone already
     boot, fds = received
     processes.become_subreaper()
+    processes.give_way()  # and ranks with us
+    gc.set_threshold(_GARBAGE)
     nursery = Nursery()
     nursery.start(boot["fingerprint"], boot["env"], boot["sys_path"], boot["preload"])
 
