@@ -22,7 +22,7 @@ VOCABULARY = {"events": 480}
 """A list of small values is read entry by entry, and belongs in one place."""
 
 LAYERS = (
-    ("errors", "spec", "checked", "events", "frames", "processes"),
+    ("errors", "spec", "checked", "events", "frames", "processes", "allocation"),
     (
         "parcel",
         "pickling",

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydrogen_magic import frames, processes
+from hydrogen_magic import allocation, frames, processes
 from hydrogen_magic.agent.template import FDS_PER_WORKER
 
 __all__ = ["Nursery", "Worker"]
@@ -21,24 +21,6 @@ __all__ = ["Nursery", "Worker"]
 _MAX_EXITS = 64
 """Exits kept for forks whose pid is not known yet: there are only ever a few."""
 _BATCH = frames.MAX_FDS // FDS_PER_WORKER
-
-_KEPT_BYTES = 128 << 20
-_MALLOC = ":".join(
-    (
-        f"glibc.malloc.mmap_threshold={_KEPT_BYTES // 4}",
-        f"glibc.malloc.trim_threshold={_KEPT_BYTES}",
-        "glibc.malloc.tcache_count=0",
-    )
-)
-"""How ranks get memory, as glibc takes it from ``GLIBC_TUNABLES`` when a program begins; others ignore it.
-
-A model takes blocks of megabytes for every batch and leaves them. Given back to the system, as glibc does
-at first, each of their pages is paid for again. And the splinters beside blocks that torch wants aligned
-go to a cache whose members are not joined with their neighbours: a block does not fit where it has just
-been, wanders through the heap, and the processor's caches know none of its places. A perceptron of 256
-and 224 units over batches of 4,096 rows took 6.1 ms a batch that way, and takes 4.7. Training steps of
-four models took 1.04 (8 units, half a millisecond) to 0.97 (1,024 units) of their time before.
-"""
 
 
 @dataclass
@@ -131,7 +113,7 @@ class Nursery:
                 str(theirs.fileno()), str(os.getpid()), *preload,
             ],
             pass_fds=[theirs.fileno()],
-            env={"GLIBC_TUNABLES": _MALLOC, **env, "PYTHONPATH": os.pathsep.join(sys_path)},
+            env={**allocation.ENVIRONMENT, **env, "PYTHONPATH": os.pathsep.join(sys_path)},
             stdin=subprocess.DEVNULL, cwd="/",
         )  # fmt: skip
         theirs.close()

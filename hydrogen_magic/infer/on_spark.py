@@ -21,6 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from hydrogen_magic import allocation
 from hydrogen_magic.capture.values import Captured
 from hydrogen_magic.errors import HydrogenError, InferError, PlacementError
 from hydrogen_magic.infer import spark_sending as sending
@@ -107,14 +108,14 @@ class Prepared:
             self.frame, self.kept, self.options.result_schema(predicted)
         )
         boot["kept"] = self.kept
-        return _mapped(self.frame, _task(boot, self.sent), schema, self.share.profile)
+        return _mapped(self.session, self.frame, _task(boot, self.sent), schema, self.share.profile)
 
     def _columns_of_first_rows(self, task: Callable[..., Any], tag: str) -> pa.Schema:
         """Run the cell and predict the first batch, on an executor; return what that has.
 
         One row is asked for, so Spark runs one task, and more only while partitions have no rows.
         """
-        rows = _mapped(self.frame, task, "o binary", self.share.profile).limit(1)
+        rows = _mapped(self.session, self.frame, task, "o binary", self.share.profile).limit(1)
         found = self.session.run(rows.collect, tag, "hydrogen_magic %%infer: the first batch")
         if not found:
             raise InferError(
@@ -176,7 +177,8 @@ def _refuse_what_arrow_has_not(schema: Any) -> None:
 def _share(session: Session, spec: JobSpec) -> gpus.Share:
     """Return what each task gets. How many run at once is Spark's business, not ``--np``'s."""
     settings = Settings.read(session)
-    seen = roster(session, _GLANCE_S)
+    may_have_gpus = bool(settings.executor_gpus) and spec.gpu is not False
+    seen = roster(session, _GLANCE_S) if may_have_gpus else None
     try:
         return gpus.share(session, settings, replace(spec, np=1), seen, more_come=False)
     except PlacementError as error:
@@ -194,7 +196,7 @@ def _boot(
     return {
         "package": sent.package_digest, "closure": sent.closure_digest, "env": list(spec.env),
         "gpu": share.for_ranks, "needs": sorted(needs), "cells": dict(captured.cells),
-        "options": asdict(options), "columns": None,
+        "options": asdict(options), "columns": None, "of_worker": allocation.ENVIRONMENT,
     }  # fmt: skip
 
 
@@ -211,8 +213,10 @@ def _task(boot: dict[str, Any], sent: sending.Sent) -> Callable[[Iterator[Any]],
     return hydrogen_magic_infer
 
 
-def _mapped(frame: Any, task: Callable[..., Any], schema: Any, profile: Any) -> Any:
-    with warnings.catch_warnings():
+def _mapped(
+    session: Session, frame: Any, task: Callable[..., Any], schema: Any, profile: Any
+) -> Any:
+    with warnings.catch_warnings(), session.python_workers(allocation.ENVIRONMENT):
         # pyspark checks its pandas on first use; rows come as Arrow.
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
         return frame.mapInArrow(task, schema, profile=profile)

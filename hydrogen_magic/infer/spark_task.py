@@ -70,7 +70,7 @@ def _guest(boot: dict[str, Any]) -> _Guest:
     guest = guests.pop(key, None)
     while len(guests) >= _MOST_GUESTS:
         guests.popitem(last=False)
-    guests[key] = guest = guest or _Guest(dict(boot["env"]), device)
+    guests[key] = guest = guest or _Guest(dict(boot["env"]), boot["of_worker"], device)
     return guest
 
 
@@ -95,11 +95,13 @@ def _device() -> str:
 class _Guest:
     """One cell in this worker process. As a context manager: what is here for it while it runs."""
 
-    def __init__(self, env: dict[str, str], device: str) -> None:
+    def __init__(self, env: dict[str, str], of_worker: dict[str, str], device: str) -> None:
+        """``of_worker``: variables the worker began with for its own sake, which a cell has not."""
         self.main = types.ModuleType("__main__")
+        own = (name for name, value in of_worker.items() if os.environ.get(name) == value)
         self._env: dict[str, str | None] = {
-            **env, "RANK": "0", "LOCAL_RANK": device.partition(":")[2] or "0", "WORLD_SIZE": "1",
-            "HYDROGEN_MAGIC_DEVICE": device,
+            **dict.fromkeys(own), **env, "RANK": "0", "WORLD_SIZE": "1",
+            "LOCAL_RANK": device.partition(":")[2] or "0", "HYDROGEN_MAGIC_DEVICE": device,
         }  # fmt: skip
         """Its changes to the environment; None: without this variable."""
         self._names = {"hydrogen_magic", "cloudpickle"}

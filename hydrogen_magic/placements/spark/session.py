@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -38,6 +38,8 @@ _running: dict[tuple[str, str], threading.Event] = {}
 """(application, tag) -> set when that call of :meth:`Session.run` has ended."""
 _insisting: dict[tuple[str, str], threading.Thread] = {}
 """Who has them cancelled; one each, however often that is asked for."""
+_environment_lock = threading.Lock()
+"""Of a context's ``environment``, which functions take along when they are made."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,26 @@ class Session:
     def context(self) -> Any:
         """Return the SparkContext of the JVM, a Py4J object. Classic sessions only."""
         return self.spark.sparkContext._jsc.sc()
+
+    @contextmanager
+    def python_workers(self, environment: Mapping[str, str]) -> Iterator[None]:
+        """Have functions that are made meanwhile run in Python workers which begin with these variables.
+
+        They are workers of their own, beside those of the session's other functions. Variables that
+        the session has for all of them (``spark.executorEnv``) stay. Connect's server takes none for
+        a single function: there nothing changes.
+        """
+        if self.is_connect:
+            yield
+            return
+        context = self.spark.sparkContext
+        with _environment_lock:
+            before = context.environment
+            context.environment = {**environment, **before}
+            try:
+                yield
+            finally:
+                context.environment = before
 
     # ── one stage ────────────────────────────────────────────────────────────────────────────────
 
