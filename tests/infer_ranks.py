@@ -16,6 +16,24 @@ def doubles() -> Predict:
     return lambda batch: {"y": batch["x"] * 2}
 
 
+def keeps(kind: str) -> Predict:
+    """Sum up all batches that it was ever given, for each one anew."""
+    import numpy
+    import pyarrow
+
+    kept: list[Any] = []
+
+    def predict(batch: Any) -> Any:
+        kept.append(batch)
+        total = sum(int(numpy.asarray(each["x"]).sum()) for each in kept)
+        return {"so_far": [total] * len(batch["x"])}
+
+    forms = {"arrow": pyarrow.Table, "arrays": dict[str, numpy.ndarray]}
+    if kind in forms:
+        predict.__annotations__["batch"] = forms[kind]
+    return predict
+
+
 def who() -> Predict:
     """Say which rank it was, and of which process."""
     rank, pid = int(os.environ["RANK"]), os.getpid()

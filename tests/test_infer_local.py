@@ -82,6 +82,16 @@ def test_every_row_has_its_own_prediction_in_its_place(np: int) -> None:
     pd.testing.assert_frame_equal(result, df.assign(y=df["x"] * 2))
 
 
+@pytest.mark.parametrize("kind", ["numbers", "mixed", "arrow", "arrays"])
+def test_a_batch_that_predict_keeps_stays_what_it_is(kind: str) -> None:
+    """Later chunks come through the same memory."""
+    df = frame(20_000)
+    if kind == "mixed":
+        df["text"] = [f"row {n}" for n in df["x"]]
+    values = ended(infer(df, infer_ranks.keeps, kind, np=1, only=True)).result
+    assert values["so_far"].tolist() == [sum(range(n - n % 100 + 100)) for n in df["x"]]
+
+
 def test_more_ranks_than_batches() -> None:
     result = ended(infer(frame(3), infer_ranks.doubles, np=4)).result
     assert list(result["y"]) == [0, 2, 4]
@@ -118,6 +128,10 @@ def test_progress_tells_the_rows_of_every_rank() -> None:
     assert done == dict(Counter(run.result["rank"]))
     shown = block(run.gang.snapshot(), run.gang.snapshot().now_s, 120)
     assert any("5,000 of 5,000 rows · " in line and "rows/s" in line for line in shown), shown
+    events = run.gang.events()
+    kinds = [type(event) for event in events]
+    assert kinds.index(ev.RowsDone) < kinds.index(ev.RankResult), "from the beginning"
+    assert next(event for event in events if isinstance(event, ev.RowsDone)).done == 0
 
 
 def test_inside_the_kernel_for_debugging() -> None:

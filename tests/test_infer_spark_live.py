@@ -68,7 +68,8 @@ def test_attempts_at_one_partition_count_once() -> None:
 def test_rows_of_the_first_batch_are_not_counted() -> None:
     tally = Tally(2)
     trial = heard(tally, 1.0, "0", task(0, 1, is_trial=True, phase="loading"))
-    assert [type(event) for event in trial] == [ev.RankStarted, ev.RankPhase]
+    assert [type(event) for event in trial] == [ev.RankStarted, ev.RankPhase, ev.RowsDone]
+    assert rows_of(trial).done == 0
     told = heard(tally, 5.0, "1", task(0, 2, 100))
     assert (rows_of(told).began_s, rows_of(told).in_flight) == (5.0, 1)
 

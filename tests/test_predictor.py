@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.infer.pandas_frames import PandasSource
 from hydrogen_magic.predict.ddl import parse_schema, schema_text
 from hydrogen_magic.predict.fitting import fit_table
 from hydrogen_magic.predict.options import InferOptions
@@ -647,10 +648,10 @@ def test_text_that_is_no_schema(text: str, message: str) -> None:
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 @pytest.mark.parametrize("on_error", ["fail", "null"])
 def test_what_predict_writes_into_a_batch_stays_there(on_error: str) -> None:
-    """Numbers of a chunk as it comes, which pandas is given without another look at each column."""
+    """Numbers of a chunk that lies in memory shared with the kernel."""
     table = pa.table({f"x{n}": np.arange(n, n + 64, dtype=np.float32) for n in range(5)})
     told, fds = (writer := SlotWriter()).write(table)
-    chunk = (reader := SlotReader()).read(told, fds)
+    chunk = (reader := SlotReader()).view(told, fds)
     held = []
 
     def predict(batch: pd.DataFrame) -> Any:
@@ -663,7 +664,9 @@ def test_what_predict_writes_into_a_batch_stays_there(on_error: str) -> None:
         return {"total": total}
 
     predictor = Predictor(predict, InferOptions(only=True, batch_size=16, on_error=on_error))
+    assert predictor.copies(chunk)
     output = predictor.run(chunk, 0)
+    assert chunk.equals(table)
     expected = np.sum([table[name].to_numpy() for name in table.column_names], axis=0).tolist()
     if on_error == "null":
         expected[15] = None
@@ -677,3 +680,92 @@ def test_what_predict_writes_into_a_batch_stays_there(on_error: str) -> None:
     gc.collect()
     held[0].iloc[0, 2] = -1.0  # whoever keeps a batch may go on with it
     assert held[0]["x4"].tolist()[:2] == [4.0 - 1000, 5.0 - 1000]
+
+
+@pytest.mark.parametrize(
+    ("frame", "is_copied"),
+    [
+        (pd.DataFrame({"a": [1.5, 2.5, 3.5], "b": [4.5, 5.5, float("nan")]}), True),
+        (pd.DataFrame(np.arange(6, dtype=np.int16).reshape(3, 2)), True),  # labels 0 and 1
+        (pd.DataFrame({"a": [1, 2, 3]}).rename_axis(columns="of"), True),
+        (pd.DataFrame({"a": pd.array([1, 2, 3], "Int64")}), False),
+        (pd.DataFrame({"a": pd.array([1, 2, 3], "int64[pyarrow]")}), False),
+        (pd.DataFrame({"a": [1, 2, 3], "b": [1.0, 2.0, 3.0]}), False),
+        (pd.DataFrame({"a": [True, False, True]}), False),
+    ],
+    ids=["floats", "int labels", "named labels", "nullable", "arrow", "mixed", "truth"],
+)
+def test_labels_and_dtypes_of_pandas_come_through(frame: pd.DataFrame, is_copied: bool) -> None:
+    held: list[pd.DataFrame] = []
+
+    def predict(batch: pd.DataFrame) -> Any:
+        held.append(batch)
+        return [0] * len(batch)
+
+    (chunk,) = PandasSource(frame).chunks(batch_size=3)
+    predictor = Predictor(predict, InferOptions(batch_size=2))
+    assert predictor.copies(chunk) == is_copied
+    predictor.run(chunk, 0)
+    pd.testing.assert_frame_equal(pd.concat(held), frame)
+
+
+@pytest.mark.parametrize("on_error", ["fail", "null"])
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: {"x": x},
+        lambda x: {"x": torch.tensor(x)},
+        lambda x: {"x": x[:, None]},
+        lambda x: {"x": np.stack([x, -x], axis=1), "y": x.astype(np.int16)},
+        lambda x: {"y": np.asfortranarray(np.stack([x, x + 1, x + 2], axis=1))[:, ::-1]},
+        lambda x: torch.tensor(x[:, None] * np.float32([1, 2])),
+        lambda x: x.astype(">f4"),
+        lambda x: np.ma.masked_greater(x, 30),
+        lambda x: x if x[0] < 20 or x[0] == 32 else pd.Series(x),
+    ],
+    ids=[
+        "dict", "tensor", "column", "lists and numbers", "strided", "unnamed", "other end first",
+        "masked", "now and then",
+    ],
+)  # fmt: skip
+def test_numbers_come_out_as_in_one_call(form: Callable[[Any], Any], on_error: str) -> None:
+    """Batches of them are put in their places where they fit there, and converted where not."""
+    table = pa.table({"x": np.arange(48, dtype=np.float32)})
+
+    def predict(batch: dict[str, np.ndarray]) -> Any:
+        if on_error == "null" and (batch["x"] == 21).any():
+            raise ValueError("twenty-one")
+        return form(batch["x"].copy())
+
+    options = InferOptions(only=True, batch_size=4, on_error=on_error)
+    predictor = Predictor(predict, options)
+    outputs = [predictor.run(table.slice(start, 16), start) for start in range(0, len(table), 16)]
+    once = Predictor(lambda batch: form(batch["x"].to_numpy()), InferOptions(only=True))
+    whole = once.run(table.slice(0, 20), 0).columns, once.run(table.slice(20), 20).columns
+    expected = pa.concat_tables(whole)
+    found = pa.concat_tables([output.columns for output in outputs])
+    assert found.schema == expected.schema
+    for name in expected.column_names:
+        values = expected[name].to_pylist()
+        if on_error == "null":
+            values[21] = None
+        assert found[name].to_pylist() == values
+
+
+@pytest.mark.parametrize("column", [[1.0] * 40, list("ab") * 20], ids=["numbers", "text"])
+def test_what_a_batch_s_labels_are_called_is_its_own(column: list[Any]) -> None:
+    def predict(batch: pd.DataFrame) -> Any:
+        found = batch.columns.name is None and batch.index.name is None
+        batch.columns.name = batch.index.name = "mine"
+        return [found] * len(batch)
+
+    assert set(run(predict, pa.table({"x": column}), (20,)).column(0).to_pylist()) == {True}
+
+
+def test_pandas_metadata_that_is_wrong_is_told_with_the_rows() -> None:
+    said = b'{"index_columns": ["nope"], "columns": [], "column_indexes": []}'
+    table = pa.table({"x": [1.0, 2.0]}).replace_schema_metadata({b"pandas": said})
+    predictor = Predictor(lambda batch: [0] * len(batch), ALL)
+    assert not predictor.copies(table)
+    with pytest.raises(InferError, match=r"predict failed on rows 0 to 1 .*nope"):
+        predictor.run(table, 0)

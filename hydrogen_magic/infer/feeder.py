@@ -139,6 +139,7 @@ class Feeder:
                 channel.shut()
 
     def _serve(self, selector: selectors.BaseSelector) -> None:
+        self._tell()  # from the beginning it is seen what kind of run this is
         while not self._work.is_done:
             ready = selector.select(_TELL_S)
             if not self._listen(selector, ready):
@@ -277,14 +278,11 @@ class Feeder:
             return
         self._tell_at = time.monotonic() + _TELL_S
         now_s, work = self._now_s(), self._work
-        if self._began_s is None:
-            if not work.in_flight:
-                return
+        if self._began_s is None and work.in_flight:
             self._began_s = now_s
+        began_s = now_s if self._began_s is None else self._began_s
         failed = sum(map(_n_rows, work.failures))
-        self._emit(
-            ev.RowsDone(now_s, self._began_s, work.rows, work.n_rows, work.in_flight, failed)
-        )
+        self._emit(ev.RowsDone(now_s, began_s, work.rows, work.n_rows, work.in_flight, failed))
         for channel in self._channels:
             # From its first rows on: that is what its rate counts.
             if channel.rows or channel.in_hand:

@@ -209,8 +209,6 @@ class Tally:
             yield ("phase", rank), ev.RankPhase(now_s, rank, "running", detail)
 
     def _run(self, now_s: float) -> Iterator[tuple[object, ev.Event]]:
-        if self._began_s is None and self._tasks is None:
-            return
         began_s = self._seen_s if self._began_s is None else self._began_s
         done, total = self._tasks or (None, None)
         told = ev.RowsDone(

@@ -16,9 +16,10 @@ from hydrogen_magic.predict.options import InferOptions
 
 __all__ = ["Chunk", "Work"]
 
-_SHARES = 8
+_SHARES = 3
 """A chunk is at most this part of a rank's share of what is left: near the end they get smaller, and
-ranks that began together end together."""
+ranks that began together end together. Not smaller than that takes: with 8 in place of 3, a small
+model over two million rows took 1.07 of the time."""
 _AHEAD = 4
 """Chunks per rank that may be done before earlier ones are: 16 MB of predictions as large as the rows."""
 

@@ -1,17 +1,21 @@
-"""Where one chunk ends and the next begins."""
+"""Where one chunk ends and the next begins, and the batches of one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["CHUNK_BYTES", "Pace", "rebatched", "spans", "table_of"]
+__all__ = ["CHUNK_BYTES", "Pace", "in_groups", "rebatched", "spans", "table_of"]
 
 CHUNK_BYTES = 4 << 20
 """What a chunk should hold: large enough that handing it out costs nothing, small enough for a few
 per rank to be no matter of memory."""
+
+_MADE_AHEAD = 16
+"""Batches."""
 
 
 class Pace:
@@ -61,6 +65,13 @@ def rebatched(pieces: Iterable[Any], schema: pa.Schema, pace: Pace) -> Iterator[
         yield pa.concat_tables(waiting)
     elif not n_yielded:
         yield schema.empty_table()
+
+
+def in_groups(made: Callable[[int, int], Any], bounds: Sequence[tuple[int, int]]) -> Iterator[Any]:
+    """Yield what is ``made`` of each of ``bounds``, some of them made ahead."""
+    todo = iter(bounds)
+    while group := [made(start, stop) for start, stop in islice(todo, _MADE_AHEAD)]:
+        yield from group
 
 
 def table_of(arrays: list[Any], schema: pa.Schema, n_rows: int) -> pa.Table:

@@ -8,8 +8,7 @@ given without asking.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,16 +16,11 @@ import pyarrow as pa
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.predict import annotations as kinds
+from hydrogen_magic.predict import for_pandas
+from hydrogen_magic.predict.cutting import in_groups
 from hydrogen_magic.predict.shapes import array_of, is_listed, is_number, shaped
 
 __all__ = ["Inputs"]
-
-_PANDAS_NULLABLE = {
-    "int8": "Int8", "int16": "Int16", "int32": "Int32", "int64": "Int64",
-    "uint8": "UInt8", "uint16": "UInt16", "uint32": "UInt32", "uint64": "UInt64",
-    "bool": "boolean",
-}  # fmt: skip
-"""Arrow's types whose nulls NumPy has no place for, with pandas' types that do."""
 
 _NARROW = 64
 """Columns of which some thousand rows fit into a core's own cache."""
@@ -41,27 +35,53 @@ class Inputs:
     """Turns rows into what one ``predict`` takes."""
 
     def __init__(self, kind: str, module: Any = None) -> None:
-        self._convert = _CONVERSIONS[kind]
+        self._of_kind = _CONVERSIONS[kind]
         self._module = module
         self._cut = _CUTS.get(kind, _cut_by_slice)
         self._is_named = kind in (kinds.POLARS, kinds.ARRAYS, kinds.TENSORS)
         self._kind = kind
+        self._labels: tuple[pa.Schema, Any] | None = None
+        """A schema, and what :func:`~hydrogen_magic.predict.for_pandas.labels_of_numbers` says of it."""
 
-    def convert(self, rows: pa.RecordBatch, first_row: int) -> Any:
-        """Return all of ``rows`` as ``predict`` takes them; ``first_row`` numbers a pandas index.
+    def copies(self, rows: pa.Table | pa.RecordBatch) -> bool:
+        """Return whether what ``predict`` is given of ``rows`` has none of their memory."""
+        return self._labels_of(rows) is not None
 
-        Raises InferError naming the column that cannot be given so.
+    def _labels_of(self, rows: pa.Table | pa.RecordBatch) -> Any:
+        """Return the columns' labels where ``rows`` are one block of numbers for pandas, else None."""
+        if self._kind != kinds.PANDAS or any(column.null_count for column in rows.columns):
+            return None
+        schema = rows.schema
+        if self._labels is None or not schema.equals(self._labels[0], check_metadata=True):
+            self._labels = schema, for_pandas.labels_of_numbers(schema)
+        return self._labels[1]
+
+    def batches(
+        self, rows: pa.RecordBatch, first_row: int, bounds: Sequence[tuple[int, int]]
+    ) -> Iterator[Any]:
+        """Yield the rows within each of ``bounds``, which follow each other, as ``predict`` takes them.
+
+        ``first_row``: number of the first of ``rows``, for a pandas index. Raises InferError naming the
+        column that cannot be given so, before the first batch where that is the case.
         """
+        labels = self._labels_of(rows)
+        if labels is not None:
+            return for_pandas.numbers(rows, first_row, bounds, labels)
+        begin, end = bounds[0][0], bounds[-1][1]
+        try:
+            whole = self._convert(rows, first_row, begin, end)
+        except Exception:  # one batch's fault
+            return (self._convert(rows, first_row, start, stop) for start, stop in bounds)
+        return in_groups(lambda start, stop: self._cut(whole, start - begin, stop - begin), bounds)
+
+    def _convert(self, rows: pa.RecordBatch, first_row: int, start: int, stop: int) -> Any:
         if self._is_named:
             self._refuse_repeated_names(rows.schema.names)
+        part = rows.slice(start, stop - start)
         if self._kind == kinds.PANDAS:
-            return _to_pandas(rows, first_row)
-        value = self._convert(rows)
+            return for_pandas.whole(part, first_row + start)
+        value = self._of_kind(part)
         return value if self._module is None else _for_module(value, self._module)
-
-    def cut(self, value: Any, start: int, stop: int) -> Any:
-        """Return rows ``start`` to ``stop`` of what :meth:`convert` returned, not copied."""
-        return self._cut(value, start, stop)
 
     def _refuse_repeated_names(self, names: Sequence[str]) -> None:
         if len(set(names)) < len(names):
@@ -83,73 +103,11 @@ def _cut_by_length(value: Any, start: int, stop: int) -> Any:
     return value.slice(start, stop - start)
 
 
-def _cut_pandas(value: Any, start: int, stop: int) -> Any:
-    # A shallow copy: pandas 2 would warn of every column added to a slice.
-    return value.iloc[start:stop].copy(deep=False)
-
-
 def _cut_values(value: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
     return {name: part[start:stop] for name, part in value.items()}
 
 
-# ── pandas and polars ────────────────────────────────────────────────────────────────────────────
-
-
-def _to_pandas(rows: pa.RecordBatch, first_row: int) -> Any:
-    """Return rows as pandas has them, with an index that counts the frame's rows.
-
-    Whole numbers and truth values with nulls get pandas' own nullable types, and inside lists they
-    are Python's: as floats or objects they would be other values, and of another type than in the
-    next batch.
-    """
-    import pandas as pd
-
-    block = _as_one_block(rows)
-    if block is not None:
-        index = pd.RangeIndex(first_row, first_row + rows.num_rows)
-        return pd.DataFrame(block.T, index=index, columns=rows.schema.names, copy=False)
-    frame = pa.Table.from_batches([rows]).to_pandas(use_threads=False)
-    for place, (field, column) in enumerate(zip(rows.schema, rows.columns, strict=True)):
-        if isinstance(field.type, pa.FixedShapeTensorType):
-            cells = pd.Series(list(shaped(column, field.name)), dtype=object, index=frame.index)
-            frame.isetitem(place, cells)
-        elif nullable := _nullable_type(column):
-            cells = pd.Series(column.to_pylist(), dtype=nullable, index=frame.index)
-            frame.isetitem(place, cells)
-    if isinstance(frame.index, pd.RangeIndex):
-        frame.index = pd.RangeIndex(first_row, first_row + len(frame))
-    return frame
-
-
-def _as_one_block(rows: pa.RecordBatch) -> Any:
-    """Return columns of one type as an array (columns, rows), copied at once; None where that cannot be.
-
-    As they come out of a chunk that was written in one go: numbers without nulls, each column as far
-    from the next. A copy, as ``predict`` may write into what it is given, by torch even where it looks
-    read-only, and the rows must stay what they are: a batch that fails is tried again in parts.
-    """
-    kinds, metadata = set(rows.schema.types), rows.schema.metadata or {}
-    if len(kinds) != 1 or b"pandas" in metadata or any(c.null_count for c in rows.columns):
-        return None
-    kind = kinds.pop()
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        return None
-    arrays = [column.to_numpy(zero_copy_only=True) for column in rows.columns]
-    places = [array.__array_interface__["data"][0] for array in arrays]
-    strides = {after - before for before, after in itertools.pairwise(places)}
-    if len(strides) != 1 or min(strides) < arrays[0].nbytes:
-        return None
-    shape, steps = (len(arrays), rows.num_rows), (strides.pop(), arrays[0].itemsize)
-    return np.lib.stride_tricks.as_strided(arrays[0], shape, steps, writeable=False).copy()
-
-
-def _nullable_type(column: pa.Array) -> str | None:
-    """Return pandas' type for a column whose nulls NumPy has no place for; None for all others."""
-    if is_listed(column.type):
-        while hasattr(column.type, "value_type"):
-            column = column.flatten()
-        return "object" if column.null_count and str(column.type) in _PANDAS_NULLABLE else None
-    return _PANDAS_NULLABLE.get(str(column.type)) if column.null_count else None
+# ── polars ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def _to_polars(rows: pa.RecordBatch) -> Any:
@@ -291,7 +249,7 @@ def _begins_with_embedding(module: Any) -> bool:
 
 
 _CONVERSIONS: dict[str, Callable[[pa.RecordBatch], Any]] = {
-    kinds.PANDAS: lambda rows: _to_pandas(rows, 0),
+    kinds.PANDAS: lambda rows: for_pandas.whole(rows, 0),
     kinds.TABLE: lambda rows: pa.Table.from_batches([rows]),
     kinds.RECORD_BATCH: lambda rows: rows,
     kinds.POLARS: _to_polars,
@@ -301,7 +259,7 @@ _CONVERSIONS: dict[str, Callable[[pa.RecordBatch], Any]] = {
     kinds.TENSORS: _to_tensors,
 }
 _CUTS: dict[str, Callable[[Any, int, int], Any]] = {
-    kinds.PANDAS: _cut_pandas,
+    kinds.PANDAS: for_pandas.part,
     kinds.TABLE: _cut_by_length,
     kinds.RECORD_BATCH: _cut_by_length,
     kinds.POLARS: _cut_by_length,

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from hydrogen_magic.predict.calling import caller_of
 from hydrogen_magic.predict.ddl import parse_schema
 from hydrogen_magic.predict.fitting import MisfitError, fit, merge
 from hydrogen_magic.predict.inputs import Inputs
+from hydrogen_magic.predict.numbers import NumberColumns
 from hydrogen_magic.predict.options import ERROR_COLUMN, InferOptions
 from hydrogen_magic.predict.outputs import columns_of
 from hydrogen_magic.predict.rows import first_row_text, rows_text
@@ -71,6 +73,7 @@ class _Part:
 
     n_rows: int
     columns: _Columns | None = None
+    """None where it failed, and where they are numbers that have been put in their places."""
     failure: RowFailure | None = None
 
 
@@ -90,6 +93,10 @@ class Predictor:
         self._inputs = Inputs(self._caller.kind, self._caller.module)
         self.schema: pa.Schema | None = parse_schema(options.schema) if options.schema else None
         """Of the predicted columns; None before the first output. Parts of type null are open."""
+        self._numbers: NumberColumns | None = None
+        """Of the chunk, from when its columns are known."""
+        self._rows = range(0)
+        """Of the chunk: their numbers."""
         self._names_checked_for: list[str] | None = None
         self._refusal: InferError | None = None
         """Of names that clash: no row is to blame, so no ``on_error`` lets it pass."""
@@ -113,6 +120,7 @@ class Predictor:
         ``predict`` is not called where there are no rows. Raises InferError for a batch that failed
         where ``on_error`` is ``fail``, caused by what ``predict`` raised.
         """
+        self._numbers, self._rows = None, range(first_row, first_row + table.num_rows)
         parts: list[_Part] = []
         for rows in _in_one_piece(table):
             self._check_names(rows.schema.names)
@@ -120,6 +128,10 @@ class Predictor:
             first_row += rows.num_rows
         failures = tuple(part.failure for part in parts if part.failure is not None)
         return Output(self._assembled(parts), failures)
+
+    def copies(self, table: pa.Table) -> bool:
+        """Return whether :meth:`run` leaves nothing behind that has memory of ``table``."""
+        return self._inputs.copies(table)
 
     def close(self) -> None:
         """End a ``predict`` that reads an iterator; its ``finally`` runs now."""
@@ -146,13 +158,19 @@ class Predictor:
 
     def _attempt(
         self, rows: pa.RecordBatch, first_row: int, bounds: Sequence[tuple[int, int]]
-    ) -> Iterator[_Columns]:
-        """Yield the columns for each batch in ``bounds``; whatever goes wrong with one is raised."""
+    ) -> Iterator[_Columns | None]:
+        """Yield the columns for each batch in ``bounds``; whatever goes wrong with one is raised.
+
+        None where they are numbers, which are in their places then.
+        """
         indexes: deque[Any] = deque()
         outputs = self._caller.outputs(self._batches(rows, first_row, bounds, indexes))
         for (start, stop), value in zip(bounds, outputs, strict=True):
-            found = columns_of(value, stop - start, indexes.popleft(), self.schema)
-            yield self._fitted(found, rows)
+            index, n_rows = indexes.popleft(), stop - start
+            if self._place(value, first_row + start, n_rows):
+                yield None
+            else:
+                yield self._fitted(columns_of(value, n_rows, index, self.schema), rows)
 
     def _batches(
         self,
@@ -162,18 +180,16 @@ class Predictor:
         indexes: deque[Any],
     ) -> Iterator[Any]:
         """Yield each batch as ``predict`` takes it, its pandas index appended to ``indexes``."""
-        begin, end = bounds[0][0], bounds[-1][1]
-        try:
-            whole = self._inputs.convert(rows.slice(begin, end - begin), first_row + begin)
-        except Exception:  # one batch's fault, which is found when that batch is converted alone
-            whole = None
-        for start, stop in bounds:
-            if whole is None:
-                batch = self._inputs.convert(rows.slice(start, stop - start), first_row + start)
-            else:
-                batch = self._inputs.cut(whole, start - begin, stop - begin)
+        for batch in self._inputs.batches(rows, first_row, bounds):
             indexes.append(batch.index if self._caller.kind == PANDAS else None)
             yield batch
+
+    def _place(self, value: Any, first_row: int, n_rows: int) -> bool:
+        if self._numbers is None:
+            if self.schema is None:
+                return False
+            self._numbers = NumberColumns(self.schema, len(self._rows))
+        return self._numbers.put(value, first_row - self._rows.start, n_rows)
 
     # ── one schema ───────────────────────────────────────────────────────────────────────────────
 
@@ -207,16 +223,29 @@ class Predictor:
         """Return the parts one under the other; the schema is what is known by now."""
         n_rows = sum(part.n_rows for part in parts)
         fields = [] if self.schema is None else list(self.schema)
-        columns = [
-            pa.chunked_array([_column(part, field) for part in parts], field.type)
-            for field in fields
-        ]
+        columns = [pa.chunked_array(self._column(parts, field), field.type) for field in fields]
         if self._options.collects:
             fields.append(pa.field(ERROR_COLUMN, pa.string()))
             columns.append(pa.chunked_array([_reasons(part) for part in parts], pa.string()))
         if not fields:
             return _rows_without_columns(n_rows)
         return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+    def _column(self, parts: list[_Part], field: pa.Field) -> Iterator[pa.Array]:
+        """Yield one column's arrays; of parts that have been put in their places, one for several."""
+        start = 0
+        for is_placed, group in groupby(parts, key=_is_placed):
+            if is_placed and self._numbers is not None:
+                stop = start + sum(part.n_rows for part in group)
+                yield fit(self._numbers.array(field.name, start, stop), field, is_declared=False)
+                start = stop
+                continue
+            for part in group:
+                start += part.n_rows
+                if part.columns is None:
+                    yield pa.nulls(part.n_rows, field.type)
+                else:
+                    yield fit(part.columns[field.name], field, is_declared=False)
 
     # ── failures ─────────────────────────────────────────────────────────────────────────────────
 
@@ -294,10 +323,8 @@ def _in_one_piece(table: pa.Table | pa.RecordBatch) -> list[pa.RecordBatch]:
     return [rows for rows in table.to_batches() if rows.num_rows]
 
 
-def _column(part: _Part, field: pa.Field) -> pa.Array:
-    if part.columns is None:
-        return pa.nulls(part.n_rows, field.type)
-    return fit(part.columns[field.name], field, is_declared=False)
+def _is_placed(part: _Part) -> bool:
+    return part.columns is None and part.failure is None
 
 
 def _reasons(part: _Part) -> pa.Array:

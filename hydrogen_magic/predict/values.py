@@ -12,7 +12,7 @@ import pyarrow as pa
 from hydrogen_magic.blame import describe
 from hydrogen_magic.predict.fitting import MisfitError
 
-__all__ = ["array_from", "is_a", "is_single", "rows_in"]
+__all__ = ["array_from", "is_a", "is_single", "of_tensor", "rows_in"]
 
 _SINGLE = (str, bytes, bool, int, float, complex, type(None), np.generic)
 _PLAIN = {str, bytes, bool, int, float, type(None), dict}
@@ -76,7 +76,7 @@ def _array(value: Any, n_rows: int, field: pa.Field | None) -> pa.Array:
     if is_a(value, "pandas.api.extensions", "ExtensionArray"):
         return _from_pandas(sys.modules["pandas"].Series(value))
     if is_a(value, "torch", "Tensor"):
-        value = _of_tensor(value)
+        value = of_tensor(value)
     if isinstance(value, (list, tuple, range)):
         return _of_objects(list(value), field, is_pandas=False)
     if hasattr(value, "__array__"):
@@ -104,7 +104,7 @@ def _from_pandas(value: Any) -> pa.Array:
     return _one_chunk(array)
 
 
-def _of_tensor(tensor: Any) -> Any:
+def of_tensor(tensor: Any) -> Any:
     """Return a tensor's values as NumPy; types that NumPy has not got become float32."""
     tensor = tensor.detach()
     if tensor.layout is not sys.modules["torch"].strided:
@@ -207,7 +207,7 @@ def _inferred(rows: list[Any], is_pandas: bool) -> pa.Array:
 def _as_arrow_reads(value: Any) -> Any:
     """Return a cell with tensors as arrays, arrays of several dimensions as lists."""
     if is_a(value, "torch", "Tensor"):
-        value = _of_tensor(value)
+        value = of_tensor(value)
     if isinstance(value, np.ndarray) and value.ndim != 1:
         return value.tolist()
     return value

@@ -1,8 +1,8 @@
 """What a rank of ``%%infer`` does once its cell has run: predictions for chunks, until there are no more.
 
 The main thread's loop, so that a stop interrupts ``predict`` wherever it is. A chunk is there already
-when the one before is done; what is left to do with it then, a copy out of the memory file, takes a
-hundredth of a small model's time over it, so no thread does that ahead.
+when the one before is done; what is left to do with it then takes a few hundredths of a small model's
+time over it, so no thread does that ahead.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ class _Serving:
         self._predictor.adopt(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema))))
 
     def _predict(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
-        chunk = self._chunks.read(message, fds)
+        chunk = self._chunks.view(message, fds)
+        if not self._predictor.copies(chunk):  # else what predict keeps of it would change
+            chunk = self._chunks.read(message)
         output = self._predictor.run(chunk, int(message["row"]))
         answer = {
             "did": "predict", "chunk": message["chunk"],
