@@ -205,6 +205,16 @@ def test_a_source_that_is_not_the_release_is_refused(tmp_path: Path) -> None:
         changes.apply([dataclasses.replace(change, file="b.cc")], tmp_path)
 
 
+def test_a_stretch_of_a_source_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    change = changes.Change("a.cc", "begin", "all", "it is ours", until="end\n")
+    _file(tmp_path / "a.cc", "x begin y\nend\nz end\n")
+    changes.apply([change], tmp_path)
+    assert (tmp_path / "a.cc").read_text() == "x allz end\n"
+    _file(tmp_path / "a.cc", "end\nbegin y\n")
+    with pytest.raises(BuildError, match=r"a\.cc .* 0 times .*it is ours"):
+        changes.apply([change], tmp_path)
+
+
 @pytest.mark.horovod
 @pytest.mark.parametrize("standard", [14, 17, 20])
 def test_every_change_is_there_to_be_made_in_the_release(
