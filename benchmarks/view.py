@@ -95,9 +95,9 @@ def spans(np: int, per_s: int) -> Case:
         for now_s in times(seconds):
             batch: Batch = []
             for part in range(EVENTS_PER_S // MESSAGES_PER_S):
-                first_s = now_s - 0.05 * (part + 1)
-                starts = tuple(first_s + 0.05 * i / n for i in range(n))
-                ends = tuple(start + 0.04 / n for start in starts)
+                first_ns = round(1e9 * (now_s - 0.05 * (part + 1)))
+                starts = tuple(first_ns + 50_000_000 * i // n for i in range(n))
+                ends = tuple(start + 40_000_000 // n for start in starts)
                 labels = tuple(itertools.islice(itertools.cycle(names), n))
                 depths = tuple(i % 2 for i in range(n))
                 batch += [ev.Spans(now_s, r, labels, starts, ends, depths) for r in range(np)]

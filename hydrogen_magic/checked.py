@@ -32,7 +32,7 @@ _PLAIN = frozenset({bool, float, str})
 _LEAST, _MOST = -(2**63), 2**63 - 1
 """Integers of 64 bits: what columns of numbers hold."""
 
-_LONGEST_S = 1e9
+_LONGEST_S = 10**9
 """Thirty years: what says that it happened later, or never, would break every axis of time."""
 
 
@@ -42,9 +42,12 @@ def _hints(cls: type[Any]) -> dict[str, Any]:
 
 
 @cache
-def _times(cls: Any) -> tuple[str, ...]:
-    """Return the fields that hold times, or columns of them."""
-    return tuple(name for name in _hints(cls) if name.endswith("_s"))
+def _times(cls: Any) -> Mapping[str, int]:
+    """Return the fields that hold times, or columns of them, with the longest that each may be."""
+    longest = {"_s": _LONGEST_S, "_ns": _LONGEST_S * 10**9}
+    return {
+        name: most for name in _hints(cls) for unit, most in longest.items() if name.endswith(unit)
+    }
 
 
 def checked(declared: Any, value: Any, where: str) -> Any:
@@ -97,13 +100,11 @@ def _check_integers(values: Sequence[int], where: str) -> None:
         raise EventError(f"{where} does not fit into 64 bits")
 
 
-def _check_times(value: Any, where: str) -> None:
+def _check_times(value: Any, longest: int, where: str) -> None:
     """Raise EventError for a time, or a column of them, that no gang can have seen."""
     times = value if isinstance(value, tuple) else (value,)
     # A sum finds what is not finite at any place; a comparison would depend on it.
-    if times and not (
-        math.isfinite(sum(times)) and -_LONGEST_S < min(times) <= max(times) < _LONGEST_S
-    ):
+    if times and not (math.isfinite(sum(times)) and -longest < min(times) <= max(times) < longest):
         raise EventError(f"{where} is no time of a gang")
 
 
@@ -117,9 +118,9 @@ def _checked_dataclass(declared: Any, value: Any, where: str) -> Any:
         else checked(hints[name], part, f"{where}.{name}")
         for name, part in value.items()
     }
-    for name in _times(declared):
+    for name, longest in _times(declared).items():
         if name in parts:
-            _check_times(parts[name], f"{where}.{name}")
+            _check_times(parts[name], longest, f"{where}.{name}")
     try:
         return declared(**parts)
     except TypeError as error:

@@ -172,9 +172,8 @@ class _Trace:
         rows = sorted(_stacked(kept), key=lambda row: (row[0], row[2]))
         starts, ends, depths, names = zip(*rows, strict=True) if rows else ((),) * 4
         return ev.Spans(
-            _seconds(max(ends, default=0.0)), self.rank, names,
-            tuple(_seconds(start) for start in starts),
-            tuple(_seconds(end) for end in ends),
+            _nanoseconds(max(ends, default=0.0)) / 1e9, self.rank, names,
+            tuple(map(_nanoseconds, starts)), tuple(map(_nanoseconds, ends)),
             depths, sum(map(len, nested)) - len(rows), ev.PROFILER,
         )  # fmt: skip
 
@@ -186,8 +185,8 @@ def _finite(value: Any) -> float:
     return number
 
 
-def _seconds(time_us: float) -> float:
-    return round(min(max(0.0, time_us) / 1e6, _LATEST_S), 9)
+def _nanoseconds(time_us: float) -> int:
+    return round(min(max(0.0, time_us), _LATEST_S * 1e6) * 1e3)
 
 
 _Nested = tuple[float, float, int, str]

@@ -167,8 +167,8 @@ class Profiling:
             part = slice(start, start + _CHUNK)
             self._gang.emit(
                 ev.Spans(
-                    self._now_s(), spans.rank, spans.names[part], spans.starts_s[part],
-                    spans.ends_s[part], spans.depths[part],
+                    self._now_s(), spans.rank, spans.names[part], spans.starts_ns[part],
+                    spans.ends_ns[part], spans.depths[part],
                     0 if start else spans.skipped, spans.track,
                 )
             )  # fmt: skip

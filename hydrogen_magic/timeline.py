@@ -77,33 +77,33 @@ def _slice(name: str, pid: int, tid: int, start_s: float, end_s: float) -> dict[
 
 
 def _spans(events: list[ev.Event], tracks: list[str]) -> Iterator[dict[str, Any]]:
-    by_track: dict[tuple[int, str], list[tuple[float, float, int, str]]] = {}
+    by_track: dict[tuple[int, str], list[tuple[int, int, int, str]]] = {}
     for event in events:
         if isinstance(event, ev.Spans):
-            rows = zip(event.starts_s, event.ends_s, event.depths, event.names, strict=True)
+            rows = zip(event.starts_ns, event.ends_ns, event.depths, event.names, strict=True)
             by_track.setdefault((event.rank, event.track), []).extend(rows)
     for (rank, track), spans in by_track.items():
-        lanes: list[list[float]] = []
+        lanes: list[list[int]] = []
         first = _FIRST_SPANS + _LANES * tracks.index(track)
         # Outer before inner where they start together.
-        for start_s, end_s, _, name in sorted(spans, key=lambda s: (s[0], -s[1], s[2])):
-            lane = _lane(lanes, start_s, end_s)
-            yield _slice(name, rank, first + lane, start_s, end_s)
+        for start_ns, end_ns, _, name in sorted(spans, key=lambda s: (s[0], -s[1], s[2])):
+            lane = _lane(lanes, start_ns, end_ns)
+            yield _slice(name, rank, first + lane, start_ns / 1e9, end_ns / 1e9)
 
 
-def _lane(lanes: list[list[float]], start_s: float, end_s: float) -> int:
+def _lane(lanes: list[list[int]], start_ns: int, end_ns: int) -> int:
     """Return the first lane where the span lies beside or inside what is there, and put it there.
 
     A trace allows no half overlap on one thread; spans of several threads of a rank do that. A
-    lane is the stack of the ends of its spans that are open at ``start_s``.
+    lane is the stack of the ends of its spans that are open at ``start_ns``.
     """
     for number, open_ends in enumerate(lanes):
-        while open_ends and open_ends[-1] <= start_s:
+        while open_ends and open_ends[-1] <= start_ns:
             open_ends.pop()
-        if not open_ends or end_s <= open_ends[-1]:
-            open_ends.append(end_s)
+        if not open_ends or end_ns <= open_ends[-1]:
+            open_ends.append(end_ns)
             return number
-    lanes.append([end_s])
+    lanes.append([end_ns])
     return len(lanes) - 1
 
 
@@ -135,7 +135,7 @@ def _collectives(events: list[ev.Event]) -> Iterator[tuple[int, float]]:
     """Yield rank and start of the collectives that are spans already: no need to show them twice."""
     for event in events:
         if isinstance(event, ev.Spans) and event.track == ev.COLLECTIVES:
-            yield from ((event.rank, start_s) for start_s in event.starts_s)
+            yield from ((event.rank, start_ns / 1e9) for start_ns in event.starts_ns)
 
 
 def _counters(events: list[ev.Event]) -> Iterator[dict[str, Any]]:

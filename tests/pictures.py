@@ -12,6 +12,7 @@ from hydrogen_magic.views.curves import Curves
 from hydrogen_magic.views.lanes import Lanes
 from hydrogen_magic.views.output import Line
 from hydrogen_magic.views.picture import html
+from tests import seconds
 
 CELLS = {"<cell 7>": "Cell In[7]"}
 STEP_S = 0.01
@@ -87,7 +88,7 @@ def _spans(rank: int, n_steps: int, source: random.Random) -> ev.Spans:
             names.append("checkpoint")
             starts.append(start)
             ends.append(start + STEP_S * 0.1)
-    return ev.Spans(ends[-1], rank, tuple(names), tuple(starts), tuple(ends), (0,) * len(names))
+    return seconds.spans(ends[-1], rank, names, starts, ends, (0,) * len(names))
 
 
 def ended(events: Sequence[ev.Event], state: str = "SUCCEEDED") -> list[ev.Event]:

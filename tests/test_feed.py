@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hydrogen_magic import events as ev
 from hydrogen_magic.gang.state import GangState, fold
 from hydrogen_magic.views.widget.feed import Feed, Message
+from tests import seconds
 from tests.mirror import Mirror, MirroredCurve, columns
 
 HOSTILE = "\x1b[2J\u202egnp.exe\ud800<script>\n\t\x00" + "é" * 10_000
@@ -42,7 +43,8 @@ def batch(rank: int, steps: Sequence[int], **values: Sequence[float | None]) -> 
 def spans(rank: int, n: int, start_s: float = 0.0, track: str = "spans") -> ev.Spans:
     starts = tuple(start_s + i / 1000 for i in range(n))
     names = tuple("fb"[i % 2] for i in range(n))
-    return ev.Spans(1.0, rank, names, starts, tuple(s + 5e-4 for s in starts), (0,) * n, 0, track)
+    ends = (start + 5e-4 for start in starts)
+    return seconds.spans(1.0, rank, names, starts, ends, (0,) * n, 0, track)
 
 
 class Rig:
@@ -383,7 +385,7 @@ def test_whatever_ranks_send_can_be_sent_on() -> None:
         batch(1, [huge], loss=[huge]),
         ev.Progress(1.0, 0, 0, HOSTILE, math.nan, math.inf, HOSTILE),
         ev.Progress(1.0, 1, 0, HOSTILE, -1e308, -1.0, HOSTILE),
-        ev.Spans(1.0, 0, (HOSTILE,), (0.0,), (1.0,), (0,), 0, HOSTILE),
+        seconds.spans(1.0, 0, (HOSTILE,), (0.0,), (1.0,), (0,), 0, HOSTILE),
         ev.RankPhase(1.0, 0, "running", HOSTILE),
         ev.CollectiveWait(1.0, 1, HOSTILE, 3, 0.0),
         ev.RankStacks(1.0, 0, HOSTILE),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import random
 import re
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from hydrogen_magic import events as ev
+from hydrogen_magic.agent import horovod_events
 from hydrogen_magic.agent.horovod_events import cut
 from hydrogen_magic.agent.horovod_spans import Span, Weaver
 from hydrogen_magic.agent.horovod_timeline import Kept, Timelines
@@ -23,6 +25,7 @@ from hydrogen_magic.gang.state import replay
 from hydrogen_magic.gang.stragglers import stragglers
 from hydrogen_magic.gang.waits import late_in_all
 from hydrogen_magic.views.block import warnings
+from tests import seconds
 from tests.horovod_timeline_files import ORIGIN_US, Written
 
 NASTY = (
@@ -102,6 +105,36 @@ def test_damage_is_passed_over() -> None:
     assert found.events == cut(data).events
 
 
+def test_events_in_a_row_are_cut_as_each_by_itself() -> None:
+    """What is taken apart once and known from then on, whatever has happened to the file."""
+    whole = training(20).data
+    chance = random.Random(7)
+    borders = [match.start() for match in re.finditer(rb',\{"ph"', whole)]
+    for _ in range(2000):
+        start = chance.choice(borders)
+        data = bytearray(whole[start : start + chance.randrange(1, 8000)])
+        for _ in range(chance.randrange(4)):
+            place = chance.randrange(len(data))
+            data[place : place + chance.randrange(3)] = chance.choice(
+                [
+                    b"",
+                    b"}",
+                    b"{",
+                    b'"',
+                    b",",
+                    b"7",
+                    b"\0",
+                    b'"ts": ',
+                    b'"ts": 5',
+                    b'"pid": 9}',
+                    b"9" * 30,
+                ]
+            )
+        by_itself = horovod_events.Cut()
+        horovod_events._cut_objects(bytes(data), by_itself)
+        assert cut(bytes(data)) == by_itself
+
+
 def test_names_that_never_end_become_other() -> None:
     written = Written()
     for number in range(200):
@@ -128,14 +161,14 @@ class Followed:
         self.timelines.turn_to(0, order)
 
     def look(self) -> None:
-        self.timelines._next_s = 0.0  # at once, not only ten times a second
+        self.timelines._next_s = 0.0  # at once, not only now and then
         self.timelines.look()
 
     def spans(self) -> Iterator[tuple[str, float, float, int]]:
         for event in self.told:
             assert isinstance(event, ev.Spans), event
             assert (event.rank, event.track) == (0, "horovod")
-            yield from zip(event.names, event.starts_s, event.ends_s, event.depths, strict=True)
+            yield from seconds.rows_of(event)
 
     def skipped(self) -> int:
         return sum(event.skipped for event in self.told if isinstance(event, ev.Spans))
@@ -239,6 +272,46 @@ def test_what_comes_too_fast_is_left_out_of_the_view_and_counted(followed: Follo
     assert len(json.loads(followed.path.read_bytes())) > starts
 
 
+def _event(text: str, ts_us: int = 5) -> bytes:
+    return f',{{{text}, "ts": {ts_us}, "pid": 1}}'.encode()
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        _event('"ph": "B", "name": "NEGOTIATE_ALLREDUCE"')
+        + _event(f'"ph": "X", "name": "{"9" * 5000}"'),
+        _event('"ph": "B", "name": "A"') * 20_000,
+        b'{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "' * 20_000,
+        _event(f'"ph": "B", "name": "{"n" * 60_000}"', 10**6) + _event('"ph": "E"', 10**6 + 9),
+    ],
+    ids=["digits", "depth", "tensors without an end", "names"],
+)
+def test_what_a_hostile_rank_writes_harms_nobody(written: bytes, followed: Followed) -> None:
+    data = training(3).data
+    followed.path.write_bytes(data + written)
+    began_s = time.process_time()
+    for _ in range(20):
+        followed.look()
+    assert followed.timelines._following is not None
+    opened = followed.timelines._following._weaver._open.values()
+    assert sum(map(len, opened)) < 1000
+    followed.timelines.finish()
+    assert time.process_time() - began_s < 5.0, "a moment, whatever there is"
+    spans = list(followed.spans())
+    assert ("allreduce", 1.0055, 1.0075, 0) in [
+        (n, round(s, 6), round(e, 6), d) for n, s, e, d in spans
+    ]
+    assert max(len(name) for name, *_ in spans) <= 200
+
+
+def test_a_file_without_an_end_is_left_as_it_is(followed: Followed) -> None:
+    followed.path.write_bytes(training(3).data)
+    os.truncate(followed.path, 1 << 36)
+    followed.timelines.finish()
+    assert followed.path.stat().st_size == 1 << 36
+
+
 def test_a_file_that_cannot_be_read_is_told_and_harms_nobody(tmp_path: Path) -> None:
     told: list[ev.Event] = []
     timelines = Timelines(time.monotonic(), told.append)
@@ -290,7 +363,7 @@ def waits(slow: dict[int, float], n_steps: int = 50, np: int = 4) -> list[ev.Eve
         for rank in range(np):
             ready_s = now_s + 0.1 + slow.get(rank, 0.0)
             spans = (("hvd.synchronize",), (ready_s,), (end_s,), (0,))
-            events.append(ev.Spans(end_s, rank, *spans, 0, ev.COLLECTIVES))
+            events.append(seconds.spans(end_s, rank, *spans, 0, ev.COLLECTIVES))
         now_s = end_s
     return events
 

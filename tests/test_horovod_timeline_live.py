@@ -67,7 +67,7 @@ def of_horovod(gang: Gang, start: int = 0) -> list[ev.Spans]:
 def until_shown(gang: Gang) -> None:
     """Wait until a span of now is there."""
     since_s = now_s(gang)
-    until(gang, lambda: any(max(e.ends_s) > since_s for e in of_horovod(gang)))
+    until(gang, lambda: any(max(e.ends_ns) > since_s * 1e9 for e in of_horovod(gang)))
 
 
 def watch(gang: Gang, for_s: float) -> list[float]:
@@ -76,7 +76,7 @@ def watch(gang: Gang, for_s: float) -> list[float]:
     until_s = time.monotonic() + for_s
     while time.monotonic() < until_s:
         assert not gang.wait(0.02)
-        ages.append(now_s(gang) - max(max(e.ends_s) for e in of_horovod(gang)[-3:]))
+        ages.append(now_s(gang) - max(max(e.ends_ns) for e in of_horovod(gang)[-3:]) / 1e9)
     return ages
 
 

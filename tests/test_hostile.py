@@ -41,9 +41,9 @@ from hydrogen_magic.worker.pace import TICK_S, Pace
         ev.Metrics(1.0, 0, (1,), (1.0,), {"loss": (10**400,)}),
         ev.Metrics(1.0, 0, (1, 2), (1.0, math.inf), {}),
         ev.Metrics(1.0, 0, (1, 2), (1.0, 2.0), {"loss": (1.0,)}),
-        ev.Spans(1.0, 0, ("a", "b"), (1.0,), (2.0, 2.0), (0, 0)),
-        ev.Spans(1.0, 0, ("a", "b"), (math.nan, 1.0), (2.0, 2.0), (0, 0)),
-        ev.Spans(1.0, 0, ("a", "b"), (0.0, 1.0), (2.0, 1e308), (0, 0)),
+        ev.Spans(1.0, 0, ("a", "b"), (1,), (2, 2), (0, 0)),
+        ev.Spans(1.0, 0, ("a", "b"), (-(10**18), 1), (2, 2), (0, 0)),
+        ev.Spans(1.0, 0, ("a", "b"), (0, 1), (2, 10**18), (0, 0)),
     ],
     ids=repr,
 )
@@ -68,6 +68,7 @@ texts = st.sampled_from(
     ["", "\x1b[2J", "\ud800", "</script>", "x" * 9000, "\u202e\n\x00", "__proto__", "a\rb"]
 )
 times = st.sampled_from([0.0, -5.0, 1.0, 9e8])
+moments = st.sampled_from([0, -5, 10**9, 10**18 - 1])
 ranks = st.integers(0, 1)
 columns = st.tuples(numbers, st.none() | numbers)
 hostile = st.one_of(
@@ -78,8 +79,8 @@ hostile = st.one_of(
     st.builds(ev.Progress, times, ranks, integers, texts, numbers, st.none() | numbers, texts),
     st.builds(ev.Steps, times, ranks, integers),
     st.builds(
-        ev.Spans, times, ranks, st.tuples(texts, texts), st.tuples(times, times),
-        st.tuples(times, times), st.tuples(integers, integers), integers, texts,
+        ev.Spans, times, ranks, st.tuples(texts, texts), st.tuples(moments, moments),
+        st.tuples(moments, moments), st.tuples(integers, integers), integers, texts,
     ),
     st.builds(ev.CollectiveWait, times, ranks, texts, integers, times),
     st.builds(
@@ -220,7 +221,7 @@ def test_what_is_too_large_for_one_message_goes_in_several() -> None:
 
 
 @pytest.mark.parametrize(
-    ("world_size", "interval_s"), [(1, 0.05), (64, 0.05), (256, 0.2), (1024, 0.8), (100_000, 1.0)]
+    ("world_size", "interval_s"), [(1, 0.1), (128, 0.1), (256, 0.2), (1024, 0.8), (100_000, 1.0)]
 )
 def test_the_more_ranks_the_rarer_each_sends(world_size: int, interval_s: float) -> None:
     now_s = 100.0

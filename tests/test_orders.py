@@ -33,7 +33,7 @@ class FakeGang:
             ev.GangLaunched(0.0, self.id, "--np 2", 2, "local", "torch", 1.0, "b:1:1", {}),
             ev.AttemptStarted(0.0, 0),
             ev.Metrics(1.0, 0, (1, 2), (1.0, 2.0), {"loss": (0.5, float("nan"))}),
-            ev.Spans(1.0, 0, ("step",), (0.1,), (0.2,), (0,)),
+            ev.Spans(1.0, 0, ("step",), (100,), (200,), (0,)),
         ]
         if ended:
             self._events.append(ev.GangEnded(2.0, "SUCCEEDED", "2 ranks finished"))

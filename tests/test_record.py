@@ -18,6 +18,7 @@ from hydrogen_magic import record
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.metrics import frame
 from hydrogen_magic.timeline import write_chrome_trace
+from tests import seconds
 
 
 def launched(gang: str, wall_time: float = 0.0, owner: str | None = None) -> ev.GangLaunched:
@@ -195,7 +196,7 @@ def test_no_points_make_an_empty_table_with_its_columns() -> None:
 
 def test_the_trace_has_slices_that_nest_or_lie_apart(tmp_path: Path) -> None:
     # Two threads of rank 1: "load" overlaps "step" by half, which one track must not.
-    spans = ev.Spans(
+    spans = seconds.spans(
         5.0, 1, ("forward", "step", "load", "step"), (1.0, 1.0, 1.5, 2.0), (1.2, 2.0, 2.5, 3.0),
         (1, 0, 0, 0),
     )  # fmt: skip

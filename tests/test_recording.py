@@ -26,7 +26,7 @@ from hydrogen_magic.handle import Gang
 from hydrogen_magic.spec import JobSpec
 from hydrogen_magic.timeline import write_chrome_trace
 from hydrogen_magic.worker import orders, profiler, reporter
-from tests import training
+from tests import seconds, training
 from tests.test_observe import run
 
 pytest.importorskip("torch")
@@ -79,8 +79,7 @@ def spans_of(gang: Gang, track: str) -> dict[int, list[tuple[str, float, float, 
     found: dict[int, list[tuple[str, float, float, int]]] = {}
     for event in gang.events():
         if isinstance(event, ev.Spans) and event.track == track:
-            rows = zip(event.names, event.starts_s, event.ends_s, event.depths, strict=True)
-            found.setdefault(event.rank, []).extend(rows)
+            found.setdefault(event.rank, []).extend(seconds.rows_of(event))
     return found
 
 
@@ -161,7 +160,7 @@ def test_timeline_records_from_the_start(over: Path, tmp_path: Path) -> None:
 def test_a_wait_that_is_a_span_is_shown_once(tmp_path: Path) -> None:
     events = [
         ev.CollectiveWait(3.0, 0, "all_reduce", 1, 1.5),
-        ev.Spans(5.0, 0, ("all_reduce",), (1.5,), (5.0,), (0,), track="collectives"),
+        seconds.spans(5.0, 0, ("all_reduce",), (1.5,), (5.0,), (0,), track="collectives"),
         ev.CollectiveWait(5.0, 0, "", 1, 1.5),
         ev.CollectiveWait(7.0, 0, "barrier", 2, 6.0),
         ev.CollectiveWait(8.0, 0, "", 2, 6.0),

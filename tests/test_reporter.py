@@ -331,8 +331,8 @@ def test_spans_nest_and_wrap_functions(reporter: reporters.Reporter, sent: Sent)
     (spans,) = sent.of(ev.Spans)
     assert spans.names == ("sync", "sync", "outer", "async")
     assert spans.depths == (2, 1, 0, 0)
-    assert all(a <= b for a, b in zip(spans.starts_s, spans.ends_s, strict=True))
-    assert spans.starts_s[2] <= spans.starts_s[1] <= spans.starts_s[0]
+    assert all(a <= b for a, b in zip(spans.starts_ns, spans.ends_ns, strict=True))
+    assert spans.starts_ns[2] <= spans.starts_ns[1] <= spans.starts_ns[0]
 
 
 def test_a_plain_process_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,7 +417,7 @@ def test_a_finally_inside_a_handler_still_unwinds() -> None:
 
 
 def test_a_collective_that_waits_is_told_once_and_its_end_too() -> None:
-    watch, inside = Watch(2), ("all_reduce", 7, 10.0)
+    watch, inside = Watch(2), ("all_reduce", 7, 10_000_000_000)
     looked = [
         list(watch.look(at_s, "running", collective))
         for at_s, collective in [(10.5, inside), (11.1, inside), (12.0, inside), (13.0, None)]

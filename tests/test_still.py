@@ -15,6 +15,7 @@ from hydrogen_magic.gang.state import GangState, replay
 from hydrogen_magic.views.widget import kept
 from hydrogen_magic.views.widget.feed import Feed
 from hydrogen_magic.views.widget.still import gathered, still
+from tests import seconds
 
 
 def failed_gang() -> list[ev.Event]:
@@ -26,7 +27,7 @@ def failed_gang() -> list[ev.Event]:
         ev.RankPhase(0.1, 0, "running"),
         ev.RankPhase(0.1, 1, "running"),
         ev.Metrics(1.0, 0, (1, 2, 3), (1.0,) * 3, {"loss": (0.5, 0.25, 0.125)}),
-        ev.Spans(1.0, 0, ("f", "b"), (0.2, 0.5), (0.4, 0.9), (0, 0)),
+        seconds.spans(1.0, 0, ("f", "b"), (0.2, 0.5), (0.4, 0.9), (0, 0)),
         ev.Output(1.0, 1, "stdout", "the last words of rank 1\n"),
         ev.Output(1.1, 0, "stdout", "".join(f"line {n}\n" for n in range(500))),
         ev.RankFailed(1.5, 1, error, "running"),

@@ -15,29 +15,34 @@ from dataclasses import dataclass, field
 
 __all__ = ["Cut", "Event", "count_spans", "cut", "last_border", "named_tensors"]
 
-Event = tuple[bytes, bytes | None, int, int]
-"""Phase (``B`` begin, ``E`` end, ``X`` a rank is ready, ``i`` a cycle begins), name (none for ``E``), time in
-microseconds since the timeline's origin, tensor (0: none)."""
+Event = tuple[bytes, bytes, bytes, int]
+"""Phase (``B`` begin, ``E`` end, ``X`` a rank is ready, ``i`` a cycle begins), name (empty for ``E``), time
+as it stands there (microseconds since the timeline's origin; few are looked at), tensor (0: none)."""
 
 _LONGEST = 1 << 16
 """Bytes of an event: what is longer is none, and damage is passed over."""
 
 _EVENT = (
-    rb"""\{"ph": "([BEXi])"(?:, "name": "([^"]*)")?, "ts": (\d+)(?:, "pid": (\d+))?"""
+    rb"""\{"ph": "([BEXi])"(?:, "name": "([^"]*)")?, "ts": (\d{1,14})(?:, "pid": (\d{1,9}))?"""
     rb"""[^{}]*(?:\{[^{}]*\})?\}"""
 )
 _TENSOR = (
-    rb"""\{"name": "process_name", "ph": "M", "pid": (\d+), "args": \{"name": "(.*?)"\}\},\n"""
+    rb"""\{"name": "process_name", "ph": "M", "pid": (\d+), "args": \{"name": "(.{0,512}?)"\}\},\n"""
     rb"""\{"name": "process_sort_index", "ph": "M", "pid": \g, "args": \{"sort_index": \g\}\},\n"""
 )
 _ORIGIN = (
     rb"""\{"name": "process_name", "ph": "M", "pid": 0, "args": """
-    rb"""\{"start_time_since_epoch_in_micros":(\d+)\}\},\n"""
+    rb"""\{"start_time_since_epoch_in_micros":(\d{1,18})\}\},\n"""
     rb"""\{"name": "process_sort_index", "ph": "M", "pid": 0, "args": \{"sort_index": 0\}\},\n"""
 )
 _OBJECT = re.compile(
     rb"(?:" + _EVENT + rb"|" + _TENSOR.replace(rb"\g", rb"\5") + rb"|" + _ORIGIN + rb")", re.DOTALL
 )
+_TIME = re.compile(rb""""ts": (\d{1,14})""")
+_N_BEFORE_TIME = len(b'"ts": ')
+_HEAD = rb"""[\[\],\n ]*\{"ph": "([BEXi])"(?:, "name": "([^"]*)")?, """
+_FIRST_HEAD = re.compile(_HEAD)
+_NEXT_HEAD = re.compile(rb"""(?:, "pid": (\d{1,9}))?[^{}]*(?:\{[^{}]*\})?\}(""" + _HEAD + rb")")
 _ONLY_TENSOR = re.compile(_TENSOR.replace(rb"\g", rb"\1"), re.DOTALL)
 _BETWEEN = b"[],\n "
 _BORDER = b'},{"ph": "'
@@ -58,10 +63,60 @@ class Cut:
     """Bytes that were passed over because they are nothing that Horovod writes."""
 
 
+_Between = tuple[int, bytes, bytes, int]
+"""What stands between the times of two events: tensor of the first; phase and name of the second, and how
+many bytes of it are there already."""
+_known: dict[bytes, _Between] = {}
+"""It is the same in every step, but for the times: so it is taken apart once."""
+_MOST_KNOWN = 1 << 13
+_LONGEST_KNOWN = 1 << 10
+"""Bytes."""
+
+
 def cut(data: bytes) -> Cut:
     """Return the events in ``data``, which begins at a border of two objects, up to the last whole one."""
     found = Cut()
-    for match in _OBJECT.finditer(data):
+    _cut_events(data, found)
+    _cut_objects(data, found)
+    return found
+
+
+def _cut_events(data: bytes, found: Cut) -> None:
+    """Find what is nothing but events, each behind the other, except the last: most of a file is that."""
+    first, *parts = _TIME.split(data)
+    head = _FIRST_HEAD.fullmatch(first)
+    if head is None:
+        return
+    between: list[_Between] = []
+    for text in parts[1::2]:
+        this = _known.get(text) or _taken_apart(text)
+        if this is None:
+            break
+        between.append(this)
+    if not between:
+        return
+    n_events = len(between)
+    tensors, phases, names, lengths = zip(*between, strict=True)
+    phases, names = (head[1], *phases), (head[2] or b"", *names)
+    found.events += zip(phases, names, parts[: 2 * n_events : 2], tensors, strict=False)
+    n_bytes = len(first) + sum(map(len, parts[: 2 * n_events])) + _N_BEFORE_TIME * n_events
+    found.n_bytes = n_bytes - lengths[-1]
+
+
+def _taken_apart(text: bytes) -> _Between | None:
+    match = _NEXT_HEAD.fullmatch(text) if len(text) <= _LONGEST_KNOWN else None
+    if match is None:
+        return None
+    tensor, head, phase, name = match.groups()
+    if len(_known) >= _MOST_KNOWN:  # shapes that differ each time
+        _known.clear()
+    this = _known[text] = int(tensor or 0), phase, name or b"", len(head)
+    return this
+
+
+def _cut_objects(data: bytes, found: Cut) -> None:
+    """Find whatever there is behind what has been found."""
+    for match in _OBJECT.finditer(data, found.n_bytes):
         start = match.start()
         if start - found.n_bytes > 1 and not _is_between(data, found.n_bytes, start):
             # Something else lies before it: an object that is not whole yet, or damage.
@@ -70,7 +125,7 @@ def cut(data: bytes) -> Cut:
             found.n_lost += start - found.n_bytes
         phase, name, ts, pid, _, tensor, origin = match.groups()
         if phase is not None:
-            found.events.append((phase, name, int(ts), int(pid or 0)))
+            found.events.append((phase, name or b"", ts, int(pid or 0)))
         elif tensor is not None:
             found.tensors.append((match.start(6), tensor))
         else:
@@ -78,7 +133,6 @@ def cut(data: bytes) -> Cut:
         found.n_bytes = match.end()
     if found.n_bytes == 0 and len(data) > _LONGEST:
         found.n_bytes = found.n_lost = len(data) - _LONGEST
-    return found
 
 
 def _is_between(data: bytes, start: int, until: int) -> bool:

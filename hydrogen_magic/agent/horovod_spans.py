@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from hydrogen_magic.agent.horovod_events import Event
+from hydrogen_magic.worker.spans import LONGEST_NAME
 
 __all__ = ["Span", "Weaver"]
 
@@ -30,6 +31,10 @@ _MOST_NAMES = 64
 """Horovod has some forty; a name more costs the view one for good."""
 _MOST_OPEN = 1 << 16
 """Tensors under way at once, of which a damaged file could leave more and more."""
+_DEEPEST = 64
+"""Begun for one tensor and not ended. Horovod has two."""
+_MOST_RANKS = 1 << 14
+"""Told apart where one is waited for."""
 
 
 class Weaver:
@@ -50,22 +55,50 @@ class Weaver:
         """Time of the newest event."""
 
     def take(self, events: Iterable[Event]) -> None:
-        """Take note of what happened."""
-        for phase, name, ts_us, tensor in events:
-            if ts_us > self.latest_us:
-                self.latest_us = ts_us
-            if phase == b"E":
-                self._end(tensor, ts_us)
-            elif phase == b"B":
-                self._begin(tensor, self._names.get(name or b"") or self._named(name or b""), ts_us)
+        """Take note of what happened. Thousands a second: most only count what is open."""
+        at = b"0"
+        opened, names = self._open, self._names
+        outer, inner = self._outer, self._inner
+        for phase, name, at, tensor in events:
+            stack = opened.get(tensor)
+            if phase == b"B":
+                words = names.get(name) or self._named(name)
+                if stack:
+                    row = inner
+                    stack.append(words)
+                else:
+                    row = outer
+                    if len(opened) >= _MOST_OPEN:
+                        self.forget()
+                    opened[tensor] = [words]
+                if words in row.counts:
+                    row.counts[words] += 1
+                else:
+                    row.begin(words, int(at))
+            elif not stack:
+                continue  # it began before the timeline did, or is of no tensor
+            elif phase == b"E":
+                words = stack.pop()
+                row = inner if stack else outer
+                if row.counts[words] > 1:
+                    row.counts[words] -= 1
+                else:
+                    row.end(words, int(at))
+                if not stack:
+                    del opened[tensor]
+                    if self._ready or self._late:
+                        self._note_late(tensor)
             elif phase == b"X":
-                self._note_ready(tensor, name or b"", ts_us)
+                self._note_ready(tensor, name, int(at))
+        self.latest_us = max(self.latest_us, int(at))
+        if any(len(stack) > _DEEPEST for stack in opened.values()):
+            self.forget()
 
     def cut_long(self, now_us: int | None) -> None:
         """Tell what goes on, as far as it is known; ``now_us``: None while events are read late.
 
-        An event reaches the file with the one after it, which may take as long as a step. So a reduction
-        without an activity, of which nothing more is heard, has ended: only that event is missing.
+        The released writer writes an event down with the one after it, which may take as long as a step. So
+        a reduction without an activity, of which nothing more is heard, has ended: only that is missing.
         """
         known_us = self.latest_us
         is_negotiating = self._outer.current.startswith(_NEGOTIATE)
@@ -93,46 +126,23 @@ class Weaver:
 
     # ── events ──
 
-    def _begin(self, tensor: int, name: str, ts_us: int) -> None:
-        stack = self._open.get(tensor)
-        if stack:
-            stack.append(name)
-            self._inner.begin(name, ts_us)
-            return
-        if len(self._open) >= _MOST_OPEN:
-            self.forget()
-        self._open[tensor] = [name]
-        self._outer.begin(name, ts_us)
+    def _note_ready(self, tensor: int, rank: bytes, ts_us: int) -> None:
+        if rank.isdigit() and len(rank) < 10:
+            before = self._ready.get(tensor, (ts_us, ts_us, -1))
+            self._ready[tensor] = (before[1], ts_us, min(int(rank), _MOST_RANKS))
 
-    def _end(self, tensor: int, ts_us: int) -> None:
-        stack = self._open.get(tensor)
-        if not stack:
-            return  # it began before the timeline did
-        name = stack.pop()
-        if stack:
-            self._inner.end(name, ts_us)
-            return
-        del self._open[tensor]
-        if tensor in self._ready:
-            self._note_late(*self._ready.pop(tensor))
-        self._outer.end(name, ts_us)
+    def _note_late(self, tensor: int) -> None:
+        """All that was done with a tensor has ended: tell whom that waited for, once none is negotiated."""
+        start_us, end_us, rank = self._ready.pop(tensor, (0, 0, -1))
+        if end_us - start_us >= _LATE_US:
+            known = self._late.get(rank, (start_us, end_us))
+            self._late[rank] = (min(known[0], start_us), max(known[1], end_us))
         if self._late and not self._outer.is_open(_NEGOTIATE):
             self._tell_late()
 
-    def _note_ready(self, tensor: int, rank: bytes, ts_us: int) -> None:
-        if tensor in self._open and rank.isdigit():
-            before = self._ready.get(tensor, (ts_us, ts_us, -1))
-            self._ready[tensor] = (before[1], ts_us, int(rank))
-
-    def _note_late(self, start_us: int, end_us: int, rank: int) -> None:
-        if end_us - start_us < _LATE_US:
-            return
-        known = self._late.get(rank, (start_us, end_us))
-        self._late[rank] = (min(known[0], start_us), max(known[1], end_us))
-
     def _tell_late(self) -> None:
         for rank, (start_us, end_us) in self._late.items():
-            self._waits.append((self._named(b"waiting for rank %d" % rank), start_us, end_us, 1))
+            self._waits.append((f"waiting for rank {rank}", start_us, end_us, 1))
         self._late.clear()
 
     def _named(self, written: bytes) -> str:
@@ -140,7 +150,7 @@ class Weaver:
         if written not in self._names:
             if len(self._names) >= _MOST_NAMES:
                 return "other"
-            words = written.decode("utf-8", "replace").replace("_", " ").lower()
+            words = written[:LONGEST_NAME].decode("utf-8", "replace").replace("_", " ").lower()
             self._names[written] = words or "?"
         return self._names[written]
 
@@ -152,34 +162,30 @@ class _Row:
     """
 
     def __init__(self, depth: int) -> None:
+        self.counts: dict[str, int] = {}
+        """Name -> for how many tensors it is open; what began last comes last."""
         self.current = ""
         self._depth = depth
         self._since_us = 0
         self._is_cut = False
         """The part before :attr:`_since_us` has been told."""
-        self._counts: dict[str, int] = {}
-        """Name -> for how many tensors it is open; what began last comes last."""
         self._done: list[Span] = []
 
     def begin(self, name: str, ts_us: int) -> None:
-        n_open = self._counts.get(name, 0)
-        self._counts[name] = n_open + 1
-        if n_open == 0:
-            self._choose(ts_us)
+        """Open it for the first tensor."""
+        self.counts[name] = 1
+        self._choose(ts_us)
 
     def end(self, name: str, ts_us: int) -> None:
-        n_open = self._counts.get(name, 0) - 1
-        if n_open > 0:
-            self._counts[name] = n_open
-        elif n_open == 0:
-            del self._counts[name]
-            self._choose(ts_us)
+        """Close it for the last one."""
+        del self.counts[name]
+        self._choose(ts_us)
 
     def is_open(self, beginning: str) -> bool:
-        return any(name.startswith(beginning) for name in self._counts)
+        return any(name.startswith(beginning) for name in self.counts)
 
     def _choose(self, ts_us: int) -> None:
-        names = list(self._counts)
+        names = list(self.counts)
         others = [name for name in names if not name.startswith(_NEGOTIATE)]
         chosen = (others or names or [""])[-1]
         if chosen != self.current:
@@ -211,5 +217,5 @@ class _Row:
         return done
 
     def forget(self) -> None:
-        self._counts.clear()
+        self.counts.clear()
         self.current = ""

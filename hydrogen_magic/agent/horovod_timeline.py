@@ -1,6 +1,6 @@
 """Horovod's timeline on rank 0's host, followed while it is written: into the view, and kept whole.
 
-Rank 0 says where its Horovod writes (``worker/observe/horovod/timeline.py``). A look every tenth of a second
+Rank 0 says where its Horovod writes (``worker/observe/horovod/timeline.py``). A look, four times a second,
 reads what is new and costs milliseconds, whatever comes: where events come faster than that they are left
 out of the view, and counted, and never out of the file.
 """
@@ -21,17 +21,21 @@ from hydrogen_magic.agent.horovod_spans import Weaver
 __all__ = ["Kept", "Timelines", "path_prefix"]
 
 _NAME = "horovod-timeline-"
-_LOOK_S = 0.1
-_BUDGET_S = 0.01
+_LOOK_S = 0.25
+_BUDGET_S = 0.025
 """How long a look may take; the agent has ranks to look after."""
-_CHUNK_BYTES = 64 << 10
-"""Read at a time: some 800 events, two milliseconds."""
+_CHUNK_BYTES = 128 << 10
+"""Read at a time: some 2,000 events, a millisecond."""
 _FAR_BEHIND_BYTES = 2 << 20
 """So much unread is passed over; a second and more of the busiest training there is."""
 _PASS_OVER_BYTES = 8 << 20
 """Passed over in one look."""
 _TAIL_BYTES = 4 << 20
-"""Read at the end, however long that takes."""
+"""Read at the end."""
+_FINISH_S = 2.0
+"""How long that may take: milliseconds, unless it is no timeline at all."""
+_LONGEST_S = 1e8
+"""What is further from the gang's launch is damage."""
 _UNSAFE = bytes.maketrans(b'"\\', b"'/")
 
 
@@ -97,19 +101,19 @@ class Timelines:
     def _try(self, following: _Follower, read: Callable[[], None]) -> None:
         try:
             read()
-        except OSError as error:
+        except Exception as error:  # a rank wrote it: the watch over all of them goes on
             self._following = None
             following.close()
             text = f"Horovod's timeline cannot be followed any more: {error}"
             self._emit(ev.Notice(self._now_s(), "warning", text))
         self._send(*following.drain())
 
-    def _send(self, spans: Sequence[tuple[str, float, float, int]], skipped: int) -> None:
+    def _send(self, spans: Sequence[tuple[str, int, int, int]], skipped: int) -> None:
         if not spans and not skipped:
             return
-        names, starts_s, ends_s, depths = zip(*spans, strict=True) if spans else ((),) * 4
+        names, starts_ns, ends_ns, depths = zip(*spans, strict=True) if spans else ((),) * 4
         event = ev.Spans(
-            self._now_s(), self._rank, names, starts_s, ends_s, depths, skipped, ev.HOROVOD
+            self._now_s(), self._rank, names, starts_ns, ends_ns, depths, skipped, ev.HOROVOD
         )
         self._emit(event)
 
@@ -137,7 +141,7 @@ class _Follower:
         until_s = time.monotonic() + _BUDGET_S
         behind = self._behind()
         if behind > _FAR_BEHIND_BYTES:
-            self._pass_over(min(behind, _PASS_OVER_BYTES))
+            self._pass_over(min(behind - _CHUNK_BYTES, _PASS_OVER_BYTES))  # the newest is seen
         while self._read_on() and time.monotonic() < until_s:
             pass
         if self._origin_s is not None:
@@ -147,20 +151,22 @@ class _Follower:
 
     def finish(self) -> None:
         """Read to the end, though not into all of what a file may hold, and close its brackets."""
-        while self._behind() > _TAIL_BYTES and self._pass_over(_PASS_OVER_BYTES):
-            pass
-        while self._read_on():
-            pass
-        if self._kept is not None and self._fd >= 0:
-            self._close_brackets()
+        until_s = time.monotonic() + _FINISH_S
+        while time.monotonic() < until_s:
+            is_passed = self._behind() > _TAIL_BYTES and self._pass_over(_PASS_OVER_BYTES)
+            if not is_passed and not self._read_on():
+                if self._kept is not None and self._fd >= 0:
+                    self._close_brackets()
+                return
 
-    def drain(self) -> tuple[list[tuple[str, float, float, int]], int]:
-        """Return spans on the gang's clock, and how many were left out since last time."""
+    def drain(self) -> tuple[list[tuple[str, int, int, int]], int]:
+        """Return spans on the gang's clock, in nanoseconds, and how many were left out since last time."""
         skipped, self._skipped = self._skipped, 0
-        spans, origin_s = self._weaver.drain(), self._origin_s
-        if origin_s is None:
+        spans = self._weaver.drain()
+        if self._origin_s is None:
             return [], skipped + len(spans)  # its beginning is damaged: nobody knows when that was
-        told = [(n, origin_s + s / 1e6, origin_s + e / 1e6, depth) for n, s, e, depth in spans]
+        origin_ns = round(self._origin_s * 1e9)
+        told = [(n, origin_ns + s * 1000, origin_ns + e * 1000, depth) for n, s, e, depth in spans]
         return told, skipped
 
     def close(self) -> None:
@@ -186,7 +192,7 @@ class _Follower:
         behind = self._behind()
         if behind <= 0:
             return False
-        found = cut(os.pread(self._fd, min(behind, 2 * _CHUNK_BYTES), self._read))
+        found = cut(os.pread(self._fd, min(behind, _CHUNK_BYTES), self._read))
         if found.n_lost:
             self._weaver.forget()
             self._skipped += 1
@@ -215,7 +221,8 @@ class _Follower:
 
     def _note_origin(self, found: Cut) -> None:
         if found.origin_us is not None:
-            self._origin_s = found.origin_us / 1e6 - self._wall_zero_s
+            origin_s = found.origin_us / 1e6 - self._wall_zero_s
+            self._origin_s = origin_s if abs(origin_s) < _LONGEST_S else None
 
     # ── mending ──
 

@@ -25,7 +25,7 @@ from hydrogen_magic.wire import AgentLink
 
 __all__ = ["Agent"]
 
-_BATCH_S = 0.02
+_BATCH_S = 0.05
 """Events that need not be seen at once leave together: one message instead of fifty."""
 
 _STACKS_S = 0.1

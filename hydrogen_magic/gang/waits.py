@@ -57,9 +57,10 @@ def added(waits: Waits, event: ev.Spans) -> Waits:
     since_s, until_s, total_s, recent_s = (
         waits.since_s, waits.until_s, waits.total_s, waits.recent_s
     )  # fmt: skip
-    for name, start_s, end_s in zip(event.names, event.starts_s, event.ends_s, strict=True):
-        if name in _NO_STEPS or not start_s <= end_s < math.inf:
+    for name, start_ns, end_ns in zip(event.names, event.starts_ns, event.ends_ns, strict=True):
+        if name in _NO_STEPS or end_ns < start_ns:
             continue
+        start_s, end_s = start_ns / 1e9, end_ns / 1e9
         since_s = min(since_s, start_s)
         recent_s = recent_s * _left(end_s - until_s) + end_s - start_s
         total_s += end_s - start_s

@@ -166,7 +166,7 @@ class Lanes:
     def _spans(self, event: ev.Spans) -> None:
         lane = self._columns(event.rank, clean_name(event.track[:_LONGEST_NAME]))
         names = np.array(self._indices(event.names), np.uint16)
-        starts_s, ends_s = floats(event.starts_s), floats(event.ends_s)
+        starts_s, ends_s = floats(event.starts_ns) / 1e9, floats(event.ends_ns) / 1e9
         depths = integers(event.depths, 0, 255).astype(np.uint8)
         lane.skipped += max(0, event.skipped)
         if len(names) == len(starts_s) == len(ends_s) == len(depths):

@@ -176,10 +176,10 @@ class span:  # noqa: N801  used like a function, as contextlib.suppress is
 
     def __init__(self, name: str) -> None:
         self._name = str(name)
-        self._open: list[tuple[float, int]] = []
+        self._open: list[tuple[int, int]] = []
 
     def __enter__(self) -> span:
-        self._open.append((time.monotonic(), _spans.depth.spans))
+        self._open.append((time.monotonic_ns(), _spans.depth.spans))
         _spans.depth.spans += 1
         return self
 
@@ -193,10 +193,10 @@ class span:  # noqa: N801  used like a function, as contextlib.suppress is
         _spans.depth.spans -= 1
         reporter = _reporter.current()
         if reporter is not None:
-            end_s = reporter.now_s()
+            end_ns = reporter.now_ns()
             # No earlier than the gang itself, for a span opened before the reporter was there.
-            start_s = max(0.0, end_s - (time.monotonic() - start))
-            reporter.span(self._name, start_s, end_s, depth)
+            start_ns = max(0, end_ns - (time.monotonic_ns() - start))
+            reporter.span(self._name, start_ns, end_ns, depth)
 
     def __call__(self, function: _F) -> _F:
         name = self._name

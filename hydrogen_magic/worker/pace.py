@@ -8,7 +8,9 @@ from collections.abc import Callable
 __all__ = ["TICK_S", "Pace"]
 
 TICK_S = 0.05
-"""Twice as often as a view redraws; 20 wake-ups a second cost nothing that can be measured."""
+"""How often a rank looks at itself; 20 wake-ups a second cost nothing that can be measured."""
+_SEND_S = 0.1
+"""As often as a view redraws. Whatever is sent wakes agent and kernel, however little it is."""
 _RANKS_PER_TICK = 64
 """So many may send at every tick: 1,300 batches a second are a small part of what a kernel takes."""
 _LONGEST_S = 1.0
@@ -16,12 +18,12 @@ _LONGEST_S = 1.0
 
 
 class Pace:
-    """Tells when a rank is to send: at every tick in a gang of 64, every 0.8 s in one of 1,024."""
+    """Tells when a rank is to send: every 0.1 s in a gang of 128, every 0.8 s in one of 1,024."""
 
     def __init__(
         self, rank: int = 0, world_size: int = 1, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.interval_s = min(_LONGEST_S, TICK_S * max(1.0, world_size / _RANKS_PER_TICK))
+        self.interval_s = min(_LONGEST_S, max(_SEND_S, TICK_S * world_size / _RANKS_PER_TICK))
         self._clock = clock
         # Ranks of a large gang begin at once, and are not to send at once ever after.
         self._due = clock() + self.interval_s * (rank % _RANKS_PER_TICK) / _RANKS_PER_TICK
@@ -31,6 +33,6 @@ class Pace:
         now = self._clock()
         if not is_urgent and now < self._due:
             return False
-        # Half a tick of grace: with an interval of one tick, none may be missed.
+        # Half a tick of grace: one that comes early is not missed.
         self._due = now + self.interval_s - TICK_S / 2
         return True

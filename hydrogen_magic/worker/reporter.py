@@ -1,7 +1,7 @@
 """What a rank says of itself, collected at almost no cost and sent by a thread.
 
 The user's code only ever appends to queues in memory, a microsecond a call. A daemon thread empties
-them every 50 ms (in large gangs less often), turns points into columns and hands the events to
+them every tenth of a second (in large gangs less often), turns points into columns and hands the events to
 ``send``: nothing that a rank reports can make it wait for a socket, a GPU or a view.
 
 Queues are bounded. When the agent does not take what there is for a while, the oldest points of
@@ -30,16 +30,13 @@ from hydrogen_magic.worker.points import (
     chunks,
     is_computed,
 )
-from hydrogen_magic.worker.spans import LONGEST_NAME, Span, as_events
+from hydrogen_magic.worker.spans import LONGEST_NAME, SpanQueue
 from hydrogen_magic.worker.watch import Watch
 
 __all__ = ["Reporter", "current", "install"]
 
 _MAX_POINTS = 1 << 16
 """Points kept: more than half a second of 100 000 a second, and at most about 30 MB of memory."""
-
-_MAX_SPANS = 1 << 15
-"""Spans kept; a span holds the GIL for microseconds, so this is also some tenths of a second."""
 
 _MAX_CLOSED_BARS = 256
 """Bars that opened and closed unsent; a loop full of short inner bars makes thousands a second."""
@@ -72,15 +69,15 @@ class Reporter:
         self.rank = rank
         self.phase = "running"
         """Of the last :class:`~hydrogen_magic.events.RankPhase` that was posted."""
-        self.collective: tuple[str, int, float] | None = None
-        """Name, number and start (seconds) of the collective the rank is inside of."""
+        self.collective: tuple[str, int, int] | None = None
+        """Name, number and start (nanoseconds) of the collective the rank is inside of."""
         self.is_recording = False
         """Whether what the rank does by itself (forward, backward, …) is wanted as spans."""
         self.on_step: Callable[[], None] | None = None
         """Called after every step of an optimizer, by the thread that took it."""
         self.on_tick: Callable[[], None] | None = None
         """Called every 50 ms by the reporter's thread; must not raise."""
-        self._zero_s = clock_zero_s
+        self._zero_ns = round(clock_zero_s * 1e9)
         self._pace = pace or Pace()
         self._send = send
         self._gone = False
@@ -96,9 +93,7 @@ class Reporter:
         self._point_numbers = itertools.count()
         self._points_seen = Gaps()
         self._auto_steps = itertools.count()
-        self._spans: deque[Span] = deque(maxlen=_MAX_SPANS)
-        self._span_numbers = itertools.count()
-        self._spans_seen = Gaps()
+        self._spans = SpanQueue()
         self._bars: dict[int, ev.Progress] = {}
         self._bars_sent: set[int] = set()
         self._bar_numbers = itertools.count()
@@ -112,7 +107,11 @@ class Reporter:
 
     def now_s(self) -> float:
         """Return the time on the gang's clock."""
-        return time.monotonic() - self._zero_s
+        return self.now_ns() / 1e9
+
+    def now_ns(self) -> int:
+        """Return it as spans have it."""
+        return time.monotonic_ns() - self._zero_ns
 
     def log(self, step: int | None, values: dict[str, Any]) -> None:
         """Record a point; ``values`` becomes the reporter's own. ``step`` None counts such calls.
@@ -121,14 +120,13 @@ class Reporter:
         """
         ready = as_numbers(values)
         step = next(self._auto_steps) if step is None else as_step(step)
-        at_s = time.monotonic() - self._zero_s
-        self._points.append((next(self._point_numbers), at_s, step, values, ready))
+        self._points.append((next(self._point_numbers), self.now_s(), step, values, ready))
 
     def span(
-        self, name: str, start_s: float, end_s: float, depth: int, track: str = ev.SPANS
+        self, name: str, start_ns: int, end_ns: int, depth: int, track: str = ev.SPANS
     ) -> None:
         """Record a stretch of time on the gang's clock."""
-        self._spans.append((next(self._span_numbers), name, start_s, end_s, depth, track))
+        self._spans.add(name, start_ns, end_ns, depth, track)
 
     def new_bar(self) -> int:
         """Return a number for a new progress bar."""
@@ -139,8 +137,7 @@ class Reporter:
         closed: bool = False,
     ) -> None:  # fmt: skip
         """Record the state of a bar; only the last one before each sending is sent."""
-        at_s = time.monotonic() - self._zero_s
-        total = None if total is None else as_float(total)
+        at_s, total = self.now_s(), None if total is None else as_float(total)
         desc, unit = desc[:LONGEST_NAME], unit[:LONGEST_NAME]
         self._bars[bar] = ev.Progress(at_s, self.rank, bar, desc, as_float(n), total, unit, closed)
         if closed and len(self._bars) > _MAX_CLOSED_BARS:
@@ -171,14 +168,14 @@ class Reporter:
         if self.collective is not None:
             return False
         self._collectives += 1
-        self.collective = (name, self._collectives, time.monotonic() - self._zero_s)
+        self.collective = (name, self._collectives, self.now_ns())
         return True
 
     def collective_leave(self) -> None:
         """Note that the collective is over for this rank."""
         left, self.collective = self.collective, None
         if self.is_recording and left is not None:
-            self.span(left[0], left[2], self.now_s(), 0, ev.COLLECTIVES)
+            self.span(left[0], left[2], self.now_ns(), 0, ev.COLLECTIVES)
 
     def notice(self, level: str, text: str) -> None:
         """Say something to the person in front (``level``: info, warning or error)."""
@@ -242,7 +239,7 @@ class Reporter:
         self._send_posted()
 
     def _is_half_full(self) -> bool:
-        return len(self._points) > _MAX_POINTS // 2 or len(self._spans) > _MAX_SPANS // 2
+        return len(self._points) > _MAX_POINTS // 2 or self._spans.is_half_full()
 
     def _send_posted(self) -> None:
         # Who posts has recorded before: take the posted events first, the recorded ones then.
@@ -267,7 +264,10 @@ class Reporter:
     def _recorded(self, wait_s: float) -> Iterator[ev.Event]:
         at_s = self.now_s()
         yield from self._take_points(at_s, wait_s)
-        yield from self._take_spans(at_s)
+        if (
+            wait_s or self._others or self._spans.is_due(at_s)
+        ):  # the span of a wait that is over, say
+            yield from self._spans.take(at_s, self.rank)
         if self._steps != self._steps_sent:
             self._steps_sent = self._steps
             yield ev.Steps(at_s, self.rank, self._steps_sent)
@@ -301,12 +301,6 @@ class Reporter:
                 time.sleep(0.001)
             popped.append(self._held.popleft())
         return popped
-
-    def _take_spans(self, at_s: float) -> Iterator[ev.Spans]:
-        taken = [self._spans.popleft() for _ in range(len(self._spans))]
-        for number, *_ in taken:
-            self._spans_seen.add(number)
-        yield from as_events(at_s, self.rank, taken, self._spans_seen.skipped())
 
     def _take_bar(self, bar: int) -> Iterator[ev.Progress]:
         state = self._bars.pop(bar, None)

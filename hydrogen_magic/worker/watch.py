@@ -48,10 +48,10 @@ class Watch:
         self._seen: int | None = None
         self._seen_since_s = 0.0
         self._reported: int | None = None
-        self._waiting: tuple[str, int, float] | None = None
+        self._waiting: tuple[str, int, int] | None = None
 
     def look(
-        self, now_s: float, phase: str, collective: tuple[str, int, float] | None
+        self, now_s: float, phase: str, collective: tuple[str, int, int] | None
     ) -> Iterator[ev.Event]:
         """Yield what is new: an exception in flight, a collective that waits or no longer does."""
         if phase == "running":
@@ -71,16 +71,18 @@ class Watch:
                 yield ev.RankFailed(self._seen_since_s, self._rank, report, phase, in_flight=True)
 
     def _look_at_collective(
-        self, now_s: float, collective: tuple[str, int, float] | None
+        self, now_s: float, collective: tuple[str, int, int] | None
     ) -> Iterator[ev.Event]:
         if self._waiting is not None and collective != self._waiting:
-            _, seq, since_s = self._waiting
+            _, seq, since_ns = self._waiting
             self._waiting = None
-            yield ev.CollectiveWait(now_s, self._rank, "", seq, since_s)
-        is_long = collective is not None and now_s - collective[2] > _COLLECTIVE_S
-        if collective is not None and is_long and self._waiting is None:
+            yield ev.CollectiveWait(now_s, self._rank, "", seq, since_ns / 1e9)
+        if collective is None or self._waiting is not None:
+            return
+        name, seq, since_ns = collective
+        if now_s - since_ns / 1e9 > _COLLECTIVE_S:
             self._waiting = collective
-            yield ev.CollectiveWait(now_s, self._rank, *collective)
+            yield ev.CollectiveWait(now_s, self._rank, name, seq, since_ns / 1e9)
 
 
 def _handled_in_main_thread() -> BaseException | None:

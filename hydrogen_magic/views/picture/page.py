@@ -63,7 +63,7 @@ def _told_ranks(state: GangState) -> list[int]:
 
 def _header(state: GangState) -> list[str]:
     mark = _MARKS.get(state.state, "●")
-    where = [state.placement, state.rendezvous]
+    where = [state.placement, state.rendezvous if state.rows is None else ""]
     rates = [rank.steps_per_s for rank in state.ranks]
     steps = [f"{number(min(r for r in rates if r is not None))} steps/s"] if any(rates) else []
     about = "".join(f" · {name_html(part)}" for part in [*where, *steps] if part)

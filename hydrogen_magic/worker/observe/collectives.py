@@ -90,10 +90,10 @@ def _noting_wait(torch: Any, original: Callable[..., Any]) -> Callable[..., Any]
         # Most collectives wait themselves: that is in their own span.
         if reporter is None or not reporter.is_recording or reporter.collective is not None:
             return original(*args, **kwargs)
-        start_s = reporter.now_s()
+        start_ns = reporter.now_ns()
         try:
             return original(*args, **kwargs)
         finally:
-            reporter.span("wait", start_s, reporter.now_s(), 0, COLLECTIVES)
+            reporter.span("wait", start_ns, reporter.now_ns(), 0, COLLECTIVES)
 
     return wait

@@ -43,7 +43,7 @@ def attach(module: ModuleType) -> None:
     A step that ``GradScaler`` skips is not taken, and not counted.
     """
     torch = module.torch  # only half imported as yet: nothing of it may be asked for now
-    under_way: list[tuple[_reporter.Reporter, int, float]] = []
+    under_way: list[tuple[_reporter.Reporter, int, int]] = []
     """The step that is being recorded: for whom, of which optimizer, since when."""
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -56,14 +56,14 @@ def attach(module: ModuleType) -> None:
             under_way.clear()
             recorded.abandon(_STEP)
         if recorded.begin(_STEP) is not None:
-            under_way.append((reporter, id(optimizer), reporter.now_s()))
+            under_way.append((reporter, id(optimizer), reporter.now_ns()))
 
     def on_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if _parts.depth or torch.compiler.is_compiling():
             return
         if under_way and under_way[0][1] == id(optimizer):
-            reporter, _, start_s = under_way.pop()
-            recorded.end(reporter, _STEP, start_s)
+            reporter, _, start_ns = under_way.pop()
+            recorded.end(reporter, _STEP, start_ns)
         current = _reporter.current()
         if current is not None:
             current.step_done(id(optimizer))

@@ -45,11 +45,11 @@ def call(
     reporter = begin(name)
     if reporter is None:
         return original(*args, **kwargs)
-    start_s = reporter.now_s()
+    start_ns = reporter.now_ns()
     try:
         return original(*args, **kwargs)
     finally:
-        end(reporter, name, start_s)
+        end(reporter, name, start_ns)
 
 
 def begin(name: str) -> _reporter.Reporter | None:
@@ -64,10 +64,10 @@ def begin(name: str) -> _reporter.Reporter | None:
     return reporter
 
 
-def end(reporter: _reporter.Reporter, name: str, start_s: float) -> None:
+def end(reporter: _reporter.Reporter, name: str, start_ns: int) -> None:
     """Close a span and record it."""
     abandon(name)
-    reporter.span(name, start_s, reporter.now_s(), depth.spans)
+    reporter.span(name, start_ns, reporter.now_ns(), depth.spans)
 
 
 def abandon(name: str) -> None:
