@@ -17,6 +17,9 @@ NEWEST = "newest"
 OLDER = {"6.31.0": ("nest-asyncio>=1.6",), "7.0.1": ("nest-asyncio>=1.6",)}
 """Version -> what it needs and the newest does not: no subshells at all, and the first with them."""
 VERSIONS = (*OLDER, NEWEST)
+LEAVE_UNREAD = ("7.0.1",)
+"""ipykernel 7.0 to 7.3 leave a request unread that comes while they send a reply, until the next one
+comes by another connection (https://github.com/ipython/ipykernel/issues/1554)."""
 
 
 def overlay(version: str) -> Path:

@@ -9,9 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jupyter_client.manager import KernelManager
-
-from tests.jupyter import PATIENCE_S, Client, Kernel
+from tests.jupyter import PATIENCE_S, Client, Kernel, Manager
 
 FAKE_BUNDLE = "export default () => ({})"
 """Stands for the live view, which no test in here runs."""
@@ -26,9 +24,7 @@ class Page(Client):
     not look first whether the kernel answers.
     """
 
-    def __init__(
-        self, manager: KernelManager, *, with_subshell: bool = False, wait: bool = True
-    ) -> None:
+    def __init__(self, manager: Manager, *, with_subshell: bool = False, wait: bool = True) -> None:
         super().__init__(manager, wait=wait)
         self.name = f"page-{next(_numbers)}"
         self.models: dict[str, dict[str, Any]] = {}
@@ -72,7 +68,7 @@ class Page(Client):
                 {k: v for k, v in message.items() if k != "buffers"} for message in self.heard[-5:]
             ]
             try:
-                self._take(self._client.get_iopub_msg(timeout=0.1))
+                self._take(self._receive(self._client.get_iopub_msg, 0.1))
             except queue.Empty:
                 pass
         return found
@@ -120,6 +116,7 @@ class Page(Client):
 
     def say(self, kind: str, content: dict[str, Any], **more: Any) -> str:
         """Send a message on the shell channel; return its id."""
+        self._asked_at = time.monotonic()
         message = self._client.session.msg(kind, content, **more)
         if self.subshell is not None and kind.startswith("comm_") and kind != "comm_info_request":
             message["header"]["subshell_id"] = self.subshell
@@ -131,7 +128,7 @@ class Page(Client):
         deadline = time.monotonic() + patience_s
         while True:
             left = max(0.01, deadline - time.monotonic())
-            message = self._client.get_shell_msg(timeout=left)
+            message = self._receive(self._client.get_shell_msg, left)
             if message["parent_header"].get("msg_id") == msg_id:
                 return dict(message["content"])
 

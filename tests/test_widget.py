@@ -59,7 +59,7 @@ def jupyter_loop() -> None:
 def kernel_of(version: str, folder: Path, environment: dict[str, str] = NOTEBOOK) -> Kernel:
     if not kernels.is_installed(version):
         pytest.skip(f"ipykernel {version} is not there: python -m tests.kernels")
-    kernel = Kernel(folder / "home", folder, {**kernels.environment(version), **environment})
+    kernel = Kernel(folder / "home", folder, environment, version)
     try:
         kernel.load()
         show_widgets(kernel, folder)

@@ -10,10 +10,8 @@ _ANSWERS = """async () => {
   const later = new Promise((resolve) => setTimeout(() => resolve(false), 500));
   return Promise.race([kernel.requestKernelInfo().then(() => true), later]);
 }"""
-"""Idle is not enough. ipykernel 7.0 to 7.3 leave a request unread that arrives while they send a
-reply, until the next one comes (https://github.com/ipython/ipykernel/issues/1554): a test's first
-cell would wait for ever behind the replies to what a fresh page asks. Here it is our own question
-that may wait, and the one half a second later that wakes both."""
+"""Idle is not enough for kernels that leave requests unread (``tests.kernels.LEAVE_UNREAD``), as they do
+between the replies to what a fresh page asks: a test's first cell comes once they have answered."""
 
 
 @dataclass(frozen=True)
