@@ -397,6 +397,31 @@ def test_an_array_used_again_for_every_batch() -> None:
     assert run(predict, frame())["prediction"].to_pylist() == list(range(10))
 
 
+@pytest.mark.parametrize(
+    "made",
+    [pa.array, pl.Series, lambda x: pl.DataFrame({"y": x}), lambda x: pd.Series(x, copy=False)],
+    ids=["arrow", "polars", "polars frame", "pandas"],
+)
+def test_a_buffer_filled_again_for_every_batch(made: Callable[[Any], Any]) -> None:
+    buffer = np.zeros(3, dtype=np.int64)
+
+    def predict(batch: np.ndarray) -> Any:
+        buffer[: len(batch)] = batch[:, 0]
+        return made(buffer[: len(batch)])
+
+    assert run(predict, frame()).column(0).to_pylist() == list(range(10))
+
+
+def test_an_array_of_pandas_filled_again_for_every_batch() -> None:
+    values = pd.array([0, 0, 0], "Int64")
+
+    def predict(batch: np.ndarray) -> Any:
+        values[: len(batch)] = batch[:, 0].astype(int)
+        return pd.Series(values, copy=False)[: len(batch)]
+
+    assert run(predict, frame()).column(0).to_pylist() == list(range(10))
+
+
 def test_pandas_rows_go_by_their_labels_if_they_are_the_batch_s() -> None:
     def by_label(batch):  # type: ignore[no-untyped-def]
         return batch[["n"]].sort_values("n", ascending=False)
@@ -404,8 +429,15 @@ def test_pandas_rows_go_by_their_labels_if_they_are_the_batch_s() -> None:
     def by_place(batch):  # type: ignore[no-untyped-def]
         return batch[["n"]].set_axis(range(100, 100 + len(batch)))
 
-    for predict in (by_label, by_place):
-        assert run(predict, frame())["n"].to_pylist() == list(range(10))
+    def by_count(batch):  # type: ignore[no-untyped-def]
+        own = pd.DataFrame({"n": batch["n"].to_numpy()})
+        return own.sort_values("n", ascending=False)
+
+    def turned(batch):  # type: ignore[no-untyped-def]
+        return pd.DataFrame({"n": batch["n"].to_numpy()})[::-1]
+
+    for predict in (by_label, by_place, by_count, turned):
+        assert run(predict, frame())["n"].to_pylist() == list(range(10)), predict
 
 
 @pytest.mark.parametrize(
@@ -664,7 +696,6 @@ def test_what_predict_writes_into_a_batch_stays_there(on_error: str) -> None:
         return {"total": total}
 
     predictor = Predictor(predict, InferOptions(only=True, batch_size=16, on_error=on_error))
-    assert predictor.copies(chunk)
     output = predictor.run(chunk, 0)
     assert chunk.equals(table)
     expected = np.sum([table[name].to_numpy() for name in table.column_names], axis=0).tolist()
@@ -682,20 +713,106 @@ def test_what_predict_writes_into_a_batch_stays_there(on_error: str) -> None:
     assert held[0]["x4"].tolist()[:2] == [4.0 - 1000, 5.0 - 1000]
 
 
+def through_tables(batch: pa.Table) -> dict[str, Any]:
+    return {"x": batch["x"].to_numpy(), "e": batch["e"].chunk(0).flatten().to_numpy()}
+
+
+def through_polars(batch: pl.DataFrame) -> dict[str, Any]:
+    return {"x": batch["x"].to_numpy(), "e": batch["e"].explode().to_numpy()}
+
+
+def through_arrays(batch: dict[str, np.ndarray]) -> dict[str, Any]:
+    return {"x": batch["x"], "e": batch["e"]}
+
+
+def through_pandas(batch: pd.DataFrame) -> dict[str, Any]:
+    return {"x": batch["x"].to_numpy(), "e": np.concatenate([batch["e"].iloc[0]])}
+
+
+def through_structs(batch: dict[str, np.ndarray]) -> dict[str, Any]:
+    return {"x": batch["x"], "e": batch["s"][0]["of"]}
+
+
+def through_ragged(batch: dict[str, np.ndarray]) -> dict[str, Any]:
+    return {"x": batch["x"], "e": batch["r"][-1]}
+
+
+@pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
 @pytest.mark.parametrize(
-    ("frame", "is_copied"),
+    "through",
     [
-        (pd.DataFrame({"a": [1.5, 2.5, 3.5], "b": [4.5, 5.5, float("nan")]}), True),
-        (pd.DataFrame(np.arange(6, dtype=np.int16).reshape(3, 2)), True),  # labels 0 and 1
-        (pd.DataFrame({"a": [1, 2, 3]}).rename_axis(columns="of"), True),
-        (pd.DataFrame({"a": pd.array([1, 2, 3], "Int64")}), False),
-        (pd.DataFrame({"a": pd.array([1, 2, 3], "int64[pyarrow]")}), False),
-        (pd.DataFrame({"a": [1, 2, 3], "b": [1.0, 2.0, 3.0]}), False),
-        (pd.DataFrame({"a": [True, False, True]}), False),
+        through_tables, through_polars, through_arrays, through_pandas, through_structs,
+        through_ragged,
+    ],
+)  # fmt: skip
+def test_what_is_written_through_torch_is_not_predicted_again(through: Callable[..., Any]) -> None:
+    """A batch that fails is tried again in parts, from the rows as they were."""
+    numbers = np.arange(8.0)
+    table = pa.table(
+        {
+            "x": numbers,
+            "e": pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(numbers, 2)), 2),
+            "r": [[n] * (n + 1) for n in range(8)],
+            "s": [{"of": [float(n)]} for n in range(8)],
+            "text": list("abcdefgh"),
+        }
+    )
+
+    def predict(batch: Any) -> Any:
+        parts = {name: torch.from_numpy(part) for name, part in through(batch).items()}
+        for part in parts.values():
+            part += 1
+        if (parts["x"] == 6).any():
+            raise ValueError("row 5")
+        return {"y": parts["x"]}
+
+    predict.__annotations__["batch"] = through.__annotations__["batch"]
+    before = table.to_pylist()
+    found = run(predict, table, (4, 4), on_error="null")
+    assert found["y"].to_pylist() == [1, 2, 3, 4, 5, None, 7, 8]
+    assert table.to_pylist() == before
+
+
+@pytest.mark.parametrize("shape", ["one", "two", "listed", "ragged"])
+def test_arrays_may_be_written(shape: str) -> None:
+    numbers = pa.array(np.arange(6.0))
+    columns: dict[str, Any] = {"x": numbers}
+    if shape == "two":
+        columns["y"] = numbers
+    elif shape == "listed":
+        columns["x"] = pa.FixedSizeListArray.from_arrays(numbers, 2)
+    elif shape == "ragged":
+        columns["x"] = [[1.0], [1.0, 2.0], []]
+
+    def into_array(batch: np.ndarray) -> list[int]:
+        batch[batch > 2] = 0
+        return [int(batch.max())] * len(batch)
+
+    def into_arrays(batch: dict[str, np.ndarray]) -> list[int]:
+        for part in batch["x"] if shape == "ragged" else batch.values():
+            part[part > 2] = 0
+        return [2] * len(batch["x"])
+
+    for predict in (into_arrays,) if shape == "ragged" else (into_array, into_arrays):
+        assert set(run(predict, pa.table(columns)).column(0).to_pylist()) <= {0, 2}
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        pd.DataFrame({"a": [1.5, 2.5, 3.5], "b": [4.5, 5.5, float("nan")]}),
+        pd.DataFrame(np.arange(6, dtype=np.int16).reshape(3, 2)),  # labels 0 and 1
+        pd.DataFrame({"a": [1, 2, 3]}).rename_axis(columns="of"),
+        pd.DataFrame({"a": pd.array([1, 2, 3], "Int64")}),
+        pd.DataFrame({"a": pd.array([1, 2, 3], "int64[pyarrow]")}),
+        pd.DataFrame({"a": [1, 2, 3], "b": [1.0, 2.0, 3.0]}),
+        pd.DataFrame({"a": [True, False, True]}),
     ],
     ids=["floats", "int labels", "named labels", "nullable", "arrow", "mixed", "truth"],
 )
-def test_labels_and_dtypes_of_pandas_come_through(frame: pd.DataFrame, is_copied: bool) -> None:
+def test_labels_dtypes_and_attrs_of_pandas_come_through(frame: pd.DataFrame) -> None:
+    frame = frame.copy()
+    frame.attrs["means"] = {"a": 2.0}
     held: list[pd.DataFrame] = []
 
     def predict(batch: pd.DataFrame) -> Any:
@@ -704,9 +821,30 @@ def test_labels_and_dtypes_of_pandas_come_through(frame: pd.DataFrame, is_copied
 
     (chunk,) = PandasSource(frame).chunks(batch_size=3)
     predictor = Predictor(predict, InferOptions(batch_size=2))
-    assert predictor.copies(chunk) == is_copied
     predictor.run(chunk, 0)
+    assert [batch.attrs for batch in held] == [{"means": {"a": 2.0}}] * 2
     pd.testing.assert_frame_equal(pd.concat(held), frame)
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pd.Index([False, True]), pd.CategoricalIndex(["b", "a"]), pd.Index([b"b", b"a"]),
+        pd.period_range("2026-01", periods=2, freq="M"), pd.Index([1.5, None]),
+        pd.date_range("2026-01-01", periods=2, tz="Europe/Berlin"),
+    ],
+    ids=lambda labels: str(labels.dtype),
+)  # fmt: skip
+def test_labels_come_through_or_are_text(labels: pd.Index) -> None:
+    (chunk,) = PandasSource(pd.DataFrame([[1.0, 2.0]], columns=labels)).chunks(batch_size=3)
+    held: list[pd.Index] = []
+
+    def predict(batch: pd.DataFrame) -> Any:
+        held.append(batch.columns)
+        return [0] * len(batch)
+
+    Predictor(predict, InferOptions()).run(chunk, 0)
+    assert held[0].equals(labels) or list(held[0]) == [str(label) for label in labels]
 
 
 @pytest.mark.parametrize("on_error", ["fail", "null"])
@@ -766,6 +904,5 @@ def test_pandas_metadata_that_is_wrong_is_told_with_the_rows() -> None:
     said = b'{"index_columns": ["nope"], "columns": [], "column_indexes": []}'
     table = pa.table({"x": [1.0, 2.0]}).replace_schema_metadata({b"pandas": said})
     predictor = Predictor(lambda batch: [0] * len(batch), ALL)
-    assert not predictor.copies(table)
     with pytest.raises(InferError, match=r"predict failed on rows 0 to 1 .*nope"):
         predictor.run(table, 0)

@@ -8,6 +8,7 @@ travel.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -60,7 +61,7 @@ class PandasSource:
             pa.field(name, column.type)
             for name, column in zip(self._names, self._columns, strict=True)
         ]
-        self.schema = pa.schema(fields, metadata=_metadata(frame))
+        self.schema = _with_labels(pa.schema(fields, metadata=_metadata(frame)), frame.columns)
 
     def chunks(self, batch_size: int) -> Iterator[pa.Table]:
         pace = cutting.Pace(batch_size)
@@ -202,6 +203,20 @@ def _metadata(frame: pd.DataFrame) -> dict[bytes, bytes]:
             empty.isetitem(place, empty.iloc[:, place].astype(object))
     metadata: dict[bytes, bytes] = pa.Schema.from_pandas(empty).metadata
     return metadata
+
+
+def _with_labels(schema: pa.Schema, labels: pd.Index) -> pa.Schema:
+    """Return a schema that has these labels in pandas, or their text.
+
+    PyArrow does not make periods again, and turns the truth value False into True.
+    """
+    try:
+        if schema.empty_table().to_pandas().columns.equals(labels):
+            return schema
+    except (TypeError, NotImplementedError, ValueError):
+        pass
+    of_pandas = {**json.loads(schema.metadata[b"pandas"]), "column_indexes": []}
+    return schema.with_metadata({**schema.metadata, b"pandas": json.dumps(of_pandas).encode()})
 
 
 def _is_restored(column: pd.DataFrame) -> bool:

@@ -8,6 +8,7 @@ ten times as long as one made after another.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 from hydrogen_magic.predict.cutting import in_groups
 from hydrogen_magic.predict.shapes import is_listed, shaped
 
-__all__ = ["labels_of_numbers", "numbers", "part", "whole"]
+__all__ = ["empty_of_numbers", "numbers", "part", "whole"]
 
 _NULLABLE = {
     "int8": "Int8", "int16": "Int16", "int32": "Int32", "int64": "Int64",
@@ -52,7 +53,9 @@ def whole(rows: pa.RecordBatch, first_row: int) -> Any:
 def part(frame: Any, start: int, stop: int) -> Any:
     """Return rows ``start`` to ``stop`` of a frame, not copied."""
     # A shallow copy: pandas 2 would warn of every column added to a slice.
-    return frame.iloc[start:stop].copy(deep=False)
+    cut = frame.iloc[start:stop].copy(deep=False)
+    cut.columns = frame.columns.view()  # its name may be changed, in this batch alone
+    return cut
 
 
 def _nullable_type(column: pa.Array) -> str | None:
@@ -67,8 +70,8 @@ def _nullable_type(column: pa.Array) -> str | None:
 # ── numbers of one type ──────────────────────────────────────────────────────────────────────────
 
 
-def labels_of_numbers(schema: pa.Schema) -> Any:
-    """Return the labels pandas gives columns without nulls, None unless it has them as one block."""
+def empty_of_numbers(schema: pa.Schema) -> Any:
+    """Return the frame that no rows make, None unless pandas has columns without nulls as one block."""
     if len(set(schema.types)) != 1:
         return None
     kind = schema.types[0]
@@ -82,28 +85,29 @@ def labels_of_numbers(schema: pa.Schema) -> Any:
         return None
     is_plain = set(empty.dtypes) == {np.dtype(kind.to_pandas_dtype())}
     is_whole = isinstance(empty.index, pd.RangeIndex) and empty.shape[1] == len(schema)
-    return empty.columns if is_plain and is_whole else None
+    return empty if is_plain and is_whole else None
 
 
 def numbers(
-    rows: pa.RecordBatch, first_row: int, bounds: Sequence[tuple[int, int]], labels: Any
+    rows: pa.RecordBatch, first_row: int, bounds: Sequence[tuple[int, int]], like: Any
 ) -> Iterator[Any]:
     """Yield DataFrames of numbers of one type, in memory of their own.
 
-    ``predict`` may write into what it is given, by torch even where it looks read-only, and the rows
-    must stay what they are: a batch that fails is tried again in parts.
+    ``like``: what :func:`empty_of_numbers` says of them; its labels and ``attrs`` are theirs.
     """
     import pandas as pd
 
-    columns = [column.to_numpy(zero_copy_only=True) for column in rows.columns]
+    values = [column.to_numpy(zero_copy_only=True) for column in rows.columns]
 
     def empty(start: int, stop: int) -> tuple[int, int, Any, Any]:
-        block = np.empty((len(columns), stop - start), columns[0].dtype)
+        block = np.empty((len(values), stop - start), values[0].dtype)
         index = pd.RangeIndex(first_row + start, first_row + stop)
-        own = labels.view()  # its name may be changed, in this batch alone
-        return start, stop, block, pd.DataFrame(block.T, index=index, columns=own, copy=False)
+        labels = like.columns.view()  # their name may be changed, in this batch alone
+        frame = pd.DataFrame(block.T, index=index, columns=labels, copy=False)
+        frame.attrs = copy.deepcopy(like.attrs)
+        return start, stop, block, frame
 
     for start, stop, block, frame in in_groups(empty, bounds):
-        for place, column in enumerate(columns):
+        for place, column in enumerate(values):
             block[place] = column[start:stop]
         yield frame

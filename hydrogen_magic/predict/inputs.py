@@ -1,9 +1,9 @@
 """Rows of Arrow as what ``predict`` takes.
 
 A chunk is converted whole and its batches are slices of that: a conversion costs about as much for
-ten batches as for one. Arrow's memory is shared where the kind allows it; such arrays are read-only,
-as their rows may be the frame's own. Tensors are always copies, since torch writes into what it is
-given without asking.
+ten batches as for one. (Numbers for pandas go batch by batch, see ``for_pandas``.) Nothing that
+``predict`` is given has the memory of the rows it was made from: those may be the frame's own, or lie
+where the next chunk will, and a batch that fails is tried again in parts.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pyarrow as pa
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.predict import annotations as kinds
 from hydrogen_magic.predict import for_pandas
+from hydrogen_magic.predict.copying import copied
 from hydrogen_magic.predict.cutting import in_groups
 from hydrogen_magic.predict.shapes import array_of, is_listed, is_number, shaped
 
@@ -35,26 +36,23 @@ class Inputs:
     """Turns rows into what one ``predict`` takes."""
 
     def __init__(self, kind: str, module: Any = None) -> None:
-        self._of_kind = _CONVERSIONS[kind]
+        self._of_kind = _CONVERSIONS.get(kind)
         self._module = module
         self._cut = _CUTS.get(kind, _cut_by_slice)
         self._is_named = kind in (kinds.POLARS, kinds.ARRAYS, kinds.TENSORS)
         self._kind = kind
-        self._labels: tuple[pa.Schema, Any] | None = None
-        """A schema, and what :func:`~hydrogen_magic.predict.for_pandas.labels_of_numbers` says of it."""
+        self._numbers_like: tuple[pa.Schema, Any] | None = None
+        """A schema, and what :func:`~hydrogen_magic.predict.for_pandas.empty_of_numbers` says of it."""
 
-    def copies(self, rows: pa.Table | pa.RecordBatch) -> bool:
-        """Return whether what ``predict`` is given of ``rows`` has none of their memory."""
-        return self._labels_of(rows) is not None
-
-    def _labels_of(self, rows: pa.Table | pa.RecordBatch) -> Any:
-        """Return the columns' labels where ``rows`` are one block of numbers for pandas, else None."""
+    def _like(self, rows: pa.RecordBatch) -> Any:
+        """Return an empty frame like ``rows`` where they are one block of numbers for pandas, else None."""
         if self._kind != kinds.PANDAS or any(column.null_count for column in rows.columns):
             return None
         schema = rows.schema
-        if self._labels is None or not schema.equals(self._labels[0], check_metadata=True):
-            self._labels = schema, for_pandas.labels_of_numbers(schema)
-        return self._labels[1]
+        known = self._numbers_like
+        if known is None or not schema.equals(known[0], check_metadata=True):
+            self._numbers_like = known = schema, for_pandas.empty_of_numbers(schema)
+        return known[1]
 
     def batches(
         self, rows: pa.RecordBatch, first_row: int, bounds: Sequence[tuple[int, int]]
@@ -64,9 +62,11 @@ class Inputs:
         ``first_row``: number of the first of ``rows``, for a pandas index. Raises InferError naming the
         column that cannot be given so, before the first batch where that is the case.
         """
-        labels = self._labels_of(rows)
-        if labels is not None:
-            return for_pandas.numbers(rows, first_row, bounds, labels)
+        like = self._like(rows)
+        if like is not None:
+            return for_pandas.numbers(rows, first_row, bounds, like)
+        if self._kind in _SHARING:
+            rows = copied(rows)
         begin, end = bounds[0][0], bounds[-1][1]
         try:
             whole = self._convert(rows, first_row, begin, end)
@@ -78,7 +78,7 @@ class Inputs:
         if self._is_named:
             self._refuse_repeated_names(rows.schema.names)
         part = rows.slice(start, stop - start)
-        if self._kind == kinds.PANDAS:
+        if self._of_kind is None:
             return for_pandas.whole(part, first_row + start)
         value = self._of_kind(part)
         return value if self._module is None else _for_module(value, self._module)
@@ -132,10 +132,27 @@ def _for_polars(column: pa.Array) -> pa.Array:
 
 def _to_arrays(rows: pa.RecordBatch) -> dict[str, Any]:
     names = rows.schema.names
-    return {name: array_of(column, name) for name, column in zip(names, rows.columns, strict=True)}
+    return {
+        name: _owned(array_of(column, name))
+        for name, column in zip(names, rows.columns, strict=True)
+    }
+
+
+def _owned(array: Any) -> Any:
+    """Return an array, ragged lists' cells included, that may be written: no view of Arrow's memory."""
+    if array.dtype != object:
+        return array if array.flags.writeable else array.copy()
+    for place, cell in enumerate(array):
+        if isinstance(cell, np.ndarray):
+            array[place] = _owned(cell)
+    return array
 
 
 def _to_array(rows: pa.RecordBatch) -> Any:
+    return _owned(_array(rows))
+
+
+def _array(rows: pa.RecordBatch) -> Any:
     """Return the one column of lists with its shape, or the columns of numbers side by side."""
     places = _numeric_places(rows.schema)
     names = rows.schema.names  # made anew each time it is asked for
@@ -189,7 +206,7 @@ def _numeric_places(schema: pa.Schema) -> list[int]:
 
 
 def _to_tensor(rows: pa.RecordBatch) -> Any:
-    return _tensor(_to_array(rows))
+    return _tensor(_array(rows))
 
 
 def _to_tensors(rows: pa.RecordBatch) -> dict[str, Any]:
@@ -249,7 +266,6 @@ def _begins_with_embedding(module: Any) -> bool:
 
 
 _CONVERSIONS: dict[str, Callable[[pa.RecordBatch], Any]] = {
-    kinds.PANDAS: lambda rows: for_pandas.whole(rows, 0),
     kinds.TABLE: lambda rows: pa.Table.from_batches([rows]),
     kinds.RECORD_BATCH: lambda rows: rows,
     kinds.POLARS: _to_polars,
@@ -258,6 +274,9 @@ _CONVERSIONS: dict[str, Callable[[pa.RecordBatch], Any]] = {
     kinds.TENSOR: _to_tensor,
     kinds.TENSORS: _to_tensors,
 }
+"""By kind; pandas wants to know the number of the first row too."""
+_SHARING = {kinds.PANDAS, kinds.TABLE, kinds.RECORD_BATCH, kinds.POLARS, kinds.ARRAYS}
+"""Kinds whose conversion leaves something where it is: of arrays, what structs hold."""
 _CUTS: dict[str, Callable[[Any, int, int], Any]] = {
     kinds.PANDAS: for_pandas.part,
     kinds.TABLE: _cut_by_length,

@@ -5,13 +5,13 @@
 * Arrays of shape (rows, 1) are a column of numbers, those of shape (rows, k) one of lists of fixed
   size k, and so on inwards: an embedding stays one column.
 * A single value is a row's where the batch has one row; beside whole columns in a dict it is repeated.
-* Rows are matched by position. A pandas object whose index has the batch's labels in another order is
-  put into the batch's order.
+* Rows are matched by position. A pandas object whose index has the batch's labels in another order, or
+  counts its rows from 0 in another order, is put into the batch's order.
 * Missing values of pandas are null, among floats NaN as well, as pandas makes no difference; NaN of
   NumPy, torch and lists stays NaN.
 * Decimals that are Python objects get 38 digits, as their number differs from batch to batch.
 
-Memory of NumPy and torch is copied: ``predict`` may use its own again for the next batch.
+Memory is copied: ``predict`` may use its own again for the next batch.
 """
 
 from __future__ import annotations
@@ -163,7 +163,10 @@ def _in_order(part: Any, index: Any) -> Any:
     if own is index or len(own) != len(index) or own.equals(index):
         return part
     ranges = isinstance(own, pandas.RangeIndex) and isinstance(index, pandas.RangeIndex)
-    if (ranges and own.step == index.step) or not (own.is_unique and index.is_unique):
+    if (ranges and own.step == index.step) or not own.is_unique:
         return part
-    places = own.get_indexer(index)
-    return part if (places < 0).any() else part.iloc[places]
+    for labels in (index, pandas.RangeIndex(len(index))):
+        places = own.get_indexer(labels)
+        if labels.is_unique and not (places < 0).any():
+            return part.iloc[places]
+    return part

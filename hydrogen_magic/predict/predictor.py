@@ -117,6 +117,7 @@ class Predictor:
     def run(self, table: pa.Table | pa.RecordBatch, first_row: int) -> Output:
         """Return the predictions for ``table``, whose first row has the number ``first_row``.
 
+        Neither they nor what ``predict`` may keep have any of its memory.
         ``predict`` is not called where there are no rows. Raises InferError for a batch that failed
         where ``on_error`` is ``fail``, caused by what ``predict`` raised.
         """
@@ -128,10 +129,6 @@ class Predictor:
             first_row += rows.num_rows
         failures = tuple(part.failure for part in parts if part.failure is not None)
         return Output(self._assembled(parts), failures)
-
-    def copies(self, table: pa.Table) -> bool:
-        """Return whether :meth:`run` leaves nothing behind that has memory of ``table``."""
-        return self._inputs.copies(table)
 
     def close(self) -> None:
         """End a ``predict`` that reads an iterator; its ``finally`` runs now."""

@@ -39,10 +39,12 @@ class SlotWriter:
         """
         import pyarrow as pa
 
+        from hydrogen_magic.predict.copying import written
+
         slot, self._turn = self._turn, (self._turn + 1) % IN_HAND
-        nbytes = _written(table, pa.MockOutputStream()).tell()
+        nbytes = written(table, pa.MockOutputStream()).tell()
         fds = self._make_room(slot, nbytes)
-        _written(table, pa.FixedSizeBufferWriter(pa.py_buffer(self._memories[slot])))
+        written(table, pa.FixedSizeBufferWriter(pa.py_buffer(self._memories[slot])))
         return {"slot": slot, "nbytes": nbytes}, fds
 
     def close(self) -> None:
@@ -62,14 +64,6 @@ class SlotWriter:
             os.close(fd)
             raise
         return [fd]
-
-
-def _written(table: Any, sink: Any) -> Any:
-    import pyarrow as pa
-
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table)
-    return sink
 
 
 class SlotReader:

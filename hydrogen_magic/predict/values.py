@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from hydrogen_magic.blame import describe
+from hydrogen_magic.predict.copying import copied_column
 from hydrogen_magic.predict.fitting import MisfitError
 
 __all__ = ["array_from", "is_a", "is_single", "of_tensor", "rows_in"]
@@ -66,11 +67,11 @@ def _described(value: Any) -> str:
 
 def _array(value: Any, n_rows: int, field: pa.Field | None) -> pa.Array:
     if isinstance(value, pa.ChunkedArray):
-        return _one_chunk(value)
+        return copied_column(_one_chunk(value))
     if isinstance(value, pa.Array):
-        return value
+        return copied_column(value)
     if is_a(value, "polars", "Series"):
-        return _one_chunk(value.to_arrow())
+        return copied_column(_one_chunk(value.to_arrow()))
     if is_a(value, "pandas", "Series") or is_a(value, "pandas", "Index"):
         return _from_pandas(value)
     if is_a(value, "pandas.api.extensions", "ExtensionArray"):
@@ -100,8 +101,7 @@ def _from_pandas(value: Any) -> pa.Array:
         return _of_objects(list(value), None, is_pandas=True)
     if isinstance(value.dtype, np.dtype):
         return pa.array(np.array(value), from_pandas=True)
-    array = pa.array(values, from_pandas=True)
-    return _one_chunk(array)
+    return copied_column(_one_chunk(pa.array(values, from_pandas=True)))
 
 
 def of_tensor(tensor: Any) -> Any:

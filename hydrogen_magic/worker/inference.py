@@ -101,10 +101,7 @@ class _Serving:
         self._predictor.adopt(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema))))
 
     def _predict(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
-        chunk = self._chunks.view(message, fds)
-        if not self._predictor.copies(chunk):  # else what predict keeps of it would change
-            chunk = self._chunks.read(message)
-        output = self._predictor.run(chunk, int(message["row"]))
+        output = self._predictor.run(self._chunks.view(message, fds), int(message["row"]))
         answer = {
             "did": "predict", "chunk": message["chunk"],
             "failures": [asdict(failure) for failure in output.failures],
