@@ -131,7 +131,7 @@ def test_events_in_a_row_are_cut_as_each_by_itself() -> None:
                 ]
             )
         by_itself = horovod_events.Cut()
-        horovod_events._cut_objects(bytes(data), by_itself)
+        horovod_events._cut_objects(bytes(data), by_itself, horovod_events._LONGEST)
         assert cut(bytes(data)) == by_itself
 
 
@@ -247,6 +247,33 @@ def test_names_are_made_valid_in_place(followed: Followed) -> None:
     assert names[0] == "w" and names[1].startswith("a'b/c d}]{'ph'") and names[2] == "b"
 
 
+@pytest.mark.parametrize("length", [512, 513, 5_000, 16_384])
+def test_a_tensors_name_may_be_long(followed: Followed, length: int) -> None:
+    written = Written()
+    for step in range(20):
+        written.step(step * 10_000, ["w", ('the "long" one ' * 2_000)[:length], "b"])
+    followed.path.write_bytes(written.data)
+    followed.look()
+    following = followed.timelines._following
+    assert following is not None and following._read == len(written.data), "nothing waits for more"
+    followed.timelines.finish()
+    assert followed.path.stat().st_size == len(written.data) + 1
+    assert len(json.loads(followed.path.read_bytes())) > 20 * 3
+    assert followed.skipped() == 0
+    assert sum(span[0] == "allreduce" for span in followed.spans()) == 20
+
+
+def test_what_stands_behind_damage_is_kept(followed: Followed) -> None:
+    written = Written()
+    for step in range(20):
+        written.step(step * 10_000, ["w", "much too long" * 2_000, "b"])
+    followed.path.write_bytes(written.data)
+    followed.timelines.finish()
+    assert followed.path.stat().st_size == len(written.data) + 1
+    assert sum(span[0] == "allreduce" for span in followed.spans()) >= 19
+    assert followed.skipped() > 0
+
+
 def test_nothing_recorded_leaves_no_file(followed: Followed) -> None:
     followed.look()
     followed.timelines.finish()
@@ -270,6 +297,16 @@ def test_what_comes_too_fast_is_left_out_of_the_view_and_counted(followed: Follo
     assert last[2] == pytest.approx(1.0 + (11_999 * 10_000 + 3000) / 1e6)
     assert len(followed.path.read_bytes()) == len(data) + 1
     assert len(json.loads(followed.path.read_bytes())) > starts
+
+
+def test_the_end_is_seen_of_what_came_too_fast(followed: Followed) -> None:
+    data = training(6_000).data
+    assert 6 << 20 < len(data) < 16 << 20
+    followed.path.write_bytes(data + b"]")
+    followed.timelines.finish()
+    last = max(followed.spans(), key=lambda span: span[2])
+    assert last[2] == pytest.approx(1.0 + (5_999 * 10_000 + 3000) / 1e6)
+    assert 0 < followed.skipped() < data.count(b'"ph": "B"') * 3 / 4
 
 
 def _event(text: str, ts_us: int = 5) -> bytes:
@@ -303,6 +340,17 @@ def test_what_a_hostile_rank_writes_harms_nobody(written: bytes, followed: Follo
         (n, round(s, 6), round(e, 6), d) for n, s, e, d in spans
     ]
     assert max(len(name) for name, *_ in spans) <= 200
+
+
+def test_much_of_what_a_hostile_rank_writes_takes_no_longer(followed: Followed) -> None:
+    head = b'{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "'
+    followed.path.write_bytes(training(3).data + (head * 16_000 + b'},{"ph": "') * 20)
+    began_s = time.process_time()
+    for _ in range(10):
+        followed.look()
+    assert time.process_time() - began_s < 1.0, "a look takes milliseconds, whatever there is"
+    followed.timelines.finish()
+    assert followed.skipped() > 0
 
 
 def test_a_file_without_an_end_is_left_as_it_is(followed: Followed) -> None:

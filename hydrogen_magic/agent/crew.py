@@ -184,15 +184,17 @@ class Crew:
     async def _watch(self) -> None:
         health_at = time.monotonic() + _HEALTH_S
         all_exited = asyncio.ensure_future(self._all_exited.wait())
-        while not self._over() and not self._is_stuck():
-            await asyncio.wait([all_exited], timeout=_FLUSH_S)
-            for rank in self._ranks.values():
-                rank.send_output(self._allowance)
-            self.timelines.look()
-            if time.monotonic() >= health_at:
-                health_at = time.monotonic() + _HEALTH_S
-                self._check_health()
-        all_exited.cancel()
+        try:
+            while not self._over() and not self._is_stuck():
+                await asyncio.wait([all_exited], timeout=_FLUSH_S)
+                for rank in self._ranks.values():
+                    rank.send_output(self._allowance)
+                self.timelines.look()
+                if time.monotonic() >= health_at:
+                    health_at = time.monotonic() + _HEALTH_S
+                    self._check_health()
+        finally:
+            all_exited.cancel()
         if self._ending is not None:
             await asyncio.wait([self._ending])
 

@@ -26,24 +26,23 @@ _EVENT = (
     rb"""\{"ph": "([BEXi])"(?:, "name": "([^"]*)")?, "ts": (\d{1,14})(?:, "pid": (\d{1,9}))?"""
     rb"""[^{}]*(?:\{[^{}]*\})?\}"""
 )
-_TENSOR = (
-    rb"""\{"name": "process_name", "ph": "M", "pid": (\d+), "args": \{"name": "(.{0,512}?)"\}\},\n"""
-    rb"""\{"name": "process_sort_index", "ph": "M", "pid": \g, "args": \{"sort_index": \g\}\},\n"""
-)
+_TENSOR = rb"""\{"name": "process_name", "ph": "M", "pid": (\d{1,9}), "args": \{"name": \""""
+_BEHIND_NAME = b'"}},\n{"name": "process_sort_index", "ph": "M", "pid": '
+_BEHIND_TENSOR = b'%b%b, "args": {"sort_index": %b}},\n'
+_LONGEST_NAME = 1 << 14
+"""Bytes of a tensor's. It is written as it is, with quotes and whatever else may be in it."""
 _ORIGIN = (
     rb"""\{"name": "process_name", "ph": "M", "pid": 0, "args": """
     rb"""\{"start_time_since_epoch_in_micros":(\d{1,18})\}\},\n"""
     rb"""\{"name": "process_sort_index", "ph": "M", "pid": 0, "args": \{"sort_index": 0\}\},\n"""
 )
-_OBJECT = re.compile(
-    rb"(?:" + _EVENT + rb"|" + _TENSOR.replace(rb"\g", rb"\5") + rb"|" + _ORIGIN + rb")", re.DOTALL
-)
+_OBJECT = re.compile(rb"(?:" + _EVENT + rb"|" + _TENSOR + rb"|" + _ORIGIN + rb")")
 _TIME = re.compile(rb""""ts": (\d{1,14})""")
 _N_BEFORE_TIME = len(b'"ts": ')
 _HEAD = rb"""[\[\],\n ]*\{"ph": "([BEXi])"(?:, "name": "([^"]*)")?, """
 _FIRST_HEAD = re.compile(_HEAD)
 _NEXT_HEAD = re.compile(rb"""(?:, "pid": (\d{1,9}))?[^{}]*(?:\{[^{}]*\})?\}(""" + _HEAD + rb")")
-_ONLY_TENSOR = re.compile(_TENSOR.replace(rb"\g", rb"\1"), re.DOTALL)
+_ONLY_TENSOR = re.compile(_TENSOR)
 _BETWEEN = b"[],\n "
 _BORDER = b'},{"ph": "'
 
@@ -73,11 +72,14 @@ _LONGEST_KNOWN = 1 << 10
 """Bytes."""
 
 
-def cut(data: bytes) -> Cut:
-    """Return the events in ``data``, which begins at a border of two objects, up to the last whole one."""
+def cut(data: bytes, *, is_end: bool = False) -> Cut:
+    """Return the events in ``data``, which begins at a border of two objects, up to the last whole one.
+
+    ``is_end``: nothing will come behind it, so that what is not whole before something else is damage.
+    """
     found = Cut()
     _cut_events(data, found)
-    _cut_objects(data, found)
+    _cut_objects(data, found, _LONGEST if not is_end else 0)
     return found
 
 
@@ -114,23 +116,34 @@ def _taken_apart(text: bytes) -> _Between | None:
     return this
 
 
-def _cut_objects(data: bytes, found: Cut) -> None:
-    """Find whatever there is behind what has been found."""
-    for match in _OBJECT.finditer(data, found.n_bytes):
-        start = match.start()
+def _cut_objects(data: bytes, found: Cut, patience: int) -> None:
+    """Find whatever there is behind what has been found.
+
+    ``patience``: bytes that may be there behind something that is not whole; with more it is damage.
+    """
+    names = _Names(data)
+    at = found.n_bytes
+    while (match := _OBJECT.search(data, at)) is not None:
+        start, end = match.span()
+        phase, name, ts, pid, tensor, origin = match.groups()
+        if tensor is not None:
+            named = names.behind(end, tensor)
+            if named is None:  # if it is not whole, something else before the next object says so
+                at = end
+                continue
+            tensor, end = named
         if start - found.n_bytes > 1 and not _is_between(data, found.n_bytes, start):
             # Something else lies before it: an object that is not whole yet, or damage.
-            if len(data) - found.n_bytes < _LONGEST:
+            if len(data) - found.n_bytes < patience:
                 break
             found.n_lost += start - found.n_bytes
-        phase, name, ts, pid, _, tensor, origin = match.groups()
         if phase is not None:
             found.events.append((phase, name or b"", ts, int(pid or 0)))
         elif tensor is not None:
-            found.tensors.append((match.start(6), tensor))
+            found.tensors.append((match.end(), tensor))
         else:
             found.origin_us = int(origin)
-        found.n_bytes = match.end()
+        found.n_bytes = at = end
     if found.n_bytes == 0 and len(data) > _LONGEST:
         found.n_bytes = found.n_lost = len(data) - _LONGEST
 
@@ -151,4 +164,29 @@ def count_spans(data: bytes) -> int:
 
 def named_tensors(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield where names of tensors stand in ``data``, and what they are."""
-    return ((match.start(2), match[2]) for match in _ONLY_TENSOR.finditer(data))
+    names = _Names(data)
+    for match in _ONLY_TENSOR.finditer(data):
+        named = names.behind(match.end(), match[1])
+        if named is not None:
+            yield match.end(), named[0]
+
+
+class _Names:
+    """Finds where names end in ``data``, in one pass: asked for places that follow each other."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._next = 0
+        """Where something ends like a name, first of all from the last place on."""
+
+    def behind(self, start: int, tensor: bytes) -> tuple[bytes, int] | None:
+        """Return the name of ``tensor``, which begins at ``start``, and where its object ends."""
+        if 0 <= self._next < start:
+            self._next = self._data.find(_BEHIND_NAME, start)
+        if not start <= self._next <= start + _LONGEST_NAME:
+            return None
+        rest = _BEHIND_TENSOR % (_BEHIND_NAME, tensor, tensor)
+        end = self._next + len(rest)
+        return (
+            (self._data[start : self._next], end) if self._data[self._next : end] == rest else None
+        )

@@ -28,8 +28,8 @@ _CHUNK_BYTES = 128 << 10
 """Read at a time: some 2,000 events, a millisecond."""
 _FAR_BEHIND_BYTES = 2 << 20
 """So much unread is passed over; a second and more of the busiest training there is."""
-_PASS_OVER_BYTES = 8 << 20
-"""Passed over in one look."""
+_PASS_OVER_BYTES = 1 << 20
+"""Passed over at a time: some milliseconds."""
 _TAIL_BYTES = 4 << 20
 """Read at the end."""
 _FINISH_S = 2.0
@@ -139,9 +139,9 @@ class _Follower:
     def look(self, now_s: float) -> None:
         """Read on, for some milliseconds at most."""
         until_s = time.monotonic() + _BUDGET_S
-        behind = self._behind()
-        if behind > _FAR_BEHIND_BYTES:
-            self._pass_over(min(behind - _CHUNK_BYTES, _PASS_OVER_BYTES))  # the newest is seen
+        is_far = self._behind() > _FAR_BEHIND_BYTES
+        while is_far and time.monotonic() < until_s:
+            is_far = self._pass_over(_CHUNK_BYTES)  # the newest is seen
         while self._read_on() and time.monotonic() < until_s:
             pass
         if self._origin_s is not None:
@@ -153,8 +153,7 @@ class _Follower:
         """Read to the end, though not into all of what a file may hold, and close its brackets."""
         until_s = time.monotonic() + _FINISH_S
         while time.monotonic() < until_s:
-            is_passed = self._behind() > _TAIL_BYTES and self._pass_over(_PASS_OVER_BYTES)
-            if not is_passed and not self._read_on():
+            if not (self._pass_over(_TAIL_BYTES) or self._read_on() or self._read_on(is_end=True)):
                 if self._kept is not None and self._fd >= 0:
                     self._close_brackets()
                 return
@@ -187,12 +186,12 @@ class _Follower:
                 return 0
         return os.fstat(self._fd).st_size - self._read
 
-    def _read_on(self) -> bool:
-        """Read a chunk; return whether there may be more."""
+    def _read_on(self, *, is_end: bool = False) -> bool:
+        """Read a chunk; return whether there may be more. ``is_end``: nobody writes any more."""
         behind = self._behind()
         if behind <= 0:
             return False
-        found = cut(os.pread(self._fd, min(behind, _CHUNK_BYTES), self._read))
+        found = cut(os.pread(self._fd, min(behind, _CHUNK_BYTES), self._read), is_end=is_end)
         if found.n_lost:
             self._weaver.forget()
             self._skipped += 1
@@ -202,8 +201,14 @@ class _Follower:
         self._advance(found.n_bytes)
         return found.n_bytes > 0
 
-    def _pass_over(self, n_bytes: int) -> bool:
-        """Read over whole events without looking into them; return whether that was possible."""
+    def _pass_over(self, n_left: int) -> bool:
+        """Read over whole events, but for the last ``n_left`` bytes, without looking into them.
+
+        Some at a time: return whether any were.
+        """
+        n_bytes = min(self._behind() - n_left, _PASS_OVER_BYTES)
+        if n_bytes <= 0:
+            return False
         data = os.pread(self._fd, n_bytes, self._read)
         until = last_border(data)
         if self._origin_s is None:
