@@ -66,9 +66,10 @@ def give_way() -> None:
     of the time; with agents alone it took as long as before. Nothing happens where the system has no
     such thing, or somebody decided otherwise.
     """
-    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_OTHER:
-        with suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    if sys.platform == "linux":
+        with suppress(OSError):  # musl has neither call, a sandbox may forbid them
+            if os.sched_getscheduler(0) == os.SCHED_OTHER:
+                os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
 
 
 def die_with_parent() -> None:

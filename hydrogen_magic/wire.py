@@ -140,9 +140,9 @@ class Hub:
     # ── the loop ──
 
     def _run(self) -> None:
-        processes.give_way()
         asyncio.set_event_loop(self.loop)
         try:
+            processes.give_way()
             self.loop.run_until_complete(self._serve())
         except Exception as error:
             self._failure = error

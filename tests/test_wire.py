@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import queue
 import resource
@@ -67,6 +68,20 @@ def test_an_admitted_agent_is_heard_and_answered(hub: Hub) -> None:
         return answer
 
     assert asyncio.run(talk()) == {"do": "stop"}
+
+
+def test_a_system_without_scheduling_policies_has_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with musl, or in a sandbox that forbids the calls."""
+
+    def has_none(pid: int) -> int:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(os, "sched_getscheduler", has_none)
+    hub = Hub()
+    try:
+        admitted(hub)
+    finally:
+        hub.close()
 
 
 def test_an_agent_that_was_dismissed_is_told_to_go(hub: Hub) -> None:
