@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 
@@ -140,6 +143,34 @@ def init_twice() -> list[float]:
         sums.append(hvd.allreduce(torch.ones(1), op=hvd.Sum).item())
         hvd.shutdown()
     return sums
+
+
+def begin_while_it_ends(folder: str, times: int) -> list[bytes]:
+    """Begin a timeline while Horovod is shut down, each time; return what was written before."""
+    import horovod.torch as hvd
+    import torch
+
+    written = []
+    for number in range(times):
+        path = Path(folder) / f"{os.environ['RANK']}-{number}.json"
+        hvd.init()
+        hvd.start_timeline(str(path))
+        hvd.allreduce(torch.ones(1))
+        hvd.stop_timeline()
+        another = threading.Thread(target=_begin, args=(f"{path}.late", number * 1e-3))
+        another.start()
+        hvd.shutdown()  # in which its writer takes up to ten milliseconds
+        another.join()
+        written.append(path.read_bytes() if path.exists() else b"")
+    return written
+
+
+def _begin(path: str, after_s: float) -> None:
+    import horovod.torch as hvd
+
+    time.sleep(after_s)
+    with suppress(ValueError):  # it was shut down before
+        hvd.start_timeline(path)
 
 
 def init_only() -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 import hydrogen_magic as hm
@@ -66,6 +69,12 @@ class TestSurface:
 
     def test_init_after_shutdown(self) -> None:
         assert ended(launch(on_ranks.init_twice, np=2), 60).results == [[2.0] * 3] * 2
+
+    def test_a_timeline_may_begin_while_it_is_shut_down(self, tmp_path: Path) -> None:
+        gang = ended(launch(on_ranks.begin_while_it_ends, str(tmp_path), 15, np=2), 60)
+        written, nothing = gang.results
+        assert nothing == [b""] * 15, "the coordinator writes"
+        assert all(any(e["ph"] == "E" for e in json.loads(raw)) for raw in written)
 
 
 def _adasum(values: list[float]) -> float:

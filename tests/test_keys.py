@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+import hydrogen_magic as hm
+from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.rendezvous.horovod import HorovodRendezvous
 from hydrogen_magic.spec import JobSpec, Plan, Slot
 
@@ -208,6 +210,13 @@ def test_a_bound_of_the_users_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bound_of(given) == "600"
     monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "20")
     assert bound_of(JobSpec()) == "20"
+
+
+@pytest.mark.parametrize("given", ["abc", "0", "-1", "1.5", ""])
+def test_a_bound_that_is_none_is_refused_before_a_rank_starts(given: str) -> None:
+    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": given}
+    with pytest.raises(PlacementError, match=f"SECONDS is '{given}': whole seconds are expected"):
+        hm.launch(print, np=2, rendezvous="horovod", env=env)
 
 
 def test_a_short_start_does_not_shorten_collectives() -> None:

@@ -49,7 +49,10 @@ class Rendezvous(Protocol):
     of its own for that, and says who is missing."""
 
     def patience_s(self, spec: JobSpec) -> float:
-        """Return how long ranks wait in :attr:`meets_in` before those that are missing have failed."""
+        """Return how long ranks wait in :attr:`meets_in` before those that are missing have failed.
+
+        Raises PlacementError when the user has set something else than a time.
+        """
         ...
 
     def prepare(
@@ -86,11 +89,13 @@ def get(name: str) -> Rendezvous:
 
 
 def check(spec: JobSpec) -> None:
-    """Raise PlacementError when there is no such rendezvous, or its library is not what it should be.
+    """Raise PlacementError when there is no such rendezvous, or its library or settings are not in order.
 
-    On Spark it is the executors that must have it: they are asked before their ranks start.
+    On Spark it is the executors that must have the library: they are asked before their ranks start.
     """
-    library = get(spec.rendezvous).library if spec.placement != "spark" else ""
+    rendezvous = get(spec.rendezvous)
+    rendezvous.patience_s(spec)
+    library = rendezvous.library if spec.placement != "spark" else ""
     fault = importlib.import_module(library).fault() if library else None
     if fault is not None:
         raise PlacementError(f"`--with {spec.rendezvous}`: {fault}")

@@ -21,6 +21,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.rendezvous import Meeting, Service
 from hydrogen_magic.rendezvous.torchrun import place
 from hydrogen_magic.spec import JobSpec, Plan, Slot
@@ -82,14 +83,21 @@ class HorovodRendezvous:
 
 
 def _given_s(spec: JobSpec) -> int | None:
-    """Return the user's own bound of what Gloo waits, in seconds."""
-    given = {**os.environ, **dict(spec.env)}.get(_TIMEOUT, "")
-    return int(given) if given.isdigit() else None
+    """Return the user's own bound of what Gloo waits, in seconds, or raise PlacementError."""
+    given = {**os.environ, **dict(spec.env)}.get(_TIMEOUT)
+    if given is None:
+        return None
+    try:
+        seconds = int(given)
+    except ValueError:
+        seconds = 0
+    if seconds < 1:  # Horovod's library would abort every rank
+        raise PlacementError(f"{_TIMEOUT} is {given!r}: whole seconds are expected, such as 600")
+    return seconds
 
 
 def _bound_s(spec: JobSpec) -> int:
-    given_s = _given_s(spec)
-    return given_s or math.ceil(max(_LEAST_S, spec.start_timeout_s + _LATER_S))
+    return _given_s(spec) or math.ceil(max(_LEAST_S, spec.start_timeout_s + _LATER_S))
 
 
 def _own(slot: Slot, n_ranks: Mapping[int, int]) -> dict[str, str]:

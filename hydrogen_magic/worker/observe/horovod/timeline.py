@@ -47,6 +47,8 @@ def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None
     """
     init, shutdown = module.init, module.shutdown
     start, stop = module.start_timeline, module.stop_timeline
+    # Horovod ends the process where one thread begins a timeline while another shuts it down.
+    one_at_a_time = threading.Lock()
 
     # Whose timeline it is, is known when one is called: the template, which all ranks are forked from,
     # has attached already where the notebook imports Horovod.
@@ -64,14 +66,18 @@ def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None
     def noting_shutdown(*args: Any, **kwargs: Any) -> Any:
         if _timeline is not None:
             _timeline.end()
-        return shutdown(*args, **kwargs)
+        with one_at_a_time:
+            return shutdown(*args, **kwargs)
 
     @functools.wraps(start)
     def noting_start(file_path: str, *args: Any, **kwargs: Any) -> Any:
-        if _timeline is None:
-            return start(file_path, *args, **kwargs)
-        path = os.path.abspath(file_path)
-        return _timeline.give_way(path, lambda: start(file_path, *args, **kwargs))
+        def begin() -> Any:
+            with one_at_a_time:
+                return start(file_path, *args, **kwargs)
+
+        return (
+            begin() if _timeline is None else _timeline.give_way(os.path.abspath(file_path), begin)
+        )
 
     @functools.wraps(stop)
     def noting_stop(*args: Any, **kwargs: Any) -> Any:
