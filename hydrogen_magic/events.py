@@ -6,7 +6,7 @@ checked against the types declared here when they arrive: never as pickles.
 
 Times (``at_s`` and every other ``*_s`` point in time) are seconds since the gang was launched, by a
 monotonic clock, so a jump of the wall clock moves nothing. Those of spans, thousands a second, are whole
-nanoseconds (``*_ns``): to write a float as JSON takes ten times as long as an integer.
+nanoseconds (``*_ns``): to write a float as JSON takes several times as long as an integer.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ LONGEST_NAME = 200
 _MOST = 1 << 15
 """Kept; a span holds the GIL for microseconds, so this is also some tenths of a second."""
 _SEND_S = 0.2
-"""How often they are sent: whatever is at work on them takes cores from ranks."""
+"""How often they are sent: whatever is at work on them takes cores from ranks. So much of its end is not seen
+of a rank that is killed."""
 _Span = tuple[int, str, int, int, int, str]
 """Number, name, start, end (nanoseconds on the gang's clock), depth, track."""
 
