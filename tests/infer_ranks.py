@@ -95,6 +95,10 @@ def grows(width: int) -> Predict:
     return lambda batch: {"wide": [[float(x)] * width for x in batch["x"]]}
 
 
+def very_wide(width: int) -> Predict:
+    return lambda batch: {f"column_{n}": batch["x"] + n for n in range(width)}
+
+
 def waits_for(marker: str, stopped: int = 1, from_row: int = 2_000) -> Predict:
     """One rank stops itself (SIGSTOP) with a batch in hand that begins at ``from_row`` or later."""
     rank = int(os.environ["RANK"])

@@ -343,6 +343,13 @@ def test_frames_without_columns_keep_their_rows() -> None:
         assert len(done) == 7 and names(done) == ["n"]
 
 
+def test_what_pandas_says_of_a_frame_comes_back() -> None:
+    frame = pd.DataFrame({"a": [1]})
+    frame.attrs["of"] = {"x": 1}
+    done = predicted(frame, counted)
+    assert done.attrs == {"of": {"x": 1}} and done.attrs["of"] is not frame.attrs["of"]
+
+
 def test_missing_rows_are_an_error() -> None:
     table = pa.table({"a": list(range(9))})
     for frame in (table.to_pandas(), table, table.to_reader(), pl.DataFrame({"a": range(9)})):
@@ -367,6 +374,11 @@ def test_chunks_hold_about_four_megabytes() -> None:
     frame = pd.DataFrame({f"c{n}": np.arange(500_000, dtype="float32") for n in range(16)})
     sizes = [chunk.nbytes for chunk in frames.source(frame).chunks(4096)]
     assert sizes[0] == 4096 * 64 and max(sizes) <= 4 << 20 and sizes[1] > 3 << 20
+
+
+def test_a_dictionary_s_size_is_not_the_rows() -> None:
+    ids = pd.DataFrame({"id": pd.Categorical([f"somebody-{n:06}" for n in range(100_000)])})
+    assert len(list(frames.source(ids).chunks(1_000))) <= 3
 
 
 @pytest.mark.parametrize(
@@ -517,6 +529,8 @@ def test_a_target_that_cannot_be_is_refused_before_anything_runs(tmp_path: Path)
         (rows, tmp_path, f"is a folder.*as in {tmp_path / 'rows.parquet'}"),
         (data, data / "scored", "lies in .*data, the folder of the data"),
         (data / "*.parquet", data / "new.parquet", r"new.parquet is among .*\*.parquet"),
+        (data / "**" / "*.parquet", data / "new", r"new is among .*\*.parquet"),
+        (tmp_path / "*", tmp_path / "new", r"new is among .*\*"),
         (rows, locked / "new.parquet", "locked is not writable; name another place$"),
     ):
         if target.parent == locked and os.geteuid() == 0:
@@ -524,6 +538,48 @@ def test_a_target_that_cannot_be_is_refused_before_anything_runs(tmp_path: Path)
         with pytest.raises(InferError, match=said):
             frames.source(frame, target).result(ALL)
     assert predicted(data, counted, target=tmp_path / "scored") == tmp_path / "scored"
+
+
+def test_a_part_of_hive_s_has_no_result_beside_it(tmp_path: Path) -> None:
+    write(tmp_path / "country=de" / "part.parquet", 0, 3)
+    with pytest.raises(InferError, match=r"another one: say where .*--out PATH"):
+        predicted(tmp_path / "country=de", counted)
+    done = predicted(tmp_path / "country=de", counted, target=tmp_path / "new")
+    assert pq.read_table(done)["a"].to_pylist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_another_cell_may_change_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_folder: bool
+) -> None:
+    write(tmp_path / "data" / "rows.parquet", 0, 10)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    source = frames.source("data" if is_folder else "data/rows.parquet")
+    result = source.result(ALL)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (chunk,) = source.chunks(100)
+    result.begin(counted(chunk).schema)
+    result.put(0, counted(chunk), chunk)
+    assert pq.read_table(result.finish()).num_rows == 10
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    monkeypatch.chdir(tmp_path)
+    assert predicted("data/rows.parquet", counted) == "data/rows-inferred" + (
+        ".parquet" if is_folder else "-2.parquet"
+    )
+
+
+def test_rows_that_came_to_a_file_meanwhile_are_told(tmp_path: Path) -> None:
+    rows = write(tmp_path / "rows.parquet", 0, 10)
+    source = frames.source(rows)
+    result = source.result(ALL)
+    write(rows, 0, 20)
+    (chunk,) = source.chunks(100)
+    result.begin(counted(chunk).schema)
+    with pytest.raises(InferError, match="more rows than when this run began"):
+        result.put(0, counted(chunk), chunk)
+    result.abort()
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
 
 
 def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:

@@ -133,6 +133,33 @@ def test_progress_tells_the_rows_of_every_rank() -> None:
     assert (first.done, first.in_flight) == (0, 0)
 
 
+def test_columns_without_number_are_told_to_every_rank() -> None:
+    """More than fits into the socket that they are told by."""
+    result = ended(infer(frame(2_000), infer_ranks.very_wide, 5_000, only=True)).result
+    assert result.shape == (2_000, 5_000) and result.iloc[-1, -1] == 1_999 + 4_999
+
+
+def test_a_schema_is_looked_at_before_anything_runs() -> None:
+    for schema, said in (("y dbl", "dbl"), ("x double", "column 'x'")):
+        with pytest.raises(InferError, match=said):
+            infer(frame(), infer_ranks.doubles, schema=schema)
+
+
+def test_what_is_no_exception_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a panic in Polars."""
+
+    class Panic(BaseException):
+        pass
+
+    def chunks(self: object, batch_size: int) -> Any:
+        raise Panic("index out of bounds")
+        yield
+
+    monkeypatch.setattr(frames.source(frame()).__class__, "chunks", chunks)
+    with pytest.raises(InferError, match="could not be read: Panic: index out of bounds"):
+        _ = ended(infer(frame(), infer_ranks.doubles)).result
+
+
 def test_inside_the_kernel_for_debugging() -> None:
     here = JobSpec(np=1, placement="inline")
     captured = capture.capture_call(infer_ranks.fails_at, (7_123,), {})
@@ -192,7 +219,7 @@ def test_when_every_row_fails_that_is_an_error() -> None:
         return predict
 
     run = ended(infer(frame(), always, on_error="null"))
-    with pytest.raises(InferError, match=r"each of the 10000 rows.*never"):
+    with pytest.raises(InferError, match=r"each of the first 10,000 rows.*never"):
         _ = run.result
 
 

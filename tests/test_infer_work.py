@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.infer import work as works
 from hydrogen_magic.infer.work import Chunk, Work
 from hydrogen_magic.predict.options import InferOptions
 
@@ -36,7 +37,8 @@ class Result:
 
     n_waiting = 0
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_bounded: bool = False) -> None:
+        self.is_bounded = is_bounded
         self.schema: Any = None
         self.parts: dict[int, pa.Table] = {}
 
@@ -165,7 +167,73 @@ def test_a_type_that_the_first_rows_do_not_show_is_a_later_ones() -> None:
     assert result.parts[0].schema == DOUBLES and result.parts[0]["y"].null_count == chunks[0].n_rows
     again = book.next()
     assert again is not None and again.number == 1
-    assert book.failures == []  # counted when it is answered for good
+    assert book.n_failed_rows == 0  # counted when it is answered for good
+
+
+@pytest.mark.parametrize(
+    ("empty", "full"),
+    [
+        ([[]] * 10, [["a"]] * 10),
+        ([{"k": None}] * 10, [{"k": 1}] * 10),
+        ([[{"k": []}]] * 10, [[{"k": ["a"]}]] * 10),
+    ],
+    ids=["list", "struct", "deeper"],
+)
+def test_a_part_of_a_type_that_the_first_rows_do_not_show_is_a_later_ones(
+    empty: list[Any], full: list[Any]
+) -> None:
+    book, result = work(20, n_ranks=1)
+    first, second = book.next(), book.next()
+    assert first is not None and second is not None
+    book.answer(first, pa.table({"y": empty}), ())
+    assert result.schema is None
+    book.answer(second, pa.table({"y": full}), ())
+    assert result.schema == pa.table({"y": full}).schema
+    assert book.finish() == empty + full
+
+
+@pytest.mark.parametrize("on_error", ["null", "collect"])
+def test_rows_that_failed_before_a_type_was_known_have_none_at_the_end(on_error: str) -> None:
+    result = Result()
+    book = Work(Rows(50), result, InferOptions(batch_size=10, on_error=on_error), 2)
+    failure = {"first_row": 0, "last_row": 9, "reason": "no"}
+    while (chunk := book.next()) is not None:
+        predicted = nothing(chunk)
+        if on_error == "collect":
+            predicted = predicted.append_column("error", pa.nulls(chunk.n_rows, pa.string()))
+        is_first = chunk.number == 0
+        book.answer(chunk, None if is_first else predicted, (failure,) if is_first else ())
+    assert book.is_done and book.finish() == [None] * 50
+    assert (book.n_failed_rows, book.n_failed_places) == (10, 1)
+    if on_error == "collect":
+        assert result.parts[0]["error"].to_pylist() == ["no"] * 10
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_result_that_is_to_stay_small_does_not_wait_for_a_type_for_ever(
+    monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    monkeypatch.setattr(works, "_MOST_WAITING_BYTES", 10_000)
+    book = Work(Rows(100_000), Result(is_bounded=True), InferOptions(batch_size=10), 2)
+    told = (
+        "failed for each of the first 1,300 rows" if fails else "'y' is null .*--schema \"y string"
+    )
+
+    def go_on() -> None:
+        while (chunk := book.next()) is not None:
+            book.answer(chunk, None if fails else nothing(chunk), ())
+
+    with pytest.raises(InferError, match=told):
+        go_on()
+
+
+def test_of_many_failures_the_first_are_kept() -> None:
+    book, _ = work(10_000)
+    while (chunk := book.next()) is not None:
+        row = {"first_row": chunk.first_row, "last_row": chunk.first_row, "reason": "no"}
+        book.answer(chunk, doubled(chunk), (row,))
+    assert len(book.failures) == 100 and book.failures[1]["first_row"] > 0
+    assert book.n_failed_rows == book.n_failed_places > 100
 
 
 def test_nobody_runs_far_ahead_of_the_first_rows() -> None:

@@ -524,6 +524,14 @@ def test_a_schema_that_was_asked_for() -> None:
         run(by_batch(pd.date_range("2026", periods=3)), table, schema="y timestamp")
 
 
+def test_a_schema_that_is_too_narrow_is_told() -> None:
+    def predict(batch: pa.Table) -> Any:
+        return {"y": [1e300] * len(batch)}
+
+    with pytest.raises(InferError, match=r"'y' as double, where --schema asks for float .*range"):
+        run(predict, frame(), schema="y float")
+
+
 def test_ranks_agree_by_adopting_what_one_found() -> None:
     predictor = Predictor(by_batch([1, 2, 3]), ALL)
     predictor.adopt(pa.schema([("y", pa.float64())]))
@@ -582,6 +590,26 @@ def test_a_failing_batch_names_its_rows_and_shows_the_first() -> None:
     assert caught.value.__cause__.__traceback__ is not None
     shown = str(caught.value).splitlines()[1]
     assert "x=3.0, n=3, text='äää" in shown and "list=<list<" in shown and len(shown) < 240
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pa.array([10**14], pa.timestamp("s")),
+        pa.array([253402299000], pa.timestamp("s", "Europe/Berlin")),
+        pa.array([0], pa.timestamp("s", "Nowhere/Town")),
+        pa.array([10**7], pa.int32()).view(pa.date32()),
+        pa.array([2**62], pa.int64()).view(pa.duration("s")),
+        pa.Array.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers()),
+    ],
+    ids=lambda cell: str(cell.type),
+)
+def test_a_row_that_python_cannot_show_hides_nothing(cell: pa.Array) -> None:
+    def predict(batch: pa.Table) -> Any:
+        raise ValueError("boom")
+
+    with pytest.raises(InferError, match="boom\nthe first of them: n=1, x="):
+        run(predict, pa.table({"n": [1], "x": cell}))
 
 
 def test_a_row_of_a_hundred_megabytes_is_shown_without_copying_it() -> None:

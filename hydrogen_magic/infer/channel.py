@@ -13,6 +13,7 @@ from typing import Any
 
 from hydrogen_magic import frames
 from hydrogen_magic.infer.work import Chunk
+from hydrogen_magic.parcel import memory_file
 from hydrogen_magic.predict.slots import SlotReader, SlotWriter
 
 __all__ = ["Channel"]
@@ -47,6 +48,16 @@ class Channel:
             frames.send(self.sock, message, fds)
         except (BrokenPipeError, ConnectionResetError):
             self.is_ready = False  # it has gone; its end is reported by its agent
+
+    def tell_columns(self, schema: Any) -> None:
+        """Tell which columns are predicted: thousands are more than fits into the socket."""
+        fd = memory_file("columns")
+        try:
+            with open(fd, "wb", closefd=False) as file:
+                file.write(schema.serialize())
+            self.tell({"do": "adopt"}, [fd])
+        finally:
+            os.close(fd)
 
     def hand_out(self, chunk: Chunk) -> None:
         place, fds = self.chunks.write(chunk.table)

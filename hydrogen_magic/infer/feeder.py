@@ -10,7 +10,6 @@ do as well: the first answer counts. A rank that still hangs when all rows are d
 
 from __future__ import annotations
 
-import base64
 import selectors
 import socket
 import threading
@@ -132,8 +131,12 @@ class Feeder:
                 for channel in self._channels:
                     selector.register(channel.sock, selectors.EVENT_READ, channel)
                 self._serve(selector)
-        except Exception as error:  # of whatever the frame is read from, or its result written to
-            self._error = error
+        except (
+            BaseException
+        ) as error:  # of whatever the frame is read from, or its result written to
+            # Polars' panics are no Exception, and nobody hears of a thread's SystemExit.
+            said = f"the frame could not be read: {type(error).__name__}: {error}"
+            self._error = error if isinstance(error, Exception) else InferError(said)
             self._stop()
             for channel in self._channels:  # a rank inside this very process is not stopped
                 channel.shut()
@@ -267,8 +270,7 @@ class Feeder:
     def _tell_columns(self, channel: Channel) -> None:
         if channel.is_ready and not channel.knows_columns:
             channel.knows_columns = True
-            schema = base64.b64encode(self._work.schema.serialize()).decode()
-            channel.tell({"do": "adopt", "schema": schema})
+            channel.tell_columns(self._work.schema)
 
     # ── the view ──
 
@@ -281,7 +283,7 @@ class Feeder:
         if self._began_s is None and work.in_flight:
             self._began_s = now_s
         began_s = now_s if self._began_s is None else self._began_s
-        failed = sum(map(_n_rows, work.failures))
+        failed = work.n_failed_rows
         self._emit(ev.RowsDone(now_s, began_s, work.rows, work.n_rows, work.in_flight, failed))
         for channel in self._channels:
             # From its first rows on: that is what its rate counts.
@@ -292,25 +294,17 @@ class Feeder:
 
     def _tell_end(self) -> None:
         self._tell(is_last=True)
-        failures = self._work.failures
-        if failures:
-            self._warn(_failures_text(failures))
+        if self._work.failures:
+            self._warn(_failures_text(self._work))
 
 
-def _failures_text(failures: Sequence[Mapping[str, Any]]) -> str:
+def _failures_text(work: Work) -> str:
     """Return what a person is told of rows without predictions; see ``predictor.RowFailure``."""
-    n_rows = sum(map(_n_rows, failures))
-    told = [
-        f"{_rows_text(f)}: {f['reason']}"
-        for f in sorted(failures, key=lambda f: int(f["first_row"]))[:_MOST_TOLD]
-    ]
-    more = [f"and {len(failures) - _MOST_TOLD} more places"] if len(failures) > _MOST_TOLD else []
-    rows = "1 row" if n_rows == 1 else f"{n_rows} rows"
+    told = [f"{_rows_text(f)}: {f['reason']}" for f in work.failures[:_MOST_TOLD]]
+    n_more = work.n_failed_places - len(told)
+    more = [f"and {n_more:,} more places"] if n_more else []
+    rows = "1 row" if work.n_failed_rows == 1 else f"{work.n_failed_rows} rows"
     return f"{rows} failed and got no prediction: {'; '.join([*told, *more])}"
-
-
-def _n_rows(failure: Mapping[str, Any]) -> int:
-    return int(failure["last_row"] - failure["first_row"] + 1)
 
 
 def _rows_text(failure: Mapping[str, Any]) -> str:

@@ -78,6 +78,9 @@ class Source(Protocol):
 class Result(Protocol):
     """The frame that comes back, while it is put together. For one thread at a time."""
 
+    is_bounded: bool
+    """Whether it takes no more memory the more rows there are."""
+
     @property
     def n_waiting(self) -> int:
         """Chunks in memory that an earlier one, not there yet, keeps from being written.

@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ __all__ = ["PandasResult"]
 class PandasResult:
     """See :class:`hydrogen_magic.infer.frames.Result`."""
 
+    is_bounded = False
     n_waiting = 0
 
     def __init__(self, frame: pd.DataFrame, names: Sequence[str], options: InferOptions) -> None:
@@ -54,6 +56,7 @@ class PandasResult:
         parts = [kept, predicted] if self._kept or not values else [predicted]
         whole: pd.DataFrame = pd.concat(parts, axis=1)
         whole.columns.name = self._frame.columns.name
+        whole.attrs = copy.deepcopy(self._frame.attrs)
         return whole
 
     def _own_columns(self) -> pd.DataFrame:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,8 +46,10 @@ class ParquetSource:
         self, path: str | os.PathLike[str], target: str | os.PathLike[str] | None = None
     ) -> None:
         self._given = path
+        self._target_given = target
+        # Absolute paths: another cell may change the folder while this one reads and writes.
         self._found = _find(os.path.expanduser(os.fspath(path)))
-        self._target = None if target is None else Path(target).expanduser()
+        self._target = None if target is None else Path(target).expanduser().absolute()
         dataset = _dataset(self._found)
         fragments = list(dataset.get_fragments())
         self.schema = _common_schema(dataset, fragments)
@@ -69,6 +71,7 @@ class ParquetSource:
             kept,
             from_folders,
             type(self._given) is str,
+            os.path.isabs(os.path.expanduser(self._target_given or self._given)),
         )
 
     def _layout(self, keeps_folders: bool) -> Layout:
@@ -82,8 +85,7 @@ class ParquetSource:
             # In its folder, a file would get the column back that was not asked for.
             names = [Path(f"{n:05d}-{file.name}") for n, file in enumerate(found.files)]
         target = self._target or _target_beside(found)
-        if self._target is not None:
-            _refuse_among(self._target, found)
+        _refuse_among(target, [target] if found.is_single else [target / n for n in names], found)
         return Layout(
             target,
             found.is_single,
@@ -107,8 +109,8 @@ class _Found:
     """Whether the path was that of a file."""
     is_folder: bool = False
     """Whether it was that of a folder, all of which is data."""
-    pattern: str = ""
-    """The glob that it was, if it was one."""
+    pattern: tuple[str, ...] = ()
+    """Parts of the glob that it was, if it was one."""
 
 
 def _find(path: str) -> _Found:
@@ -117,20 +119,21 @@ def _find(path: str) -> _Found:
             f"{path} is not on this machine: give pyarrow.dataset.dataset({path!r}), which is read"
             " as it comes"
         )
-    if os.path.isfile(path):
-        return _Found(Path(path).parent, (Path(path),), is_single=True)
-    if os.path.isdir(path):
-        files = [found for found in Path(path).rglob("*") if found.is_file()]
-        return replace(_all_of(path, Path(path), files), is_folder=True)
+    absolute = Path(path).absolute()
+    if absolute.is_file():
+        return _Found(absolute.parent, (absolute,), is_single=True)
+    if absolute.is_dir():
+        files = [found for found in absolute.rglob("*") if found.is_file()]
+        return replace(_all_of(path, absolute, files), is_folder=True)
     if not _MAGIC & set(path):
         raise InferError(f"there is no file or folder {path} (from {os.getcwd()})")
-    fixed = Path(*_before_magic(Path(path)))
-    matches = [Path(match) for match in glob.glob(path, recursive=True)]
+    fixed = Path(*_before_magic(absolute))
+    matches = [Path(match) for match in glob.glob(str(absolute), recursive=True)]
     files = [
         file for match in matches for file in (match.rglob("*") if match.is_dir() else [match])
     ]
     found = _all_of(path, fixed, [file for file in set(files) if file.is_file()])
-    return replace(found, pattern=os.path.abspath(path))
+    return replace(found, pattern=absolute.parts)
 
 
 def _before_magic(pattern: Path) -> list[str]:
@@ -160,21 +163,40 @@ def _target_beside(found: _Found) -> Path:
         file = found.files[0]
         return file.with_name(f"{file.stem}-inferred{file.suffix}")
     root = found.root.resolve()
+    if "=" in root.name:
+        raise InferError(
+            f"{root.name} is one part of the data in {root.parent}, and a folder beside it would be"
+            " another one: say where the result is to be with --out PATH"
+        )
     return root.with_name(f"{root.name}-inferred")
 
 
-def _refuse_among(target: Path, found: _Found) -> None:
-    """Raise InferError for a place where the next reader of the data would take the result for rows."""
+def _refuse_among(target: Path, files: Sequence[Path], found: _Found) -> None:
+    """Raise InferError for a place where the next reader of the data would take the result for rows.
+
+    ``files``: what is to be written.
+    """
     if found.is_folder and target.resolve().is_relative_to(found.root.resolve()):
         raise InferError(
             f"{target} lies in {found.root}, the folder of the data, where it would be read as rows"
             " the next time: name a place outside of it"
         )
-    if found.pattern and fnmatch.fnmatch(os.path.abspath(target), found.pattern):
+    if found.pattern and any(_is_at_or_below(file.parts, found.pattern) for file in files):
         raise InferError(
-            f"{target} is among {found.pattern}, so it would be read as rows the next time: name a"
-            " place that this does not match"
+            f"{target} is among {Path(*found.pattern)}, so it would be read as rows the next time: name"
+            " a place that this does not match"
         )
+
+
+def _is_at_or_below(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
+    """Return whether a glob's pattern matches a path, or a folder that it is in."""
+    if not pattern:
+        return True
+    if pattern[0] == "**":
+        is_here = _is_at_or_below(parts, pattern[1:])
+        return is_here or (bool(parts) and _is_at_or_below(parts[1:], pattern))
+    is_match = bool(parts) and fnmatch.fnmatchcase(parts[0], pattern[0])
+    return is_match and _is_at_or_below(parts[1:], pattern[1:])
 
 
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────

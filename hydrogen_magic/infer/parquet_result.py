@@ -53,6 +53,8 @@ class ParquetResult:
     Rows are written in their order, so chunks that come early wait in memory for those before them.
     """
 
+    is_bounded = True
+
     def __init__(
         self,
         layout: Layout,
@@ -60,6 +62,7 @@ class ParquetResult:
         kept: list[str],
         from_folders: list[str],
         is_text: bool,
+        is_absolute: bool,
     ) -> None:
         _refuse_target(layout)
         self._layout = layout
@@ -67,6 +70,7 @@ class ParquetResult:
         self._kept = kept
         self._from_folders = set(from_folders) if _names_folders(layout, from_folders) else set()
         self._is_text = is_text
+        self._is_absolute = is_absolute
         self._waiting: dict[int, pa.Table] = {}
         self._next_row = 0
         self._files: _Files | None = None
@@ -107,6 +111,8 @@ class ParquetResult:
                 f" {min(self._waiting, default=n_rows) - 1} are missing"
             )
         path = self._files.commit()
+        if not self._is_absolute and path.is_relative_to(Path.cwd()):
+            path = path.relative_to(Path.cwd())
         return str(path) if self._is_text else path
 
     def abort(self) -> None:
@@ -175,6 +181,11 @@ class _Files:
     def _write(self, table: pa.Table) -> None:
         while table.num_rows:
             self._open_next()
+            if self._left == 0:
+                raise InferError(
+                    "the Parquet data has more rows than when this run began: somebody wrote to it"
+                    " meanwhile; run %%infer again"
+                )
             rows = table.slice(0, self._left)
             table = table.slice(rows.num_rows)
             self._left -= rows.num_rows

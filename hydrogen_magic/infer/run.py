@@ -12,6 +12,7 @@ from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.handle import Gang
 from hydrogen_magic.infer import frames
 from hydrogen_magic.infer.feeder import Feeder
+from hydrogen_magic.predict.ddl import parse_schema
 from hydrogen_magic.predict.options import InferOptions
 from hydrogen_magic.spec import JobSpec
 
@@ -64,6 +65,8 @@ def infer(
     if spec.np > _MOST_RANKS:
         raise PlacementError(f"`--np {spec.np}`: one machine takes {_MOST_RANKS} ranks at most")
     source = frames.source(frame, target)
+    named = [] if options.schema is None else parse_schema(options.schema).names
+    options.check_names(named, source.schema.names)
     result = source.result(options)
     feeder = Feeder(source, result, options, spec.np, parcel.digest(captured.parcel))
     try:

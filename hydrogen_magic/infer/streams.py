@@ -53,6 +53,7 @@ class StreamSource:
 class StreamResult:
     """Rows as they were read, beside their predictions; see :class:`hydrogen_magic.infer.frames.Result`."""
 
+    is_bounded = False
     n_waiting = 0
 
     def __init__(self, own: pa.Schema, kept: list[str], make: Callable[[pa.Table], Any]) -> None:

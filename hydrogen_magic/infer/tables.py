@@ -145,6 +145,7 @@ def polars_schema(empty: pl.DataFrame) -> pa.Schema:
 class InMemoryResult:
     """Predictions beside a frame that lies in memory; see :class:`hydrogen_magic.infer.frames.Result`."""
 
+    is_bounded = False
     n_waiting = 0
 
     def __init__(self, n_rows: int, join: Callable[[pa.Table], Any]) -> None:

@@ -11,8 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pyarrow as pa
+
+from hydrogen_magic.blame import readable_bytes
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.predict.options import InferOptions
+from hydrogen_magic.predict.fitting import fit_table, merge_types
+from hydrogen_magic.predict.options import ERROR_COLUMN, InferOptions
 
 __all__ = ["Chunk", "Work"]
 
@@ -22,6 +26,10 @@ ranks that began together end together. Not smaller than that takes: with 8 in p
 model over two million rows took 1.07 of the time."""
 _AHEAD = 4
 """Chunks per rank that may be done before earlier ones are: 16 MB of predictions as large as the rows."""
+_MOST_WAITING_BYTES = 256 << 20
+"""Rows and predictions that may wait for the type of a column, where the result is to stay small."""
+_MOST_FAILURES = 100
+"""Whose reasons are kept."""
 
 
 @dataclass(frozen=True, order=True)
@@ -62,12 +70,15 @@ class Work:
         """Rows done."""
         self.n_rows: int | None = source.n_rows
         self.failures: list[Mapping[str, Any]] = []
+        """The first hundred by their rows."""
+        self.n_failed_rows = self.n_failed_places = 0
         self.in_flight = 0
         """Chunks handed out and not done."""
         self._open: set[int] = set()
         """Numbers of those without an answer: only the first one counts."""
         self._result = result
         self._batch_size = options.batch_size
+        self._collects = options.collects
         self._n_ranks = n_ranks
         self._fresh = source.chunks(options.batch_size)
         self._rest: Any = None
@@ -77,8 +88,9 @@ class Work:
         """Whether all rows of the source are numbered."""
         self._again: list[Chunk] = []
         """A heap of what was given back."""
-        self._answered: list[_Answer] = []
-        """What cannot be put anywhere yet: the first rows' columns are not known."""
+        self._answered: dict[int, _Answer] = {}
+        """By chunk, what cannot be put anywhere yet: the first rows' columns are not known."""
+        self._answered_bytes = 0
         self._undecided = 0
         """Number of the first chunk that has not been looked at for what columns there are."""
         self._seen: Any = None
@@ -154,28 +166,44 @@ class Work:
         if chunk.number not in self._open:
             return False
         self._open.remove(chunk.number)
-        self._answered.append(_Answer(chunk, columns, failures))
+        self._answered[chunk.number] = _Answer(chunk, columns, failures)
         if self.schema is None:
             self._agree()
+        if self.schema is None and self._result.is_bounded:
+            self._answered_bytes += chunk.table.nbytes + (0 if columns is None else columns.nbytes)
+            self._refuse_to_wait()
         self._put_all()
         return True
 
     def _put_all(self) -> None:
         if self.schema is not None:
-            answered, self._answered = self._answered, []
-            for each in answered:
+            answered, self._answered = self._answered, {}
+            for each in answered.values():
                 self._put(each)
 
     def _agree(self) -> None:
         """Take the columns of the first rows as everybody's; a type that they do not show is a later's."""
-        answered = {each.chunk.number: each.columns for each in self._answered}
-        while self.schema is None and self._undecided in answered:
-            columns = answered[self._undecided]
+        while self.schema is None and self._undecided in self._answered:
+            columns = self._answered[self._undecided].columns
             if columns is not None:
                 self._seen = _completed(self._seen, columns.schema)
-                if not _has_unknown(self._seen):
+                if not any(_has_unknown(column.type) for column in self._seen):
                     self._begin(self._seen)
             self._undecided += 1
+
+    def _refuse_to_wait(self) -> None:
+        """Raise InferError where rows pile up in memory because nothing says of what type a column is."""
+        if self._answered_bytes < _MOST_WAITING_BYTES:
+            return
+        if self._seen is None:
+            raise self._all_failed(sum(each.chunk.n_rows for each in self._answered.values()))
+        unknown = next(column for column in self._seen if _has_unknown(column.type))
+        raise InferError(
+            f"column {unknown.name!r} is {unknown.type} in all of the first"
+            f" {readable_bytes(self._answered_bytes)} of rows and predictions, so nothing says how to"
+            " write it: say what the predicted columns are, as with"
+            f' --schema "{unknown.name} string, …"'
+        )
 
     def _begin(self, schema: Any) -> None:
         self.schema = schema
@@ -189,7 +217,27 @@ class Work:
         self._result.put(chunk.first_row, columns, chunk.table)
         self.in_flight -= 1
         self.rows += chunk.n_rows
-        self.failures += answer.failures
+        self._note(answer.failures)
+
+    def _nulls(self, answer: _Answer) -> pa.Table:
+        """Return what rows have that all failed, before whoever tried knew which columns there are."""
+        n_rows = answer.chunk.n_rows
+        columns = [pa.nulls(n_rows, column.type) for column in self.schema]
+        if self._collects:
+            reasons: list[str | None] = [None] * n_rows
+            for each in answer.failures:
+                start = each["first_row"] - answer.chunk.first_row
+                stop = each["last_row"] - answer.chunk.first_row + 1
+                reasons[start:stop] = [each["reason"]] * (stop - start)
+            columns[self.schema.get_field_index(ERROR_COLUMN)] = pa.array(reasons, pa.string())
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+    def _note(self, failures: Sequence[Mapping[str, Any]]) -> None:
+        if failures:
+            self.n_failed_places += len(failures)
+            self.n_failed_rows += sum(int(f["last_row"] - f["first_row"] + 1) for f in failures)
+            both = sorted([*self.failures, *failures], key=lambda f: int(f["first_row"]))
+            self.failures = both[:_MOST_FAILURES]
 
     def _refuse(self, chunk: Chunk, columns: Any) -> None:
         """Have it made again, by a rank that has been told which columns there are."""
@@ -212,14 +260,21 @@ class Work:
         """Return the frame with its predictions. Raises InferError when there are none at all."""
         if self.schema is None and self._seen is not None:
             self._begin(self._seen)  # columns without a single value
+            for number, each in self._answered.items():
+                if each.columns is None:  # nobody is left to make it again
+                    self._answered[number] = replace(each, columns=self._nulls(each))
             self._put_all()
         if self.schema is None and self._cut_rows:
-            first = next((f for each in self._answered for f in each.failures), None)
-            raise InferError(
-                f"`predict` failed for each of the {self._cut_rows} rows, so nothing says which"
-                f" columns it returns; the first failure: {first['reason'] if first else 'unknown'}"
-            )
+            raise self._all_failed(self._cut_rows)
         return self._result.finish()
+
+    def _all_failed(self, n_rows: int) -> InferError:
+        failures = (f for number in sorted(self._answered) for f in self._answered[number].failures)
+        first = next(failures, None)
+        return InferError(
+            f"`predict` failed for each of the first {n_rows:,} rows, so nothing says which columns it"
+            f" returns; the first failure: {first['reason'] if first else 'unknown'}"
+        )
 
     def abandon(self) -> None:
         """There will be no result: let go of frame and answers."""
@@ -230,17 +285,26 @@ class Work:
         self._result.abort()
 
 
-def _has_unknown(schema: Any) -> bool:
-    return any(str(column.type) == "null" for column in schema)
+def _has_unknown(found: pa.DataType) -> bool:
+    """Return whether a type is null, or has a part that is."""
+    types = pa.types
+    if types.is_struct(found):
+        return any(_has_unknown(part.type) for part in found)
+    if types.is_map(found):
+        return _has_unknown(found.key_type) or _has_unknown(found.item_type)
+    has_items = (
+        types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found)
+    )
+    return _has_unknown(found.value_type) if has_items else bool(types.is_null(found))
 
 
 def _completed(first: Any, later: Any) -> Any:
-    """Return the schema ``first`` with types that only ``later`` knows."""
+    """Return the schema ``first`` with types, and parts of types, that only ``later`` knows."""
     if first is None or first.names != later.names:
         return later if first is None else first
     for place, column in enumerate(later):
-        if str(first.field(place).type) == "null":
-            first = first.set(place, column)
+        known = first.field(place)
+        first = first.set(place, known.with_type(merge_types(known.type, column.type)))
     return first
 
 
@@ -249,7 +313,7 @@ def _typed(columns: Any, schema: Any) -> Any:
     if columns is None or columns.schema.equals(schema):
         return columns
     completed = _completed(columns.schema, schema)
-    return columns.cast(completed) if completed.equals(schema) else None
+    return fit_table(columns, schema) if completed.equals(schema) else None
 
 
 def _described(what: Any) -> str:

@@ -86,7 +86,7 @@ def _serve(feed: Feed, predict: Any, sink: Sink, said: reporter.Reporter) -> Non
     feed.attach(sink.emit, lambda: None, said.now_s, lambda rank: None)
     (channel,) = feed.open(1)
     try:
-        inference.serve(channel, predict, feed.options)
+        inference.serve(channel, predict, feed.options, own_process=False)
     finally:
         feed.close()
 

@@ -29,9 +29,18 @@ class Pace:
     def saw(self, table: pa.Table) -> None:
         """Take note of a chunk's size."""
         if table.num_rows:
-            batch_bytes = table.nbytes / table.num_rows * self._batch_size
+            batch_bytes = _row_bytes(table) / table.num_rows * self._batch_size
             n_batches = int(CHUNK_BYTES // max(batch_bytes, 1.0))
             self.rows = self._batch_size * max(1, n_batches)
+
+
+def _row_bytes(table: pa.Table) -> int:
+    """Return what the rows take, without the dictionaries that each chunk has as a whole."""
+    return sum(
+        chunk.indices.nbytes if pa.types.is_dictionary(chunk.type) else chunk.nbytes
+        for column in table.columns
+        for chunk in column.chunks
+    )
 
 
 def spans(n_rows: int, pace: Pace) -> Iterator[tuple[int, int]]:

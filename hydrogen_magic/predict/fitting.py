@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.predict.naming import listed
@@ -123,6 +124,11 @@ def fit(array: pa.Array, field: pa.Field, *, is_declared: bool) -> pa.Array:
 
 
 def _cast(array: pa.Array, want: pa.DataType) -> pa.Array:
+    if pa.types.is_floating(array.type) and pa.types.is_floating(want):
+        cast = array.cast(want)
+        if pc.sum(pc.is_inf(cast)) != pc.sum(pc.is_inf(array)):
+            raise pa.ArrowInvalid(f"a value is out of the range of {want}")
+        return cast
     if "struct<" in str(want) and "list<item: null>" in str(want):
         # pyarrow's cast makes lists of nulls in a struct that end behind their items.
         return pa.array(array.to_pylist(), type=want)

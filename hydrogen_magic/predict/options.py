@@ -52,17 +52,16 @@ class InferOptions:
 
         Raises InferError for a column that the frame has not got.
         """
-        if self.only:
-            return []
-        if self.columns is None:
-            return list(names)
-        missing = [name for name in self.columns if name not in names]
+        asked = self.columns or ()
+        missing = [name for name in asked if name not in names]
         if missing:
             raise InferError(
-                f"--columns {','.join(self.columns)}: the frame has no column {missing[0]!r};"
+                f"--columns {','.join(asked)}: the frame has no column {missing[0]!r};"
                 f" it has {listed(names)}"
             )
-        return list(self.columns)
+        if self.only:
+            return []
+        return list(names if self.columns is None else self.columns)
 
     def check_names(self, predicted: Sequence[str], names: Sequence[str]) -> None:
         """Raise InferError where a predicted column has the name of another in the result.

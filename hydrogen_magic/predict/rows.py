@@ -50,7 +50,10 @@ def _cell_text(cell: pa.Array) -> str:
             cell = pc.binary_slice(cell, 0, _MOST_OF_A_VALUE + 1)
         elif not types.is_dictionary(kind):
             return f"<{_clipped(str(kind))}, {readable_bytes(size_bytes)}>"
-    value: Any = cell[0].as_py()
+    try:
+        value: Any = cell[0].as_py()
+    except Exception:  # a time that Python's cannot be, bytes that are no text, a zone nobody knows
+        return f"<{_clipped(str(kind))}>"
     return _clipped(repr(value) if isinstance(value, (str, bytes)) or value is None else str(value))
 
 

@@ -7,7 +7,6 @@ time over it, so no thread does that ahead.
 
 from __future__ import annotations
 
-import base64
 import gc
 import os
 import socket
@@ -57,18 +56,24 @@ def set_up(loaded: Loaded) -> SetUp:
     return SetUp(loaded, loaded.predict(value), files)
 
 
-def serve(channel_fd: int, predict: Any, options: Mapping[str, Any]) -> bool:
+def serve(
+    channel_fd: int, predict: Any, options: Mapping[str, Any], *, own_process: bool = True
+) -> bool:
     """Answer chunks over the socket ``channel_fd`` (see :mod:`hydrogen_magic.infer.feeder`), close it.
 
-    ``predict``: what the cell defined by that name, None where it did not. Return True when all was
+    ``predict``: what the cell defined by that name, None where it did not. ``own_process``: this is a
+    rank's process, which ends with an error; where it goes on, the error's traceback does with it, and
+    should not hold memory that is shared. Return True when all was
     done, False when the other end went away before. Raises InferError, and what ``predict`` raises.
     """
     with socket.socket(fileno=channel_fd) as sock:
-        return _Serving(sock, predict, options).run()
+        return _Serving(sock, predict, options, own_process).run()
 
 
 class _Serving:
-    def __init__(self, sock: socket.socket, predict: Any, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, sock: socket.socket, predict: Any, options: Mapping[str, Any], own_process: bool
+    ) -> None:
         from hydrogen_magic.predict.options import InferOptions
         from hydrogen_magic.predict.predictor import Predictor
         from hydrogen_magic.predict.slots import SlotReader, SlotWriter
@@ -78,11 +83,15 @@ class _Serving:
         self._predictor = Predictor(predict, InferOptions(**given))
         self._sock = sock
         self._chunks = SlotReader()
+        self._chunk = self._chunks.view if own_process else self._chunks.read
         self._outputs = SlotWriter()
 
     def run(self) -> bool:
-        heard = frames.FrameReader(self._sock)
-        with closing(self._predictor), closing(self._chunks), closing(self._outputs):
+        heard = frames.FrameReader(self._sock)  # with descriptors of what nobody took
+        with (
+            closing(self._predictor), closing(self._chunks), closing(self._outputs),
+            closing(heard),
+        ):  # fmt: skip
             self._say({"did": "set up"})
             while (received := frames.receive(heard)) is not None:
                 message, fds = received
@@ -90,18 +99,20 @@ class _Serving:
                     self._say({"did": "leave"})
                     return True
                 if message["do"] == "adopt":
-                    self._adopt(message["schema"])
+                    self._adopt(*fds)
                 else:
                     self._predict(message, fds)
         return False
 
-    def _adopt(self, schema: str) -> None:
+    def _adopt(self, fd: int) -> None:
         import pyarrow as pa
 
-        self._predictor.adopt(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(schema))))
+        with open(fd, "rb") as file:
+            file.seek(0)  # whoever wrote it left it at the end
+            self._predictor.adopt(pa.ipc.read_schema(pa.py_buffer(file.read())))
 
     def _predict(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
-        output = self._predictor.run(self._chunks.view(message, fds), int(message["row"]))
+        output = self._predictor.run(self._chunk(message, fds), int(message["row"]))
         answer = {
             "did": "predict", "chunk": message["chunk"],
             "failures": [asdict(failure) for failure in output.failures],
