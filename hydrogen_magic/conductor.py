@@ -284,6 +284,15 @@ class Conductor:
         self._gang.emit(ev.Notice(self._job.now_s(), level, text))
 
 
+def _who_had_finished(state: GangState) -> str:
+    """Return, for an error that a peer's end causes, which peers had ended well, or nothing."""
+    done = [rank.rank for rank in state.ranks if rank.result_bytes is not None]
+    if not done:
+        return ""
+    who = f"rank {done[0]}" if len(done) == 1 else f"{len(done)} ranks"
+    return f" ({who} had finished, and took no more part)"
+
+
 def _failed_collective(rank: RankState) -> str:
     """Return the function of torch.distributed or Horovod that the cell called and that raised."""
     frames = rank.failure.error.frames if rank.failure is not None else ()
@@ -307,7 +316,8 @@ def _what_happened(state: GangState, rank: RankState) -> str:
             return f"the script exited with status {rank.failure.exit_code}"
         error = rank.failure.error
         message = error.message.splitlines()[0] if error.message else ""
-        return f"{error.type}: {message}" if message else error.type
+        said = f"{error.type}: {message}" if message else error.type
+        return said + (_who_had_finished(state) if is_victim_error(error) else "")
     ended = rank.exited
     if ended is None and rank.process_state == "T":
         return "its process is stopped (SIGSTOP)"

@@ -268,6 +268,66 @@ def _end(how: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def folds(fails_in: int) -> list[tuple[int, float]]:
+    """Train two models, one after the other, and the second one further; say where each call began.
+
+    The first attempt fails in call ``fails_in``, after two epochs of it.
+    """
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    is_first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    calls: list[tuple[int, float]] = []
+
+    @hvd.elastic.run  # type: ignore[untyped-decorator]
+    def training(state: Any, model: Any, epochs: int) -> int:
+        begun_at: int = state.epoch
+        while state.epoch < epochs:
+            hvd.barrier()
+            with torch.no_grad():
+                model.weight += 1
+            state.epoch += 1
+            state.commit()
+            if (
+                is_first
+                and len(calls) == fails_in
+                and state.epoch == epochs - 1
+                and hvd.rank() == 1
+            ):
+                raise ValueError("bad batch 17")
+        return begun_at
+
+    for weight in (100, 200):
+        model = torch.nn.Linear(1, 1)
+        torch.nn.init.constant_(model.weight, weight)
+        state = hvd.elastic.TorchState(model=model, epoch=0)
+        for epochs in (3,) if weight == 100 else (3, 6):
+            calls.append((training(state, model, epochs), model.weight.item()))
+    return calls
+
+
+def adasum_in_place() -> list[float]:
+    """Combine parameters, which autograd looks after."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+    hvd.allreduce_(weight, op=hvd.Adasum)
+    return [float(each) for each in weight]
+
+
+def one_more(times: int) -> None:
+    """Rank 0 has one batch more than the others."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    for _ in range(times + (hvd.rank() == 0)):
+        hvd.allreduce(torch.ones(1))
+
+
 def count_up(state: Any, upto: int) -> tuple[int, int]:
     """Be what a notebook decorates: count with commits; rank 1 fails once on the way."""
     import horovod.torch as hvd

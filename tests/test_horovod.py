@@ -67,6 +67,10 @@ class TestSurface:
             assert (found["rank"], found["device"]) == (rank, "cpu")
         assert [rank.steps for rank in gang.ranks] == [4, 4], "a step is one step"
 
+    def test_adasum_in_place(self) -> None:
+        found = ended(launch(on_ranks.adasum_in_place, np=2), 60).results
+        assert found == [pytest.approx([1.0, 2.0])] * 2
+
     def test_init_after_shutdown(self) -> None:
         assert ended(launch(on_ranks.init_twice, np=2), 60).results == [[2.0] * 3] * 2
 
@@ -100,6 +104,16 @@ class TestElastic:
             assert found["spread"] == 0 and found["own"] == {"mine": "too"}
             assert found["weight"] == pytest.approx(wanted["weight"])
             assert found["momentum"] == pytest.approx(wanted["momentum"])
+
+    @pytest.mark.parametrize(
+        ("fails_in", "began"), [(0, [2, 0, 3]), (1, [3, 2, 3]), (2, [3, 3, 5]), (9, [0, 0, 3])]
+    )
+    def test_calls_one_after_another_have_their_own_commits(
+        self, fails_in: int, began: list[int]
+    ) -> None:
+        gang = ended(launch(on_ranks.folds, fails_in, np=2, retries=1), 90)
+        wanted = list(zip(began, [103.0, 203.0, 206.0], strict=True))
+        assert gang.results == [wanted, wanted]
 
     def test_a_function_may_be_decorated_in_the_notebook(self) -> None:
         """Where ``hvd.elastic.run`` is upstream's, and its state in memory only."""
@@ -139,6 +153,13 @@ class TestSeen:
         warned = [e.text for e in alone.events() if isinstance(e, ev.Notice)]
         assert len(warned) == 1 and "launch the gang with `--with horovod`" in warned[0]
         assert not [e for e in together.events() if isinstance(e, ev.Notice)]
+
+    def test_who_finished_too_early_is_named(self) -> None:
+        gang = ended(launch(on_ranks.one_more, 2, np=2), 60)
+        with pytest.raises(
+            hm.errors.RankFailedError, match="rank 1 had finished, and took no more"
+        ):
+            gang.raise_for_state()
 
     def test_torchs_process_group_says_why_it_cannot_be(self) -> None:
         gang = ended(launch(on_ranks.join_torchs_group, np=2), 60)

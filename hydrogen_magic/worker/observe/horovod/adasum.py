@@ -67,8 +67,8 @@ def attach(ops: Any, replace: Callable[[Any, Callable[..., Any]], None]) -> None
 
     @functools.wraps(original_wait)
     def synchronize(handle: Any) -> Any:
-        found = original_wait(handle)
         one = pending.pop(handle, None) if pending else None
+        found = original_wait(handle)
         return found if one is None else _finish(one, found)
 
     replace(ops._allreduce_async, wrapped(ops._allreduce_async, is_group=False))
@@ -88,7 +88,7 @@ def _finish(one: _Pending, gathered: Any) -> Any:
     """Fill the outputs from everybody's tensors, a row for each rank; return them."""
     parts = gathered.split([output.numel() for output in one.outputs], 1)
     for output, part in zip(one.outputs, parts, strict=True):
-        output.copy_(_combined(list(part)).mul(one.postscale).view_as(output))
+        output.detach().copy_(_combined(list(part)).mul(one.postscale).view_as(output))
     return one.outputs if one.is_group else one.outputs[0]
 
 

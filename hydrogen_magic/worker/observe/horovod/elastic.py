@@ -3,8 +3,9 @@
 Upstream, ranks that are left after a failure go back to the last commit in their memory and form a
 smaller ring, for which a driver must tell each of them its new place. Here the gang is started again as
 a whole (``--retries``), with as many ranks: rank 0 keeps every commit on disk beside the checkpoints, and
-the next attempt goes on from the last one. So an error of Horovod's ends the rank, and nobody listens
-for news of hosts.
+the next attempt goes on from the last one. A cell may call several elastic functions, one after the
+other: each call has its own commits, and the next attempt's n-th goes on from the n-th's. An error of
+Horovod's ends the rank, and nobody listens for news of hosts.
 
 ``hvd.elastic.run`` itself stays what it is: a function may have been decorated in the notebook, and
 travels as such. What it calls on a rank is replaced: where it would begin and end to listen, its state is
@@ -17,6 +18,7 @@ at most one commit can be lost, by a rank 0 that is killed meanwhile.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import pickle
 import sys
@@ -28,8 +30,11 @@ from hydrogen_magic.worker import reporter as _reporter
 
 __all__ = ["attach"]
 
-_NAME = "horovod-elastic"
-"""What the last commit is called beside the user's own checkpoint."""
+_NAME = "horovod-elastic-"
+"""What a call's last commit is called beside the user's own checkpoint, up to the call's number."""
+_PLACE = "_hydrogen_magic_commits"
+"""Attribute of a state: name of its commits."""
+_numbers = itertools.count(1)
 
 
 def attach() -> None:
@@ -47,7 +52,9 @@ def _begin(state: Any) -> None:
     """Bring ``state`` to its last commit, and have an error of Horovod's not lead back to it again."""
     from horovod.common.exceptions import HorovodInternalError
 
-    _restore(state)
+    name = f"{_NAME}{next(_numbers)}"
+    vars(state)[_PLACE] = name
+    _restore(state, name)
     restore = state.restore
 
     def restore_unless_failed() -> None:
@@ -62,13 +69,14 @@ def _begin(state: Any) -> None:
 def _commit(state: Any) -> None:
     """Be ``State.commit``: keep what ``save`` has copied. There is no news of hosts to look for."""
     state.save()
-    if api.rank() == 0 and _may_be_restarted():
+    name = vars(state).get(_PLACE)
+    if name is not None and api.rank() == 0 and _may_be_restarted():
         try:
             snapshot = _snapshot(state)
         except Exception as error:  # pickling runs the classes' own code
             _warn(f"is not kept: {type(error).__name__}: {error}")
         else:
-            _writer.write(snapshot)
+            _writer.write(snapshot, name)
 
 
 def _may_be_restarted() -> bool:
@@ -93,12 +101,12 @@ def _snapshot(state: Any) -> dict[str, Any]:
     }
 
 
-def _restore(state: Any) -> None:
-    """Bring ``state`` to the last commit of an earlier attempt, if there is one.
+def _restore(state: Any, name: str) -> None:
+    """Bring ``state`` to what an earlier attempt's same call committed last, if there is such a thing.
 
     On every rank: upstream's ``sync`` has ranks whose optimizer is new take a step with it.
     """
-    kept = checkpoint.kept(_NAME)
+    kept = checkpoint.kept(name)
     if kept is None:
         return
     for name, handler in getattr(state, "_handlers", {}).items():
@@ -127,11 +135,12 @@ class _Writer:
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
 
-    def write(self, snapshot: dict[str, Any]) -> None:
+    def write(self, snapshot: dict[str, Any], name: str) -> None:
         """Begin to write, once the one before is on disk."""
         self.wait()
-        name = "hydrogen_magic.elastic"
-        self._thread = threading.Thread(target=_keep, args=(snapshot,), name=name, daemon=True)
+        self._thread = threading.Thread(
+            target=_keep, args=(snapshot, name), name="hydrogen_magic.elastic", daemon=True
+        )
         self._thread.start()
 
     def wait(self) -> None:
@@ -141,9 +150,9 @@ class _Writer:
             self._thread = None
 
 
-def _keep(snapshot: dict[str, Any]) -> None:
+def _keep(snapshot: dict[str, Any], name: str) -> None:
     try:
-        checkpoint.keep(snapshot, _NAME)
+        checkpoint.keep(snapshot, name)
     except Exception as error:  # a full disk, what cannot be pickled: nobody waits for this thread
         _warn(f"is not kept: {error}")
 
