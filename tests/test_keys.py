@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import math
 import os
 import socket
 import subprocess
@@ -79,6 +80,8 @@ def test_a_question_waits_for_its_answer(server: Server) -> None:
     assert server.ask("GET", f"/{TOKEN}/global/rank_0")[0] == 404  # it is there by now
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(server.ask, "GET", f"/{TOKEN}/global/7") for _ in range(5)]
+        time.sleep(0.05)  # they are there, and held
+        assert not any(one.done() for one in asked)
         begun = time.monotonic()
         assert server.ask("PUT", f"/{TOKEN}/global/7", b"here") == (200, b"")
         assert [one.result() for one in asked] == [(200, b"here")] * 5
@@ -118,7 +121,9 @@ def test_other_hosts_are_not_let_in() -> None:
 )
 def test_noise_does_no_harm(server: Server, noise: bytes, status: bytes) -> None:
     answer = server.say(noise)
-    assert not answer or answer.startswith(b"HTTP/1.1 " + status)
+    # Who is sent away before all was read may not see why.
+    is_answered = len(noise) < 1000 or bool(answer)
+    assert not is_answered or answer.startswith(b"HTTP/1.1 " + status)
     server.say(noise, reads=False)
     assert server.ask("PUT", f"/{TOKEN}/global/0", b"x")[0] == 200
 
@@ -212,7 +217,7 @@ def test_a_bound_of_the_users_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     assert bound_of(JobSpec()) == "20"
 
 
-@pytest.mark.parametrize("given", ["abc", "0", "-1", "1.5", ""])
+@pytest.mark.parametrize("given", ["abc", "0", "-1", "1.5", "", "1_0", "3000000000"])
 def test_a_bound_that_is_none_is_refused_before_a_rank_starts(given: str) -> None:
     env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": given}
     with pytest.raises(PlacementError, match=f"SECONDS is '{given}': whole seconds are expected"):
@@ -222,3 +227,4 @@ def test_a_bound_that_is_none_is_refused_before_a_rank_starts(given: str) -> Non
 def test_a_short_start_does_not_shorten_collectives() -> None:
     assert bound_of(JobSpec(start_timeout_s=3)) == "120"
     assert bound_of(JobSpec(start_timeout_s=600)) == "603"
+    assert bound_of(JobSpec(start_timeout_s=math.inf)) == str(2**31 - 1)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 import secrets
 import socket
 import sys
@@ -34,6 +35,9 @@ _LATER_S = 3.0
 _LEAST_S = 120.0
 """Gloo's bound is that of every later collective too, in which a rank may be paused for a while."""
 
+_MOST_S = 2**31 - 1
+"""More than Gloo's bound may be."""
+
 
 class HorovodRendezvous:
     """See :class:`hydrogen_magic.rendezvous.Rendezvous`."""
@@ -51,6 +55,8 @@ class HorovodRendezvous:
         shared = {
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
+            # Of another launcher's, it would have Horovod ask a driver where it is now.
+            "HOROVOD_ELASTIC": "0",
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
             "TORCHELASTIC_MAX_RESTARTS": str(spec.retries),
             _TIMEOUT: str(_bound_s(spec)),
@@ -87,17 +93,14 @@ def _given_s(spec: JobSpec) -> int | None:
     given = {**os.environ, **dict(spec.env)}.get(_TIMEOUT)
     if given is None:
         return None
-    try:
-        seconds = int(given)
-    except ValueError:
-        seconds = 0
-    if seconds < 1:  # Horovod's library would abort every rank
+    seconds = int(given) if re.fullmatch("[0-9]{1,10}", given) else 0
+    if not 1 <= seconds <= _MOST_S:  # Horovod's library would abort every rank
         raise PlacementError(f"{_TIMEOUT} is {given!r}: whole seconds are expected, such as 600")
     return seconds
 
 
 def _bound_s(spec: JobSpec) -> int:
-    return _given_s(spec) or math.ceil(max(_LEAST_S, spec.start_timeout_s + _LATER_S))
+    return _given_s(spec) or math.ceil(min(max(_LEAST_S, spec.start_timeout_s + _LATER_S), _MOST_S))
 
 
 def _own(slot: Slot, n_ranks: Mapping[int, int]) -> dict[str, str]:
