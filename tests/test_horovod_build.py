@@ -12,8 +12,10 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import time
 import zipfile
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from hydrogen_magic.horovod import (
     fetching,
     gpu,
     installed,
+    installing,
     machine,
 )
 from hydrogen_magic.horovod.__main__ import main
@@ -295,6 +298,38 @@ def test_a_wheel_is_built_once_and_a_damaged_one_is_not_used(
     assert _make_wheel(said).was_compiled
     assert zipfile.is_zipfile(first.wheel)
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_one_process_at_a_time_installs_what_was_built(
+    known: machine.Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two builds at once: the one that waited finds the wheel, and both install it."""
+    _release(monkeypatch, tmp_path, fails=False)
+    inside: list[int] = []
+
+    def install(*_: object, **__: object) -> None:
+        inside.append(1)
+        assert sum(inside) == 1
+        time.sleep(0.2)
+        inside.append(-1)
+
+    monkeypatch.setattr(installing, "install", install)
+    monkeypatch.setattr(installing, "try_out", lambda: None)
+    with ThreadPoolExecutor() as pool:
+        builds = [
+            pool.submit(build.build, is_forced=False, is_installed=True, say=lambda line: None)
+            for _ in range(2)
+        ]
+        assert sorted(each.result().was_compiled for each in builds) == [False, True]
+    assert len(inside) == 4
+
+
+def test_a_cache_that_cannot_be_is_told(
+    known: machine.Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
+    assert main(["build", "--no-install"]) == 1
+    assert capsys.readouterr().err.startswith("Horovod cannot be built here: ")
 
 
 def test_a_build_that_fails_shows_its_errors_and_keeps_nothing(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
@@ -33,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BuildError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"Horovod cannot be built here: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("\nStopped; nothing half made is kept.", file=sys.stderr)
         return 130

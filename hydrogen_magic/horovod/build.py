@@ -58,9 +58,9 @@ def build(*, is_forced: bool, is_installed: bool, say: Say) -> Outcome:
         was_compiled = wheel is None
         if wheel is None:
             wheel = _compile(wanted, say)
-    if is_installed:
-        installing.install(wheel, wanted.key, is_forced=is_forced, say=say)
-        installing.try_out()
+        if is_installed:
+            installing.install(wheel, wanted.key, is_forced=is_forced, say=say)
+            installing.try_out()
     return Outcome(wheel, wanted.operations, was_compiled, time.monotonic() - started)
 
 
