@@ -36,7 +36,7 @@ def log_to_driver(message: str) -> None:
 class LogCallback:
     """Says by :func:`log_to_driver` how a Keras model's training goes; on rank 0, silent on others.
 
-    A callback of Keras 3 by what it can do; Keras itself need not be installed. Metrics become
+    A callback of Keras 2 and 3 by what it can do; Keras itself need not be installed. Metrics become
     curves too, where nothing else records them.
     """
 
@@ -81,6 +81,15 @@ class LogCallback:
         new = {name: value for name, value in logs.items() if name not in self._batch_metrics}
         self._record(new, max(self._n_batches - 1, 0))
         self._say("ends", logs)
+
+    def _implements_train_batch_hooks(self) -> bool:
+        """Asked by Keras 2, of which this class is no callback by birth either."""
+        return True
+
+    def _implements_test_batch_hooks(self) -> bool:
+        return False
+
+    _implements_predict_batch_hooks = _implements_test_batch_hooks
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         # Keras calls some twenty more, and newer versions may call others.
