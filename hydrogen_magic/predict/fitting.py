@@ -124,15 +124,20 @@ def fit(array: pa.Array, field: pa.Field, *, is_declared: bool) -> pa.Array:
 
 
 def _cast(array: pa.Array, want: pa.DataType) -> pa.Array:
-    if pa.types.is_floating(array.type) and pa.types.is_floating(want):
+    are_floats = pa.types.is_floating(array.type) and pa.types.is_floating(want)
+    if are_floats and want.bit_width < array.type.bit_width:
         cast = array.cast(want)
-        if pc.sum(pc.is_inf(cast)) != pc.sum(pc.is_inf(array)):
+        if _n_infinite(cast) != _n_infinite(array):
             raise pa.ArrowInvalid(f"a value is out of the range of {want}")
         return cast
     if "struct<" in str(want) and "list<item: null>" in str(want):
         # pyarrow's cast makes lists of nulls in a struct that end behind their items.
         return pa.array(array.to_pylist(), type=want)
     return array.cast(want)
+
+
+def _n_infinite(array: pa.Array) -> Any:
+    return pc.sum(pc.is_inf(array.cast(pa.float64()))).as_py()
 
 
 def _refusal(field: pa.Field, have: pa.DataType, why: str, is_declared: bool) -> str:

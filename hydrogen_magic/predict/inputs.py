@@ -131,20 +131,24 @@ def _for_polars(column: pa.Array) -> pa.Array:
 
 
 def _to_arrays(rows: pa.RecordBatch) -> dict[str, Any]:
-    names = rows.schema.names
-    return {
-        name: _owned(array_of(column, name))
-        for name, column in zip(names, rows.columns, strict=True)
-    }
+    found = {}
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        array = array_of(column, name)
+        is_ragged = array.dtype == object and is_listed(column.type)
+        found[name] = _with_owned_cells(array) if is_ragged else _owned(array)
+    return found
 
 
 def _owned(array: Any) -> Any:
-    """Return an array, ragged lists' cells included, that may be written: no view of Arrow's memory."""
-    if array.dtype != object:
-        return array if array.flags.writeable else array.copy()
+    """Return an array that may be written: no view of Arrow's memory."""
+    return array if array.flags.writeable else array.copy()
+
+
+def _with_owned_cells(array: Any) -> Any:
+    """Return an array of lists of different lengths, each of which may be written."""
     for place, cell in enumerate(array):
         if isinstance(cell, np.ndarray):
-            array[place] = _owned(cell)
+            array[place] = _with_owned_cells(cell) if cell.dtype == object else _owned(cell)
     return array
 
 
