@@ -76,6 +76,7 @@ class Client:
     def __init__(self, manager: Manager, *, wait: bool = True) -> None:
         self._manager = manager
         self._asked_at = time.monotonic()
+        self._waker: BlockingKernelClient | None = None
         self._cells: dict[str, Cell] = {}
         self._displays: dict[str, Cell | None] = {}
         self._client: BlockingKernelClient = manager.client()
@@ -116,11 +117,15 @@ class Client:
 
     def _wake(self) -> None:
         """Ask for something by another connection: by this one it would not be noticed either."""
-        other: BlockingKernelClient = self._manager.client()
-        other.session = Session(key=self._manager.session.key)
-        other.start_channels(iopub=False, stdin=False, hb=False, control=False)
-        other.kernel_info()
-        other.stop_channels()
+        self._close_waker()
+        self._waker = self._manager.client()
+        self._waker.session = Session(key=self._manager.session.key)
+        self._waker.start_channels(iopub=False, stdin=False, hb=False, control=False)
+        self._waker.kernel_info()  # on its way when this returns: so it stays open
+
+    def _close_waker(self) -> None:
+        if self._waker is not None:
+            self._waker.stop_channels()
 
     def _take(self, message: dict[str, Any]) -> None:
         kind, content = message["msg_type"], message["content"]
@@ -164,6 +169,7 @@ class Client:
         return cell.value
 
     def close(self) -> None:
+        self._close_waker()
         self._client.stop_channels()
 
 
