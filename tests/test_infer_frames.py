@@ -531,6 +531,8 @@ def test_a_target_that_cannot_be_is_refused_before_anything_runs(tmp_path: Path)
         (data / "*.parquet", data / "new.parquet", r"new.parquet is among .*\*.parquet"),
         (data / "**" / "*.parquet", data / "new", r"new is among .*\*.parquet"),
         (tmp_path / "*", tmp_path / "new", r"new is among .*\*"),
+        (data / ".." / "data" / "*.parquet", data / "new.parquet", r"new.parquet is among"),
+        (data / "*.parquet", data / ".." / "data" / "new.parquet", r"new.parquet is among"),
         (rows, locked / "new.parquet", "locked is not writable; name another place$"),
     ):
         if target.parent == locked and os.geteuid() == 0:
@@ -538,6 +540,20 @@ def test_a_target_that_cannot_be_is_refused_before_anything_runs(tmp_path: Path)
         with pytest.raises(InferError, match=said):
             frames.source(frame, target).result(ALL)
     assert predicted(data, counted, target=tmp_path / "scored") == tmp_path / "scored"
+
+
+def test_a_column_without_a_value_can_be_written(tmp_path: Path) -> None:
+    rows = write(tmp_path / "rows.parquet", 0, 10)
+
+    def empty(chunk: pa.Table) -> pa.Table:
+        n_rows = chunk.num_rows
+        records = pa.array([{"error": None}] * n_rows, pa.struct({"error": pa.null()}))
+        tags = pa.array([[]] * n_rows, pa.list_(pa.null()))
+        return pa.table({"nothing": pa.nulls(n_rows), "tags": tags, "records": records})
+
+    done = pq.read_table(predicted(rows, empty))
+    assert done["tags"].to_pylist() == [[]] * 10 and done["nothing"].null_count == 10
+    assert done["records"].to_pylist() == [{"error": None}] * 10
 
 
 def test_a_part_of_hive_s_has_no_result_beside_it(tmp_path: Path) -> None:

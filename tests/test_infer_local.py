@@ -156,7 +156,7 @@ def test_what_is_no_exception_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> N
         yield
 
     monkeypatch.setattr(frames.source(frame()).__class__, "chunks", chunks)
-    with pytest.raises(InferError, match="could not be read: Panic: index out of bounds"):
+    with pytest.raises(InferError, match="broke off: Panic: index out of bounds"):
         _ = ended(infer(frame(), infer_ranks.doubles)).result
 
 

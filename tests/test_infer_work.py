@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -192,39 +193,73 @@ def test_a_part_of_a_type_that_the_first_rows_do_not_show_is_a_later_ones(
     assert book.finish() == empty + full
 
 
-@pytest.mark.parametrize("on_error", ["null", "collect"])
-def test_rows_that_failed_before_a_type_was_known_have_none_at_the_end(on_error: str) -> None:
-    result = Result()
-    book = Work(Rows(50), result, InferOptions(batch_size=10, on_error=on_error), 2)
+def test_rows_that_failed_before_a_type_was_known_are_made_again_at_the_end() -> None:
+    book, _ = work(50)
     failure = {"first_row": 0, "last_row": 9, "reason": "no"}
+    again = 0
     while (chunk := book.next()) is not None:
-        predicted = nothing(chunk)
-        if on_error == "collect":
-            predicted = predicted.append_column("error", pa.nulls(chunk.n_rows, pa.string()))
-        is_first = chunk.number == 0
-        book.answer(chunk, None if is_first else predicted, (failure,) if is_first else ())
+        is_first, again = chunk.number == 0, again + (chunk.number == 0)
+        is_known = not is_first or chunk.knows_columns
+        book.answer(chunk, nothing(chunk) if is_known else None, (failure,) if is_first else ())
+    assert again == 2, "by a rank that knows the columns"
     assert book.is_done and book.finish() == [None] * 50
     assert (book.n_failed_rows, book.n_failed_places) == (10, 1)
-    if on_error == "collect":
-        assert result.parts[0]["error"].to_pylist() == ["no"] * 10
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_result_that_is_to_stay_small_does_not_wait_for_a_type_for_ever(
-    monkeypatch: pytest.MonkeyPatch, fails: bool
-) -> None:
+def test_other_columns_are_made_again_also_where_a_type_stays_unknown() -> None:
+    def tagged(chunk: Chunk, kind: pa.DataType) -> pa.Table:
+        tags = pa.array([[]] * chunk.n_rows, pa.list_(pa.null()))
+        return doubled(chunk, kind).append_column("t", tags)
+
+    book, result = work(20, n_ranks=1)
+    kinds = [pa.float64(), pa.int64()]
+    while (chunk := book.next()) is not None:
+        kind = pa.float64() if chunk.knows_columns else kinds[chunk.number]
+        book.answer(chunk, tagged(chunk, kind), ())
+    assert book.is_done and book.finish() == [2.0 * x for x in range(20)]
+    assert result.schema.field("y").type == pa.float64()
+
+
+def small_work(monkeypatch: pytest.MonkeyPatch, n_rows: int) -> tuple[Work, Result]:
     monkeypatch.setattr(works, "_MOST_WAITING_BYTES", 10_000)
-    book = Work(Rows(100_000), Result(is_bounded=True), InferOptions(batch_size=10), 2)
-    told = (
-        "failed for each of the first 1,300 rows" if fails else "'y' is null .*--schema \"y string"
-    )
+    result = Result(is_bounded=True)
+    return Work(Rows(n_rows), result, InferOptions(batch_size=10), 2), result
+
+
+def test_a_result_that_is_to_stay_small_does_not_wait_for_a_type_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    book, result = small_work(monkeypatch, 100_000)
+    chunks = iter(book.next, None)
+    for chunk in itertools.islice(chunks, 50):
+        book.answer(chunk, nothing(chunk), ())
+    assert result.schema == pa.schema({"y": pa.null()})
+    late = next(chunks)
+    with pytest.raises(InferError, match=r"y double instead of y null.*--schema"):
+        book.answer(late, doubled(late), ())
+
+
+def test_nor_for_rows_that_all_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    book, _ = small_work(monkeypatch, 100_000)
 
     def go_on() -> None:
-        while (chunk := book.next()) is not None:
-            book.answer(chunk, None if fails else nothing(chunk), ())
+        for chunk in iter(book.next, None):
+            book.answer(chunk, None, ({"reason": "never"},))
 
-    with pytest.raises(InferError, match=told):
+    with pytest.raises(InferError, match=r"each of the first 1,300 rows.*never"):
         go_on()
+
+
+def test_a_slow_first_chunk_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    book, result = small_work(monkeypatch, 100_000)
+    first, *others = iter(book.next, None)
+    assert sum(each.table.nbytes for each in others) < 10_000
+    monkeypatch.setattr(works, "_MOST_WAITING_BYTES", 1_000)
+    for each in others:
+        book.answer(each, doubled(each), ())
+    assert result.schema is None
+    book.answer(first, doubled(first), ())
+    assert result.schema == DOUBLES
 
 
 def test_of_many_failures_the_first_are_kept() -> None:

@@ -135,7 +135,7 @@ class Feeder:
             BaseException
         ) as error:  # of whatever the frame is read from, or its result written to
             # Polars' panics are no Exception, and nobody hears of a thread's SystemExit.
-            said = f"the frame could not be read: {type(error).__name__}: {error}"
+            said = f"the frame or its result broke off: {type(error).__name__}: {error}"
             self._error = error if isinstance(error, Exception) else InferError(said)
             self._stop()
             for channel in self._channels:  # a rank inside this very process is not stopped

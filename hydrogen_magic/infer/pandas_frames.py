@@ -213,7 +213,7 @@ def _with_labels(schema: pa.Schema, labels: pd.Index) -> pa.Schema:
     try:
         if schema.empty_table().to_pandas().columns.equals(labels):
             return schema
-    except (TypeError, NotImplementedError, ValueError):
+    except (TypeError, NotImplementedError, ValueError, KeyError):
         pass
     of_pandas = {**json.loads(schema.metadata[b"pandas"]), "column_indexes": []}
     return schema.with_metadata({**schema.metadata, b"pandas": json.dumps(of_pandas).encode()})

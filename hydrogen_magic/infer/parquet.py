@@ -48,8 +48,8 @@ class ParquetSource:
         self._given = path
         self._target_given = target
         # Absolute paths: another cell may change the folder while this one reads and writes.
-        self._found = _find(os.path.expanduser(os.fspath(path)))
-        self._target = None if target is None else Path(target).expanduser().absolute()
+        self._found = _find(os.fspath(path))
+        self._target = None if target is None else _absolute(target)
         dataset = _dataset(self._found)
         fragments = list(dataset.get_fragments())
         self.schema = _common_schema(dataset, fragments)
@@ -113,13 +113,17 @@ class _Found:
     """Parts of the glob that it was, if it was one."""
 
 
+def _absolute(path: str | os.PathLike[str]) -> Path:
+    return Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
+
+
 def _find(path: str) -> _Found:
     if "://" in path:
         raise InferError(
             f"{path} is not on this machine: give pyarrow.dataset.dataset({path!r}), which is read"
             " as it comes"
         )
-    absolute = Path(path).absolute()
+    absolute = _absolute(path)
     if absolute.is_file():
         return _Found(absolute.parent, (absolute,), is_single=True)
     if absolute.is_dir():

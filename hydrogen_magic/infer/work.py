@@ -13,10 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from hydrogen_magic.blame import readable_bytes
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.predict.fitting import fit_table, merge_types
-from hydrogen_magic.predict.options import ERROR_COLUMN, InferOptions
+from hydrogen_magic.predict.options import InferOptions
 
 __all__ = ["Chunk", "Work"]
 
@@ -27,7 +26,8 @@ model over two million rows took 1.07 of the time."""
 _AHEAD = 4
 """Chunks per rank that may be done before earlier ones are: 16 MB of predictions as large as the rows."""
 _MOST_WAITING_BYTES = 256 << 20
-"""Rows and predictions that may wait for the type of a column, where the result is to stay small."""
+"""Rows and predictions that may wait for the type of a column, where the result is to stay small. What has
+no value by then is taken to have none."""
 _MOST_FAILURES = 100
 """Whose reasons are kept."""
 
@@ -59,6 +59,10 @@ class _Answer:
     """What was predicted; None while whoever answered did not know which columns there are."""
     failures: Sequence[Mapping[str, Any]]
 
+    @property
+    def nbytes(self) -> int:
+        return int(self.chunk.table.nbytes + (0 if self.columns is None else self.columns.nbytes))
+
 
 class Work:
     """``source`` and ``result`` are of :mod:`hydrogen_magic.infer.frames`."""
@@ -78,7 +82,6 @@ class Work:
         """Numbers of those without an answer: only the first one counts."""
         self._result = result
         self._batch_size = options.batch_size
-        self._collects = options.collects
         self._n_ranks = n_ranks
         self._fresh = source.chunks(options.batch_size)
         self._rest: Any = None
@@ -90,7 +93,8 @@ class Work:
         """A heap of what was given back."""
         self._answered: dict[int, _Answer] = {}
         """By chunk, what cannot be put anywhere yet: the first rows' columns are not known."""
-        self._answered_bytes = 0
+        self._undecided_bytes = 0
+        """Of what has been looked at without telling."""
         self._undecided = 0
         """Number of the first chunk that has not been looked at for what columns there are."""
         self._seen: Any = None
@@ -107,7 +111,8 @@ class Work:
         table = self._next_rows()
         if table is None:
             self._is_cut = True
-            return None
+            self._settle()
+            return self._out(heapq.heappop(self._again)) if self._again else None
         chunk = Chunk(self._numbered, self._cut_rows, table)
         self._numbered += 1
         self._cut_rows += chunk.n_rows
@@ -169,11 +174,16 @@ class Work:
         self._answered[chunk.number] = _Answer(chunk, columns, failures)
         if self.schema is None:
             self._agree()
-        if self.schema is None and self._result.is_bounded:
-            self._answered_bytes += chunk.table.nbytes + (0 if columns is None else columns.nbytes)
-            self._refuse_to_wait()
+        self._settle()
         self._put_all()
         return True
+
+    def _settle(self) -> None:
+        """Take what is known once all rows have been tried: columns without a single value have none."""
+        is_tried = self._is_cut and not self._again and not self._open
+        if self.schema is None and self._seen is not None and is_tried:
+            self._begin(self._seen)
+            self._put_all()
 
     def _put_all(self) -> None:
         if self.schema is not None:
@@ -184,26 +194,17 @@ class Work:
     def _agree(self) -> None:
         """Take the columns of the first rows as everybody's; a type that they do not show is a later's."""
         while self.schema is None and self._undecided in self._answered:
-            columns = self._answered[self._undecided].columns
-            if columns is not None:
-                self._seen = _completed(self._seen, columns.schema)
-                if not any(_has_unknown(column.type) for column in self._seen):
-                    self._begin(self._seen)
+            answer = self._answered[self._undecided]
             self._undecided += 1
-
-    def _refuse_to_wait(self) -> None:
-        """Raise InferError where rows pile up in memory because nothing says of what type a column is."""
-        if self._answered_bytes < _MOST_WAITING_BYTES:
-            return
-        if self._seen is None:
-            raise self._all_failed(sum(each.chunk.n_rows for each in self._answered.values()))
-        unknown = next(column for column in self._seen if _has_unknown(column.type))
-        raise InferError(
-            f"column {unknown.name!r} is {unknown.type} in all of the first"
-            f" {readable_bytes(self._answered_bytes)} of rows and predictions, so nothing says how to"
-            " write it: say what the predicted columns are, as with"
-            f' --schema "{unknown.name} string, …"'
-        )
+            self._undecided_bytes += answer.nbytes
+            if answer.columns is not None:
+                self._seen = _completed(self._seen, answer.columns.schema)
+            waits = self._result.is_bounded and self._undecided_bytes >= _MOST_WAITING_BYTES
+            if self._seen is None:
+                if waits:
+                    raise self._all_failed(answer.chunk.first_row + answer.chunk.n_rows)
+            elif waits or not any(_has_unknown(column.type) for column in self._seen):
+                self._begin(self._seen)
 
     def _begin(self, schema: Any) -> None:
         self.schema = schema
@@ -218,19 +219,6 @@ class Work:
         self.in_flight -= 1
         self.rows += chunk.n_rows
         self._note(answer.failures)
-
-    def _nulls(self, answer: _Answer) -> pa.Table:
-        """Return what rows have that all failed, before whoever tried knew which columns there are."""
-        n_rows = answer.chunk.n_rows
-        columns = [pa.nulls(n_rows, column.type) for column in self.schema]
-        if self._collects:
-            reasons: list[str | None] = [None] * n_rows
-            for each in answer.failures:
-                start = each["first_row"] - answer.chunk.first_row
-                stop = each["last_row"] - answer.chunk.first_row + 1
-                reasons[start:stop] = [each["reason"]] * (stop - start)
-            columns[self.schema.get_field_index(ERROR_COLUMN)] = pa.array(reasons, pa.string())
-        return pa.Table.from_arrays(columns, schema=self.schema)
 
     def _note(self, failures: Sequence[Mapping[str, Any]]) -> None:
         if failures:
@@ -258,12 +246,6 @@ class Work:
 
     def finish(self) -> Any:
         """Return the frame with its predictions. Raises InferError when there are none at all."""
-        if self.schema is None and self._seen is not None:
-            self._begin(self._seen)  # columns without a single value
-            for number, each in self._answered.items():
-                if each.columns is None:  # nobody is left to make it again
-                    self._answered[number] = replace(each, columns=self._nulls(each))
-            self._put_all()
         if self.schema is None and self._cut_rows:
             raise self._all_failed(self._cut_rows)
         return self._result.finish()

@@ -124,20 +124,24 @@ def fit(array: pa.Array, field: pa.Field, *, is_declared: bool) -> pa.Array:
 
 
 def _cast(array: pa.Array, want: pa.DataType) -> pa.Array:
-    are_floats = pa.types.is_floating(array.type) and pa.types.is_floating(want)
-    if are_floats and want.bit_width < array.type.bit_width:
-        cast = array.cast(want)
-        if _n_infinite(cast) != _n_infinite(array):
-            raise pa.ArrowInvalid(f"a value is out of the range of {want}")
-        return cast
     if "struct<" in str(want) and "list<item: null>" in str(want):
         # pyarrow's cast makes lists of nulls in a struct that end behind their items.
         return pa.array(array.to_pylist(), type=want)
-    return array.cast(want)
+    cast = array.cast(want)
+    if _n_infinite(cast) != _n_infinite(array):
+        raise pa.ArrowInvalid(f"a value is out of the range of {want}")
+    return cast
 
 
-def _n_infinite(array: pa.Array) -> Any:
-    return pc.sum(pc.is_inf(array.cast(pa.float64()))).as_py()
+def _n_infinite(array: pa.Array) -> int:
+    """Return how many values, in lists and structs too, are infinite: a cast says nothing of that."""
+    if pa.types.is_struct(array.type):
+        return sum(map(_n_infinite, array.flatten()))
+    if _is_list(array.type):
+        return _n_infinite(array.flatten())
+    if not pa.types.is_floating(array.type):
+        return 0
+    return pc.sum(pc.is_inf(array.cast(pa.float64()))).as_py() or 0
 
 
 def _refusal(field: pa.Field, have: pa.DataType, why: str, is_declared: bool) -> str:

@@ -65,14 +65,15 @@ class Inputs:
         like = self._like(rows)
         if like is not None:
             return for_pandas.numbers(rows, first_row, bounds, like)
-        if self._kind in _SHARING:
-            rows = copied(rows)
         begin, end = bounds[0][0], bounds[-1][1]
+        rows, first_row = rows.slice(begin, end - begin), first_row + begin
+        own = copied(rows) if self._kind in _SHARING else rows
+        bounds = [(start - begin, stop - begin) for start, stop in bounds]
         try:
-            whole = self._convert(rows, first_row, begin, end)
+            whole = self._convert(own, first_row, 0, end - begin)
         except Exception:  # one batch's fault
-            return (self._convert(rows, first_row, start, stop) for start, stop in bounds)
-        return in_groups(lambda start, stop: self._cut(whole, start - begin, stop - begin), bounds)
+            return (self._convert(own, first_row, start, stop) for start, stop in bounds)
+        return in_groups(lambda start, stop: self._cut(whole, start, stop), bounds)
 
     def _convert(self, rows: pa.RecordBatch, first_row: int, start: int, stop: int) -> Any:
         if self._is_named:
@@ -134,7 +135,8 @@ def _to_arrays(rows: pa.RecordBatch) -> dict[str, Any]:
     found = {}
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         array = array_of(column, name)
-        is_ragged = array.dtype == object and is_listed(column.type)
+        of_lists = is_listed(getattr(column, "dictionary", column).type)
+        is_ragged = array.dtype == object and of_lists
         found[name] = _with_owned_cells(array) if is_ragged else _owned(array)
     return found
 
