@@ -288,6 +288,7 @@ def test_a_column_without_a_single_value_is_one() -> None:
     book, result = work(50)
     while (chunk := book.next()) is not None:
         book.answer(chunk, nothing(chunk), ())
+        assert book.rows == chunk.first_row + chunk.n_rows, "seen while it runs"
     assert book.is_done
     assert book.finish() == [None] * 50
     assert result.schema == pa.schema({"y": pa.null()})

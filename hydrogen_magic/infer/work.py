@@ -70,14 +70,11 @@ class Work:
     def __init__(self, source: Any, result: Any, options: InferOptions, n_ranks: int) -> None:
         self.schema: Any = None
         """Of the predicted columns, None until the first rows are done."""
-        self.rows = 0
-        """Rows done."""
         self.n_rows: int | None = source.n_rows
         self.failures: list[Mapping[str, Any]] = []
         """The first hundred by their rows."""
         self.n_failed_rows = self.n_failed_places = 0
-        self.in_flight = 0
-        """Chunks handed out and not done."""
+        self._rows_put = 0
         self._open: set[int] = set()
         """Numbers of those without an answer: only the first one counts."""
         self._result = result
@@ -100,6 +97,16 @@ class Work:
         self._seen: Any = None
         """The columns of those before, types unknown as null."""
 
+    @property
+    def rows(self) -> int:
+        """Rows done, whether their columns are known or not."""
+        return self._rows_put + sum(each.chunk.n_rows for each in self._answered.values())
+
+    @property
+    def in_flight(self) -> int:
+        """Chunks handed out and not done."""
+        return len(self._open)
+
     # ── out ──
 
     def next(self) -> Chunk | None:
@@ -119,7 +126,6 @@ class Work:
         return self._out(chunk)
 
     def _out(self, chunk: Chunk) -> Chunk:
-        self.in_flight += 1
         self._open.add(chunk.number)
         return replace(chunk, knows_columns=self.schema is not None)
 
@@ -155,11 +161,7 @@ class Work:
         """Whoever had it did not do it; nothing is to do if it is done, or was given back before."""
         if chunk.number in self._open:
             self._open.remove(chunk.number)
-            self._repeat(chunk)
-
-    def _repeat(self, chunk: Chunk) -> None:
-        self.in_flight -= 1
-        heapq.heappush(self._again, chunk)
+            heapq.heappush(self._again, chunk)
 
     # ── in ──
 
@@ -180,8 +182,7 @@ class Work:
 
     def _settle(self) -> None:
         """Take what is known once all rows have been tried: columns without a single value have none."""
-        is_tried = self._is_cut and not self._again and not self._open
-        if self.schema is None and self._seen is not None and is_tried:
+        if self.schema is None and self._seen is not None and self.is_done:
             self._begin(self._seen)
             self._put_all()
 
@@ -216,8 +217,7 @@ class Work:
             self._refuse(chunk, answer.columns)
             return
         self._result.put(chunk.first_row, columns, chunk.table)
-        self.in_flight -= 1
-        self.rows += chunk.n_rows
+        self._rows_put += chunk.n_rows
         self._note(answer.failures)
 
     def _note(self, failures: Sequence[Mapping[str, Any]]) -> None:
@@ -235,14 +235,14 @@ class Work:
                 f" {_described(columns)} instead of {_described(self.schema)}; have it return the"
                 " same for every batch, or say what they are with `--schema`"
             )
-        self._repeat(chunk)
+        heapq.heappush(self._again, chunk)
 
     # ── the end ──
 
     @property
     def is_done(self) -> bool:
         """Whether every row has an answer."""
-        return self._is_cut and not self._again and self.in_flight == len(self._answered)
+        return self._is_cut and not self._again and not self._open
 
     def finish(self) -> Any:
         """Return the frame with its predictions. Raises InferError when there are none at all."""
