@@ -856,7 +856,8 @@ def test_labels_dtypes_and_attrs_of_pandas_come_through(frame: pd.DataFrame) -> 
     (chunk,) = PandasSource(frame).chunks(batch_size=3)
     predictor = Predictor(predict, InferOptions(batch_size=2))
     predictor.run(chunk, 0)
-    assert [batch.attrs for batch in held] == [{"means": {"a": 2.0}}] * 2
+    keeps_attrs = b'"attributes"' in chunk.schema.metadata[b"pandas"]  # PyArrow from 18 on
+    assert [batch.attrs for batch in held] == [frame.attrs if keeps_attrs else {}] * 2
     pd.testing.assert_frame_equal(pd.concat(held), frame)
 
 

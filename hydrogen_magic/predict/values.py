@@ -100,7 +100,8 @@ def _from_pandas(value: Any) -> pa.Array:
     if value.dtype == object:
         return _of_objects(list(value), None, is_pandas=True)
     if isinstance(value.dtype, np.dtype):
-        return pa.array(np.array(value), from_pandas=True)
+        # Not np.array, which leaves the copy to pandas: before 3 that gives a view to NumPy 2.
+        return pa.array(_copied(np.asarray(value)), from_pandas=True)
     return copied_column(_one_chunk(pa.array(values, from_pandas=True)))
 
 
