@@ -11,10 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import pyarrow as pa
-
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.predict.fitting import fit_table, merge_types
+from hydrogen_magic.predict.fitting import fit_table, has_unknown, merge_types
 from hydrogen_magic.predict.options import InferOptions
 
 __all__ = ["Chunk", "Work"]
@@ -204,7 +202,7 @@ class Work:
             if self._seen is None:
                 if waits:
                     raise self._all_failed(answer.chunk.first_row + answer.chunk.n_rows)
-            elif waits or not any(_has_unknown(column.type) for column in self._seen):
+            elif waits or not any(has_unknown(column.type) for column in self._seen):
                 self._begin(self._seen)
 
     def _begin(self, schema: Any) -> None:
@@ -265,19 +263,6 @@ class Work:
         self._rest = None
         self._fresh.close()
         self._result.abort()
-
-
-def _has_unknown(found: pa.DataType) -> bool:
-    """Return whether a type is null, or has a part that is."""
-    types = pa.types
-    if types.is_struct(found):
-        return any(_has_unknown(part.type) for part in found)
-    if types.is_map(found):
-        return _has_unknown(found.key_type) or _has_unknown(found.item_type)
-    has_items = (
-        types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found)
-    )
-    return _has_unknown(found.value_type) if has_items else bool(types.is_null(found))
 
 
 def _completed(first: Any, later: Any) -> Any:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.predict.naming import listed
 
-__all__ = ["MisfitError", "fit", "fit_table", "merge", "merge_types"]
+__all__ = ["MisfitError", "fit", "fit_table", "has_unknown", "merge", "merge_types"]
 
 
 class MisfitError(Exception):
@@ -59,6 +59,16 @@ def merge_types(known: pa.DataType, found: pa.DataType) -> pa.DataType:
         return found
     parts = _with_items(known, found)
     return known if parts is None else parts
+
+
+def has_unknown(found: pa.DataType) -> bool:
+    """Return whether a type is null, or has a part that is."""
+    types = pa.types
+    if types.is_struct(found):
+        return any(has_unknown(part.type) for part in found)
+    if types.is_map(found):
+        return has_unknown(found.key_type) or has_unknown(found.item_type)
+    return has_unknown(found.value_type) if _is_list(found) else bool(types.is_null(found))
 
 
 def _with_items(known: pa.DataType, found: pa.DataType) -> pa.DataType | None:

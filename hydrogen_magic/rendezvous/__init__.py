@@ -94,7 +94,7 @@ def check(spec: JobSpec) -> None:
     On Spark it is the executors that must have the library: they are asked before their ranks start.
     """
     rendezvous = get(spec.rendezvous)
-    rendezvous.patience_s(spec)
+    rendezvous.patience_s(spec)  # which looks at what the user has set
     library = rendezvous.library if spec.placement != "spark" else ""
     fault = importlib.import_module(library).fault() if library else None
     if fault is not None:
