@@ -7,9 +7,11 @@ import decimal
 import math
 import string
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
 BERLIN = pa.timestamp("us", "Europe/Berlin")
@@ -146,3 +148,9 @@ def alike(one: Any, other: Any, *, nan_is_null: bool = False) -> bool:
 
 def _is_nan(cell: Any) -> bool:
     return isinstance(cell, float) and math.isnan(cell)
+
+
+def write(path: Path, first: int, n_rows: int) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"a": range(first, first + n_rows)}), path, row_group_size=5)
+    return path

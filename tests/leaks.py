@@ -1,9 +1,12 @@
 """What a test may not leave behind: processes, threads, descriptors, sockets, memory, run records.
 
-A :class:`Snapshot` is taken before a test and compared after it. Only what belongs to this test
-session is judged: everything it starts inherits :data:`SESSION` in its environment, so that a
-neighbour's processes on a shared machine are never taken for ours, and ours are found even when
-nothing else connects them with us.
+A :class:`Snapshot` is taken before a test and compared after it. Only what belongs to this process
+of pytest is judged, be it the only one or one of pytest-xdist's workers: everything it starts inherits
+:data:`SESSION` in its environment. So the processes of another worker, or of another user, are never
+taken for its own, and its own are found even when nothing else connects them with it.
+
+A snapshot reads ``/proc`` once. What costs more (which process listens on a socket, who maps a file in
+``/dev/shm``) is looked up only for what is new since the snapshot before.
 """
 
 from __future__ import annotations
@@ -15,18 +18,25 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from multiprocessing import resource_tracker
 from pathlib import Path
+
+from hydrogen_magic import processes
 
 LENT = "HYDROGEN_MAGIC_TEST_CLUSTER"
 """Environment variable of the processes of a cluster that is lent to tests; not what a gang left."""
 SESSION = "HYDROGEN_MAGIC_TEST_SESSION"
-"""Environment variable that marks everything this test session starts."""
+"""Environment variable that marks everything this process of pytest starts."""
 
-_COOKIES = ("HYDROGEN_MAGIC_RUN", "HYDROGEN_MAGIC_OWNER")
+_COOKIES = (processes.COOKIE, processes.OWNER)
+_KTHREADD = 2
+"""Parent of the system's own threads."""
 _POLL_S = 0.02
+SETTLE_S = 5.0
+"""What is on its way out gets this long: tens of milliseconds where nothing else runs."""
 _SHM = Path("/dev/shm")
 _LISTEN = "0A"
 """State of a listening TCP socket in ``/proc/net/tcp``."""
@@ -35,12 +45,13 @@ _ACCEPTS = 0x10000
 
 
 def mark_session() -> None:
-    """Mark this process's environment; what it starts inherits the mark."""
+    """Give this process a mark of its own; what it starts inherits it."""
     # Python starts one tracker per process, on first use, and keeps its pipe: not a test's leak.
     resource_tracker.ensure_running()
-    os.environ.setdefault(SESSION, f"{_boot_id()}:{os.getpid()}:{time.monotonic_ns()}")
+    os.environ[SESSION] = f"{_boot_id()}:{os.getpid()}:{time.monotonic_ns()}"
 
 
+@cache
 def _boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -48,37 +59,22 @@ def _boot_id() -> str:
 # ── processes ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _stat(pid: int) -> tuple[int, str] | None:
-    """Return parent and state of a process, None when it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return None
-    rest = text[text.rindex(")") + 2 :].split()
-    return int(rest[1]), rest[0]
-
-
-def _pids() -> list[int]:
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
-
-
 def tree(root: int) -> set[int]:
-    """Return what descends from ``root``, without it and without zombies."""
-    children: dict[int, list[int]] = {}
-    zombies = set()
-    for pid in _pids():
-        stat = _stat(pid)
-        if stat is not None:
-            children.setdefault(stat[0], []).append(pid)
-            if stat[1] == "Z":
-                zombies.add(pid)
-    found: set[int] = set()
+    """Return the pids of what descends from ``root``, without it and without zombies."""
+    return {process.pid for process in _below(list(processes.processes()), root)}
+
+
+def _below(everything: Iterable[processes.Process], root: int) -> list[processes.Process]:
+    children: dict[int, list[processes.Process]] = {}
+    for process in everything:
+        children.setdefault(process.ppid, []).append(process)
+    found: list[processes.Process] = []
     queue = [root]
     while queue:
         below = children.get(queue.pop(), [])
-        found.update(below)
-        queue.extend(below)
-    return found - zombies
+        found += below
+        queue += [process.pid for process in below]
+    return [process for process in found if process.state != "Z"]
 
 
 def _environ(pid: int) -> dict[str, str]:
@@ -99,7 +95,7 @@ def command(pid: int) -> str:
 
 
 def _is_ours(environment: dict[str, str]) -> bool:
-    owner = environment.get("HYDROGEN_MAGIC_OWNER", "").split(":")
+    owner = environment.get(processes.OWNER, "").split(":")
     return environment.get(SESSION) == os.environ.get(SESSION) or owner[:2] == [
         _boot_id(),
         str(os.getpid()),
@@ -113,16 +109,16 @@ def is_agent(pid: int) -> bool:
 
 def gang_processes() -> set[int]:
     """Return what gangs of this session left running, orphans included, zombies not."""
-    below = tree(os.getpid())
+    everything = [process for process in processes.processes() if process.state != "Z"]
+    below = {process.pid for process in _below(everything, os.getpid())}
     found = set()
-    for pid in _pids():
-        stat = _stat(pid)
-        if pid == os.getpid() or stat is None or stat[1] == "Z":
+    for process in everything:
+        if process.pid == os.getpid() or process.ppid == _KTHREADD:
             continue
-        environment = _environ(pid)
-        belongs = pid in below or _is_ours(environment)
-        if belongs and (is_agent(pid) or any(name in environment for name in _COOKIES)):
-            found.add(pid)
+        environment = _environ(process.pid)
+        belongs = process.pid in below or _is_ours(environment)
+        if belongs and (any(name in environment for name in _COOKIES) or is_agent(process.pid)):
+            found.add(process.pid)
     return found
 
 
@@ -172,24 +168,26 @@ def is_lent(pid: int) -> bool:
     return LENT in environment and not any(name in environment for name in _COOKIES)
 
 
-def listening() -> set[str]:
-    """Return the sockets that this process and its descendants listen on, without lent clusters."""
-    ours = {os.getpid()} | {pid for pid in tree(os.getpid()) if not is_lent(pid)}
-    inodes = {
-        link[len("socket:[") : -1]
-        for pid in ours
-        for link in _links(pid)
-        if link.startswith("socket:[")
-    }
-    found = set()
+def listening() -> dict[str, str]:
+    """Return inode -> name of all sockets of this machine that are listened on."""
+    found = {}
     for table in ("tcp", "tcp6"):
         for fields in _rows(table):
-            if fields[3] == _LISTEN and fields[9] in inodes:
-                found.add(f"{table} port {int(fields[1].rpartition(':')[2], 16)}")
+            if fields[3] == _LISTEN:
+                found[fields[9]] = f"{table} port {int(fields[1].rpartition(':')[2], 16)}"
     for fields in _rows("unix"):
-        if int(fields[3], 16) & _ACCEPTS and fields[6] in inodes:
-            found.add(f"unix socket {' '.join(fields[7:]) or fields[6]}")
+        if int(fields[3], 16) & _ACCEPTS:
+            found[fields[6]] = f"unix socket {' '.join(fields[7:]) or fields[6]}"
     return found
+
+
+def _open_here(inodes: Collection[str]) -> set[str]:
+    """Of these sockets, return those of this process and its descendants, without lent clusters."""
+    if not inodes:
+        return set()
+    ours = {os.getpid()} | {pid for pid in tree(os.getpid()) if not is_lent(pid)}
+    held = {link[len("socket:[") : -1] for pid in ours for link in _links(pid)}
+    return held & set(inodes)
 
 
 def _rows(table: str) -> list[list[str]]:
@@ -209,42 +207,33 @@ def shared_memory() -> set[str]:
     return found
 
 
-def _held_by_others(names: Iterable[str]) -> set[str]:
-    """Of these names in ``/dev/shm``, return those that a process of somebody else has mapped."""
-    wanted = {f"{_SHM}/{name}": name for name in names}
+def _held_by_others(names: Collection[str]) -> set[str]:
+    """Of these names in ``/dev/shm``, return those that another session's process has mapped."""
     held: set[str] = set()
-    if not wanted:
+    if not names:
         return held
+    wanted = {f"{_SHM}/{name}": name for name in names}
     ours = {os.getpid()} | tree(os.getpid())
-    for pid in set(_pids()) - ours:
-        if _is_ours(_environ(pid)):
+    for process in processes.processes():
+        if process.pid in ours or _is_ours(_environ(process.pid)):
             continue
         with contextlib.suppress(OSError):
-            maps = Path(f"/proc/{pid}/maps").read_text()
+            maps = Path(f"/proc/{process.pid}/maps").read_text()
             held.update(name for path, name in wanted.items() if path in maps)
     return held
 
 
 def default_runs_dir() -> Path:
-    """Return where run records go when nobody says otherwise: not a place for tests."""
+    """Return where run records go by default: no test may write there."""
     state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     return Path(state) / "hydrogen_magic" / "runs"
 
 
 def run_records() -> set[str]:
-    """Return the records in the user's own runs directory that this process owns."""
-    mine = f"{_boot_id()}:{os.getpid()}:"
-    return {
-        path.parent.name
-        for path in default_runs_dir().glob("*/events.jsonl")
-        if mine in _head(path)
-    }
-
-
-def _head(path: Path) -> str:
-    with contextlib.suppress(OSError), path.open() as lines:
-        return lines.readline()
-    return ""
+    """Return the names of the records in the default directory."""
+    with contextlib.suppress(FileNotFoundError):
+        return set(os.listdir(default_runs_dir()))
+    return set()
 
 
 # ── before and after ─────────────────────────────────────────────────────────────────────────────
@@ -257,7 +246,7 @@ class Snapshot:
     processes: frozenset[int]
     threads: frozenset[threading.Thread]
     descriptors: Counter[str]
-    listening: frozenset[str]
+    listening: dict[str, str]
     shared_memory: frozenset[str]
     records: frozenset[str]
 
@@ -267,7 +256,7 @@ class Snapshot:
             processes=frozenset(gang_processes()),
             threads=frozenset(suspicious_threads()),
             descriptors=descriptors(),
-            listening=frozenset(listening()),
+            listening=listening(),
             shared_memory=frozenset(shared_memory()),
             records=frozenset(run_records()),
         )
@@ -280,14 +269,15 @@ def leaks(before: Snapshot) -> list[str]:
     found += [f"thread {t.name} (daemon={t.daemon})" for t in now.threads - before.threads]
     for kind, count in sorted((now.descriptors - before.descriptors).items()):
         found.append(f"{count} more open descriptor(s) of kind {kind}")
-    found += [f"listening: {name}" for name in sorted(now.listening - before.listening)]
+    opened = _open_here(now.listening.keys() - before.listening.keys())
+    found += sorted(f"listening: {now.listening[inode]}" for inode in opened)
     new = now.shared_memory - before.shared_memory
     found += [f"/dev/shm/{name}" for name in sorted(new - _held_by_others(new))]
-    found += [f"run record {name} in the user's own state" for name in now.records - before.records]
+    found += [f"run record {name} in the default place" for name in now.records - before.records]
     return found
 
 
-def leaks_after(before: Snapshot, within_s: float = 2.0) -> list[str]:
+def leaks_after(before: Snapshot, within_s: float = SETTLE_S) -> list[str]:
     """Give what is on its way out ``within_s`` seconds to go, then return what is still there."""
     return settle(lambda: leaks(before), within_s)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from tests import leaks, spark_machines, spark_ranks
 from tests import spark_rig as rig
-from tests.test_endings import alive, family_of
+from tests.gangs import alive, family_of
 
 SERVER = "10.78.0.1"
 """The server's address as the notebook knows it."""

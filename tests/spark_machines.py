@@ -27,7 +27,7 @@ from typing import Any
 
 from tests import horovod_ranks, leaks, spark_ranks
 from tests import spark_rig as rig
-from tests.test_endings import alive, family_of
+from tests.gangs import alive, family_of
 
 KERNEL = "10.77.0.1"
 ANSWER = "answer: "

@@ -1,0 +1,53 @@
+"""A gang that runs nothing, for tests of what shows and steers gangs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic import events as ev
+from hydrogen_magic.gang.state import GangState, replay
+from hydrogen_magic.metrics import frame
+
+
+class FakeGang:
+    """A gang that takes note of what it is told."""
+
+    id = "3f2a"
+
+    def __init__(self, folder: Path, *, ended: bool = False) -> None:
+        self.told: list[Any] = []
+        self._folder = folder
+        self._events: list[ev.Event] = [
+            ev.GangLaunched(0.0, self.id, "--np 2", 2, "local", "torch", 1.0, "b:1:1", {}),
+            ev.AttemptStarted(0.0, 0),
+            ev.Metrics(1.0, 0, (1, 2), (1.0, 2.0), {"loss": (0.5, float("nan"))}),
+            ev.Spans(1.0, 0, ("step",), (100,), (200,), (0,)),
+        ]
+        if ended:
+            self._events.append(ev.GangEnded(2.0, "SUCCEEDED", "2 ranks finished"))
+
+    @property
+    def metrics(self) -> Any:
+        return frame(self._events)
+
+    def events(self, start: int = 0) -> list[ev.Event]:
+        return self._events[start:]
+
+    def snapshot(self) -> GangState:
+        return replay(self._events)
+
+    def stop(self, kill: bool = False) -> None:
+        self.told.append("kill" if kill else "stop")
+
+    def ask_stacks(self) -> None:
+        self.told.append("stacks")
+
+    def record(self, on: bool) -> None:
+        self.told.append(("record", on))
+
+    def profile(self, steps: int) -> None:
+        self.told.append(("profile", steps))
+
+    def log_path(self, rank: int) -> Path:
+        return self._folder / f"rank-{rank}.log"

@@ -1,0 +1,97 @@
+"""Gangs of tests: wait for what they do, for their end, and for the end of all their processes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from hydrogen_magic import events as ev
+from hydrogen_magic import processes
+from hydrogen_magic.errors import RankFailedError
+from hydrogen_magic.handle import Gang
+from tests import seconds
+
+PATIENCE_S = 60.0
+"""Bound of every wait. What a test waits for takes a second at most; on a machine that is busy with
+other tests it takes several."""
+
+
+def until(gang: Gang, holds: Callable[[], object], within_s: float = PATIENCE_S) -> None:
+    """Wait for a condition that must hold while the gang runs."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert not gang.wait(0.01), f"it ended early: {gang.snapshot().reason}"
+        assert time.monotonic() < deadline, gang.snapshot()
+
+
+def ended(gang: Gang, within_s: float = PATIENCE_S) -> Gang:
+    """Wait for the gang's end; fail, and kill it, after ``within_s`` seconds."""
+    if not gang.wait(within_s):
+        gang.stop(kill=True)
+        gang.wait(10)
+        pytest.fail(f"still running after {within_s} s: {gang.snapshot()}")
+    return gang
+
+
+def failure_of(gang: Gang) -> RankFailedError:
+    """Wait for the gang's end; return the error of the rank that it blames."""
+    with pytest.raises(RankFailedError) as caught:
+        ended(gang).raise_for_state()
+    return caught.value
+
+
+def said(gang: Gang, text: str) -> Callable[[], bool]:
+    """Return a condition: every rank has printed ``text``."""
+    return lambda: all(text in gang.logs[rank.rank] for rank in gang.ranks)
+
+
+# ── processes ──
+
+
+def family_of(gang: Gang) -> list[int]:
+    """Return the pids of all ranks and of their descendants."""
+    pids = [rank.pid for rank in gang.ranks if rank.pid is not None]
+    return [*pids, *(child.pid for pid in pids for child in processes.descendants(pid))]
+
+
+def alive(pids: Iterable[int]) -> list[int]:
+    """Return those of ``pids`` that run; zombies do not."""
+    return [process.pid for process in processes.processes(list(pids)) if process.state != "Z"]
+
+
+def wait_until_gone(pids: Iterable[int], within_s: float = PATIENCE_S) -> None:
+    """Wait for the end of processes."""
+    pids = list(pids)
+    deadline = time.monotonic() + within_s
+    while left := alive(pids):
+        assert time.monotonic() < deadline, f"still running after {within_s} s: {left}"
+        time.sleep(0.01)
+
+
+# ── what a gang's events say ──
+
+
+def spans_of(gang: Gang, track: str) -> dict[int, list[tuple[str, float, float, int]]]:
+    """Return rank -> (name, start, end, depth) of a track, times in seconds."""
+    found: dict[int, list[tuple[str, float, float, int]]] = {}
+    for event in gang.events():
+        if isinstance(event, ev.Spans) and event.track == track:
+            found.setdefault(event.rank, []).extend(seconds.rows_of(event))
+    return found
+
+
+def notices_of(gang: Gang) -> str:
+    """Return the texts of a gang's notices, one a line."""
+    return "\n".join(event.text for event in gang.events() if isinstance(event, ev.Notice))
+
+
+def until_reported_again(gang: Gang, n: int) -> None:
+    """Wait until every rank has sent ``n`` more batches of events; each of them counts steps."""
+    before = len(gang.events())
+
+    def reports() -> list[int]:
+        return [event.rank for event in gang.events(before) if isinstance(event, ev.Steps)]
+
+    until(gang, lambda: all(reports().count(rank.rank) >= n for rank in gang.ranks))

@@ -1,0 +1,342 @@
+"""``HorovodRunner`` as the notebooks use it that were written for Databricks'."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import textwrap
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jupyter_core.utils import ensure_event_loop
+
+import hydrogen_magic as hm
+from hydrogen_magic import events as ev
+from hydrogen_magic.compat import HorovodRunner, LogCallback
+from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.handle import Gang
+from hydrogen_magic.views.widget.lines import LiveLines
+from hydrogen_magic.worker import reporter
+from tests import runner_ranks, spark_rig
+from tests.jupyter import Kernel
+from tests.spark_gangs import busy
+from tests.spark_kernels import CLASSIC, notebook
+
+pytestmark = [pytest.mark.horovod, pytest.mark.usefixtures("warm_agents")]
+
+
+# ── a notebook as the documentation shows it ─────────────────────────────────────────────────────
+
+CELLS = [
+    """
+    import horovod.torch as hvd
+    import torch
+    import torch.nn.functional as F
+    from torch import nn, optim
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    from hydrogen_magic.compat import HorovodRunner
+    """,
+    """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.hidden = nn.Linear(8, 16)
+            self.out = nn.Linear(16, 2)
+
+        def forward(self, x):
+            return self.out(F.relu(self.hidden(x)))
+
+    torch.manual_seed(0)
+    points = torch.randn(512, 8)
+    classes = (points.sum(dim=1) > 0).long()
+    dataset = TensorDataset(points, classes)
+    batch_size = 32
+    """,
+    """
+    def train_one_epoch(model, loader, optimizer):
+        for x, y in loader:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+        return loss.item()
+
+    def train_hvd(model, path, learning_rate=0.05):
+        hvd.init()
+        if torch.cuda.is_available():
+            torch.cuda.set_device(hvd.local_rank())
+        sampler = DistributedSampler(dataset, num_replicas=hvd.size(), rank=hvd.rank())
+        loader = DataLoader(dataset, batch_size=batch_size, sampler=sampler)
+        optimizer = optim.SGD(model.parameters(), lr=learning_rate * hvd.size(), momentum=0.5)
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, named_parameters=model.named_parameters()
+        )
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
+        for epoch in range(6):
+            sampler.set_epoch(epoch)
+            train_one_epoch(model, loader, optimizer)
+        if hvd.rank() == 0:
+            torch.save(model.state_dict(), path)
+        return hvd.rank(), hvd.size(), len(sampler)
+
+    def learned(path):
+        model = Net()
+        model.load_state_dict(torch.load(path))
+        return (model(points).argmax(dim=1) == classes).float().mean().item() > 0.9
+    """,
+]
+
+
+@pytest.fixture(scope="module")
+def jupyter_loop() -> None:
+    """Make jupyter_core's event loop, which stays for good, before anybody looks for leaks."""
+    ensure_event_loop()
+
+
+def define(kernel: Kernel) -> None:
+    for source in CELLS:
+        done = kernel.run(textwrap.dedent(source))
+        assert not done.error, done.error
+
+
+def trains(kernel: Kernel, line: str, path: Path) -> None:
+    """Run a line that trains on two ranks and saves to ``path``."""
+    done = kernel.run(line.format(call=f"model=Net(), path={str(path)!r}"))
+    assert not done.error, done.error
+    assert done.value == "(0, 2, 256)"
+    assert kernel.value(f"learned({str(path)!r})") == "True"
+
+
+@pytest.mark.usefixtures("jupyter_loop")
+def test_the_documented_function_runs_here(tmp_path: Path) -> None:
+    """No import is moved, and nothing is defined again."""
+    kernel = Kernel(tmp_path / "home", tmp_path)
+    try:
+        kernel.load()
+        define(kernel)
+        cell = "%%distributed --np 2 --with horovod\ntrain_hvd({call})"
+        trains(kernel, cell, tmp_path / "by_the_magic.pt")
+        runner = "HorovodRunner(np=-2).run(train_hvd, {call})"
+        trains(kernel, runner, tmp_path / "by_the_runner.pt")
+    finally:
+        kernel.shut_down()
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.usefixtures("jupyter_loop")
+def test_the_documented_function_runs_on_executors(
+    spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
+) -> None:
+    with notebook(spark_site, tmp_path, CLASSIC.format(standalone.url)) as kernel:
+        define(kernel)
+        runner = "HorovodRunner(np=2).run(train_hvd, {call})"
+        trains(kernel, runner, tmp_path / "on_executors.pt")
+
+
+# ── here ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def newest_gang() -> Gang:
+    return list(hm.gangs().values())[-1]
+
+
+def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Return what was shown of ranks' output since the last call, sorted."""
+    shown = capsys.readouterr().out.splitlines()
+    return sorted(line for line in shown if " by " in line)
+
+
+def test_signatures_are_the_originals() -> None:
+    """As of sparkdl 2.2's own test of them."""
+    init = inspect.getfullargspec(HorovodRunner.__init__)
+    assert (init.args, init.kwonlyargs) == (["self"], ["np", "driver_log_verbosity"])
+    assert init.kwonlydefaults == {"driver_log_verbosity": "log_callback_only"}
+    run = inspect.getfullargspec(HorovodRunner.run)
+    assert (run.args, run.varkw, run.kwonlyargs) == (["self", "main"], "kwargs", [])
+
+
+def test_negative_np_is_that_many_processes_here(capsys: pytest.CaptureFixture[str]) -> None:
+    """Keywords are the function's own, and output is shown whatever the verbosity."""
+    everyone, pid, options = HorovodRunner(np=-2).run(
+        runner_ranks.talk, np=4, timeout="mine", on=None
+    )
+    assert everyone == [0, 1] and pid != os.getpid()
+    assert options == {"np": 4, "timeout": "mine", "on": None}
+    assert lines_of(capsys) == [
+        f"[{n}] {verb} by {n}" for n in (0, 1) for verb in runner_ranks.VERBS
+    ]
+
+
+def test_minus_one_is_one_process() -> None:
+    everyone, pid, _ = HorovodRunner(np=-1).run(runner_ranks.talk)
+    assert everyone == [0] and pid != os.getpid()
+
+
+def test_a_step_of_horovods_optimizer_is_one_step() -> None:
+    HorovodRunner(np=-2).run(runner_ranks.take_three_steps)
+    assert [rank.steps for rank in newest_gang().ranks] == [3, 3]
+
+
+def test_a_failing_function_raises_what_it_said() -> None:
+    with pytest.raises(RuntimeError, match="rank 1 failed: ValueError: bad batch 17") as caught:
+        HorovodRunner(np=-2).run(runner_ranks.fail_on_rank_1)
+    shown = "\n".join(caught.value._render_traceback_())
+    assert 'raise ValueError("bad batch 17")' in shown
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"np": 0}, ValueError, "say how many ranks"),
+        ({"np": "2"}, TypeError, "np should be an int"),
+        ({"np": 2.0}, TypeError, "np should be an int"),
+        ({"np": 2, "driver_log_verbosity": "some"}, ValueError, "'all' or 'log_callback_only'"),
+    ],
+)
+def test_wrong_options_are_said_at_once(
+    options: Mapping[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        HorovodRunner(**options)
+
+
+# ── on executors ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.spark
+def test_without_a_session_there_are_no_executors() -> None:
+    with pytest.raises(RuntimeError, match="SparkSession"):
+        HorovodRunner(np=2).run(runner_ranks.talk)
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize(
+    ("verbosity", "verbs"),
+    [("all", runner_ranks.VERBS), ("log_callback_only", runner_ranks.VERBS[1:])],
+)
+def test_what_is_shown_of_ranks_on_executors(
+    verbosity: str, verbs: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is not shown is in the logs, beside what is."""
+    everyone, *_ = HorovodRunner(np=2, driver_log_verbosity=verbosity).run(runner_ranks.talk)
+    assert everyone == [0, 1]
+    assert lines_of(capsys) == [f"[{n}] {verb} by {n}" for n in (0, 1) for verb in verbs]
+    for rank, log in newest_gang().logs.items():
+        assert sorted(log.splitlines()) == [f"{verb} by {rank}" for verb in runner_ranks.VERBS]
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_a_failure_on_an_executor_is_told_whole() -> None:
+    with pytest.raises(RuntimeError, match="rank 1 failed: ValueError: bad batch 17"):
+        HorovodRunner(np=2).run(runner_ranks.fail_on_rank_1)
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_more_ranks_than_slots_are_refused_with_the_numbers() -> None:
+    with pytest.raises(PlacementError, match=r"np 8\b.*\b4 slots"):
+        HorovodRunner(np=8).run(runner_ranks.talk)
+
+
+@pytest.mark.spark
+def test_it_waits_for_slots(spark: Any, tmp_path: Path) -> None:
+    """Three of four are taken when two are asked for."""
+    known = set(hm.gangs())
+    queued: list[Any] = []
+
+    def give_room(let_go: Callable[[], None]) -> None:
+        def waits() -> bool:
+            new = [gang for name, gang in hm.gangs().items() if name not in known]
+            queued[:] = [gang.snapshot().queued for gang in new]
+            return queued == [(1, 2)]
+
+        spark_rig.until(waits, 30)
+        let_go()
+
+    with busy(spark, 3, tmp_path) as let_go:
+        watching = threading.Thread(target=give_room, args=(let_go,))
+        watching.start()
+        everyone, *_ = HorovodRunner(np=2).run(runner_ranks.talk)
+        watching.join()
+    assert everyone == [0, 1] and queued == [(1, 2)]
+
+
+# ── log_to_driver and LogCallback ────────────────────────────────────────────────────────────────
+
+
+def test_a_message_is_cut_at_4000_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    HorovodRunner(np=-1).run(runner_ranks.tell_much)
+    shown = capsys.readouterr().out.splitlines()
+    assert "x" * 4000 in shown and shown[-3:-1] == ["two", "lines by me"]
+    runner_ranks.tell_much()  # in a plain process it is printed
+    assert capsys.readouterr().out.splitlines() == ["x" * 4000, "two", "lines by me"]
+
+
+def test_a_page_has_a_message_among_the_output() -> None:
+    lines = LiveLines()
+    lines.feed([ev.Output(0.5, 1, ev.DRIVER, "told\n")], "cafe")
+    stdout = 0
+    assert lines.take(1.0) == ([[1, stdout, "told", 0.5]], 0)
+
+
+def test_keras_tells_of_epochs_and_batches_on_rank_0(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of two callbacks one tells of batches too; the points are those of one observer."""
+    HorovodRunner(np=-2).run(runner_ranks.fit)
+    shown = capsys.readouterr().out.splitlines()
+    told = [line for line in shown if "epoch" in line]
+    epoch = ["begins"] * 2 + [f"batch {n}: loss 0" for n in (1, 2, 3, 4)] + ["ends: loss 0"] * 2
+    assert told == [f"[0] epoch {n}/2 {what}" for n in (1, 2) for what in epoch]
+    gang = newest_gang()
+    assert [rank.n_points for rank in gang.ranks] == [8, 8]
+
+
+@pytest.fixture
+def rank_0() -> Iterator[tuple[reporter.Reporter, list[ev.Event]]]:
+    """Make this process a rank; give its reporter, and the list of what that sends."""
+    sent: list[ev.Event] = []
+    rank = reporter.Reporter(0, 0.0, sent.extend)
+    reporter.install(rank)
+    yield rank, sent
+    rank.close()
+
+
+def test_a_callback_called_by_hand_makes_curves(
+    rank_0: tuple[reporter.Reporter, list[ev.Event]],
+) -> None:
+    """Keras is not asked for anything, and nobody else sees these metrics."""
+    callback = LogCallback()
+    assert callback._implements_train_batch_hooks(), "Keras 2 asks"
+    for epoch in range(2):
+        callback.on_epoch_begin(epoch)
+        for batch in range(2):
+            callback.on_train_batch_begin(batch)
+            callback.on_train_batch_end(batch, {"loss": 1.0 - batch})
+        callback.on_epoch_end(epoch, {"loss": 0.5, "val_loss": 0.25})
+    rank, sent = rank_0
+    rank.close()
+    points = rows([event for event in sent if isinstance(event, ev.Metrics)])
+    epochs = (
+        [(0, 1, None), (1, 0, None), (1, None, 0.25)],
+        [(2, 1, None), (3, 0, None), (3, None, 0.25)],
+    )
+    assert points == [*epochs[0], *epochs[1]]
+    said = [event.text for event in sent if isinstance(event, ev.Output)]
+    assert said[:2] == ["epoch 1 begins\n", "epoch 1 ends: loss 0.5, val_loss 0.25\n"]
+
+
+def rows(metrics: list[ev.Metrics]) -> list[tuple[int, float | None, float | None]]:
+    """Return step, loss and val_loss of every point."""
+    found = []
+    for event in metrics:
+        columns = zip(event.steps, event.values["loss"], event.values["val_loss"], strict=True)
+        found += list(columns)
+    return found

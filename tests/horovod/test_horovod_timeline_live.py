@@ -1,0 +1,158 @@
+"""Horovod's timeline of a training that runs: seen, begun and ended, kept; here and on Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hydrogen_magic as hm
+from hydrogen_magic import events as ev
+from hydrogen_magic.arguments import GangCommand
+from hydrogen_magic.gang.stragglers import stragglers
+from hydrogen_magic.handle import Gang
+from hydrogen_magic.manage import manage
+from hydrogen_magic.timeline import write_chrome_trace
+from hydrogen_magic.views.block import warnings
+from tests import horovod_training
+from tests.gangs import notices_of, spans_of, until, until_reported_again
+
+pytestmark = [
+    pytest.mark.horovod,
+    pytest.mark.usefixtures("warm_agents"),
+    pytest.mark.timeout(120),
+]
+
+REACHES_THE_VIEW_S = 1.0
+
+
+@pytest.fixture(
+    params=["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])]
+)
+def launch(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Gang]]:
+    """Launches trainings that go on until a file is there, and ends them."""
+    if request.param == "spark":
+        request.getfixturevalue("spark")
+    started: list[Gang] = []
+
+    def launched(**options: Any) -> Gang:
+        function = partial(horovod_training.train, str(tmp_path / "over"), **options)
+        gang = hm.launch(function, np=2, on=request.param, rendezvous="horovod")
+        started.append(gang)
+        until(gang, lambda: all(rank.steps > 2 for rank in gang.ranks), 60)
+        return gang
+
+    yield launched
+    for gang in started:
+        gang.stop(kill=True)
+        assert gang.wait(20)
+
+
+def now_s(gang: Gang) -> float:
+    return float(gang._control._job.now_s())  # type: ignore[union-attr]
+
+
+def of_horovod(gang: Gang, start: int = 0) -> list[ev.Spans]:
+    events = gang.events(start)
+    return [e for e in events if isinstance(e, ev.Spans) and e.track == ev.HOROVOD and e.names]
+
+
+def until_shown(gang: Gang) -> None:
+    """Wait until a span of now is there."""
+    since_s = now_s(gang)
+    until(gang, lambda: any(max(e.ends_ns) > since_s * 1e9 for e in of_horovod(gang)))
+
+
+def watch(gang: Gang, for_s: float) -> list[float]:
+    """Return how old the newest moment of the timeline that the kernel knew was, again and again."""
+    ages: list[float] = []
+    until_s = time.monotonic() + for_s
+    while time.monotonic() < until_s:
+        assert not gang.wait(0.02)
+        ages.append(now_s(gang) - max(max(e.ends_ns) for e in of_horovod(gang)[-3:]) / 1e9)
+    return ages
+
+
+def kept(gang: Gang) -> list[list[dict[str, Any]]]:
+    return [json.loads(path.read_bytes()) for path in gang.kept_timelines]
+
+
+def test_a_running_training_is_seen_and_its_timeline_kept(
+    launch: Callable[..., Gang], tmp_path: Path
+) -> None:
+    gang = launch()
+    assert of_horovod(gang) == []
+    gang.record(True)
+    until_shown(gang)
+    assert max(watch(gang, 2.0)) < REACHES_THE_VIEW_S
+    (tmp_path / "over").touch()
+    assert gang.wait(30) and gang.state == "SUCCEEDED", gang.snapshot().reason
+    spans = spans_of(gang, ev.HOROVOD)
+    assert set(spans) == {0}, "the coordinator's"
+    assert {"negotiate allreduce", "allreduce", "gloo allreduce"} <= {name for name, *_ in spans[0]}
+    # One clock: what the coordinator did for the last call lies within the call as its rank saw it.
+    last = max((span for span in spans[0] if span[0] == "allreduce"), key=lambda span: span[2])
+    call = max(spans_of(gang, ev.COLLECTIVES)[0], key=lambda span: span[2])
+    assert call[0] == "hvd.allreduce"
+    assert call[1] - 0.001 < last[1] <= last[2] < call[2] + 0.001
+    (raw,) = kept(gang)
+    names = [e["args"]["name"] for e in raw if "name" in e.get("args", {})]
+    assert "allreduce.the 'last' one" in names
+    trace = json.loads(write_chrome_trace(gang.events(), tmp_path / "trace.json").read_bytes())
+    tracks = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    assert {"spans", "horovod", "collectives"} <= tracks
+
+
+def test_it_begins_and_ends_again_and_again(launch: Callable[..., Gang], tmp_path: Path) -> None:
+    gang = launch()
+    for _ in range(3):
+        gang.record(True)
+        until_shown(gang)
+        gang.record(False)
+        until_reported_again(gang, 2)  # so they have heard it
+    gang.record(True)
+    until_shown(gang)
+    os.kill(gang.ranks[0].pid or 0, signal.SIGKILL)
+    assert gang.wait(30) and gang.state == "FAILED"
+    files = kept(gang)
+    assert [path.name for path in gang.kept_timelines] == [
+        f"horovod-timeline-{n}.json" for n in (1, 2, 3, 4)
+    ]
+    assert all(any(e["ph"] == "E" for e in raw) for raw in files)
+    assert notices_of(gang).count("timeline") == 0
+    said: list[str] = []
+    manage(GangCommand("timeline", gang=gang.id, file=str(tmp_path / "all.json")), said.append)
+    assert all(str(path) in "".join(said) for path in gang.kept_timelines)
+
+
+def test_the_rank_that_comes_last_is_named(launch: Callable[..., Gang], tmp_path: Path) -> None:
+    gang = launch(late_s=0.05)
+    gang.record(True)
+    sentence = "ranks waited for rank 1 in negotiation: "
+
+    def said() -> bool:
+        return any(w.text.startswith(sentence) for w in warnings(gang.snapshot(), now_s(gang)))
+
+    until(gang, said)
+    assert stragglers(gang.snapshot(), now_s(gang)) == {1}
+    (tmp_path / "over").touch()
+    assert gang.wait(30) and gang.state == "SUCCEEDED"
+    assert sentence in notices_of(gang), "it is to be read afterwards too"
+
+
+def test_the_users_own_timeline_is_theirs(launch: Callable[..., Gang], tmp_path: Path) -> None:
+    own = tmp_path / "own.json"
+    gang = launch(own_timeline=str(own))
+    gang.record(True)
+    until_shown(gang)
+    (tmp_path / "over").touch()
+    assert gang.wait(30) and gang.state == "SUCCEEDED"
+    assert gang.kept_timelines == []
+    assert b'the "last" one' in own.read_bytes(), "as Horovod has written it"

@@ -1,0 +1,200 @@
+"""What every gang promises, for every placement with every rendezvous.
+
+More endings of gangs by torch are in ``test_endings`` and ``test_spark_endings``; here is what must hold
+whoever brings the ranks together, wherever they are.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import hydrogen_magic as hm
+from hydrogen_magic import processes
+from hydrogen_magic.errors import GangStoppedError
+from hydrogen_magic.handle import Gang
+from tests import ranks, spark_ranks
+from tests.gangs import alive, ended, failure_of, family_of, said, until
+from tests.scripted_kernel import Kernel
+
+pytestmark = [pytest.mark.usefixtures("warm_agents"), pytest.mark.timeout(180)]
+
+Launch = Callable[..., Gang]
+
+HOROVOD = [pytest.mark.horovod]
+SPARK = [pytest.mark.spark, pytest.mark.slow]
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(("local", "torch"), id="local-torch"),
+        pytest.param(("local", "horovod"), id="local-horovod", marks=HOROVOD),
+        pytest.param(("spark", "torch"), id="spark-torch", marks=SPARK),
+        pytest.param(("spark", "horovod"), id="spark-horovod", marks=[*SPARK, *HOROVOD]),
+    ],
+    scope="module",
+)
+def launch(request: pytest.FixtureRequest, warm_agents: None) -> Launch:
+    """Launches gangs of one placement with one rendezvous."""
+    placement, rendezvous = request.param
+    if placement == "spark":
+        request.getfixturevalue("spark")
+    return partial(hm.launch, on=placement, rendezvous=rendezvous)
+
+
+@pytest.fixture
+def works_again_at_once(launch: Launch, no_leaks: None) -> Iterator[None]:
+    """After the ending the next gang runs, and runs right."""
+    yield
+    assert ended(launch(ranks.gather, np=2), 60).results == [[0, 1], [0, 1]]
+
+
+again = pytest.mark.usefixtures("works_again_at_once")
+
+
+def test_every_rank_has_its_value(launch: Launch) -> None:
+    gang = ended(launch(ranks.gather, np=4), 60)
+    assert gang.results == [[0, 1, 2, 3]] * 4
+
+
+@again
+@pytest.mark.parametrize(("culprit", "clean_up_s", "leaves"), [(0, 0.0, False), (1, 1.0, True)])
+def test_who_raises_is_named_with_the_line(
+    launch: Launch, culprit: int, clean_up_s: float, leaves: bool, tmp_path: Path
+) -> None:
+    """Peers wait in a collective, which breaks under them, with ``leaves`` before the rank has gone."""
+    env = {"LAST_ACT": str(tmp_path / "last_act")}
+    gang = launch(ranks.fail_on, culprit, clean_up_s, leaves, np=2, env=env)
+    error = failure_of(gang)
+    assert error.rank == culprit
+    assert "ValueError: bad batch 17" in error.report
+    assert 'raise ValueError("bad batch 17")' in error.report
+    assert f"rank {1 - culprit} failed" not in error.report
+
+
+@again
+@pytest.mark.parametrize(
+    ("how", "found"),
+    [
+        ("SIGKILL", "killed by SIGKILL"),
+        ("SIGSEGV", "killed by SIGSEGV"),
+        ("_exit(0)", "exited with status 0 without finishing"),
+        ("exit(0)", "exited with status 0 without finishing"),
+    ],
+)
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_who_ends_without_a_word_is_named(
+    launch: Launch, culprit: int, how: str, found: str
+) -> None:
+    error = failure_of(launch(ranks.end_one, culprit, how, np=2))
+    assert error.rank == culprit
+    assert found in str(error)
+
+
+@again
+def test_who_stands_still_is_named(launch: Launch) -> None:
+    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "7"} if _by_horovod(launch) else {}
+    error = failure_of(launch(ranks.end_one, 1, "SIGSTOP", 4.0, np=2, env=env))
+    assert error.rank == 1
+    assert "SIGSTOP" in str(error)
+
+
+@again
+def test_who_does_not_come_is_named(launch: Launch) -> None:
+    """torch has a bound of its own for this, and one absent rank is who did not come."""
+    by_horovod = _by_horovod(launch)
+    absent = [1, 3] if by_horovod else [1]
+    options = {"start_timeout": 3} if by_horovod else {}
+    error = failure_of(launch(ranks.do_not_come, absent, np=4 if by_horovod else 2, **options))
+    assert error.rank == 1
+    if by_horovod:
+        assert "ranks 1 and 3 did not come to hvd.init within 3 s" in str(error)
+    else:
+        assert "did not join init_process_group" in str(error)
+
+
+@again
+def test_it_is_started_again_with_a_fresh_meeting(launch: Launch, tmp_path: Path) -> None:
+    gang = launch(spark_ranks.fail_once, str(tmp_path / "tried"), np=2, retries=1)
+    assert ended(gang).result == [0, 1]
+    assert gang.snapshot().attempt == 1
+
+
+@again
+@pytest.mark.parametrize("how", ["collective", "meeting"])
+def test_stop_takes_less_than_a_second(launch: Launch, how: str) -> None:
+    """In an all_reduce, and where the others are waited for."""
+    if how == "meeting":
+        gang = launch(ranks.do_not_come, [1], np=2)
+        until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
+    else:
+        gang = launch(ranks.hang, "collective", np=2)
+        until(gang, lambda: bool(gang.ranks[0].waiting_in))
+    family = family_of(gang)
+    begun = time.monotonic()
+    gang.stop()
+    while alive(family):
+        assert time.monotonic() - begun < 1.0, alive(family)
+        time.sleep(0.01)
+    with pytest.raises(GangStoppedError, match="stopped by you"):
+        ended(gang, 5).raise_for_state()
+
+
+@again
+def test_a_stop_takes_workers_and_helpers_along(launch: Launch) -> None:
+    gang = launch(ranks.family, 1, True, np=2)
+    until(gang, said(gang, "batch"), 60)
+    family = family_of(gang)
+    assert len(family) >= 6, "two ranks with a worker and a helper in its own session each"
+    gang.stop()
+    ended(gang, 8)
+    assert not alive(family)
+
+
+def _by_horovod(launch: Launch) -> bool:
+    return isinstance(launch, partial) and launch.keywords["rendezvous"] == "horovod"
+
+
+# ── where there is but one placement ─────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("rendezvous", ["torch", pytest.param("horovod", marks=HOROVOD)])
+def test_a_kernel_that_is_killed_leaves_nothing(rendezvous: str) -> None:
+    """On Spark ``test_spark_notebooks`` kills kernels, whose gangs agents end as they end these."""
+    kernel = Kernel(rendezvous)
+    try:
+        kernel.wait_until_training()
+        assert len(kernel.left()) >= 8
+        kernel.process.send_signal(signal.SIGKILL)
+        kernel.process.wait(10)
+        assert kernel.gone_within(1.0), kernel.left()
+    finally:
+        kernel.close()
+
+
+@pytest.mark.parametrize("rendezvous", ["torch", pytest.param("horovod", marks=HOROVOD)])
+def test_a_rank_in_this_process_meets_itself(rendezvous: str) -> None:
+    """Twice, in a process of its own: both libraries keep threads and pipes for ever."""
+    program = (
+        "import os, hydrogen_magic as hm\nfrom tests import ranks\n"
+        f"run = lambda f: hm.run(f, np=1, on='inline', rendezvous={rendezvous!r}, quiet=True)\n"
+        "for _ in range(2): print(run(ranks.gather))\n"
+        "assert not {'RANK', 'HOROVOD_RANK'} & set(os.environ)\n"
+        "def fail(): ranks.meet(); raise ValueError('bad batch 17')\n"
+        "try: run(fail)\nexcept ValueError as error: print(error)\n"
+        "print(run(ranks.gather))\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": os.getcwd()}
+    environ.pop(processes.OWNER, None)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environ, timeout=60
+    )
+    assert done.stdout.splitlines() == ["[0]", "[0]", "bad batch 17", "[0]"], done.stderr

@@ -1,0 +1,508 @@
+"""Every way a gang can end, and who is told what. Nothing may be left, whatever happened."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hydrogen_magic as hm
+from hydrogen_magic import events as ev
+from hydrogen_magic import processes
+from hydrogen_magic.errors import (
+    GangStoppedError,
+    GangTimeoutError,
+    PlacementError,
+    RankFailedError,
+)
+from tests import ranks
+from tests.gangs import alive, ended, failure_of, family_of, said, until
+
+pytestmark = pytest.mark.usefixtures("warm_agents")
+
+
+@pytest.fixture(autouse=True)
+def works_again_at_once(no_leaks: None) -> Iterator[None]:
+    """After every ending the next gang runs, and runs right."""
+    yield
+    assert hm.launch(ranks.gather, np=2).result == [0, 1]
+
+
+# ── a rank fails ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("culprit", range(4))
+@pytest.mark.parametrize(
+    ("clean_up_s", "leaves"), [(0.0, False), (0.3, False), (0.3, True), (3.0, False), (3.0, True)]
+)
+def test_the_culprit_is_named_with_its_line(
+    culprit: int, clean_up_s: float, leaves: bool, tmp_path: Path
+) -> None:
+    """Peers wait in all_reduce; with ``leaves`` their connections break during the clean-up."""
+    last_act = tmp_path / "last_act"
+    gang = hm.launch(
+        ranks.fail_on, culprit, clean_up_s, leaves, np=4, env={"LAST_ACT": str(last_act)}
+    )
+    error = failure_of(gang)
+    ended_after_s = time.monotonic() - float(last_act.read_text())
+    assert error.rank == culprit
+    assert "ValueError: bad batch 17" in error.report
+    assert 'raise ValueError("bad batch 17")' in error.report
+    assert ended_after_s < 5
+    for other in set(range(4)) - {culprit}:
+        assert f"rank {other} failed" not in error.report
+
+
+@pytest.mark.parametrize("how", ["_exit(0)", "exit(0)", "exit(3)"])
+def test_leaving_early_is_a_failure(how: str) -> None:
+    status = how[-2]
+    error = failure_of(hm.launch(ranks.end_one, 1, how, np=2))
+    assert error.rank == 1
+    assert f"exited with status {status} without finishing" in str(error)
+
+
+@pytest.mark.parametrize("how", ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGKILL"])
+def test_a_fatal_signal_is_named(how: str) -> None:
+    error = failure_of(hm.launch(ranks.end_one, 1, how, np=2))
+    assert error.rank == 1
+    assert how in str(error)
+    if how == "SIGKILL":
+        assert "memory" in error.report
+    else:
+        assert "ranks.py" in error.report, "the Python stack at the crash"
+
+
+def test_killed_while_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kills_on_import.py").write_text(
+        "import os\nif os.environ.get('RANK') == '1': os.kill(os.getpid(), 9)\ndef f(): return 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import kills_on_import  # type: ignore[import-not-found]
+
+    error = failure_of(hm.launch(kills_on_import.f, np=2))
+    assert error.rank == 1
+    assert "SIGKILL" in str(error)
+
+
+def test_killed_while_its_result_is_pickled() -> None:
+    error = failure_of(hm.launch(ranks.result_that_ends, np=2))
+    assert error.rank == 1
+    assert "SIGKILL" in str(error)
+
+
+def test_killed_after_its_result_before_its_exit() -> None:
+    error = failure_of(hm.launch(ranks.end_after_result, np=2))
+    assert error.rank == 1
+    assert "SIGKILL" in str(error)
+
+
+@pytest.mark.parametrize("how", ["raise", "SIGSEGV", "_exit(0)", "SIGKILL"])
+def test_a_closure_that_ends_who_loads_it(how: str) -> None:
+    error = failure_of(hm.launch(ranks.use, ranks.EndsAtUnpickling(how, os.getpid()), np=2))
+    assert error.rank == 1
+    assert "loading" in error.report
+    if how == "raise":
+        assert "this cannot be loaded" in error.report
+
+
+def test_a_result_that_cannot_travel_is_named() -> None:
+    error = failure_of(hm.launch(threading.Lock, np=1))
+    assert "lock" in error.report
+
+
+def test_memory_error() -> None:
+    error = failure_of(hm.launch(ranks.out_of_memory, 200 << 20, np=2))
+    assert error.rank == 1
+    assert "MemoryError" in str(error)
+
+
+def test_out_of_memory_by_the_system() -> None:
+    group = Path("/sys/fs/cgroup/memory") / f"hydrogen-test-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"needs a writable memory cgroup: {error}")
+    try:
+        (group / "memory.limit_in_bytes").write_text(str(300 << 20))
+
+        def eat(tasks: str) -> None:
+            if os.environ["RANK"] == "1":
+                with open(tasks, "w") as file:
+                    file.write(str(os.getpid()))
+                eaten = [bytearray(10 << 20) for _ in range(100)]
+                print(len(eaten))
+            time.sleep(60)
+
+        error = failure_of(hm.launch(eat, str(group / "cgroup.procs"), np=2))
+        assert error.rank == 1
+        assert "SIGKILL" in str(error) and "out of memory" in str(error)
+    finally:
+        group.rmdir()
+
+
+def test_failed_attempts_are_retried_with_fresh_stores(tmp_path: Path) -> None:
+    def flaky(marker: str) -> list[int]:
+        everyone = ranks.gather()
+        try:
+            os.open(f"{marker}-{os.environ['RANK']}", os.O_CREAT | os.O_EXCL)
+        except FileExistsError:
+            return everyone
+        raise ConnectionError(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}")
+
+    gang = hm.launch(flaky, str(tmp_path / "tried"), np=2, retries=2)
+    assert ended(gang).result == [0, 1]
+    assert gang.snapshot().attempt == 1
+    error = failure_of(hm.launch(ranks.end_one, 1, "exit(3)", np=2, retries=1))
+    assert error.rank == 1
+
+
+# ── it hangs ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_hanging_at_import_ends_by_start_timeout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "slow_module.py").write_text(
+        "import os, time\nif os.environ.get('RANK') == '1': time.sleep(1000)\ndef f(): return 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    import slow_module  # type: ignore[import-not-found]
+
+    error = failure_of(hm.launch(slow_module.f, np=2, start_timeout=2))
+    assert error.rank == 1
+    assert "did not reach the cell within 2 s" in str(error)
+
+
+def test_a_stopped_process_is_seen() -> None:
+    gang = hm.launch(ranks.end_one, 1, "SIGSTOP", np=2)
+    until(gang, lambda: gang.ranks[1].process_state == "T", within_s=20)
+    gang.stop()
+    with pytest.raises(GangStoppedError):
+        ended(gang, 8).raise_for_state()
+
+
+def test_a_stopped_process_is_blamed_for_its_peers_timeout() -> None:
+    error = failure_of(hm.launch(ranks.end_one, 1, "SIGSTOP", 4.0, np=2))
+    assert error.rank == 1
+
+
+@pytest.mark.parametrize("how", ["sleep", "collective", "c"])
+def test_stacks_say_where_ranks_hang(how: str) -> None:
+    gang = hm.launch(ranks.hang, how, np=2)
+    until(gang, said(gang, "about to hang"))
+    until(gang, lambda: sum("in hang" in text for text in gang.stacks().values()) == 2)
+    assert sorted(gang.stacks()) == [0, 1]
+    gang.stop()
+    ended(gang, 8)
+
+
+def test_ranks_that_disagree_are_told_apart() -> None:
+    gang = hm.launch(ranks.one_collective_more, np=2)
+    error = failure_of(gang)
+    notices = " ".join(notice.text for notice in gang.snapshot().notices)
+    assert "ranks disagree" in notices and "all_reduce" in notices
+    assert error.rank == 1, "it was not in the collective that rank 0 waited in"
+    assert gang.stacks(), "stacks were taken before it was ended"
+
+
+def test_a_rank_that_never_exits_does_not_hold_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    gang = hm.launch(ranks.hang, "exit", np=2)
+    assert ended(gang, 30).results == [0, 1]
+    assert any("did not exit" in notice.text for notice in gang.snapshot().notices)
+
+
+# ── it is stopped ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("how", "within_s"),
+    [("sleep", 1.0), ("collective", 1.0), ("c", 1.5), ("deaf", 1.5), ("stubborn", 5.0)],
+)
+def test_stop_ends_ranks_whatever_they_do(how: str, within_s: float) -> None:
+    gang = hm.launch(ranks.hang, how, np=2)
+    until(gang, said(gang, "deaf" if how == "deaf" else "about to hang"))
+    begun = time.monotonic()
+    gang.stop()
+    ended(gang, 10)
+    assert time.monotonic() - begun < within_s + 1.0, "with a second for a machine under load"
+    with pytest.raises(GangStoppedError, match="stopped by you"):
+        gang.raise_for_state()
+
+
+def test_kill_does_not_ask() -> None:
+    gang = hm.launch(ranks.hang, "stubborn", np=2)
+    until(gang, said(gang, "about to hang"))
+    gang.stop()
+    gang.stop(kill=True)
+    gang.stop(kill=True)
+    ended(gang, 2)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.002, 0.01, 0.03, 0.1])
+def test_stop_while_it_starts(delay_s: float) -> None:
+    gang = hm.launch(ranks.hang, "collective", np=2)
+    time.sleep(delay_s)  # any moment of the launch
+    gang.stop()
+    assert ended(gang, 8).state == "STOPPED"
+
+
+def test_stop_after_the_end_changes_nothing() -> None:
+    gang = ended(hm.launch(ranks.gather, np=2))
+    gang.stop()
+    gang.stop(kill=True)
+    assert gang.state == "SUCCEEDED" and gang.result == [0, 1]
+
+
+def test_a_rank_may_clean_up_when_stopped(tmp_path: Path) -> None:
+    gang = hm.launch(ranks.clean_up_on_stop, str(tmp_path / "saved"), np=2)
+    until(gang, said(gang, "ready"))
+    gang.stop()
+    ended(gang, 8)
+    assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"]
+
+
+def test_timeout() -> None:
+    begun = time.monotonic()
+    gang = hm.launch(ranks.hang, "sleep", np=2, timeout=1.5)
+    with pytest.raises(GangTimeoutError, match=r"1\.5 s"):
+        ended(gang, 10).raise_for_state()
+    assert time.monotonic() - begun >= 1.5
+
+
+def test_a_jump_of_the_wall_clock_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    gang = hm.launch(ranks.hang, "sleep", np=2, timeout=3600, start_timeout=3600)
+    until(gang, said(gang, "about to hang"))
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + 7200)
+    assert not gang.wait(1.0), "two hours by the wall clock are no time"
+    assert gang.snapshot().now_s < 60
+    gang.stop()
+    ended(gang, 8)
+
+
+@pytest.mark.parametrize("stuck", [False, True])
+def test_grandchildren_go_too(stuck: bool) -> None:
+    gang = hm.launch(ranks.family, 2, stuck, np=2)
+    until(gang, said(gang, "batch"))
+    family = family_of(gang)
+    assert len(family) >= 8, "two ranks with two workers and a helper in its own session each"
+    gang.stop()
+    ended(gang, 8)
+    assert not alive(family)
+
+
+def test_five_hundred_children() -> None:
+    gang = hm.launch(ranks.many_children, 250, np=2)
+    until(gang, said(gang, "forked"), within_s=60)
+    family = family_of(gang)
+    assert len(family) == 502
+    gang.stop()
+    ended(gang, 10)
+    assert not alive(family)
+
+
+# ── an agent dies ────────────────────────────────────────────────────────────────────────────────
+
+
+def agent_pids() -> list[int]:
+    return [
+        process.pid
+        for process in processes.processes()
+        if process.ppid == os.getpid()
+        and b"hydrogen_magic.agent" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    ]
+
+
+def test_an_agent_that_is_killed_takes_its_ranks_along() -> None:
+    gang = hm.launch(ranks.family, 2, True, np=2)
+    until(gang, said(gang, "batch"))
+    family = family_of(gang)
+    for pid in agent_pids():
+        os.kill(pid, signal.SIGKILL)
+    ended(gang, 10)
+    with pytest.raises(hm.errors.HydrogenError, match="agent"):
+        gang.raise_for_state()
+    deadline = time.monotonic() + 2
+    while alive(family) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not alive(family)
+
+
+# ── while it computes ──
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's scheduler")
+def test_ranks_are_batch_work_and_the_notebook_is_not() -> None:
+    assert hm.launch(ranks.scheduling, np=2).results == [os.SCHED_BATCH] * 2
+    assert [os.sched_getscheduler(pid) for pid in agent_pids()] == [os.SCHED_BATCH]
+    policies = [os.sched_getscheduler(int(thread)) for thread in os.listdir("/proc/self/task")]
+    assert os.SCHED_BATCH in policies, "the thread that listens to agents"
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER
+
+
+# ── before it starts ─────────────────────────────────────────────────────────────────────────────
+
+
+def fake_gpus(count: int, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "\n".join(f"echo '{n}, GPU-{n}0000000-aaaa'" for n in range(count))
+    (path / "nvidia-smi").write_text(f"#!/bin/sh\n{lines}\n")
+    (path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{path}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_too_few_gpus_are_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_gpus(2, tmp_path, monkeypatch)
+    with pytest.raises(PlacementError, match=r"needs 4 GPUs, this machine has 2: use `--np 2`"):
+        hm.launch(ranks.environment, np=4, gpu=True)
+
+
+def test_every_rank_has_a_gpu_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_gpus(4, tmp_path, monkeypatch)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    found = hm.launch(ranks.environment, np=2, gpu=True).results
+    assert [(e["LOCAL_RANK"], e["CUDA_VISIBLE_DEVICES"]) for e in found] == [
+        ("0", "3,1"),
+        ("1", "3,1"),
+    ]
+    assert hm.launch(ranks.environment, np=2, gpu=False).result["CUDA_VISIBLE_DEVICES"] == ""
+    assert hm.launch(ranks.environment, np=2).result["CUDA_VISIBLE_DEVICES"] == "3,1"
+
+
+def test_the_environment_is_torchruns() -> None:
+    found = hm.launch(ranks.environment, np=2, env={"MINE": "1"}).results
+    for rank, environment in enumerate(found):
+        expected = {
+            "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2,
+            "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": 2,
+            "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": 1, "MINE": 1,
+            "TORCHELASTIC_RESTART_COUNT": 0,
+        }  # fmt: skip
+        assert {name: environment.get(name) for name in expected} == {
+            name: str(value) for name, value in expected.items()
+        }
+    assert "RANK" not in os.environ
+
+
+LOOPBACK = ("0100007F", "0000000000000000FFFF00000100007F")
+"""As ``/proc/net`` writes 127.0.0.1, and as a JVM of a test's cluster has it."""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net")
+def test_nothing_listens_but_on_loopback() -> None:
+    gang = hm.launch(ranks.hang, "collective", np=2)
+    until(gang, lambda: all(rank.waiting_in for rank in gang.ranks[:1]))
+    wildcards = [
+        line.split()[1]
+        for table in ("/proc/net/tcp", "/proc/net/tcp6")
+        for line in Path(table).read_text().splitlines()[1:]
+        if line.split()[3] == "0A" and not line.split()[1].startswith(LOOPBACK)
+        and _inode_is_ours(line.split()[9])
+    ]  # fmt: skip
+    gang.stop()
+    ended(gang, 8)
+    assert wildcards == []
+
+
+def _inode_is_ours(inode: str) -> bool:
+    for process in processes.descendants(os.getpid()):
+        for fd in Path(f"/proc/{process.pid}/fd").iterdir():
+            try:
+                if os.readlink(fd) == f"socket:[{inode}]":
+                    return True
+            except OSError:
+                continue
+    return False
+
+
+def test_a_gang_that_ended_left_a_whole_record() -> None:
+    from hydrogen_magic import record
+
+    gang = ended(hm.launch(ranks.gather, np=2))
+    events = record.read(gang.id)
+    assert events == gang.events()
+    assert isinstance(events[-1], ev.GangEnded)
+
+
+def test_what_ranks_see_is_as_it_was_at_launch() -> None:
+    """The notebook goes on while a gang runs: its arrays may change, the ranks' must not."""
+    import numpy
+
+    data = numpy.ones(1_000_000)
+    gang = hm.launch(numpy.sum, data, np=1)
+    data[:] = 0
+    assert ended(gang).result == 1_000_000
+
+
+def test_a_launch_that_cannot_be_said_leaves_nothing_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    with pytest.raises(PlacementError, match="working directory"):
+        ended(hm.launch(int, "1", np=1)).raise_for_state()
+    monkeypatch.chdir(tmp_path)
+    assert hm.launch(int, "2", np=1).result == 2
+
+
+def test_an_environment_that_is_too_large_is_an_error_not_a_hang() -> None:
+    with pytest.raises(RankFailedError, match="too long"):
+        ended(hm.launch(ranks.gather, np=2, env={"TORCH_X": "x" * 200_000})).raise_for_state()
+
+
+def test_stop_ends_attempts_too() -> None:
+    gang = hm.launch(ranks.end_one, 1, "exit(3)", np=2, retries=1000)
+    until(gang, lambda: gang.snapshot().attempt >= 2)
+    gang.stop()
+    assert ended(gang, 10).snapshot().attempt < 1000
+
+
+def test_values_that_could_not_travel_are_said() -> None:
+    def value() -> object:
+        return threading.Lock() if os.environ["RANK"] == "1" else 1
+
+    gang = ended(hm.launch(value, np=2))
+    assert gang.result == 1
+    with pytest.raises(hm.errors.HydrogenError, match="rank 1's value could not travel"):
+        _ = gang.results
+
+
+def test_inline_ranks_meet_themselves() -> None:
+    """Twice in one process, of its own here: torch keeps a pipe for ever once it has met anybody."""
+    program = (
+        "import os, hydrogen_magic as hm, torch.distributed as dist\nfrom tests import ranks\n"
+        "for _ in range(2): print(hm.run(ranks.gather, np=1, on='inline', quiet=True))\n"
+        "assert 'RANK' not in os.environ and not dist.is_initialized()\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "hm.run(int, '1', np=1, on='inline', quiet=True)\n"
+        "assert dist.is_initialized(), 'the notebook keeps the group that was its own'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, ["[0]", "[0]"]), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"np": 0}, "np should be at least 1, got 0"),
+        ({"np": "2"}, "np should be int, got '2'"),
+        ({"retries": -1}, "retries should be at least 0"),
+        ({"timeout": "5"}, "timeout_s should be int or float, got '5'"),
+        ({"env": {"A": 1}}, r"env\['A'\] should be a str"),
+        ({"env": {"RANK": "7"}}, "tells a rank who it is"),
+        ({"env": {"HOROVOD_RANK": "0"}}, "tells a rank who it is"),
+    ],
+)
+def test_options_are_checked_before_anything_starts(options: dict[str, object], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        hm.launch(ranks.gather, **options)  # type: ignore[arg-type]

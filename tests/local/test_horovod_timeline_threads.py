@@ -1,0 +1,40 @@
+"""A rank's timeline file on a disk that fails."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydrogen_magic import events as ev
+
+
+def test_a_dead_disk_costs_the_timeline_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hydrogen_magic.worker import reporter as reporters
+    from hydrogen_magic.worker.observe.horovod import timeline
+
+    sent: list[dict[str, Any]] = []
+    started: list[str] = []
+    monkeypatch.setattr(timeline, "_timeline", None)
+    monkeypatch.delenv("HOROVOD_TIMELINE", raising=False)
+    monkeypatch.setattr(
+        reporters, "_current", told := reporters.Reporter(0, 0.0, lambda batch: None)
+    )
+    gone = tmp_path / "gone"
+    one = timeline._Timeline(str(gone / "horovod-timeline-"), sent.append)
+    one.begin(lambda: True, started.append, lambda: None)
+    for _ in range(2):  # not tried over and over
+        one.follow(True)
+        one._wait()
+    assert started == [] and sent == []
+    (notice,) = told._others
+    assert isinstance(notice, ev.Notice) and "cannot be written" in notice.text
+    gone.mkdir()
+    one.follow(False)
+    one.follow(True)  # asked anew
+    one._wait()
+    assert [Path(path).parent for path in started] == [gone]
+    assert [order["is_kept"] for order in sent] == [True]

@@ -1,0 +1,56 @@
+"""What is imported, seen in a fresh interpreter: a rank and a kernel pay only for what they use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+NOTHING = "set()"
+
+
+def loaded(code: str, names: str) -> str:
+    """Run ``code``; return those of the modules ``names`` that it has imported, as a set is printed."""
+    program = f"import sys\n{code}\nprint(set({names.split()!r}) & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+FRAMEWORKS = "torch numpy horovod tensorflow jax pyspark tqdm pyarrow polars"
+OF_NOTEBOOKS = "IPython ipykernel zmq pandas psutil rich traitlets"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import hydrogen_magic as hm, hydrogen_magic.worker.main\n"
+        "assert hm.rank() == 0 and hm.world_size() == 1",
+        "from hydrogen_magic import parcel, worker\nfrom hydrogen_magic.worker import namespace\n"
+        "parcel.unpack(parcel.pack([1, {'a': b'x' * 10000}]))",
+        "import hydrogen_magic as hm\n"
+        "assert hm.shard([1, 2, 3]) == [1, 2, 3] and hm.shard({'x': range(3)})",
+    ],
+    ids=["rank", "closure", "shard"],
+)
+def test_a_rank_imports_no_framework_and_nothing_of_a_notebook(code: str) -> None:
+    assert loaded(code, f"{FRAMEWORKS} {OF_NOTEBOOKS}") == NOTHING
+
+
+@pytest.mark.spark
+def test_spark_is_known_without_being_imported() -> None:
+    code = (
+        "import pandas as pd\n"
+        "from hydrogen_magic.infer import frames\n"
+        "assert frames.kind_of(pd.DataFrame()) == 'pandas' and frames.kind_of(3) is None\n"
+        "loaded = {'pyspark', 'polars', 'pyarrow.dataset'} & set(sys.modules)\n"
+        "assert not loaded, loaded\n"
+        "from pyspark.sql.classic.dataframe import DataFrame\n"
+        "from pyspark.sql.connect.dataframe import DataFrame as Remote\n"
+        "for kind in (DataFrame, Remote):\n"
+        "    assert frames.kind_of(object.__new__(kind)) == 'spark', kind"
+    )
+    assert loaded(code, "torch") == NOTHING

@@ -1,0 +1,130 @@
+"""Frames of ``%%infer`` in processes of their own: their memory, their end, a full disk."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.infer_data import write
+
+PEAK = """
+import sys
+from pathlib import Path
+import numpy as np, pandas as pd, pyarrow as pa, pyarrow.parquet as pq
+from hydrogen_magic.infer import frames
+from hydrogen_magic.predict import options
+
+def high_kb():
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0])
+
+def run(frame):
+    source = frames.source(frame)
+    result = source.result(options.InferOptions())
+    first = 0
+    for chunk in source.chunks(4096):
+        out = pa.table({"score": pa.array(np.random.rand(chunk.num_rows)),
+                        "label": pa.array(["some text"] * chunk.num_rows)})
+        if not first:
+            result.begin(out.schema)
+        result.put(first, out, chunk)
+        first += chunk.num_rows
+    return result.finish()
+
+rng = np.random.default_rng(0)
+n_rows = 1_000_000
+small = pd.DataFrame({"c0": rng.random(50_000)})
+MAKE
+run(WARM)
+Path("/proc/self/clear_refs").write_text("5")
+before = high_kb()
+done = run(frame)
+print(high_kb() - before)
+"""
+
+
+COPY_MIB = 191 if pd.__version__.startswith("2.") else 0
+
+
+IN_MEMORY = "frame = pd.DataFrame({f'c{n}': rng.random(n_rows) for n in range(25)})"
+
+
+ON_DISK = """
+small.to_parquet(sys.argv[1] + "/small.parquet")
+path = sys.argv[1] + "/rows.parquet"
+tens = pa.table({f"c{n}": rng.integers(0, 10, 100_000) for n in range(25)})
+with pq.ParquetWriter(path, tens.schema) as writer:
+    for _ in range(20):
+        writer.write_table(tens)
+frame, small = path, sys.argv[1] + "/small.parquet"
+"""
+
+
+@pytest.mark.parametrize(
+    ("make", "most_mib"),
+    [(IN_MEMORY, 26 + 25 + COPY_MIB), (ON_DISK, 200)],
+    ids=["pandas", "parquet"],
+)
+def test_memory_holds_the_result_and_little_more(tmp_path: Path, make: str, most_mib: int) -> None:
+    """Of 200 MB in pandas: 8 MB of scores and 17 MB of texts. Of 400 MB in Parquet: a few row groups.
+
+    Pandas 2 does not share columns between frames, so a result has its own of all of them.
+    """
+    code = PEAK.replace("MAKE", make).replace("WARM", "small")
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)],
+        check=True,
+        timeout=100,
+        capture_output=True,
+        text=True,
+    )
+    assert int(done.stdout) / 1024 < most_mib
+
+
+def test_a_kernel_that_ends_leaves_nothing(tmp_path: Path) -> None:
+    rows = write(tmp_path / "rows.parquet", 0, 10)
+    code = (
+        "import sys, pyarrow as pa\n"
+        "from pathlib import Path\n"
+        "from hydrogen_magic.infer import frames\nfrom hydrogen_magic.predict import options\n"
+        f"rows = Path({str(rows)!r})\n"
+        "result = frames.source(rows).result(options.InferOptions(only=True))\n"
+        "result.begin(pa.schema([('n', pa.int8())]))\n"
+        "result.put(0, pa.table({'n': pa.array([1], pa.int8())}), None)\n"
+        "print(len(list(rows.parent.iterdir())))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, timeout=60, capture_output=True, text=True
+    )
+    assert done.stdout.split() == ["2"], "the unfinished file was there"
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
+    rows = write(tmp_path / "rows.parquet", 0, 50_000)
+    code = (
+        "import resource, sys, tests.unit.test_infer_frames as t\n"
+        "from pathlib import Path\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
+        "for path in sys.argv[1:]:\n"
+        "    try:\n"
+        "        t.predicted(Path(path), batch_size=1000)\n"
+        "    except t.InferError as error:\n"
+        "        print(error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(rows), str(tmp_path)],
+        check=True,
+        timeout=60,
+        capture_output=True,
+        text=True,
+    )
+    told = done.stdout.splitlines()
+    assert "rows-inferred.parquet: " in told[0] and "File too large" in told[0]
+    assert f"{tmp_path}-inferred: " in told[1]
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
+    assert list(tmp_path.parent.glob(f"*{tmp_path.name}-*")) == []

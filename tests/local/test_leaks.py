@@ -1,0 +1,246 @@
+"""The leak fixture itself: each kind of leak is seen, named, and gone once it is put right."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from multiprocessing import shared_memory
+from pathlib import Path
+
+import pytest
+
+from tests import leaks
+
+
+def _sleeper(*prefix: str, **environment: str) -> subprocess.Popen[bytes]:
+    """Start a process that says it is there and lives until its standard input is closed."""
+    code = "import sys; print('up', flush=True); sys.stdin.read()"
+    process = subprocess.Popen(
+        [*prefix, sys.executable, "-c", code, "hydrogen_magic.agent" if not environment else ""],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **environment},
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"up\n"
+    return process
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.communicate(timeout=10)
+
+
+@contextmanager
+def _an_agent() -> Iterator[str]:
+    process = _sleeper()
+    yield f"process {process.pid}"
+    _end(process)
+
+
+@contextmanager
+def _a_process_with_the_cookie() -> Iterator[str]:
+    process = _sleeper(HYDROGEN_MAGIC_RUN="g1")
+    yield f"process {process.pid}"
+    _end(process)
+
+
+@contextmanager
+def _an_orphan_in_a_session_of_its_own() -> Iterator[str]:
+    """Its parent is gone and it is no descendant of ours: only the environment tells."""
+    code = (
+        "import os, subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import sys; sys.stdin.read()'],\n"
+        "    stdin=int(sys.argv[1]), stdout=subprocess.DEVNULL, start_new_session=True)\n"
+        "print(child.pid)\n"
+    )
+    reader, writer = os.pipe()
+    made = subprocess.run(
+        [sys.executable, "-c", code, str(reader)],
+        pass_fds=[reader],
+        env={**os.environ, "HYDROGEN_MAGIC_RUN": "g1"},
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    os.close(reader)
+    pid = int(made.stdout)
+    assert pid not in leaks.tree(os.getpid())
+    yield f"process {pid}"
+    os.close(writer)
+
+
+@contextmanager
+def _a_thread(**options: object) -> Iterator[str]:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait, **options)  # type: ignore[arg-type]
+    thread.start()
+    yield f"thread {thread.name}"
+    done.set()
+    thread.join()
+
+
+def _a_package_daemon() -> AbstractContextManager[str]:
+    return _a_thread(name="hydrogen-view", daemon=True)
+
+
+@contextmanager
+def _a_socket_pair() -> Iterator[str]:
+    ends = socket.socketpair()
+    yield "2 more open descriptor(s) of kind socket"
+    for end in ends:
+        end.close()
+
+
+@contextmanager
+def _a_pipe() -> Iterator[str]:
+    ends = os.pipe()
+    yield "2 more open descriptor(s) of kind pipe"
+    for end in ends:
+        os.close(end)
+
+
+@contextmanager
+def _a_memory_file() -> Iterator[str]:
+    fd = os.memfd_create("parcel")
+    yield "1 more open descriptor(s) of kind memfd"
+    os.close(fd)
+
+
+@contextmanager
+def _a_pidfd() -> Iterator[str]:
+    fd = os.pidfd_open(os.getpid())
+    yield "1 more open descriptor(s) of kind pidfd"
+    os.close(fd)
+
+
+@contextmanager
+def _a_listening_tcp_socket() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"listening: tcp port {server.getsockname()[1]}"
+
+
+@contextmanager
+def _a_listening_unix_socket() -> Iterator[str]:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"\0hydrogen-leak-{os.getpid()}")
+        server.listen()
+        yield f"listening: unix socket @hydrogen-leak-{os.getpid()}"
+
+
+@contextmanager
+def _shared_memory() -> Iterator[str]:
+    block = shared_memory.SharedMemory(create=True, size=4096)
+    yield f"/dev/shm/{block.name}"
+    block.close()
+    block.unlink()
+
+
+@contextmanager
+def _a_run_record_at_home() -> Iterator[str]:
+    record = leaks.default_runs_dir() / "g1"
+    record.mkdir(parents=True)
+    owner = f"{leaks._boot_id()}:{os.getpid()}:1"
+    (record / "events.jsonl").write_text(json.dumps({"owner": owner}) + "\n")
+    yield "run record g1"
+    (record / "events.jsonl").unlink()
+    record.rmdir()
+
+
+@pytest.mark.parametrize(
+    "leak",
+    [
+        _an_agent,
+        _a_process_with_the_cookie,
+        _an_orphan_in_a_session_of_its_own,
+        _a_thread,
+        _a_package_daemon,
+        _a_socket_pair,
+        _a_pipe,
+        _a_memory_file,
+        _a_pidfd,
+        _a_listening_tcp_socket,
+        _a_listening_unix_socket,
+        _shared_memory,
+        _a_run_record_at_home,
+    ],
+)
+def test_each_kind_is_seen_and_named(
+    leak: Callable[[], AbstractContextManager[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    before = leaks.Snapshot.take()
+    with leak() as expected:
+        found = leaks.leaks_after(before, within_s=0.0)
+        assert any(line.startswith(expected) for line in found), found
+    assert leaks.leaks_after(before) == []
+
+
+def test_a_neighbours_process_is_not_ours() -> None:
+    before = leaks.Snapshot.take()
+    owner = f"{leaks._boot_id()}:1:1"
+    process = _sleeper(HYDROGEN_MAGIC_OWNER=owner, **{leaks.SESSION: "somebody else"})
+    environment = leaks._environ(process.pid)
+    assert environment["HYDROGEN_MAGIC_OWNER"] == owner
+    assert not leaks._is_ours(environment)
+    _end(process)
+    assert leaks.leaks_after(before) == []
+
+
+def test_a_daemon_of_another_library_is_no_leak() -> None:
+    before = leaks.Snapshot.take()
+    with _a_thread(daemon=True):
+        assert leaks.leaks(before) == []
+
+
+def test_what_is_on_its_way_out_may_finish() -> None:
+    before = leaks.Snapshot.take()
+    thread = threading.Timer(0.2, lambda: None)
+    thread.start()
+    assert leaks.leaks(before) != []
+    assert leaks.leaks_after(before) == []
+
+
+def outcome(pytester: pytest.Pytester, folder: str, code: str) -> pytest.RunResult:
+    """Run a test module of its own below ``tests/<folder>``, with the fixtures of ours."""
+    here = Path(__file__).parents[1]
+    package = pytester.mkpydir("tests")
+    for name in ("conftest.py", "leaks.py", "spark_rig.py", f"{folder}/conftest.py"):
+        if (here / name).exists():
+            (package / name).parent.mkdir(exist_ok=True)
+            (package / name).write_text((here / name).read_text())
+    (package / folder / "__init__.py").parent.mkdir(exist_ok=True)
+    (package / folder / "__init__.py").touch()
+    (package / folder / "test_inner.py").write_text(code)
+    return pytester.runpytest_subprocess("-p", "no:cacheprovider", "-p", "no:xdist", timeout=60)
+
+
+def test_the_fixture_fails_the_test_that_leaks(pytester: pytest.Pytester) -> None:
+    code = """
+import os
+def test_leaks(): os.pipe()
+def test_is_clean(): assert os.environ['HYDROGEN_MAGIC_HOME']
+"""
+    result = outcome(pytester, "local", code)
+    result.assert_outcomes(passed=2, errors=1)
+    result.stdout.fnmatch_lines(
+        ["*left behind by this test:*", "*2 more open descriptor(s) of kind pipe*"]
+    )
+
+
+def test_a_pure_test_may_start_nothing(pytester: pytest.Pytester) -> None:
+    code = """
+import contextlib, subprocess, threading
+def test_thread():
+    with contextlib.suppress(AssertionError):
+        threading.Thread(target=print).start()
+def test_process(): subprocess.run(["true"])
+def test_is_pure(): assert threading.active_count()
+"""
+    result = outcome(pytester, "unit", code)
+    result.assert_outcomes(passed=2, failed=1, errors=2)
+    result.stdout.fnmatch_lines(["*subprocess.Popen: tests in tests/unit start no process*"])

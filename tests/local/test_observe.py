@@ -1,0 +1,176 @@
+"""What is seen of a rank by itself: real tqdm, torch's optimizers, collectives of two processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hydrogen_magic import events as ev
+from tests.observed import Ended, run, start
+
+
+def test_bars_are_reported_and_not_printed(tmp_path: Path) -> None:
+    ended = run(
+        """
+        from tqdm import tqdm, trange
+        for _ in trange(3, desc="outer", leave=False):
+            for _ in tqdm(range(10), file=sys.stdout):
+                pass
+        manual = tqdm(total=100, unit="B")
+        manual.update(30)
+        manual.set_description("manual")
+        manual.set_postfix(loss=0.25)
+        tqdm.write("between the bars")
+        flush()
+        for _ in tqdm(range(5), disable=True, desc="disabled"): pass
+        for _ in tqdm(range(5), None, None, True, sys.stderr): pass
+        for _ in tqdm(range(1000), desc="left early"): break
+        manual.close()
+        """,
+        tmp_path,
+    )
+    assert (ended.stdout, ended.stderr) == ("between the bars\n", "")
+    manual = [bar for bar in ended.of(ev.Progress) if bar.desc.startswith("manual")]
+    assert (manual[0].desc, manual[0].n, manual[0].closed) == ("manual [loss=0.25]", 30, False)
+    assert manual[0].unit == "B"
+    assert ended.bars == [
+        ("outer", 3, 3, True),
+        ("", 10, 10, True),
+        ("", 10, 10, True),
+        ("", 10, 10, True),
+        ("manual [loss=0.25]", 30, 100, True),
+        ("", 5, 5, True),
+        ("left early", 0, 1000, True),
+    ]
+
+
+def test_bars_to_a_file_of_the_users_own_print_as_ever(tmp_path: Path) -> None:
+    ended = run(
+        """
+        import contextlib, io, pickle
+        import tqdm.std
+        captured, redirected = io.StringIO(), io.StringIO()
+        for _ in tqdm.tqdm(range(3), file=captured, ncols=40): pass
+        with contextlib.redirect_stderr(redirected):
+            for _ in tqdm.tqdm(range(3), ncols=40): pass
+        for text in (captured.getvalue(), redirected.getvalue()):
+            assert "100%" in text and text.endswith("\\n"), text
+        class Mine(tqdm.std.tqdm):
+            pass
+        assert pickle.loads(pickle.dumps(tqdm.std.tqdm)) is tqdm.std.tqdm
+        assert isinstance(Mine(range(2)), tqdm.tqdm)
+        child = os.fork()
+        if child == 0:
+            list(tqdm.tqdm(range(2), ncols=40))
+            os._exit(0)
+        os.waitpid(child, 0)
+        """,
+        tmp_path,
+    )
+    assert "100%" in ended.stderr  # the child is no rank: its bar is its own affair
+    assert [bar[1] for bar in ended.bars] == [3, 3, 0]
+
+
+def test_notebook_bars_become_plain_ones(tmp_path: Path) -> None:
+    ended = run(
+        """
+        import tqdm
+        from tqdm.auto import tqdm as automatic
+        from tqdm.notebook import tqdm as notebook, trange
+        for _ in automatic(range(1), desc="auto"): pass
+        for _ in notebook(range(2), desc="notebook", display=False): pass
+        for _ in trange(3): pass
+        for _ in tqdm.tqdm_notebook(range(4)): pass
+        assert isinstance(notebook([]), tqdm.tqdm)
+        assert not {"IPython", "ipywidgets"} & set(sys.modules)
+        """,
+        tmp_path,
+    )
+    assert (ended.stdout, [bar[1] for bar in ended.bars][:3]) == ("", [1, 2, 3])
+    assert "deprecat" in ended.stderr.lower()  # tqdm's own warning of tqdm_notebook, nothing else
+    assert "%" not in ended.stderr
+
+
+def test_an_observer_that_fails_leaves_the_library_alone(tmp_path: Path) -> None:
+    ended = run(
+        """
+        def fails(module):
+            raise AttributeError("another version")
+        [finder] = [f for f in sys.meta_path if isinstance(f, observe._Finder)]
+        finder._pending["tqdm.std"] = fails
+        import tqdm
+        assert list(tqdm.tqdm(range(3), disable=True)) == [0, 1, 2]
+        assert tqdm.std.__loader__.get_source("tqdm.std")
+        """,
+        tmp_path,
+    )
+    warnings = [notice.text for notice in ended.of(ev.Notice) if notice.level == "warning"]
+    assert len(warnings) == 1
+    assert "tqdm.std" in warnings[0]
+    assert "another version" in warnings[0]
+
+
+def test_nothing_is_imported_unasked(tmp_path: Path) -> None:
+    run(
+        """
+        loaded = {name.partition(".")[0] for name in sys.modules}
+        unwanted = {"torch", "tqdm", "numpy", "pandas", "IPython", "zmq", "psutil", "rich"}
+        assert not loaded & unwanted, loaded & unwanted
+        """,
+        tmp_path,
+    )
+
+
+TWO_RANKS = """
+import torch                      # after the observers: they attach in the middle of its import
+import torch.distributed as dist
+place = {"init_method": "file://" + os.environ["STORE"], "world_size": 2}
+dist.init_process_group("gloo", rank=int(os.environ["RANK"]), **place)
+rank_ = dist.get_rank()
+model = torch.nn.Linear(2, 1)
+first, second = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam(model.parameters())
+for _ in range(5):
+    for optimizer in (first, second):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+def reduced(x):
+    y = x * 2
+    dist.all_reduce(y)
+    return y + 1
+
+assert reduced(torch.ones(2)).tolist() == [5.0, 5.0]
+work = dist.all_reduce(torch.ones(1), async_op=True)
+assert rank.collective is None
+work.wait()
+compiled = torch.compile(reduced, backend="eager", fullgraph=True)
+assert compiled(torch.ones(2)).tolist() == [5.0, 5.0]
+if rank_ == 1:
+    time.sleep(1.6)               # what rank 0 is to wait for
+gathered = [None, None]
+dist.all_gather_object(gathered, rank_)
+assert gathered == [0, 1]
+flush()
+time.sleep(0.2)
+dist.destroy_process_group()
+"""
+
+
+def test_steps_and_waits_of_two_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    env = {"STORE": str(tmp_path / "store")}
+    files = [tmp_path / f"events-{rank}.json" for rank in range(2)]
+    processes = [start(TWO_RANKS, file, RANK=str(rank), **env) for rank, file in enumerate(files)]
+    try:
+        ended = [Ended(process, file) for process, file in zip(processes, files, strict=True)]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [rank.of(ev.Steps)[-1].count for rank in ended] == [5, 5]
+    waits = [w for w in ended[0].of(ev.CollectiveWait) if w.name in ("all_gather_object", "")]
+    began, left = waits[-2:]
+    assert (began.name, began.at_s - began.since_s > 1.0) == ("all_gather_object", True)
+    assert (left.name, left.seq) == ("", began.seq)
+    assert "all_gather_object" not in {wait.name for wait in ended[1].of(ev.CollectiveWait)}

@@ -1,0 +1,51 @@
+"""Files that a page asks for are made in a thread, one after the other."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.views.widget import files
+
+
+class Made:
+    """Takes what a maker makes; the first file waits until it may go on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has_begun, self.goes_on = threading.Event(), threading.Event()
+        self.came: queue.Queue[tuple[str, Any]] = queue.Queue()
+        self.maker = files.Maker(lambda order, made: self.came.put((order["id"], made)))
+        monkeypatch.setattr(files, "make_file", self._make)
+
+    def _make(self, actions: Any, order: Mapping[str, Any]) -> files.File:
+        self.has_begun.set()
+        assert self.goes_on.wait(10)
+        if order["id"] == "2":
+            raise MemoryError("not enough")
+        return files.File(order["id"], "", b"")
+
+    def ask(self, number: int) -> None:
+        self.maker.make(None, {"id": str(number), "do": "csv"})  # type: ignore[arg-type]
+
+
+def test_files_are_made_one_after_the_other_while_nobody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Made(monkeypatch)
+    made.ask(1)
+    assert made.has_begun.wait(10)
+    for number in range(2, 10):
+        made.ask(number)
+    with pytest.raises(HydrogenError, match="wait for them"):
+        made.ask(10)
+    made.goes_on.set()
+    came = [made.came.get(timeout=10) for _ in range(9)]
+    assert [each for each, _ in came] == [str(number) for number in range(1, 10)]
+    assert came[1][1] == "the file could not be made: MemoryError: not enough"
+    made.ask(11)  # the thread has gone, or is about to
+    assert made.came.get(timeout=10)[0] == "11"

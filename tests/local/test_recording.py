@@ -1,0 +1,486 @@
+"""What is recorded of ranks while they run: spans by themselves, and the torch profiler's traces."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import itertools
+import json
+import mmap
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hydrogen_magic as hm
+from hydrogen_magic import events as ev
+from hydrogen_magic import frames, profiling, runner
+from hydrogen_magic.capture import capture_call
+from hydrogen_magic.gang.state import RankState
+from hydrogen_magic.handle import Gang
+from hydrogen_magic.spec import JobSpec
+from hydrogen_magic.timeline import write_chrome_trace
+from hydrogen_magic.worker import orders, profiler, reporter
+from tests import seconds, training
+from tests.gangs import notices_of, spans_of, until, until_reported_again
+from tests.observed import run
+
+pytest.importorskip("torch")
+pytestmark = pytest.mark.usefixtures("warm_agents")
+
+BY_ITSELF = {"data wait", "forward", "loss", "backward", "optimizer step", "save checkpoint"}
+STOP_S = 1.0
+
+
+@pytest.fixture
+def over(tmp_path: Path) -> Path:
+    """A file that ranks wait for."""
+    return tmp_path / "over"
+
+
+@pytest.fixture
+def gang(over: Path) -> Iterator[Gang]:
+    """Two ranks that train until ``over`` is there."""
+    launched = hm.launch(training.train, str(over), np=2)
+    until(launched, lambda: all(rank.steps > 2 for rank in launched.ranks))
+    yield launched
+    launched.stop()
+    assert launched.wait(10)
+
+
+def until_profiled(gang: Gang) -> Path:
+    until(gang, lambda: gang.snapshot().profile_path and not gang.snapshot().profiling)
+    return Path(gang.snapshot().profile_path)
+
+
+def phases_of(gang: Gang) -> list[str]:
+    return [event.phase for event in gang.events() if isinstance(event, ev.Profiling)]
+
+
+def assert_nested(spans: list[tuple[str, float, float, int]]) -> None:
+    """Of one depth none overlaps another, and each lies inside one of the depth above.
+
+    Depths of several threads are stacked, so what begins a stack lies in nothing.
+    """
+    by_depth: dict[int, list[tuple[float, float]]] = {}
+    for _, start, end, depth in spans:
+        assert end >= start >= 0
+        by_depth.setdefault(depth, []).append((start, end))
+    for of_depth in by_depth.values():
+        of_depth.sort()
+        assert all(a[1] <= b[0] for a, b in itertools.pairwise(of_depth))
+
+
+def inside(spans: list[tuple[str, float, float, int]], outer: list[tuple[Any, ...]]) -> bool:
+    return all(any(o[1] <= s[1] and s[2] <= o[2] for o in outer) for s in spans)
+
+
+# ── spans by themselves ──────────────────────────────────────────────────────────────────────────
+
+
+def test_recording_is_turned_on_and_off_while_ranks_run(gang: Gang) -> None:
+    assert spans_of(gang, "spans") == {}
+    gang.record(True)
+
+    def seen() -> set[str]:
+        return {name for rank in spans_of(gang, "spans").values() for name, *_ in rank}
+
+    until(gang, lambda: seen() >= BY_ITSELF)
+    gang.record(True)  # said twice is said once
+    gang.record(False)
+    until_reported_again(gang, 10)  # what was on its way has arrived
+    recorded = spans_of(gang, "spans")
+    until_reported_again(gang, 10)
+    assert spans_of(gang, "spans") == recorded
+    assert [e.on for e in gang.events() if isinstance(e, ev.Recording)] == [True, False]
+    assert seen() == BY_ITSELF
+    collectives = spans_of(gang, "collectives")
+    for rank in (0, 1):
+        assert_nested(recorded[rank])
+        assert_nested(collectives[rank])
+        assert {"all_reduce", "all_reduce (async)", "wait"} <= {
+            name for name, *_ in collectives[rank]
+        }
+
+
+def test_timeline_records_from_the_start(over: Path, tmp_path: Path) -> None:
+    over.touch()
+    spec = JobSpec(np=2, timeline="")
+    captured = capture_call(
+        training.train, (str(over),), {},
+        max_closure_bytes=1 << 24, ranks_have_gpu=False, labels={},
+    )  # fmt: skip
+    gang = runner.launch_captured(captured, spec, title="train")
+    assert gang.wait(60)
+    gang.raise_for_state()
+    steps = gang.ranks[0].steps
+    assert gang.snapshot().is_recording
+    for rank in (0, 1):
+        names = [name for name, *_ in spans_of(gang, "spans")[rank]]
+        assert names.count("optimizer step") == names.count("backward") == steps
+    entries = json.loads(gang.timeline(tmp_path / "trace.json").read_text())["traceEvents"]
+    threads = {e["args"]["name"] for e in entries if e["name"] == "thread_name"}
+    assert {"phases", "spans", "collectives"} <= threads
+
+
+def test_a_wait_that_is_a_span_is_shown_once(tmp_path: Path) -> None:
+    events = [
+        ev.CollectiveWait(3.0, 0, "all_reduce", 1, 1.5),
+        seconds.spans(5.0, 0, ("all_reduce",), (1.5,), (5.0,), (0,), track="collectives"),
+        ev.CollectiveWait(5.0, 0, "", 1, 1.5),
+        ev.CollectiveWait(7.0, 0, "barrier", 2, 6.0),
+        ev.CollectiveWait(8.0, 0, "", 2, 6.0),
+    ]
+    entries = json.loads(write_chrome_trace(events, tmp_path / "t.json").read_text())["traceEvents"]
+    slices = sorted((e["name"], e["tid"] == 1) for e in entries if e["ph"] == "X")
+    assert slices == [("all_reduce", False), ("barrier", True)]
+
+
+NESTING = """
+import torch
+import hydrogen_magic as hm
+from hydrogen_magic.worker.observe import forward
+module = torch.nn.Module
+plain = module.__call__
+torch.load  # what is there before recording is what is recorded
+rank.is_recording = True
+forward.follow(True)
+assert module.__call__ is not plain
+model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=1, max_eval=1)
+def closure():
+    optimizer.zero_grad()
+    with hm.span("mine"):
+        loss = torch.nn.MSELoss()(model(torch.ones(1, 2)), torch.zeros(1, 1))
+    loss.backward()
+    return loss
+optimizer.step(closure)
+class Fails(torch.optim.SGD):
+    def step(self, closure=None):
+        raise ValueError("this step")
+failing = Fails(model.parameters(), lr=0.1)
+for _ in range(3):
+    try:
+        failing.step()
+    except ValueError:
+        pass
+try:
+    model("no tensor")
+except TypeError:
+    pass
+import threading
+other = threading.Thread(target=model, args=(torch.ones(1, 2),))
+other.start(); other.join()
+rank.is_recording = False
+forward.follow(False)
+assert module.__call__ is plain
+model(torch.ones(1, 2))
+rank.is_recording = True
+module.__call__ = lambda self, *args: plain(self, *args)     # somebody else's, as torch.fx does
+theirs = module.__call__
+forward.follow(True)
+assert module.__call__ is theirs
+module.__call__ = plain
+"""
+
+
+def test_spans_nest_whatever_is_raised_between(tmp_path: Path) -> None:
+    ended = run(NESTING, tmp_path)
+    rows = [
+        (name, depth) for spans in ended.of(ev.Spans)
+        for name, depth in zip(spans.names, spans.depths, strict=True)
+    ]  # fmt: skip
+    assert rows == [
+        ("forward", 2), ("loss", 2), ("mine", 1), ("backward", 1), ("optimizer step", 0),
+        ("forward", 1),  # the one that raises, while the step that raised is still thought open
+    ]  # fmt: skip
+
+
+COMPILED = """
+import warnings
+import torch
+from torch._dynamo.testing import CompileCounter
+from hydrogen_magic.worker.observe import forward
+warnings.simplefilter("error")
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    def forward(self, x):
+        return self.second(torch.relu(self.first(x)))
+net = Net()
+for is_recording in (False, True):
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(net, backend=counter, fullgraph=True)
+    inner = Net()
+    inner.compile(backend=counter, fullgraph=True)
+    for number in range(6):
+        rank.is_recording = is_recording == (number % 2 == 0)
+        forward.follow(rank.is_recording)
+        compiled(torch.ones(2, 4)).sum().backward()
+        inner(torch.ones(2, 4))
+        if number == 0:
+            compiled_at_first = counter.frame_count
+    assert counter.frame_count == compiled_at_first, counter.frame_count
+"""
+
+
+def test_nothing_is_compiled_again_for_it(tmp_path: Path) -> None:
+    names = [name for spans in run(COMPILED, tmp_path).of(ev.Spans) for name in spans.names]
+    assert (names.count("forward"), names.count("backward")) == (12, 6)
+
+
+# ── orders ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_odd_orders_are_said_and_harm_nobody() -> None:
+    ours, theirs = socket.socketpair()
+    sent: list[ev.Event] = []
+    said = reporter.Reporter(0, time.monotonic(), sent.extend)
+    taken = orders.Orders(
+        frames.FrameReader(theirs), said, profiler.Profiler(said, lambda number, fd: None)
+    )
+    with ours, theirs:
+        taken.poll()  # nothing there: no wait
+        odd: list[Any] = [
+            7, [], {}, {"do": "eval"}, {"do": "profile"}, {"do": "record"},
+            {"do": "profile", "number": "x", "steps": {}, "path": 1}, None,
+        ]  # fmt: skip
+        for order in odd:
+            frames.send(ours, order, [0])
+        ours.sendall(b"\x00\x00\x00\x02\x00{]")
+        frames.send(ours, {"do": "record", "on": True})
+        before = len(os.listdir("/proc/self/fd"))
+        taken.poll()
+        assert (said.is_recording, len(os.listdir("/proc/self/fd"))) == (True, before)
+        ours.close()
+        taken.poll()
+        taken.poll()
+    said.close()
+    assert [e.level for e in sent if isinstance(e, ev.Notice)] == ["warning"] * (len(odd) + 1)
+
+
+def test_a_rank_in_a_blocked_collective_holds_nobody_up(over: Path) -> None:
+    gang = hm.launch(training.block, str(over), np=2)
+    until(gang, lambda: gang.ranks[1].waiting_in)
+    begun = time.monotonic()
+    gang.record(True)
+    gang.profile(2)
+    gang.ask_stacks()
+    assert time.monotonic() - begun < 0.2
+    until(gang, lambda: all("File" in rank.stacks for rank in gang.ranks))
+    until(gang, lambda: gang.snapshot().profiling == "waiting")
+    begun = time.monotonic()
+    gang.stop()
+    assert gang.wait(10)
+    assert time.monotonic() - begun < STOP_S
+    assert (gang.state, phases_of(gang)) == ("STOPPED", ["waiting", ""])
+    for ask in (gang.record, gang.profile, gang.ask_stacks):
+        ask()  # after the end nothing happens
+    assert isinstance(gang.events()[-1], ev.GangEnded)
+    with pytest.raises(ValueError, match="1 to 1000"):
+        gang.profile(0)
+
+
+# ── profiles ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_three_steps_of_two_ranks_are_one_trace(gang: Gang, over: Path) -> None:
+    gang.profile(3)
+    gang.profile(3)  # while the first is being made
+    path = until_profiled(gang)
+    # Three steps may be over before anybody is told that they began.
+    assert [p for p in phases_of(gang) if p != "recording"] == ["waiting", "reading", ""]
+    assert "is being made already" in notices_of(gang)
+    asked_s, told_s = (
+        next(e.at_s for e in gang.events() if isinstance(e, ev.Profiling) and e.phase == phase)
+        for phase in ("waiting", "reading")
+    )
+    entries = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    processes = {e["pid"]: e["args"]["name"] for e in entries if e["name"] == "process_name"}
+    assert processes == {0: "rank 0", 1: "rank 1"}
+    slices = [e for e in entries if e["ph"] == "X"]
+    assert {(e["pid"], e["tid"]) for e in slices} >= {(0, 0), (1, 0)}
+    assert all(asked_s <= e["ts"] / 1e6 <= told_s for e in slices)
+    for rank in (0, 1):
+        own = [e["name"] for e in slices if e["pid"] == rank]
+        assert sum("Optimizer.step#SGD.step" in name for name in own) == 3
+    shown = spans_of(gang, "profiler")
+    for rank in (0, 1):
+        assert_nested(shown[rank])
+        # One clock: ranks of a DDP step cannot be a step apart.
+        steps = [s for s in shown[rank] if "Optimizer.step" in s[0]]
+        assert len(steps) == 3
+        assert inside([s for s in shown[rank] if s[3] == 1], [s for s in shown[rank] if s[3] == 0])
+    gang.profile(1)
+    until(gang, lambda: gang.snapshot().profile_path.endswith("profile-2.json.gz"))
+    over.touch()
+    assert gang.result > 3
+    assert gang.logs == {0: "", 1: ""}  # the profiler says nothing of its own
+    kept = {file.name for file in path.parent.iterdir()}
+    assert kept == {"events.jsonl", "rank-0.log", "rank-1.log",
+                    "profile-1.json.gz", "profile-2.json.gz"}  # fmt: skip
+
+
+def test_a_cell_that_ends_first_is_profiled_as_far_as_it_went(gang: Gang, over: Path) -> None:
+    gang.profile(1000)
+    until(gang, lambda: gang.snapshot().profiling == "recording")
+    over.touch()
+    assert gang.wait(60)
+    gang.raise_for_state()
+    assert phases_of(gang) == ["waiting", "recording", "reading", ""]
+    assert Path(gang.snapshot().profile_path).exists()
+    assert isinstance(gang.events()[-1], ev.GangEnded)
+
+
+class Asked:
+    """A gang of one rank that is asked for profiles, and its crew."""
+
+    def __init__(self, folder: Path) -> None:
+        self.told: list[ev.Event] = []
+        self.ranks = (RankState(0, phase="running"),)
+        self.profiling = profiling.Profiling(self, self, folder, lambda: 1.0)  # type: ignore[arg-type]
+
+    def emit(self, event: ev.Event) -> None:
+        self.told.append(event)
+
+    def profile(self, number: int, steps: int) -> None:
+        """Take the order that a rank would."""
+
+    async def made(self, number: int, answer: bytes) -> None:
+        """Ask for a profile, have it answered, and wait until it is over."""
+        with mmap.mmap(-1, len(answer)) as trace:
+            trace.write(answer)
+            self.profiling.ask(1)
+            self.profiling.on_trace(0, number, trace)
+            await self.profiling.close(is_wanted=True)
+
+
+def test_a_fault_of_ours_is_said_and_ends_the_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("something")
+
+    monkeypatch.setattr(profiling.profiles, "merge", broken)
+    asked = Asked(tmp_path)
+    asyncio.run(asked.made(1, b"{}"))
+    phases = [event.phase for event in asked.told if isinstance(event, ev.Profiling)]
+    assert phases == ["waiting", "reading", ""]
+    (notice,) = (event for event in asked.told if isinstance(event, ev.Notice))
+    assert notice.text == "the profile could not be put together (ZeroDivisionError: something)"
+
+
+def test_who_asks_again_and_again_is_told_once_to_wait(tmp_path: Path) -> None:
+    async def ask() -> Asked:
+        asked = Asked(tmp_path)
+        for _ in range(50):
+            asked.profiling.ask(1)
+        await asked.profiling.close(is_wanted=False)
+        return asked
+
+    told = asyncio.run(ask()).told
+    assert [type(event) for event in told] == [ev.Profiling, ev.Notice, ev.Profiling]
+
+
+@pytest.mark.parametrize("phase", ["recording", "reading"])
+def test_stopping_is_as_quick_as_ever_while_profiling(gang: Gang, phase: str) -> None:
+    gang.profile(1000 if phase == "recording" else 200)
+    until(gang, lambda: gang.snapshot().profiling == phase)
+    begun = time.monotonic()
+    gang.stop()
+    assert gang.wait(10)
+    assert time.monotonic() - begun < STOP_S
+    assert (gang.state, phases_of(gang)[-1]) == ("STOPPED", "")
+    assert gang.snapshot().profile_path == ""
+
+
+def test_a_rank_that_never_steps_is_said(over: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiling, "_STEP_S", 0.3)
+    gang = hm.launch(training.wait_for, str(over), np=2)
+    until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
+    gang.profile()
+    until(gang, lambda: phases_of(gang) == ["waiting", ""])
+    assert "no optimizer step within 0.3 s on ranks 0 and 1" in notices_of(gang)
+    over.touch()
+    assert gang.result is None
+
+
+def test_without_torch_it_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that is warm from another cell may have torch: a fresh one has not."""
+    answers: list[tuple[int, bytes]] = []
+    said = reporter.Reporter(0, time.monotonic(), lambda batch: None)
+    made = profiler.Profiler(said, lambda n, fd: answers.append((n, os.pread(fd, 1 << 10, 0))))
+    monkeypatch.delitem(sys.modules, "torch")
+    made.ask(4, 5, "/nowhere")
+    ((number, answer),) = answers
+    assert (number, said.on_step) == (4, None)
+    assert "not imported torch" in json.loads(answer)["error"]
+
+
+class FakeProfile:
+    """Stands for torch's while it is on."""
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def export_chrome_trace(self, path: str) -> None:
+        Path(path).write_text("trace")
+
+
+def test_a_question_taken_back_while_the_profiler_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starting takes seconds the first time; nothing of it may reach the user's optimizer."""
+    pytest.importorskip("torch")
+    answers: list[tuple[int, str]] = []
+    said = reporter.Reporter(0, time.monotonic(), lambda batch: None)
+    made = profiler.Profiler(
+        said, lambda n, fd: answers.append((n, os.pread(fd, 1 << 10, 0).decode()))
+    )
+
+    def started(_: reporter.Reporter) -> FakeProfile:
+        made.ask(1, 0, "")  # as the reporter's thread would, which polls meanwhile
+        made.ask(2, 3, str(tmp_path / "other"))
+        return FakeProfile()
+
+    monkeypatch.setattr(profiler, "_started", started)
+    made.ask(1, 100, str(tmp_path / "trace"))
+    said.step_done(1)
+    said.step_done(1)  # the first one that can end it
+    made.finish()
+    busy, early = answers
+    assert busy[0] == 2 and "being profiled already" in busy[1]
+    assert early == (1, "trace")
+    assert said.on_step is None and list(tmp_path.iterdir()) == []
+
+
+def test_a_question_taken_back_in_time_is_none(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    answers: list[int] = []
+    said = reporter.Reporter(0, time.monotonic(), lambda batch: None)
+    made = profiler.Profiler(said, lambda number, fd: answers.append(number))
+    made.ask(1, 5, str(tmp_path / "trace"))
+    made.ask(1, 0, "")
+    said.step_done(1)
+    made.finish()
+    assert answers == [] and said.on_step is None
+
+
+def test_a_profiler_of_the_users_own_goes_on(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    answers: list[str] = []
+    said = reporter.Reporter(0, time.monotonic(), lambda batch: None)
+    made = profiler.Profiler(said, lambda n, fd: answers.append(os.pread(fd, 1 << 10, 0).decode()))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
+        made.ask(1, 2, str(tmp_path / "trace"))
+        said.step_done(1)
+        torch.ones(3).sum()
+    assert "error" in json.loads(answers[0])
+    assert "aten::sum" in {event.name for event in own.events()}
+    assert list(tmp_path.iterdir()) == []

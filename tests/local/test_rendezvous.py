@@ -1,0 +1,110 @@
+"""Ranks meet at a store that only their own user can reach."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hydrogen_magic as hm
+from hydrogen_magic import processes
+from hydrogen_magic.errors import RendezvousError
+from hydrogen_magic.rendezvous.torch import TorchRendezvous
+from hydrogen_magic.spec import JobSpec, Plan, Slot
+from tests import ranks
+from tests.gangs import ended, until
+
+CONNECT = textwrap.dedent(
+    """
+    import socket, sys
+    with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=5) as sock:
+        sock.settimeout(1)
+        try:
+            print("closed" if sock.recv(1) == b"" else "answered")
+        except ConnectionResetError:
+            print("closed")
+        except TimeoutError:
+            print("open")  # it waits for what we have to say
+    """
+)
+
+
+def training(port_file: str) -> None:
+    ranks.meet()
+    Path(port_file).write_text(os.environ["MASTER_PORT"])
+    ranks.all_reduce_for_ever()
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Iterator[str]:
+    """The store's port while a gang trains."""
+    file = tmp_path / "port"
+    gang = hm.launch(training, str(file), np=2)
+    until(gang, lambda: file.exists() and file.read_text() != "")
+    yield file.read_text()
+    assert gang.state == "RUNNING", "the gang did not mind"
+    gang.stop()
+    ended(gang, 10)
+
+
+def connect(port: str, *prefix: str) -> str:
+    python = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
+    answer = subprocess.run(
+        [*prefix, python, "-c", CONNECT, port], capture_output=True, text=True, cwd="/", timeout=30
+    )
+    return answer.stdout.strip() or answer.stderr
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("setpriv") is None, reason="becoming another user needs root"
+)
+def test_another_user_can_neither_read_nor_join(port: str) -> None:
+    assert connect(port) == "open", "its own user gets in"
+    assert connect(port, "setpriv", "--reuid=65534", "--clear-groups") == "closed"
+
+
+def test_a_store_that_serves_nobody_else_survives_noise(port: str) -> None:
+    for noise in (b"GET / HTTP/1.1\r\n\r\n", os.urandom(4096)):
+        with socket.create_connection(("127.0.0.1", int(port)), timeout=5) as sock:
+            sock.sendall(noise)
+    silent = [socket.create_connection(("127.0.0.1", int(port)), timeout=5) for _ in range(100)]
+    for sock in silent:
+        sock.close()
+
+
+def test_a_store_that_dies_ends_the_gang() -> None:
+    gang = hm.launch(ranks.hang, "collective", np=2)
+    until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks) and bool(stores()))
+    for pid in stores():
+        os.kill(pid, signal.SIGKILL)
+    ended(gang, 15)
+    with pytest.raises(RendezvousError, match="ended unexpectedly"):
+        gang.raise_for_state()
+
+
+def stores() -> list[int]:
+    """Return our processes in a network of their own."""
+    here = os.readlink("/proc/self/ns/net")
+    found = (process.pid for process in processes.descendants(os.getpid()))
+    return [pid for pid in found if os.readlink(f"/proc/{pid}/ns/net") != here]
+
+
+def test_the_environment_of_two_hosts() -> None:
+    slots = tuple(
+        Slot(rank, rank % 2, rank // 2, 4, 2, 2, f"host{rank // 2}", None) for rank in range(4)
+    )
+    meeting = TorchRendezvous().prepare(
+        Plan(slots), "10.0.0.1", 4321, spec=JobSpec(np=4, retries=2), gang="a1b2", attempt=1
+    )
+    last = meeting.environments[3]
+    assert (last["RANK"], last["LOCAL_RANK"], last["GROUP_RANK"]) == ("3", "1", "1")
+    assert (last["MASTER_ADDR"], last["MASTER_PORT"]) == ("10.0.0.1", "4321")
+    assert "GLOO_SOCKET_IFNAME" not in last, "loopback does not reach the other host"

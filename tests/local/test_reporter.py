@@ -1,0 +1,540 @@
+"""What a rank reports: exact counts, kept order, and never at the cost of the user's code."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import sys
+import threading
+import time
+import timeit
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hydrogen_magic import events as ev
+from hydrogen_magic.worker import api, points
+from hydrogen_magic.worker import reporter as reporters
+from hydrogen_magic.worker.pace import Pace
+from hydrogen_magic.worker.watch import Watch, report_exception
+
+TIMEOUT_S = 10.0
+
+
+class Sent:
+    """Takes what a reporter sends, through the JSON it would cross the socket as."""
+
+    def __init__(self) -> None:
+        self.events: list[ev.Event] = []
+        self._came = threading.Condition()
+
+    def __call__(self, batch: Sequence[ev.Event]) -> None:
+        decoded = [ev.decode(_via_json(event)) for event in batch]
+        with self._came:
+            self.events += decoded
+            self._came.notify_all()
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def wait_for(self, condition: Callable[[], object]) -> None:
+        with self._came:
+            assert self._came.wait_for(condition, TIMEOUT_S), self.events
+
+
+def _via_json(event: ev.Event) -> object:
+    return json.loads(json.dumps(ev.encode(event)))
+
+
+@pytest.fixture
+def sent() -> Sent:
+    return Sent()
+
+
+@pytest.fixture
+def reporter(sent: Sent) -> Iterator[reporters.Reporter]:
+    made = reporters.Reporter(3, time.monotonic(), sent)
+    reporters.install(made)
+    yield made
+    made.close()
+    reporters.install(None)
+
+
+# ── hm.log ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_points_arrive_as_columns(reporter: reporters.Reporter, sent: Sent) -> None:
+    api.log(loss=1.5)
+    api.log(loss=1, accuracy=np.float32(0.5))
+    api.log(step=7, accuracy=True)
+    api.log(loss=np.int64(2))
+    reporter.close()
+    (metrics,) = sent.of(ev.Metrics)
+    assert (metrics.rank, metrics.steps) == (3, (0, 1, 7, 2))
+    assert metrics.values == {"loss": (1.5, 1, None, 2), "accuracy": (None, 0.5, 1, None)}
+    assert list(metrics.times_s) == sorted(metrics.times_s)
+    assert metrics.skipped == 0
+
+
+def test_tensors_are_read_at_the_call_and_without_a_warning(
+    reporter: reporters.Reporter, sent: Sent
+) -> None:
+    torch = pytest.importorskip("torch")
+    loss = torch.tensor(2.0, requires_grad=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        api.log(a=loss, b=torch.tensor([3], dtype=torch.int32), c=torch.tensor(0.5).bfloat16())
+    loss.data.fill_(9.0)  # as an optimizer would, before the thread looks
+    reporter.close()
+    assert sent.of(ev.Metrics)[0].values == {"a": (2,), "b": (3,), "c": (0.5,)}
+
+
+def repr_type(value: object) -> str:
+    return type(value).__name__
+
+
+@pytest.mark.parametrize("on_a_rank", [True, False])
+@pytest.mark.parametrize("value", ["3", None, [1.0], 1j, np.zeros(2), 10**400], ids=repr_type)
+def test_what_is_no_number_is_named_at_the_call(
+    value: object, on_a_rank: bool, request: pytest.FixtureRequest
+) -> None:
+    if on_a_rank:
+        request.getfixturevalue("reporter")
+    with pytest.raises(TypeError, match=rf"hm\.log\(loss=…\).*{type(value).__name__}"):
+        api.log(accuracy=1.0, loss=value)
+    with pytest.raises(TypeError, match="step"):
+        api.log(step=0.5, loss=1.0)  # type: ignore[arg-type]
+
+
+def test_a_full_queue_drops_the_oldest_points_and_counts_them(
+    sent: Sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporters, "_MAX_POINTS", 100)
+    reporter = reporters.Reporter(0, time.monotonic(), sent)
+    reporter.notice("warning", "kept")
+    for value in range(1000):
+        reporter.log(None, {"v": value})
+    reporter.close()
+    (metrics,) = sent.of(ev.Metrics)
+    assert (metrics.steps, metrics.skipped) == (tuple(range(900, 1000)), 900)
+    assert [notice.text for notice in sent.of(ev.Notice)] == ["rank 0: kept"]
+
+
+def test_no_point_is_lost_or_doubled_between_threads(
+    reporter: reporters.Reporter, sent: Sent
+) -> None:
+    reporter.start()
+    threads = [
+        threading.Thread(target=lambda: [api.log(v=1.0) for _ in range(5000)]) for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    reporter.close()
+    steps = [step for event in sent.of(ev.Metrics) for step in event.steps]
+    assert sorted(steps) == list(range(15000))
+
+
+def test_wide_points_are_cut_into_events_of_bounded_size(
+    reporter: reporters.Reporter, sent: Sent
+) -> None:
+    for step in range(400):
+        reporter.log(step, {f"metric {i}": i for i in range(500)})
+    reporter.close()
+    events = sent.of(ev.Metrics)
+    assert all(len(e.steps) * len(e.values) <= 1 << 16 for e in events)
+    assert [step for e in events for step in e.steps] == list(range(400))
+
+
+def test_a_gpu_that_hangs_keeps_back_its_values_only(
+    reporter: reporters.Reporter, sent: Sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unfinished:
+        done = False
+
+        def query(self) -> bool:
+            return self.done
+
+    class CudaTensor:
+        is_cuda = True
+
+        def numel(self) -> int:
+            return 1
+
+    event = Unfinished()
+    monkeypatch.setattr(points, "_copy_on_gpu", lambda value: (4.0, event))
+    reporter.start()
+    api.log(early=1.0)
+    api.log(late=CudaTensor())
+    reporter.post(ev.RankPhase(0.0, 3, "finishing"))
+    assert [e.values for e in sent.of(ev.Metrics)] == [{"early": (1.0,)}]
+    assert len(sent.of(ev.RankPhase)) == 1
+    event.done = True
+    reporter.close()
+    assert sent.of(ev.Metrics)[-1].values == {"late": (4.0,)}
+
+
+# ── order, ends, forks ───────────────────────────────────────────────────────────────────────────
+
+
+def test_what_was_recorded_before_a_post_is_sent_before_it(
+    reporter: reporters.Reporter, sent: Sent
+) -> None:
+    reporter.start()
+    for number in range(50):
+        api.log(v=number)
+        reporter.post(ev.Notice(0.0, "info", str(number)))
+        assert sent.events[-1] == ev.Notice(0.0, "info", str(number))
+        assert sent.of(ev.Metrics)[-1].steps[-1] == number
+
+
+def test_close_is_bounded_while_the_agent_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporters, "_CLOSE_S", 0.2)
+    reads, stuck = threading.Event(), threading.Event()
+
+    def send(batch: Sequence[ev.Event]) -> None:
+        stuck.set()
+        reads.wait(TIMEOUT_S)
+
+    reporter = reporters.Reporter(0, time.monotonic(), send)
+    reporter.start()
+    reporter.log(None, {"v": 1.0})
+    assert stuck.wait(TIMEOUT_S)
+    began = time.monotonic()
+    reporter.close()
+    assert time.monotonic() - began < 1.0
+    reads.set()
+    assert reporter._thread is not None
+    reporter._thread.join(TIMEOUT_S)
+
+
+def test_an_agent_that_is_gone_disturbs_nobody() -> None:
+    def send(batch: Sequence[ev.Event]) -> None:
+        raise BrokenPipeError
+
+    reporter = reporters.Reporter(0, time.monotonic(), send)
+    reporters.install(reporter)
+    reporter.start()
+    api.log(v=1.0)
+    reporter.post(ev.RankPhase(0.0, 0, "finishing"))
+    api.log(v=2.0)
+    reporter.post(ev.RankPhase(0.0, 0, "finishing"))
+    reporter.close()
+
+
+def test_a_forked_child_reports_nothing(
+    reporter: reporters.Reporter, sent: Sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    reporter.start()
+    with api.span("around the fork"):
+        with warnings.catch_warnings():  # Python 3.12 warns of threads, which is the point here
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            api.log(from_child=1.0)
+            list(api.track([1, 2]))
+            os._exit(0 if reporters.current() is None and api.rank() == 3 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    api.log(from_parent=1.0)
+    reporter.close()
+    assert [set(e.values) for e in sent.of(ev.Metrics)] == [{"from_parent"}]
+    assert not sent.of(ev.Progress)
+
+
+def test_a_step_of_two_milliseconds_pays_two_percent_at_most(reporter: reporters.Reporter) -> None:
+    reporter.start()
+    step = itertools.count()
+
+    def one_step() -> None:
+        api.log(step=next(step), loss=0.5, lr=0.1)
+        reporter.progress(0, "epoch", 1.0, 2.0)
+        reporter.step_done(1)
+
+    best_s = min(timeit.repeat(one_step, number=2000, repeat=5)) / 2000
+    assert best_s < 0.02 * 2e-3
+
+
+# ── steps, bars, spans ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("order", "steps"),
+    [
+        ("aaaa", 4),
+        ("abab", 2),  # a GAN
+        ("aaabaaab", 6),  # with three steps of one for every step of the other
+        ("abcdabcd", 2),  # an optimizer per parameter
+        ("aaabbb", 5),  # one after the other: the second one's first step closes no round
+    ],
+)
+def test_optimizers_count_as_rounds(
+    order: str, steps: int, reporter: reporters.Reporter, sent: Sent
+) -> None:
+    for name in order:
+        reporter.step_done(ord(name))
+    reporter.close()
+    assert [event.count for event in sent.of(ev.Steps)] == [steps]
+
+
+def test_track_reports_its_end_after_exhaustion_break_and_error(
+    reporter: reporters.Reporter, sent: Sent
+) -> None:
+    def closed_bars() -> list[tuple[float, float | None]]:
+        reporter.post(ev.Notice(0.0, "info", "flush"))
+        return [(bar.n, bar.total) for bar in sent.of(ev.Progress) if bar.closed]
+
+    assert list(api.track(range(4))) == [0, 1, 2, 3]
+    assert closed_bars() == [(4, 4)]
+    for item in api.track(iter("abc"), desc="unknown length"):
+        if item == "b":
+            break
+    assert closed_bars()[1:] == [(1, None)]
+    _raised(lambda: [1 / 0 for _ in api.track(range(3), total=9)])
+    assert closed_bars()[2:] == [(0, 9)]
+    assert len(api.track(range(5))) == 5
+    with pytest.raises(TypeError, match="total"):
+        len(api.track(iter(())))
+
+
+def test_many_short_bars_do_not_pile_up(reporter: reporters.Reporter, sent: Sent) -> None:
+    outer = reporter.new_bar()
+    reporter.progress(outer, "outer", 0.0, 2.0)
+    for _ in range(10_000):
+        list(api.track(range(1)))
+    reporter.close()
+    bars = sent.of(ev.Progress)
+    assert len(bars) < 1000
+    assert bars[0].bar == outer
+
+
+def test_spans_nest_and_wrap_functions(reporter: reporters.Reporter, sent: Sent) -> None:
+    @api.span("sync")
+    def twice(n: int) -> int:
+        return 1 if n == 0 else 2 * twice(n - 1)
+
+    @api.span("async")
+    async def later() -> int:
+        await asyncio.sleep(0)
+        return 5
+
+    with api.span("outer"):
+        assert twice(1) == 2
+    assert asyncio.run(later()) == 5
+    reporter.close()
+    (spans,) = sent.of(ev.Spans)
+    assert spans.names == ("sync", "sync", "outer", "async")
+    assert spans.depths == (2, 1, 0, 0)
+    assert all(a <= b for a, b in zip(spans.starts_ns, spans.ends_ns, strict=True))
+    assert spans.starts_ns[2] <= spans.starts_ns[1] <= spans.starts_ns[0]
+
+
+def test_a_plain_process_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert (api.rank(), api.local_rank(), api.world_size()) == (0, 0, 1)
+    api.log(loss=1.0)
+    with api.span("nobody listens"):
+        assert list(api.track("ab")) == ["a", "b"]
+
+
+# ── watch ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_exception_is_known_while_clean_up_still_runs(
+    reporter: reporters.Reporter, sent: Sent
+) -> None:
+    reporter.start()
+
+    def fails() -> None:
+        try:
+            raise ValueError("first")
+        finally:
+            sent.wait_for(lambda: sent.of(ev.RankFailed))
+
+    _raised(fails)
+    (failed,) = sent.of(ev.RankFailed)
+    assert failed.in_flight
+    assert (failed.error.type, failed.error.message) == ("ValueError", "first")
+    assert failed.error.frames[-1].text == 'raise ValueError("first")'
+
+
+def _looks(watch: Watch, n: int = 3) -> list[ev.Event]:
+    return [event for i in range(n) for event in watch.look(float(i), "running", None)]
+
+
+@contextmanager
+def _looking(watch: Watch) -> Iterator[list[ev.Event]]:
+    """What the watch sees while an exception passes through this ``__exit__``."""
+    seen: list[ev.Event] = []
+    try:
+        yield seen
+    finally:
+        seen += _looks(watch)
+
+
+def test_only_what_goes_on_unwinding_is_reported() -> None:
+    watch = Watch(0)
+    try:
+        raise ImportError("optional")
+    except ImportError:
+        assert _looks(watch) == []  # dealt with here, however long it takes
+    try:
+        try:
+            raise OSError("passed on")
+        except OSError:
+            (failed,) = _looks(watch)
+            assert _looks(watch) == []  # once
+            raise
+    except OSError:
+        assert isinstance(failed, ev.RankFailed)
+    try:
+        with _looking(watch) as seen:
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert seen == []
+
+
+def test_a_finally_inside_a_handler_still_unwinds() -> None:
+    def clean_up_in_handler(seen: list[ev.Event]) -> None:
+        try:
+            raise ValueError
+        except ValueError:
+            try:
+                _ = 1 / 0
+            finally:
+                seen += _looks(Watch(0))
+
+    seen: list[Any] = []
+    _raised(lambda: clean_up_in_handler(seen))
+    assert [event.error.type for event in seen] == ["ZeroDivisionError"]
+
+
+def test_a_collective_that_waits_is_told_once_and_its_end_too() -> None:
+    watch, inside = Watch(2), ("all_reduce", 7, 10_000_000_000)
+    looked = [
+        list(watch.look(at_s, "running", collective))
+        for at_s, collective in [(10.5, inside), (11.1, inside), (12.0, inside), (13.0, None)]
+    ]
+    assert looked == [
+        [],
+        [ev.CollectiveWait(11.1, 2, "all_reduce", 7, 10.0)],
+        [],
+        [ev.CollectiveWait(13.0, 2, "", 7, 10.0)],
+    ]
+
+
+# ── exceptions as text ───────────────────────────────────────────────────────────────────────────
+
+
+def _raised(function: Callable[[], object]) -> BaseException:
+    try:
+        function()
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def test_a_report_has_the_chain_and_the_users_frames_only() -> None:
+    def fails() -> None:
+        try:
+            api.log(loss="high")
+        except TypeError as error:
+            raise RuntimeError("training failed") from error
+
+    report = report_exception(_raised(fails))
+    assert (report.type, report.message, report.is_direct_cause) == (
+        "RuntimeError", "training failed", True,
+    )  # fmt: skip
+    assert report.cause is not None
+    assert report.cause.type == "TypeError"
+    assert [frame.text for frame in report.cause.frames] == ['api.log(loss="high")']
+    assert not report.cause.is_direct_cause
+
+
+def test_odd_exceptions_are_reported_too() -> None:
+    class BrokenError(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+    a, b = BrokenError(), KeyError("\ud800")
+    a.__cause__, b.__context__ = b, a
+    a.__notes__ = ["a note", 3]  # type: ignore[list-item]
+    report = report_exception(a)
+    assert "BrokenError.__str__ raised ValueError" in report.message
+    assert report.notes == ("a note",)
+    assert report.cause is not None
+    assert report.cause.cause is None
+    assert ev.decode(_via_json(ev.RankFailed(0.0, 0, report, "running"))).error == report
+
+
+def test_long_chains_and_deep_recursion_are_cut() -> None:
+    def forever(n: int) -> int:
+        return forever(n + 1) + 1
+
+    assert 50 < len(report_exception(_raised(lambda: forever(0))).frames) <= 101
+    error = ValueError("0")
+    for number in range(1, 100):
+        newer = ValueError(str(number))
+        newer.__cause__, error = error, newer
+    report: ev.ErrorReport | None = report_exception(error)
+    depth = 0
+    while report is not None:
+        report, depth = report.cause, depth + 1
+    assert depth == 11
+
+
+def test_the_line_that_does_not_compile_is_a_frame() -> None:
+    report = report_exception(_raised(lambda: compile("x = 1\ny = = 2\n", "<cell 7>", "exec")))
+    assert report.frames[-1] == ev.Frame("<cell 7>", 2, "<module>", "y = = 2")
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="exception groups came with Python 3.11")
+def test_the_parts_of_a_group_are_notes() -> None:
+    group = ExceptionGroup("two", [ValueError("one"), KeyError("two")])  # noqa: F821
+    assert report_exception(group).notes == (
+        "sub-exception 1: ValueError: one",
+        "sub-exception 2: KeyError: 'two'",
+    )
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_failure_is_sent_even_when_the_thread_that_sends_has_died(
+    sent: Sent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking = threading.Event()
+    reporter = reporters.Reporter(3, time.monotonic(), sent)
+
+    def look(*args: object) -> object:
+        looking.set()
+        reporter._wake.wait(TIMEOUT_S)  # until something is posted
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr(Watch, "look", look)
+    reporter.start()
+    assert looking.wait(TIMEOUT_S)
+    phase = ev.RankPhase(0.0, 3, "finishing")
+    reporter.post(phase)
+    assert sent.events == [phase]
+
+
+def test_in_a_large_gang_posts_and_full_queues_do_not_wait(sent: Sent) -> None:
+    """By a clock that stands still it is never this rank's turn."""
+    rank = reporters.Reporter(0, 0.0, sent, pace=Pace(63, 100_000, clock=lambda: 0.0))
+    reporters.install(rank)
+    rank.start()
+    api.log(loss=1.0)
+    rank.post(ev.Notice(0.0, "info", "now"))
+    assert [type(event) for event in sent.events] == [ev.Metrics, ev.Notice]
+    for _ in range(40_000):  # more than half of what the queue holds
+        api.log(loss=1.0)
+    sent.wait_for(lambda: len(sent.events) > 2)
+    rank.close()
+    reporters.install(None)

@@ -1,0 +1,373 @@
+"""The live widget as its kernel sees it: real kernels, and pages that speak the widget protocol."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from jupyter_core.utils import ensure_event_loop
+
+from tests import kernels
+from tests.jupyter import Kernel
+from tests.pages import Page, show_widgets
+from tests.widget_kernel import STUCK, UNTIL_THERE_IS, bundles, greeted, kernel_of, stop
+
+pytestmark = pytest.mark.usefixtures("warm_agents")
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def jupyter_loop() -> None:
+    """Make jupyter_core's event loop, which stays for good, before anybody looks for leaks."""
+    ensure_event_loop()
+
+
+@pytest.fixture(scope="module", params=kernels.VERSIONS)
+def each_kernel(
+    request: pytest.FixtureRequest, warm_agents: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Kernel]:
+    kernel = kernel_of(request.param, tmp_path_factory.mktemp("notebooks"))
+    assert kernel.value("__import__('ipykernel').__version__[0]") in ("'6'", "'7'")
+    yield kernel
+    kernel.shut_down()
+
+
+@pytest.fixture(scope="module")
+def kernel(warm_agents: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    kernel = kernel_of(kernels.NEWEST, tmp_path_factory.mktemp("notebooks"))
+    yield kernel
+    kernel.shut_down()
+
+
+@pytest.fixture
+def page(request: pytest.FixtureRequest) -> Iterator[Page]:
+    """A page of whichever kernel the test uses."""
+    name = "each_kernel" if "each_kernel" in request.fixturenames else "kernel"
+    page = Page(request.getfixturevalue(name).manager)
+    yield page
+    page.close()
+
+
+# ── while the cell blocks ────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("with_subshell", [False, True], ids=["plain", "subshell"])
+def test_stop_reaches_a_kernel_that_a_cell_blocks(each_kernel: Kernel, with_subshell: bool) -> None:
+    version = each_kernel.value("__import__('ipykernel').__version__")
+    if with_subshell and version.startswith("'6"):
+        pytest.skip("ipykernel 6 has no subshells")
+    page = Page(each_kernel.manager, with_subshell=with_subshell)
+    try:
+        cell = each_kernel.start(STUCK)
+        greeted(page)
+        page.read_until(
+            lambda: [
+                r
+                for d in page.of_kind("delta")
+                for r in d.get("ranks", ())
+                if r["steps"] or r["metrics"]
+            ]
+        )
+        clicked = time.monotonic()
+        ack = page.ack(page.order("stop"))
+        assert ack["ok"], ack
+        assert (
+            ack["received"] - clicked < 1.0
+        )  # typically 0.01 s, 0.05 s where the cell has to look
+        each_kernel.finish(cell)
+    finally:
+        page.close()
+    assert "GangStoppedError" in cell.error and "stopped by you" in cell.error
+    assert each_kernel.value("1 + 1") == "2"
+
+
+def test_a_page_reloaded_meanwhile_comes_back_and_stops_the_gang(each_kernel: Kernel) -> None:
+    first = Page(each_kernel.manager)
+    cell = each_kernel.start(STUCK)
+    greeted(first)
+    first.close()
+    second = Page(each_kernel.manager, wait=False)
+    try:
+        second.come_back()
+        greeted(second)
+        assert second.models[second.comm_id]["blocking"] is True
+        stop(each_kernel, second, cell)
+        second.read_until(second.picture)
+    finally:
+        second.close()
+    assert "stopped by you" in cell.error
+
+
+def test_cells_sent_meanwhile_wait_and_keep_their_order(
+    each_kernel: Kernel, page: Page, tmp_path: Path
+) -> None:
+    path = tmp_path / "go"
+    each_kernel.run("order = []")
+    cell = each_kernel.start(UNTIL_THERE_IS.format(options="", path=str(path)))
+    greeted(page)
+    queued = [each_kernel.start(f"order.append({n}); len(order)") for n in range(3)]
+    page.ack(page.order("rows", ranks=[0]))
+    assert not any(each.messages for each in queued)
+    path.touch()
+    each_kernel.finish(queued[-1])
+    assert cell.value == "'done'"
+    assert each_kernel.value("order") == "[0, 1, 2]"
+
+
+def test_the_kernel_is_busy_as_long_as_its_cell(each_kernel: Kernel, page: Page) -> None:
+    """Also after it answered pages, whose messages end with the kernel idle."""
+    cell = each_kernel.start(STUCK)
+    greeted(page)
+    page.states.clear()
+    page.ack(page.order("rows", ranks=[0]))
+    page.read_until(lambda: len(page.states) >= 3)
+    assert page.states[-3:] == ["busy", "idle", "busy"]
+    stop(each_kernel, page, cell)
+    page.read_until(lambda: page.states[-1] == "idle")
+    assert each_kernel.value("'still answers'") == "'still answers'"
+
+
+def test_hooks_of_cells_do_not_see_orders(each_kernel: Kernel, page: Page) -> None:
+    """matplotlib draws what is open in one of them, in whatever thread it is called."""
+    each_kernel.run(
+        "seen = []\nnote = lambda *_: seen.append(1)\n"
+        "get_ipython().events.register('post_execute', note)"
+    )
+    before = int(each_kernel.value("len(seen)"))
+    cell = each_kernel.start(STUCK)
+    greeted(page)
+    for _ in range(5):
+        page.ack(page.order("rows", ranks=[0]))
+    stop(each_kernel, page, cell)
+    greeted(page)  # and now that the kernel is idle
+    assert int(each_kernel.value("len(seen)")) == before + 2
+    each_kernel.run("get_ipython().events.unregister('post_execute', note)")
+
+
+def test_an_order_is_done_once_and_always_answered(kernel: Kernel, page: Page) -> None:
+    cell = kernel.start(STUCK)
+    greeted(page)
+    order = {"do": "stacks", "id": f"{page.name}.same", "client": page.name}
+    for _ in range(3):
+        page.send(order)
+    page.read_until(lambda: [a["id"] for a in page.of_kind("ack")].count(order["id"]) == 3)
+    for wrong in ("hack", None, "profile", "detail", "rows", "log"):
+        assert page.ack(page.order(wrong))["ok"] is False  # type: ignore[arg-type]
+    page.send(["no", "order"])
+    stop(kernel, page, cell)
+
+
+def test_at_most_one_message_a_tenth_of_a_second(kernel: Kernel, page: Page) -> None:
+    cell = kernel.start(
+        "%%distributed --np 2\nimport hydrogen_magic as hm, time\n"
+        "for step in range(100_000):\n    hm.log(step=step, loss=1 / (step + 1))\n"
+        "    if step % 100 == 0: print(step, flush=True)\n    time.sleep(0.001)"
+    )
+    greeted(page)
+    page.heard.clear()
+    page.read_until(lambda: len(page.of_kind("delta")) >= 15)
+    times = [message["received"] for message in page.of_kind("delta")]
+    assert len(times) / (times[-1] - times[0]) < 13
+    stop(kernel, page, cell)
+
+
+# ── detached ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_detached_gang_is_stopped_from_its_page(each_kernel: Kernel, page: Page) -> None:
+    cell = each_kernel.run(STUCK.replace("--np 2", "--np 2 --detach"))
+    assert cell.value is not None and cell.value.startswith("<Gang ")
+    greeted(page)
+    assert page.models[page.comm_id]["blocking"] is False
+    assert page.ack(page.order("stop"))["ok"]
+    page.read_until(page.picture)
+
+
+def test_a_detached_gang_is_stopped_while_another_cell_runs(kernel: Kernel, page: Page) -> None:
+    kernel.run(STUCK.replace("--np 2", "--np 2 --detach"))
+    greeted(page)
+    cell = kernel.start(
+        "import hydrogen_magic as hm\ngang = list(hm.gangs().values())[-1]\ngang.wait(20)"
+    )
+    kernel.until(cell, lambda: cell.messages)
+    assert page.ack(page.order("stop"))["ok"]
+    assert kernel.finish(cell).value == "True"
+
+
+# ── after the end ────────────────────────────────────────────────────────────────────────────────
+
+
+def test_after_the_end_pages_get_everything_and_a_stale_stop_does_nothing(
+    each_kernel: Kernel, page: Page
+) -> None:
+    cell = each_kernel.start(STUCK)
+    greeted(page)
+    page.read_until(lambda: [d for d in page.of_kind("delta") if d.get("curves")])
+    stop(each_kernel, page, cell)
+    late = Page(each_kernel.manager)
+    try:
+        late.come_back()
+        refused = late.ack(late.order("stop"))
+        assert refused["ok"] is False and "has ended already: stopped" in refused["text"]
+        greeted(late)
+        everything = next(d for d in late.of_kind("delta") if d.get("full"))
+        assert everything["gang"]["state"] == "stopped"
+        assert [curve["metric"] for curve in everything["curves"]] == ["loss"]
+        assert (
+            late.file(late.order("csv")).decode().splitlines()[0] == "attempt,rank,step,time_s,loss"
+        )
+        assert b"alert(1)" in late.file(late.order("log", rank=1))
+        both = late.file(late.order("log", rank=None)).decode()
+        assert both.index("── rank 0 ──") < both.index("── rank 1 ──")
+        trace = json.loads(gzip.decompress(late.file(late.order("trace"))))
+        assert {entry["pid"] for entry in trace["traceEvents"]} == {0, 1}
+    finally:
+        late.close()
+
+
+def test_what_a_saved_notebook_holds(kernel: Kernel, page: Page) -> None:
+    cell = kernel.start(STUCK)
+    greeted(page)
+    page.read_until(lambda: "alert(1)" in str([d.get("lines") for d in page.of_kind("delta")]))
+    stop(kernel, page, cell)
+    page.read_until(page.picture)
+    shown = bundles(cell)
+    assert len(shown) == 2  # an update draws a page's view anew, so there is one, at the end
+    assert "still running when this was saved" in shown[0]["text/plain"]
+    # A saved widget would be an error message where its kernel is gone.
+    assert [list(data) for data in shown] == [["text/html", "text/plain"]] * 2
+    final = shown[1]["text/html"]
+    assert final == page.picture()
+    assert "stopped by you" in shown[1]["text/plain"]
+    assert "<script" not in final and "alert(1)" in final
+    synced = {name for name in page.models[page.comm_id] if not name.startswith("_")}
+    assert synced - {"layout", "tabbable", "tooltip"} == {
+        "gang_id",
+        "kernel_id",
+        "blocking",
+        "place",
+    }
+
+
+def test_where_widgets_are_opened_on_sight_the_widget_itself_is_shown(tmp_path: Path) -> None:
+    kernel = kernel_of(kernels.NEWEST, tmp_path, {"VSCODE_PID": "1"})
+    page = Page(kernel.manager)
+    try:
+        cell = kernel.start(STUCK)
+        greeted(page)
+        stop(kernel, page, cell)
+        page.read_until(page.picture)
+        shown = bundles(cell)
+        assert shown[0][WIDGET]["model_id"] == page.comm_id and WIDGET not in shown[-1]
+    finally:
+        page.close()
+        kernel.shut_down()
+
+
+def test_gang_show_draws_it_anew_after_a_restart_too(tmp_path: Path) -> None:
+    kernel = kernel_of(kernels.NEWEST, tmp_path)
+    try:
+        cell = kernel.run(
+            "%%distributed --np 1\nimport hydrogen_magic as hm\nhm.log(step=1, loss=0.5)"
+        )
+        name = bundles(cell)[-1]["text/plain"].split()[1]
+        kernel.restart(now=True)
+        kernel.load()
+        show_widgets(kernel, tmp_path)
+        page = Page(kernel.manager)
+        shown = kernel.run(f"%gang show {name}")
+        assert f"gang {name}" in bundles(shown)[-1]["text/html"]
+        greeted(page)
+        everything = next(d for d in page.of_kind("delta") if d.get("full"))
+        assert [curve["metric"] for curve in everything["curves"]] == ["loss"]
+        page.close()
+    finally:
+        kernel.shut_down()
+
+
+def test_a_running_gang_gets_a_second_live_view(kernel: Kernel, page: Page) -> None:
+    kernel.run(STUCK.replace("--np 2", "--np 2 --detach"))
+    first = page.comm_id
+    kernel.run("%gang show")
+    second = page.read_until(lambda: next(iter(page.models.keys() - {first}), ""))
+    page.ack(page.order("hello", comm_id=first))
+    page.ack(page.order("stop", comm_id=second))
+    page.read_until(lambda: all(map(page.picture, (first, second))))
+
+
+def test_older_views_let_go_of_their_gang(kernel: Kernel, page: Page) -> None:
+    kernel.run("%%distributed --np 1\n1")
+    oldest = page.comm_id
+    for _ in range(4):
+        kernel.run("%%distributed --np 1\n1")
+    refused = page.ack(page.order("hello", comm_id=oldest))
+    assert refused["ok"] is False and "%gang show" in refused["text"]
+    assert page.ack(page.order("hello"))["ok"]
+
+
+# ── where no page is ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_without_a_page_text_takes_over_with_everything_so_far(
+    each_kernel: Kernel, tmp_path: Path
+) -> None:
+    kernel, path = each_kernel, tmp_path / "go"
+    cell = kernel.start(UNTIL_THERE_IS.format(options="", path=str(path)))
+    kernel.until(cell, lambda: "working" in cell.stream())
+    kernel.until(cell, lambda: bundles(cell)[-1].keys() == {"text/plain"})
+    path.touch()
+    kernel.finish(cell)
+    assert cell.stream() == "working\n" and cell.value == "'done'"
+    assert bundles(cell)[-1].keys() == {"text/html", "text/plain"}
+    assert "succeeded" in cell.block
+
+
+def test_a_page_that_comes_late_takes_over_from_the_text(
+    kernel: Kernel, page: Page, tmp_path: Path
+) -> None:
+    path = tmp_path / "go"
+    cell = kernel.start(UNTIL_THERE_IS.format(options="", path=str(path)))
+    kernel.until(cell, lambda: "working" in cell.stream())
+    greeted(page)
+    kernel.until(cell, lambda: "text/html" in bundles(cell)[-1])
+    path.touch()
+    kernel.finish(cell)
+    assert bundles(cell)[-1]["text/html"] == page.read_until(page.picture)
+    assert cell.value == "'done'"
+
+
+def test_headless_there_is_text_and_a_picture_and_no_widget(tmp_path: Path) -> None:
+    kernel = kernel_of(kernels.NEWEST, tmp_path, {})
+    try:
+        cell = kernel.run("%%distributed --np 1\nprint('hello')\n1")
+        gang = kernel.run("import hydrogen_magic as hm\nlist(hm.gangs().values())[-1]")
+    finally:
+        kernel.shut_down()
+    assert cell.stream() == "hello\n" and cell.value == "1"
+    assert "comm_open" not in [kind for kind, _ in cell.messages]
+    assert bundles(cell)[-1].keys() == {"text/html", "text/plain"}
+    values = [content["data"] for kind, content in gang.messages if kind == "execute_result"]
+    assert values[0].keys() == {"text/html", "text/plain"}
+    assert "hello" in values[0]["text/html"]  # which printed it before
+
+
+def test_without_the_built_view_there_is_text_and_one_warning(tmp_path: Path) -> None:
+    kernel = kernel_of(kernels.NEWEST, tmp_path)
+    (tmp_path / "gang.js").unlink()
+    try:
+        cells = [kernel.run("%%distributed --np 1\nprint('hello')") for _ in range(2)]
+    finally:
+        kernel.shut_down()
+    assert [cell.stream() for cell in cells] == ["hello\n"] * 2
+    assert "make front" in cells[0].stream("stderr")
+    assert cells[1].stream("stderr") == ""
+
+
+def test_quiet_shows_output_only(kernel: Kernel) -> None:
+    cell = kernel.run("%%distributed --np 1 --quiet\nprint('hello')")
+    assert cell.stream() == "hello\n" and bundles(cell) == []

@@ -1,0 +1,66 @@
+"""A process that observes libraries as a rank does, and what it printed and reported."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic import events as ev
+
+TIMEOUT_S = 60.0
+
+RANK = """
+import atexit, json, os, sys, time
+from hydrogen_magic import events as ev
+from hydrogen_magic.worker import observe, reporter
+sent = []
+rank = reporter.Reporter(int(os.environ.get("RANK", 0)), time.monotonic(), sent.extend)
+reporter.install(rank)
+observe.install()
+rank.start()
+def flush():
+    rank.post(ev.Notice(0.0, "info", "flush"))
+def finish():
+    rank.close()
+    with open(os.environ["EVENTS"], "w") as file:
+        json.dump([ev.encode(event) for event in sent], file)
+atexit.register(finish)
+"""
+
+
+class Ended:
+    """What a process printed and reported."""
+
+    def __init__(
+        self, process: subprocess.Popen[str], events: Path, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        self.stdout, self.stderr = process.communicate(timeout=timeout_s)
+        assert process.returncode == 0, self.stderr
+        self.events = [ev.decode(message) for message in json.loads(events.read_text())]
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    @property
+    def bars(self) -> list[tuple[str, float, float | None, bool]]:
+        """The last state of each bar, in the order of their numbers."""
+        last = {bar.bar: bar for bar in self.of(ev.Progress)}
+        return [(b.desc, b.n, b.total, b.closed) for _, b in sorted(last.items())]
+
+
+def start(code: str, events: Path, **env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", RANK + textwrap.dedent(code)],
+        env={**os.environ, "EVENTS": str(events), **env},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def run(code: str, tmp_path: Path) -> Ended:
+    events = tmp_path / "events.json"
+    return Ended(start(code, events), events)

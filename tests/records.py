@@ -1,0 +1,30 @@
+"""Records of runs, as tests write them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from hydrogen_magic import events as ev
+from hydrogen_magic import record
+
+
+def launched(gang: str, wall_time: float = 0.0, owner: str | None = None) -> ev.GangLaunched:
+    owner = record.owner_of_this_process() if owner is None else owner
+    return ev.GangLaunched(0.0, gang, "%%distributed", 2, "local", "torch", wall_time, owner, {})
+
+
+def write(gang: str, *events: ev.Event) -> Path:
+    made = record.Record.create(gang, pytest.fail)
+    for event in events:
+        made.append(event)
+    made.close()
+    return made.path
+
+
+ENDED = ev.GangEnded(9.0, "SUCCEEDED", "")
+
+
+METRICS = ev.Metrics(1.0, 0, (0,), (0.5,), {"loss": (math.inf,), "ü\ud800": (None,)})

@@ -1,0 +1,109 @@
+"""A kernel without Jupyter: a process that runs a gang, for tests that end it in every way."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+from hydrogen_magic import events as ev
+from hydrogen_magic import processes, record
+
+KERNEL = textwrap.dedent(
+    """
+    import os, signal, sys, time
+    import hydrogen_magic as hm
+    from tests import ranks
+
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # ignored by what nohup started
+    forked = 0
+    if "forks" in sys.argv:  # a child that holds every descriptor of the kernel open
+        forked = os.fork()
+        if forked == 0:
+            time.sleep(60)
+            os._exit(0)
+    rendezvous = "horovod" if "horovod" in sys.argv else "torch"
+    gang = hm.launch(ranks.family, 2, True, np=2, rendezvous=rendezvous)
+    print(gang.id, forked, flush=True)
+    gang.wait()
+    """
+)
+
+
+class Kernel:
+    """A process that runs a gang, and everything that descends from it."""
+
+    def __init__(self, *arguments: str) -> None:
+        environ = {**os.environ, "PYTHONPATH": os.getcwd()}
+        environ.pop(processes.OWNER, None)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", KERNEL, *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environ,
+        )
+        assert self.process.stdout is not None
+        self.gang, forked = self.process.stdout.readline().split()
+        self.forked = int(forked)
+        self.owner = self._owner()
+
+    def _owner(self) -> str:
+        launched = record.read(self.gang)[0]
+        assert isinstance(launched, ev.GangLaunched)
+        return launched.owner
+
+    def left(self) -> list[int]:
+        """Return what still carries this kernel's mark."""
+        mark = f"{processes.OWNER}={self.owner}".encode()
+        return [
+            process.pid
+            for process in processes.processes()
+            if process.state != "Z"
+            and process.pid != self.process.pid
+            and mark in _environ(process.pid)
+        ]
+
+    def wait_until_training(self) -> None:
+        deadline = time.monotonic() + 60
+        while not all("batch" in self._log(rank) for rank in (0, 1)):
+            assert time.monotonic() < deadline and self.process.poll() is None
+            time.sleep(0.02)
+
+    def _log(self, rank: int) -> str:
+        path = record.runs_dir() / self.gang / f"rank-{rank}.log"
+        return path.read_text() if path.exists() else ""
+
+    def gone_within(self, seconds: float) -> bool:
+        """Wait for the end of everything of this kernel."""
+        deadline = time.monotonic() + seconds
+        while self.left():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        processes.sweep_orphans(processes.OWNER, {self.owner})
+
+
+def _environ(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
+def agents_of(kernel: Kernel) -> list[int]:
+    return [
+        process.pid
+        for process in processes.processes()
+        if process.ppid == kernel.process.pid
+        and b"hydrogen_magic.agent" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    ]

@@ -1,0 +1,165 @@
+"""Gangs on a standalone cluster: who ranks are, what travels, what comes back, what stays as it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydrogen_magic.errors import GangStoppedError, PlacementError
+from hydrogen_magic.placements import agents
+from hydrogen_magic.placements.spark import joining
+from tests import ranks, spark_ranks, spark_rig
+from tests.gangs import ended, until
+from tests.spark_gangs import agent_pids, busy, launch
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("spark", "warm_agents"),
+    pytest.mark.timeout(180),
+]
+
+MB = 1_000_000
+
+
+def test_ranks_of_several_executors_on_one_host() -> None:
+    """Both executors are on this machine, so all four ranks are neighbours."""
+    found = launch(ranks.environment, np=4).results
+    for rank, environment in enumerate(found):
+        expected = {
+            "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": 4,
+            "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": 4,
+            "TORCHELASTIC_RESTART_COUNT": 0,
+        }  # fmt: skip
+        assert {name: environment.get(name) for name in expected} == {
+            name: str(value) for name, value in expected.items()
+        }
+    assert launch(ranks.gather, np=4).result == [0, 1, 2, 3]
+
+
+def test_ranks_run_in_the_executors_python() -> None:
+    """What they have of us, and of what this notebook uses, came along."""
+
+    prefix, has_ipython = launch(spark_ranks.interpreter, np=1).result
+    assert prefix.endswith("site/python") and not has_ipython
+
+
+def test_local_modules_and_values_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "FACTOR = 2\ndef scale(values): return [FACTOR * value for value in values]\n"
+    (tmp_path / "only_here.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    import only_here  # type: ignore[import-not-found]
+
+    weights = {"all": [1, 2, 3]}
+    gang = launch(only_here.scale, weights["all"], np=2)
+    assert gang.results == [[2, 4, 6], [2, 4, 6]]
+
+
+def test_output_and_metrics_are_seen_while_it_runs(tmp_path: Path) -> None:
+    go_on = tmp_path / "go_on"
+    gang = launch(spark_ranks.log_and_wait, str(go_on), np=2)
+    until(gang, lambda: all("begun" in text for text in gang.logs.values()) and gang.logs != {})
+    until(gang, lambda: len(gang.metrics) == 2)
+    assert gang.state == "RUNNING"
+    go_on.touch()
+    assert ended(gang).result == "done"
+    assert sorted(gang.metrics["rank"]) == [0, 1] and set(gang.metrics["loss"]) == {0.5}
+
+
+def test_large_closures_and_results() -> None:
+    import numpy
+
+    data = numpy.arange(25 * MB, dtype="float64")
+    result, total = ended(launch(spark_ranks.double, data, np=2), 90).results
+    assert data.nbytes == 200 * MB
+    assert numpy.array_equal(result, 2 * data) and total == float(data.sum())
+
+
+def test_all_of_a_long_output_reaches_the_record() -> None:
+    gang = ended(launch(spark_ranks.talk, 100 * MB, np=1), 90)
+    gang.raise_for_state()
+    with gang.log_path(0).open("rb") as log:
+        log.seek(100 * MB)
+        assert log.read() == b"the last line\n"
+
+
+def test_two_gangs_at_once() -> None:
+    gangs = [launch(ranks.gather, np=2) for _ in range(2)]
+    assert [ended(gang).result for gang in gangs] == [[0, 1], [0, 1]]
+
+
+# ── what Spark has stays as it was ───────────────────────────────────────────────────────────────
+
+
+def environments(spark: Any) -> dict[int, dict[str, str]]:
+    """Return the environment of every Python worker, as a plain pandas UDF sees it."""
+    import pandas
+    from pyspark.sql.functions import pandas_udf
+
+    def look(ids: pandas.Series) -> pandas.Series:
+        time.sleep(0.2)  # so that no task is done before the last has a worker of its own
+        seen = json.dumps([os.getpid(), dict(os.environ)])
+        return pandas.Series([seen] * len(ids))
+
+    # Not by decorator: the annotations are text here, which Spark does not read.
+    udf = pandas_udf(look, returnType="string", functionType=200)  # 200: Series to Series
+    rows = spark.range(0, 4, 1, 4).select(udf("id").alias("seen")).collect()
+    return dict(json.loads(row.seen) for row in rows)
+
+
+def test_a_plain_job_finds_its_workers_and_their_environment_untouched(spark: Any) -> None:
+    before = environments(spark)
+    assert len(before) == 4
+    env = {"CUDA_VISIBLE_DEVICES": "7", "MINE": "1"}
+    assert launch(ranks.environment, np=4, gpu=False, env=env).result["MINE"] == "1"
+    assert environments(spark) == before
+
+
+def test_the_next_gang_has_the_same_agent() -> None:
+    assert launch(spark_ranks.parent, np=1).result == launch(spark_ranks.parent, np=1).result
+
+
+def test_agents_end_when_nobody_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    agents.close()  # those there are were told to wait for a minute
+    spark_rig.until(lambda: not agent_pids(), 5)
+    monkeypatch.setattr(joining, "IDLE_S", 1.0)
+    assert launch(ranks.gather, np=2).result == [0, 1]
+    assert agent_pids()
+    spark_rig.until(lambda: not agent_pids(), 10)
+    monkeypatch.undo()
+    assert launch(ranks.gather, np=2).result == [0, 1]
+
+
+# ── slots ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_more_ranks_than_slots_are_refused_with_the_numbers() -> None:
+    begun = time.monotonic()
+    with pytest.raises(PlacementError, match=r"np 8\b.*\b4 slots"):
+        launch(ranks.gather, np=8)
+    assert time.monotonic() - begun < 1.0
+
+
+def test_a_queued_gang_says_so_and_can_be_stopped(spark: Any, tmp_path: Path) -> None:
+    with busy(spark, 3, tmp_path):
+        gang = launch(ranks.gather, np=2)
+        until(gang, lambda: gang.snapshot().queued == (1, 2), 15)
+        begun = time.monotonic()
+        gang.stop()
+        with pytest.raises(GangStoppedError):
+            ended(gang, 10).raise_for_state()
+        assert time.monotonic() - begun < 1.0
+
+
+def test_a_queued_gang_runs_when_slots_are_free(spark: Any, tmp_path: Path) -> None:
+    with busy(spark, 3, tmp_path) as let_go:
+        gang = launch(ranks.gather, np=2)
+        until(gang, lambda: gang.snapshot().queued == (1, 2), 15)
+        let_go()
+        assert ended(gang).result == [0, 1]
+        assert gang.snapshot().queued is None

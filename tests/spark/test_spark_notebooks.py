@@ -1,0 +1,227 @@
+"""A notebook on each kind of cluster: the digits cell as it is, and what is left when its kernel ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+from contextlib import closing
+from pathlib import Path
+
+import nbformat
+import pytest
+from jupyter_core.utils import ensure_event_loop
+
+from hydrogen_magic.processes import OWNER
+from tests import jupyter, leaks, spark_rig
+from tests.jupyter import Cell, Kernel
+from tests.spark_kernels import CLASSIC, CONNECT, notebook
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.timeout(240),
+]
+
+DIGITS = Path(__file__).parents[2] / "example_notebooks" / "01_first_gang.ipynb"
+LOCAL_CLUSTER = "local-cluster[2,2,1024]"
+NO_WAY = """
+from hydrogen_magic.placements import agents
+from hydrogen_magic.placements.spark import agents as remote
+agents.close()  # those that are warm have found their way
+direct, remote._listen = remote._listen, lambda hub, addresses: ["tcp://127.0.0.1:9"]
+"""
+A_WAY = """
+agents.close()
+remote._listen = direct
+"""
+FAMILY = textwrap.dedent(
+    """
+    %%distributed --np 4 --on spark
+    import subprocess, time
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    print("training", flush=True)
+    while True:
+        time.sleep(0.01)
+    """
+).lstrip()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def jupyter_loop() -> None:
+    """Make jupyter_core's event loop, which stays for good, before anybody looks for leaks."""
+    ensure_event_loop()
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session starts two or three JVMs, and its first gang the executors' Python."""
+    monkeypatch.setattr(jupyter, "PATIENCE_S", 120.0)
+
+
+def owner(kernel: Kernel) -> str:
+    """Return the mark of all that this kernel's gangs start."""
+    return kernel.value(
+        "import hydrogen_magic.record; print(end=''); hydrogen_magic.record.owner_of_this_process()"
+    ).strip("'")
+
+
+def training(kernel: Kernel) -> Cell:
+    cell = kernel.start(FAMILY)
+    kernel.until(cell, lambda: cell.stream().count("training") == 4)
+    return cell
+
+
+# ── the digits ───────────────────────────────────────────────────────────────────────────────────
+
+
+def digits() -> list[str]:
+    """Return the first notebook's code cells, up to the one that says how good the model is."""
+    cells = [c.source for c in nbformat.read(DIGITS, as_version=4).cells if c.cell_type == "code"]
+    last = next(n for n, source in enumerate(cells) if "accuracy >" in source)
+    return cells[: last + 1]
+
+
+def learn_digits(kernel: Kernel) -> None:
+    """Run the cells, the gang's with ``--on spark``; check what is seen meanwhile and afterwards."""
+    for source in digits():
+        if source.startswith("%%distributed "):
+            train(kernel, source.replace("%%distributed ", "%%distributed --on spark ", 1))
+        else:
+            done = kernel.run(source)
+            assert not done.error, done.error
+    training = "list(hm.gangs().values())[-1].metrics"
+    assert kernel.value(f"sorted(map(int, {training}['rank'].unique()))") == "[0, 1]"
+    assert kernel.value(f"int({training}['loss'].count())") == str(2 * 8 * 23)
+
+
+def train(kernel: Kernel, source: str) -> None:
+    cell = kernel.start(source)
+    kernel.until(cell, lambda: "running" in cell.block or cell.ended)
+    assert not cell.error, cell.error
+    assert not cell.ended, "shown live, not only at the end"
+    kernel.finish(cell)
+    assert not cell.error, cell.error
+    assert "[0] trained on 2 ranks, on cpu" in cell.stream()
+    assert "2 ranks · succeeded" in cell.block
+    assert cell.value is not None and 0 < float(cell.value) < 1
+
+
+def test_digits_and_a_kernel_that_is_killed_on_standalone(
+    spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
+) -> None:
+    with notebook(spark_site, tmp_path, CLASSIC.format(standalone.url)) as kernel:
+        learn_digits(kernel)
+        refuses_what_executors_lack(kernel)
+        everything_ends_with(kernel)
+
+
+def refuses_what_executors_lack(kernel: Kernel) -> None:
+    """Name a module that is here and not there, with its host, before any rank runs."""
+    kernel.run("import rich")
+    refused = kernel.run("%%distributed --on spark\nprint('it ran')\nrich.__name__")
+    # what is imported and not used does not matter: the next cells run
+    assert "no module rich" in refused.error and os.uname().nodename in refused.error
+    assert "it ran" not in refused.stream()
+
+
+def test_digits_and_a_session_that_is_stopped_on_a_local_cluster(
+    spark_site: spark_rig.Site, tmp_path: Path
+) -> None:
+    with notebook(spark_site, tmp_path, CLASSIC.format(LOCAL_CLUSTER)) as kernel:
+        learn_digits(kernel)
+        mark = owner(kernel)
+
+        def agents() -> list[int]:
+            ours = spark_rig.marked(OWNER, mark)  # those on the notebook's own machine too
+            return [pid for pid in ours if leaks.command(pid).startswith(str(spark_site.python))]
+
+        assert agents(), "they are warm"
+        assert not kernel.run("spark.stop()").error
+        spark_rig.until(lambda: not agents(), 5)
+        again = kernel.run("%%distributed --on spark\n1")
+        assert "SparkSession.builder" in again.error, "how to make a session"
+
+
+def test_digits_interrupt_and_a_kernel_that_is_killed_on_connect(
+    spark_site: spark_rig.Site, tmp_path: Path
+) -> None:
+    with (
+        closing(spark_rig.ConnectServer(spark_site, LOCAL_CLUSTER)) as server,
+        notebook(spark_site, tmp_path, CONNECT.format(server.url)) as kernel,
+    ):
+        learn_digits(kernel)
+        cell = training(kernel)
+        kernel.interrupt()
+        kernel.finish(cell)
+        assert "KeyboardInterrupt" in cell.error or "GangStoppedError" in cell.error
+        assert kernel.run("%%distributed --np 4 --on spark\nhm.world_size()").value == "4"
+        goes_by_a_relay(kernel)
+        everything_ends_with(kernel)
+
+
+def goes_by_a_relay(kernel: Kernel) -> None:
+    """Where executors cannot reach the notebook, the gang takes the way by the server, and says so."""
+    assert not kernel.run(NO_WAY).error
+    cell = kernel.run("%%distributed --np 4 --on spark\nprint('hello')\nhm.world_size()")
+    assert not cell.error, cell.error
+    assert cell.value == "4" and cell.stream().count("hello") == 4
+    assert "relay" in cell.block
+    assert not kernel.run(A_WAY).error
+
+
+def everything_ends_with(kernel: Kernel) -> None:
+    """Kill the kernel while a gang runs; nothing of the gang, nor an agent, may be left."""
+    mark = owner(kernel)
+    training(kernel)
+    assert len(spark_rig.marked(OWNER, mark)) >= 9, "an agent, four ranks with a helper each"
+    os.kill(kernel.pid, signal.SIGKILL)
+    spark_rig.until(
+        lambda: not spark_rig.marked(OWNER, mark),
+        5,
+        lambda: "\n".join(f"{pid} {leaks.command(pid)}" for pid in spark_rig.marked(OWNER, mark)),
+    )
+
+
+CHOICES_OF_TWO = [f"('{a},{b}', 0)" for a in "0123" for b in "0123" if a != b]
+
+
+# ── GPUs ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_reported_gpus_and_a_driver_that_is_killed(
+    spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
+) -> None:
+    cell = CLASSIC.format(standalone.url)
+    with notebook(spark_site, tmp_path, cell, **spark_rig.GPU_OPTIONS) as kernel:
+        seen = "import os\nos.environ['CUDA_VISIBLE_DEVICES'], hm.local_rank()"
+        kernel.run("import hydrogen_magic as hm")
+
+        def run(line: str) -> Cell:
+            return kernel.run(f"%%distributed --on spark {line}\n{seen}")
+
+        assert run("--np 4 --cpu").value == "('', 0)"
+        assert run("--np 2 --gpu").value in CHOICES_OF_TWO
+        everyone = run("--np 4 --gpu").value
+        assert everyone is not None
+        assert sorted(everyone.split("'")[1].split(",")) == ["0", "1", "2", "3"]
+        jupyter.PATIENCE_S = 40.0  # a session as young as this one may still get more executors
+        too_many = run("--np 6 --gpu").error
+        assert "np 6" in too_many and "4" in too_many
+        ends_with_its_driver(kernel, str(spark_site.python))
+
+
+def ends_with_its_driver(kernel: Kernel, executors_python: str) -> None:
+    """Kill the driver's JVM while a gang runs: the cell says so, and nothing is left on executors."""
+    mark = owner(kernel)
+    cell = training(kernel)
+    (driver,) = [p for p in leaks.tree(kernel.pid) if "SparkSubmit" in leaks.command(p)]
+    os.kill(driver, signal.SIGKILL)
+
+    def left() -> list[int]:
+        ours = spark_rig.marked(OWNER, mark)  # agents of the notebook's own machine stay
+        return [pid for pid in ours if leaks.command(pid).startswith(executors_python)]
+
+    spark_rig.until(lambda: not left(), 5)
+    kernel.finish(cell)
+    assert "Spark" in cell.error

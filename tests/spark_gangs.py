@@ -1,0 +1,52 @@
+"""Gangs on the Spark session of this process, their agents, and jobs that compete with them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import hydrogen_magic as hm
+from hydrogen_magic.handle import Gang
+from hydrogen_magic.processes import AGENT, OWNER
+from hydrogen_magic.record import owner_of_this_process
+from tests import spark_rig
+
+
+def launch(function: Callable[..., Any], *arguments: Any, **options: Any) -> Gang:
+    return hm.launch(function, *arguments, on="spark", **options)
+
+
+def agent_pids() -> list[int]:
+    """Return what agents of this process started on the cluster, and the agents."""
+    return [
+        pid
+        for pid in spark_rig.marked(OWNER, owner_of_this_process())
+        if f"{AGENT}=".encode() in spark_rig.environment(pid)
+    ]
+
+
+@contextmanager
+def busy(spark: Any, n_slots: int, folder: Path) -> Iterator[Callable[[], None]]:
+    """Have a plain job hold slots until it is told to let go, at the latest at the end."""
+    done = folder / "done"
+
+    def hold(batches: Any) -> Iterator[Any]:
+        yield from batches
+        (folder / f"holding-{os.getpid()}").touch()
+        while not done.exists():
+            time.sleep(0.02)
+
+    job = spark.range(0, n_slots, 1, n_slots).mapInArrow(hold, "id long")
+    thread = threading.Thread(target=job.collect, daemon=True)
+    thread.start()
+    spark_rig.until(lambda: len(list(folder.glob("holding-*"))) == n_slots, 30)
+    try:
+        yield done.touch
+    finally:
+        done.touch()
+        thread.join(30)

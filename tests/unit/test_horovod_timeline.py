@@ -1,0 +1,438 @@
+"""Horovod's timeline followed, drawn and kept; from files as Horovod writes them, without Horovod."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydrogen_magic import events as ev
+from hydrogen_magic.agent import horovod_events
+from hydrogen_magic.agent.horovod_events import cut
+from hydrogen_magic.agent.horovod_spans import Span, Weaver
+from hydrogen_magic.agent.horovod_timeline import Kept, Timelines
+from hydrogen_magic.agent.ledger import Logs
+from hydrogen_magic.gang.state import replay
+from hydrogen_magic.gang.stragglers import stragglers
+from hydrogen_magic.gang.waits import late_in_all
+from hydrogen_magic.views.block import warnings
+from tests import seconds
+from tests.horovod_timeline_files import ORIGIN_US, Written
+
+NASTY = (
+    'a"b\\c\nd}]{"ph": "B", "name": "X", "ts": 1, "pid": 1},{"ph": "E", "ts": 2, "pid": 1}\udcff'
+)
+"""What a tensor may be called: quotes, a newline, what looks like events, no UTF-8."""
+
+
+def training(n_steps: int = 3) -> Written:
+    """Return steps of 10 ms over three tensors, the first of them not cached yet, rank 1 late there."""
+    written = Written()
+    written.step(0, ["w", NASTY, "b"], [(0, 0), (2, 500), (1, 5500)])
+    for step in range(1, n_steps):
+        written.marker(10_000 * step - 10)
+        written.step(10_000 * step, ["w", NASTY, "b"])
+    return written
+
+
+def spans_of(data: bytes) -> list[Span]:
+    weaver = Weaver()
+    weaver.take(cut(data).events)
+    return weaver.drain()
+
+
+# ── events and spans ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_spans_tell_negotiation_from_reduction_and_who_came_last() -> None:
+    found = spans_of(training(2).data)
+    assert sorted(found, key=lambda span: (span[3], span[1])) == [
+        ("negotiate allreduce", 0, 5500, 0),
+        ("allreduce", 5500, 7500, 0),
+        ("negotiate allreduce", 10_000, 11_000, 0),
+        ("allreduce", 11_000, 13_000, 0),
+        ("waiting for rank 1", 500, 5500, 1),
+        ("memcpy in fusion buffer", 5500, 6500, 1),
+        ("gloo allreduce", 6500, 7500, 1),
+        ("memcpy in fusion buffer", 11_000, 12_000, 1),
+        ("gloo allreduce", 12_000, 13_000, 1),
+    ]
+
+
+def test_a_file_cut_anywhere_gives_the_same_spans() -> None:
+    """With the bracket that is there for a moment, or without."""
+    data = training().data
+    whole = spans_of(data)
+    for until, bracket in itertools.product(range(len(data)), (b"", b"]")):
+        weaver = Weaver()
+        first = cut(data[:until] + bracket)
+        assert first.n_bytes <= until and first.n_lost == 0
+        weaver.take(first.events)
+        weaver.take(cut(data[first.n_bytes :]).events)
+        assert weaver.drain() == whole, until
+
+
+def test_outer_spans_of_what_overlaps_lie_side_by_side() -> None:
+    """Whatever is open at once; what has no beginning or no end harms nobody."""
+    chance = random.Random(5)
+    written, now_us = Written(), 0
+    for _ in range(3000):
+        now_us += chance.randrange(200)
+        tensor, phase = f"t{chance.randrange(40)}", chance.choice("BBEEX")
+        name = chance.choice(["NEGOTIATE_ALLREDUCE", "ALLREDUCE", "QUEUE", "NEGOTIATE_BROADCAST"])
+        written.event(phase, str(chance.randrange(4)) if phase == "X" else name, now_us, tensor)
+    spans = spans_of(written.data)
+    assert {depth for *_, depth in spans} == {0, 1}
+    outer = sorted(span[1:3] for span in spans if span[3] == 0)
+    assert all(start <= end for start, end in outer)
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(outer))
+
+
+def test_damage_is_passed_over() -> None:
+    data = training(200).data
+    middle = data.index(b'{"ph": "i"', len(data) // 2)
+    found = cut(data[:middle] + b"\0" * 70_000 + data[middle:])
+    assert found.n_lost == 70_001, "the comma before it too"
+    assert found.events == cut(data).events
+
+
+def test_events_in_a_row_are_cut_as_each_by_itself() -> None:
+    """What is taken apart once and known from then on, whatever has happened to the file."""
+    whole = training(20).data
+    chance = random.Random(7)
+    borders = [match.start() for match in re.finditer(rb',\{"ph"', whole)]
+    for _ in range(2000):
+        start = chance.choice(borders)
+        data = bytearray(whole[start : start + chance.randrange(1, 8000)])
+        for _ in range(chance.randrange(4)):
+            place = chance.randrange(len(data))
+            data[place : place + chance.randrange(3)] = chance.choice(
+                [
+                    b"",
+                    b"}",
+                    b"{",
+                    b'"',
+                    b",",
+                    b"7",
+                    b"\0",
+                    b'"ts": ',
+                    b'"ts": 5',
+                    b'"pid": 9}',
+                    b"9" * 30,
+                ]
+            )
+        by_itself = horovod_events.Cut()
+        horovod_events._cut_objects(bytes(data), by_itself, horovod_events._LONGEST)
+        assert cut(bytes(data)) == by_itself
+
+
+def test_names_that_never_end_become_other() -> None:
+    written = Written()
+    for number in range(200):
+        written.event("B", f"KIND_{number}", 2 * number * 1000, "t")
+        written.event("E", "", (2 * number + 1) * 1000, "t")
+    names = {span[0] for span in spans_of(written.data)}
+    assert len(names) < 80 and "other" in names
+
+
+# ── following ────────────────────────────────────────────────────────────────────────────────────
+
+
+class Followed:
+    """A timeline that an agent follows; the gang was launched one second before the timeline's origin."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+        self.told: list[ev.Event] = []
+        zero_s = time.monotonic()
+        self.timelines = Timelines(zero_s, self.told.append)
+        wall_ahead_s = ORIGIN_US / 1e6 - 1.0 - zero_s
+        order = {"path": str(path), "is_kept": True, "wall_ahead_s": wall_ahead_s}
+        self.timelines.turn_to(0, order)
+
+    def look(self) -> None:
+        self.timelines._next_s = 0.0  # at once, not only now and then
+        self.timelines.look()
+
+    def spans(self) -> Iterator[tuple[str, float, float, int]]:
+        for event in self.told:
+            assert isinstance(event, ev.Spans), event
+            assert (event.rank, event.track) == (0, "horovod")
+            yield from seconds.rows_of(event)
+
+    def skipped(self) -> int:
+        return sum(event.skipped for event in self.told if isinstance(event, ev.Spans))
+
+
+@pytest.fixture
+def followed(tmp_path: Path) -> Followed:
+    return Followed(tmp_path / "horovod-timeline-1.json")
+
+
+def test_spans_are_on_the_gangs_clock(followed: Followed) -> None:
+    followed.path.write_bytes(training().data + b"]")
+    followed.look()
+    _, start_s, end_s, depth = next(s for s in followed.spans() if s[0] == "gloo allreduce")
+    assert [start_s, end_s] == pytest.approx([1.0065, 1.0075]) and depth == 1
+    followed.timelines.finish()
+
+
+def test_a_negotiation_is_seen_while_it_goes_on(followed: Followed) -> None:
+    written = Written()
+    written.event("B", "NEGOTIATE_ALLREDUCE", 0, "w")
+    followed.path.write_bytes(written.data + b"]")
+    # The timeline began a second after the gang, the gang just now: move that back.
+    followed.timelines._zero_s -= 4.0
+    followed.look()
+    (span,) = followed.spans()
+    assert span[0] == "negotiate allreduce"
+    assert list(span[1:3]) == pytest.approx([1.0, 4.0], abs=0.5)
+    followed.timelines.finish()
+
+
+def test_a_steps_last_reduction_is_seen_before_the_next_step(followed: Followed) -> None:
+    """Its last event is in the file only when the next one is written, a step later."""
+    data = training().data
+    followed.timelines._zero_s -= 4.0
+    followed.path.write_bytes(data[: data.rindex(b',{"ph": "E"')])
+    followed.look()
+    before = list(followed.spans())
+    assert ("allreduce", 1.021, 1.023, 0) in [
+        (n, round(s, 6), round(e, 6), d) for n, s, e, d in before
+    ]
+    followed.path.write_bytes(data)
+    followed.look()
+    assert list(followed.spans()) == before
+    followed.timelines.finish()
+
+
+@pytest.mark.parametrize(
+    "left", [b"", b"]", b",", b',{"ph": "B", "na', b',{"name": "process_name", "p']
+)
+def test_a_killed_rank_leaves_valid_json(followed: Followed, left: bytes) -> None:
+    data = training().data
+    followed.path.write_bytes(data + left)
+    followed.timelines.finish()
+    kept = json.loads(followed.path.read_bytes())
+    assert len(kept) == data.count(b'"ph": ') - 6 * data.count(b'"ph": "M", "pid": 2') // 6
+    assert [e["name"] for e in kept if e["ph"] == "X"] == ["0", "2", "1"] * 3
+
+
+def test_names_are_made_valid_in_place(followed: Followed) -> None:
+    """While it is written: the writer goes on behind them."""
+    data = training().data
+    half = len(data) // 2
+    followed.path.write_bytes(data[:half])
+    followed.look()
+    with followed.path.open("r+b") as file:
+        file.seek(half)
+        file.write(data[half:] + b"]")
+    followed.timelines.finish()
+    assert followed.path.stat().st_size == len(data) + 1
+    names = [
+        e["args"]["name"]
+        for e in json.loads(followed.path.read_bytes())
+        if "name" in e.get("args", {})
+    ]
+    assert names[0] == "w" and names[1].startswith("a'b/c d}]{'ph'") and names[2] == "b"
+
+
+@pytest.mark.parametrize("length", [512, 513, 5_000, 16_384])
+def test_a_tensors_name_may_be_long(followed: Followed, length: int) -> None:
+    written = Written()
+    for step in range(20):
+        written.step(step * 10_000, ["w", ('the "long" one ' * 2_000)[:length], "b"])
+    followed.path.write_bytes(written.data)
+    followed.look()
+    following = followed.timelines._following
+    assert following is not None and following._read == len(written.data), "nothing waits for more"
+    followed.timelines.finish()
+    assert followed.path.stat().st_size == len(written.data) + 1
+    assert len(json.loads(followed.path.read_bytes())) > 20 * 3
+    assert followed.skipped() == 0
+    assert sum(span[0] == "allreduce" for span in followed.spans()) == 20
+
+
+def test_what_stands_behind_damage_is_kept(followed: Followed) -> None:
+    written = Written()
+    for step in range(20):
+        written.step(step * 10_000, ["w", "much too long" * 2_000, "b"])
+    followed.path.write_bytes(written.data)
+    followed.timelines.finish()
+    assert followed.path.stat().st_size == len(written.data) + 1
+    assert sum(span[0] == "allreduce" for span in followed.spans()) >= 19
+    assert followed.skipped() > 0
+
+
+def test_nothing_recorded_leaves_no_file(followed: Followed) -> None:
+    followed.look()
+    followed.timelines.finish()
+    assert not followed.path.exists()
+
+
+def test_what_comes_too_fast_is_left_out_of_the_view_and_counted(followed: Followed) -> None:
+    data = training(12_000).data
+    assert len(data) > 16 << 20
+    followed.path.write_bytes(data + b"]")
+    began_s = time.process_time()
+    followed.look()
+    assert time.process_time() - began_s < 0.5, "a look takes milliseconds, whatever there is"
+    assert followed.skipped() > 50_000
+    while followed.timelines.kept[0].settled < len(data):
+        followed.look()
+    followed.timelines.finish()
+    starts = data.count(b'"ph": "B"')
+    assert followed.skipped() < starts
+    last = max(followed.spans(), key=lambda span: span[2])
+    assert last[2] == pytest.approx(1.0 + (11_999 * 10_000 + 3000) / 1e6)
+    assert len(followed.path.read_bytes()) == len(data) + 1
+    assert len(json.loads(followed.path.read_bytes())) > starts
+
+
+def test_the_end_is_seen_of_what_came_too_fast(followed: Followed) -> None:
+    data = training(6_000).data
+    assert 6 << 20 < len(data) < 16 << 20
+    followed.path.write_bytes(data + b"]")
+    followed.timelines.finish()
+    last = max(followed.spans(), key=lambda span: span[2])
+    assert last[2] == pytest.approx(1.0 + (5_999 * 10_000 + 3000) / 1e6)
+    assert 0 < followed.skipped() < data.count(b'"ph": "B"') * 3 / 4
+
+
+def _event(text: str, ts_us: int = 5) -> bytes:
+    return f',{{{text}, "ts": {ts_us}, "pid": 1}}'.encode()
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        _event('"ph": "B", "name": "NEGOTIATE_ALLREDUCE"')
+        + _event(f'"ph": "X", "name": "{"9" * 5000}"'),
+        _event('"ph": "B", "name": "A"') * 20_000,
+        b'{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "' * 20_000,
+        _event(f'"ph": "B", "name": "{"n" * 60_000}"', 10**6) + _event('"ph": "E"', 10**6 + 9),
+    ],
+    ids=["digits", "depth", "tensors without an end", "names"],
+)
+def test_what_a_hostile_rank_writes_harms_nobody(written: bytes, followed: Followed) -> None:
+    data = training(3).data
+    followed.path.write_bytes(data + written)
+    began_s = time.process_time()
+    for _ in range(20):
+        followed.look()
+    assert followed.timelines._following is not None
+    opened = followed.timelines._following._weaver._open.values()
+    assert sum(map(len, opened)) < 1000
+    followed.timelines.finish()
+    assert time.process_time() - began_s < 5.0, "a moment, whatever there is"
+    spans = list(followed.spans())
+    assert ("allreduce", 1.0055, 1.0075, 0) in [
+        (n, round(s, 6), round(e, 6), d) for n, s, e, d in spans
+    ]
+    assert max(len(name) for name, *_ in spans) <= 200
+
+
+def test_much_of_what_a_hostile_rank_writes_takes_no_longer(followed: Followed) -> None:
+    head = b'{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "'
+    followed.path.write_bytes(training(3).data + (head * 16_000 + b'},{"ph": "') * 20)
+    began_s = time.process_time()
+    for _ in range(10):
+        followed.look()
+    assert time.process_time() - began_s < 1.0, "a look takes milliseconds, whatever there is"
+    followed.timelines.finish()
+    assert followed.skipped() > 0
+
+
+def test_a_file_without_an_end_is_left_as_it_is(followed: Followed) -> None:
+    followed.path.write_bytes(training(3).data)
+    os.truncate(followed.path, 1 << 36)
+    followed.timelines.finish()
+    assert followed.path.stat().st_size == 1 << 36
+
+
+def test_a_file_that_cannot_be_read_is_told_and_harms_nobody(tmp_path: Path) -> None:
+    told: list[ev.Event] = []
+    timelines = Timelines(time.monotonic(), told.append)
+    timelines.turn_to(0, {"path": str(tmp_path), "is_kept": False, "wall_ahead_s": 0.0})
+    timelines.look()
+    timelines.finish()
+    (notice,) = told
+    assert isinstance(notice, ev.Notice) and "cannot be followed" in notice.text
+
+
+def test_a_timeline_is_shipped_as_it_settles(tmp_path: Path) -> None:
+    """Each part is whole objects, so that the kernel's copy can be closed at any time."""
+    followed = Followed(tmp_path / "horovod-timeline-1.json")
+    data, copy = training(40).data, bytearray()
+
+    async def send(label: dict[str, Any], part: bytes) -> None:
+        assert label == {"timeline": "1", "offset": len(copy)}
+        copy.extend(part)
+        json.loads(bytes(copy) + b"]")
+
+    async def ship() -> None:
+        logs = Logs(tmp_path / "none", followed.timelines.kept, send)
+        logs.begin()
+        for start, until in itertools.pairwise((0, 700, 5000, len(data))):
+            with followed.path.open("ab") as file:
+                file.write(data[start:until])
+            followed.look()
+            await asyncio.sleep(0.25)  # it ships five times a second
+        followed.timelines.finish()
+        await logs.finish()
+
+    asyncio.run(ship())
+    assert bytes(copy) + b"]" == followed.path.read_bytes()
+    assert isinstance(followed.timelines.kept[0], Kept)
+
+
+# ── whom ranks wait for ──────────────────────────────────────────────────────────────────────────
+
+
+def waits(slow: dict[int, float], n_steps: int = 50, np: int = 4) -> list[ev.Event]:
+    """Return what ranks tell that take 0.1 s a step, and ``slow[rank]`` more."""
+    events: list[ev.Event] = [
+        ev.GangLaunched(0.0, "g", "", np, "local", "horovod", 0.0, "me", {}),
+        *(ev.RankPhase(0.0, rank, "running") for rank in range(np)),
+    ]
+    now_s = 0.0
+    for _ in range(n_steps):
+        end_s = now_s + 0.11 + max(slow.values(), default=0.0)
+        for rank in range(np):
+            ready_s = now_s + 0.1 + slow.get(rank, 0.0)
+            spans = (("hvd.synchronize",), (ready_s,), (end_s,), (0,))
+            events.append(seconds.spans(end_s, rank, *spans, 0, ev.COLLECTIVES))
+        now_s = end_s
+    return events
+
+
+@pytest.mark.parametrize("late", [[1], [0, 3]])
+def test_who_is_waited_for_is_named(late: list[int]) -> None:
+    state = replay(waits(dict.fromkeys(late, 0.05)))
+    assert stragglers(state, state.now_s) == set(late)
+    (warned,) = warnings(state, state.now_s)
+    who = {1: "rank 1", 2: "ranks 0 and 3"}[len(late)]
+    assert re.fullmatch(f"ranks waited for {who} in negotiation: 3[12] % of the time", warned.text)
+    in_all = late_in_all(state.ranks)
+    assert in_all is not None and in_all.ranks == tuple(late)
+
+
+def test_ranks_that_keep_step_wait_for_nobody() -> None:
+    assert warnings(replay(waits({})), 6.0) == []
+    state = replay(waits({1: 0.005}))
+    assert stragglers(state, state.now_s) == set()
+
+
+def test_what_was_long_ago_is_forgotten() -> None:
+    state = replay(waits({1: 0.05}))
+    assert stragglers(state, state.now_s + 100) == set()

@@ -1,0 +1,313 @@
+"""The rules of the house: layers, doors for third parties, public names, readme, file sizes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "hydrogen_magic"
+MAX_LINES = 350
+"""A file one can read in a sitting."""
+VOCABULARY = {"events": 480}
+"""A list of small values is read entry by entry, and belongs in one place."""
+
+LAYERS = (
+    ("errors", "spec", "checked", "events", "frames", "processes", "allocation"),
+    (
+        "parcel",
+        "pickling",
+        "restoring",
+        "capture",
+        "closure",
+        "blame",
+        "arguments",
+        "words",
+        "gang",
+        "record",
+        "metrics",
+        "timeline",
+        "profiles",
+        "predict",
+    ),
+    ("wire", "transfer", "rendezvous", "horovod"),
+    ("worker", "agent"),
+    ("placements",),
+    ("views",),
+    ("handle", "profiling", "conductor", "runner", "infer"),
+    ("compat", "doctor", "manage", "notebook", "magics", "__init__"),
+)
+"""Rooms of the package, lowest first. A room imports its own layer and those below."""
+
+DOORS = {
+    "anywidget": ("views",),
+    "IPython": ("magics", "notebook", "views", "worker.shell", "__init__"),
+    "cloudpickle": ("pickling", "capture", "worker"),
+    "ipykernel": ("magics", "notebook", "views"),
+    "narwhals": ("infer.frames",),
+    "pandas": ("metrics", "handle", "capture", "views", "infer", "predict"),
+    "polars": ("infer", "predict"),
+    "pynvml": ("agent",),
+    "psutil": ("record", "agent", "placements"),
+    "rich": ("views",),
+    "traitlets": ("magics", "views"),
+    "zmq": ("wire",),
+}
+"""Third party -> the rooms (or files) that may import it, wherever in the file."""
+
+FRAMEWORKS = {"torch", "numpy", "horovod", "tensorflow", "jax", "pyspark", "tqdm", "pyarrow"}
+"""Imported only inside functions: nobody pays for what a cell does not use."""
+OF_NUMBERS = tuple(
+    f"views.{room}" for room in ("buckets", "columns", "curves", "lanes", "widget", "picture")
+)
+"""Arithmetic of the live view on numpy; imported on use themselves."""
+OF_FRAMES = ("infer", "predict", "worker.inference", "worker.inference_on_spark")
+"""Arithmetic of frames on Arrow; imported on use themselves."""
+
+RANK_SIDE = (*LAYERS[0], "parcel", "pickling", "restoring", "closure", "worker")
+"""What a rank loads; nothing of a notebook at import time, executors do not have it."""
+NOTEBOOK_SIDE = {"IPython", "ipykernel", "zmq", "pandas", "psutil", "rich", "traitlets"}
+
+PUBLIC = {
+    "Gang",
+    "checkpoint",
+    "device",
+    "errors",
+    "gangs",
+    "launch",
+    "local_rank",
+    "log",
+    "rank",
+    "run",
+    "shard",
+    "span",
+    "track",
+    "world_size",
+}
+"""The names a person may use; each is described in the readme."""
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported module, and where the import stands."""
+
+    file: str
+    """Dotted name of the importing file below the package: ``worker.main``."""
+    target: str
+    """Absolute dotted name of what is imported."""
+    line: int
+    at_import_time: bool
+    """False inside a function and under ``if TYPE_CHECKING``."""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} imports {self.target}"
+
+
+# ── reading the package ──────────────────────────────────────────────────────────────────────────
+
+
+def _files() -> dict[str, Path]:
+    """Return dotted name -> path of every file of the package."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        is_folder = parts[-1] == "__init__" and len(parts) > 1
+        found[".".join(parts[:-1] if is_folder else parts)] = path
+    return found
+
+
+def _is_type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def _walk(
+    node: ast.AST, *, lazy: bool = False, types: bool = False
+) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool, bool]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.Import, ast.ImportFrom)):
+            yield child, lazy, types
+        is_function = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+        yield from _walk(child, lazy=lazy or is_function, types=types or _is_type_checking(child))
+
+
+def _targets(node: ast.Import | ast.ImportFrom, file: str, is_folder: bool) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    base = node.module or ""
+    if node.level:
+        here = ["hydrogen_magic", *(file.split(".") if file != "__init__" else [])]
+        up = node.level - (1 if is_folder else 0)
+        base = ".".join([*here[: len(here) - up], *([node.module] if node.module else [])])
+    if base == "hydrogen_magic":
+        return [f"{base}.{alias.name}" for alias in node.names]
+    return [base]
+
+
+@lru_cache
+def imports() -> tuple[Import, ...]:
+    found = []
+    for file, path in _files().items():
+        is_folder = path.name == "__init__.py"
+        for node, lazy, types in _walk(ast.parse(path.read_text())):
+            for target in _targets(node, file, is_folder):
+                found.append(Import(file, target, node.lineno, not lazy and not types))
+    return tuple(found)
+
+
+def _inside() -> Iterator[tuple[Import, str]]:
+    """Yield the imports of the package by itself, with the imported file's name."""
+    files = _files()
+    for found in imports():
+        head, _, rest = found.target.partition(".")
+        if head == "hydrogen_magic":
+            name = rest or "__init__"
+            while name not in files and "." in name:
+                name = name.rpartition(".")[0]  # a name inside a module
+            yield found, name if name in files else "__init__"
+
+
+def _room(file: str) -> str:
+    return file.split(".")[0]
+
+
+def _layer(file: str) -> int:
+    return next((n for n, rooms in enumerate(LAYERS) if _room(file) in rooms), len(LAYERS))
+
+
+def _is_in(file: str, rooms: tuple[str, ...]) -> bool:
+    return any(file == room or file.startswith(room + ".") for room in rooms)
+
+
+def _outside() -> Iterator[tuple[Import, str]]:
+    """Yield the imports of third parties, with the top-level name."""
+    for found in imports():
+        head = found.target.split(".")[0]
+        if head != "hydrogen_magic" and head not in sys.stdlib_module_names:
+            yield found, head
+
+
+# ── the rules ────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_room_has_its_layer() -> None:
+    known = {room for rooms in LAYERS for room in rooms}
+    assert {_room(file) for file in _files()} == known
+
+
+def test_contributing_shows_the_same_layers() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    rows = re.findall(r"^\| (\d) \| `([^`]+)` \|", text, re.M)
+    shown = [{room.rstrip("/") for room in rooms.split()} for _, rooms in rows]
+    assert shown == [set(rooms) for rooms in LAYERS]
+
+
+def test_imports_go_up_the_page_only() -> None:
+    wrong = [str(found) for found, file in _inside() if _layer(file) > _layer(found.file)]
+    assert wrong == []
+
+
+def test_no_import_cycles() -> None:
+    """A room may choose one of its own files by name on use: that is no cycle at import time."""
+    edges: dict[str, set[str]] = {file: set() for file in _files()}
+    for found, file in _inside():
+        if found.at_import_time and file != found.file:
+            edges[found.file].add(file)
+    while free := [file for file, needs in edges.items() if not needs & edges.keys()]:
+        for file in free:
+            del edges[file]
+    assert sorted(edges) == [], "these import each other"
+
+
+def test_each_third_party_has_its_door() -> None:
+    wrong = [
+        str(found)
+        for found, name in _outside()
+        if name not in FRAMEWORKS and not _is_in(found.file, DOORS.get(name, ()))
+    ]
+    assert wrong == []
+
+
+def test_frameworks_are_imported_on_use() -> None:
+    wrong = [
+        str(found)
+        for found, name in _outside()
+        if name in FRAMEWORKS and found.at_import_time
+        if not (name == "numpy" and _is_in(found.file, OF_NUMBERS))
+        if not (name in ("numpy", "pyarrow") and _is_in(found.file, OF_FRAMES))
+    ]
+    assert wrong == []
+
+
+def test_a_kernel_that_shows_no_live_view_pays_for_no_numbers() -> None:
+    wrong = [
+        str(found)
+        for found, file in _inside()
+        if _is_in(file, OF_NUMBERS) and found.at_import_time and not _is_in(found.file, OF_NUMBERS)
+    ]
+    assert wrong == []
+
+
+def test_a_rank_imports_nothing_of_a_notebook() -> None:
+    wrong = [
+        str(found)
+        for found, name in _outside()
+        if name in NOTEBOOK_SIDE and _is_in(found.file, RANK_SIDE) and found.at_import_time
+    ]
+    assert wrong == []
+
+
+def test_public_names() -> None:
+    import hydrogen_magic
+
+    assert set(hydrogen_magic.__all__) == PUBLIC
+    assert [name for name in PUBLIC if not hasattr(hydrogen_magic, name)] == []
+
+
+def test_no_file_is_too_long() -> None:
+    lengths = {file: len(path.read_text().splitlines()) for file, path in _files().items()}
+    assert {f: n for f, n in lengths.items() if n > VOCABULARY.get(f, MAX_LINES)} == {}
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "MIGRATING.md"])
+def test_relative_links_lead_somewhere(name: str) -> None:
+    text = (ROOT / name).read_text()
+    links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"(?:src|href)=\"([^\"]+)\"", text)
+    relative = [link for link in links if not re.match(r"[a-z]+:|#", link)]
+    assert [link for link in relative if not (ROOT / link.split("#")[0]).exists()] == []
+    anchors = {_anchor(line) for line in text.splitlines() if line.startswith("#")}
+    assert [link for link in links if link.startswith("#") and link[1:] not in anchors] == []
+
+
+def _anchor(heading: str) -> str:
+    words = re.sub(r"[^\w\- ]", "", heading.lstrip("# ").lower())
+    return words.replace(" ", "-")
+
+
+def test_the_readme_names_what_is_public() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert [name for name in PUBLIC if f"hm.{name}" not in text and f"`{name}`" not in text] == []
+
+
+def test_the_readme_has_every_option_and_no_other() -> None:
+    from hydrogen_magic.arguments import usage
+
+    options = set(re.findall(r"--[a-z][a-z-]+", usage())) - {"--help"}
+    section = (ROOT / "README.md").read_text().partition("\n## Options\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert set(re.findall(r"--[a-z][a-z-]+", " ".join(rows))) == options
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "example_notebooks").glob("*.ipynb")), ids=str)
+def test_notebooks_are_kept_without_outputs(path: Path) -> None:
+    notebook = json.loads(path.read_text())
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert [cell["id"] for cell in code if cell["outputs"] or cell["execution_count"]] == []

@@ -1,0 +1,615 @@
+"""Frames of every kind go out in chunks and come back with their predictions, nothing lost or changed."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import random
+import resource
+import time
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hydrogen_magic.errors import InferError
+from hydrogen_magic.infer import frames, tables
+from hydrogen_magic.predict.options import InferOptions
+from tests import infer_data
+from tests.infer_data import write
+
+ALL = InferOptions()
+quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+# ── a run without ranks ──────────────────────────────────────────────────────────────────────────
+
+
+def sent(table: pa.Table) -> pa.Table:
+    """Return the table as it arrives in another process."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return pa.ipc.open_stream(sink.getvalue()).read_all()
+
+
+def doubled(chunk: pa.Table) -> pa.Table:
+    """Predict every column to be what it is, under another name."""
+    fields = [pa.field(f"p_{field.name}", field.type) for field in chunk.schema]
+    return pa.Table.from_arrays(chunk.columns, schema=pa.schema(fields))
+
+
+def counted(chunk: pa.Table) -> pa.Table:
+    return pa.table({"n": pa.array(np.full(chunk.num_rows, 1.5))})
+
+
+def predicted(
+    frame: Any,
+    predict: Callable[[pa.Table], pa.Table] = doubled,
+    options: InferOptions = ALL,
+    *,
+    batch_size: int = 3,
+    seed: int = 0,
+    target: Path | None = None,
+) -> Any:
+    """Return ``frame`` with predictions that arrive in a random order."""
+    source = frames.source(frame, target)
+    result = source.result(options)
+    done, first_row = [], 0
+    for chunk in source.chunks(batch_size):
+        assert chunk.schema.equals(source.schema)
+        done.append((first_row, chunk, sent(predict(sent(chunk)))))
+        first_row += chunk.num_rows
+    assert source.n_rows in (None, first_row)
+    assert all(chunk.num_rows % batch_size == 0 for _, chunk, _ in done[:-1])
+    result.begin(done[0][2].schema)
+    for first_row, chunk, columns in random.Random(seed).sample(done, len(done)):
+        result.put(first_row, columns, chunk)
+    whole = result.finish()
+    assert result.n_waiting == 0
+    result.abort()
+    return whole
+
+
+# ── any Arrow types ──────────────────────────────────────────────────────────────────────────────
+
+KINDS_OF_CELLS = (*infer_data.EVERYTHING, pa.float16(), pa.timestamp("ns", "Europe/Berlin"))
+IN_PARQUET = [kind for kind in KINDS_OF_CELLS if kind != pa.null()]
+
+
+def same(left: pa.Table, right: pa.Table) -> bool:
+    """Say whether tables are equal, NaN being itself; lists of NaN too."""
+    return bool(left.schema.equals(right.schema)) and infer_data.alike(
+        left.to_pylist(), right.to_pylist()
+    )
+
+
+def twice(table: pa.Table) -> pa.Table:
+    fields = [*table.schema, *(pa.field(f"p_{f.name}", f.type) for f in table.schema)]
+    return pa.Table.from_arrays([*table.columns, *table.columns], schema=pa.schema(fields))
+
+
+@quick
+@given(
+    table=infer_data.tables(KINDS_OF_CELLS), batch_size=st.integers(1, 9), seed=st.integers(0, 99)
+)
+def test_arrow_frames_come_back_with_their_types(
+    table: pa.Table, batch_size: int, seed: int
+) -> None:
+    how: dict[str, Any] = {"batch_size": batch_size, "seed": seed}
+    whole = twice(table)
+    assert same(predicted(table, **how), whole)
+    assert same(predicted(ds.dataset(table), **how), whole)
+    assert same(predicted(table.to_reader(max_chunksize=4), **how), whole)
+    combined = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
+    batch = predicted(combined[0], **how)
+    assert isinstance(batch, pa.RecordBatch) and same(pa.Table.from_batches([batch]), whole)
+
+
+@quick
+@given(
+    table=infer_data.tables(IN_PARQUET),
+    batch_size=st.integers(1, 9),
+)
+def test_parquet_comes_back_as_parquet(
+    tmp_path_factory: pytest.TempPathFactory, table: pa.Table, batch_size: int
+) -> None:
+    folder = tmp_path_factory.mktemp("parquet")
+    pq.write_table(table, folder / "rows.parquet", row_group_size=4)
+    before = pq.read_table(folder / "rows.parquet")
+    done = predicted(folder / "rows.parquet", batch_size=batch_size)
+    assert done == folder / "rows-inferred.parquet"
+    assert same(pq.read_table(done), twice(before))
+
+
+@quick
+@given(table=infer_data.tables(KINDS_OF_CELLS), batch_size=st.integers(1, 9), is_lazy=st.booleans())
+def test_polars_frames_come_back(table: pa.Table, batch_size: int, is_lazy: bool) -> None:
+    frame = tables.arrow_as_polars(table)
+    if is_lazy:
+        lazy = predicted(frame.lazy(), batch_size=batch_size)
+        assert isinstance(lazy, pl.LazyFrame)
+        done = lazy.collect()
+    else:
+        done = predicted(frame, batch_size=batch_size)
+    assert done.columns == [*frame.columns, *(f"p_{name}" for name in frame.columns)]
+    assert done.select(frame.columns).equals(frame)
+    again = done.select(pl.col(f"p_{name}").alias(name) for name in frame.columns)
+    assert again.schema == frame.schema and again.equals(frame)
+
+
+# ── pandas ───────────────────────────────────────────────────────────────────────────────────────
+
+N = 17
+EVERY_DTYPE = pd.DataFrame(
+    {
+        "int8": np.arange(N, dtype="int8"),
+        "uint64": np.arange(N, dtype="uint64") + (1 << 63),
+        "float": np.where(np.arange(N) % 3, np.arange(N) / 7, np.nan),
+        "float16": np.arange(N, dtype="float16"),
+        "bool": np.arange(N) % 2 == 0,
+        "when": pd.date_range("2020-01-01 00:00:00.000000001", periods=N),
+        "where": pd.date_range("2020-03-28", periods=N, freq="h", tz="Europe/Berlin"),
+        "seconds": pd.Series(pd.date_range("2020", periods=N)).astype("datetime64[s]"),
+        "never": pd.Series([pd.NaT] * N, dtype="datetime64[ns]"),
+        "long": pd.to_timedelta(np.arange(N), unit="s"),
+        "Int64": pd.array([None, *range(2**60, 2**60 + N - 1)], "Int64"),
+        "Float32": pd.array([None, *range(N - 1)], "Float32"),
+        "boolean": pd.array([None, *[True] * (N - 1)], "boolean"),
+        "text": ["", None, *("ä" * n for n in range(N - 2))],
+        "string": pd.array([None, *"a" * (N - 1)], "string"),
+        "category": pd.Categorical([*"ab" * 8, None], categories=list("bca"), ordered=True),
+        "arrow": pd.array(range(N), pd.ArrowDtype(pa.int32())),
+        "arrow time": pd.array([None] * N, pd.ArrowDtype(pa.timestamp("us", "UTC"))),
+        "object": pd.Series([b"x", None, *[b"\xff"] * (N - 2)], dtype=object),
+        "dates": [dt.date(2020, 1, 1)] * N,
+        "decimals": [Decimal("1.25"), None, *[Decimal("10.5")] * (N - 2)],
+        "lists": [[n] * (n % 3) for n in range(N)],
+        "arrays": [np.arange(3.0) for _ in range(N)],
+        "nothing": [None] * N,
+    }
+)
+INDEXES = {
+    "dates": pd.date_range("2020", periods=N, name="day"),
+    "repeated": pd.Index([7] * N),
+    "levels": pd.MultiIndex.from_product([["a"], range(N)], names=["x", "y"]),
+    "text": pd.Index([f"row {n}" for n in range(N)]),
+}
+
+
+@pytest.mark.parametrize("index", INDEXES.values(), ids=INDEXES.keys())
+def test_own_columns_of_pandas_and_the_index_are_untouched(index: pd.Index) -> None:
+    frame = EVERY_DTYPE.set_index(index)
+    before = frame.copy(deep=True)
+    done = predicted(frame)
+    pd.testing.assert_frame_equal(frame, before)
+    pd.testing.assert_frame_equal(done[list(frame)], before)
+    for name in frame.select_dtypes(["number", "bool", "datetime", "datetimetz", "timedelta"]):
+        wanted = before[name].dtype
+        if not isinstance(wanted, pd.api.extensions.ExtensionDtype) or "datetime" in str(wanted):
+            pd.testing.assert_series_equal(done[f"p_{name}"], before[name], check_names=False)
+
+
+def test_predicted_columns_have_natural_dtypes_in_pandas() -> None:
+    done = predicted(EVERY_DTYPE, seed=5)
+    dtypes = {name: str(done[f"p_{name}"].dtype) for name in EVERY_DTYPE}
+    assert dtypes["Int64"] == "Int64" and dtypes["arrow"] == "int32"
+    assert dtypes["Float32"] == "float32" and dtypes["boolean"] == "boolean"
+    assert dtypes["category"] == "category" and dtypes["object"] == "object"
+    assert dtypes["text"] == str(pd.Series(["a"]).dtype)
+    assert list(done["p_Int64"]) == list(EVERY_DTYPE["Int64"])
+    assert list(done["p_category"])[:16] == list("ab" * 8) and pd.isna(done["p_category"].iloc[16])
+    assert [list(cell) for cell in done["p_lists"]] == list(EVERY_DTYPE["lists"])
+    assert list(done["p_decimals"])[:3] == [Decimal("1.25"), None, Decimal("10.5")]
+    assert list(done["p_dates"]) == list(EVERY_DTYPE["dates"])
+    assert done["p_text"].fillna("-").tolist() == EVERY_DTYPE["text"].fillna("-").tolist()
+
+
+def test_a_rank_can_make_the_same_dtypes_again() -> None:
+    (chunk,) = frames.source(EVERY_DTYPE).chunks(N)
+    batch = sent(chunk).to_pandas()
+    own = {"lists", "arrays"}
+    plain = [name for name in EVERY_DTYPE if name not in own]
+    pd.testing.assert_frame_equal(batch[plain], EVERY_DTYPE[plain])
+    nested = pd.DataFrame({"a": pd.array([[1], None], pd.ArrowDtype(pa.list_(pa.int8())))})
+    (chunk,) = frames.source(nested).chunks(9)
+    assert sent(chunk).to_pandas()["a"].tolist()[1] is None, "PyArrow knows no such dtype by name"
+
+
+def test_labels_that_are_numbers_stay_numbers() -> None:
+    frame = pd.DataFrame(np.arange(12.0).reshape(4, 3))
+    (chunk,) = frames.source(frame).chunks(9)
+    assert list(sent(chunk).to_pandas()) == [0, 1, 2]
+    done = predicted(frame, counted, InferOptions(columns=("2", "0")))
+    assert list(done) == [2, 0, "n"] and done[2].tolist() == frame[2].tolist()
+
+
+def test_nan_is_no_null_and_numbers_are_not_copied() -> None:
+    for frame in (
+        pd.DataFrame({"a": np.array([1.0, np.nan, 3.0]), "b": np.arange(3)}),
+        pd.DataFrame(np.asfortranarray(np.ones((3, 2)) * np.nan), columns=list("ab")),
+    ):
+        (chunk,) = frames.source(frame).chunks(10)
+        assert chunk["a"].null_count == 0 and np.isnan(chunk["a"][1].as_py())
+        for name in frame:
+            address = frame[name].to_numpy().__array_interface__["data"][0]
+            assert chunk[name].chunk(0).buffers()[1].address == address
+
+
+def test_writing_to_a_result_leaves_the_frame_alone() -> None:
+    frame = pd.DataFrame({"a": [1.0, 2.0, 3.0]})
+    done = predicted(frame, counted)
+    done.loc[0, "a"] = 99.0
+    done.loc[0, "n"] = 7.0
+    assert frame["a"].tolist() == [1.0, 2.0, 3.0] and done["n"].tolist() == [7.0, 1.5, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("column", "told"),
+    [
+        (pd.Series(["a", 1], dtype=object), r"'x'.* str and int"),
+        (pd.Series(["a", b"b"], dtype=object), r"'x'.* str and bytes"),
+        (pd.Series([True, 2], dtype=object), r"'x'.* bool and int"),
+        (pd.Series([2**70, None], dtype=object), r"'x'.* int"),
+        (pd.Series([2**53 + 1, 0.5], dtype=object), r"'x'.* int and float"),
+        (pd.Series([Path("."), None], dtype=object), r"'x'.* pathlib.*Path"),
+        (pd.Series([np.zeros((2, 2))] * 2), r"'x'.* numpy.ndarray"),
+        (pd.Series(pd.interval_range(0, 2)), r"'x'.*interval.*left and \.right"),
+        (pd.Series(pd.period_range("2020", periods=2)), r"'x'.*period.*to_timestamp"),
+        (pd.cut(pd.Series([1, 2]), 2), r"'x'.*category of interval.*astype\(str\)"),
+        (pd.Series([1j, 2j]), r"'x'.*complex128.*real"),
+        (pd.Series(pd.array([0, 1], "Sparse[int]")), r"'x'.*Sparse.*to_dense"),
+    ],
+    ids=str,
+)
+def test_columns_of_pandas_that_cannot_travel_are_named(column: pd.Series[Any], told: str) -> None:
+    with pytest.raises(InferError, match=told):
+        frames.source(pd.DataFrame({"ok": [1, 2], "x": column}))
+
+
+def test_objects_keep_their_nanoseconds() -> None:
+    stamps = [pd.Timestamp("2020-01-01 00:00:00.000000001"), None]
+    frame = pd.DataFrame({"a": pd.Series(stamps, dtype=object)})
+    assert predicted(frame)["p_a"].tolist()[0] == stamps[0]
+
+
+def test_names_that_are_not_clear() -> None:
+    both = pd.DataFrame([[1, 2]], columns=["a", "a"])
+    with pytest.raises(InferError, match="more than one column 'a'"):
+        frames.source(both)
+    with pytest.raises(InferError, match="'1'"):
+        frames.source(pd.DataFrame([[1, 2]], columns=[1, "1"]))
+    with pytest.raises(InferError, match=r"2 levels.*join"):
+        frames.source(pd.DataFrame([[1]], columns=pd.MultiIndex.from_tuples([("a", "b")])))
+    with pytest.raises(InferError, match="more than one column 'a'"):
+        frames.source(pa.table([[1], [2]], names=["a", "a"]))
+    frame = pd.DataFrame({"n": [1], "m": [2]})
+    assert list(predicted(frame, counted, InferOptions(columns=("m",)))) == ["m", "n"]
+    with pytest.raises(InferError, match="'zz'"):
+        predicted(frame, counted, InferOptions(columns=("zz",)))
+
+
+# ── every kind ───────────────────────────────────────────────────────────────────────────────────
+
+KINDS: dict[str, Callable[[pa.Table], Any]] = {
+    "pandas": lambda table: table.to_pandas(),
+    "polars": pl.from_arrow,
+    "lazy": lambda table: pl.LazyFrame(pl.from_arrow(table)),
+    "table": lambda table: table,
+    "batch": lambda table: pa.RecordBatch.from_pylist(table.to_pylist(), table.schema),
+    "dataset": ds.dataset,
+}
+
+
+def names(frame: Any) -> list[str]:
+    if isinstance(frame, pl.LazyFrame):
+        return frame.collect_schema().names()
+    return list(frame.schema.names) if hasattr(frame, "num_rows") else list(frame.columns)
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
+def test_which_columns_come_back(make: Callable[[pa.Table], Any]) -> None:
+    table = pa.table({"a": [1, 2, 3, 4], "b": ["x", "y", "z", None], "c": [0.5] * 4})
+    assert names(predicted(make(table), counted)) == ["a", "b", "c", "n"]
+    assert names(predicted(make(table), counted, InferOptions(columns=("c", "a")))) == [
+        *"ca",
+        "n",
+    ]
+    assert names(predicted(make(table), counted, InferOptions(only=True))) == ["n"]
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
+def test_frames_without_rows_or_predictions(make: Callable[[pa.Table], Any]) -> None:
+    table = pa.table({"a": pa.array([1, 2], pa.int32()), "b": ["x", "y"]})
+    none = pa.Table.from_batches([pa.RecordBatch.from_pylist([], table.schema)])
+    assert names(predicted(make(none), counted)) == ["a", "b", "n"]
+    assert names(frames.source(make(none)).result(ALL).finish()) == ["a", "b"]
+
+
+def test_frames_without_columns_keep_their_rows() -> None:
+    for frame in (pd.DataFrame(index=range(7)), pa.table({"a": range(7)}).select([])):
+        done = predicted(frame, counted)
+        assert len(done) == 7 and names(done) == ["n"]
+
+
+def test_what_pandas_says_of_a_frame_comes_back() -> None:
+    frame = pd.DataFrame({"a": [1]})
+    frame.attrs["of"] = {"x": 1}
+    done = predicted(frame, counted)
+    assert done.attrs == {"of": {"x": 1}} and done.attrs["of"] is not frame.attrs["of"]
+
+
+def test_missing_rows_are_an_error() -> None:
+    table = pa.table({"a": list(range(9))})
+    for frame in (table.to_pandas(), table, table.to_reader(), pl.DataFrame({"a": range(9)})):
+        source = frames.source(frame)
+        result = source.result(ALL)
+        chunks = [chunk.slice(3, 3) for chunk in source.chunks(9)]
+        result.begin(counted(chunks[0]).schema)
+        result.put(3, counted(chunks[0]), chunks[0])
+        with pytest.raises(InferError, match="rows 0 to 2 are missing"):
+            result.finish()
+
+
+def test_two_thousand_columns_and_a_cell_of_a_hundred_megabytes() -> None:
+    wide = pd.DataFrame({f"c{n}": np.arange(100.0) for n in range(2000)})
+    pd.testing.assert_frame_equal(predicted(wide, counted).drop(columns="n"), wide)
+    large = pd.DataFrame({"a": ["x" * 100_000_000, "y", None, "z"]})
+    done = predicted(large, batch_size=1)
+    assert [len(cell) for cell in done["p_a"].dropna()] == [100_000_000, 1, 1]
+
+
+def test_chunks_hold_about_four_megabytes() -> None:
+    frame = pd.DataFrame({f"c{n}": np.arange(500_000, dtype="float32") for n in range(16)})
+    sizes = [chunk.nbytes for chunk in frames.source(frame).chunks(4096)]
+    assert sizes[0] == 4096 * 64 and max(sizes) <= 4 << 20 and sizes[1] > 3 << 20
+
+
+def test_a_dictionary_s_size_is_not_the_rows() -> None:
+    ids = pd.DataFrame({"id": pd.Categorical([f"somebody-{n:06}" for n in range(100_000)])})
+    assert len(list(frames.source(ids).chunks(1_000))) <= 3
+
+
+@pytest.mark.parametrize(
+    ("thing", "told"),
+    [
+        (pd.Series([1]), "to_frame"),
+        (np.zeros((2, 2)), r"numpy\.ndarray.*pd\.DataFrame"),
+        ([1, 2], r"a list.*pd\.DataFrame"),
+        (None, "NoneType"),
+        (Path("/no/where.parquet"), "no file or folder /no/where"),
+        ("s3://bucket/rows.parquet", r"pyarrow\.dataset"),
+        (pl.DataFrame({"a": [object()]}), "'a'.*Object"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_frame(thing: Any, told: str) -> None:
+    with pytest.raises(InferError, match=told):
+        frames.source(thing)
+
+
+# ── Parquet ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_dataset_is_read_as_far_as_somebody_asks(tmp_path: Path) -> None:
+    numbers = np.random.default_rng(0).random(400_000)
+    for country in ("de", "fr"):
+        path = tmp_path / f"country={country}" / "part.parquet"
+        path.parent.mkdir()
+        pq.write_table(pa.table({f"x{n}": numbers for n in range(8)}), path, row_group_size=20_000)
+    data = ds.dataset(tmp_path, partitioning="hive")
+    before, most, rows = pa.total_allocated_bytes(), 0, []
+    for chunk in frames.source(data).chunks(4_000):
+        time.sleep(0.001)
+        most = max(most, pa.total_allocated_bytes() - before)
+        rows.append(chunk.column("country"))
+    assert most < 20 << 20  # of 51 MB; a row group is 1.3 MB
+    assert pa.chunked_array([part for each in rows for part in each.chunks]).equals(
+        data.to_table()["country"]
+    )
+
+
+def test_datasets_of_every_form_are_read_in_their_order(tmp_path: Path) -> None:
+    write(tmp_path / "0.parquet", 0, 12)
+    pq.write_table(pa.table({"a": range(12, 20), "b": ["x"] * 8}), tmp_path / "1.parquet")
+    schema = pa.schema({"a": pa.int64(), "b": pa.string()})
+    data = ds.dataset(tmp_path, schema=schema)  # without `b` in the first file
+    (tmp_path / "rows.csv").write_text("a\n1\n2\n")
+    for each in (
+        data,
+        data.filter(ds.field("a") > 5),
+        ds.dataset([data.to_table(), data.to_table()]),
+        ds.dataset([data, data]),
+        ds.dataset(tmp_path / "rows.csv", format="csv"),
+    ):
+        whole = each.to_table()
+        done = predicted(each, counted)
+        assert done.select(whole.schema.names).equals(whole) and done["n"].null_count == 0
+
+
+def test_a_folder_is_answered_with_a_folder(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for number, n_rows in enumerate([7, 0, 11, 1]):
+        write(data / f"part-{number}.parquet", 100 * number, n_rows)
+    (data / "_SUCCESS").touch()
+    done = predicted(str(data), counted)
+    assert done == str(tmp_path / "data-inferred")
+    files = sorted(Path(done).iterdir())
+    assert [file.name for file in files] == [f"part-{number}.parquet" for number in range(4)]
+    assert [pq.read_metadata(file).num_rows for file in files] == [7, 0, 11, 1]
+    assert pq.read_table(done)["a"].to_pylist() == pq.read_table(data)["a"].to_pylist()
+    assert predicted(data, counted) == tmp_path / "data-inferred-2"
+    assert predicted(f"{data}/part-[02].parquet", counted) == f"{data}-inferred-3"
+
+
+def test_columns_of_hive_folders_are_kept(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for number, country in enumerate(["de", "fr"]):
+        write(data / f"country={country}" / "part.parquet", number * 10, 3)
+    assert frames.source(data).schema.names == ["a", "country"]
+    done = pq.read_table(predicted(data, counted), partitioning="hive").to_pydict()
+    assert list(done) == ["a", "n", "country"] and done["country"] == ["de"] * 3 + ["fr"] * 3
+    only = predicted(data, counted, InferOptions(columns=("a",)))
+    assert pq.read_table(only).to_pydict() == {"a": [0, 1, 2, 10, 11, 12], "n": [1.5] * 6}
+
+
+def test_what_pandas_wrote_is_read_by_pandas(tmp_path: Path) -> None:
+    frame = pd.DataFrame(
+        {"a": pd.array([1, None, 3], "Int64")}, index=pd.Index([5, 6, 7], name="i")
+    )
+    frame.to_parquet(tmp_path / "rows.parquet")
+    done = pd.read_parquet(predicted(tmp_path / "rows.parquet", counted))
+    pd.testing.assert_frame_equal(done[["a"]], frame)
+    assert done["n"].tolist() == [1.5] * 3
+
+
+def test_nothing_is_written_over_and_nothing_left(tmp_path: Path) -> None:
+    rows = write(tmp_path / "rows.parquet", 0, 10)
+    taken = write(tmp_path / "taken.parquet", 5, 1)
+    with pytest.raises(InferError, match="exists already"):
+        predicted(rows, counted, target=taken)
+    for data in (rows, tmp_path):
+        source = frames.source(data)
+        result = source.result(ALL)
+        first, *rest = source.chunks(3)
+        result.begin(counted(first).schema)
+        early = rest[0].slice(0, 2)
+        result.put(first.num_rows, counted(early), early)
+        assert result.n_waiting == 1
+        result.put(0, counted(first), first)
+        assert result.n_waiting == 0
+        with pytest.raises(InferError, match="are missing"):
+            result.finish()
+        result.abort()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["rows.parquet", "taken.parquet"]
+    assert predicted(rows, counted, target=tmp_path / "new.parquet") == tmp_path / "new.parquet"
+    assert [path for path in tmp_path.parent.iterdir() if path.name.endswith(".part")] == []
+
+
+def test_a_target_that_cannot_be_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    rows = write(data / "rows.parquet", 0, 10)
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o500)
+    for frame, target, said in (
+        (rows, tmp_path / "none" / "new.parquet", f"there is no folder {tmp_path / 'none'}"),
+        (rows, tmp_path, f"is a folder.*as in {tmp_path / 'rows.parquet'}"),
+        (data, data / "scored", "lies in .*data, the folder of the data"),
+        (data / "*.parquet", data / "new.parquet", r"new.parquet is among .*\*.parquet"),
+        (data / "**" / "*.parquet", data / "new", r"new is among .*\*.parquet"),
+        (tmp_path / "*", tmp_path / "new", r"new is among .*\*"),
+        (data / ".." / "data" / "*.parquet", data / "new.parquet", r"new.parquet is among"),
+        (data / "*.parquet", data / ".." / "data" / "new.parquet", r"new.parquet is among"),
+        (rows, locked / "new.parquet", "locked is not writable; name another place$"),
+    ):
+        if target.parent == locked and os.geteuid() == 0:
+            continue  # root may write anywhere
+        with pytest.raises(InferError, match=said):
+            frames.source(frame, target).result(ALL)
+    assert predicted(data, counted, target=tmp_path / "scored") == tmp_path / "scored"
+
+
+def test_a_column_without_a_value_can_be_written(tmp_path: Path) -> None:
+    rows = write(tmp_path / "rows.parquet", 0, 10)
+
+    def empty(chunk: pa.Table) -> pa.Table:
+        n_rows = chunk.num_rows
+        records = pa.array([{"error": None}] * n_rows, pa.struct({"error": pa.null()}))
+        tags = pa.array([[]] * n_rows, pa.list_(pa.null()))
+        return pa.table({"nothing": pa.nulls(n_rows), "tags": tags, "records": records})
+
+    done = pq.read_table(predicted(rows, empty))
+    assert done["tags"].to_pylist() == [[]] * 10 and done["nothing"].null_count == 10
+    assert done["records"].to_pylist() == [{"error": None}] * 10
+
+
+def test_a_part_of_hive_s_has_no_result_beside_it(tmp_path: Path) -> None:
+    write(tmp_path / "country=de" / "part.parquet", 0, 3)
+    with pytest.raises(InferError, match=r"another one: say where .*--out PATH"):
+        predicted(tmp_path / "country=de", counted)
+    done = predicted(tmp_path / "country=de", counted, target=tmp_path / "new")
+    assert pq.read_table(done)["a"].to_pylist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_another_cell_may_change_the_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_folder: bool
+) -> None:
+    write(tmp_path / "data" / "rows.parquet", 0, 10)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    source = frames.source("data" if is_folder else "data/rows.parquet")
+    result = source.result(ALL)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (chunk,) = source.chunks(100)
+    result.begin(counted(chunk).schema)
+    result.put(0, counted(chunk), chunk)
+    assert pq.read_table(result.finish()).num_rows == 10
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    monkeypatch.chdir(tmp_path)
+    assert predicted("data/rows.parquet", counted) == "data/rows-inferred" + (
+        ".parquet" if is_folder else "-2.parquet"
+    )
+
+
+def test_rows_that_came_to_a_file_meanwhile_are_told(tmp_path: Path) -> None:
+    rows = write(tmp_path / "rows.parquet", 0, 10)
+    source = frames.source(rows)
+    result = source.result(ALL)
+    write(rows, 0, 20)
+    (chunk,) = source.chunks(100)
+    result.begin(counted(chunk).schema)
+    with pytest.raises(InferError, match="more rows than when this run began"):
+        result.put(0, counted(chunk), chunk)
+    result.abort()
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
+
+
+def test_a_full_disk_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+    rows = write(tmp_path / "rows.parquet", 0, 5_000)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(InferError, match=r"cannot be written to .*new\.parquet: .*too large"):
+            predicted(rows, doubled, batch_size=1_000, target=tmp_path / "new.parquet")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
+
+
+def test_files_that_differ_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", 0, 3)
+    pq.write_table(pa.table({"b": [1]}), tmp_path / "b.parquet")
+    with pytest.raises(InferError, match=r"b\.parquet differs .*'a', 'b'"):
+        frames.source(tmp_path)
+    pq.write_table(pa.table({"a": ["text"]}), tmp_path / "b.parquet")
+    with pytest.raises(InferError, match=r"b\.parquet has a column of another type"):
+        frames.source(tmp_path)
+    pq.write_table(pa.table({"a": pa.nulls(2)}), tmp_path / "b.parquet")
+    assert pq.read_table(predicted(tmp_path, counted))["a"].to_pylist() == [0, 1, 2, None, None]
+    (tmp_path / "notes.txt").write_text("no data")
+    with pytest.raises(InferError, match=r"notes\.txt"):
+        frames.source(tmp_path)
+    with pytest.raises(InferError, match="no Parquet files"):
+        frames.source(tmp_path / "*.csv")
+
+
+def test_what_parquet_cannot_hold_is_named(tmp_path: Path) -> None:
+    rows = write(tmp_path / "rows.parquet", 0, 3)
+    interval = pa.array([pa.MonthDayNano([1, 2, 3])] * 3)
+    with pytest.raises(InferError, match="'span'"):
+        predicted(rows, lambda chunk: pa.table({"span": interval[: chunk.num_rows]}))
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.parquet"]
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────

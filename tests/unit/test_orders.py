@@ -1,0 +1,191 @@
+"""What pages order, without a kernel: done once, always answered, and files within bounds."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydrogen_magic import events as ev
+from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.gang.state import GangState
+from hydrogen_magic.manage import Past
+from hydrogen_magic.views.widget import files
+from hydrogen_magic.views.widget.orders import Desk
+from tests.fake_gang import FakeGang
+
+
+class Hearing:
+    """A desk, and what comes of it."""
+
+    def __init__(self, gang: Any) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.asked: list[Mapping[str, Any]] = []
+        self.desk = Desk(gang, self._send, self.asked.append)
+
+    def _send(self, content: Mapping[str, Any], buffers: Sequence[bytes] = ()) -> None:
+        self.sent.append(dict(content))
+
+    def order(self, order_id: str = "1", **content: Any) -> dict[str, Any]:
+        self.desk.take({"id": order_id, "client": "me", **content})
+        return self.sent[-1] if self.sent else {}
+
+
+def test_orders_act_at_once(tmp_path: Path) -> None:
+    gang = FakeGang(tmp_path)
+    hearing = Hearing(gang)
+    orders: list[dict[str, Any]] = [
+        {"do": "stacks"}, {"do": "record", "on": True}, {"do": "profile", "steps": 5},
+        {"do": "stop"}, {"do": "kill"},
+    ]  # fmt: skip
+    for number, order in enumerate(orders):
+        ack = hearing.order(str(number), **order)
+        assert ack == {"kind": "ack", "to": "me", "id": str(number), "ok": True}
+    assert gang.told == ["stacks", ("record", True), ("profile", 5), "stop", "kill"]
+
+
+def test_a_repeated_order_is_answered_again_and_done_once(tmp_path: Path) -> None:
+    gang = FakeGang(tmp_path)
+    hearing = Hearing(gang)
+    for _ in range(3):
+        hearing.order(do="stop")
+    assert gang.told == ["stop"]
+    assert [ack["ok"] for ack in hearing.sent] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"do": "format disk"}, {"do": None}, {}, {"do": ["stop"]}, {"do": "record", "on": "yes"},
+        {"do": "profile"}, {"do": "profile", "steps": 0}, {"do": "profile", "steps": 10**9},
+        {"do": "profile", "steps": "5"}, {"do": "rows", "ranks": 3}, {"do": "rows", "ranks": ["x"]},
+        {"do": "log", "rank": "../../etc/passwd"}, {"do": "detail", "metric": "loss"},
+        {"do": "detail", "metric": 1, "from": 0, "until": 1, "buckets": 10},
+        {"do": "detail", "metric": "a", "from": 0, "until": 1, "buckets": 10**9},
+        {"do": "detail", "metric": "a", "from": 10**400, "until": 1, "buckets": 9},
+        {"do": "detail", "metric": "a", "from": 0, "until": "inf", "buckets": 9},
+        {"do": "rows", "ranks": [True]}, {"do": "log", "rank": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_no_order_is_refused_with_a_reason(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    gang = FakeGang(tmp_path)
+    hearing = Hearing(gang)
+    ack = hearing.order(**wrong)
+    assert ack["ok"] is False and "reload the page" in ack["text"]
+    assert gang.told == [] and hearing.asked == []
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        None, "stop", 3, [], {"do": "stop"}, {"do": "stop", "id": "1"},
+        {"do": "stop", "id": "1", "client": "\ud800"}, {"do": "stop", "id": "\ud800", "client": "1"},
+        {"do": "stop", "id": "1" * 1000, "client": "1"},
+    ],
+)  # fmt: skip
+def test_what_names_nobody_is_left_alone(tmp_path: Path, junk: Any) -> None:
+    gang = FakeGang(tmp_path)
+    hearing = Hearing(gang)
+    hearing.desk.take(junk)
+    assert gang.told == [] and hearing.sent == []
+
+
+def test_after_the_end_only_data_are_given(tmp_path: Path) -> None:
+    gang = FakeGang(tmp_path, ended=True)
+    hearing = Hearing(gang)
+    for number, what in enumerate(("stop", "kill", "stacks", "profile", "record")):
+        ack = hearing.order(str(number), do=what)
+        assert ack["ok"] is False and "has ended already: succeeded" in ack["text"]
+    assert hearing.order("hello", do="hello")["ok"] is True
+    assert gang.told == [] and [order["do"] for order in hearing.asked] == ["hello"]
+
+
+def test_a_gang_of_another_kernel_refuses_orders(tmp_path: Path) -> None:
+    class Elsewhere(Past):
+        def snapshot(self) -> GangState:
+            return FakeGang(tmp_path).snapshot()
+
+    hearing = Hearing(Elsewhere("3f2a"))
+    orders: list[dict[str, Any]] = [
+        {"do": "stop"}, {"do": "stacks"}, {"do": "record", "on": True}, {"do": "profile", "steps": 1},
+    ]  # fmt: skip
+    for number, order in enumerate(orders):
+        ack = hearing.order(str(number), **order)
+        assert ack["ok"] is False and "where it was started" in ack["text"]
+
+
+def test_orders_kept_in_mind_are_bounded(tmp_path: Path) -> None:
+    hearing = Hearing(FakeGang(tmp_path))
+    for number in range(1000):
+        hearing.order(str(number), do="rows", ranks=[0])
+    assert len(hearing.desk._answers) <= 256
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────
+
+ASKED = {"id": "7", "client": "me"}
+
+
+def test_a_file_travels_in_parts_and_comes_out_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "_PART_BYTES", 7)
+    (tmp_path / "rank-1.log").write_bytes(b"twenty bytes of text")
+    file = files.make_file(FakeGang(tmp_path), {"do": "log", "rank": 1, **ASKED})
+    sent = list(files.parts(file, ASKED))
+    assert [(part.content["part"], part.content["parts"]) for part in sent] == [
+        (0, 3),
+        (1, 3),
+        (2, 3),
+    ]
+    assert b"".join(part.buffers[0] for part in sent) == b"twenty bytes of text"
+    assert {part.content["name"] for part in sent} == {"gang-3f2a-rank-1.log"}
+
+
+def test_a_rank_that_wrote_nothing_has_an_empty_file(tmp_path: Path) -> None:
+    file = files.make_file(FakeGang(tmp_path), {"do": "log", "rank": 0, **ASKED})
+    assert [part.buffers for part in files.parts(file, ASKED)] == [[b""]]
+
+
+def test_all_ranks_come_one_after_the_other(tmp_path: Path) -> None:
+    (tmp_path / "rank-0.log").write_bytes(b"no end")
+    (tmp_path / "rank-1.log").write_bytes("fünf\n".encode())
+    file = files.make_file(FakeGang(tmp_path), {"do": "log", "rank": None, **ASKED})
+    assert file.data.decode() == "── rank 0 ──\nno end\n── rank 1 ──\nfünf\n"
+
+
+def test_metrics_and_trace(tmp_path: Path) -> None:
+    gang = FakeGang(tmp_path)
+    table = files.make_file(gang, {"do": "csv", **ASKED}).data.decode().splitlines()
+    assert table == ["attempt,rank,step,time_s,loss", "0,0,1,1.0,0.5", "0,0,2,2.0,"]
+    trace = json.loads(gzip.decompress(files.make_file(gang, {"do": "trace", **ASKED}).data))
+    assert "step" in [entry["name"] for entry in trace["traceEvents"]]
+
+
+@pytest.mark.parametrize("order", [{"do": "csv"}, {"do": "trace"}, {"do": "log", "rank": 0}])
+def test_what_is_too_large_for_a_page_stays_on_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(files, "_MOST_BYTES", 10)
+    (tmp_path / "rank-0.log").write_bytes(b"more than ten bytes")
+    with pytest.raises(HydrogenError, match="more than a page can take") as refused:
+        files.make_file(FakeGang(tmp_path), {**order, **ASKED})
+    path = Path(str(refused.value).rpartition(" it is ")[2])
+    assert path.parent == tmp_path and path.stat().st_size > 10
+
+
+def test_a_rank_there_is_not_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(HydrogenError, match="no rank 9"):
+        files.make_file(FakeGang(tmp_path), {"do": "log", "rank": 9, **ASKED})
+
+
+def test_a_table_of_nothing_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
+    gang = FakeGang(tmp_path)
+    gang._events += [ev.Metrics(1.0, 0, (n,), (1.0,), {f"loss {n}": (1.0,)}) for n in range(9000)]
+    with pytest.raises(HydrogenError, match=r"9001 metrics over 9002 steps .* mostly empty"):
+        files.make_file(gang, {"do": "csv"})  # type: ignore[arg-type]

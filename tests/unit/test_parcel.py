@@ -1,0 +1,117 @@
+"""Parcels keep what they are given, through memory files too, without copies that are not needed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hydrogen_magic import parcel
+from hydrogen_magic.parcel import Parcel
+
+
+@pytest.fixture
+def through_memory() -> Iterator[object]:
+    def send(obj: object) -> object:
+        fd = parcel.to_memfd(parcel.pack(obj))
+        try:
+            assert not os.get_inheritable(fd)
+            return parcel.unpack(parcel.from_memfd(fd))
+        finally:
+            os.close(fd)
+
+    return send
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.binary(max_size=9000), max_size=8), st.binary(max_size=100))
+def test_any_parts_come_back(parts: list[bytes], payload: bytes) -> None:
+    fd = parcel.to_memfd(Parcel(payload, tuple(parts)))
+    back = parcel.from_memfd(fd)
+    os.close(fd)
+    assert bytes(back.payload) == payload and [bytes(b) for b in back.buffers] == parts
+    assert back.nbytes == len(payload) + sum(map(len, parts))
+
+
+def test_a_digest_tells_where_parts_end() -> None:
+    two = [Parcel(b"ab", (b"c",)), Parcel(b"a", (b"bc",)), Parcel(b"abc"), Parcel(b"ab", (b"d",))]
+    assert len(set(map(parcel.digest, two))) == 4
+    assert parcel.digest(two[0]) == parcel.digest(Parcel(memoryview(b"ab"), (bytearray(b"c"),)))
+
+
+def test_arrays_and_tensors(through_memory) -> None:  # type: ignore[no-untyped-def]
+    whole = torch.arange(10_000.0).reshape(100, 100)
+    values = {
+        "whole": whole,
+        "row": whole[5],
+        "turned": whole.t(),
+        "bf16": torch.ones(3000, dtype=torch.bfloat16),
+        "empty": torch.zeros(0),
+        "parameter": torch.nn.Parameter(torch.ones(2)),
+        "array": np.arange(6000).reshape(60, 100)[:, ::2],
+        "objects": np.array([{}, None], dtype=object),
+        "sparse": torch.eye(3).to_sparse(),
+    }
+    back = through_memory(values)
+    for name in ("whole", "row", "turned", "bf16", "empty", "parameter"):
+        assert torch.equal(back[name], values[name]), name
+        assert back[name].dtype is values[name].dtype
+    assert (back["array"] == values["array"]).all() and back["objects"][0] == {}
+    assert torch.equal(back["sparse"].to_dense(), torch.eye(3))
+    back["row"].zero_()
+    assert back["whole"][5].sum() == 0 == back["turned"][:, 5].sum()
+    assert isinstance(back["parameter"], torch.nn.Parameter)
+    assert whole[5].sum() > 0
+
+
+def test_big_buffers_stay_where_they_are() -> None:
+    array, tensor = np.zeros(1 << 20), torch.zeros(1 << 18)
+    packed = parcel.pack([array, tensor])
+    assert len(packed.payload) < 1000
+    addresses = {np.frombuffer(b, np.uint8).ctypes.data for b in packed.buffers}
+    assert addresses == {array.ctypes.data, tensor.data_ptr()}
+
+
+def test_closures_that_share_a_variable(through_memory) -> None:  # type: ignore[no-untyped-def]
+    def counter():  # type: ignore[no-untyped-def]
+        n = 0
+
+        def up() -> int:
+            nonlocal n
+            n += 1
+            return n
+
+        return up, lambda: (n, up)
+
+    up, get = through_memory(counter())
+    up()
+    assert get() == (1, up)
+
+
+def test_a_mapped_parcel_is_this_readers_own() -> None:
+    fd = parcel.to_memfd(parcel.pack(np.zeros(10_000)))
+    one, two = (parcel.unpack(parcel.from_memfd(fd)) for _ in range(2))
+    one[0] = 1
+    assert two[0] == 0 and parcel.unpack(parcel.from_memfd(fd))[0] == 0
+    os.close(fd)
+
+
+def test_what_is_no_parcel() -> None:
+    fd = os.memfd_create("x")
+    os.write(fd, b"something else entirely")
+    with pytest.raises(ValueError, match="no parcel"):
+        parcel.from_memfd(fd)
+    os.close(fd)
+
+
+def test_more_than_4_gib_has_long_lengths() -> None:
+    """Sizes are 64 bits wide; the file is sparse, so this writes nothing."""
+    offsets, total = parcel._layout([10, 5 << 30, 1])
+    assert offsets[2] >= (5 << 30) + offsets[1] and total == offsets[2] + 1
+    assert pickle.HIGHEST_PROTOCOL >= 5

@@ -1,0 +1,190 @@
+"""Records on disk, and what is made of recorded events: the metrics' table, the timeline."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import stat
+from pathlib import Path
+
+import pytest
+
+from hydrogen_magic import events as ev
+from hydrogen_magic import record
+from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.metrics import frame
+from hydrogen_magic.timeline import write_chrome_trace
+from tests import seconds
+from tests.records import ENDED, METRICS, launched, write
+
+# ── the record ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_was_appended_is_read_at_once_and_is_the_owners_alone(hydrogen_home: Path) -> None:
+    made = record.Record.create("g1", pytest.fail)
+    events = [launched("g1"), METRICS, ENDED]
+    for event in events:
+        made.append(event)
+    assert record.read("g1") == events  # before close: as a killed kernel leaves it
+    made.close()
+    made.append(ENDED)
+    assert record.read("g1") == events
+    assert stat.S_IMODE(made.path.stat().st_mode) == 0o700
+    assert stat.S_IMODE((hydrogen_home / "runs").stat().st_mode) == 0o700
+    assert stat.S_IMODE((made.path / "events.jsonl").stat().st_mode) == 0o600
+
+
+def test_a_torn_last_line_is_left_out_and_damage_is_told() -> None:
+    file = write("g1", launched("g1"), METRICS) / "events.jsonl"
+    with file.open("ab") as torn:
+        torn.write(b'["GangEnded",{"at_s":1')
+    assert record.read("g1") == [launched("g1"), METRICS]
+    found = record.summary("g1")
+    assert found is not None
+    assert (found.last, found.ended) == (METRICS, None)
+    file.write_bytes(b"garbage\n" + file.read_bytes())
+    with pytest.raises(ev.EventError, match="g1"):
+        record.read("g1")
+    assert (record.recent(), record.recent_ids()) == ([], ["g1"])
+
+
+def test_the_last_line_is_found_however_long(hydrogen_home: Path) -> None:
+    stacks = ev.RankStacks(1.0, 0, "x" * 300_000)
+    write("g1", launched("g1"), METRICS, stacks)
+    found = record.summary("g1")
+    assert found is not None
+    assert found.last == stacks
+
+
+def test_a_full_disk_ends_the_record_and_nothing_else() -> None:
+    said: list[str] = []
+    made = record.Record.create("g1", said.append)
+    made.append(launched("g1"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = (made.path / "events.jsonl").stat().st_size
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, hard))
+        made.append(METRICS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    made.append(ENDED)
+    made.close()
+    assert len(said) == 1
+    assert record.read("g1") == [launched("g1")]
+
+
+def test_a_home_that_somebody_planted_is_not_used(tmp_path: Path, hydrogen_home: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    hydrogen_home.mkdir()
+    (hydrogen_home / "runs").symlink_to(elsewhere)
+    said: list[str] = []
+    made = record.Record.create("g1", said.append)
+    made.append(ENDED)
+    assert len(said) == 1
+    assert stat.S_IMODE(made.path.stat().st_mode) == 0o700  # the logs' place, for this run alone
+    assert list(elsewhere.iterdir()) == []
+    made.path.rmdir()
+
+
+def test_writing_an_end_never_raises() -> None:
+    damaged = write("damaged", launched("damaged"), METRICS)
+    (damaged / "events.jsonl").write_bytes(b"no JSON\n")
+    record.write_end(damaged, "the kernel ended")
+    cut = write("cut", launched("cut"), METRICS)
+    with (cut / "events.jsonl").open("ab") as file:
+        file.write(b'["Metr')
+    full_at = (cut / "events.jsonl").stat().st_size
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (full_at, hard))
+        record.write_end(cut, "the kernel ended")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert record.read("cut") == [launched("cut"), METRICS]
+
+
+def test_ids_cannot_lead_out_of_the_directory() -> None:
+    for name in ("../g1", "", ".", "a/b", "g1\n"):
+        with pytest.raises(HydrogenError, match="name of a run"):
+            record.read(name)
+    with pytest.raises(HydrogenError, match="no run named"):
+        record.read("unknown")
+
+
+def test_an_owner_is_one_process_and_no_other() -> None:
+    mine = record.owner_of_this_process()
+    assert record.is_alive(mine)
+    machine, pid, started = mine.rsplit(":", 2)
+    assert not record.is_alive(f"{machine}:{pid}:{int(started) + 1}")  # the pid was used again
+    assert not record.is_alive(f"another boot:{pid}:{started}")
+    for nonsense in ("", ":", "a:b:c"):
+        assert not record.is_alive(nonsense)
+
+
+# ── metrics ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_calls_of_one_step_are_one_row_and_later_values_win() -> None:
+    events: list[ev.Event] = [
+        ev.Metrics(1.0, 1, (0, 1), (0.1, 0.2), {"loss": (3.0, 2.0)}),
+        ev.Metrics(1.0, 0, (1, 1), (0.3, 0.4), {"loss": (5.0, 4.0), "rank": (7.0, None)}),
+        ev.Metrics(1.0, 1, (1,), (0.5,), {"accuracy": (0.9,)}),
+        ev.AttemptStarted(2.0, 1),
+        ev.Metrics(3.0, 0, (1,), (2.5,), {"loss": (1.0,)}),
+    ]
+    table = frame(events)
+    assert list(table.columns) == ["attempt", "rank", "step", "time_s", "loss", "rank_", "accuracy"]
+    rows = [tuple(None if math.isnan(v) else v for v in row) for row in table.to_numpy()]
+    assert rows == [
+        (0, 0, 1, 0.4, 4.0, 7.0, None),
+        (0, 1, 0, 0.1, 3.0, None, None),
+        (0, 1, 1, 0.5, 2.0, None, 0.9),
+        (1, 0, 1, 2.5, 1.0, None, None),
+    ]
+    assert [str(kind) for kind in table.dtypes] == ["int64"] * 3 + ["float64"] * 4
+
+
+def test_no_points_make_an_empty_table_with_its_columns() -> None:
+    table = frame([launched("g1"), ENDED])
+    assert table.empty
+    assert dict(table.dtypes.astype(str)) == {
+        "attempt": "int64", "rank": "int64", "step": "int64", "time_s": "float64",
+    }  # fmt: skip
+
+
+# ── timeline ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_trace_has_slices_that_nest_or_lie_apart(tmp_path: Path) -> None:
+    # Two threads of rank 1: "load" overlaps "step" by half, which one track must not.
+    spans = seconds.spans(
+        5.0, 1, ("forward", "step", "load", "step"), (1.0, 1.0, 1.5, 2.0), (1.2, 2.0, 2.5, 3.0),
+        (1, 0, 0, 0),
+    )  # fmt: skip
+    events = [
+        ev.RankPhase(0.5, 1, "running"),
+        spans,
+        ev.CollectiveWait(2.0, 1, "all_reduce", 3, 0.75),
+        ev.CollectiveWait(2.25, 1, "", 3, 0.75),
+        ev.Metrics(3.0, 1, (0, 1), (1.0, 2.0), {"loss": (0.5, math.nan)}),
+        ev.RankExited(4.0, 1, 0),
+    ]
+    path = write_chrome_trace(events, tmp_path / "trace.json")
+    entries = json.loads(path.read_text())["traceEvents"]
+    slices = [e for e in entries if e["ph"] == "X"]
+    assert {(e["name"], e["ts"], e["dur"]) for e in slices} == {
+        ("forward", 1e6, 0.2e6), ("step", 1e6, 1e6), ("load", 1.5e6, 1e6), ("step", 2e6, 1e6),
+        ("running", 0.5e6, 3.5e6), ("all_reduce", 0.75e6, 1.5e6),
+    }  # fmt: skip
+    tracks = {e["name"]: e["tid"] for e in slices}
+    assert tracks["forward"] == tracks["step"] != tracks["load"]
+    assert [e["args"] for e in entries if e["ph"] == "C"] == [{"value": 0.5}]
+    assert {
+        "ph": "M",
+        "name": "process_name",
+        "pid": 1,
+        "tid": 0,
+        "args": {"name": "rank 1"},
+    } in entries

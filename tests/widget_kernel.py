@@ -1,0 +1,70 @@
+"""Kernels whose gangs are shown by the live widget, with the cells that tests run in them."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests import kernels
+from tests.jupyter import Cell, Kernel
+from tests.pages import Page, show_widgets
+
+STUCK = textwrap.dedent(
+    """
+    %%distributed --np 2
+    import time, torch, torch.distributed as dist, hydrogen_magic as hm
+    dist.init_process_group("gloo")
+    print("<script>alert(1)</script>", flush=True)
+    hm.log(step=1, loss=0.5)
+    if hm.rank() == 0:
+        dist.all_reduce(torch.ones(1))
+    else:
+        time.sleep(1000)
+    """
+).lstrip()
+"""Nothing but a stop ends it; rank 0 does not even look at signals."""
+
+UNTIL_THERE_IS = textwrap.dedent(
+    """
+    %%distributed --np 1 {options}
+    import os, time, hydrogen_magic as hm
+    hm.log(step=1, loss=0.5)
+    print("working", flush=True)
+    while not os.path.exists({path!r}):
+        time.sleep(0.01)
+    "done"
+    """
+).lstrip()
+
+NOTEBOOK = {"JPY_SESSION_NAME": "/somewhere/notebook.ipynb"}
+"""What Jupyter's server tells a kernel that it starts for a page."""
+
+
+def kernel_of(version: str, folder: Path, environment: dict[str, str] = NOTEBOOK) -> Kernel:
+    if not kernels.is_installed(version):
+        pytest.skip(f"ipykernel {version} is not there: python -m tests.kernels")
+    kernel = Kernel(folder / "home", folder, environment, version)
+    try:
+        kernel.load()
+        show_widgets(kernel, folder)
+    except BaseException:
+        kernel.shut_down()
+        raise
+    return kernel
+
+
+def greeted(page: Page) -> None:
+    """Say hello and wait for everything."""
+    page.ack(page.order("hello"))
+    page.read_until(lambda: [m for m in page.of_kind("delta") if m.get("to") == page.name])
+
+
+def stop(kernel: Kernel, page: Page, cell: Cell) -> None:
+    page.ack(page.order("stop"))
+    kernel.finish(cell)
+
+
+def bundles(cell: Cell) -> list[dict[str, str]]:
+    return [content["data"] for kind, content in cell.messages if "display_data" in kind]
