@@ -267,7 +267,11 @@ class Conductor:
 
     def _finish(self, error: BaseException | None) -> None:
         outcome = self._outcome()
-        late = late_in_all(self._gang.ranks) if outcome != "FAILED" else None
+        late = (
+            late_in_all({rank.rank: rank.waits for rank in self._gang.ranks})
+            if outcome != "FAILED"
+            else None
+        )
         if late is not None:
             self._notice("info", late_text(late, self._job.spec.rendezvous))
         if error is not None and outcome != "STOPPED":

@@ -180,7 +180,7 @@ def _timeline(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
         raise ArgumentsError(f"-o {file}: the timeline could not be written: {error}") from None
     lines = [f"wrote {path}: open it in https://ui.perfetto.dev"]
     state = gang.snapshot()
-    late = late_in_all(state.ranks)
+    late = late_in_all({rank.rank: rank.waits for rank in state.ranks})
     if late is not None:
         lines.append(late_text(late, state.rendezvous))
     say(lines + [f"Horovod's own, tensor by tensor: {kept}" for kept in gang.kept_timelines])

@@ -34,7 +34,7 @@ def stragglers(state: GangState, now_s: float) -> frozenset[int]:
     waited_for = _waited_for(running, now_s)
     if waited_for:
         return waited_for
-    late = late_by_now(running, now_s)
+    late = late_by_now({rank.rank: rank.waits for rank in running}, now_s)
     if late is not None:
         return frozenset(late.ranks)
     steps = {rank.rank: float(rank.steps) for rank in running if rank.steps}

@@ -7,14 +7,10 @@ late only the first time that a tensor is negotiated.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from hydrogen_magic import events as ev
-
-if TYPE_CHECKING:
-    from hydrogen_magic.gang.state import RankState
 
 __all__ = ["Late", "Waits", "added", "late_by_now", "late_in_all"]
 
@@ -68,25 +64,25 @@ def added(waits: Waits, event: ev.Spans) -> Waits:
     return Waits(since_s, until_s, total_s, recent_s)
 
 
-def late_by_now(ranks: Sequence[RankState], now_s: float) -> Late | None:
-    """Return whom the others have waited for lately; None where nobody is worse than the rest."""
+def late_by_now(by_rank: Mapping[int, Waits], now_s: float) -> Late | None:
+    """Return the ranks that the others have waited for lately; None when no rank stands out."""
 
-    def recent_s(rank: RankState) -> float:
-        return rank.waits.recent_s * _left(now_s - rank.waits.until_s)
+    def recent_s(waits: Waits) -> float:
+        return waits.recent_s * _left(now_s - waits.until_s)
 
-    since_s = min((rank.waits.since_s for rank in ranks), default=math.inf)
+    since_s = min((waits.since_s for waits in by_rank.values()), default=math.inf)
     if now_s - since_s < _LEAST_S:
         return None
-    return _late(ranks, recent_s, _MEMORY_S * (1 - _left(now_s - since_s)))
+    return _late(by_rank, recent_s, _MEMORY_S * (1 - _left(now_s - since_s)))
 
 
-def late_in_all(ranks: Sequence[RankState]) -> Late | None:
-    """Return whom the others have waited for in all the time that was recorded, or None."""
-    since_s = min((rank.waits.since_s for rank in ranks), default=math.inf)
-    until_s = max((rank.waits.until_s for rank in ranks), default=0.0)
+def late_in_all(by_rank: Mapping[int, Waits]) -> Late | None:
+    """Return the ranks that the others have waited for in all the recorded time, or None."""
+    since_s = min((waits.since_s for waits in by_rank.values()), default=math.inf)
+    until_s = max((waits.until_s for waits in by_rank.values()), default=0.0)
     if until_s - since_s < _LEAST_S:
         return None
-    return _late(ranks, lambda rank: rank.waits.total_s, until_s - since_s)
+    return _late(by_rank, lambda waits: waits.total_s, until_s - since_s)
 
 
 def _left(seconds: float) -> float:
@@ -95,9 +91,9 @@ def _left(seconds: float) -> float:
 
 
 def _late(
-    ranks: Sequence[RankState], waited_s: Callable[[RankState], float], of_s: float
+    by_rank: Mapping[int, Waits], waited_s: Callable[[Waits], float], of_s: float
 ) -> Late | None:
-    waited = {rank.rank: waited_s(rank) for rank in ranks}
+    waited = {rank: waited_s(waits) for rank, waits in by_rank.items()}
     if len(waited) < 2 or not of_s > 0:
         return None
     least_s, most_s = min(waited.values()), max(waited.values())

@@ -309,7 +309,7 @@ def _in_collectives(alive: Sequence[RankState], now_s: float) -> Iterable[Warned
 
 
 def _waited_for(state: GangState, alive: Sequence[RankState], now_s: float) -> Iterable[Warned]:
-    late = late_by_now([rank for rank in alive if rank.phase == "running"], now_s)
+    late = late_by_now({rank.rank: rank.waits for rank in alive if rank.phase == "running"}, now_s)
     if late is not None:
         yield Warned(f"waited for {late.ranks}", late_text(late, state.rendezvous))
 

@@ -26,7 +26,8 @@ from hydrogen_magic.predict.options import InferOptions
 from hydrogen_magic.predict.predictor import Predictor, RowFailure
 from hydrogen_magic.predict.rows import rows_text
 from hydrogen_magic.worker import importer, namespace, watch
-from hydrogen_magic.worker.telling import TaskNews, task_of
+from hydrogen_magic.worker.task_reporting import task_of
+from hydrogen_magic.worker.telling import TaskNews
 
 __all__ = ["Worker", "task_of", "told"]
 

@@ -1,21 +1,11 @@
-"""What a kernel that waits for a run on Spark hears of its tasks.
-
-A task only counts; a thread beside it tells the kernel a few times a second. Nothing of that holds a
-task up or has it fail: where the kernel cannot be reached, has gone, or waits no longer, the thread
-ends and tasks go on in silence.
-"""
+"""What a task of an ``%%infer`` on Spark reports to the kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from hydrogen_magic.worker.teller import Teller
-
-__all__ = ["News", "TaskNews", "task_of"]
+__all__ = ["News", "TaskNews"]
 
 _MOST_FAILURES = 3
 """Failed places whose text a task tells; all of them are counted."""
@@ -63,42 +53,3 @@ class News:
     """The one under way, and those that ended since the last time."""
     stacks: str = ""
     """Where its threads are, when that was asked."""
-
-
-@contextmanager
-def task_of(boot: Mapping[str, Any]) -> Iterator[TaskNews]:
-    """Give what a task of ``boot`` counts in; told to the kernel where that wants to know."""
-    task = _task(boot)
-    teller = _teller_for(boot.get("tell"))
-    if teller is None:
-        yield task
-        return
-    with teller.telling(task):
-        yield task
-
-
-def _task(boot: Mapping[str, Any]) -> TaskNews:
-    from pyspark import TaskContext
-
-    context = TaskContext.get()
-    assert context is not None
-    ids = context.stageId(), context.partitionId(), context.taskAttemptId()
-    return TaskNews(*ids, is_trial=boot["columns"] is None)
-
-
-_teller: Teller | None = None
-"""Of the last run; those of earlier ones end by themselves."""
-
-
-def _teller_for(tell: Mapping[str, Any] | None) -> Teller | None:
-    global _teller
-    if tell is None:
-        return None
-    if _teller is None or _teller.key != tell["key"]:
-        try:
-            from hydrogen_magic.worker.teller import Teller
-
-            _teller = Teller(tell)
-        except (ImportError, RuntimeError):  # no pyzmq here, or no room for one more thread
-            return None
-    return None if _teller.is_over else _teller

@@ -1,0 +1,25 @@
+"""Options of ``hm.launch`` are checked before anything starts: this folder allows no process."""
+
+from __future__ import annotations
+
+import pytest
+
+import hydrogen_magic as hm
+from tests import ranks
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"np": 0}, "np should be at least 1, got 0"),
+        ({"np": "2"}, "np should be int, got '2'"),
+        ({"retries": -1}, "retries should be at least 0"),
+        ({"timeout": "5"}, "timeout_s should be int or float, got '5'"),
+        ({"env": {"A": 1}}, r"env\['A'\] should be a str"),
+        ({"env": {"RANK": "7"}}, "tells a rank who it is"),
+        ({"env": {"HOROVOD_RANK": "0"}}, "tells a rank who it is"),
+    ],
+)
+def test_options_are_checked_before_anything_starts(options: dict[str, object], said: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=said):
+        hm.launch(ranks.gather, **options)  # type: ignore[arg-type]
