@@ -1,0 +1,125 @@
+"""Stop: from the call to the end of the last process, two ranks on this machine.
+
+    python benchmarks/stop.py --rounds 5
+
+Ranks sleep, wait in an all_reduce that a peer never enters, hold Python's lock in C, or ignore SIGINT and
+SIGTERM. torchrun gets SIGTERM, as from ``kill``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+from _common import (
+    Peer,
+    chosen,
+    machine,
+    parse_arguments,
+    print_table,
+    round_robin,
+    shown_elsewhere,
+)
+
+from hydrogen_magic import processes
+
+NP = 2
+WAYS = ("sleeps", "all_reduce", "holds the lock", "ignores signals")
+_READY = "ready"
+_START_S = 60.0
+_GONE_S = 120.0
+
+
+def hang(way: str) -> None:
+    """What every rank runs; nothing but a stop ends it."""
+    if way == "all_reduce":
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo", timeout=timedelta(minutes=30))
+        print(_READY, flush=True)
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(1))
+    if way == "ignores signals":
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print(_READY, flush=True)
+    if way == "holds the lock":
+        sum(itertools.repeat(0))
+    time.sleep(1000)
+
+
+def gone_after(stop: float, pids: Iterable[int]) -> float:
+    """Wait for the end of processes; return the seconds since ``stop``."""
+    pids = list(pids)
+    while any(process.state != "Z" for process in processes.processes(pids)):
+        if time.monotonic() - stop > _GONE_S:
+            raise TimeoutError(f"still running after {_GONE_S:.0f} s")
+        time.sleep(0.002)
+    return time.monotonic() - stop
+
+
+def product(way: str) -> float:
+    import hydrogen_magic as hm
+
+    with shown_elsewhere():
+        gang = hm.launch(hang, way, np=NP)
+        started = time.monotonic()
+        while not all(_READY in gang.logs.get(rank, "") for rank in range(NP)):
+            if gang.wait(0.01) or time.monotonic() - started > _START_S:
+                raise RuntimeError(gang.snapshot().reason or "the ranks did not start")
+        pids = [rank.pid for rank in gang.ranks if rank.pid is not None]
+        stop = time.monotonic()
+        gang.stop()
+        seconds = gone_after(stop, pids)
+        gang.wait(_GONE_S)
+    return seconds
+
+
+def torchrun(way: str) -> float:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    command += [f"--nproc-per-node={NP}", str(Path(__file__)), "--rank", way]
+    launcher = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert launcher.stdout is not None
+    for _ in range(NP):
+        launcher.stdout.readline()
+    ranks = [process.pid for process in processes.descendants(launcher.pid)]
+    stop = time.monotonic()
+    launcher.send_signal(signal.SIGTERM)
+    try:
+        return gone_after(stop, ranks)
+    finally:
+        for pid in ranks:
+            processes.send_signal(pid, signal.SIGKILL)
+        launcher.kill()
+        launcher.communicate()
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--rank"]:
+        hang(sys.argv[2])
+        return
+    arguments = parse_arguments(__doc__.splitlines()[0], rounds=5, quick_rounds=1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    ways = {"hydrogen_magic": product, "torchrun": torchrun}
+    peers = [
+        Peer(f"{name}, {way}", partial(stop, way)) for way in WAYS for name, stop in ways.items()
+    ]
+    peers = chosen(peers, arguments.only)
+    print(f"stop: np {NP}, {machine()}", flush=True)
+    round_robin(peers, arguments.rounds)
+    print_table("call to the end of the last process", peers, f"hydrogen_magic, {WAYS[0]}")
+
+
+if __name__ == "__main__":
+    main()
