@@ -21,18 +21,41 @@ from tests import leaks, spark_rig
 leaks.mark_session()
 
 TESTS = Path(__file__).parent
-SHARED = ("spark", "connect", "browser")
-"""Markers of tests that share something expensive: one worker runs all of a kind."""
-ORDER = ("spark", "browser", "horovod", "local", "unit")
+SHARED = {"standalone": "spark", "connect_server": "connect", "browser": "browser"}
+"""Fixture -> group of the tests that use it: one worker has it, and runs all of them."""
+SESSIONS = {"spark": "classic", "connect": "connect"}
+"""Group -> fixture of the Spark session that its worker keeps."""
+LONGEST = "spark"
+NICE = 5
+ORDER = ("spark", "notebooks", "browser", "horovod", "local", "unit")
 """Folders, those first whose groups take longest."""
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups by the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what this machine cannot run, group what runs on one worker, begin with what takes longest."""
     _skip_what_cannot_run(items)
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(_group(item)))
+        _start_session_first(item)
     items.sort(key=lambda item: ORDER.index(_folder(item)))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fail where groups have no effect, which would start a cluster in every worker."""
+    is_grouped = getattr(session.config.option, "loadgroup", False)
+    if is_grouped and not all("@" in item.nodeid for item in session.items):
+        raise pytest.UsageError("this pytest-xdist does not group tests with this pytest")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Have other workers yield to the one whose group takes longest, or all would wait for it."""
+    group = item.get_closest_marker("xdist_group")
+    is_longest = group is not None and group.args == (LONGEST,)
+    if "PYTEST_XDIST_WORKER" in os.environ and not is_longest and os.nice(0) < NICE:
+        os.nice(NICE)
 
 
 def _skip_what_cannot_run(items: list[pytest.Item]) -> None:
@@ -55,8 +78,26 @@ def _folder(item: pytest.Item) -> str:
 def _group(item: pytest.Item) -> str:
     """Return what the item shares a worker with: the users of a cluster or a browser, else its file."""
     fixtures: list[str] = getattr(item, "fixturenames", [])
-    shared = next((name for name in SHARED if name in fixtures), None)
+    shared = next((group for name, group in SHARED.items() if name in fixtures), None)
+    if shared is None and _launches_on_spark(item):
+        shared = "spark"
     return shared or str(item.path.relative_to(TESTS))
+
+
+def _launches_on_spark(item: pytest.Item) -> bool:
+    """True where the fixture ``launch`` asks for the Spark session while the tests run."""
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and "spark" in callspec.params.get("launch", ())
+
+
+def _start_session_first(item: pytest.Item) -> None:
+    """Have a session that outlives the test start before the test's leaks are looked for."""
+    group = item.get_closest_marker("xdist_group")
+    fixture = SESSIONS.get(group.args[0]) if group is not None and group.args else None
+    names: list[str] = getattr(item, "fixturenames", [])
+    if fixture is not None and fixture not in names:
+        # a list of its own: all parametrizations of a function share one
+        item.fixturenames = [fixture, *names]  # type: ignore[attr-defined]
 
 
 def _has_gpu() -> bool:
@@ -122,15 +163,38 @@ def spark_site(tmp_path_factory: pytest.TempPathFactory) -> spark_rig.Site:
 
 @pytest.fixture(scope="session")
 def standalone(spark_site: spark_rig.Site) -> Iterator[spark_rig.Standalone]:
-    """A standalone cluster, lent to all tests: one application at a time has its four cores."""
+    """A standalone cluster. Each application on it has two executors of two cores and two GPUs."""
     cluster = spark_rig.Standalone(spark_site)
     yield cluster
     cluster.close()
 
 
-@pytest.fixture(scope="module")
-def spark(spark_site: spark_rig.Site, standalone: spark_rig.Standalone) -> Iterator[Any]:
-    """This process's session on the standalone cluster, for a module."""
-    options = {"spark.ui.enabled": "true", "spark.ui.port": "0"}
+@pytest.fixture(scope="session")
+def classic(spark_site: spark_rig.Site, standalone: spark_rig.Standalone) -> Iterator[Any]:
+    """This process's classic session, on the standalone cluster."""
+    ui = {"spark.ui.enabled": "true", "spark.ui.port": "0"}
+    options = {**ui, **spark_rig.GPU_OPTIONS, **spark_rig.QUICK_REFUSAL}
     with spark_rig.session(spark_site, standalone.url, **options) as session:
+        yield session
+
+
+@pytest.fixture(scope="session")
+def spark(classic: Any) -> Any:
+    """See :func:`classic`; modules whose tests run on both kinds of sessions override this."""
+    return classic
+
+
+@pytest.fixture(scope="session")
+def connect_server(spark_site: spark_rig.Site) -> Iterator[spark_rig.ConnectServer]:
+    """A Spark Connect server of four slots. Its UI has the port where clients look for it."""
+    options = {"spark.ui.enabled": "true", **spark_rig.QUICK_REFUSAL}
+    server = spark_rig.ConnectServer(spark_site, "local[4]", **options)
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def connect(connect_server: spark_rig.ConnectServer) -> Iterator[Any]:
+    """This process's session through Spark Connect."""
+    with spark_rig.connected(connect_server.url) as session:
         yield session

@@ -14,7 +14,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -40,14 +39,14 @@ def main(folder: Path) -> None:
     cluster = rig.Standalone(site, [machine.place for machine in executors])
     server = rig.ConnectServer(site, cluster.url, **{"spark.connect.grpc.binding.address": SERVER})
     with closing(cluster), closing(server):
-        rig.until(lambda: len(cluster.executors()) == 2, 60)
+        rig.until(lambda: len(cluster.executors()) == 2, spark_machines.AWAY_S)
         port = server.url.rpartition(":")[2]
         told = visit(notebook, f"sc://{SERVER}:{port}", folder)
     print(f"{spark_machines.ANSWER}{json.dumps({'value': told})}", flush=True)
 
 
 def visit(notebook: spark_machines.Machine, url: str, folder: Path) -> dict[str, Any]:
-    """Return what the notebook saw, and how long its ranks outlived it."""
+    """Return what the notebook saw, once its ranks have ended after it."""
     process = subprocess.Popen(
         [*notebook.prefix, sys.executable, "-m", "tests.spark_elsewhere", "notebook", url],
         stdout=subprocess.PIPE,
@@ -58,10 +57,9 @@ def visit(notebook: spark_machines.Machine, url: str, folder: Path) -> dict[str,
     lines = (line for line in process.stdout if line.startswith(spark_machines.ANSWER))
     told: dict[str, Any] = json.loads(next(lines).removeprefix(spark_machines.ANSWER))
     os.kill(told["pid"], signal.SIGKILL)
-    begun = time.monotonic()
     process.communicate()
-    rig.until(lambda: not alive(told["family"]), 30)
-    return {**told, "outlived_s": time.monotonic() - begun, "n_processes": len(told["family"])}
+    rig.until(lambda: not alive(told["family"]), spark_machines.AWAY_S)
+    return {**told, "n_processes": len(told["family"])}
 
 
 # ── on the notebook's machine ────────────────────────────────────────────────────────────────────
@@ -75,15 +73,16 @@ def be_notebook(url: str) -> None:
 
     spark = SparkSession.builder.remote(url).create()
     spark.range(1).collect()  # a server's first query takes seconds
-    refused, refused_after_s = min((refusal() for _ in range(3)), key=lambda said: said[1])
     gang = hm.launch(spark_ranks.where, np=4, on="spark")
     everyone = gang.result
     notices = [notice.text for notice in gang.snapshot().notices]
     again = hm.launch(spark_ranks.count, 100_000, np=4, on="spark")
-    rig.until(lambda: all("step 5" in text for text in again.logs.values()) and again.ranks, 60)
+    rig.until(
+        lambda: all("step 5" in text for text in again.logs.values()) and again.ranks,
+        spark_machines.AWAY_S,
+    )
     told = {
-        "refused": refused,
-        "refused_after_s": refused_after_s,
+        "refused": refusal(),
         "hosts": sorted({rank["host"] for rank in everyone}),
         "notices": notices,
         "pid": os.getpid(),
@@ -93,16 +92,15 @@ def be_notebook(url: str) -> None:
     again.wait()
 
 
-def refusal() -> tuple[str, float]:
-    """Return what is said of a gang that is too large, and how many seconds that took."""
+def refusal() -> str:
+    """Return the message about a gang that is too large."""
     import hydrogen_magic as hm
 
-    begun = time.monotonic()
     try:
         hm.run(spark_ranks.parent, np=8, on="spark")
     except hm.errors.PlacementError as error:
-        return str(error), time.monotonic() - begun
-    return "", 0.0
+        return str(error)
+    return ""
 
 
 if __name__ == "__main__":

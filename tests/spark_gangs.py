@@ -15,10 +15,12 @@ from hydrogen_magic.handle import Gang
 from hydrogen_magic.processes import AGENT, OWNER
 from hydrogen_magic.record import owner_of_this_process
 from tests import spark_rig
+from tests.gangs import PATIENCE_S
 
 
 def launch(function: Callable[..., Any], *arguments: Any, **options: Any) -> Gang:
-    return hm.launch(function, *arguments, on="spark", **options)
+    """Launch a gang on this process's session; the session's GPUs are for tests that ask for them."""
+    return hm.launch(function, *arguments, on="spark", **{"gpu": False, **options})
 
 
 def agent_pids() -> list[int]:
@@ -44,9 +46,9 @@ def busy(spark: Any, n_slots: int, folder: Path) -> Iterator[Callable[[], None]]
     job = spark.range(0, n_slots, 1, n_slots).mapInArrow(hold, "id long")
     thread = threading.Thread(target=job.collect, daemon=True)
     thread.start()
-    spark_rig.until(lambda: len(list(folder.glob("holding-*"))) == n_slots, 30)
+    spark_rig.until(lambda: len(list(folder.glob("holding-*"))) == n_slots, PATIENCE_S)
     try:
         yield done.touch
     finally:
         done.touch()
-        thread.join(30)
+        thread.join(PATIENCE_S)

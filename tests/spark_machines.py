@@ -33,6 +33,8 @@ KERNEL = "10.77.0.1"
 ANSWER = "answer: "
 UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
 BRIDGE = "hm-bridge"
+AWAY_S = 180.0
+"""Bound of every wait: a machine is given up after 45 s of silence."""
 
 
 def why_not() -> str:
@@ -140,7 +142,7 @@ class Stage:
         def both() -> bool:
             return len(rig.process_ids(self.spark, 4)) == 4
 
-        rig.until(both, 60)
+        rig.until(both, AWAY_S)
 
 
 def who(stage: Stage) -> Any:
@@ -155,7 +157,7 @@ def _running(n_steps: int) -> Any:
     import hydrogen_magic as hm
 
     gang = hm.launch(spark_ranks.count, n_steps, np=4, on="spark")
-    rig.until(lambda: all("step 5" in text for text in gang.logs.values()) and gang.ranks, 60)
+    rig.until(lambda: all("step 5" in text for text in gang.logs.values()) and gang.ranks, AWAY_S)
     return gang
 
 
@@ -165,7 +167,7 @@ def away_for_a_while(stage: Stage) -> Any:
     stage.machines[1].cut()
     time.sleep(5.0)  # that long is the machine away
     stage.machines[1].mend()
-    gang.wait(60)
+    gang.wait(AWAY_S)
     whole = [f"step {step}" for step in range(80)]
     lost = [rank for rank, text in gang.logs.items() if _steps(text) != whole]
     return {"state": gang.state, "lost": lost}
@@ -185,13 +187,13 @@ def away_for_ever(stage: Stage) -> Any:
     ended_s: list[float] = []
 
     def wait() -> None:
-        if gang.wait(90):
+        if gang.wait(AWAY_S):
             ended_s.append(time.monotonic() - begun)
 
     waiter = threading.Thread(target=wait)
     waiter.start()
     gone_s = None
-    while gone_s is None and time.monotonic() - begun < 90:
+    while gone_s is None and time.monotonic() - begun < AWAY_S:
         if not alive(family):
             gone_s = time.monotonic() - begun
         time.sleep(0.05)

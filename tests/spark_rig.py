@@ -18,9 +18,10 @@ import signal
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,14 +30,14 @@ from typing import Any
 from hydrogen_magic import processes
 from tests import leaks
 
-CORES = 2
-"""Of each worker; a cluster has two workers."""
-GPUS = 2
+CORES = 16
+"""Of each worker, for several applications at once: to Spark they are a number."""
+GPUS = 8
 """That each worker says it has. There is none; only sessions that ask for them get to see them."""
 HOST = "127.0.0.1"
-_START_S = 60.0
+_START_S = 180.0
 """A JVM starts in two to four seconds on two cores, in many more when they are busy."""
-_END_S = 10.0
+_END_S = 60.0
 _POLL_S = 0.02
 _NOT_THERE = re.compile(
     r"(_?hydrogen_magic|__editable__|__pycache__|ipykernel|ipython|ipywidgets|anywidget|rich"
@@ -224,6 +225,8 @@ class Site:
             "spark.driver.memory": "512m",
             "spark.driver.extraJavaOptions": _QUICK_JVM,
             "spark.executor.memory": "512m",
+            "spark.executor.cores": "2",
+            "spark.cores.max": "4",
             "spark.executor.extraJavaOptions": _QUICK_JVM,
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
@@ -241,17 +244,22 @@ class Place:
     """Command that runs the rest of its arguments there."""
 
 
-GPU_OPTIONS = {"spark.executor.resource.gpu.amount": str(GPUS)}
-"""What a session adds to see the GPUs that the workers of :class:`Standalone` report."""
+GPU_OPTIONS = {"spark.executor.resource.gpu.amount": "2"}
+"""What a session adds to get GPUs of those that the workers of :class:`Standalone` report."""
+QUICK_REFUSAL = {
+    "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "3",
+    "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
+}
+"""Spark's own check whether a barrier stage fits: by default forty times, every fifteen seconds."""
 
 
 # ── clusters ─────────────────────────────────────────────────────────────────────────────────────
 
 
 class Standalone:
-    """A master and two workers, each of two cores and with two GPUs to report."""
+    """A master and workers, by default one: it runs both executors of each application."""
 
-    def __init__(self, site: Site, places: Sequence[Place] = (Place(), Place())) -> None:
+    def __init__(self, site: Site, places: Sequence[Place] = (Place(),)) -> None:
         self._site = site
         self.mark = secrets.token_hex(8)
         self.folder = site.settings("cluster", {})
@@ -310,7 +318,7 @@ class Standalone:
         name = f"worker-{len(self.workers)}"
         worker = self._start(
             name, "worker.Worker", r"Successfully registered with master (\S+)", place,
-            "--cores", str(CORES), "--memory", "1g",
+            "--cores", str(CORES), "--memory", "8g",
             "--work-dir", str(self.folder / f"{name}-work"),
             "--properties-file", str(self._report_gpus(name)), self.url,
         )  # fmt: skip
@@ -377,6 +385,7 @@ def session(site: Site, master: str, *, n_executors: int = 2, **options: str) ->
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+    assert SparkContext._active_spark_context is None, "a process has one classic session at a time"
     for name in _OF_CONNECT:
         os.environ.pop(name, None)
     settings = site.driver(**options)
@@ -401,6 +410,21 @@ def session(site: Site, master: str, *, n_executors: int = 2, **options: str) ->
         kill_all(leaks.LENT, settings[leaks.LENT])
 
 
+@contextmanager
+def connected(url: str) -> Iterator[Any]:
+    """Give a Connect session in this process, with everything open that stays open."""
+    from pyspark.sql.connect.session import SparkSession
+
+    spark = SparkSession.builder.remote(url).create()
+    try:
+        spark.range(1).collect()  # the channel is opened with the first call
+        with suppress(Exception):  # and threads for good with the first error
+            spark.sql("select raise_error('as expected')").collect()
+        yield spark
+    finally:
+        spark.stop()
+
+
 def wait_for_executors(spark: Any, count: int) -> None:
     """Wait until the session has this many executors: one that was lost is replaced in seconds."""
     context = spark.sparkContext._jsc.sc()  # whose status names the driver's block manager too
@@ -408,18 +432,34 @@ def wait_for_executors(spark: Any, count: int) -> None:
 
 
 def process_ids(spark: Any, n_tasks: int) -> set[int]:
-    """Return the pids of the Python workers in which a plain job's tasks ran."""
+    """Return the pids of the Python workers in which the tasks of a plain job ran, all at once."""
+    meet = meeting(n_tasks)
 
     def report(batches: Any) -> Iterator[Any]:
         import os
-        import time
 
         import pyarrow
 
         for _ in batches:
             pass
-        time.sleep(0.2)  # so that no task is done before the last has a worker of its own
+        meet()
         yield pyarrow.RecordBatch.from_pydict({"pid": [os.getpid()]})
 
     rows = spark.range(0, n_tasks, 1, n_tasks).mapInArrow(report, "pid long").collect()
     return {row.pid for row in rows}
+
+
+def meeting(n_tasks: int) -> Callable[[], None]:
+    """Return a function by which tasks on this machine wait until all have a worker of their own."""
+    folder = tempfile.mkdtemp(prefix="hydrogen-meeting-")
+
+    def meet() -> None:
+        import os
+        import time
+
+        open(f"{folder}/{os.getpid()}", "w").close()
+        deadline = time.monotonic() + 15  # there may be fewer slots than tasks
+        while len(os.listdir(folder)) < n_tasks and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    return meet

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 import textwrap
 import threading
+import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,13 @@ from hydrogen_magic import events as ev
 from hydrogen_magic.compat import HorovodRunner, LogCallback
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.handle import Gang
+from hydrogen_magic.placements.spark import session as sessions
 from hydrogen_magic.views.widget.lines import LiveLines
 from hydrogen_magic.worker import reporter
 from tests import runner_ranks, spark_rig
+from tests.gangs import PATIENCE_S
 from tests.jupyter import Kernel
 from tests.spark_gangs import busy
-from tests.spark_kernels import CLASSIC, notebook
 
 pytestmark = [pytest.mark.horovod, pytest.mark.usefixtures("warm_agents")]
 
@@ -94,7 +97,7 @@ CELLS = [
 
 @pytest.fixture(scope="module")
 def jupyter_loop() -> None:
-    """Make jupyter_core's event loop, which stays for good, before anybody looks for leaks."""
+    """Make jupyter_core's event loop, which stays for good, before the first look for leaks."""
     ensure_event_loop()
 
 
@@ -128,16 +131,19 @@ def test_the_documented_function_runs_here(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-@pytest.mark.usefixtures("jupyter_loop")
+@pytest.mark.usefixtures("spark")
 def test_the_documented_function_runs_on_executors(
-    spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with notebook(spark_site, tmp_path, CLASSIC.format(standalone.url)) as kernel:
-        define(kernel)
-        runner = "HorovodRunner(np=2).run(train_hvd, {call})"
-        trains(kernel, runner, tmp_path / "on_executors.pt")
+    """As a notebook defines it; ``test_spark_notebooks`` has kernels whose gangs run on executors."""
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    notebook = vars(main)
+    for source in CELLS:
+        exec(textwrap.dedent(source), notebook)
+    model, path = notebook["Net"](), str(tmp_path / "on_executors.pt")
+    assert HorovodRunner(np=2).run(notebook["train_hvd"], model=model, path=path) == (0, 2, 256)
+    assert notebook["learned"](path)
 
 
 # ── here ─────────────────────────────────────────────────────────────────────────────────────────
@@ -184,7 +190,7 @@ def test_a_step_of_horovods_optimizer_is_one_step() -> None:
     assert [rank.steps for rank in newest_gang().ranks] == [3, 3]
 
 
-def test_a_failing_function_raises_what_it_said() -> None:
+def test_a_failing_function_raises_its_message() -> None:
     with pytest.raises(RuntimeError, match="rank 1 failed: ValueError: bad batch 17") as caught:
         HorovodRunner(np=-2).run(runner_ranks.fail_on_rank_1)
     shown = "\n".join(caught.value._render_traceback_())
@@ -200,7 +206,7 @@ def test_a_failing_function_raises_what_it_said() -> None:
         ({"np": 2, "driver_log_verbosity": "some"}, ValueError, "'all' or 'log_callback_only'"),
     ],
 )
-def test_wrong_options_are_said_at_once(
+def test_wrong_options_are_refused_at_once(
     options: Mapping[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -211,7 +217,8 @@ def test_wrong_options_are_said_at_once(
 
 
 @pytest.mark.spark
-def test_without_a_session_there_are_no_executors() -> None:
+def test_without_a_session_there_are_no_executors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_session_classes", lambda: ())
     with pytest.raises(RuntimeError, match="SparkSession"):
         HorovodRunner(np=2).run(runner_ranks.talk)
 
@@ -235,7 +242,7 @@ def test_what_is_shown_of_ranks_on_executors(
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
-def test_a_failure_on_an_executor_is_told_whole() -> None:
+def test_a_failure_on_an_executor_has_its_message() -> None:
     with pytest.raises(RuntimeError, match="rank 1 failed: ValueError: bad batch 17"):
         HorovodRunner(np=2).run(runner_ranks.fail_on_rank_1)
 
@@ -259,7 +266,7 @@ def test_it_waits_for_slots(spark: Any, tmp_path: Path) -> None:
             queued[:] = [gang.snapshot().queued for gang in new]
             return queued == [(1, 2)]
 
-        spark_rig.until(waits, 30)
+        spark_rig.until(waits, PATIENCE_S)
         let_go()
 
     with busy(spark, 3, tmp_path) as let_go:
@@ -288,7 +295,9 @@ def test_a_page_has_a_message_among_the_output() -> None:
     assert lines.take(1.0) == ([[1, stdout, "told", 0.5]], 0)
 
 
-def test_keras_tells_of_epochs_and_batches_on_rank_0(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_keras_callback_reports_epochs_and_batches_on_rank_0(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Of two callbacks one tells of batches too; the points are those of one observer."""
     HorovodRunner(np=-2).run(runner_ranks.fit)
     shown = capsys.readouterr().out.splitlines()

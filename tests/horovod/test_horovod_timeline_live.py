@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -22,20 +21,16 @@ from hydrogen_magic.manage import manage
 from hydrogen_magic.timeline import write_chrome_trace
 from hydrogen_magic.views.block import warnings
 from tests import horovod_training
-from tests.gangs import notices_of, spans_of, until, until_reported_again
+from tests.gangs import PATIENCE_S, notices_of, spans_of, until, until_reported_again
 
 pytestmark = [
     pytest.mark.horovod,
     pytest.mark.usefixtures("warm_agents"),
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(300),
 ]
 
-REACHES_THE_VIEW_S = 1.0
 
-
-@pytest.fixture(
-    params=["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.slow])]
-)
+@pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
 def launch(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Gang]]:
     """Launches trainings that go on until a file is there, and ends them."""
     if request.param == "spark":
@@ -46,13 +41,24 @@ def launch(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
         function = partial(horovod_training.train, str(tmp_path / "over"), **options)
         gang = hm.launch(function, np=2, on=request.param, rendezvous="horovod")
         started.append(gang)
-        until(gang, lambda: all(rank.steps > 2 for rank in gang.ranks), 60)
+        until(gang, lambda: gang.ranks and all(rank.steps > 2 for rank in gang.ranks))
         return gang
 
     yield launched
     for gang in started:
         gang.stop(kill=True)
-        assert gang.wait(20)
+        assert gang.wait(PATIENCE_S)
+
+
+mostly_local = pytest.mark.parametrize(
+    "launch",
+    [
+        "local",
+        pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.exhaustive]),
+    ],
+    indirect=True,
+)
+"""Where Spark goes by code that the first test runs as well."""
 
 
 def now_s(gang: Gang) -> float:
@@ -70,16 +76,6 @@ def until_shown(gang: Gang) -> None:
     until(gang, lambda: any(max(e.ends_ns) > since_s * 1e9 for e in of_horovod(gang)))
 
 
-def watch(gang: Gang, for_s: float) -> list[float]:
-    """Return how old the newest moment of the timeline that the kernel knew was, again and again."""
-    ages: list[float] = []
-    until_s = time.monotonic() + for_s
-    while time.monotonic() < until_s:
-        assert not gang.wait(0.02)
-        ages.append(now_s(gang) - max(max(e.ends_ns) for e in of_horovod(gang)[-3:]) / 1e9)
-    return ages
-
-
 def kept(gang: Gang) -> list[list[dict[str, Any]]]:
     return [json.loads(path.read_bytes()) for path in gang.kept_timelines]
 
@@ -90,10 +86,10 @@ def test_a_running_training_is_seen_and_its_timeline_kept(
     gang = launch()
     assert of_horovod(gang) == []
     gang.record(True)
-    until_shown(gang)
-    assert max(watch(gang, 2.0)) < REACHES_THE_VIEW_S
+    for _ in range(3):
+        until_shown(gang)  # while it runs, again and again
     (tmp_path / "over").touch()
-    assert gang.wait(30) and gang.state == "SUCCEEDED", gang.snapshot().reason
+    assert gang.wait(PATIENCE_S) and gang.state == "SUCCEEDED", gang.snapshot().reason
     spans = spans_of(gang, ev.HOROVOD)
     assert set(spans) == {0}, "the coordinator's"
     assert {"negotiate allreduce", "allreduce", "gloo allreduce"} <= {name for name, *_ in spans[0]}
@@ -110,17 +106,18 @@ def test_a_running_training_is_seen_and_its_timeline_kept(
     assert {"spans", "horovod", "collectives"} <= tracks
 
 
+@mostly_local
 def test_it_begins_and_ends_again_and_again(launch: Callable[..., Gang], tmp_path: Path) -> None:
     gang = launch()
     for _ in range(3):
         gang.record(True)
         until_shown(gang)
         gang.record(False)
-        until_reported_again(gang, 2)  # so they have heard it
+        until_reported_again(gang, 2)  # so that they know of it
     gang.record(True)
     until_shown(gang)
     os.kill(gang.ranks[0].pid or 0, signal.SIGKILL)
-    assert gang.wait(30) and gang.state == "FAILED"
+    assert gang.wait(PATIENCE_S) and gang.state == "FAILED"
     files = kept(gang)
     assert [path.name for path in gang.kept_timelines] == [
         f"horovod-timeline-{n}.json" for n in (1, 2, 3, 4)
@@ -132,7 +129,8 @@ def test_it_begins_and_ends_again_and_again(launch: Callable[..., Gang], tmp_pat
     assert all(str(path) in "".join(said) for path in gang.kept_timelines)
 
 
-def test_the_rank_that_comes_last_is_named(launch: Callable[..., Gang], tmp_path: Path) -> None:
+@mostly_local
+def test_the_slowest_rank_is_named(launch: Callable[..., Gang], tmp_path: Path) -> None:
     gang = launch(late_s=0.05)
     gang.record(True)
     sentence = "ranks waited for rank 1 in negotiation: "
@@ -143,16 +141,17 @@ def test_the_rank_that_comes_last_is_named(launch: Callable[..., Gang], tmp_path
     until(gang, said)
     assert stragglers(gang.snapshot(), now_s(gang)) == {1}
     (tmp_path / "over").touch()
-    assert gang.wait(30) and gang.state == "SUCCEEDED"
-    assert sentence in notices_of(gang), "it is to be read afterwards too"
+    assert gang.wait(PATIENCE_S) and gang.state == "SUCCEEDED"
+    assert sentence in notices_of(gang), "it is shown afterwards too"
 
 
+@mostly_local
 def test_the_users_own_timeline_is_theirs(launch: Callable[..., Gang], tmp_path: Path) -> None:
     own = tmp_path / "own.json"
     gang = launch(own_timeline=str(own))
     gang.record(True)
     until_shown(gang)
     (tmp_path / "over").touch()
-    assert gang.wait(30) and gang.state == "SUCCEEDED"
+    assert gang.wait(PATIENCE_S) and gang.state == "SUCCEEDED"
     assert gang.kept_timelines == []
     assert b'the "last" one' in own.read_bytes(), "as Horovod has written it"

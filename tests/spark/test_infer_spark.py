@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,47 +22,36 @@ from hydrogen_magic.placements.spark import session as sessions
 from hydrogen_magic.placements.spark.agents import Fleet
 from hydrogen_magic.predict.options import InferOptions
 from hydrogen_magic.spec import JobSpec
-from tests import leaks, spark_rig
+from tests import spark_rig
+from tests.gangs import PATIENCE_S, wait_until_gone
 
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(300),
 ]
 
 NO_GPU = JobSpec(gpu=False)
 TWICE = "def predict(batch: dict[str, np.ndarray]):\n    return {'twice': 2 * batch['id']}\n"
 
 
-@pytest.fixture(scope="module", params=["classic", "connect"])
-def spark(request: pytest.FixtureRequest, spark_site: spark_rig.Site) -> Iterator[Any]:
-    """One session after the other: what is left of a classic one's objects would not leave Connect
-    alone, as their finalizers run in any thread and open connections."""
-    if request.param == "classic":
-        cluster = request.getfixturevalue("standalone")
-        with spark_rig.session(spark_site, cluster.url, **spark_rig.GPU_OPTIONS) as session:
-            yield session
-    else:
-        yield from _connect(spark_site)
+CLASSIC = pytest.param("classic", marks=pytest.mark.xdist_group("spark"))
+CONNECT = pytest.param("connect", marks=pytest.mark.xdist_group("connect"))
+CONNECT_TOO = pytest.param(
+    "connect", marks=[pytest.mark.xdist_group("connect"), pytest.mark.exhaustive]
+)
 
 
-def _connect(site: spark_rig.Site) -> Iterator[Any]:
-    from pyspark.sql.connect.session import SparkSession
-
-    server = spark_rig.ConnectServer(site, "local[2]")
-    try:
-        session = SparkSession.builder.remote(server.url).create()
-        session.range(1).collect()  # the channel is opened with the first call
-        with pytest.raises(Exception, match="no good"):  # and threads for good with the first error
-            session.sql("select raise_error('no good')").collect()
-        yield session
-        session.stop()
-    finally:
-        server.close()
+@pytest.fixture(params=[CLASSIC, CONNECT])
+def spark(request: pytest.FixtureRequest) -> Any:
+    """This process's session, classic or Connect."""
+    return request.getfixturevalue(request.param)
 
 
-on_classic = pytest.mark.parametrize("spark", ["classic"], indirect=True)
+on_classic = pytest.mark.parametrize("spark", [CLASSIC], indirect=True)
 """Where Connect would show nothing else."""
+mostly_on_classic = pytest.mark.parametrize("spark", [CLASSIC, CONNECT_TOO], indirect=True)
+"""Where Connect goes by code that another test of Connect runs as well."""
 
 
 def captured(body: str, namespace: Mapping[str, Any] | None = None) -> Captured:
@@ -84,7 +72,7 @@ def prepared(frame: Any, body: str, **options: Any) -> Prepared:
 
 
 def plain_report(spark: Any) -> dict[int, dict[str, Any]]:
-    """Return what a job of somebody else's finds in the Python workers, by their process ids."""
+    """Return what an unrelated job finds in the Python workers, by their process ids."""
 
     def report(batches: Any) -> Iterator[Any]:
         import json
@@ -123,7 +111,7 @@ def test_rows_keep_their_order_and_columns(spark: Any) -> None:
 
 
 @on_classic
-def test_columns_that_are_asked_for(spark: Any) -> None:
+def test_only_the_selected_columns(spark: Any) -> None:
     frame = spark.range(3).selectExpr("id", "id + 1 as a", "id + 2 as b")
     assert inferred(frame, TWICE, columns=("b", "a")).columns == ["b", "a", "twice"]
     only = inferred(frame, TWICE, only=True, schema="twice float")
@@ -131,7 +119,7 @@ def test_columns_that_are_asked_for(spark: Any) -> None:
 
 
 @on_classic
-def test_types_come_through(spark: Any) -> None:
+def test_column_types_are_preserved(spark: Any) -> None:
     """Those that Spark has differently, and what it can only pass on."""
     body = (
         "import pyarrow as pa\n"
@@ -161,11 +149,13 @@ def test_types_come_through(spark: Any) -> None:
     ]  # fmt: skip
 
 
+@mostly_on_classic
 def test_partitions_without_rows(spark: Any) -> None:
     frame = spark.range(0, 1000, 1, 4).where("id >= 990")
     assert [row.twice for row in inferred(frame, TWICE).collect()] == list(range(1980, 2000, 2))
 
 
+@mostly_on_classic
 def test_frame_without_rows(spark: Any) -> None:
     nothing = spark.range(0)
     with pytest.raises(InferError, match=r"no rows.*--schema"):
@@ -177,6 +167,7 @@ def test_frame_without_rows(spark: Any) -> None:
 # ── laziness, and one set-up for all ─────────────────────────────────────────────────────────────
 
 
+@mostly_on_classic
 def test_nothing_runs_before_an_action_and_the_cell_once_per_worker(
     spark: Any, tmp_path: Path
 ) -> None:
@@ -195,7 +186,7 @@ def test_nothing_runs_before_an_action_and_the_cell_once_per_worker(
     assert 1 <= len(pids) == len(set(pids)) <= 4
 
 
-def test_the_next_job_of_a_worker_finds_nothing_of_ours(spark: Any, tmp_path: Path) -> None:
+def test_the_next_job_of_a_python_worker_finds_it_unchanged(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "local_helper.py").write_text("FACTOR = 3\n")
     body = (
         "import os, sys, local_helper\n"
@@ -234,7 +225,7 @@ def test_the_next_job_of_a_worker_finds_nothing_of_ours(spark: Any, tmp_path: Pa
 
 
 @on_classic
-def test_workers_have_their_memory_as_ranks_have_and_the_cell_its_own_environment(
+def test_python_workers_have_the_allocator_settings_of_ranks(
     spark: Any,
 ) -> None:
     body = (
@@ -275,7 +266,7 @@ def test_a_failing_batch_is_named_in_what_spark_raises(spark: Any) -> None:
     assert "worker.py" not in said
 
 
-def test_a_failing_first_batch_is_told_at_once(spark: Any) -> None:
+def test_a_failing_first_batch_is_raised_at_once(spark: Any) -> None:
     with pytest.raises(InferError, match="seven hundred") as caught:
         inferred(spark.range(700, 1000, 1, 2), FAILS_AT_700)
     said = str(caught.value)
@@ -285,7 +276,7 @@ def test_a_failing_first_batch_is_told_at_once(spark: Any) -> None:
 
 
 @on_classic
-def test_a_failing_cell_is_told_at_once(spark: Any) -> None:
+def test_a_failing_cell_is_raised_at_once(spark: Any) -> None:
     with pytest.raises(InferError, match="the cell failed: ZeroDivisionError") as caught:
         inferred(spark.range(10), "1 / 0\n" + TWICE)
     assert "Cell In[7], line 2" in str(caught.value)
@@ -316,7 +307,7 @@ def test_other_rows_survive_with_on_error(spark: Any) -> None:
         ("select id from range(1)", {"schema": "twice money"}, r"money"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_said_before_anything_runs(
+def test_unsupported_input_is_refused_before_anything_runs(
     spark: Any, query: str, options: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(InferError, match=said):
@@ -336,20 +327,24 @@ def test_a_first_batch_of_nulls_has_no_type(spark: Any) -> None:
 
 
 @on_classic
-def test_every_task_knows_its_gpu(spark: Any) -> None:
+def test_every_task_has_a_gpu_of_its_own(spark: Any, tmp_path: Path) -> None:
     body = (
         "import os, time\n"
         "def predict(batch: dict[str, np.ndarray]):\n"
-        "    time.sleep(0.5)\n"
+        f"    open(os.path.join({str(tmp_path)!r}, str(os.getpid())), 'w').close()\n"
+        f"    while len(os.listdir({str(tmp_path)!r})) < 4:\n"
+        "        time.sleep(0.02)  # four tasks at once\n"
         "    here = os.environ['HYDROGEN_MAGIC_DEVICE'], os.environ['LOCAL_RANK']\n"
         "    return {'where': [' '.join(here)] * len(batch['id'])}\n"
     )
     result = inferred(spark.range(0, 4, 1, 4), body, spec=JobSpec(), schema="where string")
     found = {row["where"] for row in result.collect()}
-    assert found == {f"cuda:{number} {number}" for number in range(4)}  # the rig's workers say so
+    numbers = [where.split()[1] for where in found]
+    assert found == {f"cuda:{number} {number}" for number in numbers} and len(found) == 4
+    assert set(map(int, numbers)) <= set(range(spark_rig.GPUS)), "as Spark's worker reports them"
 
 
-def test_a_run_of_our_own_is_counted_and_kept(spark: Any, tmp_path: Path) -> None:
+def test_a_run_is_counted_and_cached(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "batches").touch()
     body = (
         "def predict(batch: dict[str, np.ndarray]):\n"
@@ -368,7 +363,8 @@ def test_a_run_of_our_own_is_counted_and_kept(spark: Any, tmp_path: Path) -> Non
     kept.unpersist()
 
 
-def test_a_run_that_was_stopped_before_it_began_runs_nothing(spark: Any, tmp_path: Path) -> None:
+@mostly_on_classic
+def test_a_run_that_is_stopped_before_it_begins_runs_nothing(spark: Any, tmp_path: Path) -> None:
     run = SparkRun(prepared(spark.range(4), f"open({str(tmp_path / 'ran')!r}, 'w')\n" + TWICE))
     run.stop()
     with pytest.raises(GangStoppedError):
@@ -415,56 +411,76 @@ def pids_at(run: OnSpark, phase: str, least: int = 2) -> set[int]:
     def found() -> set[int]:
         return {rank.pid for rank in run.gang.ranks if rank.phase == phase and rank.pid}
 
-    spark_rig.until(lambda: len(found()) >= least, 60)
+    spark_rig.until(lambda: len(found()) >= least, PATIENCE_S)
     return found()
 
 
 @pytest.mark.parametrize("schema", ["twice bigint", None])
 def test_a_run_is_a_gang_whose_rows_are_counted_live(spark: Any, schema: str | None) -> None:
     run = launched(spark, SLEEPS, schema=schema)
-    assert run.gang.wait(90)
+    assert run.gang.wait(PATIENCE_S)
     assert run.result.agg({"twice": "sum"}).collect()[0][0] == N_ROWS * (N_ROWS - 1)
     run.result.unpersist()
     told = rows_done(run)
     done = [each.done for each in told]
     assert done == sorted(done) and done[-1] == told[-1].total == N_ROWS
-    assert len({n for n in done if 0 < n < N_ROWS}) >= 3, "nobody could see it move"
+    assert len({n for n in done if 0 < n < N_ROWS}) >= 3, "progress is seen while it runs"
     assert 1 <= max(each.in_flight for each in told) <= 4
     assert [rank.phase for rank in run.gang.ranks] == ["done"] * len(run.gang.ranks)
     assert sum(rank.bar.n for rank in run.gang.ranks if rank.bar) == N_ROWS
     assert run.gang.results == [None] * len(run.gang.ranks)
 
 
-@pytest.mark.parametrize("body", [HANGS, HOLDS_ON], ids=["hangs", "holds on"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(HANGS, id="hangs"),
+        pytest.param(HOLDS_ON, id="holds on", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_stop_ends_a_predict_in_the_middle(spark: Any, body: str) -> None:
     run = launched(spark, body)
     pids = pids_at(run, "running")
     assert any("time.sleep" in text or "predict" in text for text in run.gang.stacks().values())
-    began = time.monotonic()
     run.gang.stop()
-    spark_rig.until(lambda: not any(leaks.command(pid) for pid in pids), 10)
-    assert time.monotonic() - began < 1.5, "Spark alone takes two to four seconds"
-    assert run.gang.wait(5)
+    wait_until_gone(pids)
+    assert run.gang.wait(PATIENCE_S)
     assert run.gang.state == "STOPPED"
     with pytest.raises(GangStoppedError):
         _ = run.result
     again = launched(spark, TWICE)
-    assert again.gang.wait(60) and again.result.count() == N_ROWS
+    assert again.gang.wait(PATIENCE_S) and again.result.count() == N_ROWS
     again.result.unpersist()
 
 
+def test_stop_does_not_wait_for_spark_to_end_the_workers(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark cancels nothing at first, so that we end the workers alone, which takes it seconds."""
+    run = launched(spark, HOLDS_ON)
+    pids = pids_at(run, "running")
+    with monkeypatch.context() as patch:
+        patch.setattr(sessions.Session, "cancel", lambda self, tag: None)
+        run.gang.stop()
+        wait_until_gone(pids)
+    run.gang.stop(kill=True)
+    assert run.gang.wait(PATIENCE_S)
+    assert run.gang.state == "STOPPED"
+
+
+@mostly_on_classic
 def test_stop_ends_a_cell_that_is_still_loading(spark: Any) -> None:
     run = launched(spark, HANGS_IN_THE_CELL, schema=None)
     pids = pids_at(run, "loading", 1)
     run.gang.stop()
-    assert run.gang.wait(5)
-    spark_rig.until(lambda: not any(leaks.command(pid) for pid in pids), 5)
+    assert run.gang.wait(PATIENCE_S)
+    wait_until_gone(pids)
     assert run.gang.state == "STOPPED"
 
 
-def test_a_batch_that_fails_is_the_gangs_failure(spark: Any) -> None:
+def test_a_failing_batch_fails_the_gang(spark: Any) -> None:
     run = launched(spark, FAILS_AT_700, batch_size=100, schema="same bigint")
-    assert run.gang.wait(60)
+    assert run.gang.wait(PATIENCE_S)
     with pytest.raises(InferError, match=r"partition 0: .*rows 700 to 799") as caught:
         _ = run.result
     assert "Cell In[7], line 4, in check" in str(caught.value)
@@ -475,7 +491,7 @@ def test_a_batch_that_fails_is_the_gangs_failure(spark: Any) -> None:
 
 
 @on_classic
-def test_rows_of_a_task_that_spark_tries_again_count_once(spark: Any, tmp_path: Path) -> None:
+def test_rows_of_a_retried_task_count_once(spark: Any, tmp_path: Path) -> None:
     body = (
         "import os, time\n"
         "def predict(batch: dict[str, np.ndarray]):\n"
@@ -487,7 +503,7 @@ def test_rows_of_a_task_that_spark_tries_again_count_once(spark: Any, tmp_path: 
         "    return {'twice': 2 * batch['id']}\n"
     )
     run = launched(spark, body)
-    assert run.gang.wait(90)
+    assert run.gang.wait(PATIENCE_S)
     run.result.unpersist()
     assert len(list(tmp_path.iterdir())) >= 4, "each partition failed once"
     done = [each.done for each in rows_done(run)]
@@ -496,12 +512,12 @@ def test_rows_of_a_task_that_spark_tries_again_count_once(spark: Any, tmp_path: 
     assert worked > N_ROWS, "ranks did some of it twice, which their bars say"
 
 
-def test_tasks_that_cannot_reach_the_kernel_go_on_in_silence(
+def test_tasks_that_cannot_reach_the_kernel_go_on(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Fleet, "endpoints", lambda self, session: ["tcp://127.0.0.1:9"])
     run = launched(spark, SLEEPS)
-    assert run.gang.wait(90)
+    assert run.gang.wait(PATIENCE_S)
     assert run.result.count() == N_ROWS
     run.result.unpersist()
     told = rows_done(run)
@@ -515,7 +531,7 @@ def test_tasks_that_cannot_reach_the_kernel_go_on_in_silence(
 @on_classic
 def test_rows_without_a_prediction_are_counted_by_partition(spark: Any) -> None:
     run = launched(spark, FAILS_AT_700, 4000, batch_size=100, schema="same bigint", on_error="null")
-    assert run.gang.wait(60)
+    assert run.gang.wait(PATIENCE_S)
     assert [row.id for row in run.result.where("same is null").collect()] == [700]
     run.result.unpersist()
     assert rows_done(run)[-1].failed == 1
@@ -526,7 +542,8 @@ def test_rows_without_a_prediction_are_counted_by_partition(spark: Any) -> None:
     assert "seven hundred" in notice.text
 
 
-def test_the_magic_shows_and_stops_it_and_leaves_a_lazy_one_alone(spark: Any) -> None:
+@mostly_on_classic
+def test_the_magic_shows_and_stops_a_run_and_keeps_out_lazy(spark: Any) -> None:
     InteractiveShell.clear_instance()
     shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     magics.load(shell)
@@ -537,7 +554,7 @@ def test_the_magic_shows_and_stops_it_and_leaves_a_lazy_one_alone(spark: Any) ->
         line = "df --schema 'twice bigint'"
         assert shell.run_cell_magic("infer", f"{line} --out scored", TWICE) is None
         assert shell.user_ns["scored"].count() == N_ROWS
-        assert set(runner.gangs()) <= known, "nobody waits for a lazy one"
+        assert set(runner.gangs()) <= known, "a lazy result starts no gang"
         kept = shell.run_cell_magic("infer", line, TWICE)
         assert kept.columns == ["id", "twice"]
         kept.unpersist()
@@ -546,7 +563,7 @@ def test_the_magic_shows_and_stops_it_and_leaves_a_lazy_one_alone(spark: Any) ->
         detached = shell.run_cell_magic("infer", f"{line} --detach --quiet", HANGS)
         pids_at(detached, "running")
         shell.run_line_magic("gang", f"stop {detached.gang.id}")
-        assert detached.gang.wait(5)
+        assert detached.gang.wait(PATIENCE_S)
         assert detached.gang.state == "STOPPED"
     finally:
         magics.unload(shell)

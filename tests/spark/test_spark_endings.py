@@ -1,4 +1,7 @@
-"""Every way a gang on a cluster can end: nothing of it is left, and the culprit is named with its host."""
+"""Endings of gangs that only Spark has: executors, tasks, agents and jobs that end under them.
+
+What every gang promises, on Spark too, is in ``tests/local/test_contract.py``.
+"""
 
 from __future__ import annotations
 
@@ -11,181 +14,87 @@ import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hydrogen_magic as hm
-from hydrogen_magic.errors import GangStoppedError, GangTimeoutError, HydrogenError
+from hydrogen_magic.errors import GangStoppedError, HydrogenError
 from hydrogen_magic.handle import Gang
 from hydrogen_magic.placements import Attempt, agents
 from hydrogen_magic.placements.spark import plans
 from hydrogen_magic.placements.spark.agents import RemoteAgent, fleet
 from tests import ranks, spark_ranks, spark_rig
-from tests.gangs import alive, ended, failure_of, family_of, said, until
+from tests.gangs import (
+    PATIENCE_S,
+    alive,
+    ended,
+    failure_of,
+    family_of,
+    said,
+    until,
+    wait_until_gone,
+)
 from tests.spark_gangs import agent_pids, launch
 
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.usefixtures("spark", "warm_agents"),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
 ]
 
 HOST = os.uname().nodename
 
 
-@pytest.fixture(autouse=True)
-def works_again_at_once(spark: Any, no_leaks: None) -> Iterator[None]:
-    """After every ending the next gang runs, and runs right."""
-    yield
-    assert ended(launch(ranks.gather, np=2), 60).result == [0, 1]
-
-
 def training(np: int = 4) -> tuple[Gang, list[int]]:
-    """Return a gang as users have them, and the pids of all that belongs to it."""
+    """Return a gang whose ranks have children, and the pids of all its processes."""
     gang = launch(ranks.family, 1, False, np=np)
-    until(gang, said(gang, "batch"), 60)
+    until(gang, said(gang, "batch"))
     family = family_of(gang)
     assert len(family) >= 3 * np, "ranks with a DataLoader worker and a helper in its own session"
     return gang, family
 
 
-def gone_within(pids: list[int], seconds: float) -> None:
-    spark_rig.until(lambda: not alive(pids), seconds, lambda: f"{alive(pids)} are still there")
-
-
-# ── a rank fails ─────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.parametrize("culprit", [0, 3])
-def test_the_culprit_is_named_with_its_host(culprit: int, tmp_path: Path) -> None:
-    env = {"LAST_ACT": str(tmp_path / "last_act")}
-    gang = launch(ranks.fail_on, culprit, 0.0, False, np=4, env=env)
-    error = failure_of(gang)
-    assert error.rank == culprit
-    assert "ValueError: bad batch 17" in error.report
-    assert 'raise ValueError("bad batch 17")' in error.report
-    assert gang.ranks[culprit].host == HOST
-
-
-def test_a_rank_that_is_killed() -> None:
-    error = failure_of(launch(ranks.end_one, 1, "SIGKILL", np=2))
-    assert error.rank == 1 and "SIGKILL" in str(error)
-
-
-def test_failed_attempts_are_retried_with_fresh_stores(tmp_path: Path) -> None:
-    gang = launch(spark_ranks.fail_once, str(tmp_path / "tried"), np=2, retries=1)
-    assert ended(gang).result == [0, 1]
-    assert gang.snapshot().attempt == 1
-
-
-# ── it is stopped ────────────────────────────────────────────────────────────────────────────────
-
-
-def test_stop_leaves_nothing_but_sparks_own_workers(spark: Any) -> None:
-    before = spark_rig.process_ids(spark, 4)
-    gang, family = training()
-    begun = time.monotonic()
-    gang.stop()
-    gone_within(family, 1.0)
-    assert ended(gang, 5).state == "STOPPED"
-    assert time.monotonic() - begun < 2.0
-    assert ended(launch(ranks.gather, np=4)).result == [0, 1, 2, 3]
-    assert spark_rig.process_ids(spark, 4) == before
-
-
-def test_stop_does_not_wait_for_the_deaf() -> None:
-    gang = launch(ranks.hang, "deaf", np=2)
-    until(gang, said(gang, "deaf"))
-    family = family_of(gang)
-    gang.stop()
-    gone_within(family, 1.0)
-    ended(gang, 5)
-
-
-@pytest.mark.parametrize("delay_s", [0.0, 0.02, 0.1, 0.3])
-def test_stop_while_it_starts(delay_s: float) -> None:
-    gang = launch(ranks.hang, "collective", np=2)
-    time.sleep(delay_s)  # any moment of the launch
-    gang.stop()
-    assert ended(gang, 8).state == "STOPPED"
-
-
-def test_timeout() -> None:
-    gang = launch(ranks.hang, "sleep", np=2, timeout=2.0)
-    with pytest.raises(GangTimeoutError, match="2"):
-        ended(gang, 10).raise_for_state()
-
-
-# ── somebody takes it away ───────────────────────────────────────────────────────────────────────
-
-
 def lost(gang: Gang, family: list[int]) -> HydrogenError:
-    """Check that it ends whole within five seconds; return what the user is told."""
-    gone_within(family, 5.0)
+    """Wait for the end of all its processes and for its failure; return the error."""
+    wait_until_gone(family)
     with pytest.raises(HydrogenError) as caught:
-        ended(gang, 10).raise_for_state()
+        ended(gang).raise_for_state()
     assert gang.state == "FAILED"
     return caught.value
 
 
-@pytest.mark.parametrize("count", [1, 2])  # with the second the host's agent has lost its last
-def test_executors_are_killed(count: int, spark: Any, standalone: spark_rig.Standalone) -> None:
+def test_a_failed_rank_is_reported_with_its_host() -> None:
+    gang = launch(ranks.fail_on, 3, 0.0, False, np=4, env={"LAST_ACT": os.devnull})
+    assert failure_of(gang).rank == 3
+    assert gang.ranks[3].host == HOST
+
+
+# ── stopped ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_stop_keeps_sparks_own_workers(spark: Any) -> None:
+    workers = spark_rig.process_ids(spark, 4)
     gang, family = training()
-    for pid in standalone.executors()[:count]:
-        os.kill(pid, signal.SIGKILL)
-    told = str(lost(gang, family))
-    assert "executor" in told and HOST in told
-    spark_rig.wait_for_executors(spark, 2)
+    gang.stop()
+    wait_until_gone(family)
+    assert ended(gang).state == "STOPPED"
+    assert ended(launch(ranks.gather, np=4)).result == [0, 1, 2, 3]
+    assert set(alive(workers)) == workers
 
 
-def test_a_lost_executor_costs_an_attempt(spark: Any, standalone: spark_rig.Standalone) -> None:
-    """The next one starts when Spark has replaced it, which takes some seconds."""
-    gang = launch(spark_ranks.count, 50, np=4, retries=1)
-    until(gang, said(gang, "step 5"), 60)
-    os.kill(standalone.executors()[0], signal.SIGKILL)
-    assert ended(gang, 90).result == 50
-    assert gang.snapshot().attempt == 1
+EARLY = [0.0, pytest.param(0.02, marks=pytest.mark.exhaustive), 0.1]
+LATER = [pytest.param(0.3, marks=pytest.mark.exhaustive)]
 
 
-def test_a_python_worker_is_killed(standalone: spark_rig.Standalone) -> None:
-    gang, family = training()
-    os.kill(spark_rig.python_workers(standalone.executors()[0])[0], signal.SIGKILL)
-    told = str(lost(gang, family))
-    assert "Spark task" in told and HOST in told
-
-
-def test_an_agent_is_killed() -> None:
-    gang, family = training()
-    for pid in agent_pids():
-        if b"hydrogen_magic.agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, signal.SIGKILL)
-    told = str(lost(gang, family))
-    assert "agent" in told and HOST in told
-
-
-def test_an_agent_that_was_given_up_takes_no_gang() -> None:
-    """One that was silent for too long may come back: the next gangs must not wait for it."""
-
-    async def give_up() -> list[int]:
-        given_up = agent_pids()
-        for agent in list(fleet()._agents):
-            fleet().drop(agent)
-        return given_up
-
-    ended(launch(ranks.gather, np=2)).raise_for_state()
-    given_up = asyncio.run_coroutine_threadsafe(give_up(), agents.hub().loop).result(5)
-    gone_within(given_up, 10.0)
-
-
-def test_agents_are_closed_under_it() -> None:
-    """As when the notebook's kernel exits: whoever waits for the gang must not do so for ever."""
-    gang, family = training()
-    agents.close()
-    assert "agents were ended" in str(lost(gang, family))
+@pytest.mark.parametrize("delay_s", [*EARLY, *LATER])
+def test_stop_during_the_start(delay_s: float) -> None:
+    gang = launch(ranks.hang, "collective", np=2)
+    time.sleep(delay_s)  # any moment of the launch
+    gang.stop()
+    assert ended(gang).state == "STOPPED"
 
 
 def test_stop_while_a_checkpoint_travels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +102,7 @@ def test_stop_while_a_checkpoint_travels(tmp_path: Path, monkeypatch: pytest.Mon
 
     async def travel(agent: RemoteAgent, attempt: Attempt) -> None:
         travels.set()
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     def on_another_disk(*known: Any) -> plans.Meant:
         return dataclasses.replace(meant(*known), shares_disk=False)
@@ -202,36 +111,19 @@ def test_stop_while_a_checkpoint_travels(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(plans, "plan", on_another_disk)
     monkeypatch.setattr(RemoteAgent, "bring_checkpoint", travel)
     gang = launch(spark_ranks.fail_once, str(tmp_path / "tried"), np=2, retries=1)
-    assert travels.wait(30)
+    assert travels.wait(PATIENCE_S)
     gang.stop()
-    assert ended(gang, 5).state == "STOPPED"
-
-
-def test_its_job_is_cancelled_in_spark_s_ui(spark: Any) -> None:
-    gang, family = training()
-    press_kill(spark.sparkContext.uiWebUrl)
-    assert "cancelled" in str(lost(gang, family))
-
-
-def press_kill(ui: str) -> None:
-    """Send what a browser sends for the "(kill)" beside the one job that runs."""
-    with urllib.request.urlopen(f"{ui}/jobs/", timeout=30) as page:
-        form = re.search(
-            r'<form action="(\S*/jobs/job/kill/)".*?</form>', page.read().decode(), re.S
-        )
-    assert form is not None, "each job that runs has its (kill)"
-    fields = dict(re.findall(r'name="(\w+)" value="(\w+)"', form[0]))
-    sent = urllib.parse.urlencode(fields).encode()
-    urllib.request.urlopen(urllib.parse.urljoin(ui, form[1]), sent, timeout=30).close()
+    assert ended(gang).state == "STOPPED"
 
 
 def test_interrupt() -> None:
-    """As a cell that waits is interrupted: ``hm.run`` ends the gang and raises."""
+    """An interrupted cell that waits in ``hm.run``: the gang ends, and ``hm.run`` raises."""
     main = threading.main_thread().ident
     assert main is not None
 
     def interrupt() -> None:
-        spark_rig.until(lambda: any("about to hang" in g.logs.get(0, "") for g in new()), 30)
+        hangs = lambda: any("about to hang" in gang.logs.get(0, "") for gang in new())  # noqa: E731
+        spark_rig.until(hangs, PATIENCE_S)
         signal.pthread_kill(main, signal.SIGINT)
 
     before = set(hm.gangs())
@@ -247,3 +139,92 @@ def test_interrupt() -> None:
     (gang,) = new()
     assert gang.state == "STOPPED"
     assert not alive([rank.pid for rank in gang.ranks if rank.pid is not None])
+
+
+def test_cancelled_in_sparks_ui(spark: Any) -> None:
+    gang, family = training()
+    press_kill(spark.sparkContext.uiWebUrl)
+    assert "cancelled" in str(lost(gang, family))
+
+
+def press_kill(ui: str) -> None:
+    """Send what a browser sends for the "(kill)" beside the one job that runs."""
+    with urllib.request.urlopen(f"{ui}/jobs/", timeout=PATIENCE_S) as page:
+        form = re.search(
+            r'<form action="(\S*/jobs/job/kill/)".*?</form>', page.read().decode(), re.S
+        )
+    assert form is not None, "each job that runs has its (kill)"
+    fields = dict(re.findall(r'name="(\w+)" value="(\w+)"', form[0]))
+    sent = urllib.parse.urlencode(fields).encode()
+    urllib.request.urlopen(urllib.parse.urljoin(ui, form[1]), sent, timeout=PATIENCE_S).close()
+
+
+# ── agents end ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_agent_is_killed() -> None:
+    gang, family = training()
+    for pid in agent_pids():
+        if b"hydrogen_magic.agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+    error = str(lost(gang, family))
+    assert "agent" in error and HOST in error
+
+
+def test_an_agent_that_was_given_up_ends() -> None:
+    """One that was silent for too long may come back: the next gangs must not wait for it."""
+
+    async def give_up() -> list[int]:
+        given_up = agent_pids()
+        for agent in list(fleet()._agents):
+            fleet().drop(agent)
+        return given_up
+
+    ended(launch(ranks.gather, np=2)).raise_for_state()
+    given_up = asyncio.run_coroutine_threadsafe(give_up(), agents.hub().loop).result(PATIENCE_S)
+    wait_until_gone(given_up)
+    assert ended(launch(ranks.gather, np=2)).result == [0, 1]
+
+
+def test_agents_are_closed_under_a_gang() -> None:
+    """As when the notebook's kernel exits: the wait for the gang must end."""
+    gang, family = training()
+    agents.close()
+    assert "agents were ended" in str(lost(gang, family))
+
+
+# ── executors and tasks end ──────────────────────────────────────────────────────────────────────
+
+
+def test_a_python_worker_is_killed(standalone: spark_rig.Standalone) -> None:
+    gang, family = training()
+    executor = executors_of_this_session(standalone)[0]
+    os.kill(spark_rig.python_workers(executor)[0], signal.SIGKILL)
+    error = str(lost(gang, family))
+    assert "Spark task" in error and HOST in error
+
+
+def test_a_lost_executor_costs_an_attempt(standalone: spark_rig.Standalone) -> None:
+    """The next one starts when Spark has replaced it, which takes some seconds."""
+    gang = launch(spark_ranks.count, 50, np=4, retries=1)
+    until(gang, said(gang, "step 5"))
+    os.kill(executors_of_this_session(standalone)[0], signal.SIGKILL)
+    assert ended(gang, 2 * PATIENCE_S).result == 50
+    assert gang.snapshot().attempt == 1
+
+
+@pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
+def test_executors_are_killed(count: int, spark: Any, standalone: spark_rig.Standalone) -> None:
+    """With the second one the host's agent has lost its last task."""
+    gang, family = training()
+    for pid in executors_of_this_session(standalone)[:count]:
+        os.kill(pid, signal.SIGKILL)
+    error = str(lost(gang, family))
+    assert "executor" in error and HOST in error
+    spark_rig.wait_for_executors(spark, 2)
+
+
+def executors_of_this_session(standalone: spark_rig.Standalone) -> list[int]:
+    """Return the pids of the executors: no other application runs beside this process's session."""
+    spark_rig.until(lambda: len(standalone.executors()) == 2, PATIENCE_S)
+    return standalone.executors()

@@ -1,34 +1,34 @@
-"""Gangs on a standalone cluster: who ranks are, what travels, what comes back, what stays as it was."""
+"""Gangs on a standalone cluster: ranks, what travels, what comes back, what stays unchanged, slots."""
 
 from __future__ import annotations
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import hydrogen_magic as hm
 from hydrogen_magic.errors import GangStoppedError, PlacementError
 from hydrogen_magic.placements import agents
 from hydrogen_magic.placements.spark import joining
 from tests import ranks, spark_ranks, spark_rig
-from tests.gangs import ended, until
+from tests.gangs import PATIENCE_S, ended, until, wait_until_gone
 from tests.spark_gangs import agent_pids, busy, launch
 
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
     pytest.mark.usefixtures("spark", "warm_agents"),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
 ]
 
 MB = 1_000_000
 
 
 def test_ranks_of_several_executors_on_one_host() -> None:
-    """Both executors are on this machine, so all four ranks are neighbours."""
+    """Both executors are on this machine: all four ranks are local to each other."""
     found = launch(ranks.environment, np=4).results
     for rank, environment in enumerate(found):
         expected = {
@@ -60,7 +60,7 @@ def test_local_modules_and_values_travel(tmp_path: Path, monkeypatch: pytest.Mon
     assert gang.results == [[2, 4, 6], [2, 4, 6]]
 
 
-def test_output_and_metrics_are_seen_while_it_runs(tmp_path: Path) -> None:
+def test_output_and_metrics_arrive_while_it_runs(tmp_path: Path) -> None:
     go_on = tmp_path / "go_on"
     gang = launch(spark_ranks.log_and_wait, str(go_on), np=2)
     until(gang, lambda: all("begun" in text for text in gang.logs.values()) and gang.logs != {})
@@ -75,13 +75,13 @@ def test_large_closures_and_results() -> None:
     import numpy
 
     data = numpy.arange(25 * MB, dtype="float64")
-    result, total = ended(launch(spark_ranks.double, data, np=2), 90).results
+    result, total = ended(launch(spark_ranks.double, data, np=2)).results
     assert data.nbytes == 200 * MB
     assert numpy.array_equal(result, 2 * data) and total == float(data.sum())
 
 
 def test_all_of_a_long_output_reaches_the_record() -> None:
-    gang = ended(launch(spark_ranks.talk, 100 * MB, np=1), 90)
+    gang = ended(launch(spark_ranks.talk, 100 * MB, np=1))
     gang.raise_for_state()
     with gang.log_path(0).open("rb") as log:
         log.seek(100 * MB)
@@ -101,8 +101,10 @@ def environments(spark: Any) -> dict[int, dict[str, str]]:
     import pandas
     from pyspark.sql.functions import pandas_udf
 
+    meet = spark_rig.meeting(4)
+
     def look(ids: pandas.Series) -> pandas.Series:
-        time.sleep(0.2)  # so that no task is done before the last has a worker of its own
+        meet()
         seen = json.dumps([os.getpid(), dict(os.environ)])
         return pandas.Series([seen] * len(ids))
 
@@ -112,7 +114,7 @@ def environments(spark: Any) -> dict[int, dict[str, str]]:
     return dict(json.loads(row.seen) for row in rows)
 
 
-def test_a_plain_job_finds_its_workers_and_their_environment_untouched(spark: Any) -> None:
+def test_python_workers_and_their_environment_stay_unchanged(spark: Any) -> None:
     before = environments(spark)
     assert len(before) == 4
     env = {"CUDA_VISIBLE_DEVICES": "7", "MINE": "1"}
@@ -124,14 +126,14 @@ def test_the_next_gang_has_the_same_agent() -> None:
     assert launch(spark_ranks.parent, np=1).result == launch(spark_ranks.parent, np=1).result
 
 
-def test_agents_end_when_nobody_needs_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    agents.close()  # those there are were told to wait for a minute
-    spark_rig.until(lambda: not agent_pids(), 5)
-    monkeypatch.setattr(joining, "IDLE_S", 1.0)
-    assert launch(ranks.gather, np=2).result == [0, 1]
-    assert agent_pids()
-    spark_rig.until(lambda: not agent_pids(), 10)
-    monkeypatch.undo()
+def test_idle_agents_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    agents.close()  # those that are warm wait for a minute
+    wait_until_gone(agent_pids())
+    with monkeypatch.context() as patch:
+        patch.setattr(joining, "IDLE_S", 1.0)
+        (template,) = set(launch(spark_ranks.parent, np=2).results)
+    wait_until_gone([template])
+    spark_rig.until(lambda: not agent_pids(), PATIENCE_S)
     assert launch(ranks.gather, np=2).result == [0, 1]
 
 
@@ -139,27 +141,26 @@ def test_agents_end_when_nobody_needs_them(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_more_ranks_than_slots_are_refused_with_the_numbers() -> None:
-    begun = time.monotonic()
+    """By :func:`launch` itself: no gang waits in vain."""
+    known = set(hm.gangs())
     with pytest.raises(PlacementError, match=r"np 8\b.*\b4 slots"):
         launch(ranks.gather, np=8)
-    assert time.monotonic() - begun < 1.0
+    assert set(hm.gangs()) == known
 
 
-def test_a_queued_gang_says_so_and_can_be_stopped(spark: Any, tmp_path: Path) -> None:
+def test_a_queued_gang_is_shown_as_queued_and_can_be_stopped(spark: Any, tmp_path: Path) -> None:
     with busy(spark, 3, tmp_path):
         gang = launch(ranks.gather, np=2)
-        until(gang, lambda: gang.snapshot().queued == (1, 2), 15)
-        begun = time.monotonic()
+        until(gang, lambda: gang.snapshot().queued == (1, 2))
         gang.stop()
         with pytest.raises(GangStoppedError):
-            ended(gang, 10).raise_for_state()
-        assert time.monotonic() - begun < 1.0
+            ended(gang).raise_for_state()
 
 
 def test_a_queued_gang_runs_when_slots_are_free(spark: Any, tmp_path: Path) -> None:
     with busy(spark, 3, tmp_path) as let_go:
         gang = launch(ranks.gather, np=2)
-        until(gang, lambda: gang.snapshot().queued == (1, 2), 15)
+        until(gang, lambda: gang.snapshot().queued == (1, 2))
         let_go()
         assert ended(gang).result == [0, 1]
         assert gang.snapshot().queued is None

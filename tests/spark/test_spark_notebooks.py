@@ -1,7 +1,11 @@
-"""A notebook on each kind of cluster: the digits cell as it is, and what is left when its kernel ends."""
+"""A notebook on each kind of cluster: the digits cell as it is, and what is left when its kernel ends.
+
+Each kernel has a session of its own, beside that of the process that runs the tests.
+"""
 
 from __future__ import annotations
 
+import ast
 import os
 import signal
 import textwrap
@@ -14,13 +18,14 @@ from jupyter_core.utils import ensure_event_loop
 
 from hydrogen_magic.processes import OWNER
 from tests import jupyter, leaks, spark_rig
+from tests.gangs import PATIENCE_S
 from tests.jupyter import Cell, Kernel
 from tests.spark_kernels import CLASSIC, CONNECT, notebook
 
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(600),
 ]
 
 DIGITS = Path(__file__).parents[2] / "example_notebooks" / "01_first_gang.ipynb"
@@ -49,14 +54,14 @@ FAMILY = textwrap.dedent(
 
 @pytest.fixture(scope="module", autouse=True)
 def jupyter_loop() -> None:
-    """Make jupyter_core's event loop, which stays for good, before anybody looks for leaks."""
+    """Make jupyter_core's event loop, which stays for good, before the first look for leaks."""
     ensure_event_loop()
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A session starts two or three JVMs, and its first gang the executors' Python."""
-    monkeypatch.setattr(jupyter, "PATIENCE_S", 120.0)
+    monkeypatch.setattr(jupyter, "PATIENCE_S", 240.0)
 
 
 def owner(kernel: Kernel) -> str:
@@ -76,17 +81,17 @@ def training(kernel: Kernel) -> Cell:
 
 
 def digits() -> list[str]:
-    """Return the first notebook's code cells, up to the one that says how good the model is."""
+    """Return the first notebook's code cells, up to the one that checks the model's accuracy."""
     cells = [c.source for c in nbformat.read(DIGITS, as_version=4).cells if c.cell_type == "code"]
     last = next(n for n, source in enumerate(cells) if "accuracy >" in source)
     return cells[: last + 1]
 
 
 def learn_digits(kernel: Kernel) -> None:
-    """Run the cells, the gang's with ``--on spark``; check what is seen meanwhile and afterwards."""
+    """Run the cells, the gang's on Spark; check what is seen meanwhile and afterwards."""
     for source in digits():
         if source.startswith("%%distributed "):
-            train(kernel, source.replace("%%distributed ", "%%distributed --on spark ", 1))
+            train(kernel, source.replace("%%distributed ", "%%distributed --on spark --cpu ", 1))
         else:
             done = kernel.run(source)
             assert not done.error, done.error
@@ -107,12 +112,22 @@ def train(kernel: Kernel, source: str) -> None:
     assert cell.value is not None and 0 < float(cell.value) < 1
 
 
-def test_digits_and_a_kernel_that_is_killed_on_standalone(
+def test_digits_gpus_and_a_driver_that_is_killed(
+    spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
+) -> None:
+    cell = CLASSIC.format(standalone.url)
+    with notebook(spark_site, tmp_path, cell, **spark_rig.GPU_OPTIONS) as kernel:
+        learn_digits(kernel)
+        refuses_what_executors_lack(kernel)
+        gives_gpus(kernel)
+        ends_with_its_driver(kernel, str(spark_site.python))
+
+
+@pytest.mark.exhaustive
+def test_a_kernel_that_is_killed_on_a_cluster(
     spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
 ) -> None:
     with notebook(spark_site, tmp_path, CLASSIC.format(standalone.url)) as kernel:
-        learn_digits(kernel)
-        refuses_what_executors_lack(kernel)
         everything_ends_with(kernel)
 
 
@@ -125,7 +140,8 @@ def refuses_what_executors_lack(kernel: Kernel) -> None:
     assert "it ran" not in refused.stream()
 
 
-def test_digits_and_a_session_that_is_stopped_on_a_local_cluster(
+@pytest.mark.exhaustive
+def test_a_session_that_is_stopped_on_a_local_cluster(
     spark_site: spark_rig.Site, tmp_path: Path
 ) -> None:
     with notebook(spark_site, tmp_path, CLASSIC.format(LOCAL_CLUSTER)) as kernel:
@@ -138,18 +154,28 @@ def test_digits_and_a_session_that_is_stopped_on_a_local_cluster(
 
         assert agents(), "they are warm"
         assert not kernel.run("spark.stop()").error
-        spark_rig.until(lambda: not agents(), 5)
+        spark_rig.until(lambda: not agents(), PATIENCE_S)
         again = kernel.run("%%distributed --on spark\n1")
         assert "SparkSession.builder" in again.error, "how to make a session"
 
 
-def test_digits_interrupt_and_a_kernel_that_is_killed_on_connect(
+def test_digits_interrupt_relay_and_a_kernel_that_is_killed_on_connect(
+    spark_site: spark_rig.Site, connect_server: spark_rig.ConnectServer, tmp_path: Path
+) -> None:
+    on_connect(spark_site, connect_server, tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_digits_interrupt_relay_and_a_kernel_that_is_killed_on_a_servers_cluster(
     spark_site: spark_rig.Site, tmp_path: Path
 ) -> None:
-    with (
-        closing(spark_rig.ConnectServer(spark_site, LOCAL_CLUSTER)) as server,
-        notebook(spark_site, tmp_path, CONNECT.format(server.url)) as kernel,
-    ):
+    """On a server of its own, whose executors are processes."""
+    with closing(spark_rig.ConnectServer(spark_site, LOCAL_CLUSTER)) as server:
+        on_connect(spark_site, server, tmp_path)
+
+
+def on_connect(site: spark_rig.Site, server: spark_rig.ConnectServer, folder: Path) -> None:
+    with notebook(site, folder, CONNECT.format(server.url)) as kernel:
         learn_digits(kernel)
         cell = training(kernel)
         kernel.interrupt()
@@ -161,7 +187,7 @@ def test_digits_interrupt_and_a_kernel_that_is_killed_on_connect(
 
 
 def goes_by_a_relay(kernel: Kernel) -> None:
-    """Where executors cannot reach the notebook, the gang takes the way by the server, and says so."""
+    """Where executors cannot reach the notebook, the gang goes through the server, which is shown."""
     assert not kernel.run(NO_WAY).error
     cell = kernel.run("%%distributed --np 4 --on spark\nprint('hello')\nhm.world_size()")
     assert not cell.error, cell.error
@@ -178,41 +204,34 @@ def everything_ends_with(kernel: Kernel) -> None:
     os.kill(kernel.pid, signal.SIGKILL)
     spark_rig.until(
         lambda: not spark_rig.marked(OWNER, mark),
-        5,
+        PATIENCE_S,
         lambda: "\n".join(f"{pid} {leaks.command(pid)}" for pid in spark_rig.marked(OWNER, mark)),
     )
-
-
-CHOICES_OF_TWO = [f"('{a},{b}', 0)" for a in "0123" for b in "0123" if a != b]
 
 
 # ── GPUs ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_reported_gpus_and_a_driver_that_is_killed(
-    spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
-) -> None:
-    cell = CLASSIC.format(standalone.url)
-    with notebook(spark_site, tmp_path, cell, **spark_rig.GPU_OPTIONS) as kernel:
-        seen = "import os\nos.environ['CUDA_VISIBLE_DEVICES'], hm.local_rank()"
-        kernel.run("import hydrogen_magic as hm")
+def gives_gpus(kernel: Kernel) -> None:
+    """Each rank sees a GPU of its own of those that Spark's worker reports, and none with ``--cpu``."""
+    seen = "import os\nos.environ['CUDA_VISIBLE_DEVICES'], hm.local_rank()"
 
-        def run(line: str) -> Cell:
-            return kernel.run(f"%%distributed --on spark {line}\n{seen}")
+    def run(line: str) -> Cell:
+        return kernel.run(f"%%distributed --on spark {line}\n{seen}")
 
-        assert run("--np 4 --cpu").value == "('', 0)"
-        assert run("--np 2 --gpu").value in CHOICES_OF_TWO
-        everyone = run("--np 4 --gpu").value
-        assert everyone is not None
-        assert sorted(everyone.split("'")[1].split(",")) == ["0", "1", "2", "3"]
-        jupyter.PATIENCE_S = 40.0  # a session as young as this one may still get more executors
-        too_many = run("--np 6 --gpu").error
-        assert "np 6" in too_many and "4" in too_many
-        ends_with_its_driver(kernel, str(spark_site.python))
+    assert run("--np 4 --cpu").value == "('', 0)"
+    for np in (2, 4):
+        ranks = run(f"--np {np} --gpu")
+        assert not ranks.error and ranks.value is not None, ranks.error
+        gpus, local_rank = ast.literal_eval(ranks.value)
+        numbers = set(map(int, gpus.split(",")))
+        assert len(numbers) == np and numbers <= set(range(spark_rig.GPUS)) and local_rank == 0
+    too_many = run("--np 6 --gpu").error
+    assert "np 6" in too_many and "4" in too_many
 
 
 def ends_with_its_driver(kernel: Kernel, executors_python: str) -> None:
-    """Kill the driver's JVM while a gang runs: the cell says so, and nothing is left on executors."""
+    """Kill the driver's JVM while a gang runs: the cell fails, and nothing is left on executors."""
     mark = owner(kernel)
     cell = training(kernel)
     (driver,) = [p for p in leaks.tree(kernel.pid) if "SparkSubmit" in leaks.command(p)]
@@ -222,6 +241,6 @@ def ends_with_its_driver(kernel: Kernel, executors_python: str) -> None:
         ours = spark_rig.marked(OWNER, mark)  # agents of the notebook's own machine stay
         return [pid for pid in ours if leaks.command(pid).startswith(executors_python)]
 
-    spark_rig.until(lambda: not left(), 5)
+    spark_rig.until(lambda: not left(), PATIENCE_S)
     kernel.finish(cell)
     assert "Spark" in cell.error

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,47 +16,31 @@ from hydrogen_magic.placements.spark import session as sessions
 from hydrogen_magic.placements.spark.faults import explained
 from hydrogen_magic.placements.spark.session import Session, SparkJobError
 from tests import spark_rig
+from tests.gangs import PATIENCE_S
 
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
-    pytest.mark.usefixtures("classic", "connect", "warm_agents"),
-    pytest.mark.timeout(180),
+    pytest.mark.usefixtures("warm_agents"),
+    pytest.mark.timeout(300),
 ]
 
-QUICK_REFUSAL = {
-    "spark.scheduler.barrier.maxConcurrentTasksCheck.maxFailures": "1",
-    "spark.scheduler.barrier.maxConcurrentTasksCheck.interval": "1s",
-}
+SLOTS = 4
+"""Of both sessions."""
 
 
-@pytest.fixture(scope="module")
-def classic(spark_site: spark_rig.Site) -> Iterator[Session]:
-    with spark_rig.session(spark_site, "local-cluster[2,1,512]", **QUICK_REFUSAL) as spark:
-        yield sessions._session(spark)
-
-
-@pytest.fixture(scope="module")
-def connect(spark_site: spark_rig.Site) -> Iterator[Session]:
-    from pyspark.sql.connect.session import SparkSession
-
-    server = spark_rig.ConnectServer(spark_site, "local[2]", **QUICK_REFUSAL)
-    try:
-        spark = SparkSession.builder.remote(server.url).create()
-        yield sessions._session(spark)
-        spark.stop()
-    finally:
-        server.close()
-
-
-@pytest.fixture(params=["classic", "connect"])
+@pytest.fixture(
+    params=[
+        pytest.param("classic", marks=pytest.mark.xdist_group("spark")),
+        pytest.param("connect", marks=pytest.mark.xdist_group("connect")),
+    ]
+)
 def session(request: pytest.FixtureRequest) -> Session:
-    found: Session = request.getfixturevalue(request.param)
-    return found
+    return sessions._session(request.getfixturevalue(request.param))
 
 
-def say_who() -> Callable[[Any], Any]:
-    """Return a task that gives its number; made here, so that it travels by value."""
+def report_partition() -> Callable[[Any], Any]:
+    """Return a task that yields its number; made here, so that it travels by value."""
 
     def task(batches: Any) -> Iterator[Any]:
         import pyarrow
@@ -105,7 +88,7 @@ class InThread(threading.Thread):
         except SparkJobError as error:
             self.result = error
 
-    def ended(self, within_s: float = 30) -> Any:
+    def ended(self, within_s: float = PATIENCE_S) -> Any:
         self.join(within_s)
         assert not self.is_alive()
         return self.result
@@ -114,11 +97,11 @@ class InThread(threading.Thread):
 # ── tasks ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_tasks_give_their_bytes_on_any_thread(session: Session) -> None:
+def test_tasks_return_their_bytes_on_any_thread(session: Session) -> None:
     running = InThread(
-        lambda: session.run_tasks(say_who(), 2, None, "who", "hydrogen_magic gang 1")
+        lambda: session.run_tasks(report_partition(), 2, None, "who", "hydrogen_magic gang 1")
     )
-    assert sorted(running.ended(60)) == [b"0", b"1"]
+    assert sorted(running.ended()) == [b"0", b"1"]
 
 
 def test_a_threads_own_tags_and_description_stay(session: Session) -> None:
@@ -130,7 +113,7 @@ def test_a_threads_own_tags_and_description_stay(session: Session) -> None:
     add("mine")
     if not session.is_connect:
         marks.setJobDescription("my job")
-    session.run_tasks(say_who(), 1, None, "theirs", "hydrogen_magic gang 2")
+    session.run_tasks(report_partition(), 1, None, "theirs", "hydrogen_magic gang 2")
     assert set(tags()) == {"mine"}
     remove("mine")
     if not session.is_connect:
@@ -141,14 +124,12 @@ def test_a_threads_own_tags_and_description_stay(session: Session) -> None:
 def test_cancelled_from_another_thread_just_started_and_long_running(session: Session) -> None:
     for is_under_way in (False, True):
         running = InThread(lambda: session.run_tasks(sleep(), 2, None, "long"))
-        spark_rig.until(lambda: bool(sessions._running), 10)
+        spark_rig.until(lambda: bool(sessions._running), PATIENCE_S)
         if is_under_way:
-            spark_rig.until(lambda: bool(_jobs(session)), 10)
-        begun = time.monotonic()
+            spark_rig.until(lambda: bool(_jobs(session)), PATIENCE_S)
         session.cancel("long")
-        assert time.monotonic() - begun < 0.5
         assert running.ended().kind == "cancelled"
-    session.cancel("long")  # over, and so nothing
+    session.cancel("long")  # it has ended: nothing happens
 
 
 def _jobs(session: Session) -> Any:
@@ -161,7 +142,7 @@ def _jobs(session: Session) -> Any:
 def test_a_cancel_leaves_other_jobs_alone(session: Session) -> None:
     first = InThread(lambda: session.run_tasks(sleep(), 1, None, "first"))
     second = InThread(lambda: session.run_tasks(sleep(), 1, None, "second"))
-    spark_rig.until(lambda: len(sessions._running) == 2, 10)
+    spark_rig.until(lambda: len(sessions._running) == 2, PATIENCE_S)
     session.cancel("first")
     assert first.ended().kind == "cancelled"
     assert second.is_alive()
@@ -174,37 +155,44 @@ def test_why_a_stage_failed(session: Session) -> None:
         session.run_tasks(fail(), 2, None, "failing")
     assert failed.value.kind == "other" and "Traceback" in failed.value.details
     with pytest.raises(SparkJobError, match="more task slots") as refused:
-        session.run_tasks(say_who(), 3, None, "too many")
+        session.run_tasks(report_partition(), SLOTS + 1, None, "too many")
     assert refused.value.kind == "slots"
 
 
-def test_the_client_of_a_closed_connect_session_is_told(connect: Session) -> None:
+def test_a_closed_connect_session_is_reported(
+    connect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from pyspark.sql.connect.session import SparkSession
 
-    spark = SparkSession.builder.remote(connect.where).create()
+    where = sessions._session(connect).where
+    spark = SparkSession.builder.remote(where).create()
     other = sessions._session(spark)
     running = InThread(lambda: other.run_tasks(sleep(), 1, None, "closed"))
-    spark_rig.until(lambda: bool(sessions._running), 10)
+    spark_rig.until(lambda: bool(sessions._running), PATIENCE_S)
     spark.stop()
     assert running.ended().kind == "stopped"
     with pytest.raises(SparkJobError, match="make a new one"):
-        other.run_tasks(say_who(), 1, None, "late")
+        other.run_tasks(report_partition(), 1, None, "late")
     other.cancel("late")
+    monkeypatch.setattr(sys.modules["__main__"], "spark", spark, raising=False)
+    monkeypatch.setattr(sessions, "_active", lambda: None)
+    with pytest.raises(PlacementError, match=r"`spark` was stopped.*SparkSession\.builder"):
+        sessions.find()
 
 
-def test_addresses_begin_with_the_one_that_executors_use(
-    classic: Session, connect: Session
-) -> None:
-    assert classic.addresses()[0] == spark_rig.HOST
-    assert connect.addresses()[0] == spark_rig.HOST  # the route to a server on loopback
+def test_addresses_begin_with_the_one_that_executors_use(session: Session) -> None:
+    """With Connect, that is the one of the route to the server, here on loopback."""
+    assert session.addresses()[0] == spark_rig.HOST
 
 
 # ── the console, and a context that is stopped ───────────────────────────────────────────────────
 
 
+@pytest.mark.exhaustive
 def test_no_bar_on_the_console_while_a_gang_runs() -> None:
+    """In a process of its own, since the JVM writes the bar, and the session is stopped."""
     out = subprocess.run(
-        [sys.executable, "-c", _ON_A_CONSOLE], capture_output=True, text=True, timeout=120,
+        [sys.executable, "-c", _ON_A_CONSOLE], capture_output=True, text=True, timeout=240,
         env={**_environment(), "PYTHONPATH": ":".join(sys.path)},
     )  # fmt: skip
     answer = json.loads(out.stdout.splitlines()[-1])
@@ -256,7 +244,7 @@ thread.start()
 tracker = spark.sparkContext.statusTracker()
 while not tracker.getActiveJobsIds(): time.sleep(0.02)
 spark.stop()
-thread.join(30)
+thread.join(120)
 print(json.dumps({"kind": kinds[0], "values": len(values)}))
 """
 
@@ -265,22 +253,31 @@ print(json.dumps({"kind": kinds[0], "values": len(values)}))
 
 
 def test_the_notebooks_own_session_comes_first(
-    classic: Session, connect: Session, monkeypatch: pytest.MonkeyPatch
+    connect: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    main = sys.modules["__main__"]
-    monkeypatch.setattr(main, "spark", connect.spark, raising=False)
-    assert sessions.find() == connect
-    monkeypatch.setattr(main, "spark", "not a session")
-    assert InThread(sessions.find).ended() in (classic, connect)
+    from pyspark.sql.connect.session import SparkSession
+
+    active = sessions.find()
+    own = SparkSession.builder.remote(sessions._session(connect).where).create()
+    try:
+        main = sys.modules["__main__"]
+        monkeypatch.setattr(main, "spark", own, raising=False)
+        assert sessions.find() == sessions._session(own) != active
+        monkeypatch.setattr(main, "spark", "not a session")
+        assert InThread(sessions.find).ended() != sessions._session(own)
+    finally:
+        own.stop()
 
 
-def test_without_a_session_it_says_how_to_make_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_session_the_message_shows_how_to_make_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sessions, "_session_classes", lambda: ())
     with pytest.raises(PlacementError, match=r"no Spark session.*master\('spark://.*'sc://HOST'"):
         sessions.find()
 
 
-# ── what Spark says ──────────────────────────────────────────────────────────────────────────────
+# ── messages of Spark ──────────────────────────────────────────────────────────────────────────────
 
 SAID = [
     ("[SPARK_JOB_CANCELLED] Job 7 cancelled killed via the Web UI SQLSTATE: XXKDA",
@@ -317,7 +314,7 @@ SAID = [
 
 
 @pytest.mark.parametrize(("text", "kind", "sentence"), SAID)
-def test_what_spark_says_in_one_sentence(text: str, kind: str, sentence: str) -> None:
+def test_sparks_messages_in_one_sentence(text: str, kind: str, sentence: str) -> None:
     error = explained(RuntimeError(text))
     assert (error.kind, str(error)) == (kind, sentence)
     assert text in error.details

@@ -1,13 +1,13 @@
-"""What is found out about a cluster before anything is submitted: slots, GPUs, what is in the way."""
+"""What the survey of a cluster finds before anything is submitted: slots, GPUs, obstacles."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,49 +23,13 @@ from hydrogen_magic.placements.spark.settings import Settings
 from hydrogen_magic.placements.spark.survey import Survey, free_slots, survey
 from hydrogen_magic.spec import JobSpec
 from tests import spark_rig
+from tests.gangs import PATIENCE_S
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(180)]
-
-CLUSTER = "local-cluster[2,2,512]"
-GPU = {"spark.worker.resource.gpu.amount": "2", "spark.executor.resource.gpu.amount": "2"}
-DISCOVERY = """#!/bin/sh
-if mkdir "$0.first" 2>/dev/null
-then echo '{"name": "gpu", "addresses": ["0", "1"]}'
-else echo '{"name": "gpu", "addresses": ["2", "3"]}'
-fi
-"""
-"""Reports GPUs that are not there: two to the first worker that asks, two others to the second."""
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-@contextmanager
-def on_cluster(site: spark_rig.Site, folder: Path, **options: str) -> Iterator[Session]:
-    """Give a session on two workers of two cores and two GPUs each."""
-    script = folder / "gpus.sh"
-    script.write_text(DISCOVERY)
-    script.chmod(0o755)
-    options = {**GPU, "spark.worker.resource.gpu.discoveryScript": str(script), **options}
-    with spark_rig.session(site, CLUSTER, **options) as spark:
-        found = sessions._session(spark)
-        spark_rig.until(lambda: _n_slots(found) == 4, 60)
-        yield found
-
-
-def _n_slots(session: Session) -> int:
-    seen = roster(session, 1.0)
-    return 0 if seen is None else seen.slots(1, 0)
-
-
-def timed(session: Session, spec: JobSpec) -> Survey:
-    """Survey, and hold it to its second."""
-    begun = time.monotonic()
-    try:
-        return survey(session, spec)
-    finally:
-        assert time.monotonic() - begun < 1.0
-
-
-def say_gpus() -> Callable[[Any], Any]:
-    """Return a task that gives its GPUs; made here, so that it travels by value."""
+def report_gpus() -> Callable[[Any], Any]:
+    """Return a task that yields its GPUs; made here, so that it travels by value."""
 
     def task(batches: Any) -> Iterator[Any]:
         import pyarrow
@@ -94,26 +58,26 @@ def sleep() -> Callable[[Any], Any]:
 # ── on clusters ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_gpus_by_a_profile(spark_site: spark_rig.Site, tmp_path: Path) -> None:
-    with on_cluster(spark_site, tmp_path) as session:
-        found = timed(session, JobSpec(np=4, gpu=True))
-        assert (found.slots, found.gpus, found.notes) == (4, True, ())
-        given = session.run_tasks(say_gpus(), 4, found.profile, "gpus")
-        assert sorted(given) == [b"0", b"1", b"2", b"3"]
-        with pytest.raises(PlacementError) as refused:
-            timed(session, JobSpec(np=8, gpu=True))
-        assert str(refused.value) == (
-            "np 8, the cluster has 4 slots (2 executors x 2 cores and 2 GPUs, 1 core and 1 GPU per "
-            "task): use `--np 4`, or start the session with more executors or cores"
-        )
-        without = timed(session, JobSpec(np=4, gpu=False))
-        assert not without.gpus and without.profile is None
-        assert free_slots(session, without) == 4
-        running = threading.Thread(target=_run_until_cancelled, args=(session,), daemon=True)
-        running.start()
-        spark_rig.until(lambda: free_slots(session, without) == 2, 30)
-        session.cancel("busy")
-        running.join(30)
+def test_gpus_by_a_profile(classic: Any) -> None:
+    session = sessions._session(classic)
+    found = survey(session, JobSpec(np=4, gpu=True))
+    assert (found.slots, found.gpus, found.notes) == (4, True, ())
+    gpus = session.run_tasks(report_gpus(), 4, found.profile, "gpus")
+    assert len(set(gpus)) == 4 and set(map(int, gpus)) <= set(range(spark_rig.GPUS))
+    with pytest.raises(PlacementError) as refused:
+        survey(session, JobSpec(np=8, gpu=True))
+    assert str(refused.value) == (
+        "np 8, the cluster has 4 slots (2 executors x 2 cores and 2 GPUs, 1 core and 1 GPU per "
+        "task): use `--np 4`, or start the session with more executors or cores"
+    )
+    without = survey(session, JobSpec(np=4, gpu=False))
+    assert not without.gpus and without.profile is None
+    spark_rig.until(lambda: free_slots(session, without) == 4, PATIENCE_S)
+    running = threading.Thread(target=_run_until_cancelled, args=(session,), daemon=True)
+    running.start()
+    spark_rig.until(lambda: free_slots(session, without) == 2, PATIENCE_S)
+    session.cancel("busy")
+    running.join(PATIENCE_S)
 
 
 def _run_until_cancelled(session: Session) -> None:
@@ -121,62 +85,89 @@ def _run_until_cancelled(session: Session) -> None:
         session.run_tasks(sleep(), 2, None, "busy")
 
 
-def test_gpus_by_the_sessions_own_settings(spark_site: spark_rig.Site, tmp_path: Path) -> None:
-    options = {"spark.task.resource.gpu.amount": "1"}
-    with on_cluster(spark_site, tmp_path, **options) as session:
-        found = timed(session, JobSpec(np=4))
-        assert found == Survey(4, True, None)
-        assert sorted(session.run_tasks(say_gpus(), 4, None, "gpus")) == [b"0", b"1", b"2", b"3"]
-        without = timed(session, JobSpec(np=4, gpu=False))
-        assert not without.gpus
-        assert session.run_tasks(say_gpus(), 4, without.profile, "cpu") == [b""] * 4
+@pytest.mark.exhaustive
+def test_gpus_by_the_sessions_own_settings(
+    spark_site: spark_rig.Site, standalone: spark_rig.Standalone
+) -> None:
+    """In a process of its own, whose session gives every task a GPU."""
+    options = {**spark_rig.GPU_OPTIONS, "spark.task.resource.gpu.amount": "1"}
+    out = subprocess.run(
+        [sys.executable, "-c", _OWN_SETTINGS, standalone.url], capture_output=True, text=True,
+        env={**spark_site.driver(**options), "PYTHONPATH": os.getcwd()}, timeout=240,
+    )  # fmt: skip
+    assert out.stdout.splitlines()[-1:] == ["4 different GPUs, and none"], out.stderr
 
 
-def test_a_server_says_through_connect_what_its_driver_knows(spark_site: spark_rig.Site) -> None:
-    from pyspark.sql.connect.session import SparkSession
+_OWN_SETTINGS = """
+import sys
+from pyspark.sql import SparkSession
+from hydrogen_magic.placements.spark import session as sessions
+from hydrogen_magic.placements.spark.survey import Survey, survey
+from hydrogen_magic.spec import JobSpec
+from tests import spark_rig
+from tests.gangs import PATIENCE_S
+from tests.spark.test_spark_survey import report_gpus
 
-    server = spark_rig.ConnectServer(spark_site, "local[2]", **{"spark.ui.enabled": "true"})
-    try:
-        spark = SparkSession.builder.remote(server.url).create()
-        session = sessions._session(spark)
-        spark_rig.until(lambda: roster(session, 1.0) is not None, 30)  # a UI's first answer is slow
-        assert timed(session, JobSpec(np=2)) == Survey(2, False, None)
-        assert free_slots(session, Survey(2, False, None)) == 2
-        with pytest.raises(PlacementError) as refused:
-            timed(session, JobSpec(np=8))
-        assert str(refused.value) == (
-            "np 8, local[2] has 2 slots (2 cores, 1 core per task): use `--np 2`, or start the "
-            "session with master local[8]"
-        )
-        spark.stop()
-    finally:
-        server.close()
+spark = SparkSession.builder.master(sys.argv[1]).getOrCreate()
+spark_rig.wait_for_executors(spark, 2)
+session = sessions._session(spark)
+assert survey(session, JobSpec(np=4)) == Survey(4, True, None)
+gpus = session.run_tasks(report_gpus(), 4, None, "gpus")
+without = survey(session, JobSpec(np=4, gpu=False))
+assert not without.gpus
+none = session.run_tasks(report_gpus(), 4, without.profile, "cpu")
+assert none == [b""] * 4
+print(len(set(gpus)), "different GPUs, and none")
+"""
+
+
+def test_a_connect_server_is_asked_by_its_ui(connect: Any) -> None:
+    session = sessions._session(connect)
+    spark_rig.until(
+        lambda: roster(session, 5.0) is not None, PATIENCE_S
+    )  # its first answer is slow
+    assert survey(session, JobSpec(np=2)) == Survey(4, False, None)
+    spark_rig.until(lambda: free_slots(session, Survey(4, False, None)) == 4, PATIENCE_S)
+    with pytest.raises(PlacementError) as refused:
+        survey(session, JobSpec(np=8))
+    assert str(refused.value) == (
+        "np 8, local[4] has 4 slots (4 cores, 1 core per task): use `--np 4`, or start the "
+        "session with master local[8]"
+    )
 
 
 def test_what_never_fits_is_refused_while_executors_are_still_coming(
-    spark_site: spark_rig.Site, standalone: spark_rig.Standalone, monkeypatch: pytest.MonkeyPatch
+    classic: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with spark_rig.session(spark_site, standalone.url) as spark:
-        session = sessions._session(spark)
-        young = replace(roster(session, 1.0), executors=())
-        monkeypatch.setattr(surveys, "roster", lambda session, within_s: young)
-        with pytest.raises(PlacementError, match="np 8, the cluster has 4 slots"):
-            timed(session, JobSpec(np=8))
-        assert timed(session, JobSpec(np=4)).slots == 4, "Spark's scheduler knows of them"
+    session = sessions._session(classic)
+    known = roster(session, 1.0)
+    assert known is not None
+    young = replace(known, executors=(), started_at_s=known.at_s)
+    unbounded = replace(Settings.read(session), max_cores=None, executor_cores=None)
+    monkeypatch.setattr(surveys, "roster", lambda session, within_s: young)
+    with pytest.raises(PlacementError, match="np 8, the cluster has 4 slots"):
+        survey(session, JobSpec(np=8))
+    assert survey(session, JobSpec(np=4)).slots == 4, "Spark's scheduler knows of them"
+    monkeypatch.setattr(Settings, "read", lambda session: unbounded)
+    n_cores = spark_rig.CORES
+    with pytest.raises(PlacementError, match=f"np {n_cores + 1}, the cluster has {n_cores} slots"):
+        survey(session, JobSpec(np=n_cores + 1))
 
 
-def test_slots_through_connect_without_spark_s_ui(spark_site: spark_rig.Site) -> None:
-    from pyspark.sql.connect.session import SparkSession
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("classic", marks=pytest.mark.xdist_group("spark")),
+        pytest.param("connect", marks=pytest.mark.xdist_group("connect")),
+    ],
+)
+def test_slots_without_sparks_ui(kind: str, request: pytest.FixtureRequest) -> None:
+    """The question is the same SQL for executors of a cluster and through Connect."""
+    session = sessions._session(request.getfixturevalue(kind))
+    assert registered_cores(session, Settings.read(session)) == 4
 
-    with closing(spark_rig.ConnectServer(spark_site, "local-cluster[2,2,512]")) as server:
-        spark = SparkSession.builder.remote(server.url).create()
-        session = sessions._session(spark)
-        settings = Settings.read(session)
-        spark_rig.until(lambda: registered_cores(session, settings) == 4, 60)
-        spark.stop()
 
-
-# ── what no small cluster shows ──────────────────────────────────────────────────────────────────
+# ── imagined clusters ──────────────────────────────────────────────────────────────────
 
 
 def imagined(monkeypatch: pytest.MonkeyPatch, seen: Roster | None, **settings: str) -> Session:
@@ -242,6 +233,12 @@ def test_gpus_that_ranks_cannot_have_for_themselves(
     assert bool(unasked.notes) == ("spark__executor__resource__gpu__amount" in settings)
 
 
+def test_gpus_of_a_session_that_gives_every_task_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {**WITH_GPUS, "spark__task__resource__gpu__amount": "1"}
+    session = imagined(monkeypatch, executors(("0", "1"), ("2", "3")), **settings)
+    assert survey(session, JobSpec(np=4)) == Survey(4, True, None)
+
+
 def test_executors_that_are_still_coming_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     young = executors((), age_s=2)
     found = survey(imagined(monkeypatch, young, **STANDALONE), JobSpec(np=4))
@@ -256,13 +253,13 @@ def test_executors_that_are_still_coming_are_waited_for(monkeypatch: pytest.Monk
     assert survey(imagined(monkeypatch, young, **bounded), JobSpec(np=3)).slots is None
 
 
-def test_an_application_without_executors_is_told_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_application_without_executors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     none = replace(executors(()), executors=(), at_s=1100.0)
     with pytest.raises(PlacementError, match="has 0 slots: this application has no executor"):
         survey(imagined(monkeypatch, none, **STANDALONE), JobSpec())
 
 
-def test_what_cannot_be_known_is_not_made_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_known_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     own = {**STANDALONE, "spark__default__parallelism": "8"}
     assert survey(imagined(monkeypatch, None, **own), JobSpec(np=99)).slots is None
     named = {"spark__master": "local-cluster[2,2,1024]"}
