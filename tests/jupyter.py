@@ -18,17 +18,17 @@ from jupyter_client.session import Session
 from hydrogen_magic import processes
 from tests import kernels
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 """A cell that takes longer hangs, even on a machine under load."""
 _UNREAD_S = 2.0
 """After which a kernel that may have left a request unread gets another one."""
 _FRONT_ENDS = ("JPY_SESSION_NAME", "VSCODE_PID", "VSCODE_CWD", "COLAB_RELEASE_TAG")
-"""Marks of those who start a kernel for somebody to look at; the tests may run inside of one."""
+"""Variables by which a front end marks its kernels; the tests may run inside of one."""
 
 
 @dataclass
 class Cell:
-    """What a cell has said so far."""
+    """A cell that was sent to a kernel, with the messages published for it so far."""
 
     msg_id: str
     messages: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class Cell:
 
     @property
     def block(self) -> str:
-        """How the gang stands, as shown last."""
+        """The gang's status as text, as it was displayed last."""
         shown = self._contents("display_data") + self._contents("update_display_data")
         return shown[-1]["data"]["text/plain"] if shown else ""
 
@@ -65,7 +65,7 @@ class Cell:
 
 
 class Manager(KernelManager):
-    """Who starts a kernel, of the environment's ipykernel or of an older version."""
+    """Starts a kernel, of the environment's ipykernel or of an older version."""
 
     leaves_unread = False
 
@@ -94,7 +94,7 @@ class Client:
         return cell
 
     def _read(self, waiting_for: Cell) -> None:
-        """Take in the next message, for whichever cell it is."""
+        """Take in the next message, of any cell."""
         try:
             message = self._receive(self._client.get_iopub_msg, PATIENCE_S)
         except queue.Empty:
@@ -131,9 +131,7 @@ class Client:
         kind, content = message["msg_type"], message["content"]
         cell = self._cells.get(message["parent_header"].get("msg_id"))
         display = content.get("transient", {}).get("display_id")
-        if (
-            display is not None
-        ):  # front ends find an update by its id, under whichever cell it comes
+        if display is not None:  # front ends find an update by its id, under any cell
             cell = self._displays.setdefault(display, cell)
         if cell is not None:
             cell.messages.append((kind, content))
@@ -155,7 +153,7 @@ class Client:
         return self.finish(self.start(code))
 
     def reply(self, cell: Cell) -> dict[str, Any]:
-        """Return the kernel's answer to the one who sent the cell: what Run-All looks at."""
+        """Return the kernel's reply to the execute request: what Run-All looks at."""
         while True:
             message = self._receive(self._client.get_shell_msg, PATIENCE_S)
             if message["parent_header"].get("msg_id") == cell.msg_id:
@@ -174,7 +172,7 @@ class Client:
 
 
 class Kernel(Client):
-    """A kernel of its own process, and the connection of who started it."""
+    """A kernel process, and the first connection to it."""
 
     def __init__(
         self,
@@ -184,6 +182,7 @@ class Kernel(Client):
         version: str = kernels.NEWEST,
     ) -> None:
         """``version``: of ipykernel, one of :data:`tests.kernels.VERSIONS`."""
+        self.home = home
         self.manager = Manager()
         self.manager.leaves_unread = version in kernels.LEAVE_UNREAD
         around = {name: value for name, value in os.environ.items() if name not in _FRONT_ENDS}
@@ -199,7 +198,7 @@ class Kernel(Client):
         return int(pid)
 
     def load(self) -> str:
-        """Load the extension; return what it said."""
+        """Load the extension; return what it printed."""
         cell = self.run("%load_ext hydrogen_magic")
         assert not cell.error, cell.error
         return cell.stream()
@@ -234,18 +233,3 @@ class Kernel(Client):
         self.close()
         self.manager.shutdown_kernel(now=now)
         self.manager.context.destroy()
-
-
-def alive(pids: list[int]) -> list[int]:
-    """Return those of ``pids`` that still run."""
-    return [process.pid for process in processes.processes(pids) if process.state != "Z"]
-
-
-def gone_within(pids: list[int], seconds: float) -> bool:
-    """Wait for the end of ``pids``."""
-    deadline = time.monotonic() + seconds
-    while alive(pids):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True

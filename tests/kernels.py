@@ -1,7 +1,7 @@
 """Older ipykernels beside the installed one: a page reaches a busy kernel differently in each.
 
-Each lies in a folder of its own that a kernel gets by ``PYTHONPATH``; all else comes from the
-environment the tests run in. ``python -m tests.kernels`` installs what is missing; ``make test`` does.
+Each is installed in a folder of its own, which a kernel gets by ``PYTHONPATH``; everything else comes from
+the environment the tests run in. ``python -m tests.kernels`` installs the versions that are missing.
 """
 
 from __future__ import annotations
@@ -12,11 +12,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 NEWEST = "newest"
 """The ipykernel of the environment itself."""
 OLDER = {"6.31.0": ("nest-asyncio>=1.6",), "7.0.1": ("nest-asyncio>=1.6",)}
 """Version -> what it needs and the newest does not: no subshells at all, and the first with them."""
 VERSIONS = (*OLDER, NEWEST)
+EACH = (*(pytest.param(version, marks=pytest.mark.exhaustive) for version in OLDER), NEWEST)
+"""All versions, as parameters of a test or fixture; `make test` runs it with the newest only."""
 LEAVE_UNREAD = ("7.0.1",)
 """ipykernel 7.0 to 7.3 leave a request unread that comes while they send a reply, until the next one
 comes by another connection (https://github.com/ipython/ipykernel/issues/1554)."""

@@ -1,4 +1,4 @@
-"""A process that observes libraries as a rank does, and what it printed and reported."""
+"""A process that observes libraries as a rank does, with all that it printed and reported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from typing import Any
 
 from hydrogen_magic import events as ev
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 240.0
+"""For a process that imports torch and its compiler on a machine that is busy with other tests."""
 
 RANK = """
 import atexit, json, os, sys, time
@@ -34,7 +35,7 @@ atexit.register(finish)
 
 
 class Ended:
-    """What a process printed and reported."""
+    """A process that has ended, with all that it printed and reported."""
 
     def __init__(
         self, process: subprocess.Popen[str], events: Path, timeout_s: float = TIMEOUT_S

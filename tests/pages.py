@@ -1,4 +1,4 @@
-"""A page that draws widgets, as far as its kernel can tell: it reads comms and sends orders."""
+"""A stand-in for a page that draws widgets: it reads comm messages and sends orders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from tests.jupyter import PATIENCE_S, Client, Kernel, Manager
 
 FAKE_BUNDLE = "export default () => ({})"
-"""Stands for the live view, which no test in here runs."""
+"""Stands for the live view's JavaScript, which these tests do not run."""
 _CONTROL = "jupyter.widget.control"
 _numbers = itertools.count(1)
 
@@ -20,8 +20,8 @@ _numbers = itertools.count(1)
 class Page(Client):
     """One open page of a notebook.
 
-    ``with_subshell``: it sends comm messages by one, as newer front ends do. Without ``wait`` it does
-    not look first whether the kernel answers.
+    ``with_subshell``: it sends comm messages to a subshell, as newer front ends do. Without ``wait`` it does
+    not wait first until the kernel answers.
     """
 
     def __init__(self, manager: Manager, *, with_subshell: bool = False, wait: bool = True) -> None:
@@ -30,9 +30,9 @@ class Page(Client):
         self.models: dict[str, dict[str, Any]] = {}
         """State of the gangs' models by their comm, newest last."""
         self.heard: list[dict[str, Any]] = []
-        """Messages of models, as they came; ``received`` is when."""
+        """Messages of models, in the order they came."""
         self.states: list[str] = []
-        """What the kernel says it is."""
+        """Execution states of the kernel, in the order they came."""
         self._html: list[str] = []
         self.subshell = self._create_subshell() if with_subshell else None
 
@@ -52,17 +52,15 @@ class Page(Client):
             if data["method"] == "update":
                 self.models[content["comm_id"]].update(data["state"])
             elif data["method"] == "custom":
-                self.heard.append(
-                    {**data["content"], "received": time.monotonic(), "buffers": message["buffers"]}
-                )
+                self.heard.append({**data["content"], "buffers": message["buffers"]})
         elif kind == "comm_msg" and data.get("method") == "update_states":
             for comm_id, model in data["states"].items():
                 if "gang_id" in model["state"]:
                     self.models[comm_id] = model["state"]
 
-    def read_until(self, holds: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
+    def read_until(self, holds: Callable[[], Any]) -> Any:
         """Read until something holds; return what."""
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + PATIENCE_S
         while not (found := holds()):
             assert time.monotonic() < deadline, [
                 {k: v for k, v in message.items() if k != "buffers"} for message in self.heard[-5:]
@@ -112,9 +110,9 @@ class Page(Client):
 
     def send(self, content: Any, comm_id: str | None = None) -> None:
         data = {"method": "custom", "content": content}
-        self.say("comm_msg", {"comm_id": comm_id or self.comm_id, "data": data})
+        self.send_message("comm_msg", {"comm_id": comm_id or self.comm_id, "data": data})
 
-    def say(self, kind: str, content: dict[str, Any], **more: Any) -> str:
+    def send_message(self, kind: str, content: dict[str, Any], **more: Any) -> str:
         """Send a message on the shell channel; return its id."""
         self._asked_at = time.monotonic()
         message = self._client.session.msg(kind, content, **more)
@@ -123,9 +121,9 @@ class Page(Client):
         self._client.shell_channel.send(message)
         return str(message["header"]["msg_id"])
 
-    def answer_to(self, msg_id: str, patience_s: float = PATIENCE_S) -> dict[str, Any]:
+    def answer_to(self, msg_id: str) -> dict[str, Any]:
         """Wait for the kernel's answer on the shell channel."""
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + PATIENCE_S
         while True:
             left = max(0.01, deadline - time.monotonic())
             message = self._receive(self._client.get_shell_msg, left)
@@ -133,15 +131,17 @@ class Page(Client):
                 return dict(message["content"])
 
     def come_back(self) -> None:
-        """Do what a page does that was reloaded, up to the models that there are."""
-        self.answer_to(self.say("kernel_info_request", {}), 5)
-        comms = self.answer_to(self.say("comm_info_request", {"target_name": "jupyter.widget"}), 5)
+        """Do as a reloaded page does, until it has the models that exist."""
+        self.answer_to(self.send_message("kernel_info_request", {}))
+        comms = self.answer_to(
+            self.send_message("comm_info_request", {"target_name": "jupyter.widget"})
+        )
         assert comms["comms"]
         opened = {"comm_id": f"control-{self.name}", "target_name": _CONTROL, "data": {}}
-        self.say("comm_open", opened, metadata={"version": "1.0.0"})
+        self.send_message("comm_open", opened, metadata={"version": "1.0.0"})
         asked = {"comm_id": opened["comm_id"], "data": {"method": "request_states"}}
-        self.say("comm_msg", asked)
-        self.read_until(lambda: self.models, 5)
+        self.send_message("comm_msg", asked)
+        self.read_until(lambda: self.models)
 
     def _create_subshell(self) -> str:
         message = self._client.session.msg("create_subshell_request", {})

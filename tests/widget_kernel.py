@@ -13,18 +13,16 @@ from tests.pages import Page, show_widgets
 
 STUCK = textwrap.dedent(
     """
-    %%distributed --np 2
-    import time, torch, torch.distributed as dist, hydrogen_magic as hm
-    dist.init_process_group("gloo")
+    %%distributed --np 2 --grace 600
+    import signal, time, hydrogen_magic as hm
+    if hm.rank() == 0:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     print("<script>alert(1)</script>", flush=True)
     hm.log(step=1, loss=0.5)
-    if hm.rank() == 0:
-        dist.all_reduce(torch.ones(1))
-    else:
-        time.sleep(1000)
+    time.sleep(1000)
     """
 ).lstrip()
-"""Nothing but a stop ends it; rank 0 does not even look at signals."""
+"""Runs until it is stopped; rank 0 does not react to an interrupt, as if it were in a collective."""
 
 UNTIL_THERE_IS = textwrap.dedent(
     """
@@ -39,12 +37,12 @@ UNTIL_THERE_IS = textwrap.dedent(
 ).lstrip()
 
 NOTEBOOK = {"JPY_SESSION_NAME": "/somewhere/notebook.ipynb"}
-"""What Jupyter's server tells a kernel that it starts for a page."""
+"""The variable that Jupyter's server sets for a kernel that it starts for a page."""
 
 
 def kernel_of(version: str, folder: Path, environment: dict[str, str] = NOTEBOOK) -> Kernel:
     if not kernels.is_installed(version):
-        pytest.skip(f"ipykernel {version} is not there: python -m tests.kernels")
+        pytest.skip(f"ipykernel {version} is not installed: python -m tests.kernels")
     kernel = Kernel(folder / "home", folder, environment, version)
     try:
         kernel.load()
@@ -56,7 +54,7 @@ def kernel_of(version: str, folder: Path, environment: dict[str, str] = NOTEBOOK
 
 
 def greeted(page: Page) -> None:
-    """Say hello and wait for everything."""
+    """Send hello and wait for the full state."""
     page.ack(page.order("hello"))
     page.read_until(lambda: [m for m in page.of_kind("delta") if m.get("to") == page.name])
 

@@ -1,7 +1,7 @@
-"""One server and one browser for all tests here; tabs and their kernels for the tests of a module.
+"""One server, one browser, and tabs with their kernels, for all tests of this package.
 
-Server and browser start before the first test's snapshot and end after the last one's: no test is
-held to account for them, and what the package of tests leaves behind is looked at in the end.
+They start before the first test's snapshot and end after the last one's, so that no test is blamed for
+them; what they leave behind is checked when the package ends.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tests.browser.gangs import Run
 from tests.browser.page import NotebookPage, Seen, launch
 from tests.browser.server import Server
 from tests.browser.tabs import Tabs
+from tests.gangs import PATIENCE_S
 
 OpenTab = Callable[..., NotebookPage]
 NewRun = Callable[[], Run]
@@ -29,7 +30,7 @@ NewRun = Callable[[], Run]
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Take pictures of what was on the pages when a test failed, and say where they are."""
+    """Take a picture of each page when a test fails, and report where the pictures are."""
     report = yield
     arguments: dict[str, Any] = getattr(item, "funcargs", {})
     if report.when == "call" and report.failed and "browser" in arguments:
@@ -43,10 +44,10 @@ def pytest_runtest_makereport(
 
 @pytest.fixture(scope="package", autouse=True)
 def nothing_stays() -> Iterator[None]:
-    """Look for what server and browser left behind, after both have ended."""
+    """Check that server and browser leave no process behind, after both have ended."""
     processes = leaks.tree(os.getpid())
     yield
-    assert leaks.settle(lambda: _commands(leaks.tree(os.getpid()) - processes), 5.0) == []
+    assert leaks.settle(lambda: _commands(leaks.tree(os.getpid()) - processes), PATIENCE_S) == []
 
 
 def _commands(pids: set[int]) -> list[str]:
@@ -68,9 +69,20 @@ def browser(nothing_stays: None) -> Iterator[Browser]:
         browser.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
+def warm_agents(nothing_stays: None, server: Server, browser: Browser) -> Iterator[None]:
+    """Check for leaks when the tabs are closed; agents are warm in their kernels until then.
+
+    This takes the place of the fixture of the same name that is per module.
+    """
+    before = leaks.Snapshot.take()
+    yield
+    assert leaks.leaks_after(before, PATIENCE_S) == []
+
+
+@pytest.fixture(scope="package")
 def tabs(browser: Browser, server: Server, warm_agents: None) -> Iterator[Tabs]:
-    """Tabs that a module's tests share; each test's cells are its own."""
+    """Tabs that all tests share."""
     tabs = Tabs(browser, server)
     yield tabs
     tabs.close()
@@ -79,7 +91,7 @@ def tabs(browser: Browser, server: Server, warm_agents: None) -> Iterator[Tabs]:
 
 @pytest.fixture
 def open_tab(tabs: Tabs) -> OpenTab:
-    """Return the tab of a front end and a kernel, with a notebook of all cells, the extension loaded."""
+    """Return the tab of a front end and a kernel: a notebook of all cells, with the extension loaded."""
     return tabs.get
 
 
@@ -91,7 +103,7 @@ def lab(open_tab: OpenTab) -> NotebookPage:
 
 @pytest.fixture
 def new_run(server: Server, hydrogen_home: Path, monkeypatch: pytest.MonkeyPatch) -> NewRun:
-    """Wait for a gang that was not there when the test began."""
+    """Wait for a gang that did not exist when the test began."""
     monkeypatch.setenv("HYDROGEN_MAGIC_HOME", str(server.runs.parent))
     known = frozenset(record.recent_ids())
     return lambda: Run(known)

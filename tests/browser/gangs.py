@@ -1,4 +1,4 @@
-"""The cells that tests run, and what a gang's record says of how they went."""
+"""The cells that tests run, and the record of a gang that one of them started."""
 
 from __future__ import annotations
 
@@ -7,23 +7,26 @@ from typing import TypeVar
 
 from hydrogen_magic import events as ev
 from hydrogen_magic import record
-from tests.browser.page import PATIENCE_MS, wait_until
-from tests.jupyter import alive
+from tests.browser.page import wait_until
+from tests.gangs import alive, wait_until_gone
 
 __all__ = [
     "ALL",
     "DETACHED",
     "FAILING",
+    "FRAME",
     "HOSTILE",
     "LOAD",
     "LOGGING",
     "NEXT",
     "PAYLOAD",
+    "PREDICT",
     "SHOW",
     "SLOW_TO_END",
     "STEPPING",
     "STUCK",
     "TRAINING",
+    "WAITING",
     "Run",
 ]
 
@@ -31,9 +34,9 @@ E = TypeVar("E")
 
 LOAD = "%load_ext hydrogen_magic"
 NEXT = "6 * 7"
-"""What runs after a gang, to see that the kernel is free again."""
+"""Runs after a gang, to see that the kernel is free again."""
 
-STUCK = """%%distributed --np 4
+STUCK = """%%distributed --np 4 --grace 600
 import torch, torch.distributed as dist
 dist.init_process_group("gloo")
 dist.all_reduce(torch.ones(1))
@@ -42,11 +45,20 @@ if dist.get_rank() == 0:
     dist.recv(torch.ones(1), src=1)
 dist.all_reduce(torch.ones(1))
 """
-"""Rank 0 waits for what nobody sends, the others for rank 0."""
+"""Rank 0 waits for a message that is never sent, the others for rank 0. None of them reacts to an
+interrupt, so the grace, ten minutes, must not be waited for."""
 
-DETACHED = STUCK.replace("--np 4", "--np 4 --detach")
+WAITING = """%%distributed --np 2 --grace 600
+import signal, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+print("all met", flush=True)
+time.sleep(600)
+"""
+"""As STUCK, but cheap: its ranks do not import torch."""
 
-LOGGING = """%%distributed --np 8
+DETACHED = WAITING.replace("--np 2", "--np 2 --detach")
+
+LOGGING = """%%distributed --np 4
 import time
 import hydrogen_magic as hm
 print("all met", flush=True)
@@ -57,7 +69,7 @@ while True:
         step += 1
     time.sleep(0.005)
 """
-"""Eight ranks with four metrics, 1,000 points of each a second."""
+"""Four ranks with four metrics, 1,000 points of each a second."""
 
 STEPPING = """%%distributed --np 2
 import time, torch
@@ -70,7 +82,7 @@ while True:
     time.sleep(0.01)
 """
 
-SLOW_TO_END = """%%distributed --np 2 --grace 60
+SLOW_TO_END = """%%distributed --np 2 --grace 600
 import time
 try:
     print("all met", flush=True)
@@ -78,7 +90,7 @@ try:
 finally:
     time.sleep(600)
 """
-"""Its ranks clean up for ever, and may do so for a minute."""
+"""Its ranks clean up for ten minutes, and may."""
 
 FAILING = """%%distributed --np 2
 import torch, torch.distributed as dist
@@ -116,9 +128,22 @@ if hm.rank() == 1:
 """Everything that a rank can name is a piece of HTML, or a sequence that would steer a terminal."""
 
 SHOW = "%gang"
-"""To be told which."""
+"""A test writes the gang's name behind it."""
 
-ALL = (STUCK, DETACHED, LOGGING, STEPPING, SLOW_TO_END, FAILING, TRAINING, SHOW, NEXT)
+FRAME = """import time
+import pandas as pd
+pixels = pd.DataFrame({"x": range(24_000)})"""
+
+PREDICT = """%%infer pixels --np 2 --batch-size 1 --out scored
+def predict(batch):
+    time.sleep(0.02)
+    return {"twice": batch["x"] * 2}
+"""
+"""Takes four minutes; the first rows come back after some seconds."""
+
+ALL = (
+    STUCK, WAITING, DETACHED, LOGGING, STEPPING, SLOW_TO_END, FAILING, TRAINING, FRAME, PREDICT, SHOW, NEXT,
+)  # fmt: skip
 """The cells of a notebook that tests share; each runs those it needs."""
 
 
@@ -143,23 +168,22 @@ class Run:
             found[:] = self.all(kind)
             return holds(found)
 
-        wait_until(enough, f"{kind.__name__} of gang {self.id}", PATIENCE_MS / 1000)
+        wait_until(enough, f"{kind.__name__} of gang {self.id}", every_s=0.1)
         return found
 
     def met(self, n_ranks: int) -> list[int]:
-        """Wait until every rank said so; return all their processes."""
+        """Wait until every rank has printed "all met"; return the ranks' processes."""
         self.wait_for(
             ev.Output,
-            lambda said: {e.rank for e in said if "all met" in e.text} == {*range(n_ranks)},
+            lambda outputs: {e.rank for e in outputs if "all met" in e.text} == {*range(n_ranks)},
         )
         pids = [started.pid for started in self.all(ev.RankStarted)]
         assert sorted(alive(pids)) == sorted(pids) and len(pids) == n_ranks
         return pids
 
-    def stopped_at(self) -> float:
-        """Return the Unix time at which the kernel took the order to stop."""
-        launched = self.all(ev.GangLaunched)[0]
-        return launched.wall_time + self.wait_for(ev.StopRequested, bool)[0].at_s
-
-    def ended(self) -> ev.GangEnded:
-        return self.wait_for(ev.GangEnded, bool)[0]
+    def ended_by_user(self, pids: list[int], *, kills: tuple[bool, ...] = (False,)) -> None:
+        """Wait until the ranks' processes are gone; check that only the user's orders ended them."""
+        wait_until_gone(pids)
+        assert self.wait_for(ev.GangEnded, bool)[0].state == "STOPPED"
+        orders = [(order.reason, order.kill) for order in self.all(ev.StopRequested)]
+        assert orders == [("user", kill) for kill in kills]

@@ -1,4 +1,4 @@
-"""A notebook in a browser's tab, as a person uses it: cells run by keys, buttons clicked."""
+"""A notebook in a browser tab, used as a person uses it: cells run by keys, buttons clicked."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import nbformat
 from nbformat import v4
 from playwright.sync_api import Browser, BrowserContext, Locator, Playwright, expect
 
@@ -19,14 +20,17 @@ from tests.browser.front_ends import LAB, FrontEnd
 from tests.browser.server import Server, kernel_name
 from tests.kernels import NEWEST
 
-PATIENCE_MS = 30_000
+PATIENCE_MS = 60_000
 """What takes longer hangs, even on a machine under load."""
 _POLL_S = 0.02
+_IGNORED_MS = 15_000.0
+"""After which a page that shows no effect of a key has ignored it."""
 expect.set_options(timeout=PATIENCE_MS)
 
 _NUMBERED = re.compile(r"\[\d+\]")
 _TAKEN = re.compile(r"\[[\d*]+\]")
-_CLICKS = """document.addEventListener("click", () => { window.clickedAt = Date.now(); }, true);"""
+_TRUSTED = """window.jupyterapp.shell.currentWidget.content.widgets
+  .every((cell) => cell.model.type !== "code" || cell.model.trusted)"""
 _DIALOGS = ("alert", "confirm", "prompt")
 _ARGUMENTS = ["--disable-gpu", "--disable-dev-shm-usage"]
 """Shared memory is looked at after every test; a browser's would come and go meanwhile."""
@@ -69,10 +73,10 @@ def wait_until(
 
 @dataclass
 class Seen:
-    """What no page of a test may do."""
+    """What the pages of a test did, and must not do."""
 
     foreign: list[str] = field(default_factory=list)
-    """Addresses on other hosts that were asked for anything."""
+    """Addresses on other hosts that were requested."""
     dialogs: list[str] = field(default_factory=list)
     """Messages of dialogs that a script opened."""
 
@@ -90,7 +94,6 @@ class NotebookPage:
         self._codes: list[str] = []
         self.page = context.new_page()
         self.page.set_default_timeout(PATIENCE_MS)
-        self.page.add_init_script(_CLICKS)
         self.page.on("request", lambda request: self._note(request.url))
         self.page.on("websocket", lambda socket: self._note(socket.url))
         self.page.on("dialog", self._dismiss)
@@ -106,14 +109,16 @@ class NotebookPage:
             self._seen.dialogs.append(dialog.message)
             dialog.dismiss()
         else:
-            dialog.accept()  # the front end asks whether one really wants to leave
+            dialog.accept()  # the front end asks whether to leave the page
 
     # ── opening ──────────────────────────────────────────────────────────────────────────────────
 
     def open(self, path: Path) -> None:
         """Open a notebook that lies below the server's directory, and wait for its kernel."""
         self._path = path
-        self._codes = ["".join(cell["source"]) for cell in _cells(path)]
+        self._codes = [
+            "".join(cell["source"]) for cell in _cells(path) if cell["cell_type"] == "code"
+        ]
         self._server.start_kernel(self._name)  # while the page loads
         self._go()
         self.page.wait_for_function(self._front_end.has_kernel)
@@ -134,10 +139,20 @@ class NotebookPage:
         other._go()
         return other
 
-    def open_copy(self) -> NotebookPage:
-        """Open a copy of the notebook as saved, which this server trusts; its kernel is fresh."""
+    def open_copy(self, *, trusted: bool) -> NotebookPage:
+        """Open a copy of the notebook as saved, with a fresh kernel.
+
+        The server trusts a notebook whose content it has saved itself. A copy that is not ``trusted`` has
+        one cell more, so the server has never seen it, as a notebook that came from another computer.
+        """
+        copy = self._path.with_name(f"{'trusted' if trusted else 'foreign'}-{self._path.name}")
+        notebook = nbformat.read(self._path, as_version=4)
+        if not trusted:
+            notebook.cells.append(v4.new_markdown_cell("from another computer"))
+        nbformat.write(notebook, copy)
         other = self._like_this()
-        other.open(shutil.copy(self._path, self._path.with_name(f"copy-{self._path.name}")))
+        other.open(copy)
+        assert other.page.evaluate(_TRUSTED) is trusted
         return other
 
     def _like_this(self) -> NotebookPage:
@@ -173,11 +188,11 @@ class NotebookPage:
         return self.cell(code).locator(".hm")
 
     def state(self, code: str) -> Locator:
-        """Return what says in a word how the gang under a cell is, in ``data-state``."""
+        """Return the element with the state of the gang under a cell, in ``data-state``."""
         return self.widget(code).locator("[data-state]").first
 
     def write(self, old: str, code: str) -> None:
-        """Replace what is written in a cell."""
+        """Replace a cell's text."""
         self.cell(old).locator(".cm-content").click()
         self.page.keyboard.press("Control+a")
         self.page.keyboard.insert_text(code)
@@ -186,9 +201,18 @@ class NotebookPage:
     def start(self, code: str) -> None:
         """Run a cell, and return as soon as it runs."""
         before = self.prompt(code).inner_text()
-        self.prompt(code).click()
-        self.page.keyboard.press("Control+Enter")
-        expect(self.prompt(code)).not_to_have_text(before)
+
+        def is_taken() -> bool:
+            """Press again if a page that was still loading has ignored the keys."""
+            self.prompt(code).click()
+            self.page.keyboard.press("Control+Enter")
+            try:
+                expect(self.prompt(code)).not_to_have_text(before, timeout=_IGNORED_MS)
+            except AssertionError:
+                return False
+            return True
+
+        wait_until(is_taken, f"cell that runs: {code}")
         expect(self.prompt(code)).to_have_text(_TAKEN)
 
     def finish(self, code: str) -> None:
@@ -240,7 +264,3 @@ class NotebookPage:
             name,
         )
         expect(self.page.locator("body")).to_have_attribute("data-jp-theme-name", name)
-
-    def clicked_at(self) -> float:
-        """Return the Unix time of the last click on the page."""
-        return float(self.page.evaluate("window.clickedAt")) / 1000

@@ -1,4 +1,4 @@
-"""A Jupyter server of the tests' own: its own directories, settings and kernels, and no news."""
+"""A Jupyter server for tests, with its own directories, settings and kernels."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import Any
 
 from tests import kernels
 
-START_S = 60.0
+START_S = 180.0
 """A server of a machine under load that starts JupyterLab for the first time."""
 _END_S = 10.0
 _POLL_S = 0.05
 
 _SETTINGS: dict[str, dict[str, Any]] = {
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
-    # Cells out of sight stay in the page, and so does what is looked for in them.
+    # Cells out of sight stay in the page, where tests look for them.
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
     "@jupyter-widgets/jupyterlab-manager/plugin": {"saveState": True},
 }

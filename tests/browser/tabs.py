@@ -1,4 +1,4 @@
-"""Tabs that several tests use, one after the other: a page takes seconds to load, a cell does not."""
+"""Tabs that tests share, one test after the other: a page takes seconds to load, a cell does not."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tests.kernels import NEWEST
 
 
 class Tabs:
-    """Tabs of one browser that remembers nothing; their kernels end with it."""
+    """Tabs of one browser context; their kernels end with it."""
 
     def __init__(self, browser: Browser, server: Server) -> None:
         self.seen = Seen()
-        """What the pages did that none may."""
+        """What the pages did, and must not do."""
         self._server = server
         self._context = browser.new_context(viewport={"width": 1280, "height": 1000})
         self._pages: dict[tuple[str, str], NotebookPage] = {}

@@ -1,8 +1,7 @@
-"""What stays when gang and kernel are gone; and that nothing a rank says becomes part of a page."""
+"""What a saved notebook shows without its kernel; and that output of ranks never becomes part of a page."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +11,7 @@ from nbconvert import HTMLExporter
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.browser.gangs import HOSTILE, PAYLOAD, TRAINING
-from tests.browser.page import NotebookPage, Seen
-from tests.browser.server import Server
+from tests.browser.page import NotebookPage
 from tests.browser.tabs import Tabs
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("warm_agents")]
@@ -42,38 +40,27 @@ def saved(live: NotebookPage) -> Path:
 
 
 @pytest.fixture(scope="module")
-def elsewhere(
-    browser: Browser, saved: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[NotebookPage]:
-    """The notebook on a colleague's computer, whose server trusts nothing of ours."""
-    server = Server(tmp_path_factory.mktemp("elsewhere"))
-    context = browser.new_context()
-    seen = Seen()
-    page = NotebookPage(context, server, seen)
-    page.open(shutil.copy(saved, server.notebooks / saved.name))
-    yield page
-    assert seen == Seen()
-    context.close()
-    server.end_kernels()
-    server.stop()
+def elsewhere(live: NotebookPage, saved: Path) -> NotebookPage:
+    """The notebook on another computer, where the server does not trust it."""
+    return live.open_copy(trusted=False)
 
 
 @pytest.fixture(scope="module")
 def restored(live: NotebookPage, saved: Path) -> NotebookPage:
-    """A copy of the notebook, opened where it is trusted, with a kernel that knows nothing."""
-    return live.open_copy()
+    """The notebook where the server trusts it, with a fresh kernel."""
+    return live.open_copy(trusted=True)
 
 
 @pytest.fixture
 def offline(browser: Browser) -> Iterator[Page]:
-    """A page of its own, without any server."""
+    """A page without a server."""
     page = browser.new_page()
     yield page
     page.context.close()
 
 
 def _as_html(path: Path) -> str:
-    """Convert a notebook for readers that have no Jupyter, and may have no network."""
+    """Convert a notebook for readers without Jupyter or a network."""
     exporter = HTMLExporter(require_js_url="", mathjax_url="", jquery_url="", mermaid_js_url="")
     html, _ = exporter.from_notebook_node(nbformat.read(path, as_version=4))
     return str(html)
@@ -87,7 +74,7 @@ def _check_picture(output: Locator, state: str) -> None:
         assert image.evaluate(DRAWN)
 
 
-def test_a_finished_gang_is_seen_where_no_kernel_is(
+def test_a_saved_notebook_shows_its_gangs_without_a_kernel(
     saved: Path, elsewhere: NotebookPage, restored: NotebookPage, offline: Page
 ) -> None:
     _check_picture(elsewhere.output(TRAINING), "succeeded")
@@ -99,14 +86,14 @@ def test_a_finished_gang_is_seen_where_no_kernel_is(
     _check_picture(offline.locator(".jp-OutputArea").nth(-2), "succeeded")
 
 
-def test_while_its_kernel_lives_a_finished_gang_can_be_looked_into(live: NotebookPage) -> None:
+def test_a_reloaded_page_shows_the_live_view_of_a_finished_gang(live: NotebookPage) -> None:
     live.reload()
     expect(live.state(TRAINING)).to_have_attribute("data-state", "done")
     expect(live.output(TRAINING).locator("img")).to_have_count(0)
     live.widget(TRAINING).get_by_role("button", name="log").click()
 
 
-def test_what_ranks_say_is_text_everywhere(
+def test_output_of_ranks_is_text_everywhere(
     live: NotebookPage, saved: Path, elsewhere: NotebookPage, restored: NotebookPage, offline: Page
 ) -> None:
     expect(live.state(HOSTILE)).to_have_attribute("data-state", "failed")

@@ -1,4 +1,4 @@
-"""What the live view shows, in both themes, and who can use it."""
+"""What the live view shows, in both themes, and that it can be used by keyboard."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ from playwright.sync_api import Locator, Page, expect
 
 from hydrogen_magic import events as ev
 from tests.browser.conftest import NewRun
-from tests.browser.gangs import FAILING, LOAD, LOGGING, NEXT, SHOW, STEPPING, STUCK, TRAINING
+from tests.browser.gangs import (
+    FAILING,
+    LOAD,
+    LOGGING,
+    NEXT,
+    SHOW,
+    STEPPING,
+    TRAINING,
+    WAITING,
+    Run,
+)
 from tests.browser.page import PATIENCE_MS, NotebookPage, wait_until
-from tests.jupyter import gone_within
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("warm_agents")]
 
 LEGIBLE = 4.5
-"""Least contrast of text on its ground that the Web's accessibility guidelines ask for."""
+"""Least contrast of text on its background, by the Web Content Accessibility Guidelines."""
 
 CONTRASTS = """(widget) => {
   const canvas = document.createElement("canvas");
@@ -90,20 +99,23 @@ def test_curves_and_timeline_are_drawn_in_both_themes(lab: NotebookPage) -> None
         _is_legible(widget, theme)
 
 
-def test_the_theme_changes_while_ranks_log(lab: NotebookPage, new_run: NewRun) -> None:
+def test_stop_is_heard_while_ranks_log_as_much_as_they_may_and_the_theme_changes(
+    lab: NotebookPage, new_run: NewRun
+) -> None:
     lab.start(LOGGING)
-    pids = new_run().met(8)
+    run = new_run()
+    pids = run.met(4)
     widget = lab.widget(LOGGING)
     expect(widget.locator(".hm-curves figure")).to_have_count(4)
     for theme in THEMES:
         lab.set_theme(theme)
-        _is_legible(widget, theme)
+    _is_legible(widget, theme)
     assert lab.is_running(LOGGING)
-    _stop(lab, LOGGING, pids)
+    _stop(lab, LOGGING, run, pids)
 
 
 def _wait_for_ink(within: Locator) -> None:
-    """Wait until something is drawn on every canvas; what is out of sight is not."""
+    """Wait until something is drawn on every canvas; a canvas out of sight is left empty."""
     for chart in within.locator("figure").all():
         chart.scroll_into_view_if_needed()
         expect(chart.locator("canvas")).to_be_visible()
@@ -115,19 +127,19 @@ def _wait_for_ink(within: Locator) -> None:
 
 
 def _is_legible(widget: Locator, theme: str) -> None:
-    """Check that something is drawn on every canvas, and that every word can be read."""
+    """Check that something is drawn on every canvas, and that all text is legible."""
     _wait_for_ink(widget)
     faint = {text: ratio for text, ratio in widget.evaluate(CONTRASTS) if ratio < LEGIBLE}
     assert faint == {}, theme
 
 
-def _stop(page: NotebookPage, cell: str, pids: list[int]) -> None:
+def _stop(page: NotebookPage, cell: str, run: Run, pids: list[int]) -> None:
     page.widget(cell).locator(".hm-stop").click()
-    assert gone_within(pids, 1.0)
+    run.ended_by_user(pids)
     page.finish(cell)
 
 
-def test_recorded_steps_have_lanes_of_their_own(lab: NotebookPage, new_run: NewRun) -> None:
+def test_profiled_steps_are_drawn_in_the_timeline(lab: NotebookPage, new_run: NewRun) -> None:
     lab.start(STEPPING)
     run = new_run()
     pids = run.met(2)
@@ -138,10 +150,10 @@ def test_recorded_steps_have_lanes_of_their_own(lab: NotebookPage, new_run: NewR
     found = run.wait_for(ev.Spans, lambda all_: {e.rank for e in _profiled(all_)} == {0, 1})
     n_found = sum(len(event.names) for event in _profiled(found))
     wait_until(lambda: _number_of_spans(widget) >= before + n_found, f"{n_found} spans")
-    expect(profile).to_be_visible()  # it says what it does meanwhile
+    expect(profile).to_be_visible()  # while it works, it has another name
     assert n_found > 2 * 5 and lab.is_running(STEPPING)
     _wait_for_ink(widget.locator(".hm-timeline"))
-    _stop(lab, STEPPING, pids)
+    _stop(lab, STEPPING, run, pids)
 
 
 def _profiled(spans: list[ev.Spans]) -> list[ev.Spans]:
@@ -149,7 +161,7 @@ def _profiled(spans: list[ev.Spans]) -> list[ev.Spans]:
 
 
 def _number_of_spans(widget: Locator) -> int:
-    """Return how many the timeline says it has."""
+    """Return the number of spans that the timeline shows in its note."""
     note = widget.locator(".hm-timeline .hm-note").first
     found = re.match(r"[\d,]+", note.inner_text()) if note.count() else None
     return int(found[0].replace(",", "")) if found else 0
@@ -169,18 +181,19 @@ def test_a_gang_is_shown_after_its_kernel_was_restarted(lab: NotebookPage, new_r
     lab.write(show, SHOW)
 
 
-def test_everything_is_reached_by_keyboard(lab: NotebookPage, new_run: NewRun) -> None:
-    lab.start(STUCK)
-    pids = new_run().met(4)
-    widget = lab.widget(STUCK)
+def test_every_control_is_reached_by_keyboard(lab: NotebookPage, new_run: NewRun) -> None:
+    lab.start(WAITING)
+    run = new_run()
+    pids = run.met(2)
+    widget = lab.widget(WAITING)
     expect(widget).to_contain_text("all met")
     names = widget.evaluate(REACHABLE)
     assert len(names) > 4 and all(names), "every control has a name"
     assert _walk(widget, len(names)) == list(range(len(names)))
     widget.locator(".hm-stop").focus()
     lab.page.keyboard.press("Enter")
-    assert gone_within(pids, 1.0)
-    lab.finish(STUCK)
+    run.ended_by_user(pids)
+    lab.finish(WAITING)
 
 
 def _walk(widget: Locator, n_steps: int) -> list[int]:

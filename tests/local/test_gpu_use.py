@@ -1,4 +1,4 @@
-"""What the driver says of ranks' GPUs, by a stand-in for NVML's module."""
+"""The use of ranks' GPUs that the driver reports, with a stand-in for NVML's module."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import hydrogen_magic as hm
 from hydrogen_magic import events as ev
 from hydrogen_magic.agent import gpus
 from tests import training
+from tests.gangs import PATIENCE_S, ended, until
 
 PID = 1 << 30
 """Higher than any pid: a process of its own, without children."""
@@ -66,10 +67,10 @@ def found(gpu: str | None, module: types.ModuleType | None, monkeypatch: pytest.
     watched.look({3: PID})
     watched.close()
     if watched._thread is not None:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_S
         while watched.use_of(3) == gpus.Use() and watched._thread.is_alive():
             assert time.monotonic() < deadline
-        watched._thread.join(10)
+        watched._thread.join(PATIENCE_S)
     return watched.use_of(3)
 
 
@@ -78,7 +79,7 @@ def test_use_of_the_ranks_own(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None
     assert found(gpu, stand_in(), monkeypatch) == gpus.Use(37.0, 5 << 30)
 
 
-def test_what_the_driver_does_not_tell_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_driver_does_not_report_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = gpus.Use()
     assert found("0", None, monkeypatch) == nothing
     assert found("0", stand_in(nvmlInit=refuse), monkeypatch) == nothing
@@ -92,7 +93,7 @@ def test_what_the_driver_does_not_tell_is_none(monkeypatch: pytest.MonkeyPatch) 
     assert found(None, stand_in(), monkeypatch) == nothing
 
 
-def test_health_of_a_rank_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_of_a_rank_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """End to end: an agent that imports the stand-in, ranks whose GPUs are made up."""
     (tmp_path / "pynvml.py").write_text(STAND_IN)
     smi = tmp_path / "nvidia-smi"
@@ -102,12 +103,9 @@ def test_health_of_a_rank_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.syspath_prepend(str(tmp_path))
     over = tmp_path / "over"
     gang = hm.launch(training.wait_without_torch, str(over), np=2, gpu=True)
-    deadline = time.monotonic() + 30
-    while not all(rank.gpu_percent is not None for rank in gang.ranks):
-        assert not gang.wait(0.01), gang.snapshot()
-        assert time.monotonic() < deadline, gang.snapshot()
+    until(gang, lambda: gang.ranks and all(rank.gpu_percent is not None for rank in gang.ranks))
     over.touch()
-    assert gang.wait(10)
+    ended(gang)
     assert [rank.gpu_percent for rank in gang.ranks] == [40.0, 41.0]
     assert all((rank.gpu_memory_bytes or 0) >= 1 << 20 for rank in gang.ranks)
     health = [e for e in gang.events() if isinstance(e, ev.RankHealth)]

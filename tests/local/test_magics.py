@@ -23,6 +23,7 @@ from hydrogen_magic import events as ev
 from hydrogen_magic.errors import HydrogenError, PlacementError, RankFailedError
 from hydrogen_magic.gang.state import replay
 from hydrogen_magic.handle import Gang
+from hydrogen_magic.placements.spark import session as sessions
 from hydrogen_magic.spec import JobSpec, Plan, Slot
 
 GONE = "no-such-boot:1:1"
@@ -141,7 +142,10 @@ def test_a_wrong_line_is_a_usage_error_and_starts_nothing(
     assert launched.specs == []
 
 
-def test_what_is_not_there_is_refused_before_anything_is_captured(shell: InteractiveShell) -> None:
+def test_what_is_not_there_is_refused_before_anything_is_captured(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "_session_classes", lambda: ())  # of other tests
     with pytest.raises(PlacementError, match="spark"):
         run(shell, "%%distributed --on spark\nundefined_name")
     with pytest.raises(UsageError, match="jax"):
@@ -177,7 +181,7 @@ def test_dry_run_shows_the_inventory_and_the_places_and_runs_nothing(
     assert launched.specs == []
 
 
-# ── what the notebook tells the capture ──────────────────────────────────────────────────────────
+# ── what the capture learns of the notebook ──────────────────────────────────────────────────────────
 
 
 def test_the_cell_knows_its_number_its_lines_and_earlier_sources(
@@ -259,7 +263,7 @@ def test_loading_reports_a_run_whose_kernel_died_once(
 
 @pytest.fixture
 def gang(monkeypatch: pytest.MonkeyPatch) -> Gang:
-    """A gang of this kernel that runs, as far as its events tell."""
+    """A gang of this kernel that runs, by its events."""
     gang = Gang("3f2a", record.Record.create("3f2a"))
     owner = record.owner_of_this_process()
     gang.emit(ev.GangLaunched(0.0, "3f2a", "--np 2", 2, "local", "torch", 1.0, owner, {}))
@@ -270,7 +274,7 @@ def gang(monkeypatch: pytest.MonkeyPatch) -> Gang:
     return gang
 
 
-def said(shell: InteractiveShell, line: str, capsys: pytest.CaptureFixture[str]) -> str:
+def printed_by(shell: InteractiveShell, line: str, capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()
     run(shell, line)
     return capsys.readouterr().out
@@ -280,11 +284,11 @@ def test_gangs_are_listed_shown_and_read(
     shell: InteractiveShell, gang: Gang, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_run("ab12", GONE, ev.GangEnded(7.0, "FAILED", "rank 0 failed: E", None))
-    listed = said(shell, "%gang", capsys).splitlines()
+    listed = printed_by(shell, "%gang", capsys).splitlines()
     assert [line.split()[:2] for line in listed[1:]] == [["ab12", "FAILED"], ["3f2a", "RUNNING"]]
-    assert "gang 3f2a · 2 ranks · running" in said(shell, "%gang show", capsys)
-    assert "failed after 7.0 s" in said(shell, "%gang show ab", capsys)
-    assert said(shell, "%gang logs 3f --rank 1", capsys) == "hello\n"
+    assert "gang 3f2a · 2 ranks · running" in printed_by(shell, "%gang show", capsys)
+    assert "failed after 7.0 s" in printed_by(shell, "%gang show ab", capsys)
+    assert printed_by(shell, "%gang logs 3f --rank 1", capsys) == "hello\n"
     with pytest.raises(UsageError, match="no gang begins with 'zz': ab12, 3f2a"):
         run(shell, "%gang logs zz")
     with pytest.raises(UsageError, match="ranks: 0, 1"):
@@ -297,11 +301,11 @@ def test_stop_asks_the_gangs_that_run(
     asked: list[tuple[str, bool]] = []
     control = SimpleNamespace(stop=lambda reason, kill=False: asked.append((reason, kill)))
     gang._control = control  # type: ignore[assignment]
-    assert said(shell, "%gang stop --all", capsys) == "stopping gang 3f2a\n"
+    assert printed_by(shell, "%gang stop --all", capsys) == "stopping gang 3f2a\n"
     run(shell, "%gang stop 3f2a --kill")
     assert asked == [("user", False), ("user", True)]
     gang.emit(ev.GangEnded(1.0, "STOPPED", "stopped by you"))
-    assert said(shell, "%gang stop --all", capsys) == "no gang is running\n"
+    assert printed_by(shell, "%gang stop --all", capsys) == "no gang is running\n"
 
 
 def test_a_wait_that_is_over_leaves_the_gang_alone(shell: InteractiveShell, gang: Gang) -> None:
@@ -339,7 +343,7 @@ def executed(cells: Sequence[str], folder: Path) -> Any:
     nbformat.write(book, folder / "in.ipynb")
     command = "-m nbconvert --to notebook --execute --allow-errors --output out.ipynb in.ipynb"
     subprocess.run(
-        [sys.executable, *command.split()], cwd=folder, check=True, timeout=100, capture_output=True
+        [sys.executable, *command.split()], cwd=folder, check=True, timeout=240, capture_output=True
     )
     return nbformat.read(folder / "out.ipynb", as_version=4)
 
@@ -370,25 +374,49 @@ def test_a_saved_notebook_shows_everything_once(tmp_path: Path) -> None:
     assert [out.ename for out in nowhere] == ["CaptureError"]
 
 
+STUBBORN = """
+import time
+while True:
+    try:
+        print("go " * 2, flush=True)
+        time.sleep(600)
+    except KeyboardInterrupt:
+        pass
+"""
+"""What is typed is echoed, and does not look like this output."""
+
+
 def test_control_c_in_a_terminal_stops_the_gang_and_gives_the_prompt_back() -> None:
     options = "--no-banner --simple-prompt --colors=NoColor --HistoryManager.enabled=False"
     terminal = pexpect.spawn(
         sys.executable, ["-m", "IPython", *options.split()], encoding="utf-8", timeout=60,
-        dimensions=(30, 100), env={**os.environ, "TERM": "xterm"},
+        dimensions=(40, 160), env={**os.environ, "TERM": "xterm"},
     )  # fmt: skip
     try:
         terminal.expect_exact("In [1]: ")
         terminal.sendline("%load_ext hydrogen_magic")
         terminal.expect_exact("In [2]: ")
-        body = r"import time\nprint('go ' * 2)\ntime.sleep(60)"
+        body = r"import time\nprint('go ' * 2)\ntime.sleep(600)"
         terminal.sendline(f'get_ipython().run_cell_magic("distributed", "", "{body}")')
         terminal.expect(r"\[\d\] .*go go ")
         terminal.expect("2 ranks · running")
         terminal.sendintr()
-        terminal.expect("stopped after", timeout=10)
-        terminal.expect_exact("In [3]: ", timeout=10)
+        terminal.expect("stopped after")
+        terminal.expect_exact("In [3]: ")
         assert "GangStoppedError: stopped by you" in terminal.before
         assert "Traceback" not in terminal.before
+
+        terminal.sendline(
+            f"get_ipython().run_cell_magic('distributed', '--grace 600', {STUBBORN!r})"
+        )
+        for _ in range(2):
+            terminal.expect_exact("go go ")
+        terminal.sendintr()
+        for _ in range(2):
+            terminal.expect_exact("go go ")
+        terminal.sendintr()  # kills
+        terminal.expect_exact("In [4]: ")
+        assert "GangStoppedError: stopped by you" in terminal.before
         terminal.sendline("exit()")
         terminal.expect(pexpect.EOF)
     finally:
@@ -413,7 +441,7 @@ def test_a_script_may_start_processes_in_every_way(
     shell: InteractiveShell, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "pools.py").write_text(POOLS)
-    run(shell, f"%distributed --quiet --timeout 30 --np 1 {tmp_path / 'pools.py'}")
+    run(shell, f"%distributed --quiet --timeout 240 --np 1 {tmp_path / 'pools.py'}")
     assert capfd.readouterr().out == "fork 2\nspawn 2\nforkserver 2\n"
 
 

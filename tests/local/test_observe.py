@@ -1,4 +1,4 @@
-"""What is seen of a rank by itself: real tqdm, torch's optimizers, collectives of two processes."""
+"""What a rank reports by itself: real tqdm, torch's optimizers, collectives of two processes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_bars_are_reported_and_not_printed(tmp_path: Path) -> None:
     ]
 
 
-def test_bars_to_a_file_of_the_users_own_print_as_ever(tmp_path: Path) -> None:
+def test_bars_to_the_users_own_file_print_as_usual(tmp_path: Path) -> None:
     ended = run(
         """
         import contextlib, io, pickle
@@ -111,7 +111,7 @@ def test_an_observer_that_fails_leaves_the_library_alone(tmp_path: Path) -> None
     assert "another version" in warnings[0]
 
 
-def test_nothing_is_imported_unasked(tmp_path: Path) -> None:
+def test_observers_import_no_library(tmp_path: Path) -> None:
     run(
         """
         loaded = {name.partition(".")[0] for name in sys.modules}
@@ -136,24 +136,18 @@ for _ in range(5):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
 
-def reduced(x):
-    y = x * 2
-    dist.all_reduce(y)
-    return y + 1
-
-assert reduced(torch.ones(2)).tolist() == [5.0, 5.0]
 work = dist.all_reduce(torch.ones(1), async_op=True)
 assert rank.collective is None
 work.wait()
-compiled = torch.compile(reduced, backend="eager", fullgraph=True)
-assert compiled(torch.ones(2)).tolist() == [5.0, 5.0]
 if rank_ == 1:
     time.sleep(1.6)               # what rank 0 is to wait for
 gathered = [None, None]
 dist.all_gather_object(gathered, rank_)
 assert gathered == [0, 1]
 flush()
-time.sleep(0.2)
+if rank_ == 0:                    # it looks at intervals: until it has seen the end
+    while [w.name for w in sent if isinstance(w, ev.CollectiveWait)][-2:] != ["all_gather_object", ""]:
+        time.sleep(0.01)
 dist.destroy_process_group()
 """
 

@@ -1,12 +1,13 @@
-"""The live widget as its kernel sees it: real kernels, and pages that speak the widget protocol."""
+"""The live widget in real kernels, with pages that speak the widget protocol."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jupyter_core.utils import ensure_event_loop
@@ -19,38 +20,76 @@ from tests.widget_kernel import STUCK, UNTIL_THERE_IS, bundles, greeted, kernel_
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
+BREAKS = (
+    "import hydrogen_magic.views.widget.feed as feed\n"
+    "whole = feed.Feed.{method}\n"
+    "def broken(*_): raise RuntimeError('no more')\n"
+    "feed.Feed.{method} = broken"
+)
+MENDS = "feed.Feed.{method} = whole"
+COMMS = "len(__import__('comm').get_comm_manager().comms)"
+BOARD = (
+    "import hydrogen_magic.views.widget.routes as routes\n"
+    "routes._board._lines, routes._board._onward, "
+    "isinstance(routes._board._stream._recv_callback, routes.Switchboard)"
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def jupyter_loop() -> None:
-    """Make jupyter_core's event loop, which stays for good, before anybody looks for leaks."""
+    """Make jupyter_core's event loop, which is never closed, before the first look for leaks."""
     ensure_event_loop()
 
 
-@pytest.fixture(scope="module", params=kernels.VERSIONS)
-def each_kernel(
-    request: pytest.FixtureRequest, warm_agents: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Kernel]:
-    kernel = kernel_of(request.param, tmp_path_factory.mktemp("notebooks"))
-    assert kernel.value("__import__('ipykernel').__version__[0]") in ("'6'", "'7'")
-    yield kernel
-    kernel.shut_down()
-
-
 @pytest.fixture(scope="module")
-def kernel(warm_agents: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    kernel = kernel_of(kernels.NEWEST, tmp_path_factory.mktemp("notebooks"))
-    yield kernel
-    kernel.shut_down()
+def kernel_by_version(
+    warm_agents: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], Kernel]]:
+    """Return a function that starts a kernel with a version of ipykernel, one for all tests."""
+    started: dict[str, Kernel] = {}
+
+    def get(version: str) -> Kernel:
+        if version not in started:
+            started[version] = kernel_of(version, tmp_path_factory.mktemp("notebooks"))
+        return started[version]
+
+    yield get
+    for kernel in started.values():
+        kernel.shut_down()
+
+
+@pytest.fixture(params=kernels.EACH)
+def each_kernel(
+    request: pytest.FixtureRequest, kernel_by_version: Callable[[str], Kernel]
+) -> Kernel:
+    return kernel_by_version(request.param)
+
+
+@pytest.fixture
+def kernel(kernel_by_version: Callable[[str], Kernel]) -> Kernel:
+    return kernel_by_version(kernels.NEWEST)
 
 
 @pytest.fixture
 def page(request: pytest.FixtureRequest) -> Iterator[Page]:
-    """A page of whichever kernel the test uses."""
+    """A page of the kernel that the test uses."""
     name = "each_kernel" if "each_kernel" in request.fixturenames else "kernel"
     page = Page(request.getfixturevalue(name).manager)
     yield page
     page.close()
+
+
+@contextmanager
+def environment(kernel: Kernel, **variables: str) -> Iterator[None]:
+    """Have a kernel with these variables in place of those by which front ends mark theirs."""
+    kernel.run(
+        "import os\nbefore = dict(os.environ)\ndel os.environ['JPY_SESSION_NAME']\n"
+        f"os.environ.update({variables!r})"
+    )
+    try:
+        yield
+    finally:
+        kernel.run("os.environ.clear()\nos.environ.update(before)")
 
 
 # ── while the cell blocks ────────────────────────────────────────────────────────────────────────
@@ -73,12 +112,9 @@ def test_stop_reaches_a_kernel_that_a_cell_blocks(each_kernel: Kernel, with_subs
                 if r["steps"] or r["metrics"]
             ]
         )
-        clicked = time.monotonic()
+        assert not cell.ended
         ack = page.ack(page.order("stop"))
         assert ack["ok"], ack
-        assert (
-            ack["received"] - clicked < 1.0
-        )  # typically 0.01 s, 0.05 s where the cell has to look
         each_kernel.finish(cell)
     finally:
         page.close()
@@ -120,7 +156,7 @@ def test_cells_sent_meanwhile_wait_and_keep_their_order(
 
 
 def test_the_kernel_is_busy_as_long_as_its_cell(each_kernel: Kernel, page: Page) -> None:
-    """Also after it answered pages, whose messages end with the kernel idle."""
+    """Also after it has answered pages: each of those messages ends with the kernel idle."""
     cell = each_kernel.start(STUCK)
     greeted(page)
     page.states.clear()
@@ -133,7 +169,7 @@ def test_the_kernel_is_busy_as_long_as_its_cell(each_kernel: Kernel, page: Page)
 
 
 def test_hooks_of_cells_do_not_see_orders(each_kernel: Kernel, page: Page) -> None:
-    """matplotlib draws what is open in one of them, in whatever thread it is called."""
+    """matplotlib draws open figures in one of them, in the thread that calls it."""
     each_kernel.run(
         "seen = []\nnote = lambda *_: seen.append(1)\n"
         "get_ipython().events.register('post_execute', note)"
@@ -162,20 +198,6 @@ def test_an_order_is_done_once_and_always_answered(kernel: Kernel, page: Page) -
     stop(kernel, page, cell)
 
 
-def test_at_most_one_message_a_tenth_of_a_second(kernel: Kernel, page: Page) -> None:
-    cell = kernel.start(
-        "%%distributed --np 2\nimport hydrogen_magic as hm, time\n"
-        "for step in range(100_000):\n    hm.log(step=step, loss=1 / (step + 1))\n"
-        "    if step % 100 == 0: print(step, flush=True)\n    time.sleep(0.001)"
-    )
-    greeted(page)
-    page.heard.clear()
-    page.read_until(lambda: len(page.of_kind("delta")) >= 15)
-    times = [message["received"] for message in page.of_kind("delta")]
-    assert len(times) / (times[-1] - times[0]) < 13
-    stop(kernel, page, cell)
-
-
 # ── detached ─────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -192,7 +214,7 @@ def test_a_detached_gang_is_stopped_while_another_cell_runs(kernel: Kernel, page
     kernel.run(STUCK.replace("--np 2", "--np 2 --detach"))
     greeted(page)
     cell = kernel.start(
-        "import hydrogen_magic as hm\ngang = list(hm.gangs().values())[-1]\ngang.wait(20)"
+        "import hydrogen_magic as hm\ngang = list(hm.gangs().values())[-1]\ngang.wait(60)"
     )
     kernel.until(cell, lambda: cell.messages)
     assert page.ack(page.order("stop"))["ok"]
@@ -254,40 +276,16 @@ def test_what_a_saved_notebook_holds(kernel: Kernel, page: Page) -> None:
     }
 
 
-def test_where_widgets_are_opened_on_sight_the_widget_itself_is_shown(tmp_path: Path) -> None:
-    kernel = kernel_of(kernels.NEWEST, tmp_path, {"VSCODE_PID": "1"})
-    page = Page(kernel.manager)
-    try:
+def test_where_widgets_are_opened_on_sight_the_widget_itself_is_shown(
+    kernel: Kernel, page: Page
+) -> None:
+    with environment(kernel, VSCODE_PID="1"):
         cell = kernel.start(STUCK)
         greeted(page)
         stop(kernel, page, cell)
         page.read_until(page.picture)
-        shown = bundles(cell)
-        assert shown[0][WIDGET]["model_id"] == page.comm_id and WIDGET not in shown[-1]
-    finally:
-        page.close()
-        kernel.shut_down()
-
-
-def test_gang_show_draws_it_anew_after_a_restart_too(tmp_path: Path) -> None:
-    kernel = kernel_of(kernels.NEWEST, tmp_path)
-    try:
-        cell = kernel.run(
-            "%%distributed --np 1\nimport hydrogen_magic as hm\nhm.log(step=1, loss=0.5)"
-        )
-        name = bundles(cell)[-1]["text/plain"].split()[1]
-        kernel.restart(now=True)
-        kernel.load()
-        show_widgets(kernel, tmp_path)
-        page = Page(kernel.manager)
-        shown = kernel.run(f"%gang show {name}")
-        assert f"gang {name}" in bundles(shown)[-1]["text/html"]
-        greeted(page)
-        everything = next(d for d in page.of_kind("delta") if d.get("full"))
-        assert [curve["metric"] for curve in everything["curves"]] == ["loss"]
-        page.close()
-    finally:
-        kernel.shut_down()
+    shown = bundles(cell)
+    assert shown[0][WIDGET]["model_id"] == page.comm_id and WIDGET not in shown[-1]
 
 
 def test_a_running_gang_gets_a_second_live_view(kernel: Kernel, page: Page) -> None:
@@ -341,28 +339,22 @@ def test_a_page_that_comes_late_takes_over_from_the_text(
     assert cell.value == "'done'"
 
 
-def test_headless_there_is_text_and_a_picture_and_no_widget(tmp_path: Path) -> None:
-    kernel = kernel_of(kernels.NEWEST, tmp_path, {})
-    try:
+def test_headless_there_is_text_and_a_picture_and_no_widget(kernel: Kernel) -> None:
+    with environment(kernel):
         cell = kernel.run("%%distributed --np 1\nprint('hello')\n1")
         gang = kernel.run("import hydrogen_magic as hm\nlist(hm.gangs().values())[-1]")
-    finally:
-        kernel.shut_down()
     assert cell.stream() == "hello\n" and cell.value == "1"
     assert "comm_open" not in [kind for kind, _ in cell.messages]
     assert bundles(cell)[-1].keys() == {"text/html", "text/plain"}
     values = [content["data"] for kind, content in gang.messages if kind == "execute_result"]
     assert values[0].keys() == {"text/html", "text/plain"}
-    assert "hello" in values[0]["text/html"]  # which printed it before
+    assert "hello" in values[0]["text/html"]  # the output of the first cell
 
 
-def test_without_the_built_view_there_is_text_and_one_warning(tmp_path: Path) -> None:
-    kernel = kernel_of(kernels.NEWEST, tmp_path)
-    (tmp_path / "gang.js").unlink()
-    try:
-        cells = [kernel.run("%%distributed --np 1\nprint('hello')") for _ in range(2)]
-    finally:
-        kernel.shut_down()
+def test_without_the_built_view_there_is_text_and_one_warning(kernel: Kernel) -> None:
+    kernel.run("bundle, display.BUNDLE = display.BUNDLE, pathlib.Path('missing.js')")
+    cells = [kernel.run("%%distributed --np 1\nprint('hello')") for _ in range(2)]
+    kernel.run("display.BUNDLE = bundle")
     assert [cell.stream() for cell in cells] == ["hello\n"] * 2
     assert "make front" in cells[0].stream("stderr")
     assert cells[1].stream("stderr") == ""
@@ -371,3 +363,66 @@ def test_without_the_built_view_there_is_text_and_one_warning(tmp_path: Path) ->
 def test_quiet_shows_output_only(kernel: Kernel) -> None:
     cell = kernel.run("%%distributed --np 1 --quiet\nprint('hello')")
     assert cell.stream() == "hello\n" and bundles(cell) == []
+
+
+# ── faults ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("method", ["update", "whole"])
+def test_text_takes_over_from_a_view_that_breaks(
+    kernel: Kernel, page: Page, tmp_path: Path, method: str
+) -> None:
+    path = tmp_path / "go"
+    comms = kernel.value(COMMS)
+    kernel.run(BREAKS.format(method=method))
+    try:
+        cell = kernel.start(UNTIL_THERE_IS.format(options="", path=str(path)))
+        page.order("hello")
+        kernel.until(cell, lambda: "working" in cell.stream())
+        path.touch()
+        kernel.finish(cell)
+    finally:
+        kernel.run(MENDS.format(method=method))
+    assert cell.value == "'done'" and not cell.error
+    assert "broke, text goes on" in cell.stream("stderr") and "no more" in cell.stream("stderr")
+    assert cell.stream() == "working\n"
+    assert bundles(cell)[-1].keys() == {"text/html", "text/plain"}
+    assert kernel.value(COMMS) == comms
+    assert kernel.value(BOARD) == "({}, None, False)"
+
+
+def test_a_detail_that_there_is_not_is_refused_and_nothing_else(kernel: Kernel, page: Page) -> None:
+    """A page that has not heard yet of the next attempt asks for metrics of the last one."""
+    cell = kernel.start(STUCK)
+    greeted(page)
+    detail: dict[str, Any] = {"metric": "gone", "from": 0, "until": 9, "buckets": 5}
+    order = page.order("detail", **detail)
+    page.read_until(lambda: [a for a in page.of_kind("ack") if a["id"] == order and not a["ok"]])
+    page.ack(page.order("rows", ranks=[0]))
+    assert not cell.ended
+    stop(kernel, page, cell)
+    assert "stopped by you" in cell.error
+
+
+# ── after a restart ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_gang_show_draws_a_gang_of_before_the_restart(
+    kernel_by_version: Callable[[str], Kernel], tmp_path: Path
+) -> None:
+    """The last test here: with the kernel its agent ends, and the next gang would start slowly."""
+    kernel = kernel_by_version(kernels.NEWEST)
+    cell = kernel.run("%%distributed --np 1\nimport hydrogen_magic as hm\nhm.log(step=1, loss=0.5)")
+    name = bundles(cell)[-1]["text/plain"].split()[1]
+    kernel.restart(now=True)
+    kernel.load()
+    show_widgets(kernel, tmp_path)
+    page = Page(kernel.manager)
+    try:
+        shown = kernel.run(f"%gang show {name}")
+        assert f"gang {name}" in bundles(shown)[-1]["text/html"]
+        greeted(page)
+        everything = next(d for d in page.of_kind("delta") if d.get("full"))
+        assert [curve["metric"] for curve in everything["curves"]] == ["loss"]
+    finally:
+        page.close()

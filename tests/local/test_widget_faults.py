@@ -1,102 +1,22 @@
-"""A live view that breaks, and pages that ask for nonsense: the gang and its output go on."""
+"""The live view with a stand-in for its page: how often it sends, and what happens if the page breaks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from jupyter_core.utils import ensure_event_loop
 
 from hydrogen_magic import events as ev
 from hydrogen_magic.gang.state import GangState, replay
 from hydrogen_magic.views.widget import WidgetView
 from hydrogen_magic.views.widget import display as displays
-from tests import kernels
 from tests.fake_gang import FakeGang
-from tests.jupyter import Kernel
-from tests.pages import Page
-from tests.widget_kernel import STUCK, UNTIL_THERE_IS, bundles, greeted, kernel_of, stop
-
-BREAKS = (
-    "import hydrogen_magic.views.widget.feed as feed\n"
-    "whole = feed.Feed.{method}\n"
-    "def broken(*_): raise RuntimeError('no more')\n"
-    "feed.Feed.{method} = broken"
-)
-MENDS = "feed.Feed.{method} = whole"
-COMMS = "len(__import__('comm').get_comm_manager().comms)"
-BOARD = (
-    "import hydrogen_magic.views.widget.routes as routes\n"
-    "routes._board._lines, routes._board._onward, "
-    "isinstance(routes._board._stream._recv_callback, routes.Switchboard)"
-)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def jupyter_loop() -> None:
-    """Make jupyter_core's event loop, which stays for good, before anybody looks for leaks."""
-    ensure_event_loop()
-
-
-@pytest.fixture(scope="module")
-def kernel(warm_agents: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
-    kernel = kernel_of(kernels.NEWEST, tmp_path_factory.mktemp("notebooks"))
-    yield kernel
-    kernel.shut_down()
-
-
-@pytest.fixture
-def page(kernel: Kernel) -> Iterator[Page]:
-    page = Page(kernel.manager)
-    yield page
-    page.close()
-
-
-@pytest.mark.usefixtures("warm_agents")
-@pytest.mark.parametrize("method", ["update", "whole"])
-def test_text_takes_over_from_a_view_that_breaks(
-    kernel: Kernel, page: Page, tmp_path: Path, method: str
-) -> None:
-    path = tmp_path / "go"
-    comms = kernel.value(COMMS)
-    kernel.run(BREAKS.format(method=method))
-    try:
-        cell = kernel.start(UNTIL_THERE_IS.format(options="", path=str(path)))
-        page.order("hello")
-        kernel.until(cell, lambda: "working" in cell.stream())
-        path.touch()
-        kernel.finish(cell)
-    finally:
-        kernel.run(MENDS.format(method=method))
-    assert cell.value == "'done'" and not cell.error
-    assert "broke, text goes on" in cell.stream("stderr") and "no more" in cell.stream("stderr")
-    assert cell.stream() == "working\n"
-    assert bundles(cell)[-1].keys() == {"text/html", "text/plain"}
-    assert kernel.value(COMMS) == comms
-    assert kernel.value(BOARD) == "({}, None, False)"
-
-
-@pytest.mark.usefixtures("warm_agents")
-def test_a_detail_that_there_is_not_is_refused_and_nothing_else(kernel: Kernel, page: Page) -> None:
-    """A page that has not heard yet of the next attempt asks for metrics of the last one."""
-    cell = kernel.start(STUCK)
-    greeted(page)
-    detail: dict[str, Any] = {"metric": "gone", "from": 0, "until": 9, "buckets": 5}
-    order = page.order("detail", **detail)
-    page.read_until(lambda: [a for a in page.of_kind("ack") if a["id"] == order and not a["ok"]])
-    page.ack(page.order("rows", ranks=[0]))
-    assert not cell.ended
-    stop(kernel, page, cell)
-    assert "stopped by you" in cell.error
-
-
-# ── without a kernel ─────────────────────────────────────────────────────────────────────────────
 
 
 class FakePage:
-    """A page that takes note of what it is sent."""
+    """A page that records what it is sent."""
 
     interval_s = 0.1
 
@@ -115,7 +35,7 @@ class FakePage:
 
 
 class Rig:
-    """A view of a gang that runs, whose page says what a test wants."""
+    """A view of a gang that runs, with a clock of the test's own; the test acts as the page."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("hydrogen_magic.views.widget.model.Page", FakePage)
@@ -127,8 +47,8 @@ class Rig:
         self.events = self.gang.events()
         self.tick(self.events)
 
-    def tick(self, fresh: Sequence[ev.Event] = ()) -> None:
-        self.now_s += 0.1
+    def tick(self, fresh: Sequence[ev.Event] = (), after_s: float = 0.1) -> None:
+        self.now_s += after_s
         self.view.update(self.state, fresh)
 
     @property
@@ -141,8 +61,27 @@ class Rig:
         found: list[dict[str, Any]] = page.sent
         return found
 
+    @property
+    def deltas(self) -> list[dict[str, Any]]:
+        return [message for message in self.sent if message["kind"] == "delta"]
+
     def order(self, number: int, **content: Any) -> None:
         self.view._desk.take({"id": str(number), "client": "me", **content})
+
+
+def test_at_most_one_message_a_tenth_of_a_second(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tmp_path, monkeypatch)
+    rig.order(0, do="hello")
+    rig.tick()
+    n_before = len(rig.deltas)
+    for number in range(200):  # two seconds
+        output = ev.Output(1.0, 0, "stdout", f"{number}\n")
+        rig.gang._events.append(output)
+        rig.events = rig.gang.events()
+        rig.tick([output], after_s=0.01)
+    assert 15 <= len(rig.deltas) - n_before <= 20
 
 
 def test_a_page_that_says_hello_all_the_time_gets_everything_once_a_message(
