@@ -1,0 +1,65 @@
+"""Every example notebook runs from top to bottom; only cells tagged for it may raise."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbformat import v4
+
+FOLDER = Path(__file__).parents[2] / "example_notebooks"
+MARKERS = ("horovod", "spark")
+"""A notebook that has one of these in its name needs what the marker stands for."""
+SMALLER = {"04_infer_dataframe": "N_ROWS = 10_000\nTURNS = 1"}
+"""Cells that follow a notebook's cell with the tag ``parameters``, as papermill puts one there."""
+CELL_S = 240
+"""A cell of a notebook on Spark starts several JVMs, on a machine that is busy with other tests."""
+QUICK_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""For JVMs that live for seconds: half of the CPU time."""
+
+NOTEBOOKS = [
+    pytest.param(
+        path,
+        marks=[
+            pytest.mark.xdist_group(path.stem),
+            *(getattr(pytest.mark, marker) for marker in MARKERS if marker in path.stem),
+        ],
+        id=path.stem,
+    )
+    for path in sorted(FOLDER.glob("*.ipynb"))
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("path", NOTEBOOKS)
+def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", QUICK_JVM)
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    if path.stem in SMALLER:
+        _override(notebook, SMALLER[path.stem])
+    # The notebook's own folder stays as it is: what cells write goes to a temporary one.
+    resources = {"metadata": {"path": str(tmp_path)}}
+    client = NotebookClient(notebook, timeout=CELL_S, kernel_name="python3", resources=resources)
+    asyncio.run(client.async_execute())  # execute() would leave its event loop open
+    for cell in notebook.cells:
+        if "raises-exception" in _tags(cell):
+            kinds = [output.output_type for output in cell.outputs]
+            assert "error" in kinds, f"expected an error from:\n{cell.source}"
+
+
+def _override(notebook: nbformat.NotebookNode, code: str) -> None:
+    """Put a cell with smaller numbers behind the cell with the notebook's own."""
+    [place] = [n for n, cell in enumerate(notebook.cells) if "parameters" in _tags(cell)]
+    names = [line.partition(" = ")[0] for line in code.splitlines()]
+    assert all(f"{name} = " in notebook.cells[place].source for name in names), code
+    notebook.cells.insert(place + 1, v4.new_code_cell(code))
+
+
+def _tags(cell: nbformat.NotebookNode) -> list[str]:
+    tags: list[str] = cell.metadata.get("tags", [])
+    return tags
