@@ -18,6 +18,14 @@ PATIENCE_S = 60.0
 other tests it takes several."""
 
 
+def wait_until(holds: Callable[[], object], within_s: float = PATIENCE_S) -> None:
+    """Wait for a condition."""
+    deadline = time.monotonic() + within_s
+    while not holds():
+        assert time.monotonic() < deadline, f"not within {within_s} s"
+        time.sleep(0.01)
+
+
 def until(gang: Gang, holds: Callable[[], object], within_s: float = PATIENCE_S) -> None:
     """Wait for a condition that must hold while the gang runs."""
     deadline = time.monotonic() + within_s
@@ -42,9 +50,9 @@ def failure_of(gang: Gang) -> RankFailedError:
     return caught.value
 
 
-def said(gang: Gang, text: str) -> Callable[[], bool]:
+def said(gang: Gang, text: str) -> Callable[[], object]:
     """Return a condition: every rank has printed ``text``."""
-    return lambda: all(text in gang.logs[rank.rank] for rank in gang.ranks)
+    return lambda: gang.ranks and all(text in gang.logs[rank.rank] for rank in gang.ranks)
 
 
 # ── processes ──

@@ -208,19 +208,31 @@ def shared_memory() -> set[str]:
 
 
 def _held_by_others(names: Collection[str]) -> set[str]:
-    """Of these names in ``/dev/shm``, return those that another session's process has mapped."""
+    """Of these names in ``/dev/shm``, return those that another session's process has mapped.
+
+    By inode: ``sem_open`` maps a semaphore before it has its name.
+    """
+    wanted: dict[str, str] = {}
+    for name in names:
+        with contextlib.suppress(OSError):
+            wanted[str((_SHM / name).stat().st_ino)] = name
     held: set[str] = set()
-    if not names:
+    if not wanted:
         return held
-    wanted = {f"{_SHM}/{name}": name for name in names}
     ours = {os.getpid()} | tree(os.getpid())
     for process in processes.processes():
-        if process.pid in ours or _is_ours(_environ(process.pid)):
-            continue
-        with contextlib.suppress(OSError):
-            maps = Path(f"/proc/{process.pid}/maps").read_text()
-            held.update(name for path, name in wanted.items() if path in maps)
+        if process.pid not in ours and not _is_ours(_environ(process.pid)):
+            held.update(wanted[inode] for inode in _mapped(process.pid) & wanted.keys())
     return held
+
+
+def _mapped(pid: int) -> set[str]:
+    """Return the inodes of what a process has mapped of ``/dev/shm``."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    return {line.split()[4] for line in lines if f" {_SHM}/" in line}
 
 
 def default_runs_dir() -> Path:

@@ -179,7 +179,7 @@ def hang(how: str) -> int:
     if how == "sleep":
         time.sleep(1000)
     elif how == "collective":
-        meet()
+        meet(timeout_s=1800)
         if rank != 0:
             time.sleep(1000)
         all_reduce_for_ever()
@@ -212,11 +212,11 @@ def clean_up_on_stop(marker: str) -> None:
         Path(f"{marker}-{os.environ['RANK']}").write_text("saved")
 
 
-def do_not_come(absent: list[int]) -> None:
-    """Meet, but for some who do something else."""
+def do_not_come(absent: list[int], timeout_s: float = 10.0) -> None:
+    """Join the process group, except ``absent`` ranks, which do something else."""
     if int(os.environ["RANK"]) in absent:
         time.sleep(1000)
-    meet(timeout_s=4)
+    meet(timeout_s)
 
 
 def one_collective_more() -> None:
@@ -224,7 +224,7 @@ def one_collective_more() -> None:
     import torch
     import torch.distributed as dist
 
-    if meet(timeout_s=4) == 0:
+    if meet(timeout_s=10) == 0:
         dist.all_reduce(torch.ones(1))
     else:
         time.sleep(1000)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from hydrogen_magic import events as ev
 from hydrogen_magic import processes, record
+from tests.gangs import PATIENCE_S
 
 KERNEL = textwrap.dedent(
     """
@@ -76,14 +77,12 @@ class Kernel:
         path = record.runs_dir() / self.gang / f"rank-{rank}.log"
         return path.read_text() if path.exists() else ""
 
-    def gone_within(self, seconds: float) -> bool:
-        """Wait for the end of everything of this kernel."""
-        deadline = time.monotonic() + seconds
-        while self.left():
-            if time.monotonic() > deadline:
-                return False
+    def wait_until_gone(self, but: int = 0) -> None:
+        """Wait for the end of everything of this kernel, or of all ``but`` so many processes."""
+        deadline = time.monotonic() + PATIENCE_S
+        while len(left := self.left()) > but:
+            assert time.monotonic() < deadline, f"still running: {left}"
             time.sleep(0.01)
-        return True
 
     def close(self) -> None:
         self.process.kill()

@@ -69,6 +69,37 @@ def test_everything_a_cell_uses_is_there(notebook: Notebook, ranks: Ranks) -> No
     assert rank.modules == []
 
 
+def test_names_are_found_in_every_place_of_a_cell(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        element, source, condition, key = 2, [1, 2], 1, "k"
+        def function_decorator(function): return lambda: 1 + function()
+        def class_decorator(cls): return cls
+        class Meta(type): pass
+        default, shown, index = 5, 6, 0
+        from contextlib import nullcontext as context
+        class Problem(Exception): pass
+        body, factor = 7, 3
+    """)
+    rank = ranks.run(
+        notebook.capture("""
+        found = [element * n for n in source if n > condition]
+        by_key = {key: n for n in [1]}
+        @function_decorator
+        def decorated(value=default): return value
+        @class_decorator
+        class Made(metaclass=Meta): pass
+        with context() as nothing:
+            pass
+        try:
+            raise Problem
+        except Problem:
+            found[index] *= factor
+        (found, by_key, decorated(), type(Made).__name__, f"{shown}", (lambda: body)())
+    """)
+    )
+    assert rank.value == ([12], {"k": 1}, 6, "Meta", "6", 7)
+
+
 def test_one_namespace(notebook: Notebook, ranks: Ranks) -> None:
     notebook.cell("""
         model = object()

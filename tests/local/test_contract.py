@@ -1,7 +1,8 @@
 """What every gang promises, for every placement with every rendezvous.
 
-More endings of gangs by torch are in ``test_endings`` and ``test_spark_endings``; here is what must hold
-whoever brings the ranks together, wherever they are.
+``test_endings`` and ``test_spark_endings`` have what is special to this machine or to Spark; what holds for
+every gang is tested here and nowhere else. All gangs of one placement run on the same agents, so each of them
+also shows that the one before left nothing in its way.
 """
 
 from __future__ import annotations
@@ -10,8 +11,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -22,26 +22,47 @@ from hydrogen_magic import processes
 from hydrogen_magic.errors import GangStoppedError
 from hydrogen_magic.handle import Gang
 from tests import ranks, spark_ranks
-from tests.gangs import alive, ended, failure_of, family_of, said, until
+from tests.gangs import alive, ended, failure_of, family_of, said, until, wait_until_gone
 from tests.scripted_kernel import Kernel
 
-pytestmark = [pytest.mark.usefixtures("warm_agents"), pytest.mark.timeout(180)]
+pytestmark = pytest.mark.usefixtures("warm_agents")
+
+LATE_S = 10
+"""A start timeout that ranks keep on a machine that is busy with other tests."""
 
 Launch = Callable[..., Gang]
 
 HOROVOD = [pytest.mark.horovod]
-SPARK = [pytest.mark.spark, pytest.mark.slow]
-
-
-@pytest.fixture(
-    params=[
-        pytest.param(("local", "torch"), id="local-torch"),
-        pytest.param(("local", "horovod"), id="local-horovod", marks=HOROVOD),
-        pytest.param(("spark", "torch"), id="spark-torch", marks=SPARK),
-        pytest.param(("spark", "horovod"), id="spark-horovod", marks=[*SPARK, *HOROVOD]),
-    ],
+SPARK = [pytest.mark.spark]
+THREE = [
+    pytest.param(("local", "torch"), id="local-torch"),
+    pytest.param(("local", "horovod"), id="local-horovod", marks=HOROVOD),
+    pytest.param(("spark", "torch"), id="spark-torch", marks=SPARK),
+]
+on_each = pytest.mark.parametrize(
+    "launch",
+    [*THREE, pytest.param(("spark", "horovod"), id="spark-horovod", marks=SPARK + HOROVOD)],
+    indirect=True,
     scope="module",
 )
+"""Every placement with every rendezvous."""
+on_most = pytest.mark.parametrize(
+    "launch",
+    [
+        *THREE,
+        pytest.param(
+            ("spark", "horovod"),
+            id="spark-horovod",
+            marks=[*SPARK, *HOROVOD, pytest.mark.exhaustive],
+        ),
+    ],
+    indirect=True,
+    scope="module",
+)
+"""Where what is tested on Spark is the agent's own doing, whatever the rendezvous."""
+
+
+@pytest.fixture(scope="module")
 def launch(request: pytest.FixtureRequest, warm_agents: None) -> Launch:
     """Launches gangs of one placement with one rendezvous."""
     placement, rendezvous = request.param
@@ -50,22 +71,13 @@ def launch(request: pytest.FixtureRequest, warm_agents: None) -> Launch:
     return partial(hm.launch, on=placement, rendezvous=rendezvous)
 
 
-@pytest.fixture
-def works_again_at_once(launch: Launch, no_leaks: None) -> Iterator[None]:
-    """After the ending the next gang runs, and runs right."""
-    yield
-    assert ended(launch(ranks.gather, np=2), 60).results == [[0, 1], [0, 1]]
-
-
-again = pytest.mark.usefixtures("works_again_at_once")
-
-
+@on_each
 def test_every_rank_has_its_value(launch: Launch) -> None:
-    gang = ended(launch(ranks.gather, np=4), 60)
+    gang = ended(launch(ranks.gather, np=4))
     assert gang.results == [[0, 1, 2, 3]] * 4
 
 
-@again
+@on_each
 @pytest.mark.parametrize(("culprit", "clean_up_s", "leaves"), [(0, 0.0, False), (1, 1.0, True)])
 def test_who_raises_is_named_with_the_line(
     launch: Launch, culprit: int, clean_up_s: float, leaves: bool, tmp_path: Path
@@ -80,17 +92,16 @@ def test_who_raises_is_named_with_the_line(
     assert f"rank {1 - culprit} failed" not in error.report
 
 
-@again
+@on_most
 @pytest.mark.parametrize(
-    ("how", "found"),
+    ("culprit", "how", "found"),
     [
-        ("SIGKILL", "killed by SIGKILL"),
-        ("SIGSEGV", "killed by SIGSEGV"),
-        ("_exit(0)", "exited with status 0 without finishing"),
-        ("exit(0)", "exited with status 0 without finishing"),
+        (1, "SIGKILL", "killed by SIGKILL"),
+        (0, "SIGSEGV", "killed by SIGSEGV"),
+        (0, "_exit(0)", "exited with status 0 without finishing"),
+        (1, "exit(3)", "exited with status 3 without finishing"),
     ],
 )
-@pytest.mark.parametrize("culprit", [0, 1])
 def test_who_ends_without_a_word_is_named(
     launch: Launch, culprit: int, how: str, found: str
 ) -> None:
@@ -99,63 +110,60 @@ def test_who_ends_without_a_word_is_named(
     assert found in str(error)
 
 
-@again
+@on_most
 def test_who_stands_still_is_named(launch: Launch) -> None:
-    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "7"} if _by_horovod(launch) else {}
-    error = failure_of(launch(ranks.end_one, 1, "SIGSTOP", 4.0, np=2, env=env))
+    env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "10"} if _by_horovod(launch) else {}
+    error = failure_of(launch(ranks.end_one, 1, "SIGSTOP", 10.0, np=2, env=env))
     assert error.rank == 1
     assert "SIGSTOP" in str(error)
 
 
-@again
+@on_each
 def test_who_does_not_come_is_named(launch: Launch) -> None:
     """torch has a bound of its own for this, and one absent rank is who did not come."""
     by_horovod = _by_horovod(launch)
     absent = [1, 3] if by_horovod else [1]
-    options = {"start_timeout": 3} if by_horovod else {}
+    options = {"start_timeout": LATE_S} if by_horovod else {}
     error = failure_of(launch(ranks.do_not_come, absent, np=4 if by_horovod else 2, **options))
     assert error.rank == 1
     if by_horovod:
-        assert "ranks 1 and 3 did not come to hvd.init within 3 s" in str(error)
+        assert f"ranks 1 and 3 did not come to hvd.init within {LATE_S} s" in str(error)
     else:
         assert "did not join init_process_group" in str(error)
 
 
-@again
+@on_each
 def test_it_is_started_again_with_a_fresh_meeting(launch: Launch, tmp_path: Path) -> None:
     gang = launch(spark_ranks.fail_once, str(tmp_path / "tried"), np=2, retries=1)
     assert ended(gang).result == [0, 1]
     assert gang.snapshot().attempt == 1
 
 
-@again
+@on_each
 @pytest.mark.parametrize("how", ["collective", "meeting"])
-def test_stop_takes_less_than_a_second(launch: Launch, how: str) -> None:
-    """In an all_reduce, and where the others are waited for."""
+def test_stop_interrupts_a_wait_for_other_ranks(launch: Launch, how: str) -> None:
+    """In an all_reduce, and in the rendezvous, whose timeouts are half an hour."""
     if how == "meeting":
-        gang = launch(ranks.do_not_come, [1], np=2)
-        until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
+        gang = launch(ranks.do_not_come, [1], 1800.0, np=2)
+        until(gang, lambda: gang.ranks and all(rank.phase == "running" for rank in gang.ranks))
     else:
         gang = launch(ranks.hang, "collective", np=2)
         until(gang, lambda: bool(gang.ranks[0].waiting_in))
     family = family_of(gang)
-    begun = time.monotonic()
     gang.stop()
-    while alive(family):
-        assert time.monotonic() - begun < 1.0, alive(family)
-        time.sleep(0.01)
+    wait_until_gone(family)
     with pytest.raises(GangStoppedError, match="stopped by you"):
-        ended(gang, 5).raise_for_state()
+        ended(gang).raise_for_state()
 
 
-@again
+@on_most
 def test_a_stop_takes_workers_and_helpers_along(launch: Launch) -> None:
     gang = launch(ranks.family, 1, True, np=2)
-    until(gang, said(gang, "batch"), 60)
+    until(gang, said(gang, "batch"))
     family = family_of(gang)
     assert len(family) >= 6, "two ranks with a worker and a helper in its own session each"
     gang.stop()
-    ended(gang, 8)
+    ended(gang)
     assert not alive(family)
 
 
@@ -175,9 +183,18 @@ def test_a_kernel_that_is_killed_leaves_nothing(rendezvous: str) -> None:
         assert len(kernel.left()) >= 8
         kernel.process.send_signal(signal.SIGKILL)
         kernel.process.wait(10)
-        assert kernel.gone_within(1.0), kernel.left()
+        kernel.wait_until_gone()
     finally:
         kernel.close()
+
+
+OWN_GROUP = """
+import torch.distributed as dist
+assert not dist.is_initialized()
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+run(int)
+assert dist.is_initialized(), "the notebook keeps the group that it had"
+"""
 
 
 @pytest.mark.parametrize("rendezvous", ["torch", pytest.param("horovod", marks=HOROVOD)])
@@ -192,6 +209,8 @@ def test_a_rank_in_this_process_meets_itself(rendezvous: str) -> None:
         "try: run(fail)\nexcept ValueError as error: print(error)\n"
         "print(run(ranks.gather))\n"
     )
+    if rendezvous == "torch":
+        program += OWN_GROUP
     environ = {**os.environ, "PYTHONPATH": os.getcwd()}
     environ.pop(processes.OWNER, None)
     done = subprocess.run(

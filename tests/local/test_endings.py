@@ -1,14 +1,16 @@
-"""Every way a gang can end, and who is told what. Nothing may be left, whatever happened."""
+"""Endings of gangs on this machine, beside those that the contract suite has for every placement.
+
+``test_contract`` tests who is named when a rank raises, is killed, stands still or never joins, what Stop
+ends, and a retry. Here are the endings that take something special, and what is checked before a start.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,53 +25,30 @@ from hydrogen_magic.errors import (
     RankFailedError,
 )
 from tests import ranks
-from tests.gangs import alive, ended, failure_of, family_of, said, until
+from tests.gangs import (
+    alive,
+    ended,
+    failure_of,
+    family_of,
+    said,
+    until,
+    wait_until,
+    wait_until_gone,
+)
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
-
-@pytest.fixture(autouse=True)
-def works_again_at_once(no_leaks: None) -> Iterator[None]:
-    """After every ending the next gang runs, and runs right."""
-    yield
-    assert hm.launch(ranks.gather, np=2).result == [0, 1]
+GIVEN_UP_S = 10.0
+"""When an agent no longer waits for ranks that survive SIGKILL; those that it kills end in a second."""
+LATE_S = 10
+"""A start timeout that ranks keep on a machine that is busy with other tests."""
 
 
 # ── a rank fails ─────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("culprit", range(4))
-@pytest.mark.parametrize(
-    ("clean_up_s", "leaves"), [(0.0, False), (0.3, False), (0.3, True), (3.0, False), (3.0, True)]
-)
-def test_the_culprit_is_named_with_its_line(
-    culprit: int, clean_up_s: float, leaves: bool, tmp_path: Path
-) -> None:
-    """Peers wait in all_reduce; with ``leaves`` their connections break during the clean-up."""
-    last_act = tmp_path / "last_act"
-    gang = hm.launch(
-        ranks.fail_on, culprit, clean_up_s, leaves, np=4, env={"LAST_ACT": str(last_act)}
-    )
-    error = failure_of(gang)
-    ended_after_s = time.monotonic() - float(last_act.read_text())
-    assert error.rank == culprit
-    assert "ValueError: bad batch 17" in error.report
-    assert 'raise ValueError("bad batch 17")' in error.report
-    assert ended_after_s < 5
-    for other in set(range(4)) - {culprit}:
-        assert f"rank {other} failed" not in error.report
-
-
-@pytest.mark.parametrize("how", ["_exit(0)", "exit(0)", "exit(3)"])
-def test_leaving_early_is_a_failure(how: str) -> None:
-    status = how[-2]
-    error = failure_of(hm.launch(ranks.end_one, 1, how, np=2))
-    assert error.rank == 1
-    assert f"exited with status {status} without finishing" in str(error)
-
-
-@pytest.mark.parametrize("how", ["SIGSEGV", "SIGABRT", "SIGBUS", "SIGKILL"])
-def test_a_fatal_signal_is_named(how: str) -> None:
+@pytest.mark.parametrize("how", ["SIGSEGV", "SIGABRT", "SIGKILL"])
+def test_a_fatal_signal_is_explained(how: str) -> None:
     error = failure_of(hm.launch(ranks.end_one, 1, how, np=2))
     assert error.rank == 1
     assert how in str(error)
@@ -175,9 +154,9 @@ def test_hanging_at_import_ends_by_start_timeout(
     monkeypatch.syspath_prepend(tmp_path)
     import slow_module  # type: ignore[import-not-found]
 
-    error = failure_of(hm.launch(slow_module.f, np=2, start_timeout=2))
+    error = failure_of(hm.launch(slow_module.f, np=2, start_timeout=LATE_S))
     assert error.rank == 1
-    assert "did not reach the cell within 2 s" in str(error)
+    assert f"did not reach the cell within {LATE_S} s" in str(error)
 
 
 def test_a_stopped_process_is_seen() -> None:
@@ -185,12 +164,7 @@ def test_a_stopped_process_is_seen() -> None:
     until(gang, lambda: gang.ranks[1].process_state == "T", within_s=20)
     gang.stop()
     with pytest.raises(GangStoppedError):
-        ended(gang, 8).raise_for_state()
-
-
-def test_a_stopped_process_is_blamed_for_its_peers_timeout() -> None:
-    error = failure_of(hm.launch(ranks.end_one, 1, "SIGSTOP", 4.0, np=2))
-    assert error.rank == 1
+        ended(gang).raise_for_state()
 
 
 @pytest.mark.parametrize("how", ["sleep", "collective", "c"])
@@ -200,7 +174,7 @@ def test_stacks_say_where_ranks_hang(how: str) -> None:
     until(gang, lambda: sum("in hang" in text for text in gang.stacks().values()) == 2)
     assert sorted(gang.stacks()) == [0, 1]
     gang.stop()
-    ended(gang, 8)
+    ended(gang)
 
 
 def test_ranks_that_disagree_are_told_apart() -> None:
@@ -214,43 +188,38 @@ def test_ranks_that_disagree_are_told_apart() -> None:
 
 def test_a_rank_that_never_exits_does_not_hold_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     gang = hm.launch(ranks.hang, "exit", np=2)
-    assert ended(gang, 30).results == [0, 1]
+    assert ended(gang).results == [0, 1]
     assert any("did not exit" in notice.text for notice in gang.snapshot().notices)
 
 
 # ── it is stopped ────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(
-    ("how", "within_s"),
-    [("sleep", 1.0), ("collective", 1.0), ("c", 1.5), ("deaf", 1.5), ("stubborn", 5.0)],
-)
-def test_stop_ends_ranks_whatever_they_do(how: str, within_s: float) -> None:
+@pytest.mark.parametrize("how", ["sleep", "c", "deaf", "stubborn"])
+def test_stop_ends_ranks_whatever_they_do(how: str) -> None:
     gang = hm.launch(ranks.hang, how, np=2)
     until(gang, said(gang, "deaf" if how == "deaf" else "about to hang"))
-    begun = time.monotonic()
     gang.stop()
-    ended(gang, 10)
-    assert time.monotonic() - begun < within_s + 1.0, "with a second for a machine under load"
+    ended(gang, GIVEN_UP_S)
     with pytest.raises(GangStoppedError, match="stopped by you"):
         gang.raise_for_state()
 
 
 def test_kill_does_not_ask() -> None:
-    gang = hm.launch(ranks.hang, "stubborn", np=2)
+    gang = hm.launch(ranks.hang, "stubborn", np=2, grace=3600)
     until(gang, said(gang, "about to hang"))
     gang.stop()
     gang.stop(kill=True)
     gang.stop(kill=True)
-    ended(gang, 2)
+    ended(gang)
 
 
-@pytest.mark.parametrize("delay_s", [0.0, 0.002, 0.01, 0.03, 0.1])
+@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.1])
 def test_stop_while_it_starts(delay_s: float) -> None:
     gang = hm.launch(ranks.hang, "collective", np=2)
     time.sleep(delay_s)  # any moment of the launch
     gang.stop()
-    assert ended(gang, 8).state == "STOPPED"
+    assert ended(gang).state == "STOPPED"
 
 
 def test_stop_after_the_end_changes_nothing() -> None:
@@ -264,7 +233,7 @@ def test_a_rank_may_clean_up_when_stopped(tmp_path: Path) -> None:
     gang = hm.launch(ranks.clean_up_on_stop, str(tmp_path / "saved"), np=2)
     until(gang, said(gang, "ready"))
     gang.stop()
-    ended(gang, 8)
+    ended(gang)
     assert sorted(path.name for path in tmp_path.glob("saved-*")) == ["saved-0", "saved-1"]
 
 
@@ -272,7 +241,7 @@ def test_timeout() -> None:
     begun = time.monotonic()
     gang = hm.launch(ranks.hang, "sleep", np=2, timeout=1.5)
     with pytest.raises(GangTimeoutError, match=r"1\.5 s"):
-        ended(gang, 10).raise_for_state()
+        ended(gang).raise_for_state()
     assert time.monotonic() - begun >= 1.5
 
 
@@ -284,27 +253,17 @@ def test_a_jump_of_the_wall_clock_moves_nothing(monkeypatch: pytest.MonkeyPatch)
     assert not gang.wait(1.0), "two hours by the wall clock are no time"
     assert gang.snapshot().now_s < 60
     gang.stop()
-    ended(gang, 8)
+    ended(gang)
 
 
-@pytest.mark.parametrize("stuck", [False, True])
-def test_grandchildren_go_too(stuck: bool) -> None:
-    gang = hm.launch(ranks.family, 2, stuck, np=2)
-    until(gang, said(gang, "batch"))
+@pytest.mark.parametrize("count", [20, pytest.param(250, marks=pytest.mark.exhaustive)])
+def test_many_children(count: int) -> None:
+    gang = hm.launch(ranks.many_children, count, np=2)
+    until(gang, said(gang, "forked"))
     family = family_of(gang)
-    assert len(family) >= 8, "two ranks with two workers and a helper in its own session each"
+    assert len(family) == 2 * (1 + count)
     gang.stop()
-    ended(gang, 8)
-    assert not alive(family)
-
-
-def test_five_hundred_children() -> None:
-    gang = hm.launch(ranks.many_children, 250, np=2)
-    until(gang, said(gang, "forked"), within_s=60)
-    family = family_of(gang)
-    assert len(family) == 502
-    gang.stop()
-    ended(gang, 10)
+    ended(gang)
     assert not alive(family)
 
 
@@ -326,13 +285,22 @@ def test_an_agent_that_is_killed_takes_its_ranks_along() -> None:
     family = family_of(gang)
     for pid in agent_pids():
         os.kill(pid, signal.SIGKILL)
-    ended(gang, 10)
+    ended(gang)
     with pytest.raises(hm.errors.HydrogenError, match="agent"):
         gang.raise_for_state()
-    deadline = time.monotonic() + 2
-    while alive(family) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not alive(family)
+    wait_until_gone(family)
+
+
+def test_an_agent_keeps_no_closure_of_a_gang_that_ended() -> None:
+    """Closures come as memory files; whoever forgets to close one keeps its memory."""
+
+    def held() -> list[str]:
+        links = [fd.readlink() for pid in agent_pids() for fd in Path(f"/proc/{pid}/fd").iterdir()]
+        return [str(link) for link in links if str(link).startswith("/memfd:hydrogen_magic:")]
+
+    for _ in range(2):
+        ended(hm.launch(ranks.gather, np=2)).raise_for_state()
+    wait_until(lambda: not held())
 
 
 # ── while it computes ──
@@ -399,7 +367,7 @@ LOOPBACK = ("0100007F", "0000000000000000FFFF00000100007F")
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/net")
 def test_nothing_listens_but_on_loopback() -> None:
     gang = hm.launch(ranks.hang, "collective", np=2)
-    until(gang, lambda: all(rank.waiting_in for rank in gang.ranks[:1]))
+    until(gang, lambda: gang.ranks and gang.ranks[0].waiting_in)
     wildcards = [
         line.split()[1]
         for table in ("/proc/net/tcp", "/proc/net/tcp6")
@@ -408,7 +376,7 @@ def test_nothing_listens_but_on_loopback() -> None:
         and _inode_is_ours(line.split()[9])
     ]  # fmt: skip
     gang.stop()
-    ended(gang, 8)
+    ended(gang)
     assert wildcards == []
 
 
@@ -464,7 +432,7 @@ def test_stop_ends_attempts_too() -> None:
     gang = hm.launch(ranks.end_one, 1, "exit(3)", np=2, retries=1000)
     until(gang, lambda: gang.snapshot().attempt >= 2)
     gang.stop()
-    assert ended(gang, 10).snapshot().attempt < 1000
+    assert ended(gang).snapshot().attempt < 1000
 
 
 def test_values_that_could_not_travel_are_said() -> None:
@@ -475,34 +443,3 @@ def test_values_that_could_not_travel_are_said() -> None:
     assert gang.result == 1
     with pytest.raises(hm.errors.HydrogenError, match="rank 1's value could not travel"):
         _ = gang.results
-
-
-def test_inline_ranks_meet_themselves() -> None:
-    """Twice in one process, of its own here: torch keeps a pipe for ever once it has met anybody."""
-    program = (
-        "import os, hydrogen_magic as hm, torch.distributed as dist\nfrom tests import ranks\n"
-        "for _ in range(2): print(hm.run(ranks.gather, np=1, on='inline', quiet=True))\n"
-        "assert 'RANK' not in os.environ and not dist.is_initialized()\n"
-        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
-        "hm.run(int, '1', np=1, on='inline', quiet=True)\n"
-        "assert dist.is_initialized(), 'the notebook keeps the group that was its own'\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.split()) == (0, ["[0]", "[0]"]), done.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"np": 0}, "np should be at least 1, got 0"),
-        ({"np": "2"}, "np should be int, got '2'"),
-        ({"retries": -1}, "retries should be at least 0"),
-        ({"timeout": "5"}, "timeout_s should be int or float, got '5'"),
-        ({"env": {"A": 1}}, r"env\['A'\] should be a str"),
-        ({"env": {"RANK": "7"}}, "tells a rank who it is"),
-        ({"env": {"HOROVOD_RANK": "0"}}, "tells a rank who it is"),
-    ],
-)
-def test_options_are_checked_before_anything_starts(options: dict[str, object], said: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=said):
-        hm.launch(ranks.gather, **options)  # type: ignore[arg-type]

@@ -22,7 +22,8 @@ from hydrogen_magic.predict.options import InferOptions
 from hydrogen_magic.spec import JobSpec
 from tests import infer_ranks, leaks
 
-FLOOR_S = 2.0
+FLOOR_S = 5.0
+"""After which a rank may be called hung here: a chunk takes milliseconds, seconds on a busy machine."""
 N_ROWS = 20_000
 
 
@@ -36,7 +37,7 @@ def begun(frame: Any, function: Callable[..., Any], *args: Any, np: int = 2) -> 
     return infer(frame, captured, JobSpec(np=np), InferOptions(batch_size=100), title="test")
 
 
-def ended(run: Inference, within_s: float = 40.0) -> Any:
+def ended(run: Inference, within_s: float = 90.0) -> Any:
     if not run.gang.wait(within_s):
         run.gang.stop(kill=True)
         run.gang.wait(10)
@@ -94,7 +95,7 @@ def test_an_answer_that_comes_late_is_one_too_many(tmp_path: Path) -> None:
 
 def _wake_up(run: Inference, marker: Path) -> None:
     """Wake the stopped rank up once what it had is with another, and rows are done again."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
         state = run.gang.snapshot()
         if state.rows is not None and state.rows.done > 5_000:

@@ -21,7 +21,7 @@ from hydrogen_magic.views.widget import rows
 from hydrogen_magic.views.widget.feed import Feed
 from tests import ranks
 
-START_TIMEOUT_S = 0.2
+START_TIMEOUT_S = 0.5
 
 
 def waiting(*events: ev.Event) -> GangState:
@@ -127,11 +127,13 @@ def test_ranks_are_late_only_from_when_there_is_room(crew: WaitingCrew) -> None:
     assert not gang.wait(4 * START_TIMEOUT_S), "it waits for room, for as long as it takes"
     assert gang.snapshot().queued == (1, 2)
     crew.has_room.set()
-    assert gang.wait(10)
+    assert gang.wait(60)
     ended = next(e for e in gang.events() if isinstance(e, ev.Queued) and e.have == e.wanted)
     late = [event for event in gang.events() if isinstance(event, ev.RankFailed)]
     assert [event.error.type for event in late] == ["StartTimeout"] * 2
-    assert all(event.at_s - ended.at_s >= START_TIMEOUT_S - 0.02 for event in late)
+    assert all(event.at_s - ended.at_s > START_TIMEOUT_S / 2 for event in late), (
+        "not from the launch"
+    )
     assert gang.state == "FAILED"
 
 
@@ -139,4 +141,4 @@ def test_a_gang_that_waits_for_room_can_be_stopped(crew: WaitingCrew) -> None:
     gang = hm.launch(ranks.environment, np=2)
     assert not gang.wait(0.05)
     gang.stop()
-    assert gang.wait(10) and gang.state == "STOPPED"
+    assert gang.wait(60) and gang.state == "STOPPED"
