@@ -1,16 +1,18 @@
 # Each target sets up what it needs in .venv; stamp files there make the second run quick.
 #
-#   make demo    the first example notebook, run headless; prints what came out
-#   make test    linters, types and all tests, those in a browser included
-#   make bench   launch, closure and step benchmarks beside the peers
-#   make front   the live view's JavaScript, which the others need and make when it is out of date
+#   make demo      the first example notebook, run headless; prints what came out
+#   make quick     linters, types and the tests that start no process; a minute
+#   make test      the same, and tests of every kind: gangs, Horovod, Spark, a browser, notebooks
+#   make test-all  all tests: also older ipykernels, machines in namespaces, other Pythons
+#   make bench     launch, closure, step and stop benchmarks beside the peers
+#   make front     the live view's JavaScript; the others build it when it is out of date
 #
 # Choices: make PYTHON=python3.12 TORCH=torch==2.9.1 test ; make test ARGS='-k capture'
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench front clean
+.PHONY: help demo quick test test-all lint vitest bench front clean
 .DELETE_ON_ERROR:
 
 VENV := .venv
@@ -23,12 +25,15 @@ NODE_MODULES := $(FRONT)/node_modules/.package-lock.json
 NPM := PATH="$(CURDIR)/$(BIN):$$PATH" npm --prefix $(FRONT)
 TORCH ?= torch==2.13.0
 ARGS ?=
+# Processes of pytest. Most tests wait for other processes; on two cores six take as long as four.
+WORKERS ?= 4
+PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder --durations 10
 
 # Tried in this order; a version manager's shim may exist for a Python that does not start.
 CANDIDATES := python3.11 python3.14 python3.13 python3.12 python3.10 python3
 
 help:
-	@sed -n '3,6s/^# *//p' Makefile
+	@sed -n '3,8s/^# *//p' Makefile
 
 $(VENV)/.stamp-venv:
 	@python="$(PYTHON)"; \
@@ -92,7 +97,7 @@ $(VENV)/.stamp-bench: $(VENV)/.stamp-torch pyproject.toml | $(BUNDLE)
 	@touch $@
 
 # What the browser tests need beside Python. Without a chromium they are skipped, and said so.
-$(VENV)/.stamp-browser: $(VENV)/.stamp-dev tests/kernels.py
+$(VENV)/.stamp-browser: $(VENV)/.stamp-dev
 	@if ! command -v chromium >/dev/null; then \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	    echo '· installing chromium'; \
@@ -104,7 +109,16 @@ $(VENV)/.stamp-browser: $(VENV)/.stamp-dev tests/kernels.py
 	      'apt-get install chromium' >&2; \
 	  fi; \
 	fi
+	@touch $@
+
+# Older ipykernels beside the newest one.
+$(VENV)/.stamp-kernels: $(VENV)/.stamp-dev tests/kernels.py
 	@$(BIN)/python -m tests.kernels
+	@touch $@
+
+# Environments of other Pythons, where there is an interpreter.
+$(VENV)/.stamp-pythons: $(VENV)/.stamp-dev tests/pythons.py | $(BUNDLE)
+	@$(BIN)/python -m tests.pythons
 	@touch $@
 
 # Horovod, compiled for this torch once and then out of the user's cache. Exit code 3: something is
@@ -125,18 +139,29 @@ lint: $(VENV)/.stamp-dev $(NODE_MODULES)
 	@echo '· tsc, biome'
 	@$(NPM) --silent run check
 
-# pytest's own closing line stays the last thing printed.
-test: lint $(BUNDLE) $(VENV)/.stamp-browser $(VENV)/.stamp-horovod
+vitest: $(NODE_MODULES)
 	@echo '· vitest'
 	@$(NPM) --silent test
-	@echo '· pytest'
-	@$(BIN)/python -m pytest $(ARGS)
+
+quick: lint vitest $(BUNDLE)
+	@echo '· pytest, tests that start no process'
+	@$(PYTEST) tests/unit -n logical $(ARGS)
+
+# pytest's own closing line stays the last thing printed.
+test: lint vitest $(BUNDLE) $(VENV)/.stamp-browser $(VENV)/.stamp-horovod
+	@echo '· pytest, $(WORKERS) workers'
+	@$(PYTEST) -m 'not exhaustive' -n $(WORKERS) $(ARGS)
+
+test-all: lint vitest $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser kernels pythons horovod)
+	@echo '· pytest, all tests, $(WORKERS) workers'
+	@$(PYTEST) -n $(WORKERS) $(ARGS)
 
 bench: $(VENV)/.stamp-bench $(BUNDLE)
 	@$(BIN)/python benchmarks/launch.py $(ARGS)
 	@$(BIN)/python benchmarks/closure.py $(ARGS)
 	@$(BIN)/python benchmarks/step.py $(ARGS)
 	@$(BIN)/python benchmarks/spark.py $(ARGS)
+	@$(BIN)/python benchmarks/stop.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
