@@ -25,9 +25,11 @@ SHARED = {"standalone": "spark", "connect_server": "connect", "browser": "browse
 """Fixture -> group of the tests that use it: one worker has it, and runs all of them."""
 SESSIONS = {"spark": "classic", "connect": "connect"}
 """Group -> fixture of the Spark session that its worker keeps."""
-LONGEST = "spark"
+FIRST = ("spark", "browser")
+"""Groups that get the processor first: the longest, and the one in which a person's patience is tested."""
 NICE = 5
-ORDER = ("spark", "notebooks", "browser", "horovod", "local", "unit")
+"""Of workers that run others."""
+ORDER = ("spark", "browser", "notebooks", "horovod", "local", "unit")
 """Folders, those first whose groups take longest."""
 
 
@@ -51,10 +53,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Have other workers yield to the one whose group takes longest, or all would wait for it."""
+    """Have workers yield to those that run the first groups, for which all would wait otherwise."""
     group = item.get_closest_marker("xdist_group")
-    is_longest = group is not None and group.args == (LONGEST,)
-    if "PYTEST_XDIST_WORKER" in os.environ and not is_longest and os.nice(0) < NICE:
+    is_first = group is not None and group.args[0] in FIRST
+    if "PYTEST_XDIST_WORKER" in os.environ and not is_first and os.nice(0) < NICE:
         os.nice(NICE)
 
 
@@ -139,7 +141,10 @@ def no_leaks(request: pytest.FixtureRequest, hydrogen_home: Path) -> Iterator[No
     """
     if "warm_agents" in request.fixturenames:
         yield
-        _fail_on(leaks.settle(leaks.running_gangs, leaks.SETTLE_S), "this test")
+        found = leaks.settle(leaks.running_gangs, leaks.SETTLE_S)
+        if found:
+            leaks.end_warm_agents()  # and so the gangs, which no other test is to be blamed for
+        _fail_on(found, "this test")
         return
     before = leaks.Snapshot.take()
     yield

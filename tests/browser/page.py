@@ -120,8 +120,21 @@ class NotebookPage:
             "".join(cell["source"]) for cell in _cells(path) if cell["cell_type"] == "code"
         ]
         self._server.start_kernel(self._name)  # while the page loads
+        self._choose_kernel_if_asked(json.loads(path.read_text())["metadata"]["kernelspec"]["name"])
         self._go()
         self.page.wait_for_function(self._front_end.has_kernel)
+
+    def _choose_kernel_if_asked(self, name: str) -> None:
+        """Answer the front end's dialog, which it opens when it finds the running kernel too late."""
+        dialog = self.page.locator(".jp-Dialog", has_text="Select Kernel")
+
+        def choose() -> None:
+            options = dialog.locator("option").all()
+            value = next(v for o in options if name in (v := o.get_attribute("value") or ""))
+            dialog.locator("select").select_option(value)
+            dialog.locator(".jp-mod-accept").click()
+
+        self.page.add_locator_handler(dialog, choose)
 
     def _go(self) -> None:
         query = {"reset": ""} if self._front_end is LAB else {}
@@ -166,6 +179,10 @@ class NotebookPage:
         """Do as the menu's entry does, without its question."""
         self._server.restart_kernel(self._name)
         self.page.wait_for_function(self._front_end.has_kernel)
+
+    def is_usable(self) -> bool:
+        """True while the tab is open and no cell runs."""
+        return not self.page.is_closed() and not self.is_any_running()
 
     def close(self) -> None:
         """Close the tab and end its kernel."""

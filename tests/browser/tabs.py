@@ -26,7 +26,7 @@ class Tabs:
         """Return the tab of this front end with a kernel of this version."""
         key = front_end.name, version
         page = self._pages.get(key)
-        if page is not None and page.is_any_running():  # a test failed half-way
+        if page is not None and not page.is_usable():  # a test failed half-way
             page.close()
             page = None
         if page is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import subprocess
@@ -352,13 +353,15 @@ def test_a_saved_notebook_shows_everything_once(tmp_path: Path) -> None:
     book = executed(CELLS, tmp_path)
     _, _, trained, brought_back, failed, _, nowhere = (cell.outputs for cell in book.cells)
 
-    assert [out.output_type for out in trained] == ["display_data", "stream", "execute_result"]
+    kinds = [kind for kind, _ in itertools.groupby(out.output_type for out in trained)]
+    assert kinds == ["display_data", "stream", "execute_result"]
     assert re.fullmatch(
         r"gang \w+ · 2 ranks · succeeded in [\d.]+ s\nrank 0 .*done.*\nrank 1 .*done.*",
         trained[0].data["text/plain"],
     )
-    assert sorted(trained[1].text.splitlines()) == ["[0] hi from 0", "[1] hi from 1"]
-    assert (trained[2].data["text/plain"], brought_back[0].data["text/plain"]) == ("3", "7")
+    printed = "".join(out.text for out in trained if out.output_type == "stream")
+    assert sorted(printed.splitlines()) == ["[0] hi from 0", "[1] hi from 1"]
+    assert (trained[-1].data["text/plain"], brought_back[0].data["text/plain"]) == ("3", "7")
 
     error = next(out for out in failed if out.output_type == "error")
     assert error.ename == "RankFailedError"

@@ -24,7 +24,7 @@ LIBRARIES = ("accelerate", "keras", "lightning", "pytorch_lightning", "tensorboa
 MISSING = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
 TIMEOUT_S = 250.0
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(TIMEOUT_S + 50)]
+pytestmark = pytest.mark.timeout(TIMEOUT_S + 50)
 
 Curves = dict[str, dict[int, float]]
 

@@ -23,17 +23,13 @@ QUICK_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 NOTEBOOKS = [
     pytest.param(
         path,
-        marks=[
-            pytest.mark.xdist_group(path.stem),
-            *(getattr(pytest.mark, marker) for marker in MARKERS if marker in path.stem),
-        ],
+        marks=[getattr(pytest.mark, marker) for marker in MARKERS if marker in path.stem],
         id=path.stem,
     )
     for path in sorted(FOLDER.glob("*.ipynb"))
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", NOTEBOOKS)
 def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

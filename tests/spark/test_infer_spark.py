@@ -27,7 +27,6 @@ from tests.gangs import PATIENCE_S, wait_until_gone
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.slow,
     pytest.mark.timeout(300),
 ]
 

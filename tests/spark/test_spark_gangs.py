@@ -19,7 +19,6 @@ from tests.spark_gangs import agent_pids, busy, launch
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.slow,
     pytest.mark.usefixtures("spark", "warm_agents"),
     pytest.mark.timeout(300),
 ]

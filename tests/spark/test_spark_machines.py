@@ -16,7 +16,6 @@ from tests import spark_machines
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.slow,
     pytest.mark.usefixtures("warm_agents"),
     pytest.mark.exhaustive,  # the cluster takes 15 s of CPU; other tests lose executors and agents
     pytest.mark.timeout(600),

@@ -24,7 +24,6 @@ from tests.spark_kernels import CLASSIC, CONNECT, notebook
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.slow,
     pytest.mark.timeout(600),
 ]
 

@@ -20,7 +20,6 @@ from tests.gangs import PATIENCE_S
 
 pytestmark = [
     pytest.mark.spark,
-    pytest.mark.slow,
     pytest.mark.usefixtures("warm_agents"),
     pytest.mark.timeout(300),
 ]

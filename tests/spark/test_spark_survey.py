@@ -25,7 +25,7 @@ from hydrogen_magic.spec import JobSpec
 from tests import spark_rig
 from tests.gangs import PATIENCE_S
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
 def report_gpus() -> Callable[[Any], Any]:
