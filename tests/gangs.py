@@ -51,8 +51,13 @@ def failure_of(gang: Gang) -> RankFailedError:
 
 
 def said(gang: Gang, text: str) -> Callable[[], object]:
-    """Return a condition: every rank has printed ``text``."""
-    return lambda: gang.ranks and all(text in gang.logs[rank.rank] for rank in gang.ranks)
+    """Return a condition: every rank has printed ``text``, and its pid is known.
+
+    Its output may arrive before the event of its start.
+    """
+    return lambda: (
+        gang.ranks and all(r.pid is not None and text in gang.logs[r.rank] for r in gang.ranks)
+    )
 
 
 # ── processes ──
