@@ -121,8 +121,9 @@ def test_interrupt() -> None:
     assert main is not None
 
     def interrupt() -> None:
-        hangs = lambda: any("about to hang" in gang.logs.get(0, "") for gang in new())  # noqa: E731
-        spark_rig.until(hangs, PATIENCE_S)
+        spark_rig.until(
+            lambda: any("about to hang" in gang.logs.get(0, "") for gang in new()), PATIENCE_S
+        )
         signal.pthread_kill(main, signal.SIGINT)
 
     before = set(hm.gangs())
