@@ -142,7 +142,7 @@ def test_what_never_fits_is_refused_while_executors_are_still_coming(
     session = sessions._session(classic)
     known = roster(session, 1.0)
     assert known is not None
-    young = replace(known, executors=(), started_at_s=known.at_s)
+    young = replace(known, executors=(), changed_at_s=known.at_s)
     unbounded = replace(Settings.read(session), max_cores=None, executor_cores=None)
     monkeypatch.setattr(surveys, "roster", lambda session, within_s: young)
     with pytest.raises(PlacementError, match="np 8, the cluster has 4 slots"):

@@ -39,8 +39,6 @@ class Executor:
     active_tasks: int
     gpus: tuple[str, ...]
     """Addresses of the resource ``gpu``."""
-    added_at_s: float
-    """Seconds since 1970 by the driver's clock."""
 
     def slots(self, cpus: int, n_gpus: int) -> int:
         """Return how many tasks of so many cores and GPUs run here at once."""
@@ -53,8 +51,9 @@ class Roster:
     """All executors at one moment."""
 
     executors: tuple[Executor, ...]
-    started_at_s: float
-    """When the application started, in seconds since 1970 by the driver's clock."""
+    changed_at_s: float
+    """When the last executor came or was lost, at first when the application started: in seconds since
+    1970 by the driver's clock."""
     at_s: float
     """Of this look, likewise."""
 
@@ -78,11 +77,12 @@ def roster(session: Session, within_s: float) -> Roster | None:
 
 
 def _parsed(text: str, at_s: float) -> Roster:
-    rows = [row for row in json.loads(text) if row["isActive"] and not row.get("isExcluded")]
-    started_at_s = min((_seconds(row["addTime"]) for row in rows), default=at_s)
+    rows = json.loads(text)
+    alive = [row for row in rows if row["isActive"] and not row.get("isExcluded")]
     # The driver is the first and without cores, unless it is what runs the tasks.
-    found = tuple(_executor(row) for row in rows if row["totalCores"] > 0)
-    return Roster(found, started_at_s, at_s)
+    found = tuple(_executor(row) for row in alive if row["totalCores"] > 0)
+    changes = [row[key] for row in rows for key in ("addTime", "removeTime") if row.get(key)]
+    return Roster(found, max(map(_seconds, changes), default=at_s), at_s)
 
 
 def _executor(row: dict[str, Any]) -> Executor:
@@ -93,7 +93,6 @@ def _executor(row: dict[str, Any]) -> Executor:
         cores=row["totalCores"],
         active_tasks=row["activeTasks"],
         gpus=tuple(gpu.get("addresses", ())),
-        added_at_s=_seconds(row["addTime"]),
     )
 
 
@@ -103,7 +102,7 @@ def _seconds(text: str) -> float:
 
 def _from_store(session: Session) -> str:
     """Return the REST interface's JSON, by its own writer: one call, however many executors."""
-    rows = session.context().statusStore().executorList(True)
+    rows = session.context().statusStore().executorList(False)
     api = session.spark.sparkContext._jvm.org.apache.spark.status.api.v1
     return str(api.JacksonMessageWriter().mapper().writeValueAsString(rows))
 
@@ -140,7 +139,7 @@ def _ask(host: str, port: int, application: str, timeout_s: float) -> Roster | N
     """Return what the UI there says; None when it is another application's."""
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
-        connection.request("GET", f"/api/v1/applications/{application}/executors")
+        connection.request("GET", f"/api/v1/applications/{application}/allexecutors")
         answer = connection.getresponse()
         body = answer.read()
         if answer.status != http.HTTPStatus.OK:

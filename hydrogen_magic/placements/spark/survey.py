@@ -25,9 +25,9 @@ _PATIENCE_S = 0.8
 """How long a survey may take where more executors may come, or the answer does."""
 _POLL_S = 0.05
 _SETTLED_S = 10.0
-"""Executors of one application come within seconds of each other; later ones are news."""
+"""Executors of one application come within seconds of each other."""
 _FIRST_S = 60.0
-"""How long an application's first executor may take: a container, its image, a JVM."""
+"""How long an application's first executor may take, in seconds: a container, its image, a JVM."""
 _GLANCE_S = 0.5
 """How long a look at the free slots may take."""
 
@@ -133,11 +133,10 @@ def _is_settled(seen: Roster, settings: Settings) -> bool:
     """True when no more executors are to be expected."""
     if settings.is_local:
         return True
-    if not seen.executors:
-        return seen.at_s - seen.started_at_s > _FIRST_S
     if settings.n_executors is not None and len(seen.executors) >= settings.n_executors:
         return True
-    return seen.at_s - max(e.added_at_s for e in seen.executors) > _SETTLED_S
+    # One that was lost is started again, as slowly as the first.
+    return seen.at_s - seen.changed_at_s > (_SETTLED_S if seen.executors else _FIRST_S)
 
 
 def _slots(
