@@ -36,7 +36,7 @@ _NAME = "hydrogen_magic_relay"
 _THREAD = "hydrogen_magic relay"
 _START_S = 60.0
 """The first request of a server has it start Python, and load what it needs to analyse plans."""
-_PATIENCE_S = 9.0
+_PATIENCE_S = 25.0
 """Without an answer: less than the relay on the driver's host waits for a request."""
 _AGAIN_S = 0.2
 _CLOSE_S = 3.0
@@ -159,7 +159,7 @@ class _Line:
         return int.from_bytes(reply, "big")
 
     async def ask(self, action: int, number: int, body: bytes = b"") -> bytes:
-        """Return the answer, asking again where a request fails; raises after 9 s without one."""
+        """Return the answer, asking again where a request fails; raises after 25 s without one."""
         until_s = time.monotonic() + _PATIENCE_S
         while True:
             try:

@@ -34,7 +34,7 @@ _CALM_S = 0.1
 """Between replies while all goes one way: each costs Spark some 30 ms of work."""
 _LIVELY_S = 0.5
 """After the kernel sent something, replies are not held back: somebody may wait for an answer."""
-_SILENCE_S = 10.0
+_SILENCE_S = 30.0
 _MOST_CONNECTIONS = 1024
 
 

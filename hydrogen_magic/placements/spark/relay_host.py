@@ -44,7 +44,7 @@ _REACH_S = 5.0
 _START_S = 20.0
 """For Python to start on a busy host."""
 _BACKLOG = 1024
-_ENDED = "the relay's process is gone; somebody killed it, or the notebook had not asked for 10 s"
+_ENDED = "the relay's process has exited: it was killed, or the notebook had been silent for 30 s"
 _BOOT = """
 import json, sys, types
 given = json.load(sys.stdin)
