@@ -61,6 +61,8 @@ class SparkRun:
             kept.unpersist()
             raise
         self.n_rows = int(n_rows)
+        # The job has ended well; Connect's last report may have come before its last task.
+        self._told = {stage: (total, total) for stage, (_, total) in self._told.items()}
         return kept
 
     def _go_on(self) -> None:
