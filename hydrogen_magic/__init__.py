@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hydrogen_magic import errors
     from hydrogen_magic.handle import Gang
-    from hydrogen_magic.runner import gangs, launch, run
+    from hydrogen_magic.runner import gangs, launch, load_results, run
     from hydrogen_magic.worker import checkpoint
     from hydrogen_magic.worker.api import (
         device,
@@ -40,6 +40,7 @@ __all__ = [
     "errors",
     "gangs",
     "launch",
+    "load_results",
     "local_rank",
     "log",
     "rank",
@@ -54,6 +55,7 @@ _HOMES = {
     "Gang": "hydrogen_magic.handle",
     "gangs": "hydrogen_magic.runner",
     "launch": "hydrogen_magic.runner",
+    "load_results": "hydrogen_magic.runner",
     "run": "hydrogen_magic.runner",
     "shard": "hydrogen_magic.worker.shard",
     **dict.fromkeys(

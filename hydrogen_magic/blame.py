@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["describe", "explain", "path_to", "readable_bytes"]
+__all__ = ["describe", "explain", "find_path", "path_to", "readable_bytes"]
 
 _MAX_OBJECTS = 200_000
 """Objects looked at for the culprit's path; more would take over a second."""
@@ -105,10 +105,15 @@ def remedy(obj: Any, error: BaseException) -> str:
 
 def path_to(name: str, value: Any, wanted: Any) -> str | None:
     """Return an expression that leads from variable ``name`` to the object ``wanted``."""
+    return find_path(name, value, lambda obj: obj is wanted)
+
+
+def find_path(name: str, value: Any, is_wanted: Callable[[Any], bool]) -> str | None:
+    """Return an expression that leads from variable ``name`` to the nearest object of its kind."""
     todo: list[tuple[str, Any]] = [(name, value)]
     seen: dict[int, Any] = {}
     for path, obj in todo:  # grows as it goes: nearest objects first
-        if obj is wanted:
+        if is_wanted(obj):
             return path
         if id(obj) in seen or len(seen) > _MAX_OBJECTS:
             continue

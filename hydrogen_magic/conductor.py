@@ -100,6 +100,10 @@ class Conductor:
             await self._crew.release()
             self._job.close(keep_checkpoints=self._outcome() != "SUCCEEDED")
             await self._profiling.close(is_wanted=self._outcome() == "SUCCEEDED")
+            has_succeeded = error is None and self._outcome() == "SUCCEEDED"
+            kept = await asyncio.to_thread(self._gang.save_results, has_succeeded)
+            if kept:
+                self._notice("warning", kept)
             self._finish(error)
 
     def _deadline(self) -> asyncio.TimerHandle | None:
@@ -135,6 +139,15 @@ class Conductor:
         self._gang.emit(event)
         if isinstance(event, _WEIGH):
             self._weigh()
+        if isinstance(event, ev.RankPhase) and event.phase == "running":
+            self._release_closure()
+
+    def _release_closure(self) -> None:
+        """Free the captured data once no rank will load it any more."""
+        state = self._gang.snapshot()
+        is_last = state.attempt == self._job.spec.retries
+        if is_last and all(rank.phase in ("running", "finishing") for rank in state.ranks):
+            self._job.release_closure()
 
     def _weigh(self) -> None:
         """End the gang once it is clear who failed."""

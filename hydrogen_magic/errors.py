@@ -5,6 +5,7 @@ HydrogenError            a RuntimeError, as what other launchers raise
 ├── PlacementError      the ranks cannot be put where they were asked to run; nothing was started
 ├── RendezvousError     the ranks could not find each other
 ├── RankFailedError     a rank failed; the culprit, its traceback and its victims are named
+├── ResultError         the ranks finished, but a result could not be sent, opened or assigned
 ├── GangStoppedError    somebody asked the gang to stop (button, interrupt, ``%gang stop``)
 ├── GangTimeoutError    the gang ran longer than ``--timeout``
 └── InferError          ``%%infer``: this frame, ``predict`` or what it returned is not what it takes
@@ -23,6 +24,7 @@ __all__ = [
     "PlacementError",
     "RankFailedError",
     "RendezvousError",
+    "ResultError",
 ]
 
 
@@ -62,6 +64,13 @@ class RankFailedError(HydrogenError):
         super().__init__(message, report=report)
         self.rank = rank
         """The culprit: the rank whose failure came first, not the one that complained first."""
+
+
+class ResultError(HydrogenError):
+    """A result of a rank could not be sent to the notebook or opened there.
+
+    Results that arrived are not affected.
+    """
 
 
 class GangStoppedError(HydrogenError):

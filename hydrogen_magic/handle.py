@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hydrogen_magic import parcel as parcels
 from hydrogen_magic import record
 from hydrogen_magic.errors import (
     GangStoppedError,
@@ -20,8 +19,11 @@ from hydrogen_magic.errors import (
     RendezvousError,
 )
 from hydrogen_magic.events import Event, Output, RankStacks
+from hydrogen_magic.gang.results import GangResults
 from hydrogen_magic.gang.state import GangState, RankState, fold
+from hydrogen_magic.parcel import Parcel
 from hydrogen_magic.profiles import MAX_STEPS
+from hydrogen_magic.result_stream import Part
 from hydrogen_magic.views import failure, still_picture
 from hydrogen_magic.views.output import final_lines
 
@@ -36,8 +38,6 @@ _TAIL_BYTES = 1 << 16
 """Where those lines are looked for, from the end of a log."""
 _SHOWN_CHARS = 8 << 20
 """Live output kept in memory; the ranks' log files have all of it."""
-_SMALL_RESULT_BYTES = 1 << 20
-"""Up to here a result is copied, so that it does not hold a descriptor until somebody opens it."""
 _STACKS_S = 3.0
 """How long to wait for ranks' stacks: ``faulthandler`` writes them within milliseconds."""
 
@@ -65,8 +65,8 @@ class Gang:
         self._outputs: deque[int] = deque()
         """Which events are output that is still kept, oldest first."""
         self._output_chars = 0
-        self._parcels: dict[int, parcels.Parcel] = {}
-        self._unpacked: dict[int, dict[str, Any]] = {}
+        self.received = GangResults()
+        """What the ranks sent back, however the gang ended."""
         self._ended = threading.Event()
         self._changed = threading.Condition()
         self._emitting = threading.RLock()
@@ -197,25 +197,34 @@ class Gang:
 
     @property
     def result(self) -> Any:
-        """Rank 0's value. Waits for the end; raises what :meth:`raise_for_state` raises."""
+        """Rank 0's value. Waits for the end.
+
+        Raises what :meth:`raise_for_state` raises, and ResultError when the value did not arrive.
+        """
         self.wait()
         self.raise_for_state()
-        return self._value(0)["value"]
+        return self.received.value(0)
 
     @property
     def results(self) -> list[Any]:
-        """Every rank's value, in rank order; like :attr:`result`."""
+        """Every rank's value, in rank order; a ResultError in place of one that did not arrive.
+
+        Waits for the end; raises what :meth:`raise_for_state` raises.
+        """
         self.wait()
         self.raise_for_state()
-        return [self._value(rank.rank)["value"] for rank in self.ranks]
+        return [self.received.value_or_error(rank.rank) for rank in self.ranks]
 
     @property
     def out(self) -> Mapping[str, Any]:
-        """Rank 0's variables that were asked for with ``--out``."""
+        """Rank 0's variables that were asked for with ``--out``.
+
+        A variable that did not arrive is missing; looking it up raises ResultError with the reason.
+        Waits for the end; raises what :meth:`raise_for_state` raises.
+        """
         self.wait()
         self.raise_for_state()
-        out: Mapping[str, Any] = self._value(0)["out"]
-        return out
+        return self.received.of(0).variables()
 
     def __repr__(self) -> str:
         state = self._state
@@ -245,10 +254,30 @@ class Gang:
         with self._changed:
             self._changed.notify_all()
 
-    def deliver(self, rank: int, value: parcels.Parcel) -> None:
-        """Take a rank's result; it is opened when somebody asks for it."""
-        small = value.nbytes <= _SMALL_RESULT_BYTES
-        self._parcels[rank] = parcels.copied(value) if small else value
+    def deliver(self, rank: int, part: Part, section: Parcel) -> None:
+        """Take one of a rank's results; it is opened when it is asked for."""
+        self.received.add(rank, self._state.attempt, part, section)
+
+    def save_results(self, has_succeeded: bool) -> str:
+        """Keep rank 0's results in the run log if the notebook may not get all of them.
+
+        That is the case after a failure or a stop, and for results that arrived in part. Returns a
+        sentence about it, empty when there is nothing to keep.
+        """
+        results = self.received.of(0)
+        if not results.is_worth_saving(has_succeeded):
+            return ""
+        try:
+            self.received.save(0, self._record.path)
+        except OSError as error:
+            where = f"in memory only, as long as this kernel runs ({error})"
+        else:
+            where = "in the run log"
+        names = ", ".join(f"`{name}`" if name else "the value" for name in results.names)
+        return (
+            f"what arrived of {names} is kept {where}: hydrogen_magic.load_results({self.id!r}) "
+            "returns it"
+        )
 
     def finish(self, error: BaseException | None = None) -> None:
         """Nothing of the gang is left; let those who wait go on."""
@@ -257,17 +286,6 @@ class Gang:
         self._ended.set()
 
     # ── inside ──
-
-    def _value(self, rank: int) -> dict[str, Any]:
-        if rank not in self._unpacked:
-            if rank not in self._parcels:
-                raise HydrogenError(f"rank {rank}'s value did not arrive")
-            self._unpacked[rank] = _opened(rank, self._parcels[rank])
-            del self._parcels[rank]
-        value = self._unpacked[rank]
-        if "error" in value:
-            raise HydrogenError(f"rank {rank}'s value could not travel: {value['error']}")
-        return value
 
     def _thin_output(self, chars: int) -> None:
         """Forget the oldest live output when there is too much: a rank may print for days."""
@@ -302,14 +320,3 @@ class Gang:
     def _stacks_since(self, start: int) -> dict[int, str]:
         fresh = (e for e in self._events[start:] if isinstance(e, RankStacks))
         return {event.rank: event.text for event in fresh}
-
-
-def _opened(rank: int, value: parcels.Parcel) -> dict[str, Any]:
-    try:
-        opened: dict[str, Any] = parcels.unpack(value)
-    except Exception as error:  # whatever the user's classes raise when they are put together
-        problem = f"{type(error).__name__}: {error}"
-        raise HydrogenError(
-            f"rank {rank}'s value came back but cannot be opened here: {problem}"
-        ) from error
-    return opened

@@ -6,7 +6,7 @@ import sys
 import tokenize
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
 from traitlets import Bool, Enum, Float, Int, Integer, Unicode, Union
 
-from hydrogen_magic import capture, manage, notebook, runner
+from hydrogen_magic import assignment, capture, manage, notebook, runner
 from hydrogen_magic.arguments import (
     Arguments,
     ArgumentsError,
@@ -27,7 +27,7 @@ from hydrogen_magic.arguments import (
     parse_infer,
     usage,
 )
-from hydrogen_magic.errors import CaptureError, HydrogenError
+from hydrogen_magic.errors import CaptureError, HydrogenError, ResultError
 from hydrogen_magic.handle import Gang
 from hydrogen_magic.placements import agents
 from hydrogen_magic.spec import (
@@ -201,10 +201,13 @@ class Distributed(Magics):
 
     def _attend(self, gang: Gang, spec: JobSpec) -> Any:
         self._watch(gang, spec)
-        result = _result(gang)
-        if spec.out:
-            self._ip.push(dict(gang.out))
-        return result
+        _raise_if_failed(gang)
+        results = gang.received.of(0)
+        for text in assignment.assign(results, spec.out, self._ip.user_ns):
+            print(f"warning: {text}", file=sys.stderr)
+        if results.errors:
+            raise ResultError(_lost_results(gang))
+        return gang.result
 
     def _watch(self, gang: Gang, spec: JobSpec) -> None:
         """Show the gang until it ends."""
@@ -227,13 +230,13 @@ def _checked(parsed: Callable[[], T]) -> T:
         raise UsageError(str(error)) from None
 
 
-def _result(gang: Gang) -> Any:
-    """Return rank 0's value, or raise what happened; an inline rank's own exception from its cell on.
+def _raise_if_failed(gang: Gang) -> None:
+    """Raise how the gang failed; an inline rank's own exception from its cell on.
 
     ``%debug`` then stands where the user wrote something.
     """
     try:
-        return gang.result
+        gang.raise_for_state()
     except HydrogenError:
         raise
     except Exception as error:
@@ -242,6 +245,20 @@ def _result(gang: Gang) -> Any:
         while own is not None and own.tb_frame.f_code.co_filename not in cells:
             own = own.tb_next
         raise error.with_traceback(own or error.__traceback__)  # noqa: B904  it is the same one
+
+
+def _lost_results(gang: Gang) -> str:
+    """Return why results are missing, and where the rest of them is."""
+    results = gang.received.of(0)
+    assigned = [f"`{name}`" for name in results.variables()]
+    lines = [*results.errors.values(), gang.save_results(has_succeeded=True)]
+    if assigned:
+        lines.append(f"{', '.join(assigned)} arrived and {_is(assigned)} assigned")
+    return "\n".join(filter(None, lines))
+
+
+def _is(things: Sequence[object]) -> str:
+    return "is" if len(things) == 1 else "are"
 
 
 def _syntax_report(error: SyntaxError, label: str) -> str:

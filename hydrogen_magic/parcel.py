@@ -29,6 +29,7 @@ __all__ = [
     "pack",
     "to_memfd",
     "unpack",
+    "write",
 ]
 
 _MAGIC = b"H2parcl1"
@@ -106,20 +107,33 @@ class Buffers:
 # The first part is the payload.
 
 
-def to_memfd(parcel: Parcel, name: str = "parcel") -> int:
-    """Return a new descriptor (close-on-exec) of a memory file that holds ``parcel``."""
-    parts = [_flat(part) for part in (parcel.payload, *parcel.buffers)]
-    sizes = [part.nbytes for part in parts]
-    offsets, total = _layout(sizes)
+def to_memfd(
+    parcel: Parcel, name: str = "parcel", on_write: Callable[[int], None] = lambda nbytes: None
+) -> int:
+    """Return a new descriptor (close-on-exec) of a memory file that holds ``parcel``.
+
+    ``on_write``: see :func:`write`. Raises OSError when there is no memory for it.
+    """
     fd = memory_file(name)
     try:
-        os.ftruncate(fd, total)
-        _write(fd, 0, memoryview(_header(sizes)))
-        _write_all(fd, list(zip(offsets, parts, strict=True)))
+        write(parcel, fd, on_write)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def write(parcel: Parcel, fd: int, on_write: Callable[[int], None] = lambda nbytes: None) -> None:
+    """Write ``parcel`` to the empty file ``fd``; :func:`from_memfd` reads it.
+
+    ``on_write``: called with the bytes of each piece once it is written. Raises OSError.
+    """
+    parts = [_flat(part) for part in (parcel.payload, *parcel.buffers)]
+    sizes = [part.nbytes for part in parts]
+    offsets, total = _layout(sizes)
+    os.ftruncate(fd, total)
+    _write(fd, 0, memoryview(_header(sizes)))
+    _write_all(fd, list(zip(offsets, parts, strict=True)), on_write)
 
 
 def from_memfd(fd: int) -> Parcel:
@@ -163,15 +177,19 @@ def memory_file(name: str) -> int:
         return os.dup(file.fileno())
 
 
-def _write_all(fd: int, parts: Sequence[tuple[int, memoryview]]) -> None:
+def _write_all(
+    fd: int, parts: Sequence[tuple[int, memoryview]], on_write: Callable[[int], None]
+) -> None:
     chunks = list(_chunks(parts))
     if len(chunks) - len(parts) < 2:
         for offset, part in parts:
             _write(fd, offset, part)
+            on_write(part.nbytes)
         return
     with ThreadPoolExecutor(_COPY_THREADS, "parcel") as pool:
-        for _ in pool.map(lambda chunk: _write(fd, *chunk), chunks):
-            pass
+        done = pool.map(lambda chunk: _write(fd, *chunk), chunks)
+        for (_, part), _ in zip(chunks, done, strict=True):
+            on_write(part.nbytes)
 
 
 def _chunks(parts: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:

@@ -38,6 +38,7 @@ __all__ = [
     "read",
     "recent",
     "recent_ids",
+    "run_dir",
     "runs_dir",
     "summary",
     "unfinished",
@@ -89,7 +90,8 @@ def _private_dir(path: Path) -> Path:
     return path
 
 
-def _run_dir(gang_id: str) -> Path:
+def run_dir(gang_id: str) -> Path:
+    """Return the directory of a run, which may not exist. Raises HydrogenError for another name."""
     if not _GANG_ID.fullmatch(gang_id):
         raise HydrogenError(f"{gang_id!r} is not the name of a run")
     return runs_dir() / gang_id
@@ -117,7 +119,7 @@ class Record:
         that is no file name, FileExistsError when there is such a run.
         """
         try:
-            path = _run_dir(gang_id)
+            path = run_dir(gang_id)
             path.mkdir(mode=0o700)
         except FileExistsError:
             raise
@@ -192,7 +194,7 @@ def read(gang_id: str) -> list[ev.Event]:
     there is no such run, EventError when its record is damaged.
     """
     try:
-        data = (_run_dir(gang_id) / _EVENTS).read_bytes()
+        data = (run_dir(gang_id) / _EVENTS).read_bytes()
     except OSError:
         raise HydrogenError(f"no run named {gang_id!r} is recorded in {runs_dir()}") from None
     complete = data[: data.rfind(b"\n") + 1]
@@ -224,7 +226,7 @@ def recent() -> list[Summary]:
 def summary(gang_id: str) -> Summary | None:
     """Return first and last event of a run without reading the rest; None if it has no record."""
     try:
-        with open(_run_dir(gang_id) / _EVENTS, "rb") as file:
+        with open(run_dir(gang_id) / _EVENTS, "rb") as file:
             first, last = file.readline(), _last_line(file.fileno())
         launched, newest = _decode(first, gang_id), _decode(last or first, gang_id)
     except (OSError, ev.EventError):
@@ -256,7 +258,7 @@ def unfinished(is_alive: Callable[[str], bool]) -> list[str]:
 
 def end_abandoned(gang_id: str) -> None:
     """Write down that somebody was told of a run that its kernel's end cut short."""
-    write_end(_run_dir(gang_id), "its kernel ended")
+    write_end(run_dir(gang_id), "its kernel ended")
 
 
 def write_end(run_dir: Path, reason: str) -> None:

@@ -153,6 +153,11 @@ def restore_registry(function: Any, registry: dict[type, Any]) -> None:
         function.register(kind, implementation)
 
 
+def restore_object(cls: type, *args: Any) -> Any:
+    """Make an object without its state, perhaps of another class than the writer's object has."""
+    return cls.__new__(cls, *args)
+
+
 def restore_same(obj: Any) -> Any:
     return obj
 

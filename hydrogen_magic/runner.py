@@ -34,12 +34,21 @@ from weakref import WeakValueDictionary
 
 from hydrogen_magic import capture, placements, processes, record
 from hydrogen_magic import events as ev
-from hydrogen_magic import parcel as parcels
 from hydrogen_magic import rendezvous as rendezvous_rooms
 from hydrogen_magic.conductor import Conductor
 from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.gang import results
 from hydrogen_magic.handle import Gang
-from hydrogen_magic.placements import Attempt, Crew, Feed, Job, Placement, Sink, inline
+from hydrogen_magic.placements import (
+    Attempt,
+    ClosureFile,
+    Crew,
+    Feed,
+    Job,
+    Placement,
+    Sink,
+    inline,
+)
 from hydrogen_magic.placements.agents import hub
 from hydrogen_magic.spec import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.views import View, pick_view
@@ -52,6 +61,7 @@ __all__ = [
     "interrupts_raise",
     "launch",
     "launch_captured",
+    "load_results",
     "plan",
     "run",
     "show",
@@ -72,6 +82,23 @@ def gangs() -> dict[str, Gang]:
     return dict(_known)
 
 
+def load_results(gang_id: str, rank: int = 0) -> dict[str, Any]:
+    """Return what arrived from a rank of a gang that did not bring all of it into the notebook.
+
+    After a failure or a stop, and for results that could be sent or opened in part only. The value of
+    the cell is called ``_``; a ``NotSent`` is in place of every object that is missing. Raises
+    HydrogenError when nothing is kept under this id.
+    """
+    known = gangs().get(gang_id)
+    try:
+        kept = (
+            known.received.of(rank) if known else results.load_saved(record.run_dir(gang_id), rank)
+        )
+    except OSError:
+        raise HydrogenError(f"no results of rank {rank} are kept for run {gang_id!r}") from None
+    return {name or "_": value for name, value in kept.everything().items()}
+
+
 def plan(spec: JobSpec) -> Plan:
     """Return who would run where. No effect; raises PlacementError when it is impossible."""
     rendezvous_rooms.check(spec)
@@ -90,7 +117,7 @@ def launch_captured(
     crew = None if is_inline else (place or placements.get(spec.placement)).open(spec)
     loop = None if is_inline else hub().loop
     # Here and now: what a running gang sees must not change with the notebook's arrays.
-    closure_fd = None if is_inline else parcels.to_memfd(captured.parcel, "closure")
+    closure = captured.parcel if is_inline else ClosureFile(captured.parcel)
     gang_id = _new_id()
     problems: list[str] = []
     gang_record = record.Record.create(gang_id, problems.append)
@@ -109,7 +136,7 @@ def launch_captured(
     for text in (*planned.notes, *captured.warnings, *problems):
         gang.emit(ev.Notice(0.0, "warning", text))
     job = Job(
-        spec, planned, captured.parcel, closure_fd, captured.preload, captured.needs,
+        spec, planned, closure, captured.preload, captured.needs,
         rendezvous_rooms.get(spec.rendezvous), gang_record.path, clock_zero_s, feed,
     )  # fmt: skip
     if crew is None or loop is None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import textwrap
 import types
 from collections.abc import Iterator
@@ -20,51 +22,50 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from hydrogen_magic import parcel
+from hydrogen_magic import parcel, result_stream
 from hydrogen_magic.capture import Captured, CellText, capture_cell
+from hydrogen_magic.gang.results import RankResults
+from hydrogen_magic.result_stream import CELL_VALUE
 
 SERVER = """
-import array, os, socket, sys, traceback, types
+import os, pathlib, socket, sys, traceback, types
 import numpy, torch
 torch.set_num_threads(1)
-from hydrogen_magic import parcel
-from hydrogen_magic.worker import namespace
+from hydrogen_magic import parcel, result_stream
+from hydrogen_magic.worker import namespace, results
 
 def serve(request, closure):
     sys.path[:], here = eval(request.decode())
     os.chdir(here)
     sys.modules["__main__"] = types.ModuleType("__main__")
     sys.argv = [""]
-    answer, result = {"error": None, "stdout": ""}, None
+    answer, sent = {"error": None, "stdout": ""}, []
     try:
         loaded = namespace.load(parcel.from_memfd(closure))
         answer["warnings"] = loaded.warnings
         value = loaded.run()
-        result = loaded.collect(value)
+        results.deliver(loaded, value, 0, lambda part, section, on_write: sent.append((part, section)))
     except BaseException as error:
         answer["error"] = "".join(traceback.format_exception(error))
     sys.stdout.flush()
     answer["modules"] = [name for name in ("IPython", "pandas", "zmq") if name in sys.modules]
-    return answer, result
+    return answer, sent
 
 control = socket.socket(fileno=int(sys.argv[1]))
 while True:
-    request, fds, _, _ = socket.recv_fds(control, 1 << 20, 2)
-    if not request:
+    message, fds, _, _ = socket.recv_fds(control, 1 << 20, 2)
+    if not message:
         break
+    path, _, request = message.partition(b"\\0")
     closure, output = fds
     pid = os.fork()
     if pid == 0:
         control.close()
         os.dup2(output, 1)
-        answer, result = serve(request, closure)
+        answer, sent = serve(request, closure)
         with open(output, "ab") as file:
             file.write(b"\\0" + repr(answer).encode())
-        if result is not None:
-            held = parcel.to_memfd(result)
-            with open(closure, "wb") as file, open(held, "rb") as source:
-                file.truncate(0)
-                file.write(source.read())
+        result_stream.save(sent, pathlib.Path(path.decode()))
         os._exit(0)
     os.waitpid(pid, 0)
     os.close(closure); os.close(output)
@@ -79,12 +80,16 @@ class RankError(Exception):
 class Rank:
     """What a rank answered."""
 
-    def __init__(self, stdout: str, answer: dict[str, Any], result: Any) -> None:
+    def __init__(self, stdout: str, answer: dict[str, Any], results: RankResults) -> None:
         self.stdout = stdout
         self.warnings: list[str] = answer.get("warnings", [])
         self.modules: list[str] = answer["modules"]
-        self.value = result["value"]
-        self.out = result["out"]
+        self.out = results.variables()
+        self._results = results
+
+    @property
+    def value(self) -> Any:
+        return self._results[CELL_VALUE]
 
 
 class Ranks:
@@ -100,6 +105,7 @@ class Ranks:
             env={**os.environ, "PYTHONPATH": root},
         )
         theirs.close()
+        self.folder = Path(tempfile.mkdtemp())
 
     def run(self, captured: Captured) -> Rank:
         """Run a closure; raise RankError with the rank's traceback when it fails."""
@@ -107,15 +113,16 @@ class Ranks:
         output = os.memfd_create("output")
         try:
             request = repr((sys.path, os.getcwd())).encode()
-            socket.send_fds(self.control, [request], [closure, output])
+            path = self.folder / "results"
+            message = str(path).encode() + b"\0" + request
+            socket.send_fds(self.control, [message], [closure, output])
             assert self.control.recv(4) == b"done"
             size = os.fstat(output).st_size
             text, _, tail = os.pread(output, size, 0).rpartition(b"\0")
             answer = eval(tail.decode())
             if answer["error"]:
                 raise RankError(answer["error"])
-            result = parcel.unpack(parcel.from_memfd(closure))
-            return Rank(text.decode(), answer, result)
+            return Rank(text.decode(), answer, RankResults(0, result_stream.load(path)))
         finally:
             os.close(closure)
             os.close(output)
@@ -123,6 +130,7 @@ class Ranks:
     def close(self) -> None:
         self.control.close()
         self.process.wait(10)
+        shutil.rmtree(self.folder)
 
 
 class Notebook:

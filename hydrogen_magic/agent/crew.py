@@ -37,8 +37,6 @@ _CLOCK_SLACK_S = 1.0
 """File times may lag behind the clock by a tick; a second is plenty."""
 _GIVE_UP_S = 10.0
 """A process that survives SIGKILL this long hangs in the system (state D); waiting will not help."""
-_EXIT_S = 10.0
-"""How long a rank may take to exit once its result has arrived."""
 
 
 class Crew:
@@ -92,14 +90,9 @@ class Crew:
         ``handed``: descriptors, closed here: of the closure, and of a channel for each rank that is fed.
         """
         try:
-            if not self._cancelled:
-                start_template()
-                self._starting = asyncio.ensure_future(self._start(handed))
-                await asyncio.wait([self._starting])
-                self._report_start(self._starting)
+            await self._start_ranks(handed, start_template)
             await self._watch()
         finally:
-            _close_all(handed)
             self.timelines.finish()
             self._gpus.close()
             if self._service is not None:
@@ -110,6 +103,16 @@ class Crew:
                 rank.close(is_kept)
                 for left in Path(self.record_dir).glob(f"{_trace_name(rank.rank)}*"):
                     left.unlink(missing_ok=True)  # it was killed while it wrote that
+
+    async def _start_ranks(self, handed: Sequence[int], start_template: Callable[[], None]) -> None:
+        try:
+            if not self._cancelled:
+                start_template()
+                self._starting = asyncio.ensure_future(self._start(handed))
+                await asyncio.wait([self._starting])
+                self._report_start(self._starting)
+        finally:
+            _close_all(handed)  # the ranks have descriptors of their own
 
     def _keep(self) -> bool:
         """Have the ranks wait for a gang like this one, if they all can and nobody wanted an end."""
@@ -210,10 +213,9 @@ class Crew:
         self._gpus.look({r.rank: r.worker.pid for r in self._ranks.values() if not r.exited})
         for rank in self._ranks.values():
             rank.check_health(self._gpus.use_of(rank.rank))
-            since = rank.finishing_since
-            if since is not None and not rank.exited and time.monotonic() > since + _EXIT_S:
-                rank.finishing_since = None
-                text = f"rank {rank.rank} did not exit within {_EXIT_S:.0f} s of its result: killed"
+            why = rank.hangs_at_exit()
+            if why:
+                text = f"rank {rank.rank} {why}: killed"
                 self._emit(ev.Notice(self.now_s(), "warning", text))
                 rank.signal(signal.SIGKILL)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from hydrogen_magic import events as ev
 from hydrogen_magic import frames, processes
+from hydrogen_magic.agent.exit_watch import ExitWatch
 from hydrogen_magic.agent.gpus import Use
 from hydrogen_magic.agent.nursery import Worker
 from hydrogen_magic.agent.output import CHUNK, Allowance, LiveText, RankLog
@@ -50,7 +51,10 @@ class Rank:
         self.exited = False
         self.stays: dict[str, int] | None = None
         """For its process the gang is over, which waits for another one: the files that it depends on."""
-        self.finishing_since: float | None = None
+        self.has_delivered = False
+        """All its results have arrived here."""
+        self.exit_watch: ExitWatch | None = None
+        """Since the end of its cell."""
         self.on_stay: Callable[[], None] = lambda: None
         """Told when it stays."""
         self.on_timeline: Callable[[dict[str, Any]], None] = lambda what: None
@@ -107,8 +111,10 @@ class Rank:
 
     def _take(self, message: dict[str, Any], fds: list[int]) -> None:
         if "result" in message:
-            self._hand_over({"rank": self.rank}, fds[0])
-            self._emit(ev.RankResult(self._now_s(), self.rank, int(message["result"])))
+            self._hand_over({"rank": self.rank, "result": message["result"]}, fds[0])
+        if "delivered" in message:
+            self.has_delivered = True
+            self._emit(ev.RankResult(self._now_s(), self.rank, int(message["delivered"])))
         if "profile" in message:
             self._hand_over({"rank": self.rank, "profile": int(message["profile"])}, fds[0])
         if "stays" in message:
@@ -136,8 +142,9 @@ class Rank:
         self._hand_over({"rank": self.rank, "checkpoint": os.path.basename(name)}, fd)
 
     def _note(self, event: ev.Event) -> None:
-        if isinstance(event, ev.RankPhase) and event.phase == "finishing":
-            self.finishing_since = time.monotonic()
+        is_finishing = isinstance(event, ev.RankPhase) and event.phase == "finishing"
+        if is_finishing and self.exit_watch is None:
+            self.exit_watch = ExitWatch(self.worker.pid, time.monotonic())
         if isinstance(event, ev.Output):  # no descriptor brings it
             self._write_log(event.text.encode("utf-8", "replace"))
 
@@ -191,6 +198,15 @@ class Rank:
             )
         )  # fmt: skip
         return found.state
+
+    def hangs_at_exit(self) -> str:
+        """Return why the process has to be killed after its cell, empty while it need not be."""
+        if self.exited or self.exit_watch is None:
+            return ""
+        why = self.exit_watch.look(time.monotonic(), self.has_delivered)
+        if why:
+            self.exit_watch = None
+        return why
 
     def ask_stacks(self) -> None:
         """Have ``faulthandler`` write where every thread is; works inside a blocked collective."""

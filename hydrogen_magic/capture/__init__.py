@@ -64,7 +64,7 @@ def capture_cell(
     """
     code = cell.transform(cell.body)
     offset = cell.first_line - 1 + _leading_blank_lines(cell.body)
-    names, needs = _needs_of_cell(cell, code, offset, namespace, history, labels or {})
+    names, needs = _needs_of_cell(cell, code, offset, namespace, history, labels or {}, out)
     _check_out(out, names, namespace)
     header = Header(
         "cell",
@@ -192,6 +192,7 @@ def _needs_of_cell(
     namespace: Mapping[str, Any],
     history: Sequence[str],
     labels: Mapping[str, str],
+    out: Sequence[str] = (),
 ) -> tuple[CellNames, Needs]:
     """Return what the cell reads; raise CaptureError if a name is defined nowhere."""
     tree = _parse(code, cell.filename, offset)
@@ -205,6 +206,9 @@ def _needs_of_cell(
     for use in names.uses:
         why = _where(use, code, offset)
         needs.add(use.name, why, use.bound, use.guarded or use.optional)
+    for name in out:  # the cell may change it through an alias only
+        if name in namespace and name not in names.assigned:
+            needs.add(name, "--out")
     needs.check()
     return names, needs
 

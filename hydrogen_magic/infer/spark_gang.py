@@ -33,6 +33,7 @@ from hydrogen_magic.placements.spark.capacity import most_cores
 from hydrogen_magic.placements.spark.settings import Settings
 from hydrogen_magic.placements.spark.survey import Survey, slots_now
 from hydrogen_magic.predict.options import InferOptions
+from hydrogen_magic.result_stream import CELL_VALUE, Part
 from hydrogen_magic.spec import JobSpec, Plan, Slot
 from hydrogen_magic.worker.telling import News
 
@@ -232,8 +233,8 @@ class TaskCrew:
     def _end_rank(self, rank: int, is_well: bool, now_s: float, sink: Sink) -> None:
         """Say of a rank that it is over: its Python worker is Spark's again."""
         if is_well:
-            value = parcel.pack({"value": None, "out": {}})  # what the cell's is, nobody asks
-            sink.deliver(rank, value)
+            value = parcel.pack(None)  # the value of the cell is not used
+            sink.deliver(rank, Part(CELL_VALUE), value)
             sink.emit(ev.RankResult(now_s, rank, value.nbytes))
         sink.emit(ev.RankExited(now_s, rank, 0 if is_well else None, asked=True))
 

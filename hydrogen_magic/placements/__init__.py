@@ -17,11 +17,12 @@ from typing import Any, Protocol
 
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.events import Event
-from hydrogen_magic.parcel import Parcel
+from hydrogen_magic.parcel import Parcel, to_memfd
 from hydrogen_magic.rendezvous import Rendezvous
+from hydrogen_magic.result_stream import Part
 from hydrogen_magic.spec import PLACEMENTS, JobSpec, Plan
 
-__all__ = ["Attempt", "Crew", "Feed", "Job", "Placement", "Sink", "get"]
+__all__ = ["Attempt", "ClosureFile", "Crew", "Feed", "Job", "Placement", "Sink", "get"]
 
 
 class Feed(Protocol):
@@ -58,16 +59,34 @@ class Feed(Protocol):
         ...
 
 
+class ClosureFile:
+    """A closure as a memory file, as it was when the gang was launched, until it is released.
+
+    The notebook's arrays are not kept: they may be deleted while the gang runs.
+    """
+
+    def __init__(self, closure: Parcel) -> None:
+        self._fd = to_memfd(closure, "closure")
+
+    def dup(self) -> int:
+        """Return a descriptor of the file, the caller's to close."""
+        return os.dup(self._fd)
+
+    def release(self) -> None:
+        """Close the file: no further rank needs it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
 @dataclass(frozen=True)
 class Job:
     """Everything that all attempts of a gang run by."""
 
     spec: JobSpec
     plan: Plan
-    parcel: Parcel
-    """What the ranks unpack and run."""
-    closure_fd: int | None
-    """The same as a memory file, as it was when the gang was launched; None for the inline placement."""
+    closure: ClosureFile | Parcel
+    """What the ranks unpack and run; a parcel for the inline placement."""
     preload: tuple[str, ...]
     """Modules that the ranks will import."""
     needs: tuple[str, ...]
@@ -88,10 +107,14 @@ class Job:
         """Where ranks on this machine save what their next attempt goes on from."""
         return self.record_dir / "checkpoints"
 
+    def release_closure(self) -> None:
+        """Free the memory of the closure: every rank of the last attempt has loaded it."""
+        if isinstance(self.closure, ClosureFile):
+            self.closure.release()
+
     def close(self, *, keep_checkpoints: bool) -> None:
         """Let go of the closure, and of what may be gigabytes unless somebody may want it yet."""
-        if self.closure_fd is not None:
-            os.close(self.closure_fd)
+        self.release_closure()
         if self.feed is not None:
             self.feed.abandon()
         if not keep_checkpoints:
@@ -112,8 +135,8 @@ class Sink:
     """Where a crew tells what happens; called on the hub's loop."""
 
     emit: Callable[[Event], None]
-    deliver: Callable[[int, Parcel], None]
-    """Takes a rank's result."""
+    deliver: Callable[[int, Part, Parcel], None]
+    """Takes one of a rank's results; one with an error has no bytes."""
     take_trace: Callable[[int, int, mmap.mmap], None] = lambda rank, number, trace: None
     """Takes what a rank answers to ``profile``: rank, number, and the file's bytes."""
 

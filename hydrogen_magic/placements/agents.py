@@ -25,9 +25,11 @@ from contextlib import suppress
 from typing import Any
 
 from hydrogen_magic import frames, parcel, processes, record
+from hydrogen_magic.checked import checked
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.placements import Sink
 from hydrogen_magic.placements.peers import Peer
+from hydrogen_magic.result_stream import Part
 from hydrogen_magic.wire import Hub
 
 __all__ = [
@@ -159,7 +161,8 @@ class Agent(Peer):
 
 def _pass_on(sink: Sink, message: Mapping[str, Any], fd: int) -> None:
     if "profile" not in message:
-        sink.deliver(message["rank"], parcel.from_memfd(fd))
+        part = checked(Part, message["result"], "a result's label")
+        sink.deliver(message["rank"], part, parcel.from_memfd(fd))
     elif os.fstat(fd).st_size:  # nothing can be mapped of an empty file, and it answers nothing
         trace = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
         sink.take_trace(message["rank"], message["profile"], trace)

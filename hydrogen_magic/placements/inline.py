@@ -16,9 +16,10 @@ from typing import Any
 
 from hydrogen_magic import events as ev
 from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.parcel import Parcel
 from hydrogen_magic.placements import Attempt, Crew, Feed, Job, Sink, devices
 from hydrogen_magic.spec import LOOPBACK, JobSpec, Plan, Slot
-from hydrogen_magic.worker import checkpoint, inference, namespace, reporter, watch
+from hydrogen_magic.worker import checkpoint, inference, namespace, reporter, results, watch
 
 __all__ = ["InlinePlacement", "run_here"]
 
@@ -69,15 +70,17 @@ def run_here(attempt: Attempt, sink: Sink) -> None:
 
 def _run(job: Job, sink: Sink, said: reporter.Reporter) -> None:
     said.post(ev.RankPhase(said.now_s(), 0, "loading"))
-    loaded = namespace.load(job.parcel, types.ModuleType("__main__"))
+    assert isinstance(job.closure, Parcel)
+    loaded = namespace.load(job.closure, types.ModuleType("__main__"))
     said.post(ev.RankPhase(said.now_s(), 0, "running"))
     value = loaded.run()
     if job.feed is not None:
         _serve(job.feed, loaded.predict(value), sink, said)
         value = None
-    result = loaded.collect(value)
-    sink.deliver(0, result)
-    said.post(ev.RankResult(said.now_s(), 0, result.nbytes))
+    nbytes = results.deliver(
+        loaded, value, 0, lambda part, section, on_write: sink.deliver(0, part, section)
+    )
+    said.post(ev.RankResult(said.now_s(), 0, nbytes))
     said.post(ev.RankExited(said.now_s(), 0, 0))
 
 

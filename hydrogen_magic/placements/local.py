@@ -10,7 +10,7 @@ from typing import Any
 
 from hydrogen_magic import processes
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.placements import Attempt, Job, Sink, agents, devices
+from hydrogen_magic.placements import Attempt, ClosureFile, Job, Sink, agents, devices
 from hydrogen_magic.spec import LOOPBACK, JobSpec, Plan, Slot
 from hydrogen_magic.worker import checkpoint
 
@@ -67,7 +67,7 @@ class LocalCrew:
             self._agent = agents.pool().take(agents.hub(), digest, job.preload)
         agent = self._agent
         await agent.ready()
-        if self._cancelled or job.closure_fd is None:
+        if self._cancelled:
             return
         message = _launch_message(attempt, agent, digest)
         if self._is_recording is not None:
@@ -127,12 +127,13 @@ def _fed(attempt: Attempt, slots: Sequence[Mapping[str, Any]], digest: str) -> d
 
 
 def _launch(agent: agents.Agent, message: dict[str, Any], job: Job) -> None:
-    assert job.closure_fd is not None
+    assert isinstance(job.closure, ClosureFile)
     channels = job.feed.open(len(job.plan.slots)) if job.feed is not None else []
+    closure = job.closure.dup()
     try:
-        agent.launch(message, job.closure_fd, channels)
+        agent.launch(message, closure, channels)
     finally:
-        for fd in channels:
+        for fd in (closure, *channels):
             os.close(fd)
 
 

@@ -14,15 +14,17 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hydrogen_magic import events as ev
 from hydrogen_magic import frames
-from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.worker import process
 
 if TYPE_CHECKING:
+    from hydrogen_magic import result_stream
+    from hydrogen_magic.parcel import Parcel
     from hydrogen_magic.worker import inference, namespace
 
 __all__ = ["run_worker"]
@@ -204,20 +206,28 @@ class _Rank:
         )  # fmt: skip
         return 1 if left is None else left
 
-    def _deliver(self, loaded: Any, value: Any) -> None:
-        """Send the value home. Only rank 0 must succeed: other ranks' values are rarely asked for."""
+    def _deliver(self, loaded: namespace.Loaded, value: Any) -> None:
+        """Send the results, and say that they are complete: from then on the process should exit."""
+        from hydrogen_magic.worker import results
+
+        nbytes = results.deliver(loaded, value, self.rank, self._send_result, self._say_progress)
+        with self.lock:
+            frames.send(self.control, {"delivered": nbytes})
+
+    def _send_result(
+        self, part: result_stream.Part, section: Parcel, on_write: Callable[[int], None]
+    ) -> None:
         from hydrogen_magic import parcel
 
+        fd = parcel.to_memfd(section, f"result-{self.rank}", on_write)
         try:
-            result = loaded.collect(value)
-        except CaptureError as error:
-            if self.rank == 0:
-                raise
-            result = parcel.pack({"value": None, "out": {}, "error": str(error)})
-        fd = parcel.to_memfd(result, f"result-{self.rank}")
-        with self.lock:
-            frames.send(self.control, {"result": result.nbytes}, [fd])
-        os.close(fd)
+            with self.lock:
+                frames.send(self.control, {"result": asdict(part)}, [fd])
+        finally:
+            os.close(fd)
+
+    def _say_progress(self, text: str) -> None:
+        self.reporter.tell(ev.RankPhase(self.reporter.now_s(), self.rank, self.phase, text))
 
     def _leave(self) -> None:
         """Run exit handlers as the interpreter would, but not its slow tear-down of modules."""

@@ -20,13 +20,12 @@ from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from hydrogen_magic import blame, parcel
+from hydrogen_magic import parcel
 from hydrogen_magic.closure import Header, unbundle
-from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.parcel import Parcel
-from hydrogen_magic.pickling import Pickler, is_main
-from hydrogen_magic.restoring import resolve, take_writers
+from hydrogen_magic.restoring import take_writers
 from hydrogen_magic.worker import importer, shell, spawn
+from hydrogen_magic.worker.result_pickler import ResultPickler
 
 __all__ = ["Loaded", "load"]
 
@@ -72,6 +71,8 @@ class Loaded:
         self._own_process = own_process
         self._call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None = None
         self._shared: list[Any] = []
+        self._captured: dict[str, Any] = {}
+        """Variables of ``--out`` as the notebook sent them."""
 
     @contextlib.contextmanager
     def as_main(self) -> Iterator[None]:
@@ -121,6 +122,8 @@ class Loaded:
             value = unpickler.load()
             if name:
                 namespace[name] = value
+                if name in self._header.out:
+                    self._captured[name] = value
             else:
                 self._call = value
         self._shared = take_writers()
@@ -191,33 +194,31 @@ class Loaded:
 
     # ── results ──────────────────────────────────────────────────────────────────────────────────
 
-    def collect(self, value: Any) -> Parcel:
-        """Return ``{"value": value, "out": {name: ...}}`` as a parcel.
+    @property
+    def is_cell(self) -> bool:
+        """Whether the value is that of a cell's last expression, not of a call."""
+        return self._header.kind == "cell"
 
-        Raises CaptureError naming what cannot travel, or an ``--out`` name that does not exist.
-        """
-        with self.as_main():
-            out = {name: self._out(name) for name in self._header.out}
-            shared = self._shared
-
-            def pickler(*args: Any) -> Pickler:
-                made.append(_ResultPickler(*args, shared=shared))
-                return made[-1]
-
-            made: list[_ResultPickler] = []
-            try:
-                return parcel.pack({"value": value, "out": out}, pickler)
-            except Exception as error:  # pickling runs the classes' own code
-                message = _explain(value, out, error, made[-1].last)
-                raise CaptureError(message) from error
-
-    def _out(self, name: str) -> Any:
+    def variables(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the variables that ``--out`` names, and for each one that is missing the reason."""
         namespace = self._module.__dict__
-        if name in namespace:
-            return namespace[name]
-        near = difflib.get_close_matches(name, [n for n in namespace if n[:1] != "_"], n=3)
+        found = {name: namespace[name] for name in self._header.out if name in namespace}
+        missing = [name for name in self._header.out if name not in namespace]
+        return found, {name: self._why_missing(name) for name in missing}
+
+    def _why_missing(self, name: str) -> str:
+        names = [known for known in self._module.__dict__ if known[:1] != "_"]
+        near = difflib.get_close_matches(name, names, n=3)
         hint = f"; similar names: {', '.join(near)}" if near else ""
-        raise CaptureError(f"`{name}` (--out) does not exist after the cell{hint}")
+        return f"`{name}` (--out) does not exist after the cell{hint}"
+
+    def is_captured(self, name: str, obj: Any) -> bool:
+        """Whether ``obj`` is the object that the notebook sent as ``name``."""
+        return name in self._captured and self._captured[name] is obj
+
+    def result_pickler(self, *args: Any) -> ResultPickler:
+        """Return a pickler for results; use it inside :meth:`as_main`."""
+        return ResultPickler(*args, shared=self._shared)
 
 
 def _await(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -244,44 +245,3 @@ def _keep_last_value(tree: ast.Module) -> None:
         last = tree.body[-1]
         target = ast.copy_location(ast.Name(_VALUE, ast.Store()), last)
         tree.body[-1] = ast.copy_location(ast.Assign([target], last.value), last)
-
-
-class _ResultPickler(Pickler):
-    """Pickles results: what the notebook has travels by name, what the cell defined by value."""
-
-    def __init__(self, *args: Any, shared: list[Any]) -> None:
-        super().__init__(*args)
-        self._shared = {id(obj) for obj in shared}
-        parallel = getattr(sys.modules.get("torch.nn.parallel"), "DistributedDataParallel", None)
-        if parallel is not None:
-            self.handlers[parallel] = _refuse_parallel
-
-    def reducer_override(self, obj: Any) -> Any:
-        if isinstance(obj, (type, types.FunctionType)) and self._kernel_has(obj):
-            self.last = obj
-            return resolve, ("__main__", obj.__qualname__)
-        return super().reducer_override(obj)
-
-    def _kernel_has(self, obj: Any) -> bool:
-        if not is_main(obj):
-            return False
-        root = getattr(sys.modules["__main__"], obj.__qualname__.partition(".")[0], None)
-        if id(root) not in self._shared:
-            return False
-        try:
-            return resolve("__main__", obj.__qualname__) is obj
-        except AttributeError:
-            return False
-
-
-def _refuse_parallel(obj: Any) -> Any:
-    why = "it belongs to the process group of the ranks"
-    raise blame.RefusedError(obj, why, "bring back the model inside it, its .module")
-
-
-def _explain(value: Any, out: dict[str, Any], error: Exception, last: Any) -> str:
-    for name, result in out.items():
-        if blame.path_to(name, result, last) is not None:
-            return blame.explain(name, result, error, last)
-    message = blame.explain("value", value, error, last)
-    return f"the cell's last expression cannot come back: {message}; or end the cell with `None`"

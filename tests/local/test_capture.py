@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from hydrogen_magic.capture import capture_call
+from hydrogen_magic.errors import ResultError
 from tests.capture_rig import Notebook, RankError, Ranks, open_notebook, write
 
 
@@ -580,5 +581,5 @@ def test_a_wrapped_model_is_refused_as_a_result(notebook: Notebook, ranks: Ranks
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
     """)
-    with pytest.raises(RankError, match=r"bring back the model inside it, its \.module"):
-        ranks.run(captured)
+    with pytest.raises(ResultError, match=r"bring back the model inside it, its \.module"):
+        _ = ranks.run(captured).value

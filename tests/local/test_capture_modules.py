@@ -13,9 +13,11 @@ import pytest
 
 from hydrogen_magic import parcel
 from hydrogen_magic.capture import capture_call, capture_script
-from hydrogen_magic.errors import CaptureError
+from hydrogen_magic.errors import CaptureError, ResultError
+from hydrogen_magic.result_stream import CELL_VALUE
 from hydrogen_magic.worker import namespace
 from tests.capture_rig import Notebook, RankError, Ranks, open_notebook, write
+from tests.rank_results import delivered
 
 
 @pytest.fixture(scope="module")
@@ -159,8 +161,9 @@ def test_what_fails_while_loading_is_raised_as_it_is(notebook: Notebook, ranks: 
 def test_results_that_cannot_come_back(
     notebook: Notebook, ranks: Ranks, text: str, out: list[str], message: str
 ) -> None:
-    with pytest.raises(RankError, match=message):
-        ranks.run(notebook.capture(text, out=out))
+    rank = ranks.run(notebook.capture(text, out=out))
+    with pytest.raises(ResultError, match=message):
+        _ = rank.out[out[0]] if out else rank.value
 
 
 # ── scripts ──────────────────────────────────────────────────────────────────────────────────────
@@ -215,9 +218,9 @@ def test_inline_leaves_the_notebook_alone(notebook: Notebook) -> None:
     loaded = namespace.load(
         notebook.capture("x = 1\nf(), a", out=["x"]).parcel, types.ModuleType("__main__")
     )
-    result = parcel.unpack(loaded.collect(loaded.run()))
-    assert result["value"][0] == [1, 2] and result["out"] == {"x": 1}
-    assert type(result["value"][1]) is notebook.names["A"]
+    result = delivered(loaded, loaded.run())
+    assert result[CELL_VALUE][0] == [1, 2] and dict(result.variables()) == {"x": 1}
+    assert type(result[CELL_VALUE][1]) is notebook.names["A"]
     assert sys.modules["__main__"] is notebook.module
     assert (dict(notebook.names), list(sys.meta_path)) == before
     assert notebook.names["A"].get is method

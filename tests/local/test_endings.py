@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -89,11 +88,6 @@ def test_a_closure_that_ends_who_loads_it(how: str) -> None:
     assert "loading" in error.report
     if how == "raise":
         assert "this cannot be loaded" in error.report
-
-
-def test_a_result_that_cannot_travel_is_named() -> None:
-    error = failure_of(hm.launch(threading.Lock, np=1))
-    assert "lock" in error.report
 
 
 def test_memory_error() -> None:
@@ -424,13 +418,3 @@ def test_stop_ends_attempts_too() -> None:
     until(gang, lambda: gang.snapshot().attempt >= 2)
     gang.stop()
     assert ended(gang).snapshot().attempt < 1000
-
-
-def test_values_that_could_not_travel_are_said() -> None:
-    def value() -> object:
-        return threading.Lock() if os.environ["RANK"] == "1" else 1
-
-    gang = ended(hm.launch(value, np=2))
-    assert gang.result == 1
-    with pytest.raises(hm.errors.HydrogenError, match="rank 1's value could not travel"):
-        _ = gang.results

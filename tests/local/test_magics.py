@@ -19,11 +19,12 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from hydrogen_magic import capture, doctor, magics, notebook, record, runner
+from hydrogen_magic import capture, doctor, magics, notebook, record, result_stream, runner
 from hydrogen_magic import events as ev
 from hydrogen_magic.errors import HydrogenError, PlacementError, RankFailedError
 from hydrogen_magic.gang.state import replay
 from hydrogen_magic.handle import Gang
+from hydrogen_magic.pickling import Pickler
 from hydrogen_magic.placements.spark import session as sessions
 from hydrogen_magic.spec import JobSpec, Plan, Slot
 
@@ -67,7 +68,17 @@ class Launched:
     def launch_captured(self, captured: Any, spec: JobSpec, *, title: str) -> Any:
         self.specs.append(spec)
         self.titles.append(title)
-        return SimpleNamespace(id="3f2a", result=self.result, out=self.out)
+        return finished(self.result, self.out)
+
+
+def finished(value: Any, out: dict[str, Any]) -> Gang:
+    """Return a gang that has succeeded with these results."""
+    gang = Gang("3f2a", record.Record(Path(), None, lambda text: None))
+    sent = result_stream.pack({**out, result_stream.CELL_VALUE: value}, Pickler)
+    for name, section in sent.sections.items():
+        gang.deliver(0, result_stream.Part(name), section)
+    gang.finish()
+    return gang
 
 
 @pytest.fixture
@@ -117,14 +128,9 @@ def test_out_names_come_into_the_notebook(shell: InteractiveShell, launched: Lau
 def test_a_failed_gang_leaves_the_notebooks_names_alone_and_raises(
     shell: InteractiveShell, launched: Launched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Failed:
-        id, out = "3f2a", {"model": "half"}
-
-        @property
-        def result(self) -> Any:
-            raise HydrogenError("rank 1 failed", report="rank 1 failed: ValueError: bad")
-
-    monkeypatch.setattr(runner, "launch_captured", lambda *args, **kwargs: Failed())
+    failed = finished(None, {"model": "half"})
+    failed.finish(HydrogenError("rank 1 failed"))
+    monkeypatch.setattr(runner, "launch_captured", lambda *args, **kwargs: failed)
     run(shell, "model = 'old'")
     with pytest.raises(HydrogenError):
         run(shell, "%%distributed --out model\npass")

@@ -23,6 +23,8 @@ LAYERS = (
         "parcel",
         "pickling",
         "restoring",
+        "result_stream",
+        "tolerant_unpickling",
         "capture",
         "closure",
         "blame",
@@ -39,7 +41,7 @@ LAYERS = (
     ("worker", "agent"),
     ("placements",),
     ("views",),
-    ("handle", "profiling", "conductor", "runner", "infer"),
+    ("handle", "assignment", "profiling", "conductor", "runner", "infer"),
     ("compat", "doctor", "manage", "notebook", "magics", "__init__"),
 )
 """Rooms of the package, lowest first. A room imports its own layer and those below."""
@@ -69,7 +71,10 @@ OF_NUMBERS = tuple(
 OF_FRAMES = ("infer", "predict", "worker.inference", "worker.inference_on_spark")
 """Arithmetic of frames on Arrow; imported on use themselves."""
 
-RANK_SIDE = (*LAYERS[0], "parcel", "pickling", "restoring", "closure", "worker")
+RANK_SIDE = (
+    *LAYERS[0], "parcel", "pickling", "restoring", "closure", "result_stream",
+    "tolerant_unpickling", "worker",
+)  # fmt: skip
 """What a rank loads; nothing of a notebook at import time, executors do not have it."""
 NOTEBOOK_SIDE = {"IPython", "ipykernel", "zmq", "pandas", "psutil", "rich", "traitlets"}
 

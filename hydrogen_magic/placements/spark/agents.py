@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hydrogen_magic import events as ev
 from hydrogen_magic import parcel, record
+from hydrogen_magic.checked import checked
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.placements import Attempt, agents
+from hydrogen_magic.placements import Attempt, ClosureFile, agents
 from hydrogen_magic.placements.peers import Peer
 from hydrogen_magic.placements.spark.relay import Relay
 from hydrogen_magic.placements.spark.session import Session
+from hydrogen_magic.result_stream import Part
 from hydrogen_magic.transfer import Incoming, Outgoing, keep
 from hydrogen_magic.wire import Hub
 
@@ -112,7 +114,8 @@ class RemoteAgent(Peer):
         elif "profile" in label:
             self._take_trace(rank, int(label["profile"]), fd)
         else:
-            self.sink.deliver(rank, parcel.from_memfd(fd))
+            part = checked(Part, label["result"], "a result's label")
+            self.sink.deliver(rank, part, parcel.from_memfd(fd))
 
     def _take_trace(self, rank: int, number: int, fd: int) -> None:
         import mmap
@@ -168,8 +171,9 @@ class RemoteAgent(Peer):
 
     async def send_closure(self, attempt: Attempt) -> None:
         """Send what the ranks run, once for all attempts of a gang."""
-        if self._closure_of != attempt.gang and attempt.job.closure_fd is not None:
-            fd = os.dup(attempt.job.closure_fd)
+        if self._closure_of != attempt.gang:
+            assert isinstance(attempt.job.closure, ClosureFile)
+            fd = attempt.job.closure.dup()
             try:
                 await self.outgoing.send_file({"closure": attempt.gang}, fd)
                 self._closure_of = attempt.gang

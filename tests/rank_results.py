@@ -1,0 +1,20 @@
+"""Results of a rank without a gang."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hydrogen_magic.gang.results import RankResults
+from hydrogen_magic.parcel import Parcel
+from hydrogen_magic.result_stream import Part
+from hydrogen_magic.worker import results
+from hydrogen_magic.worker.namespace import Loaded
+
+
+def delivered(loaded: Loaded, value: Any, rank: int = 0) -> RankResults:
+    """Return what a kernel has once this rank has sent ``value`` and its variables."""
+    sent: list[tuple[Part, Parcel]] = []
+    results.deliver(
+        loaded, value, rank, lambda part, section, on_write: sent.append((part, section))
+    )
+    return RankResults(rank, sent)

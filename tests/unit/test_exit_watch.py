@@ -1,0 +1,57 @@
+"""When a rank is killed after its cell: once it does not get any further."""
+
+from __future__ import annotations
+
+import pytest
+
+from hydrogen_magic.agent import exit_watch
+from hydrogen_magic.agent.exit_watch import ExitWatch
+
+
+class Usage:
+    """Takes the place of /proc."""
+
+    ticks = written = 0
+
+    def __call__(self, pid: int) -> tuple[int, int]:
+        return self.ticks, self.written
+
+
+@pytest.fixture
+def usage(monkeypatch: pytest.MonkeyPatch) -> Usage:
+    fake = Usage()
+    monkeypatch.setattr(exit_watch, "_usage", fake)
+    return fake
+
+
+def killed_at(watch: ExitWatch, usage: Usage, *, ticks: int, written: int, delivered: bool) -> int:
+    """Return after how many seconds of this behaviour the rank is killed; 1000 for not at all."""
+    for second in range(1, 1000):
+        usage.ticks += ticks
+        usage.written += written
+        if watch.look(float(second), delivered):
+            return second
+    return 1000
+
+
+@pytest.mark.parametrize(
+    ("ticks", "written", "delivered", "expected"),
+    [
+        (0, 0, True, 6),  # a thread that waits for ever
+        (100, 0, True, 62),  # a loop without end
+        (0, 4096, True, 1000),  # an upload
+        (100, 0, False, 1000),  # packing a large result
+        (0, 0, False, 601),  # __getstate__ that never returns
+    ],
+)
+def test_it_is_killed_when_nothing_moves(
+    usage: Usage, ticks: int, written: int, delivered: bool, expected: int
+) -> None:
+    watch = ExitWatch(1, 0.0)
+    assert killed_at(watch, usage, ticks=ticks, written=written, delivered=delivered) == expected
+
+
+def test_the_limit_for_its_exit_begins_with_its_result(usage: Usage) -> None:
+    watch = ExitWatch(1, 0.0)
+    assert watch.look(500.0, False) == "" and watch.look(501.0, True) == ""
+    assert "did not exit within 5 s of its result" in watch.look(506.0, True)

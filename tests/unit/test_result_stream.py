@@ -1,0 +1,136 @@
+"""Results of a rank as a stream of parts: what fails stays alone, what is shared stays shared."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hydrogen_magic import result_stream
+from hydrogen_magic.errors import ResultError
+from hydrogen_magic.gang.results import GangResults, RankResults
+from hydrogen_magic.parcel import Parcel
+from hydrogen_magic.pickling import Pickler
+from hydrogen_magic.result_stream import CELL_VALUE, NotSent, Part, UnopenedPart
+
+
+class Unpicklable:
+    def __reduce__(self) -> Any:
+        raise TypeError("it cannot be pickled")
+
+
+class Unopenable:
+    """Can be pickled; making it again fails."""
+
+    def __reduce__(self) -> Any:
+        return math.sqrt, (-1,)
+
+
+class WithState:
+    """Can be made again, but not given its state."""
+
+    def __init__(self) -> None:
+        self.field = 1
+
+    def __setstate__(self, state: Any) -> None:
+        raise KeyError("field of a newer version")
+
+
+def opened(objects: dict[str, Any]) -> dict[str, Any]:
+    packed = result_stream.pack(objects, Pickler)
+    found = result_stream.unpack(list(packed.sections.values()))
+    return dict(zip(packed.sections, found, strict=True))
+
+
+def received(*parts: Part, objects: dict[str, Any]) -> RankResults:
+    sections = result_stream.pack(objects, Pickler).sections
+    return RankResults(0, [(part, sections.get(part.name, Parcel(b""))) for part in parts])
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
+    max_leaves=20,
+)
+bad = st.sampled_from([Unpicklable, Unopenable, WithState]).map(lambda kind: kind())
+
+
+@given(st.lists(st.tuples(plain, st.none() | bad), min_size=1, max_size=6), plain)
+def test_parts_that_fail_do_not_affect_the_others(
+    values: list[tuple[Any, Any]], shared: Any
+) -> None:
+    objects = {
+        f"name{n}": {"shared": [shared], "value": value, "bad": problem} if problem else [value]
+        for n, (value, problem) in enumerate(values)
+    }
+    found = opened(objects)
+    for (name, obj), (_, problem) in zip(objects.items(), values, strict=True):
+        if isinstance(problem, Unpicklable):
+            assert name not in found
+        elif problem is not None:
+            rest = found[name].rest
+            assert isinstance(found[name], UnopenedPart) and isinstance(rest["bad"], NotSent)
+            assert rest["value"] == obj["value"] and rest["shared"] == [shared]
+        else:
+            assert found[name] == obj
+
+
+def test_parts_share_what_they_shared() -> None:
+    weights = np.arange(100_000)
+    found = opened({"model": {"w": weights}, "bad": [weights, Unpicklable()], "opt": [weights]})
+    assert found.keys() == {"model", "opt"}
+    assert found["model"]["w"] is found["opt"][0]
+    np.testing.assert_array_equal(found["opt"][0], weights)
+
+
+def test_a_part_that_refers_to_a_lost_object_is_not_opened() -> None:
+    """Its copy of the object would lack what could not be made."""
+    common = [Unopenable(), 1]
+    found = opened({"first": common, "second": {"common": common}, "third": [3]})
+    assert isinstance(found["second"], UnopenedPart) and "shares objects" in found["second"].reason
+    assert found["third"] == [3]
+
+
+def test_results_of_a_rank_name_what_is_missing() -> None:
+    results = received(
+        Part("a", is_same_object=True), Part("b", error="`b` cannot be sent"), Part("c"),
+        Part(CELL_VALUE), objects={"a": [1], "c": Unopenable(), CELL_VALUE: 7},
+    )  # fmt: skip
+    assert dict(results.variables()) == {"a": [1]} and results[CELL_VALUE] == 7
+    assert results.is_same_object("a") and not results.is_same_object("c")
+    for name, message in {
+        "b": "cannot be sent",
+        "c": "cannot be opened",
+        "d": "not arrive",
+    }.items():
+        with pytest.raises(ResultError, match=message):
+            _ = results[name]
+    assert results.is_worth_saving(has_succeeded=True)
+    assert results.everything()["c"] == NotSent("sqrt", "ValueError: math domain error")
+
+
+def test_results_survive_on_disk(tmp_path: Path) -> None:
+    objects = {"a": np.arange(10_000), CELL_VALUE: {"x": [1, 2]}}
+    results = received(Part("a"), Part("b", error="why"), Part(CELL_VALUE), objects=objects)
+    path = tmp_path / "results-0"
+    result_stream.save(results.parts, path)
+    again = RankResults(0, result_stream.load(path))
+    np.testing.assert_array_equal(again["a"], objects["a"])
+    assert again[CELL_VALUE] == {"x": [1, 2]} and again.errors == {"b": "why"}
+    assert [file.name for file in tmp_path.iterdir()] == ["results-0"]
+
+
+def test_a_later_attempt_replaces_results_only_when_it_sends_some() -> None:
+    results = GangResults()
+    section = result_stream.pack({CELL_VALUE: 1}, Pickler).sections[CELL_VALUE]
+    results.add(0, 0, Part(CELL_VALUE), section)
+    assert results.value(0) == 1
+    newer = result_stream.pack({CELL_VALUE: 2}, Pickler).sections[CELL_VALUE]
+    results.add(0, 1, Part(CELL_VALUE), newer)
+    assert results.value(0) == 2
+    assert isinstance(results.value_or_error(1), ResultError)
