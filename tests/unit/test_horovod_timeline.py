@@ -287,12 +287,11 @@ def test_what_comes_too_fast_is_left_out_of_the_view_and_counted(followed: Follo
     began_s = time.process_time()
     followed.look()
     assert time.process_time() - began_s < 0.5, "a look takes milliseconds, whatever there is"
-    assert followed.skipped() > 50_000
     while followed.timelines.kept[0].settled < len(data):
         followed.look()
     followed.timelines.finish()
     starts = data.count(b'"ph": "B"')
-    assert followed.skipped() < starts
+    assert 0 < followed.skipped() < starts
     last = max(followed.spans(), key=lambda span: span[2])
     assert last[2] == pytest.approx(1.0 + (11_999 * 10_000 + 3000) / 1e6)
     assert len(followed.path.read_bytes()) == len(data) + 1
