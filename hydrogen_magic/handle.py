@@ -66,7 +66,7 @@ class Gang:
         """Which events are output that is still kept, oldest first."""
         self._output_chars = 0
         self.received = GangResults()
-        """What the ranks sent back, however the gang ended."""
+        """What the ranks sent back; after a failure or a stop it is in the run log instead."""
         self._ended = threading.Event()
         self._changed = threading.Condition()
         self._emitting = threading.RLock()
@@ -267,13 +267,15 @@ class Gang:
         results = self.received.of(0)
         if not results.is_worth_saving(has_succeeded):
             return ""
+        names = ", ".join(f"`{name}`" if name else "the value" for name in results.names)
         try:
             self.received.save(0, self._record.path)
         except OSError as error:
             where = f"in memory only, as long as this kernel runs ({error})"
         else:
             where = "in the run log"
-        names = ", ".join(f"`{name}`" if name else "the value" for name in results.names)
+            if not has_succeeded:
+                self.received.clear()
         return (
             f"what arrived of {names} is kept {where}: hydrogen_magic.load_results({self.id!r}) "
             "returns it"

@@ -89,13 +89,13 @@ def load_results(gang_id: str, rank: int = 0) -> dict[str, Any]:
     the cell is called ``_``; a ``NotSent`` is in place of every object that is missing. Raises
     HydrogenError when nothing is kept under this id.
     """
-    known = gangs().get(gang_id)
     try:
-        kept = (
-            known.received.of(rank) if known else results.load_saved(record.run_dir(gang_id), rank)
-        )
+        kept = results.load_saved(record.run_dir(gang_id), rank)
     except OSError:
-        raise HydrogenError(f"no results of rank {rank} are kept for run {gang_id!r}") from None
+        known = gangs().get(gang_id)
+        kept = known.received.of(rank) if known else results.RankResults(rank, [])
+    if not kept.parts:
+        raise HydrogenError(f"no results of rank {rank} are kept for run {gang_id!r}")
     return {name or "_": value for name, value in kept.everything().items()}
 
 

@@ -163,14 +163,13 @@ class GangResults:
         except ResultError as error:
             return error
 
-    def save(self, rank: int, folder: Path) -> Path | None:
-        """Write the results of ``rank`` to the run log; None when there are none. Raises OSError."""
-        parts = self.of(rank).parts
-        if not parts:
-            return None
-        path = saved_path(folder, rank)
-        result_stream.save(parts, path)
-        return path
+    def save(self, rank: int, folder: Path) -> None:
+        """Write the results of ``rank`` to the run log. Raises OSError."""
+        result_stream.save(self.of(rank).parts, saved_path(folder, rank))
+
+    def clear(self) -> None:
+        """Free the memory of all results."""
+        self._ranks.clear()
 
 
 def saved_path(folder: Path, rank: int) -> Path:

@@ -171,12 +171,6 @@ def test_ranks_that_disagree_are_told_apart() -> None:
     assert gang.stacks(), "stacks were taken before it was ended"
 
 
-def test_a_rank_that_never_exits_does_not_hold_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    gang = hm.launch(ranks.hang, "exit", np=2)
-    assert ended(gang).results == [0, 1]
-    assert any("did not exit" in notice.text for notice in gang.snapshot().notices)
-
-
 # ── it is stopped ────────────────────────────────────────────────────────────────────────────────
 
 

@@ -1,0 +1,148 @@
+"""Results come home: whatever they are, and however the gang ends."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import hydrogen_magic as hm
+from hydrogen_magic import magics
+from hydrogen_magic.errors import ResultError
+from hydrogen_magic.tolerant_unpickling import NotSent
+from tests import result_checks, result_ranks
+from tests.gangs import ended, until
+
+
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance()
+    magics.load(shell)
+    yield shell
+    magics.unload(shell)
+    InteractiveShell.clear_instance()
+
+
+def run(shell: InteractiveShell, cell: str) -> Any:
+    done = shell.run_cell(cell)
+    done.raise_error()
+    return done.result
+
+
+def test_every_name_comes_home_or_is_reported(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(shell, "import threading, torch\nkept, gone, alias_of = [0], 1, [0]\nalias = alias_of")
+    with pytest.raises(ResultError) as caught:
+        run(
+            shell,
+            "%%distributed --np 2 --quiet --out locked,kept,gone,branch,alias_of\n"
+            "import os\nlocked = {'weights': torch.ones(3), 'lock': threading.Lock()}\n"
+            "kept = [1]\nalias.append(2)\ndel gone\n"
+            "if os.environ['RANK'] == '1': branch = 3\n"
+            "(n for n in kept)",
+        )
+    lines = str(caught.value).splitlines()
+    assert shell.user_ns["kept"] == [1] and shell.user_ns["alias_of"] == [0, 2]
+    assert shell.user_ns["gone"] == 1, "it keeps its value"
+    for name in ("`gone` (--out)", "`branch` (--out)", "`locked['lock']`", "last expression"):
+        assert any(name in line for line in lines), name
+    assert lines[-1] == "`kept`, `alias_of` arrived and are assigned"
+    (gang_id,) = [line.split("'")[1] for line in lines if "load_results" in line]
+    rest = hm.load_results(gang_id)["locked"]
+    assert rest["weights"].tolist() == [1, 1, 1] and isinstance(rest["lock"], NotSent)
+
+
+def test_a_models_optimizer_goes_on_after_a_cell(shell: InteractiveShell) -> None:
+    run(
+        shell,
+        "import torch\nnet = torch.nn.Linear(2, 1)\nopt = torch.optim.SGD(net.parameters(), lr=1.0)\n"
+        "first = net.weight",
+    )
+    run(
+        shell,
+        "%%distributed --np 2 --quiet --out net,opt\n"
+        "net(torch.ones(1, 2)).sum().backward()\nopt.step()",
+    )
+    run(
+        shell,
+        "changed = first.clone()\nnet(torch.ones(1, 2)).sum().backward()\nopt.step()\n"
+        "assert net.weight is first and torch.allclose(first, changed - 1)",
+    )
+
+
+def test_unpicklable_parts() -> None:
+    result_checks.check_unpicklable_parts()
+
+
+def test_results_of_a_failed_gang() -> None:
+    result_checks.check_results_of_a_failed_gang()
+
+
+def test_sharded_results() -> None:
+    result_checks.check_sharded_results()
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (result_ranks.sharded_on_rank_0_alone, "rank 1 has none"),
+        (result_ranks.sharded_and_left, "its process group has been destroyed"),
+    ],
+)
+def test_sharded_results_that_cannot_be_gathered_are_refused(function: Any, why: str) -> None:
+    with pytest.raises(ResultError, match=why) as caught:
+        _ = hm.launch(function, np=2).result
+    assert ".full_tensor()" in str(caught.value)
+
+
+def test_a_rank_that_never_exits_does_not_hold_the_result() -> None:
+    result_checks.check_that_it_ends_after_its_result()
+
+
+def test_packing_a_result_may_take_longer_than_exiting() -> None:
+    gang = ended(hm.launch(result_ranks.Slow, 7.0, np=1))
+    assert gang.result.seconds == 7.0
+
+
+# ── memory ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_kernel_frees_what_it_has_captured() -> None:
+    size = 32 << 20
+    hm.launch(len, np.ones(size, np.uint8), np=1).wait()
+    before = psutil.Process().memory_info().rss
+    for _ in range(20):
+        assert hm.launch(len, np.ones(size, np.uint8), np=1).result == size
+    assert psutil.Process().memory_info().rss - before < 4 * size
+
+
+def test_the_closure_is_freed_once_the_ranks_run(tmp_path: Path) -> None:
+    over = tmp_path / "over"
+    data = np.ones(8 << 20, np.uint8)
+    gang = hm.launch(result_ranks.waits_for_a_file, data, str(over), np=2)
+    again = hm.launch(result_ranks.waits_for_a_file, data, str(over), np=1, retries=1)
+    for one in (gang, again):
+        until(one, lambda one=one: all(rank.phase == "running" for rank in one.ranks))
+    assert len(closure_files()) == 1, "another attempt may need it"
+    over.touch()
+    assert ended(gang).results == [len(data)] * 2 and ended(again).result == len(data)
+    assert closure_files() == []
+
+
+def closure_files() -> list[str]:
+    """Return the closures that this process holds open."""
+    links = []
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            links.append(os.readlink(f"/proc/self/fd/{fd}"))
+        except OSError:  # that of the listing itself
+            continue
+    return [link for link in links if "hydrogen_magic:closure" in link]

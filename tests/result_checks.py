@@ -1,0 +1,52 @@
+"""Checks of results that hold on every placement."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hydrogen_magic as hm
+from hydrogen_magic.errors import RankFailedError, ResultError
+from hydrogen_magic.tolerant_unpickling import NotSent
+from tests import result_ranks
+from tests.gangs import ended, failure_of, notices_of
+
+
+def check_unpicklable_parts(**options: Any) -> None:
+    gang = ended(hm.launch(result_ranks.partly_unpicklable, np=2, **options))
+    first, second = gang.results
+    assert isinstance(first, ResultError) and "`value[1]['lock']`" in str(first)
+    assert isinstance(second, ResultError) and "rank 1" in str(second)
+    kept = hm.load_results(gang.id)["_"]
+    assert kept[1]["array"].tolist() == [1, 1, 1] and isinstance(kept[1]["lock"], NotSent)
+
+
+def check_results_of_a_failed_gang(**options: Any) -> None:
+    n_bytes = 5 << 20
+    gang = hm.launch(result_ranks.first_then_failure, n_bytes, np=2, **options)
+    assert isinstance(failure_of(gang), RankFailedError)
+    assert f"load_results('{gang.id}')" in notices_of(gang)
+    assert len(hm.load_results(gang.id)["_"]) == n_bytes
+
+
+def check_sharded_results(**options: Any) -> None:
+    import torch
+
+    expected = result_ranks.new_model()
+    result_ranks.step(expected, torch.optim.AdamW(expected.parameters(), lr=0.1))
+    found, same = ended(hm.launch(result_ranks.sharded, np=2, **options)).results
+    for model in (found["parallel"], found["fully"], same["parallel"]):
+        assert type(model) is torch.nn.Sequential
+        assert all(type(parameter) is torch.nn.Parameter for parameter in model.parameters())
+        torch.testing.assert_close(model(torch.ones(1, 8)), expected(torch.ones(1, 8)))
+    torch.testing.assert_close(dict(found["weights"]), dict(expected.state_dict()))
+    assert torch.equal(found["tensor"][0], torch.arange(32.0).reshape(8, 4))
+    (group,) = found["optimizer"].param_groups
+    assert group["params"][0] is next(found["parallel"].parameters())
+    moments = [state["exp_avg"].shape for state in found["optimizer"].state.values()]
+    assert moments == [parameter.shape for parameter in expected.parameters()]
+
+
+def check_that_it_ends_after_its_result(**options: Any) -> None:
+    gang = ended(hm.launch(result_ranks.returns_and_hangs, np=2, **options))
+    assert gang.results == [0, 1]
+    assert "did not exit within 5 s of its result" in notices_of(gang)

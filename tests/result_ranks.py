@@ -1,0 +1,108 @@
+"""What ranks return in tests of results; imported by the ranks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import numpy as np
+
+import hydrogen_magic as hm
+
+
+class Slow:
+    """Takes a while to be pickled."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+    def __getstate__(self) -> dict[str, Any]:
+        time.sleep(self.seconds)
+        return {"seconds": self.seconds}
+
+
+def partly_unpicklable() -> Any:
+    """On rank 1 nothing can be pickled."""
+    if hm.rank() == 1:
+        return threading.Lock()
+    return [1, {"array": np.ones(3), "lock": threading.Lock()}]
+
+
+def first_then_failure(n_bytes: int) -> Any:
+    """Rank 0 returns; rank 1 fails when it has."""
+    if hm.rank() == 1:
+        time.sleep(1.0)
+        raise ValueError("after rank 0")
+    return np.ones(n_bytes, dtype=np.uint8)
+
+
+def returns_and_hangs() -> int:
+    """The process does not exit after its result."""
+    threading.Thread(target=threading.Event().wait).start()
+    return hm.rank()
+
+
+def waits_for_a_file(data: Any, path: str) -> int:
+    """Keep a captured array until the file is there."""
+    import os
+
+    while not os.path.exists(path):
+        time.sleep(0.02)
+    return len(data)
+
+
+def sharded() -> Any:
+    """Return tensors, models and an optimizer that are sharded over all ranks."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (hm.world_size(),))
+    split = {"0": ColwiseParallel(), "2": RowwiseParallel()}
+    parallel = parallelize_module(new_model(), mesh, split)
+    optimizer = torch.optim.AdamW(parallel.parameters(), lr=0.1)
+    step(parallel, optimizer)
+    fully = new_model()
+    fully_shard(fully[0])
+    fully_shard(fully)
+    step(fully, torch.optim.AdamW(fully.parameters(), lr=0.1))
+    tensor = distribute_tensor(torch.arange(32.0).reshape(8, 4), mesh, [Shard(0)])
+    return {"parallel": parallel, "optimizer": optimizer, "fully": fully, "weights": fully.state_dict(),
+            "tensor": [tensor]}  # fmt: skip
+
+
+def new_model() -> Any:
+    import torch
+
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+
+
+def step(model: Any, optimizer: Any) -> None:
+    import torch
+
+    model(torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+
+
+def sharded_on_rank_0_alone() -> Any:
+    """The other ranks do not return their parts."""
+    tensor = sharded()["tensor"]
+    return tensor if hm.rank() == 0 else None
+
+
+def sharded_and_left() -> Any:
+    """The process group is gone when the results are collected."""
+    import torch.distributed as dist
+
+    tensor = sharded()["tensor"]
+    dist.destroy_process_group()
+    return tensor
