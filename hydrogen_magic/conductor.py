@@ -11,12 +11,13 @@ import math
 
 from hydrogen_magic import events as ev
 from hydrogen_magic.errors import HydrogenError
-from hydrogen_magic.gang.culprit import Missing, is_victim_error, missing, verdict
+from hydrogen_magic.gang.culprit import Missing, is_by_itself, missing, verdict
 from hydrogen_magic.gang.state import GangState, RankState
 from hydrogen_magic.gang.waits import late_in_all
 from hydrogen_magic.handle import Gang
 from hydrogen_magic.placements import Attempt, Crew, Job, Sink
 from hydrogen_magic.profiling import Profiling
+from hydrogen_magic.views.failure import headline
 from hydrogen_magic.views.wording import late_text, ranks_text
 
 __all__ = ["Conductor"]
@@ -25,8 +26,6 @@ _WEIGH = (ev.RankFailed, ev.RankExited)
 _CHECK_START_S = 0.5
 _STACKS_S = 0.15
 """Stacks are taken before a gang is ended over a collective that failed: time to write them."""
-_COLLECTIVE_LIBRARIES = ("distributed_c10d", "/horovod/torch/")
-"""Parts of file names."""
 _STOP_WORDS = {
     "user": "stopped by you",
     "timeout": "stopped: it ran longer than --timeout {timeout:g} s",
@@ -47,8 +46,8 @@ class Conductor:
             job.feed.attach(gang.emit, lambda: self.stop("failure"), job.now_s, self.dismiss)
         self._timer: asyncio.TimerHandle | None = None
         self._culprit: int | None = None
-        self._culprits_end = ""
-        """What the culprit had done when it was found out; later it may only have been stopped."""
+        self._headline = ""
+        """How the culprit failed, as seen when it was found; later it may only have been stopped."""
 
     # ── from any thread ──
 
@@ -128,16 +127,19 @@ class Conductor:
             self._cancel_timer()
         if self._job.feed is not None:
             self._job.feed.close()
-        if self._culprit is None and not self._is_unwanted():
-            found = verdict(self._gang.snapshot(), math.inf)
+        state = self._gang.snapshot()
+        if self._culprit is None and state.fault is None and not self._is_unwanted():
+            found = verdict(state, math.inf)
             if found is not None and found.culprit is not None:
-                self._blame(self._gang.snapshot(), found.culprit)
+                self._blame(state, found.culprit)
 
     def _on_event(self, event: ev.Event) -> None:
         if self._profiling.on_event(event):
             return
         self._gang.emit(event)
-        if isinstance(event, _WEIGH):
+        if isinstance(event, ev.AttemptFailed):
+            self._stop("failure", False)
+        elif isinstance(event, _WEIGH):
             self._weigh()
         if isinstance(event, ev.RankPhase) and event.phase == "running":
             self._release_closure()
@@ -161,23 +163,15 @@ class Conductor:
             self._timer = self._loop.call_later(delay, self._weigh)
             return
         self._blame(state, found.culprit)
-        failed = state.ranks[found.culprit].failure
-        if failed is None or is_victim_error(failed.error):
-            self._explain_disagreement(state)
-            self._timer = self._loop.call_later(_STACKS_S, self._stop, "failure", False)
-        else:
+        if is_by_itself(state.ranks[found.culprit]):
             self._stop("failure", False)
+            return
+        self._crew.ask_stacks()  # where the ranks wait, or what keeps one of them from it
+        self._timer = self._loop.call_later(_STACKS_S, self._stop, "failure", False)
 
     def _blame(self, state: GangState, culprit: int) -> None:
         self._culprit = culprit
-        self._culprits_end = _what_happened(state, state.ranks[culprit])
-
-    def _explain_disagreement(self, state: GangState) -> None:
-        """Say who was where when a collective failed without anybody to blame for it."""
-        self._crew.ask_stacks()
-        if len(state.ranks) > 1:
-            said = ", ".join(f"rank {rank.rank} {_whereabouts(rank)}" for rank in state.ranks)
-            self._notice("warning", f"ranks disagree: {said}")
+        self._headline = headline(state, culprit)
 
     def _stop(self, reason: str, kill: bool) -> None:
         state = self._gang.snapshot()
@@ -275,8 +269,8 @@ class Conductor:
         if outcome == "STOPPED":
             return _STOP_WORDS[state.stop_reason].format(timeout=self._job.spec.timeout_s or 0)
         if self._culprit is None:
-            return "the gang failed"
-        return f"rank {self._culprit} failed: {self._culprits_end}"
+            return state.fault.message if state.fault is not None else "the gang failed"
+        return self._headline
 
     def _finish(self, error: BaseException | None) -> None:
         outcome = self._outcome()
@@ -299,48 +293,3 @@ class Conductor:
 
     def _notice(self, level: str, text: str) -> None:
         self._gang.emit(ev.Notice(self._job.now_s(), level, text))
-
-
-def _who_had_finished(state: GangState) -> str:
-    """Return, for an error that a peer's end causes, which peers had ended well, or nothing."""
-    done = [rank.rank for rank in state.ranks if rank.result_bytes is not None]
-    if not done:
-        return ""
-    who = f"rank {done[0]}" if len(done) == 1 else f"{len(done)} ranks"
-    return f" ({who} had finished, and took no more part)"
-
-
-def _failed_collective(rank: RankState) -> str:
-    """Return the function of torch.distributed or Horovod that the cell called and that raised."""
-    frames = rank.failure.error.frames if rank.failure is not None else ()
-    called = (f for f in frames if any(library in f.file for library in _COLLECTIVE_LIBRARIES))
-    return next((f.function for f in called), "")
-
-
-def _whereabouts(rank: RankState) -> str:
-    if rank.failure is not None:
-        collective = _failed_collective(rank)
-        return f"failed in {collective}" if collective else f"said {rank.failure.error.type}"
-    if rank.process_state == "T":
-        return "was stopped by a signal"
-    return f"was in {rank.waiting_in}" if rank.waiting_in else "was in no collective"
-
-
-def _what_happened(state: GangState, rank: RankState) -> str:
-    """Return in one line how a rank failed."""
-    if rank.failure is not None:
-        if rank.failure.exit_code is not None:
-            return f"the script exited with status {rank.failure.exit_code}"
-        error = rank.failure.error
-        message = error.message.splitlines()[0] if error.message else ""
-        said = f"{error.type}: {message}" if message else error.type
-        return said + (_who_had_finished(state) if is_victim_error(error) else "")
-    ended = rank.exited
-    if ended is None and rank.process_state == "T":
-        return "its process is stopped (SIGSTOP)"
-    if ended is None:
-        missed = next(filter(None, map(_failed_collective, state.ranks)), "what")
-        return f"it did not join {missed} that its peers waited in"
-    if ended.signal_name:
-        return f"killed by {ended.signal_name}" + (f" ({ended.hint})" if ended.hint else "")
-    return f"exited with status {ended.exit_code} without finishing the cell"

@@ -25,6 +25,7 @@ __all__ = [
     "PROFILER",
     "SPANS",
     "TRACKS",
+    "AttemptFailed",
     "AttemptStarted",
     "CollectiveWait",
     "ErrorReport",
@@ -54,6 +55,7 @@ __all__ = [
     "StopRequested",
     "decode",
     "encode",
+    "without_middle",
 ]
 
 
@@ -91,6 +93,18 @@ class ErrorReport:
     notes: tuple[str, ...] = ()
 
 
+def without_middle(text: str, limit: int) -> str:
+    """Return at most ``limit`` characters of ``text``: its beginning, its end, and how many are missing.
+
+    A message that is too long has the kind of error at its beginning and often the reason at its end.
+    """
+    if len(text) <= limit:
+        return text
+    tail = limit // 4
+    head = limit - tail
+    return f"{text[:head]} … ({len(text) - limit:,} characters left out) … {text[-tail:]}"
+
+
 # ── events of the gang, made by the kernel ───────────────────────────────────────────────────────
 
 
@@ -119,6 +133,14 @@ class AttemptStarted:
 
     at_s: float
     attempt: int
+
+
+@dataclass(frozen=True)
+class AttemptFailed:
+    """The attempt cannot go on and no rank is to blame: a process that serves the ranks has died."""
+
+    at_s: float
+    error: ErrorReport
 
 
 @dataclass(frozen=True)
@@ -392,6 +414,7 @@ class RankExited:
 Event = (
     GangLaunched
     | AttemptStarted
+    | AttemptFailed
     | Queued
     | RowsDone
     | StopRequested

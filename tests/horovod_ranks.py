@@ -318,16 +318,6 @@ def adasum_in_place() -> list[float]:
     return [float(each) for each in weight]
 
 
-def one_more(times: int) -> None:
-    """Rank 0 has one batch more than the others."""
-    import horovod.torch as hvd
-    import torch
-
-    hvd.init()
-    for _ in range(times + (hvd.rank() == 0)):
-        hvd.allreduce(torch.ones(1))
-
-
 def count_up(state: Any, upto: int) -> tuple[int, int]:
     """Be what a notebook decorates: count with commits; rank 1 fails once on the way."""
     import horovod.torch as hvd

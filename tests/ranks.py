@@ -219,15 +219,35 @@ def do_not_come(absent: list[int], timeout_s: float = 10.0) -> None:
     meet(timeout_s)
 
 
-def one_collective_more() -> None:
-    """Ranks disagree about how many collectives there are."""
+def one_collective_more(others_go_on_s: float) -> None:
+    """Ranks disagree about how many collectives there are: rank 0 enters one more."""
     import torch
-    import torch.distributed as dist
 
-    if meet(timeout_s=10) == 0:
-        dist.all_reduce(torch.ones(1))
+    if meet(timeout_s=10) != 0:
+        time.sleep(others_go_on_s)
+    elif is_horovods():
+        import horovod.torch as hvd
+
+        hvd.allreduce(torch.ones(1))
     else:
-        time.sleep(1000)
+        import torch.distributed as dist
+
+        dist.all_reduce(torch.ones(1))
+
+
+class NeverSaysError(Exception):
+    """Its message never comes."""
+
+    def __str__(self) -> str:
+        while True:
+            time.sleep(0.1)
+
+
+def fail_together(end: str) -> None:
+    """Both ranks raise, and the message of rank 0 keeps it busy while the gang is ended."""
+    if os.environ["RANK"] == "0":
+        raise NeverSaysError
+    raise ValueError(f"bad batch {'x' * 1_000_000} {end}")
 
 
 def family(dl_workers: int, stuck: bool) -> None:

@@ -13,13 +13,25 @@ missing from the collective is to blame before the earliest that complained.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from hydrogen_magic.events import ErrorReport
 from hydrogen_magic.gang.state import GangState, RankState
 
-__all__ = ["Missing", "Verdict", "evidence", "is_victim_error", "missing", "verdict"]
+__all__ = [
+    "Missing",
+    "Unbalanced",
+    "Verdict",
+    "collective_of",
+    "evidence",
+    "is_by_itself",
+    "is_collective",
+    "is_victim_error",
+    "missing",
+    "unbalanced",
+    "verdict",
+]
 
 _SETTLE_S = 0.15
 """After strong evidence: others' may be on the way, and it may be older."""
@@ -34,18 +46,19 @@ _UNWINDING_STRONG_S = 5.0
 _SEEN_WAITING_S = 1.5
 """A rank that waits is seen to after a second: one that has just come is not missing."""
 
-_VICTIM_TYPES = frozenset(
-    [
-        "DistBackendError",
-        "DistNetworkError",
-        "DistStoreError",
-        "ConnectionResetError",
-        "BrokenPipeError",
-        "ConnectionAbortedError",
-        "ConnectionRefusedError",
-        "HorovodInternalError",
-    ]
+_LIBRARY_TYPES = frozenset(
+    ["DistBackendError", "DistNetworkError", "DistStoreError", "HorovodInternalError"]
 )
+_CONNECTION_TYPES = frozenset(
+    ["ConnectionResetError", "BrokenPipeError", "ConnectionAbortedError", "ConnectionRefusedError"]
+)
+"""They may as well come from a connection of the user's that has nothing to do with other ranks."""
+_COLLECTIVE_LIBRARIES = ("distributed_c10d", "/horovod/torch/", "/horovod/common/")
+_BACKWARD = ("/torch/_tensor.py", "/torch/autograd/__init__.py")
+"""Parts of file names. DDP reduces gradients in C++, below these."""
+_COLLECTIVE = re.compile(r"reduce|gather|broadcast|barrier|scatter|all_?to_?all|init_process_group")
+"""Functions by whose name a reader knows what they wait for; Horovod has others in between."""
+_PAIRWISE = re.compile(r"send|recv")
 _VICTIM_WORDS = re.compile(
     r"Connection closed by (remote )?peer|Connection reset by peer|Connection refused|Broken pipe"
     r"|Timed out waiting \d+ms|Socket Timeout|wait timeout after|gloo/transport|connectFullMesh"
@@ -82,16 +95,101 @@ class Missing:
     waiting: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Unbalanced:
+    """A collective that some ranks waited in and others never entered."""
+
+    collective: str
+    """``all_reduce``, or ``collective`` where its name is not known."""
+    absent: tuple[int, ...]
+    waiting: tuple[int, ...]
+
+
 def is_victim_error(error: ErrorReport | None) -> bool:
     """True for an error (or one it was raised from) that the end of a peer would cause."""
+    return any(
+        _type(one) in _CONNECTION_TYPES or _is_library_error(one) for one in _with_causes(error)
+    )
+
+
+def _with_causes(error: ErrorReport | None) -> Iterator[ErrorReport]:
     while error is not None:
-        name = error.type.rpartition(".")[2]
-        if name in _VICTIM_TYPES or (
-            name == "RuntimeError" and _VICTIM_WORDS.search(error.message)
-        ):
-            return True
+        yield error
         error = error.cause
-    return False
+
+
+def _type(error: ErrorReport) -> str:
+    return error.type.rpartition(".")[2]
+
+
+def _is_library_error(error: ErrorReport) -> bool:
+    """True for what torch or Horovod raise when other ranks do not take part."""
+    return _type(error) in _LIBRARY_TYPES or (
+        _type(error) == "RuntimeError" and _VICTIM_WORDS.search(error.message) is not None
+    )
+
+
+# ── collectives ──────────────────────────────────────────────────────────────────────────────────
+
+
+def collective_of(rank: RankState) -> str:
+    """Return the collective that a rank waits in or failed in, without its number; "" if unknown."""
+    if rank.waiting_in:
+        return rank.waiting_in.partition(" #")[0].removesuffix(" (async)")
+    for error in _with_causes(rank.failure.error if rank.failure is not None else None):
+        for frame in error.frames:
+            in_library = any(library in frame.file for library in _COLLECTIVE_LIBRARIES)
+            if in_library and (is_collective(frame.function) or _PAIRWISE.search(frame.function)):
+                return frame.function
+            if frame.file.endswith(_BACKWARD):
+                return "gradient all_reduce"
+    return ""
+
+
+def is_collective(function: str) -> bool:
+    """Tell whether all ranks have to take part in ``function``."""
+    return _COLLECTIVE.search(function) is not None
+
+
+def unbalanced(state: GangState) -> Unbalanced | None:
+    """Return which ranks never entered the collective that the others waited in; None if unknown.
+
+    Ranks whose cell had ended are named before those that still compute: of these, one that entered a
+    moment ago has not been seen waiting yet.
+    """
+    waiting = [rank for rank in state.ranks if _was_waiting(rank)]
+    names = [name for name in map(collective_of, waiting) if name]
+    name = names[0] if names else "collective"
+    absent = _finished(state) or _outside(state)
+    if not waiting or not absent or (_PAIRWISE.search(name) and len(state.ranks) > 2):
+        return None
+    return Unbalanced(name, _numbers(absent), _numbers(waiting))
+
+
+def _was_waiting(rank: RankState) -> bool:
+    if rank.failure is not None:
+        return any(map(_is_library_error, _with_causes(rank.failure.error)))
+    ended = rank.exited
+    has_aborted = ended is not None and ended.signal_name == "SIGABRT" and not ended.asked
+    return bool(rank.waiting_in) or has_aborted
+
+
+def _finished(state: GangState) -> list[RankState]:
+    return [rank for rank in state.ranks if rank.has_run and rank.failure is None]
+
+
+def _outside(state: GangState) -> list[RankState]:
+    """Return the ranks that live and are in no collective: only stopped ones, if there are any."""
+    alive = [rank for rank in state.ranks if evidence(rank) is None and not rank.is_over]
+    stopped = [rank for rank in alive if rank.process_state == "T"]
+    return stopped or [rank for rank in alive if not rank.waiting_in]
+
+
+def _numbers(ranks: Iterable[RankState]) -> tuple[int, ...]:
+    return tuple(rank.rank for rank in ranks)
+
+
+# ── the verdict ──────────────────────────────────────────────────────────────────────────────────
 
 
 def evidence(rank: RankState) -> Evidence | None:
@@ -105,6 +203,12 @@ def evidence(rank: RankState) -> Evidence | None:
     # NCCL's watchdog aborts the ranks that wait for a dead peer.
     strong = ended.signal_name != "SIGABRT"
     return Evidence(rank.rank, ended.at_s, strong, final=True)
+
+
+def is_by_itself(rank: RankState) -> bool:
+    """Tell whether a rank failed in a way that no peer explains."""
+    found = evidence(rank)
+    return found is not None and found.strong
 
 
 def verdict(state: GangState, now_s: float) -> Verdict | None:
@@ -156,10 +260,9 @@ def _decide(best: Evidence, wait_until_s: float, now_s: float) -> Verdict:
 
 
 def _absent(state: GangState) -> int | None:
-    """Return the rank that the complaining ones waited for: stopped, or not in the collective."""
-    alive = [rank for rank in state.ranks if evidence(rank) is None and not rank.is_over]
-    stopped = next((rank.rank for rank in alive if rank.process_state == "T"), None)
-    if stopped is not None:
-        return stopped
-    outside = [rank.rank for rank in alive if not rank.waiting_in]
-    return outside[0] if len(outside) == 1 and len(state.ranks) > len(alive) else None
+    """Return the one rank that lives and that the complaining ones waited for."""
+    found = unbalanced(state)
+    if found is None or len(found.absent) > 1:
+        return None
+    rank = state.ranks[found.absent[0]]
+    return None if rank.has_run else rank.rank

@@ -104,6 +104,11 @@ class RankState:
         return (last_n - first_n) / (last_s - first_s) if last_s > first_s else None
 
     @property
+    def has_run(self) -> bool:
+        """Whether it has run the cell to its end; its result may still be on the way."""
+        return self.result_bytes is not None or self.phase == "finishing"
+
+    @property
     def is_over(self) -> bool:
         return self.phase in ("done", "failed", "stopped")
 
@@ -131,6 +136,8 @@ class GangState:
     owner: str = ""
     cells: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     culprit: int | None = None
+    fault: ev.ErrorReport | None = None
+    """Why the attempt cannot go on although no rank is to blame."""
     reason: str = ""
     rows: ev.RowsDone | None = None
     """How far ``%%infer`` is, None for other gangs and before it began."""
@@ -190,7 +197,11 @@ def _attempt_started(state: GangState, e: ev.AttemptStarted) -> GangState:
     # A failure of the last attempt is forgotten; that somebody wants the gang to end is not.
     if state.stop_reason == "failure":
         state = replace(state, stop_reason="", killed=False)
-    return replace(state, attempt=e.attempt, queued=None, ranks=ranks, state="PENDING")
+    return replace(state, attempt=e.attempt, queued=None, ranks=ranks, state="PENDING", fault=None)
+
+
+def _attempt_failed(state: GangState, e: ev.AttemptFailed) -> GangState:
+    return replace(state, fault=state.fault or e.error)
 
 
 def _queued(state: GangState, e: ev.Queued) -> GangState:
@@ -324,6 +335,7 @@ def _exited(rank: RankState, e: ev.RankExited) -> RankState:
 _GANG_RULES: Mapping[type, Callable[[GangState, Any], GangState]] = {
     ev.GangLaunched: _launched,
     ev.AttemptStarted: _attempt_started,
+    ev.AttemptFailed: _attempt_failed,
     ev.Queued: _queued,
     ev.RowsDone: _rows_done,
     ev.StopRequested: _stop_requested,

@@ -7,16 +7,24 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from hydrogen_magic.events import ErrorReport, Frame, RankExited, RankFailed
-from hydrogen_magic.gang.culprit import is_victim_error
+from hydrogen_magic.events import ErrorReport, Frame, RankExited, RankFailed, without_middle
+from hydrogen_magic.gang.culprit import (
+    collective_of,
+    is_by_itself,
+    is_collective,
+    is_victim_error,
+    unbalanced,
+)
 from hydrogen_magic.gang.state import GangState, RankState
 from hydrogen_magic.views.output import clean, clean_name, final_lines
 from hydrogen_magic.views.wording import ranks_text
 
-__all__ = ["report", "stack_lines"]
+__all__ = ["headline", "report", "stack_lines"]
 
 _LONGEST_MESSAGE = 4000
 """Characters of an exception's message; a tensor's repr in it would bury the rest."""
+_LONGEST_LINE = 200
+"""The same in a headline."""
 _MOST_OUTPUT_LINES = 10
 _MOST_FRAMES = 12
 """Frames of one exception; more is a recursion."""
@@ -41,21 +49,97 @@ def _where(rank: RankState, state: GangState) -> list[str]:
     return [f"  on host {clean_name(rank.host)}"] if rank.host and len(hosts) > 1 else []
 
 
+# ── the headline ─────────────────────────────────────────────────────────────────────────────────
+
+
+def headline(state: GangState, culprit: int) -> str:
+    """Return in one line how a gang failed, from its state before its other ranks are ended."""
+    rank = state.ranks[culprit]
+    among_ranks = "" if is_by_itself(rank) else _among_ranks(state)
+    return among_ranks or f"{_failed(rank)}{_how(rank)}"
+
+
+def _failed(rank: RankState) -> str:
+    return f"rank {rank.rank} failed: "
+
+
+def _among_ranks(state: GangState) -> str:
+    """Return who did not take part in what, "" where that is not known."""
+    found = unbalanced(state)
+    if found is None:
+        return _different_collectives(state)
+    whose = "its" if len(found.absent) == 1 else "their"
+    entered = f"never entered the {found.collective} {whose} peers were waiting in"
+    who = ranks_text(found.absent)
+    return f"{who} {entered}{_why_absent(who, [state.ranks[rank] for rank in found.absent])}"
+
+
+def _why_absent(who: str, absent: Sequence[RankState]) -> str:
+    if all(rank.has_run for rank in absent):
+        return f" ({who} had already finished)"
+    if all(rank.process_state == "T" for rank in absent):
+        is_stopped = "its process is" if len(absent) == 1 else "their processes are"
+        return f": {is_stopped} stopped (SIGSTOP)"
+    phases = {rank.phase for rank in absent}
+    early = phases <= {"waiting", "starting", "loading"}
+    return f" ({who} had not reached the cell yet)" if early else ""
+
+
+def _different_collectives(state: GangState) -> str:
+    """Return which ranks waited where, if they can not have waited for each other."""
+    by_name: dict[str, list[int]] = {}
+    for rank in state.ranks:
+        by_name.setdefault(collective_of(rank), []).append(rank.rank)
+    if len(by_name) < 2 or not all(map(is_collective, by_name)):
+        return ""
+    each = ", ".join(f"{ranks_text(ranks)} in {clean_name(n)}" for n, ranks in by_name.items())
+    return f"the ranks were waiting in different collectives: {each}"
+
+
+def _how(rank: RankState) -> str:
+    if rank.failure is not None:
+        code = rank.failure.exit_code
+        return _one_line(rank.failure.error) if code is None else _script_exit(rank.failure)
+    exited = rank.exited
+    if exited is None:
+        stopped = rank.process_state == "T"
+        return "its process is stopped (SIGSTOP)" if stopped else "it did not take part"
+    if exited.signal_name:
+        return f"killed by {exited.signal_name}" + (f" ({exited.hint})" if exited.hint else "")
+    return f"exited with status {exited.exit_code} without finishing the cell"
+
+
+# ── what happened ────────────────────────────────────────────────────────────────────────────────
+
+
 def _what_happened(rank: RankState, state: GangState) -> list[str]:
     if rank.failure is not None:
-        return _exception(rank, rank.failure, state.cells)
-    if rank.exited is not None and not rank.exited.asked:
-        return _exit(rank, rank.exited, state.cells)
-    return _missing(rank, state)
+        title, *how = _exception(rank, rank.failure, state.cells)
+    elif rank.exited is not None and not rank.exited.asked:
+        title, *how = _exit(rank, rank.exited, state.cells)
+    else:
+        return _missing(rank, state)
+    if is_by_itself(rank) or not state.reason or state.reason.startswith(_failed(rank)):
+        return [title, *how]
+    place = _first_own_place(rank.failure.error, state.cells) if rank.failure is not None else ""
+    where = f"        (rank {rank.rank}: {place})" if place else ""
+    return [f"{clean_name(state.reason)}{where}", *how]
 
 
 def _missing(rank: RankState, state: GangState) -> list[str]:
     """Return what is known of a rank that did nothing wrong, but did not take part either."""
-    reason = clean_name(state.reason) or "no reason is known"
-    if rank.process_state == "T":
-        reason = "it is stopped (SIGSTOP), and the others waited for it"
-    line = reason if reason.startswith("rank") else f"rank {rank.rank} failed: {reason}"
-    return [line, *_stack(rank.stacks, state.cells)]
+    title = clean_name(state.reason)
+    if not title.startswith("rank"):
+        is_stopped = rank.process_state == "T"
+        reason = "its process is stopped (SIGSTOP)" if is_stopped else title or "no reason is known"
+        title = f"{_failed(rank)}{reason}"
+    return [title, *_waited_at(state), *_stack(rank.stacks, state.cells)]
+
+
+def _waited_at(state: GangState) -> list[str]:
+    errors = ((rank.rank, rank.failure.error) for rank in state.ranks if rank.failure is not None)
+    places = ((rank, _first_own_place(error, state.cells)) for rank, error in errors)
+    return next(([f"  rank {rank} was waiting at {place}"] for rank, place in places if place), [])
 
 
 # ── exits ────────────────────────────────────────────────────────────────────────────────────────
@@ -105,13 +189,21 @@ _SUB_EXCEPTION = re.compile(r"(?<=\()<[^<>]+>(?=, line \d+\)$)")
 def _exception(rank: RankState, failure: RankFailed, cells: Mapping[str, str]) -> list[str]:
     error = failure.error
     if failure.exit_code is not None:
-        title = f"rank {rank.rank} failed: the script ended with exit code {failure.exit_code}"
-        return [title, *_frames(_oldest(error).frames, cells)]
+        return [
+            f"{_failed(rank)}{_script_exit(failure)}",
+            *_frames(_oldest(error).frames, cells),
+        ]
     when = {"starting": " while starting", "loading": " while loading the cell",
             "finishing": " after the cell had run"}  # fmt: skip
     title = f"rank {rank.rank} failed{when.get(failure.phase, '')}: {_one_line(error)}"
     place = _first_own_place(error, cells)
     return [f"{title}        ({place})" if place else title, *_chain(error, cells)]
+
+
+def _script_exit(failure: RankFailed) -> str:
+    message = failure.error.message
+    said = f": {_headlines_part(message)}" if message not in ("", str(failure.exit_code)) else ""
+    return f"the script exited with status {failure.exit_code}{said}"
 
 
 def _oldest(error: ErrorReport) -> ErrorReport:
@@ -139,16 +231,24 @@ def _chain(error: ErrorReport, cells: Mapping[str, str]) -> list[str]:
 
 def _message(error: ErrorReport, cells: Mapping[str, str]) -> list[str]:
     text = f"{error.type}: {error.message}" if error.message else error.type
-    if len(text) > _LONGEST_MESSAGE:
-        text = f"{text[:_LONGEST_MESSAGE]} ... ({len(text) - _LONGEST_MESSAGE} characters more)"
-    lines = [clean(line) for part in (text, *error.notes) for line in part.splitlines()]
+    parts = [without_middle(part, _LONGEST_MESSAGE) for part in (text, *error.notes)]
+    lines = [clean(line) for part in parts for line in part.splitlines()]
     return [_SUB_EXCEPTION.sub(lambda found: cells.get(found[0], found[0]), line) for line in lines]
 
 
 def _one_line(error: ErrorReport) -> str:
     first = next(iter(error.message.splitlines()), "")
-    text = clean_name(f"{error.type}: {first}" if first else error.type)
-    return text if len(text) <= 200 else f"{text[:199]}…"
+    if is_victim_error(error):
+        first = _GLOO_DETAILS.sub("", first)
+    return _headlines_part(f"{error.type}: {first}" if first else error.type)
+
+
+def _headlines_part(text: str) -> str:
+    return clean_name(without_middle(text, _LONGEST_LINE))
+
+
+_GLOO_DETAILS = re.compile(r"\[/\S*gloo/\S*\] |\. This is typically caused by.*")
+"""Where Gloo was built, and advice for those who do not know which rank failed."""
 
 
 # ── frames ───────────────────────────────────────────────────────────────────────────────────────
@@ -221,7 +321,7 @@ def _victims(state: GangState) -> list[str]:
     others = [rank for rank in state.ranks if rank.rank != state.culprit]
     done = [rank.rank for rank in others if rank.phase == "done"]
     stopped = [rank.rank for rank in others if rank.phase != "done"]
-    lines = [_were("had finished", "had finished", done)] if done else []
+    lines = [_were("had already finished", "had already finished", done)] if done else []
     lines += [_were("was stopped", "were stopped", stopped)] if stopped else []
     said = _sayings(others)
     if said and lines:
@@ -245,16 +345,11 @@ def _sayings(others: Iterable[RankState]) -> str:
     return "; ".join(said[:3]) + more
 
 
-_GLOO_DETAILS = re.compile(r"\[/\S*gloo/\S*\] |\. This is typically caused by.*")
-"""Where Gloo was built, and advice for those who do not know which rank failed."""
-
-
 def _saying(rank: RankState) -> str:
     if rank.failure is not None and rank.failure.exit_code is not None:
         return f"exit code {rank.failure.exit_code}"
     if rank.failure is not None:
-        text = _one_line(rank.failure.error)
-        return _GLOO_DETAILS.sub("", text) if is_victim_error(rank.failure.error) else text
+        return _one_line(rank.failure.error)
     exited = rank.exited
     if exited is None or exited.asked or rank.phase == "done":
         return ""

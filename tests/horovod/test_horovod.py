@@ -175,13 +175,6 @@ class TestSeen:
         assert len(warned) == 1 and "launch the gang with `--with horovod`" in warned[0]
         assert not [e for e in together.events() if isinstance(e, ev.Notice)]
 
-    def test_who_finished_too_early_is_named(self) -> None:
-        gang = ended(launch(on_ranks.one_more, 2, np=2))
-        with pytest.raises(
-            hm.errors.RankFailedError, match="rank 1 had finished, and took no more"
-        ):
-            gang.raise_for_state()
-
     def test_torchs_process_group_says_why_it_cannot_be(self) -> None:
         gang = ended(launch(on_ranks.join_torchs_group, np=2))
         with pytest.raises(hm.errors.RankFailedError, match="launched `--with horovod`"):

@@ -8,6 +8,7 @@ also shows that the one before left nothing in its way.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -99,7 +100,7 @@ def test_who_raises_is_named_with_the_line(
         (1, "SIGKILL", "killed by SIGKILL"),
         (0, "SIGSEGV", "killed by SIGSEGV"),
         (0, "_exit(0)", "exited with status 0 without finishing"),
-        (1, "exit(3)", "exited with status 3 without finishing"),
+        (1, "exit(3)", "SystemExit: 3"),
     ],
 )
 def test_who_ends_without_a_word_is_named(
@@ -108,6 +109,8 @@ def test_who_ends_without_a_word_is_named(
     error = failure_of(launch(ranks.end_one, culprit, how, np=2))
     assert error.rank == culprit
     assert found in str(error)
+    if how == "exit(3)":
+        assert "sys.exit(int(how[5:-1]))" in error.report, "the line that ended it"
 
 
 @on_most
@@ -129,7 +132,15 @@ def test_who_does_not_come_is_named(launch: Launch) -> None:
     if by_horovod:
         assert f"ranks 1 and 3 did not come to hvd.init within {LATE_S} s" in str(error)
     else:
-        assert "did not join init_process_group" in str(error)
+        assert str(error).startswith("rank 1 never entered the init_process_group its peers were")
+
+
+@on_each
+def test_who_finishes_before_a_collective_of_the_others_is_named(launch: Launch) -> None:
+    gang = launch(ranks.one_collective_more, 0.0, np=2)
+    collective = "(allreduce|collective)" if _by_horovod(launch) else "all_reduce"
+    headline = f"rank 1 never entered the {collective} its peers were waiting in"
+    assert re.match(rf"{headline} \(rank 1 had already finished\)", str(failure_of(gang)))
 
 
 @on_each

@@ -52,8 +52,10 @@ def test_exit_zero_without_a_result_has_failed_too() -> None:
 
 def test_a_new_attempt_forgets_the_old_one() -> None:
     state = replay([*running(2), ev.RankFailed(1.0, 1, USERS_OWN, "running")])
+    state = fold(state, ev.AttemptFailed(2.0, ev.ErrorReport("ChildProcessError", "it died")))
+    assert state.fault is not None and verdict(state, math.inf) is not None
     state = fold(state, ev.AttemptStarted(2.0, 1))
-    assert state.attempt == 1 and state.ranks[1].failure is None
+    assert state.attempt == 1 and state.ranks[1].failure is None and state.fault is None
     assert verdict(state, math.inf) is None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import math
 import re
@@ -14,9 +15,10 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from hydrogen_magic import events as ev
+from hydrogen_magic.gang.culprit import verdict
 from hydrogen_magic.gang.state import GangState, replay
 from hydrogen_magic.views.block import block, warnings
-from hydrogen_magic.views.failure import report
+from hydrogen_magic.views.failure import headline, report
 from hydrogen_magic.views.output import OutputLines, clean
 from hydrogen_magic.views.surfaces import KernelSurface, PlainSurface, TerminalSurface
 from hydrogen_magic.views.text import TextView
@@ -366,6 +368,8 @@ def test_a_recursion_and_a_huge_message_stay_readable() -> None:
     error = ev.ErrorReport("RecursionError", "x" * 100_000, (CELL_FRAME, *[STEP_FRAME] * 995))
     text = report(ended(failed(1, 0, error), 0))
     assert "984 frames more" in text and len(text) < 8000
+    text = report(ended(failed(1, 0, ev.ErrorReport("E", f"{'x' * 100_000}\nsee line 7")), 0))
+    assert text.splitlines()[-1] == "see line 7" and len(text) < 8000
 
 
 def test_exits_without_an_exception_are_named() -> None:
@@ -388,11 +392,59 @@ def test_exits_without_an_exception_are_named() -> None:
 def test_a_scripts_exit_code_and_a_missing_culprit() -> None:
     error = ev.ErrorReport("SystemExit", "3")
     events: list[ev.Event] = [*running(1), ev.RankFailed(2.0, 0, error, "running", exit_code=3)]
-    assert report(ended(events, 0)).startswith("rank 0 failed: the script ended with exit code 3")
+    assert report(ended(events, 0)).startswith("rank 0 failed: the script exited with status 3")
     assert report(ended(running(1), None, "the agent died")) == "the gang failed: the agent died"
     stopped = [*running(2), ev.RankHealth(2.0, 1, 1, 0.0, "T"),
                ev.RankExited(2.5, 1, None, "SIGKILL", asked=True)]  # fmt: skip
-    assert report(ended(stopped, 1, "timed out")).startswith("rank 1 failed: it is stopped")
+    assert report(ended(stopped, 1, "timed out")).startswith(
+        "rank 1 failed: its process is stopped"
+    )
+
+
+GLOO = "[/a/gloo/pair.cc:5] Connection closed by peer [::1]:1. This is typically caused by a. GLHF!"
+ALL_REDUCE = ev.Frame("/site-packages/torch/distributed/distributed_c10d.py", 9, "all_reduce", "x")
+LEFT_ALONE = ev.ErrorReport("RuntimeError", GLOO, (CELL_FRAME, ALL_REDUCE))
+
+
+def left(failing: int, error: ev.ErrorReport, *others: ev.Event) -> tuple[str, str]:
+    """Return headline and report of a gang of two, one of whose ranks fails by its peer's doing."""
+    events = [*running(2), *others, ev.RankFailed(2.0, failing, error, "running")]
+    found = verdict(replay(events), math.inf)
+    assert found is not None and found.culprit is not None
+    text = headline(replay(events), found.culprit)
+    return text, report(ended(events, found.culprit, text))
+
+
+def test_the_headline_says_who_never_entered_the_collective() -> None:
+    never = "rank 1 never entered the all_reduce its peers were waiting in"
+    text, shown = left(0, LEFT_ALONE, ev.RankResult(1.0, 1, 4), ev.RankExited(1.5, 1, 0))
+    assert text == f"{never} (rank 1 had already finished)"
+    assert shown.startswith(f"{text}        (rank 0: Cell In[7], line 5)\n")
+    text, shown = left(
+        0, LEFT_ALONE, ev.RankStacks(1.9, 1, '  File "<cell 7>", line 9 in <module>')
+    )
+    assert text == never
+    assert "rank 0 was waiting at Cell In[7], line 5" in shown and "Cell In[7], line 9" in shown
+    text, _ = left(0, LEFT_ALONE, ev.RankHealth(1.0, 1, 1, 0.0, "T"))
+    assert text == f"{never}: its process is stopped (SIGSTOP)"
+    text, _ = left(0, LEFT_ALONE, ev.RankPhase(0.3, 1, "loading"))
+    assert text == f"{never} (rank 1 had not reached the cell yet)"
+
+
+def test_the_headline_says_which_collectives_do_not_match() -> None:
+    barrier = dataclasses.replace(ALL_REDUCE, function="barrier")
+    other = ev.RankFailed(2.0, 1, ev.ErrorReport("RuntimeError", GLOO, (barrier,)), "running")
+    text, _ = left(0, LEFT_ALONE, other)
+    assert text == (
+        "the ranks were waiting in different collectives: rank 0 in all_reduce, rank 1 in barrier"
+    )
+
+
+def test_a_connection_of_the_users_own_blames_no_other_rank() -> None:
+    refused = ev.ErrorReport("ConnectionRefusedError", "[Errno 111] Connection refused")
+    text, shown = left(0, refused)
+    assert text == "rank 0 failed: ConnectionRefusedError: [Errno 111] Connection refused"
+    assert shown.startswith(text)
 
 
 def test_hosts_are_named_where_there_are_several() -> None:
