@@ -183,10 +183,8 @@ class Gang:
             raise self._error
         if state.state == "FAILED":
             if state.culprit is None:
-                raise HydrogenError(state.reason)
-            failed = state.ranks[state.culprit].failure
-            if failed is not None and failed.error.type == RendezvousError.__name__:
-                raise RendezvousError(failed.error.message)
+                is_rendezvous = state.fault and state.fault.type == RendezvousError.__name__
+                raise (RendezvousError if is_rendezvous else HydrogenError)(state.reason)
             report = failure.report(state, self._last_lines(state.culprit))
             raise RankFailedError(state.reason, rank=state.culprit, report=report)
         if state.state == "STOPPED":

@@ -7,9 +7,9 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hydrogen_magic import events as ev
 from hydrogen_magic import processes
@@ -23,6 +23,8 @@ from hydrogen_magic.agent.service import Service
 from hydrogen_magic.errors import RendezvousError
 
 __all__ = ["Crew"]
+
+_T = TypeVar("_T")
 
 _FLUSH_S = 0.05
 """Output reaches the kernel this often: below what a person notices."""
@@ -108,7 +110,7 @@ class Crew:
         try:
             if not self._cancelled:
                 start_template()
-                self._starting = asyncio.ensure_future(self._start(handed))
+                self._starting = asyncio.ensure_future(self._start(handed, start_template))
                 await asyncio.wait([self._starting])
                 self._report_start(self._starting)
         finally:
@@ -125,31 +127,48 @@ class Crew:
 
     # ── starting ──
 
-    async def _start(self, handed: Sequence[int]) -> None:
+    async def _start(self, handed: Sequence[int], start_template: Callable[[], None]) -> None:
         slots = self._launch["slots"]
         for slot in slots:
             self._emit(ev.RankPhase(self.now_s(), slot["rank"], "starting", self._first_detail()))
         workers = self._kept.take(self._launch.get("stay", ""))
-        workers = workers or await self._nursery.take(len(slots), self._launch["preload"])
+        if not workers:
+            take = functools.partial(self._nursery.take, len(slots), self._launch["preload"])
+            workers = await self._with_template(take, start_template)
         if self._service is not None:
-            await self._service.begin()
+            await self._with_template(self._service.begin, start_template)
         closure_fd, *channels = handed
         for n, (slot, worker) in enumerate(zip(slots, workers, strict=True)):
             self._send_off(slot, worker, [closure_fd, *channels[n : n + 1]])
 
+    async def _with_template(
+        self, take: Callable[[], Awaitable[_T]], start_template: Callable[[], None]
+    ) -> _T:
+        """Take what the template forks; if it dies meanwhile, once more from another template.
+
+        The second one leaves out the imports under which the first died: ranks make them themselves.
+        """
+        try:
+            return await take()
+        except ChildProcessError as error:
+            self._emit(ev.Notice(self.now_s(), "warning", f"{error}: starting another one"))
+        start_template()
+        return await take()
+
     def _report_start(self, start: asyncio.Future[None]) -> None:
-        """Turn a failed start into a failure of the first rank: the user must be told by somebody."""
         error = None if start.cancelled() else start.exception()
         if error is not None:
             self.report_fault(error)
 
     def report_fault(self, error: BaseException) -> None:
-        """Tell of a fault that is no rank's as a failure of the first: somebody must tell the user."""
-        detail = self._first_detail() if not self._ranks else ""
-        message = f"{error} ({detail})" if detail else str(error)
-        first = int(self._launch["slots"][0]["rank"])
+        """Report a fault for which no rank is to blame; the kernel ends the attempt."""
+        message = str(error)
+        if not self._ranks:
+            detail = self._first_detail()
+            where = f" ({detail})" if detail else ""
+            message = f"the ranks could not be started: {message}{where}"
         report = ev.ErrorReport(type(error).__name__, message)
-        self._emit(ev.RankFailed(self.now_s(), first, report, "starting"))
+        self._emit(ev.AttemptFailed(self.now_s(), report))
 
     def lose(self, rank: int, why: ev.ErrorReport) -> None:
         """End a rank at once whose place on this machine is gone, and say so."""
@@ -234,7 +253,7 @@ class Crew:
         if self._service is None or not self._service.forget(pid):
             return False
         if self._ending is None and not self._over():
-            self.report_fault(RendezvousError("what the ranks meet at ended unexpectedly"))
+            self.report_fault(RendezvousError("the rendezvous store exited unexpectedly"))
         return True
 
     def _on_rank_over(self) -> None:

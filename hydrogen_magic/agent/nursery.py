@@ -18,6 +18,7 @@ from hydrogen_magic.agent.template import FDS_PER_WORKER
 
 __all__ = ["Nursery", "Worker"]
 
+_DIED = "the process that forks the ranks ended unexpectedly"
 _MAX_EXITS = 64
 """Exits kept for forks whose pid is not known yet: there are only ever a few."""
 _BATCH = frames.MAX_FDS // FDS_PER_WORKER
@@ -205,7 +206,7 @@ class Nursery:
             return
         _close_all(self._spares)
         self._spares.clear()
-        frames.send(template.sock, {"do": "preload", "modules": missing})
+        self._ask(template, {"do": "preload", "modules": missing})
         self._note_loaded(template, missing, await self._answer(missing))
 
     def _note_loaded(
@@ -235,7 +236,7 @@ class Nursery:
                 worker, fds = _new_worker()
                 workers.append(worker)
                 theirs += fds
-            frames.send(self._running().sock, {"do": "fork"}, theirs)
+            self._ask(self._running(), {"do": "fork"}, theirs)
             pids = (await self._answer(()))["pids"]
             if len(pids) < count:
                 raise BlockingIOError("this machine refused to fork more processes")
@@ -253,18 +254,33 @@ class Nursery:
         """Return the template's next answer; ``importing``: what it imports meanwhile."""
         template = self._running()
         loop = asyncio.get_running_loop()
-        received = await loop.run_in_executor(None, frames.receive, template.reader)
+        try:
+            received = await loop.run_in_executor(None, frames.receive, template.reader)
+        except OSError:  # it has died, and the socket was closed when that was noticed
+            received = None
         if received is None:
             if not template.aborted:  # perhaps one kills whoever imports it: let a rank show it
                 self._avoid.update(importing)
-            raise ChildProcessError("the process that forks the ranks ended unexpectedly")
+            raise _died(template)
         answer: dict[str, Any] = received[0]
         return answer
 
+    def _ask(self, template: _Template, request: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        try:
+            frames.send(template.sock, request, fds)
+        except OSError as error:
+            raise _died(template) from error
+
     def _running(self) -> _Template:
         if self._template is None:
-            raise ChildProcessError("the process that forks the ranks is not running")
+            raise ChildProcessError(_DIED)
         return self._template
+
+
+def _died(template: _Template) -> ChildProcessError:
+    """Return the error for a template that does not answer; it serves no later launch."""
+    template.fingerprint = ""
+    return ChildProcessError(_DIED)
 
 
 def _close_all(workers: Sequence[Worker]) -> None:

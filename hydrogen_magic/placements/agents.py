@@ -26,7 +26,7 @@ from typing import Any
 
 from hydrogen_magic import frames, parcel, processes, record
 from hydrogen_magic.checked import checked
-from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.placements import Sink
 from hydrogen_magic.placements.peers import Peer
 from hydrogen_magic.result_stream import Part
@@ -93,7 +93,8 @@ class Agent(Peer):
         """
         label = {"gang": message["gang"], "attempt": message["attempt"]}
         self._handover.setblocking(True)
-        frames.send(self._handover, label, [closure_fd, *channels])
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has died: see _on_exit
+            frames.send(self._handover, label, [closure_fd, *channels])
         self._handover.setblocking(False)
         self.send("launch", **message)
 
@@ -132,7 +133,7 @@ class Agent(Peer):
         self.finish(self.greeted)
         if self._swept is not None and not self._swept.done():
             processes.sweep_orphans(processes.AGENT, {self._marks[processes.AGENT]})
-            self.fail(ChildProcessError(_how_it_ended(self.process.returncode)))
+            self.fail(HydrogenError(_how_it_ended(self.process.returncode)))
 
     def _let_go(self) -> None:
         if self.alive:

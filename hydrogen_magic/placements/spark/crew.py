@@ -282,7 +282,9 @@ class SparkCrew:
 
     def _listening(self, sink: Sink) -> Sink:
         def emit(event: ev.Event) -> None:
-            self._has_failed = self._has_failed or isinstance(event, ev.RankFailed)
+            self._has_failed = self._has_failed or isinstance(
+                event, (ev.RankFailed, ev.AttemptFailed)
+            )
             sink.emit(event)
 
         return Sink(emit, sink.deliver, sink.take_trace)
