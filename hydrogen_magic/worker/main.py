@@ -14,8 +14,10 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hydrogen_magic import events as ev
@@ -31,6 +33,7 @@ __all__ = ["run_worker"]
 
 _INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
 """What a shell reports for a program that Ctrl-C ended."""
+_EARLY_EXIT = "exit code 0 before the end of the cell counts as a failure of the rank"
 
 
 def run_worker(pipes: process.WorkerPipes, agent_pid: int, go_between_pid: int) -> NoReturn:
@@ -45,15 +48,23 @@ def run_worker(pipes: process.WorkerPipes, agent_pid: int, go_between_pid: int) 
         if received is None:
             os._exit(0)  # forked ahead of time and not needed any more
         go, fds = received
-        process.move_in(go)
         if go["kind"] == "service":
+            process.move_in(go)
             _serve(go, fds)
         code = _run(control, reader, go, fds)
-    except BaseException:  # the last frame of this process: nobody above could print it
-        sys.excepthook(*sys.exc_info())
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the agent has gone, and ends this process: that is no failure of the rank
+    except BaseException as error:  # the last frame of this process: nobody above could print it
+        _print_exception(error)
     finally:
         process.flush()
         os._exit(code)
+
+
+def _print_exception(error: BaseException) -> None:
+    from hydrogen_magic.worker import watch
+
+    sys.excepthook(type(error), error, watch.users_part(error.__traceback__))
 
 
 def _serve(go: dict[str, Any], fds: Sequence[int]) -> NoReturn:
@@ -73,7 +84,12 @@ def _run(
     control: socket.socket, reader: frames.FrameReader, go: dict[str, Any], fds: Sequence[int]
 ) -> int:
     """Be a rank; one that has set up for inference may be the same rank of later gangs, too."""
-    rank = _Rank(control, reader, go, fds)
+    try:
+        process.move_in(go)
+        rank = _Rank(control, reader, go, fds)
+    except Exception as error:  # a working directory that is gone, modules that cannot be read
+        _report_start(control, go, error)
+        return 1
     code = rank.run()
     while rank.stays:
         received = frames.receive(reader)
@@ -84,6 +100,15 @@ def _run(
         rank, go = _Rank(control, reader, later, fds, rank.set_up), later
         code = rank.run()
     return code
+
+
+def _report_start(control: socket.socket, go: dict[str, Any], error: Exception) -> None:
+    """Report why there is no rank that could report it."""
+    from hydrogen_magic.worker import watch
+
+    now_s = time.monotonic() - go["clock_zero_s"]
+    failed = ev.RankFailed(now_s, int(go["rank"]), watch.report_exception(error), "starting")
+    frames.send(control, {"events": [ev.encode(failed)]})
 
 
 class _Rank:
@@ -108,6 +133,7 @@ class _Rank:
         )
 
         self.rank = int(go["rank"])
+        self.pid = os.getpid()
         self.closure_fd, *self.channels = fds
         self.infer = go["infer"]
         self.set_up = set_up
@@ -132,16 +158,18 @@ class _Rank:
         """Load, run, deliver; return the exit code."""
         self.reporter.start()
         try:
-            code = self._work()
-        except KeyboardInterrupt as error:
-            code = _INTERRUPTED_EXIT_CODE if process.asked_to_stop.is_set() else self._fail(error)
-        except SystemExit as error:
-            code = _exit_code(error)
+            code = self._work_unless_stopped()
         except BaseException as error:
             code = self._fail(error)
         self.stays = self.stays and code == 0
         self._stay() if self.stays else self._leave()
         return code
+
+    def _work_unless_stopped(self) -> int:
+        """Do what SIGINT interrupts. It may have come before there was anything to interrupt."""
+        if process.asked_to_stop.is_set():
+            raise KeyboardInterrupt
+        return self._work()
 
     def _stay(self) -> None:
         """Say that this gang is over for this process."""
@@ -160,6 +188,8 @@ class _Rank:
             self._infer(loaded)
         else:
             value = _run_script(loaded) if loaded.is_script else loaded.run()
+        if os.getpid() != self.pid:  # the cell forked: its child ends like any child
+            os._exit(0)
         self.profiler.finish()
         self._enter("finishing")
         self._deliver(loaded, value)
@@ -196,15 +226,21 @@ class _Rank:
         """Report ``error`` before any clean-up of ours; return the exit code."""
         from hydrogen_magic.worker import watch
 
+        if isinstance(error, KeyboardInterrupt) and process.asked_to_stop.is_set():
+            return _INTERRUPTED_EXIT_CODE
+        if os.getpid() != self.pid:  # the cell forked: its child ends like any child
+            return _end_child(error)
         left = error.exit_code if isinstance(error, _ScriptExitError) else None
         report = watch.report_exception(error if left is None else error.__cause__ or error)
+        if isinstance(error, SystemExit) and _exit_code(error) == 0:
+            report = replace(report, notes=(*report.notes, _EARLY_EXIT))
         self.reporter.post(
             ev.RankFailed(
                 self.reporter.now_s(), self.rank, report, self.phase,
                 exit_code=left,
             )
         )  # fmt: skip
-        return 1 if left is None else left
+        return left or _exit_code(error) or 1
 
     def _deliver(self, loaded: namespace.Loaded, value: Any) -> None:
         """Send the results, and say that they are complete: from then on the process should exit."""
@@ -233,10 +269,11 @@ class _Rank:
         """Run exit handlers as the interpreter would, but not its slow tear-down of modules."""
         self.reporter.close()
         try:
-            threading._shutdown()  # type: ignore[attr-defined]  # joins non-daemon threads
-            atexit._run_exitfuncs()
-        except BaseException:
-            sys.excepthook(*sys.exc_info())
+            _run_exit_handlers()
+        except KeyboardInterrupt:
+            pass  # they took too long for whoever stopped the gang
+        except BaseException as error:
+            _print_exception(error)
 
     def _send_events(self, batch: Sequence[ev.Event]) -> None:
         with self.lock:
@@ -247,12 +284,15 @@ class _Rank:
             frames.send(self.control, {"profile": number}, [fd])
 
     def _send_timeline(self, what: dict[str, Any]) -> None:
-        with self.lock:
-            frames.send(self.control, {"timeline": what})
+        self._tell({"timeline": what})
 
     def _send_checkpoint(self, name: str) -> None:
-        with self.lock:
-            frames.send(self.control, {"checkpoint": name})
+        self._tell({"checkpoint": name})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        """Send what the user's own call led to; an agent that has gone is not the user's error."""
+        with self.lock, suppress(BrokenPipeError, ConnectionResetError):
+            frames.send(self.control, message)
 
 
 class _ScriptExitError(Exception):
@@ -269,17 +309,36 @@ def _run_script(loaded: Any) -> Any:
         return loaded.run()
     except SystemExit as error:
         code = _exit_code(error)
+        _print_message(error)
         if code != 0:
             raise _ScriptExitError(code) from error
         return None
 
 
-def _exit_code(error: BaseException | None) -> int:
-    """Return the process's exit code for a SystemExit, as the interpreter computes it."""
-    code = getattr(error, "code", 1)
-    if code is None:
+def _exit_code(error: BaseException) -> int:
+    """Return the exit code of a process that ``error`` ends, as the interpreter computes it."""
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
         return 0
-    if isinstance(code, int):
-        return code & 0xFF
-    print(code, file=sys.stderr)
-    return 1
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def _print_message(error: SystemExit) -> None:
+    """Print what the interpreter prints: the argument of ``sys.exit("message")``."""
+    if not isinstance(error.code, (int, type(None))):
+        print(error.code, file=sys.stderr)
+
+
+def _end_child(error: BaseException) -> int:
+    """Return the exit code of a process that the cell forked, and that ``error`` ends."""
+    _print_message(error) if isinstance(error, SystemExit) else _print_exception(error)
+    return _exit_code(error)
+
+
+def _run_exit_handlers() -> None:
+    threading._shutdown()  # type: ignore[attr-defined]  # joins non-daemon threads
+    atexit._run_exitfuncs()
+
+
+process.let_interrupt(_Rank._work_unless_stopped.__code__, _run_exit_handlers.__code__)

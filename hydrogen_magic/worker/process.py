@@ -17,7 +17,16 @@ from typing import Any, TextIO
 
 from hydrogen_magic import processes
 
-__all__ = ["WorkerPipes", "asked_to_stop", "flush", "get_ready", "move_in", "move_on", "settle_in"]
+__all__ = [
+    "WorkerPipes",
+    "asked_to_stop",
+    "flush",
+    "get_ready",
+    "let_interrupt",
+    "move_in",
+    "move_on",
+    "settle_in",
+]
 
 _IOLBF = 1
 """C's line buffering."""
@@ -32,6 +41,17 @@ _default_threads = (
 
 asked_to_stop = threading.Event()
 """Set once the agent's SIGINT has reached Python code."""
+
+_interruptible: list[types.CodeType] = []
+
+
+def let_interrupt(*functions: types.CodeType) -> None:
+    """Let SIGINT raise KeyboardInterrupt while one of ``functions`` runs.
+
+    Elsewhere the signal only sets :data:`asked_to_stop`: a rank that reports how its cell ended must
+    finish the report.
+    """
+    _interruptible.extend(functions)
 
 
 @dataclass(frozen=True)
@@ -114,13 +134,22 @@ def _disown_finalizers() -> None:
 def _interrupt_handler(interrupted: int) -> Any:
     owner = os.getpid()
 
-    def on_interrupt(signum: int, frame: object) -> None:
-        if os.getpid() == owner:
-            asked_to_stop.set()
-            os.write(interrupted, b"i")
-        raise KeyboardInterrupt
+    def on_interrupt(signum: int, frame: types.FrameType | None) -> None:
+        if os.getpid() != owner:
+            raise KeyboardInterrupt
+        asked_to_stop.set()
+        os.write(interrupted, b"i")
+        if _is_interruptible(frame):
+            raise KeyboardInterrupt
 
     return on_interrupt
+
+
+def _is_interruptible(frame: types.FrameType | None) -> bool:
+    """Look at the stack: a flag would leave a gap between an exception and the flag's change."""
+    while frame is not None and frame.f_code not in _interruptible:
+        frame = frame.f_back
+    return frame is not None
 
 
 # ── waiting ──────────────────────────────────────────────────────────────────────────────────────

@@ -11,14 +11,16 @@ import ast
 import linecache
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 from hydrogen_magic import events as ev
 
-__all__ = ["Watch", "report_exception"]
+__all__ = ["Watch", "report_exception", "users_part"]
 
 _IN_FLIGHT_S = 0.1
 """Handlers that deal with an exception take less, as a rule."""
@@ -34,6 +36,8 @@ _MAX_FRAMES = 100
 """A RecursionError has a thousand frames, all alike."""
 _MAX_MESSAGE = 1 << 16
 """64 k characters; assertions on arrays can print megabytes."""
+_MESSAGES_S = 2.0
+"""How long the ``__str__`` of an exception and of its causes may take together."""
 _MAX_NOTES = 20
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
@@ -134,8 +138,10 @@ def report_exception(exc: BaseException) -> ev.ErrorReport:
     """Return ``exc`` with its causes as text, as far as it concerns the user. Never raises.
 
     Frames of hydrogen_magic and of Python's own ``runpy`` and import machinery are left out. At
-    most ten causes are followed, and none twice.
+    most ten causes are followed, and none twice. Messages that take longer than two seconds are
+    left out too: the user's ``__str__`` makes them.
     """
+    messages = _Messages()
     chain: list[tuple[BaseException, bool]] = []
     link: tuple[BaseException, bool] | None = (exc, False)
     while link is not None and len(chain) <= _MAX_CAUSES:
@@ -147,8 +153,8 @@ def report_exception(exc: BaseException) -> ev.ErrorReport:
     is_direct = False
     for error, was_raised_from in reversed(chain):
         report = ev.ErrorReport(
-            type=_type_name(error), message=_message(error), frames=_frames(error),
-            cause=report, is_direct_cause=is_direct, notes=_notes(error),
+            type=_type_name(error), message=messages.of(error), frames=_frames(error),
+            cause=report, is_direct_cause=is_direct, notes=_notes(error, messages),
         )  # fmt: skip
         is_direct = was_raised_from
     assert report is not None  # the chain has at least exc
@@ -171,40 +177,62 @@ def _type_name(error: BaseException) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
+class _Messages:
+    """Calls ``str`` on exceptions, on a thread of its own since that may never return."""
+
+    def __init__(self) -> None:
+        self._deadline = time.monotonic() + _MESSAGES_S
+
+    def of(self, error: BaseException) -> str:
+        """Return the message of ``error``, or why there is none."""
+        found: list[str] = []
+        thread = threading.Thread(target=lambda: found.append(_message(error)), daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError):  # no room for another thread
+            return _message(error)
+        thread.join(max(0.0, self._deadline - time.monotonic()))
+        return found[0] if found else f"<no message: {_type_name(error)}.__str__ did not return>"
+
+
 def _message(error: BaseException) -> str:
     try:
         text = str(error)
-    except Exception as broken:  # a user's __str__ may fail in any way
+    except BaseException as broken:  # a user's __str__ may fail in any way
         text = f"<no message: {type(error).__name__}.__str__ raised {type(broken).__name__}>"
     return _printable(text)
 
 
 def _printable(text: str) -> str:
     """Return ``text`` without lone surrogates, which no channel carries, and not endlessly long."""
-    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
-    if len(text) <= _MAX_MESSAGE:
-        return text
-    return f"{text[:_MAX_MESSAGE]} … ({len(text) - _MAX_MESSAGE} more characters)"
+    return ev.without_middle(text, _MAX_MESSAGE).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _notes(error: BaseException) -> tuple[str, ...]:
+def _notes(error: BaseException, messages: _Messages) -> tuple[str, ...]:
     notes = getattr(error, "__notes__", ())
     notes = notes if isinstance(notes, (list, tuple)) else ()  # anybody may assign anything
     own = [_printable(note) for note in notes if isinstance(note, str)]
     parts = getattr(error, "exceptions", ())
     if isinstance(parts, tuple):
         own += [
-            f"sub-exception {number}: {_one_line(part)}"
-            for number, part in enumerate(parts, 1)
+            f"sub-exception {number}: {_one_line(part, messages)}"
+            for number, part in enumerate(parts[:_MAX_NOTES], 1)
             if isinstance(part, BaseException)
         ]
     return tuple(own[:_MAX_NOTES])
 
 
-def _one_line(error: BaseException) -> str:
+def _one_line(error: BaseException, messages: _Messages) -> str:
     frames = _frames(error)
     place = f" ({frames[-1].file}, line {frames[-1].line})" if frames else ""
-    return f"{_type_name(error)}: {_message(error)}{place}"
+    return f"{_type_name(error)}: {messages.of(error)}{place}"
+
+
+def users_part(found: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of ours that it begins with."""
+    while found is not None and _is_machinery(found.tb_frame.f_code.co_filename):
+        found = found.tb_next
+    return found
 
 
 def _frames(error: BaseException) -> tuple[ev.Frame, ...]:

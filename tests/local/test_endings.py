@@ -20,8 +20,8 @@ from hydrogen_magic import processes
 from hydrogen_magic.errors import (
     GangStoppedError,
     GangTimeoutError,
+    HydrogenError,
     PlacementError,
-    RankFailedError,
 )
 from tests import ranks
 from tests.gangs import (
@@ -29,6 +29,7 @@ from tests.gangs import (
     ended,
     failure_of,
     family_of,
+    notices_of,
     said,
     until,
     wait_until,
@@ -88,6 +89,41 @@ def test_a_closure_that_ends_who_loads_it(how: str) -> None:
     assert "loading" in error.report
     if how == "raise":
         assert "this cannot be loaded" in error.report
+
+
+def test_ranks_that_fail_together_print_nothing_of_ours() -> None:
+    """Rank 0 is interrupted while it waits for a message that never comes; rank 1 has a huge one."""
+    gang = hm.launch(ranks.fail_together, "the end", np=2)
+    error = failure_of(gang)
+    assert error.rank == 1
+    assert "ValueError: bad batch xxx" in error.report and "xxx the end" in error.report
+    assert len(error.report) < 20_000
+    assert list(gang.logs.values()) == ["", ""]
+    late = gang.ranks[0].failure
+    assert late is not None and late.error.frames[-1].text == "raise NeverSaysError"
+    assert "NeverSaysError.__str__ did not return" in late.error.message
+
+
+def test_a_cell_that_exits_names_its_line() -> None:
+    """A rank that exits with status 0 has not finished the cell either."""
+    gang = hm.launch(sys.exit, "bad config", np=2)
+    assert str(failure_of(gang)).endswith("failed: SystemExit: bad config")
+    assert not gang.snapshot().notices, "nothing is said of collectives that no rank was in"
+    error = failure_of(hm.launch(ranks.end_one, 1, "exit(0)", np=2))
+    assert "exit code 0 before the end of the cell counts as a failure" in error.report
+    assert "sys.exit(int(how[5:-1]))" in error.report
+
+
+def test_a_child_of_the_cell_may_exit() -> None:
+    """It is a copy of the rank, with the rank's connection to its agent."""
+
+    def fork() -> int:
+        pid = os.fork()
+        if pid == 0:
+            sys.exit(7)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    assert ended(hm.launch(fork, np=1)).result == 7
 
 
 def test_memory_error() -> None:
@@ -163,12 +199,11 @@ def test_stacks_say_where_ranks_hang(how: str) -> None:
 
 
 def test_ranks_that_disagree_are_told_apart() -> None:
-    gang = hm.launch(ranks.one_collective_more, np=2)
+    gang = hm.launch(ranks.one_collective_more, 1000.0, np=2)
     error = failure_of(gang)
-    notices = " ".join(notice.text for notice in gang.snapshot().notices)
-    assert "ranks disagree" in notices and "all_reduce" in notices
-    assert error.rank == 1, "it was not in the collective that rank 0 waited in"
-    assert gang.stacks(), "stacks were taken before it was ended"
+    assert str(error) == "rank 1 never entered the all_reduce its peers were waiting in"
+    assert error.rank == 1
+    assert "in one_collective_more" in error.report, "where it was instead"
 
 
 # ── it is stopped ────────────────────────────────────────────────────────────────────────────────
@@ -265,9 +300,37 @@ def test_an_agent_that_is_killed_takes_its_ranks_along() -> None:
     for pid in agent_pids():
         os.kill(pid, signal.SIGKILL)
     ended(gang)
-    with pytest.raises(hm.errors.HydrogenError, match="agent"):
+    with pytest.raises(hm.errors.HydrogenError, match=r"^the agent beside the ranks ended"):
         gang.raise_for_state()
     wait_until_gone(family)
+
+
+KILLS_ITS_FIRST_IMPORTER = """
+import os
+if os.getpid() != {kernel}:
+    try:
+        os.close(os.open({marker!r}, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        pass
+    else:
+        os.kill(os.getpid(), 9)
+def f(): return 1
+"""
+
+
+def test_a_template_that_dies_is_replaced_and_no_rank_is_blamed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages = tmp_path / "site-packages"
+    packages.mkdir()
+    text = KILLS_ITS_FIRST_IMPORTER.format(kernel=os.getpid(), marker=str(tmp_path / "killed"))
+    (packages / "kills_once.py").write_text(text)
+    monkeypatch.syspath_prepend(packages)
+    import kills_once  # type: ignore[import-not-found]
+
+    gang = ended(hm.launch(kills_once.f, np=2))
+    assert gang.results == [1, 1]
+    assert "the process that forks the ranks ended unexpectedly" in notices_of(gang)
 
 
 def test_an_agent_keeps_no_closure_of_a_gang_that_ended() -> None:
@@ -403,7 +466,7 @@ def test_a_launch_that_cannot_be_said_leaves_nothing_for_the_next(
 
 
 def test_an_environment_that_is_too_large_is_an_error_not_a_hang() -> None:
-    with pytest.raises(RankFailedError, match="too long"):
+    with pytest.raises(HydrogenError, match=r"^the ranks could not be started: .* too long"):
         ended(hm.launch(ranks.gather, np=2, env={"TORCH_X": "x" * 200_000})).raise_for_state()
 
 
