@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from hydrogen_magic.events import ErrorReport
+from hydrogen_magic.events import ErrorReport, Frame
 from hydrogen_magic.gang.state import GangState, RankState
 
 __all__ = [
@@ -124,8 +124,11 @@ def _type(error: ErrorReport) -> str:
 
 def _is_library_error(error: ErrorReport) -> bool:
     """True for what torch or Horovod raise when other ranks do not take part."""
-    return _type(error) in _LIBRARY_TYPES or (
-        _type(error) == "RuntimeError" and _VICTIM_WORDS.search(error.message) is not None
+    name = _type(error)
+    if name == "RuntimeError":
+        return _VICTIM_WORDS.search(error.message) is not None
+    return name in _LIBRARY_TYPES or (
+        name in _CONNECTION_TYPES and any(map(_is_in_library, error.frames))
     )
 
 
@@ -138,12 +141,16 @@ def collective_of(rank: RankState) -> str:
         return rank.waiting_in.partition(" #")[0].removesuffix(" (async)")
     for error in _with_causes(rank.failure.error if rank.failure is not None else None):
         for frame in error.frames:
-            in_library = any(library in frame.file for library in _COLLECTIVE_LIBRARIES)
-            if in_library and (is_collective(frame.function) or _PAIRWISE.search(frame.function)):
+            is_known = is_collective(frame.function) or _PAIRWISE.search(frame.function)
+            if is_known and _is_in_library(frame):
                 return frame.function
             if frame.file.endswith(_BACKWARD):
                 return "gradient all_reduce"
     return ""
+
+
+def _is_in_library(frame: Frame) -> bool:
+    return any(library in frame.file for library in _COLLECTIVE_LIBRARIES)
 
 
 def is_collective(function: str) -> bool:
@@ -157,6 +164,8 @@ def unbalanced(state: GangState) -> Unbalanced | None:
     Ranks whose cell had ended are named before those that still compute: of these, one that entered a
     moment ago has not been seen waiting yet.
     """
+    if not all(_was_waiting(rank) for rank in state.ranks if evidence(rank) is not None):
+        return None  # one of them failed of something else
     waiting = [rank for rank in state.ranks if _was_waiting(rank)]
     names = [name for name in map(collective_of, waiting) if name]
     name = names[0] if names else "collective"
@@ -169,9 +178,9 @@ def unbalanced(state: GangState) -> Unbalanced | None:
 def _was_waiting(rank: RankState) -> bool:
     if rank.failure is not None:
         return any(map(_is_library_error, _with_causes(rank.failure.error)))
-    ended = rank.exited
-    has_aborted = ended is not None and ended.signal_name == "SIGABRT" and not ended.asked
-    return bool(rank.waiting_in) or has_aborted
+    # Only NCCL ends a rank by that while it waits.
+    has_aborted = rank.exited is not None and rank.exited.signal_name == "SIGABRT"
+    return bool(rank.waiting_in) or (has_aborted and rank.device.startswith("cuda"))
 
 
 def _finished(state: GangState) -> list[RankState]:

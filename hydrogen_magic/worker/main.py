@@ -54,7 +54,7 @@ def run_worker(pipes: process.WorkerPipes, agent_pid: int, go_between_pid: int) 
         code = _run(control, reader, go, fds)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the agent has gone, and ends this process: that is no failure of the rank
-    except BaseException as error:  # the last frame of this process: nobody above could print it
+    except BaseException as error:  # the outermost frame: no caller could print it
         _print_exception(error)
     finally:
         process.flush()
@@ -103,7 +103,7 @@ def _run(
 
 
 def _report_start(control: socket.socket, go: dict[str, Any], error: Exception) -> None:
-    """Report why there is no rank that could report it."""
+    """Report why the rank could not start."""
     from hydrogen_magic.worker import watch
 
     now_s = time.monotonic() - go["clock_zero_s"]
@@ -271,7 +271,7 @@ class _Rank:
         try:
             _run_exit_handlers()
         except KeyboardInterrupt:
-            pass  # they took too long for whoever stopped the gang
+            pass  # the gang was stopped meanwhile
         except BaseException as error:
             _print_exception(error)
 

@@ -108,7 +108,7 @@ def test_a_cell_that_exits_names_its_line() -> None:
     """A rank that exits with status 0 has not finished the cell either."""
     gang = hm.launch(sys.exit, "bad config", np=2)
     assert str(failure_of(gang)).endswith("failed: SystemExit: bad config")
-    assert not gang.snapshot().notices, "nothing is said of collectives that no rank was in"
+    assert not notices_of(gang), "no rank was in a collective"
     error = failure_of(hm.launch(ranks.end_one, 1, "exit(0)", np=2))
     assert "exit code 0 before the end of the cell counts as a failure" in error.report
     assert "sys.exit(int(how[5:-1]))" in error.report

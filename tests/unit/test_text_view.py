@@ -442,9 +442,25 @@ def test_the_headline_says_which_collectives_do_not_match() -> None:
 
 def test_a_connection_of_the_users_own_blames_no_other_rank() -> None:
     refused = ev.ErrorReport("ConnectionRefusedError", "[Errno 111] Connection refused")
-    text, shown = left(0, refused)
-    assert text == "rank 0 failed: ConnectionRefusedError: [Errno 111] Connection refused"
-    assert shown.startswith(text)
+    waiting = ev.CollectiveWait(1.5, 1, "all_reduce", 3, 0.5)
+    state = replay([*running(3), waiting, ev.RankFailed(2.0, 0, refused, "running")])
+    found = verdict(state, math.inf)
+    assert found is not None and found.culprit == 0, "rank 2 computes"
+    expected = "rank 0 failed: ConnectionRefusedError: [Errno 111] Connection refused"
+    assert headline(state, 0) == expected
+
+
+def test_a_rank_that_aborts_alone_is_named() -> None:
+    """NCCL aborts ranks that wait for others; on a CPU the rank has aborted by itself."""
+    state = replay([*running(2), ev.RankExited(2.0, 0, None, "SIGABRT")])
+    found = verdict(state, math.inf)
+    assert found is not None and found.culprit == 0
+    assert headline(state, 0) == "rank 0 failed: killed by SIGABRT"
+    on_gpus = [ev.RankStarted(0.1, rank, 7, "here", f"cuda:{rank}") for rank in (0, 1)]
+    started = [ev.RankPhase(0.2, rank, "running") for rank in (0, 1)]
+    aborted = ev.RankExited(2.0, 0, None, "SIGABRT")
+    found = verdict(replay([*launched(2), *on_gpus, *started, aborted]), math.inf)
+    assert found is not None and found.culprit == 1
 
 
 def test_hosts_are_named_where_there_are_several() -> None:
