@@ -43,6 +43,16 @@ def returns_and_hangs() -> int:
     return hm.rank()
 
 
+def forks() -> int:
+    """The child returns, too."""
+    import os
+
+    pid = os.fork()
+    if pid:
+        os.waitpid(pid, 0)
+    return pid
+
+
 def waits_for_a_file(data: Any, path: str) -> int:
     """Keep a captured array until the file is there."""
     import os

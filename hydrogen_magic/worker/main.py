@@ -188,7 +188,8 @@ class _Rank:
             self._infer(loaded)
         else:
             value = _run_script(loaded) if loaded.is_script else loaded.run()
-        if os.getpid() != self.pid:  # the cell forked: its child ends like any child
+        if os.getpid() != self.pid:  # the cell forked, and its child has no results to send
+            process.flush()
             os._exit(0)
         self.profiler.finish()
         self._enter("finishing")

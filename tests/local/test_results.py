@@ -107,6 +107,10 @@ def test_a_rank_that_never_exits_does_not_hold_the_result() -> None:
     result_checks.check_that_it_ends_after_its_result()
 
 
+def test_a_forked_child_sends_no_results() -> None:
+    assert ended(hm.launch(result_ranks.forks, np=1)).result > 0
+
+
 def test_packing_a_result_may_take_longer_than_exiting() -> None:
     gang = ended(hm.launch(result_ranks.Slow, 7.0, np=1))
     assert gang.result.seconds == 7.0
