@@ -40,8 +40,16 @@ class Outgoing:
         await self._room.acquire()
         self._send({"part": dict(label)}, data)
 
-    async def send_file(self, label: Mapping[str, Any], fd: int) -> None:
-        """Send what is in file ``fd``, which may be closed when this returns."""
+    async def send_file(
+        self,
+        label: Mapping[str, Any],
+        fd: int,
+        on_sent: Callable[[int, int], None] = lambda sent, size: None,
+    ) -> None:
+        """Send what is in file ``fd``, which may be closed when this returns.
+
+        ``on_sent``: called after every part with the bytes sent so far and the size of the file.
+        """
         self._next += 1
         size = os.fstat(fd).st_size
         head = {**label, "file": self._next, "size": size}
@@ -53,6 +61,7 @@ class Outgoing:
                 # A copy: what waits in ZeroMQ must not be a view of what is unmapped then.
                 data = memoryview(mapped[offset : offset + PART_BYTES])
                 await self.send({**head, "offset": offset}, data)
+                on_sent(offset + len(data), size)
 
 
 class Incoming:

@@ -35,6 +35,9 @@ __all__ = ["Afar"]
 
 _BEAT_S = 2.0
 _POLL_S = 0.02
+_REPORT_S = 0.5
+_LARGE_BYTES = 64 << 20
+"""Results below it are sent within a second on a gigabit line."""
 _Key = tuple[str, int]
 """Gang and attempt."""
 
@@ -328,9 +331,25 @@ class Afar:
 
     async def _send_file(self, label: dict[str, Any], fd: int) -> None:
         try:
-            await self._outgoing.send_file(label, fd)
+            await self._outgoing.send_file(label, fd, self._progress(label))
         finally:
             os.close(fd)
+
+    def _progress(self, label: dict[str, Any]) -> Callable[[int, int], None]:
+        """Return what reports how much of a rank's result has been sent, if that takes a while."""
+        crew, reported_s = self._crew, time.monotonic()
+
+        def report(sent: int, size: int) -> None:
+            nonlocal reported_s
+            is_over = sent == size
+            if crew is None or "result" not in label or size < _LARGE_BYTES:
+                return
+            if is_over or time.monotonic() - reported_s > _REPORT_S:
+                reported_s = time.monotonic()
+                text = f"sending {sent / 1e9:.1f} of {size / 1e9:.1f} GB"
+                crew.report_progress(label["rank"], "" if is_over else text)
+
+        return report
 
     async def _send_log(self, label: dict[str, Any], data: bytes) -> None:
         assert self._crew is not None

@@ -170,6 +170,10 @@ class Crew:
         report = ev.ErrorReport(type(error).__name__, message)
         self._emit(ev.AttemptFailed(self.now_s(), report))
 
+    def report_progress(self, rank: int, text: str) -> None:
+        """Report what is done with the result of a rank; empty text once that is over."""
+        self._emit(ev.RankPhase(self.now_s(), rank, "finishing", text))
+
     def lose(self, rank: int, why: ev.ErrorReport) -> None:
         """End a rank at once whose place on this machine is gone, and say so."""
         one = self._ranks.get(rank)

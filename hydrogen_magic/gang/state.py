@@ -246,6 +246,8 @@ def _started(rank: RankState, e: ev.RankStarted) -> RankState:
 
 
 def _phase(rank: RankState, e: ev.RankPhase) -> RankState:
+    if rank.is_over:  # its results are still on their way
+        return replace(rank, detail=e.detail)
     since = rank.phase_since_s if rank.phase == e.phase else e.at_s
     return replace(rank, phase=e.phase, detail=e.detail, phase_since_s=since, active_s=e.at_s)
 

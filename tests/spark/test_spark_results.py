@@ -1,0 +1,42 @@
+"""Results come home from a cluster as they do from this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+import hydrogen_magic as hm
+from tests import result_checks
+from tests.gangs import ended
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+ON_SPARK: dict[str, Any] = {"on": "spark", "gpu": False}
+
+
+def test_unpicklable_parts() -> None:
+    result_checks.check_unpicklable_parts(**ON_SPARK)
+
+
+def test_results_of_a_failed_gang() -> None:
+    result_checks.check_results_of_a_failed_gang(**ON_SPARK)
+
+
+def test_sharded_results() -> None:
+    result_checks.check_sharded_results(**ON_SPARK)
+
+
+def test_a_rank_that_never_exits_does_not_hold_the_result() -> None:
+    result_checks.check_that_it_ends_after_its_result(**ON_SPARK)
+
+
+def test_the_kernel_frees_what_it_has_captured() -> None:
+    size = 32 << 20
+    ended(hm.launch(len, np.ones(size, np.uint8), np=1, **ON_SPARK))
+    before = psutil.Process().memory_info().rss
+    for _ in range(6):
+        assert ended(hm.launch(len, np.ones(size, np.uint8), np=1, **ON_SPARK)).result == size
+    assert psutil.Process().memory_info().rss - before < 4 * size
