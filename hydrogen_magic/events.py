@@ -268,6 +268,8 @@ class Output:
     text: str
     skipped_bytes: int = 0
     """Bytes left out of the live view just before ``text``; the rank's log file has them."""
+    skipped_lines: int = 0
+    """Line ends among these bytes."""
 
 
 @dataclass(frozen=True)

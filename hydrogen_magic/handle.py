@@ -297,7 +297,8 @@ class Gang:
             assert isinstance(old, Output)
             self._output_chars -= len(old.text)
             skipped = old.skipped_bytes + len(old.text.encode("utf-8", "replace"))
-            self._events[index] = replace(old, text="", skipped_bytes=skipped)
+            lines = old.skipped_lines + old.text.count("\n")
+            self._events[index] = replace(old, text="", skipped_bytes=skipped, skipped_lines=lines)
 
     def _last_lines(self, rank: int) -> list[str]:
         path = self.log_path(rank)

@@ -11,8 +11,9 @@ import codecs
 import os
 from collections import deque
 from collections.abc import Callable
+from typing import NamedTuple
 
-__all__ = ["Allowance", "LiveText", "RankLog"]
+__all__ = ["Allowance", "LivePart", "LiveText", "RankLog"]
 
 CHUNK = 1 << 16
 
@@ -123,6 +124,14 @@ class RankLog:
         os.pwrite(fd, note.ljust(_NOTE_BYTES - 1).encode() + b"\n" + end, start)
 
 
+class LivePart(NamedTuple):
+    """Text that is sent live, and how much was left out before it."""
+
+    text: str
+    skipped_bytes: int = 0
+    skipped_lines: int = 0
+
+
 class LiveText:
     """Output of one stream that waits to be sent, cut to its end where it is too much."""
 
@@ -130,6 +139,7 @@ class LiveText:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._waiting = bytearray()
         self._skipped_bytes = 0
+        self._skipped_lines = 0
 
     def feed(self, data: bytes) -> None:
         """Take what the rank has just written."""
@@ -137,25 +147,26 @@ class LiveText:
         if len(self._waiting) > 2 * _TAIL_BYTES:  # rarely, by a lot: a cut moves what is left
             self._skip(len(self._waiting) - _TAIL_BYTES)
 
-    def take(self, allowance: Allowance) -> tuple[str, int] | None:
-        """Return ``(text, bytes left out before it)``, None when there is nothing to send."""
+    def take(self, allowance: Allowance) -> LivePart | None:
+        """Return what may be sent now, None when there is nothing to send."""
         granted = allowance.take(len(self._waiting))
         if granted == 0:
             return None  # keeps collecting; its end will be sent when there is allowance again
         self._skip(len(self._waiting) - granted)
         return self._taken(final=False)
 
-    def rest(self) -> tuple[str, int] | None:
+    def rest(self) -> LivePart | None:
         """Return what is left at the end of the stream, allowance or not: it holds the last words."""
         return self._taken(final=True)
 
-    def _taken(self, final: bool) -> tuple[str, int] | None:
+    def _taken(self, final: bool) -> LivePart | None:
         text = self._decoder.decode(bytes(self._waiting), final)
         self._waiting.clear()
         if not text and not (final and self._skipped_bytes):
             return None  # at most the beginning of a character
-        skipped, self._skipped_bytes = self._skipped_bytes, 0
-        return text, skipped
+        part = LivePart(text, self._skipped_bytes, self._skipped_lines)
+        self._skipped_bytes = self._skipped_lines = 0
+        return part
 
     def _skip(self, n_bytes: int) -> None:
         """Leave out the first ``n_bytes``, and what they leave of a line or of a character."""
@@ -164,6 +175,7 @@ class LiveText:
         begun = self._decoder.getstate()[0]
         self._decoder.reset()
         start = self._start_of_line(n_bytes) or self._start_of_character(n_bytes)
+        self._skipped_lines += self._waiting.count(b"\n", 0, start)
         del self._waiting[:start]
         self._skipped_bytes += len(begun) + start
 

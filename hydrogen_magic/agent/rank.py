@@ -15,7 +15,7 @@ from hydrogen_magic import frames, processes
 from hydrogen_magic.agent.exit_watch import ExitWatch
 from hydrogen_magic.agent.gpus import Use
 from hydrogen_magic.agent.nursery import Worker
-from hydrogen_magic.agent.output import CHUNK, Allowance, LiveText, RankLog
+from hydrogen_magic.agent.output import CHUNK, Allowance, LivePart, LiveText, RankLog
 from hydrogen_magic.worker import checkpoint
 
 __all__ = ["Rank"]
@@ -174,10 +174,9 @@ class Rank:
         for stream, live in self._live.items():
             self._emit_text(stream, live.take(allowance))
 
-    def _emit_text(self, stream: str, taken: tuple[str, int] | None) -> None:
+    def _emit_text(self, stream: str, taken: LivePart | None) -> None:
         if taken is not None:
-            text, skipped = taken
-            self._emit(ev.Output(self._now_s(), self.rank, stream, text, skipped))
+            self._emit(ev.Output(self._now_s(), self.rank, stream, *taken))
 
     # ── how it is ──
 

@@ -78,5 +78,5 @@ class _DriverLog:
 
 def _unprinted(event: ev.Event) -> ev.Event:
     if isinstance(event, ev.Output) and event.stream != ev.DRIVER:
-        return replace(event, text="", skipped_bytes=0)
+        return replace(event, text="", skipped_bytes=0, skipped_lines=0)
     return event

@@ -28,6 +28,8 @@ class Line:
     stream: str
     """As of :class:`~hydrogen_magic.events.Output`; ``note``: what we say ourselves about it."""
     text: str
+    n_left_out: int = 0
+    """Lines that a note stands for."""
 
 
 class OutputLines:
@@ -58,8 +60,9 @@ class OutputLines:
         key = (event.rank, event.stream)
         lines: list[Line] = []
         if event.skipped_bytes:
-            lines += [_line(*key, text) for text in [self._partial.pop(key, "")] if text]
-            lines.append(_skipped(event, gang))
+            cut = [_line(*key, text) for text in [self._partial.pop(key, "")] if text]
+            # The end of a line that was cut is counted with its beginning.
+            lines += [*cut, _skipped(event, gang, max(0, event.skipped_lines - len(cut)))]
         *whole, partial = (self._partial.pop(key, "") + event.text).split("\n")
         lines += [_line(*key, text) for text in whole]
         while len(partial) > _LONGEST_PARTIAL:
@@ -127,9 +130,9 @@ def _shortened(partial: str) -> str:
     return _rewritten(partial) + ("\r" if partial.endswith("\r") else "")
 
 
-def _skipped(event: ev.Output, gang: str) -> Line:
+def _skipped(event: ev.Output, gang: str, n_lines: int) -> Line:
     text = (
         f"... {size_text(event.skipped_bytes)} not shown here; "
         f"all of it: %gang logs {gang} --rank {event.rank}"
     )
-    return Line(event.rank, "note", text)
+    return Line(event.rank, "note", text, n_lines)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import hydrogen_magic as hm
 from hydrogen_magic import events as ev
 from hydrogen_magic import processes
-from hydrogen_magic.agent.output import Allowance, LiveText, RankLog
+from hydrogen_magic.agent.output import Allowance, LivePart, LiveText, RankLog
 from hydrogen_magic.errors import RankFailedError
 from hydrogen_magic.handle import Gang
 from hydrogen_magic.views.output import OutputLines
@@ -59,8 +59,8 @@ def test_text_is_that_of_all_bytes_wherever_they_are_cut(chunks: list[bytes]) ->
     live, allowance, text = LiveText(), endless(), ""
     for chunk in chunks:
         live.feed(chunk)
-        text += (live.take(allowance) or ("", 0))[0]
-    text += (live.rest() or ("", 0))[0]
+        text += (live.take(allowance) or LivePart("")).text
+    text += (live.rest() or LivePart("")).text
     assert text == b"".join(chunks).decode("utf-8", "replace")
 
 
@@ -68,23 +68,25 @@ def test_text_is_that_of_all_bytes_wherever_they_are_cut(chunks: list[bytes]) ->
 def test_what_is_left_out_is_counted_and_cuts_no_character(chunks: list[bytes], per_s: int) -> None:
     now = 0.0
     live, allowance = LiveText(), Allowance(lambda: now, per_s, burst=500)
-    taken: list[tuple[str, int]] = []
+    taken: list[LivePart] = []
     for chunk in chunks:
         now += 0.05
         live.feed(chunk)
         taken += filter(None, [live.take(allowance)])
-    assert sum(len(text.encode()) for text, _ in taken) <= 500 + now * per_s
+    assert sum(len(text.encode()) for text, *_ in taken) <= 500 + now * per_s
     taken += filter(None, [live.rest()])
-    assert sum(len(text.encode()) + skipped for text, skipped in taken) == sum(map(len, chunks))
-    assert b"".join(chunks).endswith(taken[-1][0].encode() if taken else b"")
+    whole = b"".join(chunks)
+    assert sum(len(text.encode()) + skipped for text, skipped, _ in taken) == len(whole)
+    assert sum(text.count("\n") + lines for text, _, lines in taken) == whole.count(b"\n")
+    assert whole.endswith(taken[-1].text.encode() if taken else b"")
 
 
 def test_a_gap_ends_where_a_line_begins() -> None:
     live = LiveText()
     live.feed(b"".join(b"line %06d\n" % n for n in range(10_000)))
-    text, skipped = live.take(endless()) or ("", 0)
+    text, skipped, lines = live.take(endless()) or LivePart("")
     assert text.startswith("line ") and text.endswith("line 009999\n")
-    assert len(text) + skipped == 120_000
+    assert len(text) + skipped == 120_000 and text.count("\n") + lines == 10_000
 
 
 @given(CHUNKS)
@@ -93,8 +95,8 @@ def test_lines_that_are_shown_hold_no_control_characters(chunks: list[bytes]) ->
     shown = []
     for chunk in chunks:
         live.feed(chunk)
-        text, skipped = live.take(endless()) or ("", 0)
-        shown += lines.feed([ev.Output(0.0, 0, "stdout", text, skipped)])
+        part = live.take(endless()) or LivePart("")
+        shown += lines.feed([ev.Output(0.0, 0, "stdout", *part)])
     shown += lines.flush()
     printed = "".join(line.text for line in shown)
     for control in "\r\n\0\a\x1b[2J", "\x1b]", "\u202e":

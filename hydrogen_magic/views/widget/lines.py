@@ -61,7 +61,9 @@ class LiveLines:
         self._allowed_bytes = min(_MOST_AT_ONCE_BYTES, grown)
         taken, spent = _newest(self._waiting, MOST_LINES, self._allowed_bytes)
         self._allowed_bytes -= spent
-        n_left_out = len(self._waiting) - len(taken)
+        # A note counts as one line of those it stands for.
+        n_noted = sum(max(0, line.n_left_out - 1) for line, _ in self._waiting)
+        n_left_out = len(self._waiting) - len(taken) + n_noted
         self._waiting = []
         self._keep(taken, n_left_out)
         return [_json(*line) for line in taken], n_left_out
