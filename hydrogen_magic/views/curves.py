@@ -287,16 +287,18 @@ class _Curve:
         """Return at most about so many changed buckets, and take them as sent."""
         shown = [(rank, self.series(rank)) for rank in (ALL_RANKS, *self._shown(ranks))]
         waiting = sorted((s.n_dirty, rank, s) for rank, s in shown if s.n_dirty)
-        taken = {rank: NOTHING for rank in self._shown(ranks) if self._is_bad_news(rank)}
+        # Values that are not finite matter on ranks without a line of their own too.
+        taken = {rank: NOTHING for rank in self.bad_steps if rank not in self._told_bad}
         for place, (_, rank, series) in enumerate(waiting):
             taken[rank] = series.take(max(1, int(min(1e9, most_buckets / (len(waiting) - place)))))
             most_buckets -= len(taken[rank])
-        self._told_bad.update(taken)
+        self._told_bad.update(taken.keys() & self.bad_steps.keys())
         return self._change(taken)
 
     def whole(self, ranks: Collection[int] | None) -> Change:
         shown = {rank: self.series(rank) for rank in (ALL_RANKS, *self._shown(ranks))}
-        told = {r: s.buckets() for r, s in shown.items() if len(s) or r in self.bad_steps}
+        told = {r: s.buckets() for r, s in shown.items() if len(s)}
+        told = {**dict.fromkeys(self.bad_steps, NOTHING), **told}
         return self._change(told)
 
     def detail(
@@ -317,9 +319,6 @@ class _Curve:
 
     def _shown(self, ranks: Collection[int] | None) -> Iterable[int]:
         return self._points if ranks is None else [rank for rank in ranks if rank in self._points]
-
-    def _is_bad_news(self, rank: int) -> bool:
-        return rank in self.bad_steps and rank not in self._told_bad
 
     def _change(self, series: Mapping[int, Buckets]) -> Change:
         bad_steps = {rank: self.bad_steps[rank] for rank in series if rank in self.bad_steps}

@@ -165,6 +165,19 @@ def test_values_that_are_not_finite_are_in_no_bucket_and_the_first_is_noted() ->
     assert curves.changes(None, 100) == []
 
 
+def test_a_rank_that_turns_nan_is_told_though_nothing_else_of_it_is_new() -> None:
+    curves = Curves()
+    curves.feed([batch(rank, [0, 1], loss=[1.0, 2.0]) for rank in range(3)])
+    curves.changes([0], 1000)
+    curves.feed([batch(rank, [2, 3], loss=[math.nan, math.nan]) for rank in (0, 2)])
+    [change] = curves.changes([0], 1000)
+    assert change.bad_steps == {0: 2, 2: 2}, (
+        "rank 2 has no line of its own, and is named all the same"
+    )
+    [whole] = curves.whole([0])
+    assert whole.bad_steps == {0: 2, 2: 2} and set(whole.series) == {ALL_RANKS, 0, 2}
+
+
 def test_numbers_beyond_what_a_page_can_hold() -> None:
     curves = Curves()
     huge = 10**400

@@ -151,6 +151,8 @@ export function areAlike(metric: Metric): boolean {
   const ranks = ranksOf(metric);
   const all = metric.series.get(ALL_RANKS);
   if (all === undefined) return ranks.length === 1;
+  const badSteps = new Set(ranks.map((rank) => metric.series.get(rank)?.badStep ?? null));
+  if (badSteps.size > 1) return false; // some ranks have NaN, which is in no bucket
   return ranks.every((rank) => isLike(metric.series.get(rank), all));
 }
 

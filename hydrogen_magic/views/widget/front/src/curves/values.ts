@@ -22,9 +22,12 @@ export function readAt(metric: Metric, step: number): Reading | null {
   if (extent === null) return null;
   const { width } = metric;
   const key = Math.floor(step / width);
-  const at = (rank: number) => meanOf(metric, rank, (buckets) => buckets.find(key));
+  const end = (key + 1) * width;
+  const isBad = (rank: number) => (metric.series.get(rank)?.badStep ?? end) < end;
+  const at = (rank: number) =>
+    meanOf(metric, rank, (buckets) => buckets.find(key)) ?? (isBad(rank) ? Number.NaN : null);
   return {
-    steps: [key * width, Math.min((key + 1) * width - 1, extent[1])],
+    steps: [key * width, Math.min(end - 1, extent[1])],
     mean: at(ALL_RANKS),
     ranks: valuesOf(metric, at),
   };
@@ -66,9 +69,10 @@ const numberOf = (figure: Figure | undefined): number | null =>
 
 /** Lowest and highest of many. */
 export function extremes(values: readonly RankValue[]): [RankValue, RankValue] | null {
-  const [first] = values;
+  const known = values.filter(({ value }) => !Number.isNaN(value));
+  const [first] = known;
   if (first === undefined) return null;
-  return values.reduce<[RankValue, RankValue]>(
+  return known.reduce<[RankValue, RankValue]>(
     ([low, high], v) => [v.value < low.value ? v : low, v.value > high.value ? v : high],
     [first, first],
   );
