@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from hydrogen_magic.gang.state import Bar, GangState, RankState
 from hydrogen_magic.gang.waits import late_by_now
@@ -23,25 +24,26 @@ _FAST_ENOUGH_S = 1.0
 """A bar has to run for so long before it foretells anything."""
 
 
-def stragglers(state: GangState, now_s: float) -> frozenset[int]:
-    """Return the ranks that others wait for in a collective, again and again, or that are clearly behind.
+def stragglers(state: GangState, now_s: float) -> Mapping[int, str]:
+    """Return the ranks that others wait for, or that are clearly behind, each with the reason.
 
-    Stopped ranks are among them when others wait. Empty where nobody is worse than the rest.
+    Stopped ranks are among them when others wait. Empty where no rank is worse than the rest.
     """
     running = [rank for rank in state.ranks if rank.phase == "running"]
     if state.is_terminal or len(running) < 2:
-        return frozenset()
+        return {}
     waited_for = _waited_for(running, now_s)
     if waited_for:
         return waited_for
     late = late_by_now({rank.rank: rank.waits for rank in running}, now_s)
     if late is not None:
-        return frozenset(late.ranks)
+        return dict.fromkeys(late.ranks, f"peers wait for it {100 * late.share:.0f} % of the time")
     steps = {rank.rank: float(rank.steps) for rank in running if rank.steps}
     if len(steps) > len(running) / 2:
-        return _behind({rank.rank: float(rank.steps) for rank in running}, _STEPS_BEHIND)
-    done = {rank.rank: done for rank in running if (done := progress(rank)) is not None}
-    return _behind(done, _PROGRESS_BEHIND)
+        done = {rank.rank: float(rank.steps) for rank in running}
+        return _behind(done, _STEPS_BEHIND, "{:.0f} steps, median {:.0f}")
+    parts = {rank.rank: part for rank in running if (part := progress(rank)) is not None}
+    return _behind(parts, _PROGRESS_BEHIND, "{:.0%} done, median {:.0%}")
 
 
 def is_waiting(rank: RankState, now_s: float) -> bool:
@@ -77,20 +79,24 @@ def remaining_s(rank: RankState, now_s: float) -> float | None:
     return max(0.0, elapsed_s * (1 - done) / done - max(0.0, now_s - updated_s))
 
 
-def _waited_for(running: Sequence[RankState], now_s: float) -> frozenset[int]:
+def _waited_for(running: Sequence[RankState], now_s: float) -> Mapping[int, str]:
     """Return the ranks that are not in the collective where others wait; these must be fewer."""
     waiting = [rank for rank in running if is_waiting(rank, now_s)]
     absent = [rank for rank in running if not rank.waiting_in]
     is_some = bool(waiting) and 2 * len(absent) <= len(running)
-    return frozenset(rank.rank for rank in absent) if is_some else frozenset()
+    if not is_some:
+        return {}
+    where = Counter(rank.waiting_in for rank in waiting).most_common(1)[0][0]
+    return {rank.rank: f"{len(waiting)} ranks wait for it in {where}" for rank in absent}
 
 
-def _behind(done: dict[int, float], at_least: float) -> frozenset[int]:
+def _behind(done: Mapping[int, float], at_least: float, words: str) -> Mapping[int, str]:
+    """Return the ranks that lack ``at_least`` so much; ``words`` takes theirs and the median."""
     if len(done) < 2:
-        return frozenset()
+        return {}
     middle = statistics.median(done.values())
     limit = middle - max(at_least, _BEHIND * middle)
-    return frozenset(rank for rank, value in done.items() if value < limit)
+    return {rank: words.format(value, middle) for rank, value in done.items() if value < limit}
 
 
 def _tells(bar: Bar) -> bool:

@@ -140,7 +140,7 @@ def test_the_slowest_rank_is_named(launch: Callable[..., Gang], tmp_path: Path) 
         return any(w.text.startswith(sentence) for w in warnings(gang.snapshot(), now_s(gang)))
 
     until(gang, said)
-    assert stragglers(gang.snapshot(), now_s(gang)) == {1}
+    assert set(stragglers(gang.snapshot(), now_s(gang))) == {1}
     (tmp_path / "over").touch()
     assert gang.wait(PATIENCE_S) and gang.state == "SUCCEEDED"
     assert sentence in notices_of(gang), "it is shown afterwards too"

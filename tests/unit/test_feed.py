@@ -241,6 +241,16 @@ def test_an_endless_stream_of_lines_is_thinned_out_and_its_end_kept() -> None:
     assert page.lines == rig.page.lines[-2000:]
 
 
+def test_lines_that_were_left_out_on_their_way_are_counted() -> None:
+    rig = Rig()
+    first, last = "line\n" * 10 + "cut", "".join(f"line {n}\n" for n in range(40))
+    rig.tick(*begun(1), out(0, first))
+    rig.tick(ev.Output(1.0, 0, "stdout", last, 5000, 950))
+    # 10 whole lines, the cut one with 949 others behind it, 40 at the end; the note is one of them.
+    for page in (rig.page, rig.arrive("late")):
+        assert page.n_lines_before + len(page.lines) == 10 + 950 + 40
+
+
 def test_long_lines_are_shortened_and_say_so() -> None:
     rig = Rig()
     rig.tick(*begun(), out(0, "\x1b[31m" + "y" * 10_000 + "\n"))
@@ -282,7 +292,7 @@ def test_of_many_ranks_those_watched_have_curves_and_spans() -> None:
     rig.tick(*begun(32))
     for tick in range(3):
         if tick == 2:
-            rig.feed.watch([7])
+            rig.feed.watch([27])
         steps = range(10 * tick, 10 * tick + 10)
         rig.tick(
             *(batch(r, steps, loss=[float(r)] * 10) for r in range(32)),
@@ -291,11 +301,29 @@ def test_of_many_ranks_those_watched_have_curves_and_spans() -> None:
     rig.tick()
     late = rig.arrive("late")
     for page in rig.pages:
-        assert {r: len(s) for r, s in page.curves["loss"].series.items()} == {-1: 30, 0: 30, 7: 30}
-        assert {r: len(s) for (r, track), s in page.spans.items() if track == "spans"} == {
-            0: 30, 7: 30
-        }  # fmt: skip
+        assert {r: len(s) for r, s in page.curves["loss"].series.items()} == {-1: 30, 0: 30, 27: 30}
+        sizes = {r: len(s) for (r, track), s in page.spans.items() if track == "spans"}
+        assert sizes == dict.fromkeys((*range(16), 27), 30)
     assert late.fleet == rig.page.fleet and late.fleet_columns == rig.page.fleet_columns
+    rig.feed.show_lanes(range(16, 32))
+    rig.tick()
+    assert {r for r, track in rig.page.spans if track == "spans"} == set(range(32))
+
+
+def test_of_many_ranks_that_were_stopped_some_have_rows_that_say_why() -> None:
+    rig = Rig()
+    rig.tick(*begun(64), *(ev.Steps(1.0, r, 100 - 60 * (r == 9)) for r in range(64)))
+    rows = rig.page.ranks
+    assert rows[9]["mark"] == "straggler" and rows[9]["why"] == "40 steps, median 100"
+    assert rows[0]["why"] == "among the slowest"
+    stopped = (ev.RankExited(2.0, rank, None, "SIGTERM", True) for rank in range(64))
+    rig.end(*stopped, ev.GangEnded(3.0, "STOPPED", "stopped by you"))
+    assert rig.page.fleet["shown"] == [0, 1, 2, 9]
+    assert rig.page.ranks[9]["phase"] == "stopped"
+    assert rig.page.ranks[9]["why"] == "least progress"
+    rig.feed.watch([50])
+    rig.tick()
+    assert rig.page.ranks[50]["why"] == "chosen"
 
 
 # ── failure, stacks, details ─────────────────────────────────────────────────────────────────────

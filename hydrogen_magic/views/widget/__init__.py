@@ -207,7 +207,8 @@ class WidgetView:
 
     def _begin(self) -> Feed:
         """Start to follow the gang for pages; the first one is told everything at once."""
-        feed, state, fresh = Feed(), self._state, self._events()
+        feed = Feed(is_raised=self._blocking)
+        state, fresh = self._state, self._events()
         while feed.update(state, fresh, self._gang_clock.now_s(state)) and state.is_terminal:
             fresh = []
         self._feed = feed
@@ -277,8 +278,10 @@ class WidgetView:
             self._send(*feed.whole(order["client"]))
         elif what == "detail":
             self._answer_detail(feed, order)
-        elif what == "rows":
-            feed.watch(order["ranks"])
+        elif what in ("rows", "lanes"):
+            (feed.watch if what == "rows" else feed.show_lanes)(order["ranks"])
+            if self._is_closed:  # no update comes any more
+                self._show_page(self._state)
         else:
             self._maker.make(actions, order)
 
@@ -325,7 +328,7 @@ class WidgetView:
     def _leave_picture(self, state: GangState) -> None:
         is_printed = self._text is not None
         drawn = gathered(self._events(), state.gang, self._feed)
-        html = drawn.html(state, with_output=not is_printed)
+        html = drawn.html(state, with_output=not is_printed, is_raised=self._blocking)
         text = block(state, state.now_s, _WIDTH)
         if not is_printed:
             text += [f"[{line.rank}] {without_colour(line.text)}" for line in drawn.last_lines]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hydrogen_magic.gang.state import GangState
+from hydrogen_magic.gang.stragglers import stragglers
 from hydrogen_magic.views.block import MOST_ROWS
 from hydrogen_magic.views.widget.rows import (
     fleet_columns,
@@ -45,14 +46,18 @@ class Board:
         if not self._is_time(state, now_s):
             return {}
         content: dict[str, Any] = {}
-        found_marks = marks(state, now_s)
+        behind = stragglers(state, now_s)
+        found_marks = marks(state, behind, now_s)
         gang = gang_row(state, now_s)
         if gang != self._gang:
             content["gang"] = self._gang = gang
-        shown = shown_ranks(state, watched)
-        found = [rank_row(state.ranks[rank], found_marks[rank], now_s) for rank in shown]
-        changed = [row for row in found if self._rows.get(row["rank"]) != row]
-        self._rows.update((row["rank"], row) for row in changed)
+        shown = shown_ranks(state, watched, behind)
+        found = {
+            rank: rank_row(state.ranks[rank], found_marks[rank], now_s, why)
+            for rank, why in shown.items()
+        }
+        changed = [row for rank, row in found.items() if self._rows.get(rank) != row]
+        self._rows = found
         if changed:
             content["ranks"] = changed
         if len(state.ranks) > MOST_ROWS:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from hydrogen_magic import events as ev
 from hydrogen_magic.gang.state import GangState
+from hydrogen_magic.views.block import MOST_ROWS
 from hydrogen_magic.views.curves import ALL_RANKS, Change, Curves
 from hydrogen_magic.views.failure import report
 from hydrogen_magic.views.lanes import Lanes
@@ -57,16 +58,20 @@ class Message(NamedTuple):
 class Feed:
     """Follows one gang and says what is new.
 
-    Of more than 16 ranks, curves and spans are told of rank 0, failed ranks and those that
-    :meth:`watch` asked for, beside the curves of all ranks together.
+    Of more than 16 ranks, curves are sent of rank 0, failed ranks and those that :meth:`watch` asked
+    for, beside the curves of all ranks together; spans of these ranks, and of those that
+    :meth:`show_lanes` asked for: at first the first 16. ``is_raised``: a cell waits for the gang, and
+    its error shows the failure's traceback too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_raised: bool = False) -> None:
+        self._is_raised = is_raised
         self.curves = Curves()
         self.lanes = Lanes()
         self._lines = LiveLines()
         self._board = Board()
         self._watched: tuple[int, ...] = ()
+        self._laned: tuple[int, ...] = tuple(range(MOST_ROWS))
         self._state = GangState()
         self._now_s = 0.0
         self._seq = 0
@@ -127,6 +132,10 @@ class Feed:
         """Tell of these ranks too, at most 16, in place of those asked for before."""
         self._watched = tuple(dict.fromkeys(rank for rank in ranks if rank >= 0))[:_MOST_WATCHED]
         self._board.hurry()
+
+    def show_lanes(self, ranks: Sequence[int]) -> None:
+        """Send the spans of these ranks too, at most 16, in place of those asked for before."""
+        self._laned = tuple(ranks[:MOST_ROWS])
 
     # ── taking ───────────────────────────────────────────────────────────────────────────────────
 
@@ -190,7 +199,7 @@ class Feed:
         return content
 
     def _ranks(self) -> list[int] | None:
-        """Return whose curves and spans are told; None: everybody's."""
+        """Return whose curves are sent; None: those of all ranks."""
         return followed_ranks(self._state, self._known_watched())
 
     def _known_watched(self) -> list[int]:
@@ -211,7 +220,8 @@ class Feed:
         return [curve_part(change, buffers) for change in changes]
 
     def _span_news(self, buffers: list[bytes]) -> list[dict[str, Any]]:
-        ranks = self._ranks()
+        followed = self._ranks()
+        ranks = None if followed is None else {*followed, *self._laned}
         waiting = sorted(
             (n - self._spans_sent.get(key, 0), key)
             for key, n in self.lanes.sizes().items()
@@ -244,7 +254,8 @@ class Feed:
     def _failure(self) -> dict[str, Any]:
         culprit = self._state.culprit
         last = [] if culprit is None else self._lines.last_of(culprit)
-        return {"rank": culprit, "text": report(self._state, last)}
+        text = report(self._state, last)
+        return {"rank": culprit, "text": text, "is_raised": self._is_raised}
 
 
 def _is_of(state: GangState, event: ev.Event) -> bool:

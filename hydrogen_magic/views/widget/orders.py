@@ -182,6 +182,7 @@ _ASKED: Mapping[str, Callable[[Order], Order]] = {
     "hello": _plain,
     "detail": _detail,
     "rows": _rows,
+    "lanes": _rows,
     "csv": _plain,
     "trace": _plain,
     "log": _log,

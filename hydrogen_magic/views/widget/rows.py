@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from hydrogen_magic.events import RowsDone
 from hydrogen_magic.gang.culprit import evidence
 from hydrogen_magic.gang.state import Bar, GangState, RankState
-from hydrogen_magic.gang.stragglers import is_waiting, progress, remaining_s, stragglers
+from hydrogen_magic.gang.stragglers import is_waiting, progress, remaining_s
 from hydrogen_magic.views.block import MOST_ROWS, VICTIM, phase_text, slowest, warnings
 from hydrogen_magic.views.curves import metric_name
 from hydrogen_magic.views.widget.plain import figure, finite, plain
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 MARKS = ("", "straggler", "stopped", "dead", "waiting")
-"""Why a row stands out, in the order of the protocol."""
+"""How a row stands out, in the order of the protocol."""
 
 _MOST_FAILED = 4
 _MOST_SLOW = 4
@@ -105,8 +105,8 @@ def _left_s(state: GangState, running: Sequence[RankState], now_s: float) -> int
     return None if left_s is None else round(left_s)
 
 
-def rank_row(rank: RankState, mark: str, now_s: float) -> dict[str, Any]:
-    """Return a rank as a ``Rank``; ``mark`` is what :func:`marks` found."""
+def rank_row(rank: RankState, mark: str, now_s: float, why: str = "") -> dict[str, Any]:
+    """Return a rank as a ``Rank``; ``mark`` is what :func:`marks` found, ``why`` the reason."""
     phase = _phase(rank, mark)
     rate = _steps_per_s(rank, now_s)
     last = list(rank.last_metrics.items())[:_MOST_METRICS]
@@ -126,26 +126,39 @@ def rank_row(rank: RankState, mark: str, now_s: float) -> dict[str, Any]:
         "gpu_percent": finite(rank.gpu_percent),
         "gpu_memory_bytes": rank.gpu_memory_bytes,
         "mark": mark,
+        "why": plain(why, 80),
     }
 
 
-def marks(state: GangState, now_s: float) -> list[str]:
-    """Return why each rank stands out, empty where it does not."""
-    behind = stragglers(state, now_s)
+def marks(state: GangState, behind: Container[int], now_s: float) -> list[str]:
+    """Return how each rank stands out, empty where it does not; ``behind``: the stragglers."""
     return [_mark(rank, state.culprit, rank.rank in behind, now_s) for rank in state.ranks]
 
 
-def shown_ranks(state: GangState, watched: Sequence[int]) -> list[int]:
-    """Return the ranks with a row: all of a small gang, else failed, slowest and watched ones."""
+def shown_ranks(
+    state: GangState, watched: Sequence[int], behind: Mapping[int, str]
+) -> Mapping[int, str]:
+    """Return the ranks with a row, in order, and why each has one.
+
+    A small gang shows all of them, a large one those that failed, hold it up, are slowest, or were
+    chosen. ``behind``: the stragglers and their reasons.
+    """
     if len(state.ranks) <= MOST_ROWS:
-        return [rank.rank for rank in state.ranks]
+        return {rank.rank: behind.get(rank.rank, "") for rank in state.ranks}
     alive = [rank for rank in state.ranks if not rank.is_over]
-    slow = [rank.rank for rank in slowest(alive)[:_MOST_SLOW]]
-    return sorted({*_failed_ranks(state), *slow, *watched})
+    others = [rank for rank in state.ranks if rank.phase != "failed"]
+    slow = [rank.rank for rank in slowest(alive or others)[:_MOST_SLOW]]
+    reasons = {
+        **dict.fromkeys(slow, "among the slowest" if alive else "least progress"),
+        **dict.fromkeys(watched, "chosen"),
+        **dict(list(behind.items())[:_MOST_SLOW]),
+        **dict.fromkeys(_failed_ranks(state), "failed"),
+    }
+    return dict(sorted(reasons.items()))
 
 
 def followed_ranks(state: GangState, watched: Sequence[int]) -> list[int] | None:
-    """Return whose curves and spans are told beside those of all together; None: everybody's.
+    """Return whose curves are sent beside those of all ranks together; None: those of all ranks.
 
     Not the slowest ones: these change all the time, and each would bring all its past along.
     """
@@ -163,7 +176,7 @@ def _failed_ranks(state: GangState) -> list[int]:
 
 
 def fleet_columns(
-    state: GangState, found_marks: Sequence[str], shown: Sequence[int]
+    state: GangState, found_marks: Sequence[str], shown: Iterable[int]
 ) -> tuple[dict[str, Any], bytes]:
     """Return all ranks as a ``Fleet`` without its place, and its buffer."""
     words = list(map(_phase, state.ranks, found_marks))

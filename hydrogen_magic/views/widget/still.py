@@ -35,9 +35,11 @@ class Still:
         """The output that is shown."""
         return self.lines[-_N_LAST_LINES:]
 
-    def html(self, state: GangState, *, with_output: bool) -> str:
+    def html(self, state: GangState, *, with_output: bool, is_raised: bool = False) -> str:
+        """Return the picture; ``is_raised``: the cell's error has the failure's traceback."""
         lines = self.last_lines if with_output else ()
-        return pictures.html(state, self.curves, self.lanes, lines, self._report(state))
+        report = self._report(state)
+        return pictures.html(state, self.curves, self.lanes, lines, report, is_folded=is_raised)
 
     def _report(self, state: GangState) -> str:
         """Return what to say of a failure; empty when there was none."""

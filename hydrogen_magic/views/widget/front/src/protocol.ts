@@ -84,7 +84,7 @@ export interface Bar {
   per_s: number | null;
 }
 
-/** Why a row stands out; never told by colour alone. */
+/** How a row stands out; never shown by colour alone. */
 export type Mark = "" | "straggler" | "stopped" | "dead" | "waiting";
 
 export interface Rank {
@@ -107,6 +107,8 @@ export interface Rank {
   gpu_percent: number | null;
   gpu_memory_bytes: number | null;
   mark: Mark;
+  /** The reason for a straggler's mark ("40 steps, median 100"), or why a large gang shows the row. */
+  why: string;
 }
 
 /** All ranks in short, where there are more than have a row of their own (16). */
@@ -115,7 +117,7 @@ export interface Fleet {
   counts: Record<string, number>;
   /** Phases that the buffer's bytes are indices of. */
   phases: string[];
-  /** Ranks whose rows are sent: the failed, the slowest, and those the reader asked for. */
+  /** Ranks whose rows are sent: failed ones, stragglers, the slowest, and those the reader chose. */
   shown: number[];
   /** Buffer: phase Uint8[np], progress in percent Uint8[np] (255: unknown), mark Uint8[np]. */
   at: number;
@@ -165,6 +167,8 @@ export interface Report {
   rank: number | null;
   /** Traceback with the notebook's own lines; the first line says what happened. */
   text: string;
+  /** Whether the cell's own error shows the same. */
+  is_raised: boolean;
 }
 
 export interface Delta {
@@ -233,6 +237,8 @@ export type Order =
   | { do: "record"; on: boolean }
   | { do: "detail"; metric: string; from: number; until: number; buckets: number }
   | { do: "rows"; ranks: number[] }
+  /** Send the spans of these ranks too; large gangs start with those of the first 16. */
+  | { do: "lanes"; ranks: number[] }
   | { do: "csv" }
   | { do: "trace" }
   /** A rank's whole output; null: all ranks, one after the other. */

@@ -75,6 +75,13 @@ export class Store {
     return this.nowAtMessageS + Math.max(0, this.clockMs() - this.heardAtMs) / 1000;
   };
 
+  /** The phase that a rank is in; empty while it is unknown. */
+  phaseOf(rank: number): string {
+    const { fleet } = this;
+    if (fleet) return fleet.phases[fleet.phase[rank] ?? -1] ?? "";
+    return this.ranks.get(rank)?.phase ?? "";
+  }
+
   /** Seconds without a word from the kernel. */
   silenceS(): number {
     return this.hasData ? (this.clockMs() - this.heardAtMs) / 1000 : 0;
@@ -121,9 +128,9 @@ export class Store {
   private take(delta: Delta, buffers: Buffers): void {
     this.hasData = true;
     this.nowAtMessageS = delta.now_s;
-    if (delta.gang) this.gang = delta.gang;
+    if (delta.gang) this.takeGang(delta.gang);
     for (const rank of delta.ranks ?? []) this.ranks.set(rank.rank, rank);
-    if (delta.fleet) this.fleet = readFleet(delta.fleet, buffers);
+    if (delta.fleet) this.takeFleet(readFleet(delta.fleet, buffers));
     if (delta.curves) this.curves.apply(delta.curves, buffers);
     if (delta.names || delta.spans) {
       this.spans.apply(delta.names ?? [], delta.spans ?? [], buffers);
@@ -131,6 +138,19 @@ export class Store {
     this.takeLines(delta);
     if (delta.stacks) this.stacks = delta.stacks;
     if (delta.report) this.report = delta.report;
+  }
+
+  private takeGang(gang: Gang): void {
+    const isNew = gang.profiling === "recording" && this.gang?.profiling !== "recording";
+    if (isNew) this.spans.beginProfile();
+    this.gang = gang;
+  }
+
+  /** Rows that are sent no more would go stale. */
+  private takeFleet(fleet: FleetView): void {
+    this.fleet = fleet;
+    const shown = new Set(fleet.shown);
+    for (const rank of [...this.ranks.keys()]) if (!shown.has(rank)) this.ranks.delete(rank);
   }
 
   private takeLines(delta: Delta): void {

@@ -1,7 +1,7 @@
-import { useMemo, useState } from "preact/hooks";
-import { count } from "../format";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
+import { count, counted } from "../format";
 import { lapse, percent } from "../numbers";
-import { middle } from "../range";
+import { middle, type Range } from "../range";
 import type { TimelineProps } from "../view/props";
 import { Section } from "../view/Section";
 import { useWidth } from "../view/useWidth";
@@ -9,7 +9,7 @@ import { Canvas } from "./Canvas";
 import { NameColors } from "./colors";
 import { summary } from "./hit";
 import { layout } from "./layout";
-import { type Look, rangeOf, zoomed } from "./look";
+import { free, type Look, rangeOf, zoomed } from "./look";
 import { gangShares } from "./shares";
 import { type Lane, PHASES, type SpanStore } from "./store";
 import { Tools } from "./tools";
@@ -25,6 +25,8 @@ export function Timeline(props: TimelineProps) {
   const lanes = store.lanes();
   return lanes.length === 0 ? null : <Lanes {...props} all={lanes} />;
 }
+
+const range = (n: number) => Array.from({ length: n }, (_, k) => k);
 
 const toggled = <T,>(set: ReadonlySet<T>, item: T): ReadonlySet<T> => {
   const next = new Set(set);
@@ -42,13 +44,20 @@ function Lanes(props: TimelineProps & { all: readonly Lane[] }) {
   const [refusal, setRefusal] = useState("");
   const [widthPx, body] = useWidth();
   const colors = useMemo(() => new NameColors(), [store]);
-  const ranks = [...new Set(all.map((lane) => lane.rank))];
+  const ranks = props.isPaged ? range(props.np) : [...new Set(all.map((lane) => lane.rank))];
+  const turnTo = (page: number) => {
+    setPage(page);
+    const asked = ranks.slice(page * RANKS_PER_PAGE, (page + 1) * RANKS_PER_PAGE);
+    if (props.isPaged) void props.ask({ do: "lanes", ranks: asked });
+  };
   const paged = ranks.slice(page * RANKS_PER_PAGE, (page + 1) * RANKS_PER_PAGE);
   const lanes = all.filter((lane) => paged.includes(lane.rank));
   const endS = () => Math.max(store.endS, isLive ? props.nowS() : 0);
   const shares = useShares(store, lanes, () => rangeOf(look, endS()));
   const gang = gangShares(shares);
   const { highlight } = marked;
+  const lookAtProfile = () => store.profiled && setLook(free(withMargin(store.profiled), endS()));
+  useNewProfile(store, lookAtProfile);
   const zoomBy = (factor: number) =>
     setLook(zoomed(look, middle(rangeOf(look, endS())), factor, endS(), isLive));
   const saveTrace = async () => {
@@ -62,10 +71,11 @@ function Lanes(props: TimelineProps & { all: readonly Lane[] }) {
     ranks,
     page,
     perPage: RANKS_PER_PAGE,
-    setPage,
+    setPage: turnTo,
     zoom: (isIn: boolean) => zoomBy(isIn ? BUTTON_FACTOR : 1 / BUTTON_FACTOR),
     look,
     whole: () => setLook({ kind: "whole" }),
+    profiled: store.profiled && lookAtProfile,
     follow: isLive ? () => setLook(following(look, endS())) : null,
     save: saveTrace,
   };
@@ -75,6 +85,7 @@ function Lanes(props: TimelineProps & { all: readonly Lane[] }) {
       title="Timeline"
       note={refusal || noteOf(store, look, isLive)}
       tools={<Tools {...tools} />}
+      isFoldedAtFirst={all.every((lane) => lane.track === PHASES)}
     >
       <div class="hm-timeline-body" ref={body}>
         <Canvas
@@ -87,7 +98,7 @@ function Lanes(props: TimelineProps & { all: readonly Lane[] }) {
           look={look}
           setLook={setLook}
           highlight={highlight}
-          phaseOf={(rank) => props.ranks.get(rank)?.phase ?? ""}
+          phaseOf={props.phaseOf}
           endS={endS}
           isLive={isLive}
           label={summary(store, lanes, told(gang), endS())}
@@ -106,6 +117,23 @@ function Lanes(props: TimelineProps & { all: readonly Lane[] }) {
       </div>
     </Section>
   );
+}
+
+const MARGIN = 0.05;
+
+const withMargin = ([from, until]: Range): Range => {
+  const margin = MARGIN * (until - from);
+  return [from - margin, until + margin];
+};
+
+/** Shows the profiled steps once they have come: on the scale of the whole run they are a dot. */
+function useNewProfile(store: SpanStore, look: () => void): void {
+  const [from, until] = store.profiled ?? [null, null];
+  const isFirst = useRef(true);
+  useEffect(() => {
+    if (!isFirst.current && from !== null) look();
+    isFirst.current = false;
+  }, [store, from, until]);
 }
 
 /** The name that stands out: the one under the pointer, or else the one that was clicked on. */
@@ -130,8 +158,12 @@ const told = (shares: readonly { name: string; share: number }[]) =>
     .map(({ name, share }) => `${name} ${percent(share)}`)
     .join(", ");
 
+const isWithin = (inner: Range, outer: Range) => inner[0] >= outer[0] && inner[1] <= outer[1];
+
 function noteOf(store: SpanStore, look: Look, isLive: boolean): string {
-  const parts = [`${count(store.n)} spans`];
+  const parts = [counted(store.n, "span")];
+  const isProfile = look.kind === "free" && store.profiled !== null;
+  if (isProfile && isWithin(store.profiled as Range, look.range)) parts.push("the profiled steps");
   if (isLive && look.kind === "live") parts.push(`following the last ${lapse(look.widthS)}`);
   if (store.skipped > 0) parts.push(`${count(store.skipped)} came too fast and were left out`);
   if (store.dropped > 0)

@@ -1,5 +1,6 @@
 import { type ColumnReader, num, readerOf } from "../columns";
 import type { SpanDelta } from "../protocol";
+import type { Range } from "../range";
 import { OTHER_SLOT } from "./bins";
 import { Row, type SpanColumns } from "./row";
 
@@ -14,6 +15,7 @@ const OTHER_NAME = 2 ** 16 - 1;
 /** Tracks in the order in which they are drawn; others follow in order of appearance. */
 const TRACKS = ["phases", "spans", "horovod", "collectives", "profiler"];
 export const PHASES = "phases";
+const PROFILER = "profiler";
 
 /** The spans of one track of a rank. */
 export class Lane {
@@ -41,8 +43,8 @@ export class Lane {
     return Math.max(0, ...this.rows.map((row) => row.endS));
   }
 
-  /** Takes new spans, in whatever order they come. */
-  take(reader: ColumnReader, n: number): void {
+  /** Takes new spans, in whatever order they come; returns when they began and ended. */
+  take(reader: ColumnReader, n: number): Range {
     const starts = reader.take(Float64Array, n);
     const durations = reader.take(Float32Array, n);
     const names = reader.take(Uint16Array, n);
@@ -61,6 +63,12 @@ export class Lane {
       ];
       this.rowAt(depth).insert(columns);
     }
+    let [from, until] = [Number.POSITIVE_INFINITY, 0];
+    for (let i = 0; i < n; i++) {
+      from = Math.min(from, num(starts, i));
+      until = Math.max(until, num(starts, i) + num(durations, i));
+    }
+    return [from, until];
   }
 
   private rowAt(depth: number): Row {
@@ -68,6 +76,9 @@ export class Lane {
     return this.rows[depth] as Row;
   }
 }
+
+const together = (a: Range | null, b: Range): Range =>
+  a === null ? b : [Math.min(a[0], b[0]), Math.max(a[1], b[1])];
 
 /** Depth -> indices of its spans, in order of their starts. */
 function picksByDepth(starts: Float64Array, depths: Uint8Array): Map<number, number[]> {
@@ -90,6 +101,8 @@ export class SpanStore {
   completeSinceS = 0;
   /** Grows with every change. */
   version = 0;
+  /** What the profiler looked at last; null while it never did. */
+  profiled: Range | null = null;
   private readonly lanesByKey = new Map<string, Lane>();
   private slots: number[] = [];
   private slotNames: number[] = [];
@@ -118,6 +131,7 @@ export class SpanStore {
   clear(): void {
     this.names = [];
     this.dropped = this.completeSinceS = 0;
+    this.profiled = null;
     this.lanesByKey.clear();
     this.slots = [];
     this.slotNames = [];
@@ -133,10 +147,17 @@ export class SpanStore {
     for (const { rank, track, n, skipped, at } of deltas) {
       const lane = this.laneOf(rank, track);
       lane.skipped = skipped;
-      if (n > 0) lane.take(readerOf(buffers, at, `spans of rank ${rank}, ${track}`), n);
+      if (n === 0) continue;
+      const taken = lane.take(readerOf(buffers, at, `spans of rank ${rank}, ${track}`), n);
+      if (track === PROFILER) this.profiled = together(this.profiled, taken);
     }
     this.dropOldest();
     this.version += 1;
+  }
+
+  /** Forgets which steps the last profile was of: another one begins. */
+  beginProfile(): void {
+    this.profiled = null;
   }
 
   /** Lanes by rank, then by track in the order in which they are drawn. */

@@ -13,6 +13,8 @@ interface ToolsProps {
   zoom: (isIn: boolean) => void;
   look: Look;
   whole: () => void;
+  /** Null while no profile was taken. */
+  profiled: (() => void) | null;
   /** Null once the gang ended: there is nothing to follow. */
   follow: (() => void) | null;
   save: () => void;
@@ -42,7 +44,7 @@ export function Tools(props: ToolsProps) {
   );
 }
 
-function Zoom({ zoom, look, whole, follow }: ToolsProps) {
+function Zoom({ zoom, look, whole, profiled, follow }: ToolsProps) {
   return (
     <Group class="hm-choice" label="zoom">
       <Button label="zoom out" title={ZOOM_HINT} act={() => zoom(false)}>
@@ -54,6 +56,11 @@ function Zoom({ zoom, look, whole, follow }: ToolsProps) {
       <Button isPressed={look.kind === "whole"} act={whole}>
         Fit
       </Button>
+      {profiled && (
+        <Button title="Show the profiled steps" act={profiled}>
+          Profile
+        </Button>
+      )}
       {follow && (
         <Button isPressed={look.kind === "live"} act={follow}>
           Follow
@@ -73,7 +80,7 @@ function Pages({ ranks, page, perPage, setPage }: ToolsProps) {
       <Button label="ranks before" isDisabled={page === 0} act={() => setPage(page - 1)}>
         ‹
       </Button>
-      <span class="hm-note">{`ranks ${shown[0]}–${shown.at(-1)} of ${ranks.length} with lanes`}</span>
+      <span class="hm-note">{`ranks ${shown[0]}–${shown.at(-1)} of ${ranks.length}`}</span>
       <Button label="ranks after" isDisabled={isLast} act={() => setPage(page + 1)}>
         ›
       </Button>

@@ -45,7 +45,13 @@ function Body({ page, theme, version }: BodyProps) {
       {store.report && <Failure report={store.report} />}
       <Ranks {...common} store={store} gang={gang} />
       <Curves {...common} store={store.curves} ranks={store.ranks} />
-      <Timeline {...common} store={store.spans} ranks={store.ranks} nowS={() => store.nowS()} />
+      <Timeline
+        {...common}
+        store={store.spans}
+        isPaged={store.fleet !== null}
+        phaseOf={(rank) => store.phaseOf(rank)}
+        nowS={() => store.nowS()}
+      />
       <Output {...common} store={store} />
       {store.stacks && <Stacks stacks={store.stacks} />}
     </>

@@ -1,5 +1,5 @@
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
-import { MARKS } from "../protocol";
+import { MARKS, type Rank } from "../protocol";
 import type { FleetView } from "../store";
 import type { Theme } from "../theme";
 import { draw, type Grid, gridFor, rankAt } from "./cells";
@@ -8,13 +8,15 @@ import { useWidth } from "./useWidth";
 
 interface Props {
   fleet: FleetView;
+  /** Of the ranks that have one. */
+  rows: readonly Rank[];
   theme: Theme;
   ask: Ask;
   version: number;
 }
 
 /** Every rank as a small cell; its row is shown by a click or by Enter. */
-export function FleetGrid({ fleet, theme, ask, version }: Props) {
+export function FleetGrid({ fleet, rows, theme, ask, version }: Props) {
   const [widthPx, measured] = useWidth();
   const [cursor, setCursor] = useState<number | null>(null);
   const [chosen, setChosen] = useState<readonly number[]>([]);
@@ -30,7 +32,7 @@ export function FleetGrid({ fleet, theme, ask, version }: Props) {
       <div class="hm-fleet-foot">
         <Legend fleet={fleet} />
         <span class="hm-fleet-told" aria-live="polite">
-          {cursor === null ? "" : describe(fleet, cursor)}
+          {cursor === null ? "" : describe(fleet, rows, cursor)}
         </span>
       </div>
     </div>
@@ -81,12 +83,14 @@ function Cells({ fleet, theme, version, grid, cursor, setCursor, choose }: Cells
   );
 }
 
-function describe(fleet: FleetView, rank: number): string {
+function describe(fleet: FleetView, rows: readonly Rank[], rank: number): string {
   const phase = fleet.phases[fleet.phase[rank] ?? -1] ?? "";
   const percent = fleet.progress[rank] ?? 255;
   const mark = MARKS[fleet.mark[rank] ?? 0] ?? "";
   const progress = percent === 255 ? "" : `${percent} %`;
-  return [`rank ${rank}`, phase, progress, mark].filter(Boolean).join(" · ");
+  const why = rows.find((row) => row.rank === rank)?.why ?? "";
+  const words = [`rank ${rank}`, phase, progress, mark, why === phase ? "" : why];
+  return words.filter(Boolean).join(" · ");
 }
 
 function moved(key: string, from: number, grid: Grid, np: number): number | null {
@@ -116,6 +120,12 @@ function Legend({ fleet }: { fleet: FleetView }) {
             {n} {mark}
           </span>
         ) : null,
+      )}
+      {fleet.shown.length > 0 && (
+        <span class="hm-legend-mark" data-mark="shown">
+          <i aria-hidden="true" />
+          {fleet.shown.length} in the table
+        </span>
       )}
     </span>
   );

@@ -19,7 +19,7 @@ export function Ranks({ store, theme, ask, version }: Props) {
   const counts = fleet?.counts ?? countPhases(rows);
   return (
     <Section name="ranks" title="Ranks" note={<Counts counts={counts} />}>
-      {fleet && <FleetGrid fleet={fleet} theme={theme} ask={ask} version={version} />}
+      {fleet && <FleetGrid {...{ fleet, rows, theme, ask, version }} />}
       <RankTable rows={rows} theme={theme} />
     </Section>
   );

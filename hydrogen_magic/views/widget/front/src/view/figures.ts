@@ -1,4 +1,5 @@
 import { column, count, rate, size } from "../format";
+import { shortNames } from "../names";
 import type { Rank } from "../protocol";
 
 /** More columns than that leave no room for progress; the curves have every metric. */
@@ -12,6 +13,8 @@ const MOST_STATE = 18;
 export interface Column {
   key: string;
   title: string;
+  /** What stands over it. */
+  short: string;
   texts: string[];
   /** `minor` gives way where the notebook is narrow: what a rank does is worth more. */
   look: "quiet" | "number" | "number minor";
@@ -25,12 +28,14 @@ export function columnsOf(rows: readonly Rank[]): { before: Column[]; after: Col
   const make = (title: string, look: Column["look"], text: TextOf): Column => ({
     key: title,
     title,
+    short: title,
     look,
     texts: rows.map(text),
   });
   const before = [make("device", "quiet", (row) => place(row, hosts.size > 1))];
   const after = [
-    make(countTitle(rows), "number", stepsText),
+    make(countTitle(rows), "number", countText),
+    make("steps", "number", ({ steps }) => (steps > 0 ? count(steps) : "")),
     make("steps/s", "number", (row) => optional(row.steps_per_s, rate)),
     make("rows/s", "number", (row) => optional(rowsPerS(row) || null, rate)),
     ...metricColumns(rows),
@@ -43,30 +48,30 @@ export function columnsOf(rows: readonly Rank[]): { before: Column[]; after: Col
 
 function metricColumns(rows: readonly Rank[]): Column[] {
   const names = [...new Set(rows.flatMap((row) => Object.keys(row.metrics)))];
-  return names.slice(0, MOST_METRICS).map((title, k) => ({
+  const shown = names.slice(0, MOST_METRICS);
+  const short = shortNames(shown, MOST_TITLE);
+  return shown.map((title, k) => ({
     key: `metric ${title}`,
     title,
+    short: short[k] ?? title,
     look: k < MOST_METRICS / 2 ? "number" : "number minor",
     texts: column(rows.map((row) => row.metrics[title])),
   }));
 }
-
-/** Long names of metrics begin alike, `validation/mean_…`: their ends tell them apart. */
-export const shortTitle = (title: string): string =>
-  title.length > MOST_TITLE ? `…${title.slice(1 - MOST_TITLE)}` : title;
 
 const filled = (columns: readonly Column[]) =>
   columns.filter(({ texts }) => texts.some((text) => text !== ""));
 
 const optional = (n: number | null, write: (n: number) => string) => (n === null ? "" : write(n));
 
-function stepsText({ bar, steps }: Rank): string {
-  if (bar === null) return steps > 0 ? count(steps) : "";
+function countText({ bar }: Rank): string {
+  if (bar === null) return "";
   return bar.total === null ? count(bar.n) : `${count(bar.n)}/${count(bar.total)}`;
 }
 
+/** The bars' own count: what it counts is not always optimizer steps. */
 const countTitle = (rows: readonly Rank[]): string =>
-  rows.some((row) => rowsPerS(row) !== null) ? "rows" : "steps";
+  rows.some((row) => rowsPerS(row) !== null) ? "rows" : "done";
 
 /** How fast a rank is that predicts rows; null for one that does something else. */
 export const rowsPerS = ({ bar }: Rank): number | null =>
@@ -79,6 +84,15 @@ export const fastest = (rows: readonly Rank[]): number =>
 const place = (row: Rank, withHost: boolean) =>
   [withHost ? row.host : "", row.device].filter(Boolean).join(" · ");
 
+const BEFORE: ReadonlySet<string> = new Set(["waiting", "starting", "loading"]);
+
+/** Whether a rank is not running its cell yet: its bar says so. */
+export const isBefore = ({ phase }: Rank): boolean => BEFORE.has(phase);
+
+/** Whether a rank has anything to draw a bar of. */
+export const hasBar = (row: Rank): boolean =>
+  isBefore(row) || rowsPerS(row) !== null || Boolean(row.bar?.total);
+
 /** What the bars count, where all say the same. */
 export function barTitle(rows: readonly Rank[]): string {
   if (fastest(rows) > 0) return "rows/s beside the fastest";
@@ -88,10 +102,12 @@ export function barTitle(rows: readonly Rank[]): string {
   return words.size === 1 ? word : "progress";
 }
 
-/** The mark's word, unless what the rank does says as much. */
-export function stateText({ mark, doing, phase }: Rank): string {
+/** The mark's word, unless what the rank does says as much; a straggler's reason in place of that. */
+export function stateText({ mark, doing, phase, why }: Rank): string {
   const words = doing || phase;
-  return mark === "" || phase === "failed" || words.includes(mark) ? words : `${mark} · ${words}`;
+  if (mark === "straggler" && why) return `${mark}: ${why}`;
+  if (mark !== "" && phase !== "failed" && !words.includes(mark)) return `${mark} · ${words}`;
+  return why && why !== phase && phase !== "failed" ? `${words} · ${why}` : words;
 }
 
 /** `ch` of a column's title is that much smaller than that of its figures. */

@@ -33,7 +33,9 @@ export interface TimelineProps extends SectionProps {
   store: SpanStore;
   /** Seconds since the launch, going on between messages. */
   nowS: () => number;
-  /** Rows of ranks: the phase that one is in has no span yet. */
-  ranks: ReadonlyMap<number, Rank>;
+  /** Whether the kernel sends spans of some ranks only, and more of them when it is asked. */
+  isPaged: boolean;
+  /** The phase that a rank is in, which has no span yet; empty while it is unknown. */
+  phaseOf: (rank: number) => string;
   gangId: string;
 }
