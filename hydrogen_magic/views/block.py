@@ -12,6 +12,7 @@ from rich.cells import cell_len, set_cell_size
 from hydrogen_magic.gang.culprit import is_victim_error
 from hydrogen_magic.gang.state import Bar, GangState, RankState
 from hydrogen_magic.gang.waits import late_by_now
+from hydrogen_magic.views.naming import short_names
 from hydrogen_magic.views.output import clean_name
 from hydrogen_magic.views.wording import (
     duration,
@@ -41,6 +42,7 @@ MOST_ROWS = 16
 VICTIM = "ended with the gang"
 """What a rank says that failed only because a peer did, in place of its own error."""
 _MOST_METRICS = 4
+_LONGEST_METRIC = 20
 _BAR_CELLS = 12
 _SLOW_START_S = 15.0
 _LONG_COLLECTIVE_S = 10.0
@@ -208,8 +210,9 @@ def _rate_text(rank: RankState) -> str:
 
 
 def _metrics_cell(rank: RankState, n_metrics: int) -> str:
-    shown = list(rank.last_metrics.items())[:n_metrics]
-    texts = [f"{clean_name(name)[:20]} {number(value)}" for name, value in shown]
+    shown = dict(list(rank.last_metrics.items())[:n_metrics])
+    names = short_names(list(map(clean_name, shown)), _LONGEST_METRIC)
+    texts = [f"{name} {number(shown[raw])}" for name, raw in zip(names, shown, strict=True)]
     more = len(rank.last_metrics) - len(shown) if shown else 0
     return "  ".join([*texts, *([f"+{more}"] if more else [])])
 
@@ -222,7 +225,8 @@ def _folded(ranks: Sequence[RankState], now_s: float, width: int) -> list[str]:
     failed = [rank for rank in ranks if rank.phase == "failed"][:4]
     lines = [phase_counts(ranks)]
     lines += _table(failed, now_s, width)
-    last = slowest([rank for rank in ranks if not rank.is_over])[:4]
+    alive = [rank for rank in ranks if not rank.is_over]
+    last = slowest(alive or [rank for rank in ranks if rank.phase == "stopped"])[:4]
     if last:
         lines.append("slowest:")
         lines += _table(last, now_s, width)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import math
+import re
 from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from itertools import pairwise
+from pathlib import Path
 from xml.etree import ElementTree
 
 import mistune
@@ -18,12 +20,13 @@ from hypothesis import strategies as st
 from nbconvert import HTMLExporter, MarkdownExporter
 
 from hydrogen_magic import events as ev
-from hydrogen_magic.gang.state import GangState
+from hydrogen_magic.gang.state import GangState, replay
 from hydrogen_magic.views.curves import Curves
 from hydrogen_magic.views.lanes import Lanes
 from hydrogen_magic.views.output import Line
 from hydrogen_magic.views.picture import colours, html
 from hydrogen_magic.views.picture.ansi import to_html
+from hydrogen_magic.views.picture.fills import FILLS, KINDS
 from hydrogen_magic.views.picture.scales import Scale, seconds_ticks, value_scale
 from hydrogen_magic.views.picture.swimlanes import _covered
 from tests import seconds
@@ -201,6 +204,27 @@ def test_ranks_that_agree_are_one_line() -> None:
     assert all(colours.of_rank(rank) in different for rank in range(4))
 
 
+def test_ranks_are_not_one_line_where_one_has_nan() -> None:
+    events = trained(2, 50, ("lr",), spans=False)
+    nan = ev.Metrics(3.0, 1, (50, 51), (3.0, 3.0), {"lr": (math.nan, math.nan)})
+    drawing = checked(drawn(ended([*events, nan]))).images()[1]
+    assert all(colours.of_rank(rank) in drawing for rank in range(2))
+
+
+def test_long_names_that_end_alike_stay_different() -> None:
+    names = [f"{part}/validation/mean_of_the_objective_head" for part in "abcd"]
+    parsed = checked(drawn(ended(trained(2, 20, names, spans=False))))
+    titles = [word for word in parsed.words() if "…" in word]
+    assert len(set(titles)) == 4
+
+
+def test_a_failure_that_the_cell_shows_too_is_folded() -> None:
+    folded = html(
+        replay(launched(2)), Curves(), Lanes(), [], "rank 1 failed\n  line", is_folded=True
+    )
+    assert "<summary>rank 1 failed</summary>" in folded and "line" in checked(folded).text
+
+
 def test_a_curve_over_many_decades_gets_a_logarithmic_axis() -> None:
     parsed = checked(drawn(ended(trained(1, 400, ("lr",), spans=False))))
     assert {"0.001", "1e-05", "1e-07"} <= set(parsed.words())
@@ -332,12 +356,20 @@ def test_every_colour_of_text_can_be_read_on_white_and_on_black(number: int) -> 
     assert min(colours.contrast(shown, page) for page in ("#ffffff", "#1e1e1e")) >= 2.9
 
 
-def test_palettes_stand_out_from_what_they_are_made_for() -> None:
-    made_for = {colours.LIGHT: ["#ffffff"], colours.DARK: ["#111111"],
-                colours.EITHER: ["#ffffff", "#111111", "#1e1e1e"]}  # fmt: skip
-    for palette, pages in made_for.items():
-        assert min(colours.contrast(colour, page) for colour in palette for page in pages) >= 3
+def test_colours_stand_out_on_every_page_and_are_those_of_the_live_view() -> None:
+    pages = ("#ffffff", "#111111", "#1e1e1e")
+    assert min(colours.contrast(rank, page) for rank in colours.EITHER for page in pages) >= 3
     assert min(colours.contrast(colours.INK, page) for page in ("#ffffff", "#111111")) >= 4
+    theme = (Path(colours.__file__).parents[1] / "widget/front/src/theme.ts").read_text()
+    assert _colours_in(theme, "PALETTE") == colours.EITHER
+    spans = (Path(colours.__file__).parents[1] / "widget/front/src/timeline/colors.ts").read_text()
+    assert _colours_in(spans, "FILLS") == FILLS
+    assert re.findall(r"(?<=/)[^/\n]+(?=/i)", spans) == list(KINDS)
+
+
+def _colours_in(typescript: str, name: str) -> tuple[str, ...]:
+    declared = typescript.partition(f"export const {name}")[2].partition("];")[0]
+    return tuple(re.findall("#[0-9a-f]{6}", declared))
 
 
 def notebook_with(fragment: str) -> nbformat.NotebookNode:

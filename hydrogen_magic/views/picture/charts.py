@@ -13,6 +13,7 @@ import hydrogen_magic.views.picture.svg as svg
 from hydrogen_magic.gang.state import GangState
 from hydrogen_magic.views.block import MOST_ROWS
 from hydrogen_magic.views.curves import ALL_RANKS, Buckets, Change, Curves, metric_name
+from hydrogen_magic.views.naming import short_names
 from hydrogen_magic.views.picture.ansi import name_html
 from hydrogen_magic.views.picture.colours import EITHER, ERROR, INK, of_rank
 from hydrogen_magic.views.picture.scales import Scale, value_scale
@@ -30,6 +31,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 282, 30, 146
 _APART = 1.5
 """Pixels between a rank and the mean from which on one sees that they are two."""
 _NAMES_IN_NOTE = 12
+_LONGEST_NAME = 28
+"""Characters beside a value."""
 
 
 def charts_html(curves: Curves, state: GangState) -> list[str]:
@@ -44,9 +47,12 @@ def charts_html(curves: Curves, state: GangState) -> list[str]:
     ranks = sorted({rank for each in series for rank in each} - {ALL_RANKS})
     colour = INK if ranks else EITHER[0]
     last = _last_values(state)
+    names = short_names([each.metric for each in shown], _LONGEST_NAME)
     charts = [
-        _Chart(each, curves.bad_steps(each.metric), points, colour).html(last.get(each.metric))
-        for each in shown
+        _Chart(each, name, curves.bad_steps(each.metric), points, colour).html(
+            last.get(each.metric)
+        )
+        for each, name in zip(shown, names, strict=True)
     ]
     caption = f"<p><b>Curves</b> by step{_left_out(curves.metrics())}</p>"
     has_mean = any(ALL_RANKS in each for each in series)
@@ -125,8 +131,11 @@ def _lengths(starts: NDArray[np.int64], keys: NDArray[np.float64]) -> NDArray[np
 class _Chart:
     """One metric. ``colour`` is that of all ranks together."""
 
-    def __init__(self, curve: Change, bad: Mapping[int, int], points: int, colour: str) -> None:
+    def __init__(
+        self, curve: Change, name: str, bad: Mapping[int, int], points: int, colour: str
+    ) -> None:
         self._metric = curve.metric
+        self._name = name
         self._colour = colour
         self._bad = bad
         self._lines = {
@@ -137,7 +146,7 @@ class _Chart:
 
     def html(self, last: float | None) -> str:
         """Return the picture; ``last`` is the newest value, beside the metric's name."""
-        parts = [svg.label(4, 15, self._metric, 28, font_weight="bold", font_size=12)]
+        parts = [svg.label(4, 15, self._name, _LONGEST_NAME, font_weight="bold", font_size=12)]
         if last is not None:
             parts.append(svg.label(_RIGHT, 15, _short(last), text_anchor="end"))
         if self._lines:
@@ -163,7 +172,7 @@ class _Chart:
     def _told_apart(self, steps: Scale, values: Scale) -> Mapping[int, _Line]:
         """Return the lines to draw: the mean alone where every rank lies on it."""
         main = self._lines.get(ALL_RANKS)
-        if main is None:
+        if main is None or self._bad:
             return self._lines
         xs, ys = steps(main.steps), values(main.means)
         apart = [

@@ -1,32 +1,20 @@
 """The colours of ranks and names, and what may be said about any colour.
 
-The palettes were searched for, not chosen: among eight, the smallest CIE76 distance for normal,
+The palette was searched for, not chosen: among eight colours, the smallest CIE76 distance for normal,
 protan, deutan and tritan vision (Machado's matrices) was made as big as it gets under the contrast.
 """
 
 from __future__ import annotations
 
 __all__ = [
-    "DARK",
     "EITHER",
     "ERROR",
     "INK",
-    "LIGHT",
     "contrast",
     "of_rank",
     "on_background",
     "readable",
 ]
-
-LIGHT = (
-    "#1800f0", "#00a818", "#d860a8", "#000018", "#a87860", "#603018", "#a848f0", "#481878",
-)  # fmt: skip
-"""On white: contrast at least 3.1, distance at least 26."""
-
-DARK = (
-    "#00a8d8", "#f0f018", "#d81878", "#18f0f0", "#f09048", "#7860f0", "#c0f0a8", "#a84830",
-)  # fmt: skip
-"""On #111: contrast at least 3.1, distance at least 25."""
 
 EITHER = (
     "#5090ff", "#e07010", "#7040ff", "#d02030", "#507070", "#d070c0", "#a09070", "#c000c0",
@@ -34,7 +22,8 @@ EITHER = (
 """On white, on #111 and on #1e1e1e: contrast at least 3, distance at least 23.
 
 A picture in a notebook does not learn on what it is shown: the browser's colour scheme is that of
-the system, not that of JupyterLab or GitHub.
+the system, not that of JupyterLab or GitHub. The live view has the same ones in ``theme.ts``, so that
+a rank keeps its colour from theme to theme and in the saved notebook.
 """
 
 INK = "#7a7a7a"

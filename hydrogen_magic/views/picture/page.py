@@ -34,12 +34,23 @@ _MOST_REPORT_CHARACTERS = 40_000
 _MARKS = {"SUCCEEDED": "✓", "FAILED": "✕", "STOPPED": "■"}
 
 
-def html(state: GangState, curves: Curves, lanes: Lanes, lines: Sequence[Line], report: str) -> str:
-    """Return the gang as it stands, the failure's ``report`` on top (empty: there is none)."""
+def html(
+    state: GangState,
+    curves: Curves,
+    lanes: Lanes,
+    lines: Sequence[Line],
+    report: str,
+    *,
+    is_folded: bool = False,
+) -> str:
+    """Return the gang as it stands, the failure's ``report`` on top (empty: there is none).
+
+    ``is_folded``: only the first line of the report is in sight.
+    """
     ranks = _told_ranks(state)
     parts = [
         *_header(state),
-        *_failure(report),
+        *_failure(report, is_folded),
         *ranks_html(state, ranks),
         *charts_html(curves, state),
         *timeline_html(state, lanes, times_of(lanes), ranks),
@@ -76,13 +87,16 @@ def _header(state: GangState) -> list[str]:
     return [title, *(f"<p>{name_html(text, 400)}</p>" for text in says)]
 
 
-def _failure(report: str) -> list[str]:
+def _failure(report: str, is_folded: bool) -> list[str]:
     if not report:
         return []
     lines = [to_html(_short(line, _LONGEST_REPORT_LINE)) for line in report.split("\n")]
     kept = lines[: _n_within(lines, _MOST_REPORT_CHARACTERS)]
     bar = f"border-left:3px solid {ERROR};padding-left:10px"
-    return [f'<div style="{bar}">', _preformatted(kept), "</div>"]
+    if not is_folded:
+        return [f'<div style="{bar}">', _preformatted(kept), "</div>"]
+    title = f"<summary>{kept[0]}</summary>"
+    return [f'<details style="{bar}">', title, _preformatted(kept[1:]), "</details>"]
 
 
 def _output(lines: Sequence[Line], n_ranks: int) -> list[str]:

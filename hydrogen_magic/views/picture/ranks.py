@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hydrogen_magic.gang.state import GangState, RankState
 from hydrogen_magic.views.block import phase_counts, phase_text
+from hydrogen_magic.views.naming import short_names
 from hydrogen_magic.views.picture.ansi import name_html
 from hydrogen_magic.views.picture.colours import of_rank
 from hydrogen_magic.views.wording import number, size_text
@@ -15,6 +16,7 @@ from hydrogen_magic.views.wording import number, size_text
 __all__ = ["ranks_html"]
 
 _MOST_METRICS = 6
+_LONGEST_TITLE = 24
 _MOST_COLOURS = 8
 """Ranks up to which a colour means one rank, as in the curves."""
 
@@ -24,7 +26,9 @@ def ranks_html(state: GangState, ranks: Sequence[int]) -> list[str]:
     shown = [state.ranks[rank] for rank in ranks if rank < len(state.ranks)]
     has_hosts = len({rank.host for rank in state.ranks if rank.host}) > 1
     names = list(dict.fromkeys(name for rank in state.ranks for name in rank.last_metrics))
-    rows = [_cells(rank, state, names[:_MOST_METRICS], has_hosts) for rank in shown]
+    names = names[:_MOST_METRICS]
+    titles = dict(zip(names, short_names(names, _LONGEST_TITLE), strict=True))
+    rows = [_cells(rank, state, titles, has_hosts) for rank in shown]
     if not rows:
         return []
     columns = [n for n in range(len(rows[0])) if any(row[n].content for row in rows)]
@@ -49,7 +53,7 @@ class _Cell:
     side: str = "right"
 
     def header(self) -> str:
-        return self._tag("th", name_html(self.title, 24))
+        return self._tag("th", name_html(self.title, _LONGEST_TITLE))
 
     def html(self) -> str:
         return self._tag("td", self.content)
@@ -60,7 +64,7 @@ class _Cell:
 
 
 def _cells(
-    rank: RankState, state: GangState, metrics: Sequence[str], has_hosts: bool
+    rank: RankState, state: GangState, metrics: Mapping[str, str], has_hosts: bool
 ) -> list[_Cell]:
     swatch = f'<span style="color:{of_rank(rank.rank)}">&#9632;</span> '
     name = f"rank {rank.rank}"
@@ -73,15 +77,15 @@ def _cells(
         _Cell("progress", _progress(rank)),
         _Cell("rate", _rate(rank)),
         _Cell("steps", f"{rank.steps}" if rank.steps else ""),
-        *(_metric(rank, name) for name in metrics),
+        *(_metric(rank, name, title) for name, title in metrics.items()),
         _Cell("memory", size_text(rank.rss_bytes) if rank.rss_bytes else ""),
         _Cell("GPU memory", size_text(gpu_bytes) if gpu_bytes else ""),
     ]
 
 
-def _metric(rank: RankState, name: str) -> _Cell:
+def _metric(rank: RankState, name: str, title: str) -> _Cell:
     value = rank.last_metrics.get(name)
-    return _Cell(name, "" if value is None else number(value))
+    return _Cell(title, "" if value is None else number(value))
 
 
 def _progress(rank: RankState) -> str:

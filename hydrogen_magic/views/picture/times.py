@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from hydrogen_magic.views.lanes import Lanes
 from hydrogen_magic.views.picture.ansi import name_html
-from hydrogen_magic.views.picture.colours import EITHER, INK
+from hydrogen_magic.views.picture.colours import INK
+from hydrogen_magic.views.picture.fills import fills
 from hydrogen_magic.views.wording import duration
 
 __all__ = ["Times", "list_html", "times_of"]
@@ -40,7 +41,7 @@ def times_of(lanes: Lanes) -> Times:
     """Return the names of the outermost spans of all ranks, sorted and coloured."""
     shares = lanes.shares()
     longest_first = sorted(shares, key=lambda name: -sum(shares[name].values()))
-    colours = dict(zip(longest_first, EITHER[:_MOST_NAMES], strict=False))
+    colours = fills(longest_first[:_MOST_NAMES])
     seconds = {name: shares[name] for name in longest_first}
     return Times(seconds, colours, sum(lanes.recorded_s().values()))
 

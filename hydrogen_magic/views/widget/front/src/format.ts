@@ -26,6 +26,10 @@ const grouped = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 /** `1,234,567`. */
 export const count = (n: number): string => grouped.format(n);
 
+/** `1 line`, `2,053 lines`. */
+export const counted = (n: number, word: string): string =>
+  `${count(n)} ${word}${n === 1 ? "" : "s"}`;
+
 /** `1.23 GB`, in powers of 1000 as the rest of the product has them. */
 export function size(bytes: number): string {
   if (bytes < 1000) return `${bytes} B`;

@@ -1,26 +1,37 @@
 /** What a reader chose, remembered in this browser for all gangs. */
-const KEY = "hydrogen-magic.folded";
+const FOLDED = "hydrogen-magic.folded";
+const PINNED = "hydrogen-magic.pinned";
 
-function folded(): Set<string> {
+function read(key: string): Record<string, boolean> {
   try {
-    const names: unknown = JSON.parse(localStorage.getItem(KEY) ?? "[]");
-    return new Set(Array.isArray(names) ? names.filter((name) => typeof name === "string") : []);
+    const found: unknown = JSON.parse(localStorage.getItem(key) ?? "{}");
+    return typeof found === "object" && found !== null && !Array.isArray(found)
+      ? Object.fromEntries(
+          Object.entries(found).filter(([, chosen]) => typeof chosen === "boolean"),
+        )
+      : {};
   } catch {
-    return new Set(); // storage is forbidden in sandboxed frames, and its text is anybody's
+    return {}; // storage is forbidden in sandboxed frames, and its text is anybody's
   }
 }
 
-export function isFolded(section: string): boolean {
-  return folded().has(section);
-}
-
-export function rememberFolded(section: string, isFolded: boolean): void {
-  const names = folded();
-  if (isFolded) names.add(section);
-  else names.delete(section);
+function write(key: string, name: string, chosen: boolean): void {
   try {
-    localStorage.setItem(KEY, JSON.stringify([...names]));
+    localStorage.setItem(key, JSON.stringify({ ...read(key), [name]: chosen }));
   } catch {
     // the choice holds for this view only
   }
 }
+
+/** Whether the reader folded a part; null when they never chose. */
+export const foldedBefore = (part: string): boolean | null => read(FOLDED)[part] ?? null;
+
+export const rememberFolded = (part: string, isFolded: boolean): void =>
+  write(FOLDED, part, isFolded);
+
+/** Metrics that the reader wants to see first. */
+export const pinnedBefore = (): ReadonlySet<string> =>
+  new Set(Object.entries(read(PINNED)).flatMap(([name, isPinned]) => (isPinned ? [name] : [])));
+
+export const rememberPinned = (name: string, isPinned: boolean): void =>
+  write(PINNED, name, isPinned);

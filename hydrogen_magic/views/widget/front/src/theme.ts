@@ -19,28 +19,19 @@ export interface Theme {
 }
 
 /**
- * Eight colours per theme, searched so that on their background each has a contrast of 3.1:1 and
- * any two are far apart for every kind of colour vision (CIE76 >= 25).
+ * Colours of ranks, the same in every theme and in the saved picture (`EITHER` in `colours.py`): searched
+ * so that each has a contrast of 3:1 on white and on dark pages, and any two are far apart for every
+ * kind of colour vision (CIE76 >= 23).
  */
-export const LIGHT: readonly string[] = [
-  "#1800f0",
-  "#00a818",
-  "#d860a8",
-  "#000018",
-  "#a87860",
-  "#603018",
-  "#a848f0",
-  "#481878",
-];
-export const DARK: readonly string[] = [
-  "#00a8d8",
-  "#f0f018",
-  "#d81878",
-  "#18f0f0",
-  "#f09048",
-  "#7860f0",
-  "#c0f0a8",
-  "#a84830",
+export const PALETTE: readonly string[] = [
+  "#5090ff",
+  "#e07010",
+  "#7040ff",
+  "#d02030",
+  "#507070",
+  "#d070c0",
+  "#a09070",
+  "#c000c0",
 ];
 
 /** Lines of ranks 0-7 are whole; every further eight have a dash of their own. */
@@ -76,7 +67,7 @@ export function readTheme(root: HTMLElement): Theme {
     error: variable(style, "--hm-error", isDark ? "#ff7b72" : "#c62828"),
     warning: variable(style, "--hm-warning", isDark ? "#e0a83c" : "#8a5a00"),
     good: variable(style, "--hm-good", isDark ? "#58b368" : "#1f7a33"),
-    palette: isDark ? DARK : LIGHT,
+    palette: PALETTE,
   };
 }
 

@@ -1,11 +1,20 @@
 import { render } from "preact";
 import { act } from "preact/test-utils";
-import { afterEach, describe, expect, it, vi } from "vitest";
+import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import { Curves } from "../src/curves";
 import { CurveStore } from "../src/curves/store";
-import type { Ack } from "../src/protocol";
+import { type Ack, ALL_RANKS, type Rank } from "../src/protocol";
 import { THEME } from "./bench/scenes";
 import { packCurve } from "./demo/data";
+import { rankWith } from "./kernel";
+
+/** happy-dom has no canvas to draw on. */
+vi.mock("../src/curves/plot", () => ({
+  Plot: class {
+    paint() {}
+    end() {}
+  },
+}));
 
 function storeWith(names: readonly string[]): CurveStore {
   const store = new CurveStore();
@@ -20,14 +29,18 @@ function storeWith(names: readonly string[]): CurveStore {
   return store;
 }
 
-function shown(store: CurveStore, ask: (order: unknown) => Promise<Ack>): HTMLElement {
+function shown(
+  store: CurveStore,
+  ask: (order: unknown) => Promise<Ack>,
+  ranks: ReadonlyMap<number, Rank> = new Map(),
+): HTMLElement {
   const root = document.createElement("div");
   document.body.append(root);
   act(() => {
     render(
       <Curves
         store={store}
-        ranks={new Map()}
+        ranks={ranks}
         version={1}
         theme={THEME}
         ask={ask}
@@ -45,6 +58,12 @@ const ack = (ok: boolean, text = ""): Ack => ({ kind: "ack", to: "", id: "", ok,
 const button = (root: HTMLElement, word: string) =>
   [...root.querySelectorAll("button")].find((b) => b.textContent === word) as HTMLButtonElement;
 
+beforeEach(() => {
+  // happy-dom lays nothing out
+  vi.spyOn(HTMLElement.prototype, "clientWidth", "get").mockReturnValue(900);
+  localStorage.clear();
+});
+
 afterEach(() => {
   for (const root of [...document.body.children]) {
     render(null, root);
@@ -58,12 +77,50 @@ describe("the section of curves", () => {
     expect(shown(new CurveStore(), async () => ack(true)).textContent).toBe("");
   });
 
-  it("lets the reader choose when there are many metrics", () => {
-    const root = shown(storeWith([..."abcdefgh"]), async () => ack(true));
-    expect(root.querySelector("summary")?.textContent).toBe("6 of 8 metrics");
-    const boxes = [...root.querySelectorAll<HTMLInputElement>(".hm-chooser input")];
-    act(() => boxes[7]?.click());
-    expect(root.querySelector("summary")?.textContent).toBe("7 of 8 metrics");
+  it("groups, finds and pins metrics, and remembers what was folded and pinned", () => {
+    const store = storeWith([
+      ..."abcd",
+      ..."efgh"
+        .replace(/./g, "$&")
+        .split("")
+        .map((n) => `x/${n}`),
+    ]);
+    const captions = (root: HTMLElement) =>
+      [...root.querySelectorAll(".hm-group-caption")].map((one) => one.textContent);
+    const charts = (root: HTMLElement) =>
+      [...root.querySelectorAll("figcaption b")].map((one) => one.textContent);
+    const root = shown(store, async () => ack(true));
+    expect(captions(root)).toEqual(["metrics (4)", "x (4)"]);
+    expect(charts(root)).toEqual([..."abcdefgh"]);
+    act(() => button(root, "x (4)").click());
+    act(() => root.querySelector<HTMLButtonElement>('[aria-label="Pin c"]')?.click());
+    expect(captions(root)).toEqual(["pinned (1)", "metrics (3)", "x (4)"]);
+    expect(charts(root)).toEqual([..."cabd"]);
+    const again = shown(store, async () => ack(true));
+    expect(charts(again)).toEqual([..."cabd"]);
+    const input = again.querySelector<HTMLInputElement>('[type="search"]') as HTMLInputElement;
+    input.value = "X/";
+    act(() => void input.dispatchEvent(new Event("input", { bubbles: true })));
+    expect(charts(again)).toEqual([..."efgh"]);
+  });
+
+  it("never says that ranks are the same where one has NaN", () => {
+    const bucket = { key: 0, count: 1, mean: 1, min: 1, max: 1 };
+    const store = new CurveStore();
+    const { delta, buffers } = packCurve("loss", 1, [
+      { rank: ALL_RANKS, buckets: [bucket] },
+      { rank: 0, buckets: [bucket] },
+      { rank: 1, buckets: [], badStep: 0 },
+    ]);
+    store.apply([delta], buffers);
+    const root = shown(
+      store,
+      async () => ack(true),
+      new Map([[1, rankWith(1, { metrics: { loss: "nan" } })]]),
+    );
+    expect(root.textContent).toContain("NaN or infinite from step 0, rank 1");
+    expect(root.textContent).not.toContain("the same on all ranks");
+    expect(root.querySelector('[title="rank 1"]')?.textContent).toBe("1NaN");
   });
 
   it("switches between mean and ranks", () => {

@@ -1,5 +1,5 @@
 import { expect, test } from "vitest";
-import { barTitle, columnsOf, fastest, shortTitle, stateText, Widths } from "../src/view/figures";
+import { barTitle, columnsOf, fastest, stateText, Widths } from "../src/view/figures";
 import { rankWith } from "./kernel";
 
 const bar = { desc: "epoch 2:", n: 1200, total: 4000, unit: "it", per_s: null };
@@ -13,7 +13,7 @@ test("a column that nobody has anything for is not there", () => {
   expect(titles(rankWith(0))).toEqual(["device"]);
   expect(titles(rankWith(0), rankWith(1, { bar, gpu_percent: 3 }))).toEqual([
     "device",
-    "steps",
+    "done",
     "GPU",
   ]);
 });
@@ -65,7 +65,16 @@ test("widths never shrink", () => {
   expect(widths.of("lr", ["1"])).not.toBe(wide);
 });
 
-test("a long name of a metric keeps its end, which tells it from the others", () => {
-  expect(shortTitle("accuracy")).toBe("accuracy");
-  expect(shortTitle("validation/mean_accuracy_top_5")).toBe("…ccuracy_top_5");
+test("the steps are the optimizer's, beside what a bar counts", () => {
+  const { after } = columnsOf([rankWith(0, { bar: { ...bar, n: 40 }, steps: 10 })]);
+  expect(after.map(({ title, texts }) => [title, texts[0]])).toEqual([
+    ["done", "40/4,000"],
+    ["steps", "10"],
+  ]);
+});
+
+test("a straggler's state is its reason", () => {
+  const row = rankWith(0, { mark: "straggler", why: "40 steps, median 100" });
+  expect(stateText(row)).toBe("straggler: 40 steps, median 100");
+  expect(stateText(rankWith(0, { why: "among the slowest" }))).toBe("running · among the slowest");
 });

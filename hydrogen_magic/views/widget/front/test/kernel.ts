@@ -86,6 +86,7 @@ export const rankWith = (rank: number, changes: Partial<Rank> = {}): Rank => ({
   gpu_percent: null,
   gpu_memory_bytes: null,
   mark: "",
+  why: "",
   ...changes,
 });
 

@@ -22,7 +22,7 @@ describe("ranks", () => {
     "%s is said in a word with a shape",
     (mark) => {
       stage.say({ gang: gangWith(), ranks: [rankWith(0, { mark, doing: "backward" })] });
-      const state = stage.find(".hm-state");
+      const state = stage.find("td.hm-state");
       expect(state.textContent).toBe(`${mark} · backward`);
       expect(state.querySelector("svg")).not.toBeNull();
     },

@@ -35,7 +35,8 @@ function shown(store: SpanStore, isLive = false) {
         np={2}
         isLive={isLive}
         gangId="g1"
-        ranks={new Map()}
+        isPaged={false}
+        phaseOf={() => ""}
         nowS={() => store.endS}
       />,
       root,

@@ -30,6 +30,10 @@ export interface ChartProps {
   syncKey: string;
   ask: Ask;
   look: (range: Range | null) => void;
+  /** Its name, or what of it tells it from its neighbours. */
+  title: string;
+  isPinned: boolean;
+  pin: () => void;
   /** Tells the section of a plot that came or went, for its picture. */
   known: (name: string, plot: Plot | null) => void;
 }
@@ -61,7 +65,8 @@ export function Chart(props: ChartProps) {
   return (
     <figure class="hm-chart" aria-label={`${metric.name} by step`}>
       <figcaption>
-        <Name name={metric.name} />
+        <Pin name={metric.name} isPinned={props.isPinned} pin={props.pin} />
+        <b title={metric.name}>{props.title}</b>
         {reading && <Summary metric={drawn} reading={reading} isLogAsked={options.isLog} />}
       </figcaption>
       <div
@@ -80,15 +85,27 @@ export function Chart(props: ChartProps) {
   );
 }
 
-/** Characters at the end of a name that stay where it is too long: names begin alike. */
-const TAIL = 12;
+interface PinProps {
+  name: string;
+  isPinned: boolean;
+  pin: () => void;
+}
 
-function Name({ name }: { name: string }) {
+function Pin({ name, isPinned, pin }: PinProps) {
+  const title = isPinned ? `Unpin ${name}` : `Pin ${name}: show it first, in other gangs too`;
   return (
-    <b title={name}>
-      <span>{name.slice(0, -TAIL)}</span>
-      {name.slice(-TAIL)}
-    </b>
+    <button
+      type="button"
+      class="hm-pin"
+      aria-pressed={isPinned}
+      aria-label={`Pin ${name}`}
+      title={title}
+      onClick={pin}
+    >
+      <svg viewBox="0 0 12 12" aria-hidden="true">
+        <path d="M4 1h4L7.5 5 10 7.5H2L4.5 5zM6 7.5V11" />
+      </svg>
+    </button>
   );
 }
 

@@ -1,19 +1,29 @@
 import { useId, useRef, useState } from "preact/hooks";
 import { save } from "../download";
+import { pinnedBefore, rememberPinned } from "../memory";
+import { shortNames } from "../names";
 import type { Range } from "../range";
+import { Button } from "../view/Button";
 import type { CurvesProps } from "../view/props";
-import { Section } from "../view/Section";
+import { FoldButton, Section, useFolded } from "../view/Section";
 import { useWidth } from "../view/useWidth";
 import { Chart, type ChartProps } from "./Chart";
+import { grouped, type MetricGroup, nameIn, OTHERS } from "./groups";
 import { picture } from "./picture";
 import type { Plot } from "./plot";
 import { type Options, ranksOf } from "./shape";
 import type { Metric } from "./store";
-import { Chooser, Tools } from "./tools";
+import { Search, Tools } from "./tools";
 import { csv } from "./values";
 
 /** Charts that are shown before the reader chooses. */
 export const FIRST_SHOWN = 6;
+/** Charts of one group that a search shows. */
+const MOST_FOUND = 24;
+/** Room beside a chart's name for its pin, its step and its value. */
+const VALUE_PX = 150;
+/** About the width of a letter of a chart's name. */
+const LETTER_PX = 7;
 /** How long the kernel may take to begin with a file before this page writes what it knows. */
 const KERNEL_PATIENCE_MS = 3000;
 const GAP_PX = 20;
@@ -39,25 +49,26 @@ export function wholeOf(metrics: readonly Metric[]): Range {
 export function Curves(props: CurvesProps) {
   const { store, theme, ask } = props;
   const all = [...store.metrics.values()];
-  const [chosen, setChosen] = useState<ReadonlySet<string> | null>(null);
+  const [wanted, setWanted] = useState("");
+  const [pinned, pin] = usePinned();
   const [range, setRange] = useState<Range | null>(null);
   const [changed, setOptions] = useState<Options | null>(null);
   const isMany = all.some((metric) => ranksOf(metric).length > FEW_RANKS);
   const options = changed ?? (isMany ? MANY_OPTIONS : FEW_OPTIONS);
   const [told, setTold] = useState("");
   const plots = useRef(new Map<string, Plot>());
-  const [widthPx, grid] = useWidth();
+  const syncKey = useId();
+  const [widthPx, body] = useWidth();
   if (all.length === 0) return null;
-  const shown = all.filter((metric, k) => (chosen ? chosen.has(metric.name) : k < FIRST_SHOWN));
-  const n_columns = columnsFor(widthPx, shown.length);
-  const savePng = () =>
+  const groups = grouped([...store.metrics.keys()], pinned, wanted, FIRST_SHOWN);
+  const savePng = () => {
+    const shown = all.filter((metric) => plots.current.has(metric.name));
+    const n_columns = columnsFor(widthPx, shown.length);
     picture(shown, props, plots.current, n_columns, theme, (blob) =>
       save(blob, `${props.gangId}_curves.png`),
     );
+  };
   const saveCsv = async () => setTold(await csvFrom(props, all));
-  const chooser = all.length > FIRST_SHOWN && (
-    <Chooser names={all.map((m) => m.name)} shown={shown.map((m) => m.name)} choose={setChosen} />
-  );
   return (
     <Section
       name="curves"
@@ -65,7 +76,7 @@ export function Curves(props: CurvesProps) {
       note={told || hint(range)}
       tools={
         <>
-          {chooser}
+          {all.length > FIRST_SHOWN && <Search {...{ wanted, setWanted }} />}
           <Tools
             options={options}
             hasRanks={all.some((metric) => ranksOf(metric).length > 1)}
@@ -78,43 +89,110 @@ export function Curves(props: CurvesProps) {
         </>
       }
     >
-      <div
-        class="hm-charts"
-        ref={grid}
-        style={{ gridTemplateColumns: `repeat(${n_columns}, 1fr)` }}
-      >
-        {widthPx > 0 && (
+      <div class="hm-groups" ref={body}>
+        {groups.length === 0 && <p class="hm-note">no metric is named so</p>}
+        {groups.map((group) => (
           <Charts
-            {...{ store, theme, ask, options, range }}
+            key={`${group.title} ${wanted !== ""}`}
+            {...{ store, theme, ask, options, range, group, pinned, pin, widthPx, syncKey }}
             look={setRange}
             rows={props}
-            metrics={shown}
             plots={plots.current}
-            widthPx={Math.floor((widthPx - GAP_PX * (n_columns - 1)) / n_columns)}
+            isAlone={groups.length === 1 && group.title === OTHERS}
+            isSearched={wanted !== ""}
           />
-        )}
+        ))}
       </div>
     </Section>
   );
 }
 
-interface ChartsProps extends Omit<ChartProps, "metric" | "whole" | "syncKey" | "known"> {
-  metrics: readonly Metric[];
-  /** Where the section finds them for its picture. */
-  plots: Map<string, Plot>;
+/** Metrics that the reader pinned, in this gang or in an earlier one. */
+function usePinned(): [ReadonlySet<string>, (name: string) => void] {
+  const [pinned, setPinned] = useState(pinnedBefore);
+  const toggle = (name: string) => {
+    const next = new Set(pinned);
+    if (!next.delete(name)) next.add(name);
+    rememberPinned(name, next.has(name));
+    setPinned(next);
+  };
+  return [pinned, toggle];
 }
 
-/** One beside the other; they share steps and crosshair. */
-function Charts({ metrics, plots, ...common }: ChartsProps) {
-  const syncKey = useId();
-  const whole = wholeOf(metrics);
+interface ChartsProps
+  extends Omit<ChartProps, "metric" | "whole" | "known" | "title" | "isPinned" | "pin"> {
+  group: MetricGroup;
+  pinned: ReadonlySet<string>;
+  pin: (name: string) => void;
+  /** Where the section finds them for its picture. */
+  plots: Map<string, Plot>;
+  /** Without a caption: no other group is there. */
+  isAlone: boolean;
+  isSearched: boolean;
+}
+
+/** The charts of one group beside each other; all share steps and crosshair. */
+function Charts({ group, isAlone, isSearched, ...common }: ChartsProps) {
+  const { title, names } = group;
+  const [isFolded, toggle] = useFolded(`curves/${title}`, group.isFoldedAtFirst);
+  const [isWhole, showAll] = useState(false);
+  const body = useId();
+  const folded = isFolded && !isAlone && !isSearched;
+  const shown = isWhole ? names : names.slice(0, isSearched ? MOST_FOUND : FIRST_SHOWN);
+  const n_columns = columnsFor(common.widthPx, shown.length);
+  const label = `${title} (${names.length})`;
+  return (
+    <div class="hm-group">
+      {!isAlone && !isSearched && (
+        <div class="hm-group-caption">
+          <FoldButton {...{ title: label, folded, toggle, body }} />
+        </div>
+      )}
+      <div
+        id={body}
+        class="hm-charts"
+        hidden={folded}
+        style={{ gridTemplateColumns: `repeat(${n_columns}, minmax(0, 1fr))` }}
+      >
+        {!folded && common.widthPx > 0 && (
+          <Shown {...common} {...{ title, names: shown, n_columns }} />
+        )}
+      </div>
+      {!folded && shown.length < names.length && (
+        <Button act={() => showAll(true)}>{`Show all ${names.length}`}</Button>
+      )}
+    </div>
+  );
+}
+
+interface ShownProps extends Omit<ChartsProps, "group" | "isAlone" | "isSearched"> {
+  title: string;
+  names: readonly string[];
+  n_columns: number;
+}
+
+function Shown({ title, names, n_columns, plots, pinned, pin, ...common }: ShownProps) {
+  const all = [...common.store.metrics.values()];
+  const whole = wholeOf(all);
+  const widthPx = Math.floor((common.widthPx - GAP_PX * (n_columns - 1)) / n_columns);
+  const own = names.map((name) => nameIn(title, name));
+  const short = shortNames(own, Math.max(10, Math.floor((widthPx - VALUE_PX) / LETTER_PX)));
   const known = (name: string, plot: Plot | null) => {
     if (plot === null) plots.delete(name);
     else plots.set(name, plot);
   };
-  return metrics.map((metric) => (
-    <Chart key={metric.name} {...{ ...common, metric, whole, syncKey, known }} />
-  ));
+  return names.map((name, k) => {
+    const metric = common.store.metrics.get(name);
+    return metric === undefined ? null : (
+      <Chart
+        key={name}
+        {...{ ...common, metric, whole, widthPx, known }}
+        title={short[k] ?? name}
+        isPinned={pinned.has(name)}
+        pin={() => pin(name)}
+      />
+    );
+  });
 }
 
 const hint = (range: Range | null) =>

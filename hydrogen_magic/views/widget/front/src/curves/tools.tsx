@@ -57,30 +57,22 @@ function Smoothing({ smoothing, set }: { smoothing: number; set: (smoothing: num
   );
 }
 
-interface ChooserProps {
-  names: readonly string[];
-  shown: readonly string[];
-  choose: (names: ReadonlySet<string>) => void;
+interface SearchProps {
+  wanted: string;
+  setWanted: (wanted: string) => void;
 }
 
-/** Which metrics have a chart. */
-export function Chooser({ names, shown, choose }: ChooserProps) {
-  const toggle = (name: string) => {
-    const next = new Set(shown);
-    if (!next.delete(name)) next.add(name);
-    choose(next);
-  };
+/** Leaves the charts of metrics whose names contain what the reader writes. */
+export function Search({ wanted, setWanted }: SearchProps) {
   return (
-    <details class="hm-chooser">
-      <summary>{`${shown.length} of ${names.length} metrics`}</summary>
-      <div class="hm-chooser-list">
-        {names.map((name) => (
-          <label key={name}>
-            <input type="checkbox" checked={shown.includes(name)} onChange={() => toggle(name)} />
-            {name}
-          </label>
-        ))}
-      </div>
-    </details>
+    <input
+      type="search"
+      class="hm-input"
+      placeholder="Find a metric"
+      aria-label="Find a metric"
+      value={wanted}
+      onInput={(event) => setWanted(event.currentTarget.value)}
+      onKeyDown={(event) => event.key === "Escape" && setWanted("")}
+    />
   );
 }

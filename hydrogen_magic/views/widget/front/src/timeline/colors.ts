@@ -19,36 +19,23 @@ const KINDS: readonly [string, RegExp][] = [
 const NEGOTIATION = KINDS.length - 1;
 
 /**
- * Colours of the kinds, then of other names: searched so that the kinds are at least 25 apart
- * (CIE76) for every kind of colour vision, and the others at least 19 from all that stand before.
+ * Colours of the kinds, then of other names, the same in every theme and in the saved picture
+ * (`fills.py`): searched so that each has a contrast of 1.6:1 on white and on dark pages, and any two
+ * are at least 28 apart (CIE76) for every kind of colour vision.
  */
-export const LIGHT_FILLS: readonly string[] = [
-  "#ecb913",
-  "#267fd9",
-  "#1b206a",
-  "#e56ca3",
-  "#25d076",
-  "#734c26",
-  "#86134d",
-  "#868613",
-  "#9dc7f1",
-  "#7f20df",
-  "#d2cbbc",
-  "#3d588f",
-];
-export const DARK_FILLS: readonly string[] = [
-  "#f0ca4c",
-  "#94d7f0",
-  "#4040dd",
-  "#e56c94",
-  "#1da54a",
-  "#674832",
-  "#e2f5bc",
-  "#a670db",
-  "#8f246b",
-  "#c9391d",
-  "#70169c",
-  "#ba5eab",
+export const FILLS: readonly string[] = [
+  "#f89000",
+  "#3080a0",
+  "#403090",
+  "#d060f8",
+  "#80d0f8",
+  "#702010",
+  "#c04000",
+  "#9010f8",
+  "#908060",
+  "#f8c080",
+  "#503040",
+  "#c0d0c0",
 ];
 
 export const N_KINDS = KINDS.length;
@@ -85,7 +72,7 @@ export class NameColors {
 
   fill(name: string, theme: Theme): string {
     if (name === "other") return theme.faint;
-    return (theme.isDark ? DARK_FILLS : LIGHT_FILLS)[this.indexOf(name)] ?? theme.faint;
+    return FILLS[this.indexOf(name)] ?? theme.faint;
   }
 
   /** The same as a CSS background. */
@@ -97,7 +84,7 @@ export class NameColors {
 
   /** The wanted colour, or the next that fewer names have. */
   private free(wanted: number): number {
-    const n = LIGHT_FILLS.length - N_KINDS;
+    const n = FILLS.length - N_KINDS;
     const uses = (k: number) => this.taken.get(k) ?? 0;
     const fewest = Math.min(...Array.from({ length: n }, (_, k) => uses(k)));
     let k = wanted % n;

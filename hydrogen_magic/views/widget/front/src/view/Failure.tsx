@@ -9,7 +9,7 @@ const SAID_MS = 1500;
 /** IPython's arrow at the line that raised, with or without its number. */
 const ARROW = /^\s*-{2,}>/;
 
-/** Why the gang failed: in words first, then the culprit's own lines. */
+/** Why the gang failed: in words, and the culprit's own lines, folded where the cell's error has them. */
 export function Failure({ report }: { report: Report }) {
   const [title = [], ...rest] = report.text
     .replace(/\n\s*\n/, "\n")
@@ -26,15 +26,18 @@ export function Failure({ report }: { report: Report }) {
         <CopyButton text={plain.join("\n")} />
       </div>
       {rest.length > 0 && (
-        // biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reached by keyboard
-        <pre tabIndex={0}>
-          {rest.map((runs, i) => (
-            <div key={i} class={ARROW.test(plain[i + 1] ?? "") ? "hm-arrow" : undefined}>
-              <Text runs={runs} />
-              {"\n"}
-            </div>
-          ))}
-        </pre>
+        <details open={!report.is_raised}>
+          <summary>Traceback</summary>
+          {/* biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reached by keyboard */}
+          <pre tabIndex={0}>
+            {rest.map((runs, i) => (
+              <div key={i} class={ARROW.test(plain[i + 1] ?? "") ? "hm-arrow" : undefined}>
+                <Text runs={runs} />
+                {"\n"}
+              </div>
+            ))}
+          </pre>
+        </details>
       )}
     </section>
   );

@@ -1,5 +1,5 @@
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
-import { count } from "../format";
+import { count, counted } from "../format";
 import { type Hit, search } from "../lines";
 import type { Store } from "../store";
 import { Button } from "./Button";
@@ -93,13 +93,8 @@ const rowsFor = (n_lines: number) => Math.min(MOST_ROWS, Math.max(FEWEST_ROWS, n
 
 function Note({ store }: { store: Store }) {
   const { linesBefore, lines } = store;
-  const all = count(linesBefore + lines.length);
-  if (linesBefore === 0) return <>{all} lines</>;
-  return (
-    <>
-      last {count(lines.length)} of {all} lines
-    </>
-  );
+  const all = counted(linesBefore + lines.length, "line");
+  return <>{linesBefore === 0 ? all : `last ${count(lines.length)} of ${all}`}</>;
 }
 
 /** The lines, cut where their numbers are multiples of a chunk's length: old chunks stay as they are. */

@@ -7,8 +7,9 @@ import {
   type Column,
   columnsOf,
   fastest,
+  hasBar,
+  isBefore,
   rowsPerS,
-  shortTitle,
   stateText,
   Widths,
 } from "./figures";
@@ -24,6 +25,7 @@ export function RankTable({ rows, theme }: Props) {
   const widths = useRef(new Widths()).current;
   const columns = columnsOf(rows);
   const best = fastest(rows);
+  const hasBars = rows.some(hasBar);
   return (
     // biome-ignore lint/a11y/noNoninteractiveTabindex: what scrolls must be reached by keyboard
     <section class="hm-scroll" tabIndex={0} aria-label="Table of ranks">
@@ -31,7 +33,7 @@ export function RankTable({ rows, theme }: Props) {
         <Head {...columns} rows={rows} widths={widths} />
         <tbody>
           {rows.map((row, i) => (
-            <Row key={row.rank} {...columns} row={row} i={i} best={best} theme={theme} />
+            <Row key={row.rank} {...columns} {...{ row, i, best, theme, hasBars }} />
           ))}
         </tbody>
       </table>
@@ -60,7 +62,7 @@ function Head({
       title={one.title}
       style={{ minWidth: widths.of(one.key, one.texts) }}
     >
-      {shortTitle(one.title)}
+      {one.short}
     </th>
   );
   return (
@@ -68,11 +70,13 @@ function Head({
       <tr>
         <th scope="col">rank</th>
         {before.map(title)}
-        <th scope="col" class="hm-wide" title={barTitle(rows)}>
-          {barTitle(rows)}
-        </th>
+        {rows.some(hasBar) && (
+          <th scope="col" class="hm-wide" title={barTitle(rows)}>
+            {barTitle(rows)}
+          </th>
+        )}
         {after.map(title)}
-        <th scope="col" style={{ minWidth: widths.ofStates(rows) }}>
+        <th scope="col" class="hm-state" style={{ minWidth: widths.ofStates(rows) }}>
           state
         </th>
       </tr>
@@ -86,9 +90,10 @@ interface RowProps extends Columns {
   /** See `fastest`. */
   best: number;
   theme: Theme;
+  hasBars: boolean;
 }
 
-function Row({ before, after, row, i, best, theme }: RowProps) {
+function Row({ before, after, row, i, best, theme, hasBars }: RowProps) {
   const cell = (one: Column) => (
     <td key={one.key} class={classOf(one)}>
       {one.texts[i]}
@@ -101,9 +106,11 @@ function Row({ before, after, row, i, best, theme }: RowProps) {
         rank {row.rank}
       </th>
       {before.map(cell)}
-      <td class="hm-wide">
-        <Progress row={row} best={best} />
-      </td>
+      {hasBars && (
+        <td class="hm-wide">
+          <Progress row={row} best={best} />
+        </td>
+      )}
       {after.map(cell)}
       <td class="hm-state">
         <State row={row} />
@@ -114,14 +121,12 @@ function Row({ before, after, row, i, best, theme }: RowProps) {
 
 // ── cells ───────────────────────────────────────────────────────────────────────────────────────
 
-const BEFORE: ReadonlySet<string> = new Set(["waiting", "starting", "loading"]);
-
 function Progress({ row, best }: { row: Rank; best: number }) {
-  if (BEFORE.has(row.phase)) return <Track label={row.doing || row.phase} isBusy />;
+  if (isBefore(row)) return <Track label={row.doing || row.phase} />;
   const perS = rowsPerS(row);
   if (perS !== null) return best > 0 ? <Speed share={perS / best} /> : null;
   if (row.bar?.total) return <KnownProgress rank={row.rank} bar={row.bar} total={row.bar.total} />;
-  return row.phase === "running" ? <Track label="no end known" isBusy={row.steps > 0} /> : null;
+  return null;
 }
 
 interface KnownProps {
@@ -155,9 +160,9 @@ function Speed({ share }: { share: number }) {
   );
 }
 
-/** A track without a known share: something goes on, or nothing is known of it. */
-function Track({ label, isBusy }: { label: string; isBusy: boolean }) {
-  return <div class="hm-track" data-busy={isBusy} role="progressbar" aria-label={label} />;
+/** A track without a known share: something goes on. */
+function Track({ label }: { label: string }) {
+  return <div class="hm-track" data-busy role="progressbar" aria-label={label} />;
 }
 
 const MARK_SHAPES: Record<Mark, [ShapeName, Tone] | null> = {

@@ -1,6 +1,6 @@
 import type { ComponentChildren } from "preact";
 import { useId, useState } from "preact/hooks";
-import { isFolded, rememberFolded } from "../memory";
+import { foldedBefore, rememberFolded } from "../memory";
 
 interface Props {
   /** Under which the reader's choice is remembered, in this browser. */
@@ -10,32 +10,55 @@ interface Props {
   note?: ComponentChildren;
   /** Buttons and selectors at the right; gone while the section is folded. */
   tools?: ComponentChildren;
+  /** Whether it is folded until the reader chooses. */
+  isFoldedAtFirst?: boolean;
   children: ComponentChildren;
 }
 
-/** A part of the page with a small caption that folds it. */
-export function Section({ name, title, note, tools, children }: Props) {
-  const [folded, setFolded] = useState(() => isFolded(name));
-  const body = useId();
+/** Whether a part is folded, as the reader last chose, and how to change that. */
+export function useFolded(name: string, atFirst: boolean): [boolean, () => void] {
+  const [chosen, choose] = useState(() => foldedBefore(name));
+  const folded = chosen ?? atFirst;
   const toggle = () => {
     rememberFolded(name, !folded);
-    setFolded(!folded);
+    choose(!folded);
   };
+  return [folded, toggle];
+}
+
+interface FoldProps {
+  title: string;
+  folded: boolean;
+  toggle: () => void;
+  /** Id of what it folds. */
+  body: string;
+}
+
+export function FoldButton({ title, folded, toggle, body }: FoldProps) {
+  return (
+    <button
+      type="button"
+      class="hm-fold"
+      aria-expanded={!folded}
+      aria-controls={body}
+      onClick={toggle}
+    >
+      <svg viewBox="0 0 8 8" aria-hidden="true">
+        <path d="M1.5 2.5 4 5.5 6.5 2.5" />
+      </svg>
+      {title}
+    </button>
+  );
+}
+
+/** A part of the page with a small caption that folds it. */
+export function Section({ name, title, note, tools, isFoldedAtFirst = false, children }: Props) {
+  const [folded, toggle] = useFolded(name, isFoldedAtFirst);
+  const body = useId();
   return (
     <section class={`hm-section hm-${name}`} aria-label={title}>
       <div class="hm-caption">
-        <button
-          type="button"
-          class="hm-fold"
-          aria-expanded={!folded}
-          aria-controls={body}
-          onClick={toggle}
-        >
-          <svg viewBox="0 0 8 8" aria-hidden="true">
-            <path d="M1.5 2.5 4 5.5 6.5 2.5" />
-          </svg>
-          {title}
-        </button>
+        <FoldButton {...{ title, folded, toggle, body }} />
         {note !== undefined && <span class="hm-note">{note}</span>}
         {!folded && tools !== undefined && <div class="hm-tools">{tools}</div>}
       </div>

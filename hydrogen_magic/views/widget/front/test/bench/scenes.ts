@@ -1,6 +1,6 @@
 /** 8 lanes of 50,000 spans, and ways of looking at them. */
 import type { Range } from "../../src/range";
-import { LIGHT, type Theme } from "../../src/theme";
+import { PALETTE, type Theme } from "../../src/theme";
 import { NameColors } from "../../src/timeline/colors";
 import type { Scene } from "../../src/timeline/draw";
 import { GUTTER_PX, layout } from "../../src/timeline/layout";
@@ -20,7 +20,7 @@ export const THEME: Theme = {
   error: "#c62828",
   warning: "#8a5a00",
   good: "#1f7a33",
-  palette: LIGHT,
+  palette: PALETTE,
 };
 
 export function bigStore(n_ranks = 8, n_spans = 50_000): SpanStore {

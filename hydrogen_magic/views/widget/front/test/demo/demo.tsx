@@ -116,7 +116,15 @@ function Demo() {
   return (
     <div class="hm" ref={root}>
       {theme && <Curves {...common} store={curves} />}
-      {theme && <Timeline {...common} store={spans} nowS={() => spans.endS} />}
+      {theme && (
+        <Timeline
+          {...common}
+          store={spans}
+          isPaged={false}
+          phaseOf={() => ""}
+          nowS={() => spans.endS}
+        />
+      )}
     </div>
   );
 }

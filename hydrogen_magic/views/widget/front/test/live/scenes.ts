@@ -160,7 +160,7 @@ function hostile(): Scene {
     gang,
     ranks,
     lines,
-    report: { rank: 0, text: hostileLines.join("\n") },
+    report: { rank: 0, is_raised: false, text: hostileLines.join("\n") },
   };
   return { whole: () => ({ content, buffers: [] }) };
 }

@@ -2,6 +2,7 @@ import type { Report } from "../../src/protocol";
 
 export const report: Report = {
   rank: 2,
+  is_raised: false,
   text: `rank 2 failed: ValueError: expected 10 classes, labels go up to 11        (cell 4, line 21)
 
   Cell 4, line 21, in <module>
