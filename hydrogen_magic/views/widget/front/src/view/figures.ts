@@ -16,8 +16,8 @@ export interface Column {
   /** What stands over it. */
   short: string;
   texts: string[];
-  /** `minor` gives way where the notebook is narrow: what a rank does is worth more. */
-  look: "quiet" | "number" | "number minor";
+  /** `minor` gives way where the notebook is narrow, `spare` where it is narrower still. */
+  look: "quiet spare" | "quiet" | "number" | "number spare" | "number minor";
 }
 
 type TextOf = (row: Rank) => string;
@@ -32,7 +32,9 @@ export function columnsOf(rows: readonly Rank[]): { before: Column[]; after: Col
     look,
     texts: rows.map(text),
   });
-  const before = [make("device", "quiet", (row) => place(row, hosts.size > 1))];
+  const before = [
+    make("device", hosts.size > 1 ? "quiet" : "quiet spare", (row) => place(row, hosts.size > 1)),
+  ];
   const after = [
     make(countTitle(rows), "number", countText),
     make("steps", "number", ({ steps }) => (steps > 0 ? count(steps) : "")),
@@ -46,6 +48,9 @@ export function columnsOf(rows: readonly Rank[]): { before: Column[]; after: Col
   return { before: filled(before), after: filled(after) };
 }
 
+/** Of the first metrics. */
+const LOOKS = ["number", "number spare"] as const;
+
 function metricColumns(rows: readonly Rank[]): Column[] {
   const names = [...new Set(rows.flatMap((row) => Object.keys(row.metrics)))];
   const shown = names.slice(0, MOST_METRICS);
@@ -54,7 +59,7 @@ function metricColumns(rows: readonly Rank[]): Column[] {
     key: `metric ${title}`,
     title,
     short: short[k] ?? title,
-    look: k < MOST_METRICS / 2 ? "number" : "number minor",
+    look: LOOKS[k] ?? "number minor",
     texts: column(rows.map((row) => row.metrics[title])),
   }));
 }

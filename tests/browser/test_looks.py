@@ -1,0 +1,158 @@
+"""How the live view looks: what matters is in sight, nothing is clipped or over something else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from hydrogen_magic.gang.state import replay
+from hydrogen_magic.views import still_picture
+from hydrogen_magic.views.picture.colours import of_rank
+from hydrogen_magic.views.picture.fills import FILLS
+from hydrogen_magic.views.widget.feed import Feed
+from tests.browser.played import PlayedView, messages_of
+from tests.browser.scenes import SCENES, events_of
+from tests.pictures import launched, trained
+
+pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("warm_agents")]
+
+WIDE, NARROW = 1000, 600
+
+SECTIONS = {
+    "running": {"ranks", "timeline"},
+    "crash": {"ranks", "timeline", "output"},
+    "flood": {"ranks", "curves", "timeline", "output"},
+}
+"""Of the scenes that do not show ranks, curves and timeline."""
+
+RGB = """(elements) => elements.map((element) =>
+  getComputedStyle(element).stroke || getComputedStyle(element).backgroundColor)"""
+SWATCHES = ".hm-swatch path"
+
+
+@pytest.fixture
+def view(browser: Browser) -> Iterator[PlayedView]:
+    view = PlayedView(browser, WIDE)
+    yield view
+    view.close()
+
+
+def play(view: PlayedView, scene: str) -> None:
+    view.say(messages_of(*events_of(scene)))
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_everything_is_in_sight_in_both_themes_and_widths(view: PlayedView, scene: str) -> None:
+    play(view, scene)
+    for section in SECTIONS.get(scene, {"ranks", "curves", "timeline"}):
+        expect(view.widget.locator(f".hm-{section}")).to_be_visible()
+    for width in (WIDE, NARROW):
+        view.set_width(width)
+        for is_dark in (False, True):
+            view.set_dark(is_dark)
+            assert view.problems() == [], (width, is_dark)
+
+
+def test_a_gang_of_64_ranks_says_why_rows_are_shown_and_has_all_lanes(view: PlayedView) -> None:
+    play(view, "straggling-64")
+    row = view.widget.locator("tr[data-mark='straggler']")
+    expect(row).to_contain_text("rank 41")
+    expect(row).to_contain_text("straggler: 100 steps, median 200")
+    expect(view.widget.locator(".hm-legend")).to_contain_text("4 in the table")
+    expect(view.widget.locator(".hm-where-row")).to_have_count(16)
+    view.widget.get_by_role("button", name="ranks after").click()
+    expect(view.widget.locator(".hm-timeline")).to_contain_text("ranks 16–31 of 64")
+    assert view.orders("lanes")[-1]["ranks"] == list(range(16, 32))
+
+
+def test_a_stopped_gang_of_64_ranks_has_rows(view: PlayedView) -> None:
+    play(view, "stopped-64")
+    rows = view.widget.locator("tbody tr")
+    expect(rows).to_have_count(4)
+    expect(rows.first).to_contain_text("stopped")
+
+
+def test_nan_on_one_rank_is_named(view: PlayedView) -> None:
+    play(view, "nan")
+    curves = view.widget.locator(".hm-curves")
+    expect(curves.locator("figure").last).to_contain_text("NaN or infinite from step 200, rank 1")
+    expect(curves).not_to_contain_text("the same on all ranks")
+
+
+def test_a_flood_of_output_is_counted(view: PlayedView) -> None:
+    play(view, "flood")
+    expect(view.widget.locator(".hm-output")).to_contain_text("of 10,002 lines")
+
+
+def test_a_crash_is_told_once_and_whole(view: PlayedView) -> None:
+    play(view, "crash")
+    state = view.widget.locator("tr[data-phase='failed'] .hm-marked")
+    expect(state).to_have_text("failed: ZeroDivisionError")
+    expect(view.widget.locator(".hm-failure-title")).to_contain_text("ZeroDivisionError")
+    expect(view.widget.locator(".hm-failure pre")).to_be_hidden()
+    expect(view.widget.locator(".hm-track")).to_have_count(0)
+    expect(view.widget.locator(".hm-timeline canvas")).to_have_count(0)
+    expect(view.widget.locator(".hm-output .hm-note").first).to_have_text("1 line")
+
+
+def test_a_profile_is_shown_when_it_has_come(view: PlayedView) -> None:
+    events, now_s = events_of("profile")
+    n_before = len(trained(2, 200))
+    feed = Feed()
+    view.say(messages_of(events[:n_before], now_s, feed))
+    timeline = view.widget.locator(".hm-timeline")
+    expect(timeline.get_by_role("button", name="Profile")).to_have_count(0)
+    message = feed.update(replay(events), events[n_before:], now_s + 1)
+    assert message is not None
+    view.say([message])
+    expect(timeline).to_contain_text("the profiled steps")
+    expect(timeline.get_by_role("button", name="Fit")).to_have_attribute("aria-pressed", "false")
+    timeline.get_by_role("button", name="Fit").click()
+    expect(timeline).not_to_contain_text("the profiled steps")
+    timeline.get_by_role("button", name="Profile").click()
+    expect(timeline).to_contain_text("the profiled steps")
+
+
+def test_metrics_are_told_apart_found_and_pinned(view: PlayedView) -> None:
+    play(view, "metrics")
+    titles = view.widget.locator("thead th").all_inner_texts()
+    assert len(set(titles)) == len(titles)
+    search = view.widget.get_by_role("searchbox", name="Find a metric")
+    search.fill("std")
+    expect(view.widget.locator("figure")).to_have_count(1)
+    search.fill("")
+    view.widget.get_by_role("button", name="Pin train/part_3").click()
+    expect(view.widget.locator(".hm-group-caption").first).to_have_text("pinned (1)")
+
+
+def test_colours_are_the_same_in_both_themes_and_in_the_saved_picture(view: PlayedView) -> None:
+    play(view, "done")
+    seen = []
+    for is_dark in (False, True):
+        view.set_dark(is_dark)
+        ranks = view.widget.locator(SWATCHES).evaluate_all(RGB)
+        spans = view.widget.locator(".hm-name i").evaluate_all(
+            "(all) => all.map((e) => getComputedStyle(e).backgroundColor)"
+        )
+        seen.append((ranks, spans))
+    assert seen[0] == seen[1]
+    assert seen[0][0] == [_rgb(of_rank(rank)) for rank in range(2)]
+    assert set(seen[0][1]) == {_rgb(FILLS[kind]) for kind in range(3)}
+    events, _ = events_of("done")
+    picture = still_picture(replay(events), events)
+    assert all(of_rank(rank) in picture for rank in range(2))
+
+
+def _rgb(colour: str) -> str:
+    return f"rgb({', '.join(str(int(part, 16)) for part in re.findall('[0-9a-f]{2}', colour))})"
+
+
+def test_a_timeline_of_phases_alone_is_folded(view: PlayedView) -> None:
+    view.say(messages_of(launched(16), 20.0))
+    timeline = view.widget.locator(".hm-timeline")
+    expect(timeline.locator("canvas")).to_have_count(0)
+    timeline.get_by_role("button", name="Timeline").click()
+    expect(timeline.locator("canvas")).to_be_visible()
