@@ -22,6 +22,7 @@ __all__ = [
     "COLLECTIVES",
     "DRIVER",
     "EVENT_TYPES",
+    "GRADIENTS",
     "PROFILER",
     "SPANS",
     "TRACKS",
@@ -316,6 +317,9 @@ SPANS, HOROVOD, COLLECTIVES, PROFILER = "spans", "horovod", "collectives", "prof
 the rank waits for, what was profiled."""
 TRACKS = (SPANS, HOROVOD, COLLECTIVES, PROFILER)
 """Those with a place of their own, in the order in which they are shown; others come after them."""
+GRADIENTS = "gradient all_reduce"
+"""Span at the end of a backward pass in which a rank waits until DDP has reduced all gradients: it waits for
+ranks that still compute theirs, and for the reduction itself."""
 
 
 @dataclass(frozen=True)

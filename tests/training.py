@@ -35,6 +35,38 @@ def train(over: str, *, leave_steps: int = 0) -> int:
     return steps
 
 
+def train_unevenly(n_steps: int) -> None:
+    """Train DDP, rank 1 slower than rank 0; then once more with a communication hook of one's own."""
+    import torch
+    import torch.distributed as dist
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    from torch.nn.parallel import DistributedDataParallel
+
+    import hydrogen_magic as hm
+
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
+            return x * 1.0
+
+        @staticmethod
+        def backward(ctx: object, gradient: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.02 * dist.get_rank())
+            return gradient
+
+    def steps(model: torch.nn.Module) -> None:
+        for _ in range(n_steps):
+            Slow.apply(model(torch.ones(2, 8))).sum().backward()
+
+    dist.init_process_group("gloo")
+    with hm.span("plain"):
+        steps(DistributedDataParallel(torch.nn.Linear(8, 8)))
+    hooked = DistributedDataParallel(torch.nn.Linear(8, 8))
+    hooked.register_comm_hook(None, allreduce_hook)
+    with hm.span("hooked"):
+        steps(hooked)
+
+
 def wait_for(over: str) -> None:
     """Do nothing that is a step until the file ``over`` is there; torch is imported."""
     import torch

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hydrogen_magic import events as ev
-from hydrogen_magic.gang.waits import Waits, added
+from hydrogen_magic.gang.waits import Waits, added, has_waits
 
 __all__ = ["Bar", "GangState", "RankState", "TERMINAL_STATES", "fold", "replay"]
 
@@ -284,7 +284,7 @@ def _steps(rank: RankState, e: ev.Steps) -> RankState:
 
 
 def _seen(rank: RankState, e: ev.Spans) -> RankState:
-    waits = added(rank.waits, e) if e.track == ev.COLLECTIVES else rank.waits
+    waits = added(rank.waits, e) if has_waits(e) else rank.waits
     return replace(rank, active_s=e.at_s, waits=waits)
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hydrogen_magic import events as ev
 
-__all__ = ["Late", "Waits", "added", "late_by_now", "late_in_all"]
+__all__ = ["Late", "Waits", "added", "has_waits", "late_by_now", "late_in_all"]
 
 _MEMORY_S = 30.0
 """A wait counts for a third after so long: steps that take seconds are evened out, and news shows."""
@@ -48,13 +48,19 @@ class Late:
     """Of the time that was looked at."""
 
 
+def has_waits(event: ev.Spans) -> bool:
+    """Tell whether spans of ``event`` are waits for other ranks."""
+    return event.track == ev.COLLECTIVES or ev.GRADIENTS in event.names
+
+
 def added(waits: Waits, event: ev.Spans) -> Waits:
     """Return ``waits`` with the collectives in ``event``."""
+    is_all = event.track == ev.COLLECTIVES
     since_s, until_s, total_s, recent_s = (
         waits.since_s, waits.until_s, waits.total_s, waits.recent_s
     )  # fmt: skip
     for name, start_ns, end_ns in zip(event.names, event.starts_ns, event.ends_ns, strict=True):
-        if name in _NO_STEPS or end_ns < start_ns:
+        if name in _NO_STEPS or end_ns < start_ns or not (is_all or name == ev.GRADIENTS):
             continue
         start_s, end_s = start_ns / 1e9, end_ns / 1e9
         since_s = min(since_s, start_s)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hydrogen_magic import events as ev
+from hydrogen_magic.gang.reductions import Reduction, grouped, split
 from hydrogen_magic.views.columns import Grown, floats, integers
 from hydrogen_magic.views.output import clean_name
 
@@ -69,6 +70,8 @@ class Lanes:
         self._waiting: dict[int, ev.CollectiveWait] = {}
         self._waited: list[_Wait] = []
         """Waits that have ended, until it is clear that no span tells of them."""
+        self._reductions: list[Reduction] = []
+        """Of gradients, until all ranks have told of theirs."""
         self._np = 0
 
     def feed(self, events: Iterable[ev.Event]) -> None:
@@ -86,6 +89,19 @@ class Lanes:
                 self._waited.append(wait)
             elif not self._is_covered(wait):
                 self._add(wait.rank, ev.COLLECTIVES, wait.name, wait.since_s, wait.until_s, 0)
+        if self._reductions:
+            self._settle_reductions(now_s)
+
+    def _settle_reductions(self, now_s: float) -> None:
+        """Add reductions of which all ranks have told, and those of a while before ``now_s``."""
+        groups, self._reductions = grouped(self._reductions), []
+        for group in groups:
+            is_late = now_s - max(each.end_s for each in group) >= _SETTLE_S
+            if len(group) < self._np and not is_late:
+                self._reductions += group
+                continue
+            for each in split(group, self._np):
+                self._add(each.rank, ev.SPANS, each.name, each.start_s, each.end_s, each.depth)
 
     def lanes(self) -> Mapping[tuple[int, str], Lane]:
         """Return (rank, track) -> lane."""
@@ -170,7 +186,26 @@ class Lanes:
         depths = integers(event.depths, 0, 255).astype(np.uint8)
         lane.skipped += max(0, event.skipped)
         if len(names) == len(starts_s) == len(ends_s) == len(depths):
-            lane.extend(starts_s, ends_s, names, depths)
+            is_kept = self._hold_reductions(event, starts_s, ends_s)
+            lane.extend(starts_s[is_kept], ends_s[is_kept], names[is_kept], depths[is_kept])
+
+    def _hold_reductions(
+        self, event: ev.Spans, starts_s: NDArray[np.float64], ends_s: NDArray[np.float64]
+    ) -> Any:
+        """Keep reductions of gradients until peers have told of theirs; return which spans are none."""
+        if event.track != ev.SPANS or ev.GRADIENTS not in event.names:
+            return slice(None)
+        is_kept = np.array([name != ev.GRADIENTS for name in event.names])
+        self._reductions += [
+            Reduction(
+                event.rank,
+                float(starts_s[at]),
+                float(ends_s[at]),
+                min(255, max(0, event.depths[at])),
+            )
+            for at in np.flatnonzero(~is_kept)
+        ]
+        return is_kept
 
     def _ended(self, event: ev.GangEnded) -> None:
         for rank in list(self._phases):

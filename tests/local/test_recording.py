@@ -22,9 +22,11 @@ from hydrogen_magic import events as ev
 from hydrogen_magic import frames, profiling, runner
 from hydrogen_magic.capture import capture_call
 from hydrogen_magic.gang.state import RankState
+from hydrogen_magic.gang.waits import late_in_all
 from hydrogen_magic.handle import Gang
 from hydrogen_magic.spec import JobSpec
 from hydrogen_magic.timeline import write_chrome_trace
+from hydrogen_magic.views.lanes import Lanes
 from hydrogen_magic.worker import orders, profiler, reporter
 from tests import seconds, training
 from tests.gangs import ended, notices_of, spans_of, until, until_reported_again
@@ -97,7 +99,7 @@ def test_recording_is_turned_on_and_off_while_ranks_run(gang: Gang) -> None:
     until_reported_again(gang, 10)
     assert spans_of(gang, "spans") == recorded
     assert [e.on for e in gang.events() if isinstance(e, ev.Recording)] == [True, False]
-    assert seen() == BY_ITSELF
+    assert seen() - {ev.GRADIENTS} == BY_ITSELF
     collectives = spans_of(gang, "collectives")
     for rank in (0, 1):
         assert_nested(recorded[rank])
@@ -124,6 +126,33 @@ def test_timeline_records_from_the_start(over: Path, tmp_path: Path) -> None:
     entries = json.loads(gang.timeline(tmp_path / "trace.json").read_text())["traceEvents"]
     threads = {e["args"]["name"] for e in entries if e["name"] == "thread_name"}
     assert {"phases", "spans", "collectives"} <= threads
+
+
+def test_waiting_for_gradients_is_not_the_ranks_own_work() -> None:
+    """It is told from the backward pass, except where a user's own hook does the communication."""
+    n_steps = 120
+    captured = capture_call(
+        training.train_unevenly, (n_steps,), {},
+        max_closure_bytes=1 << 24, ranks_have_gpu=False, labels={},
+    )  # fmt: skip
+    gang = runner.launch_captured(captured, JobSpec(np=2, timeline=""), title="train")
+    ended(gang).raise_for_state()
+    found = spans_of(gang, "spans")
+    for rank in (0, 1):
+        assert_nested(found[rank])
+        own = {name: [s for s in found[rank] if s[0] == name] for name, *_ in found[rank]}
+        assert inside(own[ev.GRADIENTS], own["plain"])
+        assert len(own["backward"]) == 2 * n_steps
+    lanes = Lanes()
+    lanes.feed(gang.events())
+    waited_s = []
+    for rank in (0, 1):
+        lane = lanes.lane(rank, ev.SPANS)
+        is_wait = [lanes.names[name] == "waiting for rank 1" for name in lane.names]
+        waited_s.append(float(lane.durations_s[is_wait].sum()))
+    assert waited_s[0] > 0.5 * n_steps * 0.02 and waited_s[1] == 0
+    late = late_in_all({rank.rank: rank.waits for rank in gang.snapshot().ranks})
+    assert late is not None and late.ranks == (1,)
 
 
 def test_a_wait_that_is_a_span_is_shown_once(tmp_path: Path) -> None:

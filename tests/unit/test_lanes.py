@@ -155,6 +155,36 @@ def test_a_wait_that_was_recorded_as_a_span_is_there_once(comes: str) -> None:
     assert rows(lanes, 0, "collectives") == [("all_reduce", 2.0, 6.0, 0)]
 
 
+def test_ranks_wait_for_the_last_one_until_gradients_are_reduced() -> None:
+    lanes = Lanes()
+    lanes.feed([ev.GangLaunched(0.0, "3f2a", "", 3, "local", "torch", 1.0, "", {})])
+    for step in (0.0, 10.0):
+        starts = (step + 1.0, step + 4.0, step + 1.00001)
+        lanes.feed(
+            spans(rank, ("backward", step, start, 0), (ev.GRADIENTS, start, step + 5.0, 0))
+            for rank, start in enumerate(starts)
+        )
+    lanes.settle(15.0)
+    assert rows(lanes, 0, "spans")[2:] == [
+        ("waiting for rank 1", 1.0, 4.0, 0), (ev.GRADIENTS, 4.0, 5.0, 0),
+        ("waiting for rank 1", 11.0, 14.0, 0), (ev.GRADIENTS, 14.0, 15.0, 0),
+    ]  # fmt: skip
+    assert rows(lanes, 1, "spans")[2:] == [
+        (ev.GRADIENTS, 4.0, 5.0, 0),
+        (ev.GRADIENTS, 14.0, 15.0, 0),
+    ]
+
+
+def test_a_reduction_of_which_not_all_ranks_tell_names_none() -> None:
+    lanes = Lanes()
+    lanes.feed([ev.GangLaunched(0.0, "3f2a", "", 3, "local", "torch", 1.0, "", {})])
+    lanes.feed(spans(rank, (ev.GRADIENTS, 1.0 + rank, 5.0, 0)) for rank in (0, 1))
+    lanes.settle(5.5)
+    assert rows(lanes, 0, "spans") == [], "rank 2 may still tell of it"
+    lanes.settle(7.0)
+    assert rows(lanes, 0, "spans") == [(ev.GRADIENTS, 1.0, 5.0, 0)]
+
+
 def test_the_end_leaves_nothing_open() -> None:
     lanes = fed(
         ev.RankPhase(1.0, 0, "running"),

@@ -37,6 +37,7 @@ _OBSERVERS: dict[str, Callable[[ModuleType], None]] = {
     "torch.optim.optimizer": optimizer.attach,
     "torch.nn.modules.module": forward.attach,
     "torch.autograd": backward.attach,
+    "torch.nn.parallel.distributed": backward.attach_to_ddp,
     "torch.utils.data.dataloader": dataloader.attach,
     "torch.serialization": checkpoint.attach,
     "torch.distributed.checkpoint.state_dict_saver": checkpoint.attach_to_distributed,

@@ -17,7 +17,7 @@ from typing import Any
 from hydrogen_magic.worker import reporter as _reporter
 from hydrogen_magic.worker.spans import depth
 
-__all__ = ["abandon", "begin", "call", "end", "open_spans", "recorded", "replace"]
+__all__ = ["abandon", "begin", "call", "depth", "end", "open_spans", "recorded", "replace"]
 
 open_spans: set[str] = set()
 """Names of the spans that are open on the main thread."""
@@ -64,10 +64,10 @@ def begin(name: str) -> _reporter.Reporter | None:
     return reporter
 
 
-def end(reporter: _reporter.Reporter, name: str, start_ns: int) -> None:
-    """Close a span and record it."""
+def end(reporter: _reporter.Reporter, name: str, start_ns: int, end_ns: int | None = None) -> None:
+    """Close a span and record it; ``end_ns``: when it ended, if not now."""
     abandon(name)
-    reporter.span(name, start_ns, reporter.now_ns(), depth.spans)
+    reporter.span(name, start_ns, reporter.now_ns() if end_ns is None else end_ns, depth.spans)
 
 
 def abandon(name: str) -> None:
