@@ -83,6 +83,8 @@ class WidgetView:
         self._fresh: list[Event] = []
         """Events that it has not taken yet."""
         self._page: Page | None = None
+        self._picture: tuple[str, str] | None = None
+        """What is displayed after the end, as HTML and as text."""
         self._text: TextView | None = None
         self._opened_at: float | None = None
         self._next_message_at = 0.0
@@ -278,6 +280,8 @@ class WidgetView:
             self._send(*feed.whole(order["client"]))
         elif what == "detail":
             self._answer_detail(feed, order)
+        elif what == "picture":
+            self._show_picture_again()
         elif what in ("rows", "lanes"):
             (feed.watch if what == "rows" else feed.show_lanes)(order["ranks"])
             if self._is_closed:  # no update comes any more
@@ -333,18 +337,26 @@ class WidgetView:
         if not is_printed:
             text += [f"[{line.rank}] {without_colour(line.text)}" for line in drawn.last_lines]
         if self._page is not None and (self._is_heard.is_set() or not is_printed):
-            self._page.end(html, "\n".join(text))
+            self._picture = html, "\n".join(text)
+            self._page.end(*self._picture)
             return
         self._display.put({"text/html": html, "text/plain": "\n".join(text)})
         if self._page is not None:
             self._page.close()
             self._page = None
 
+    def _show_picture_again(self) -> None:
+        """Display the end once more: the server drops messages of a kernel that sends too many."""
+        if self._page is not None and self._picture is not None:
+            self._page.end(*self._picture)
+            self._page.free_prompt()
+
     def fade(self) -> None:
         """Let go of the gang and its data; pages keep the final picture."""
         with self._serving:
             self._desk.forget()
             self._feed, self._actions, self._state = None, None, GangState()
+            self._picture = None
 
     def end(self) -> None:
         """Take the widget itself back."""

@@ -53,10 +53,13 @@ class Page:
         self._is_made = threading.Event()
         self._board: Switchboard | None = None
         self._is_pumped = False
+        self._cell: Any = None
+        """Request of the cell that shows the widget."""
 
     def open(self, gang_id: str, *, blocking: bool) -> None:
         """Make the widget; ``blocking``: a cell waits for the gang until :meth:`unblock`."""
         self._board = _board()
+        self._cell = _running_cell()
         self._is_pumped = blocking and self._board is not None and self._board.is_pumped
         if self._board is not None:  # first: a page may speak as soon as it hears of the model
             self._board.connect(self._comm_id, self._take, blocking=blocking)
@@ -117,6 +120,16 @@ class Page:
         self._context.copy().run(self._set_unblocked)
         self._put(html, text)
 
+    def free_prompt(self) -> None:
+        """Report that the cell is idle once more, if it is: where that was lost, it has ``[*]`` for ever."""
+        kernel, cell = _kernel(), self._cell
+        if not cell or _running_cell() == cell:
+            return
+        kernel.session.send(
+            kernel.iopub_socket, "status", {"execution_state": "idle"}, parent=cell,
+            ident=f"kernel.{kernel.ident}.status".encode(),
+        )  # fmt: skip
+
     def _set_unblocked(self) -> None:
         assert self._model is not None, "what ends was opened"
         self._model.blocking = False
@@ -145,7 +158,17 @@ class Page:
         return {_WIDGET_VIEW: view}
 
 
-def _board() -> Switchboard | None:
+def _kernel() -> Any:
     from IPython.core.getipython import get_ipython
 
-    return switchboard(getattr(get_ipython(), "kernel", None))
+    return getattr(get_ipython(), "kernel", None)
+
+
+def _board() -> Switchboard | None:
+    return switchboard(_kernel())
+
+
+def _running_cell() -> Any:
+    """Return the shell message that the kernel works on, None outside of any."""
+    parent: Any = getattr(_kernel(), "get_parent", lambda channel: {})("shell")
+    return parent if parent and parent.get("header") else None

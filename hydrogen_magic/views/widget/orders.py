@@ -183,6 +183,7 @@ _ASKED: Mapping[str, Callable[[Order], Order]] = {
     "detail": _detail,
     "rows": _rows,
     "lanes": _rows,
+    "picture": _plain,
     "csv": _plain,
     "trace": _plain,
     "log": _log,

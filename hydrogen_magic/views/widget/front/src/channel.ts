@@ -5,9 +5,9 @@ const REPEAT_MS = 350;
 /** Said quickly this often: past it the kernel is busy, and what it has queued is enough. */
 const N_QUICK = 4;
 const SLOWER = 1.5;
-const MAX_REPEAT_MS = 5000;
+const MAX_REPEAT_MS = 2500;
 /** About two minutes; a page without a kernel must not go on for ever. */
-const N_TRIES = 30;
+const N_TRIES = 50;
 
 interface Waiting {
   sent: Sent;

@@ -6,6 +6,13 @@ import { Stopping } from "./stopping";
 import { Store } from "./store";
 import type { Ask } from "./view/props";
 
+/** How often a page looks whether something that was sent has not come. */
+const CHECK_MS = 500;
+/** Checks after which what was asked for has come, unless it was lost. */
+const PATIENCE = 3;
+/** The kernel says something every second: so long without a word means that messages were lost. */
+const SILENCE_S = 2.5;
+
 /** What we use of the model that anywidget hands over. */
 export interface Model {
   get<K extends keyof Traits>(name: K): Traits[K];
@@ -26,7 +33,14 @@ export class Page {
   said: Ack | null = null;
   /** Why the kernel tells nothing of this gang; empty while it may still come. */
   refusal = "";
+  /** Whether the notebook shows something else than the finished picture though the gang has ended. */
+  isPictureMissing: () => boolean = () => false;
   private readonly files = new Files();
+  /** Whether everything has come since something was lost. */
+  private isWhole = false;
+  /** Checks to let pass until something is asked for again. */
+  private n_toWait = 0;
+  private readonly timer: ReturnType<typeof setInterval>;
 
   constructor(
     private readonly model: Model,
@@ -42,6 +56,7 @@ export class Page {
     });
     model.on("msg:custom", this.receive);
     this.hello();
+    this.timer = setInterval(() => this.check(), CHECK_MS);
   }
 
   /** Gives an order of the reader's; what the kernel has to say to it is shown in the header. */
@@ -55,10 +70,26 @@ export class Page {
 
   /** Asks for everything, unless that is being asked already. */
   hello(): void {
+    this.n_toWait = PATIENCE;
     void this.channel.hello()?.then((ack) => {
       this.refusal = ack.ok ? "" : (ack.text ?? "");
       this.store.changed();
     });
+  }
+
+  /**
+   * Asks again for what was lost. A server drops messages of a kernel that sends more than a thousand a
+   * second, ours among them, and the last ones are followed by no others that would show a gap.
+   */
+  private check(): void {
+    this.n_toWait -= 1;
+    if (this.refusal !== "" || this.n_toWait > 0) return;
+    const { store } = this;
+    if (!this.isWhole || (!store.isOver && store.silenceS() > SILENCE_S)) this.hello();
+    else if (store.isOver && this.isPictureMissing()) {
+      this.n_toWait = PATIENCE;
+      void this.channel.ask({ do: "picture" });
+    }
   }
 
   /** Class of the element in the cell's output that the live view is put into. */
@@ -67,6 +98,7 @@ export class Page {
   }
 
   close(): void {
+    clearInterval(this.timer);
     this.model.off("msg:custom", this.receive);
     this.channel.close();
     this.stopping.close();
@@ -81,9 +113,15 @@ export class Page {
   };
 
   private takeDelta(delta: Delta, buffers: readonly DataView[]): void {
+    const wasOver = this.store.isOver;
     const applied = this.store.apply(delta, buffers);
     if (applied === "ignored") return;
-    if (applied === "gap") this.hello();
+    if (delta.full) this.isWhole = true;
+    if (this.store.isOver && !wasOver) this.n_toWait = PATIENCE; // the picture comes next
+    if (applied === "gap") {
+      this.isWhole = false;
+      this.hello();
+    }
     if (delta.full) this.channel.greeted();
     this.followState();
   }

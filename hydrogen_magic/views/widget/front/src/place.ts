@@ -31,6 +31,13 @@ export class Place {
     this.observer.observe(document.body, { childList: true, subtree: true });
   }
 
+  /** Whether the notebook's own copy of the output is not the finished picture. */
+  isPictureMissing(): boolean {
+    this.look();
+    const pictures = [...this.taken.values()].map(({ picture }) => picture);
+    return pictures.some((nodes) => !nodes.some(isFinished));
+  }
+
   /** Takes the places there are by now, leaves those that have gone. */
   look(): void {
     for (const element of this.taken.keys()) {
@@ -68,6 +75,10 @@ export class Place {
     element.replaceChildren(...(taken?.picture ?? []));
   }
 }
+
+/** The finished picture has a class of its own, which the text before it has not. */
+const isFinished = (node: Node) =>
+  node instanceof Element && node.classList.contains("hydrogen-magic");
 
 /** Takes the notebook's styles for HTML off what is around `element`; returns how to undo it. */
 function withoutForeignStyles(element: Element): () => void {

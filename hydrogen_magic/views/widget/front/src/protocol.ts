@@ -239,6 +239,8 @@ export type Order =
   | { do: "rows"; ranks: number[] }
   /** Send the spans of these ranks too; large gangs start with those of the first 16. */
   | { do: "lanes"; ranks: number[] }
+  /** The gang has ended, and the notebook does not show the finished picture: display it again. */
+  | { do: "picture" }
   | { do: "csv" }
   | { do: "trace" }
   /** A rank's whole output; null: all ranks, one after the other. */

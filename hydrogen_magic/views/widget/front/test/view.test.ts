@@ -1,4 +1,4 @@
-import { describe, expect, test } from "vitest";
+import { describe, expect, test, vi } from "vitest";
 import { deltaWith, FakeModel, gangWith, lineOf, noTraits, rankWith } from "./kernel";
 import { setStage } from "./stage";
 
@@ -146,4 +146,41 @@ describe("without a kernel", () => {
     await stage.pass(50);
     expect(stage.words).toBe("others came after it");
   });
+});
+
+test("what a server dropped is asked for again, until it comes", async () => {
+  const hellos = () => stage.orders.filter((what) => what === "hello").length;
+  stage.model.answer = (order) => stage.model.ack(order); // and all else is lost
+  await stage.pass(5000);
+  const n_asked = hellos();
+  expect(n_asked).toBeGreaterThan(2);
+  stage.say({ full: true, gang: gangWith() });
+  await stage.pass(2000);
+  expect(hellos()).toBe(n_asked);
+  const now = performance.now();
+  vi.spyOn(performance, "now").mockReturnValue(now + 3000); // messages come every second, or are lost
+  await stage.pass(3000);
+  expect(hellos()).toBeGreaterThan(n_asked);
+});
+
+test("an ended gang without its finished picture has it displayed again", async () => {
+  stage.leave();
+  stage.open(new FakeModel({ ...noTraits(), place: "hm-place-lost" }));
+  const place = document.body.appendChild(document.createElement("div"));
+  place.className = "hm-place-lost";
+  place.innerHTML = "<pre>still running when this was saved</pre>";
+  const asked = () => stage.orders.filter((what) => what === "picture").length;
+  stage.model.answer = (order) => stage.model.ack(order);
+  stage.say({ full: true, gang: gangWith({ state: "done", ended_s: 2 }) });
+  await stage.pass(5000);
+  expect(asked()).toBeGreaterThan(1);
+  place.remove();
+  const finished = document.body.appendChild(document.createElement("div"));
+  finished.className = "hm-place-lost";
+  finished.innerHTML = '<div class="hydrogen-magic"></div>';
+  await stage.pass(1000);
+  const n_asked = asked();
+  await stage.pass(5000);
+  expect(asked()).toBe(n_asked);
+  finished.remove();
 });
