@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrogen_magic import events as ev
+from hydrogen_magic.gang.reductions import Reduction, grouped, split
 
 __all__ = ["of_horovod", "write_chrome_trace"]
 
@@ -81,7 +82,10 @@ def _spans(events: list[ev.Event], tracks: list[str]) -> Iterator[dict[str, Any]
     for event in events:
         if isinstance(event, ev.Spans):
             rows = zip(event.starts_ns, event.ends_ns, event.depths, event.names, strict=True)
-            by_track.setdefault((event.rank, event.track), []).extend(rows)
+            own = by_track.setdefault((event.rank, event.track), [])
+            own.extend(row for row in rows if row[3] != ev.GRADIENTS)
+    for rank, row in _reductions(events):
+        by_track.setdefault((rank, ev.SPANS), []).append(row)
     for (rank, track), spans in by_track.items():
         lanes: list[list[int]] = []
         first = _FIRST_SPANS + _LANES * tracks.index(track)
@@ -89,6 +93,24 @@ def _spans(events: list[ev.Event], tracks: list[str]) -> Iterator[dict[str, Any]
         for start_ns, end_ns, _, name in sorted(spans, key=lambda s: (s[0], -s[1], s[2])):
             lane = _lane(lanes, start_ns, end_ns)
             yield _slice(name, rank, first + lane, start_ns / 1e9, end_ns / 1e9)
+
+
+def _reductions(events: list[ev.Event]) -> Iterator[tuple[int, tuple[int, int, int, str]]]:
+    """Yield waits for gradients as the live view has them: rank, then start, end (ns), depth, name."""
+    np = next((event.np for event in events if isinstance(event, ev.GangLaunched)), 0)
+    found = [
+        Reduction(event.rank, start_ns / 1e9, end_ns / 1e9, depth)
+        for event in events
+        if isinstance(event, ev.Spans) and ev.GRADIENTS in event.names
+        for name, start_ns, end_ns, depth in zip(
+            event.names, event.starts_ns, event.ends_ns, event.depths, strict=True
+        )
+        if name == ev.GRADIENTS
+    ]
+    for group in grouped(found):
+        for each in split(group, np):
+            start_ns, end_ns = round(each.start_s * 1e9), round(each.end_s * 1e9)
+            yield each.rank, (start_ns, end_ns, each.depth, each.name)
 
 
 def _lane(lanes: list[list[int]], start_ns: int, end_ns: int) -> int:

@@ -104,7 +104,7 @@ def test_a_profile_is_shown_when_it_has_come(view: PlayedView) -> None:
     feed = Feed()
     view.say(messages_of(events[:n_before], now_s, feed))
     timeline = view.widget.locator(".hm-timeline")
-    expect(timeline.get_by_role("button", name="Profile")).to_have_count(0)
+    expect(timeline.get_by_role("button", name="Profile", exact=True)).to_have_count(0)
     message = feed.update(replay(events), events[n_before:], now_s + 1)
     assert message is not None
     view.say([message])
@@ -112,7 +112,7 @@ def test_a_profile_is_shown_when_it_has_come(view: PlayedView) -> None:
     expect(timeline.get_by_role("button", name="Fit")).to_have_attribute("aria-pressed", "false")
     timeline.get_by_role("button", name="Fit").click()
     expect(timeline).not_to_contain_text("the profiled steps")
-    timeline.get_by_role("button", name="Profile").click()
+    timeline.get_by_role("button", name="Profile", exact=True).click()
     expect(timeline).to_contain_text("the profiled steps")
 
 

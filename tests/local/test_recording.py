@@ -155,6 +155,18 @@ def test_waiting_for_gradients_is_not_the_ranks_own_work() -> None:
     assert late is not None and late.ranks == (1,)
 
 
+def test_the_trace_names_the_rank_that_others_wait_for(tmp_path: Path) -> None:
+    events: list[ev.Event] = [ev.GangLaunched(0.0, "3f2a", "", 2, "local", "torch", 1.0, "", {})]
+    events += [
+        seconds.spans(5.0, rank, (ev.GRADIENTS,), (1.0 + rank,), (3.0,), (0,)) for rank in (0, 1)
+    ]
+    entries = json.loads(write_chrome_trace(events, tmp_path / "t.json").read_text())["traceEvents"]
+    slices = sorted((e["pid"], e["ts"], e["name"]) for e in entries if e["ph"] == "X")
+    assert slices == [
+        (0, 1e6, "waiting for rank 1"), (0, 2e6, ev.GRADIENTS), (1, 2e6, ev.GRADIENTS)
+    ]  # fmt: skip
+
+
 def test_a_wait_that_is_a_span_is_shown_once(tmp_path: Path) -> None:
     events = [
         ev.CollectiveWait(3.0, 0, "all_reduce", 1, 1.5),

@@ -139,7 +139,8 @@ function Charts({ group, isAlone, isSearched, ...common }: ChartsProps) {
   const body = useId();
   const folded = isFolded && !isAlone && !isSearched;
   const shown = isWhole ? names : names.slice(0, isSearched ? MOST_FOUND : FIRST_SHOWN);
-  const n_columns = columnsFor(common.widthPx, shown.length);
+  // groups stand under each other in the same columns
+  const n_columns = columnsFor(common.widthPx, isAlone ? shown.length : common.store.metrics.size);
   const label = `${title} (${names.length})`;
   return (
     <div class="hm-group">
