@@ -63,7 +63,7 @@ class Builder:
         pickler = self.stream.pickler
         attributes = pickler.attributes | self.cell_attributes
         used = [statement for statement, _ in self.needs.statements.values()]
-        effects = self.needs.imports.for_side_effects(self.needs.read)
+        effects = self.needs.imports.for_side_effects(self.needs.read, self.cell_modules)
         lines = self._import_lines(used, effects)
         submodules = used_submodules([_bound_module(s) for s in used], attributes)
         imported = [s.module for s in used] + [f"{s.module}.{s.attribute}" for s in used]

@@ -90,14 +90,22 @@ class Imports:
         roots = [s for s in found if s.is_root]
         return roots if roots else found[-1:]
 
-    def for_side_effects(self, used: Iterable[str]) -> list[Statement]:
-        """Return imports whose names nobody reads: most likely they are wanted for what they do."""
-        read = self._loaded.union(used)
+    def for_side_effects(
+        self, used: Iterable[str], imported: Iterable[str] = ()
+    ) -> list[Statement]:
+        """Return imports whose names no code reads: most likely they are wanted for their effects.
+
+        ``used``: names that the cell reads. ``imported``: modules that it imports itself. An import
+        that failed in the notebook is left out, as is one of a module that it removed since.
+        """
+        read, own = self._loaded.union(used), set(imported)
         return [
             s
             for s in self._statements.values()
             if s.name not in read
             and s.name != "*"
+            and s.module not in own
+            and s.module in sys.modules
             and s.module.partition(".")[0] not in _FRONT_ENDS
         ]
 

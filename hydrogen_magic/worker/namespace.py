@@ -109,8 +109,8 @@ class Loaded:
             except Exception as error:  # modules run any code when they are imported
                 if line.required:
                     raise
-                said = f"{type(error).__name__}: {error}"
-                self.warnings.append(f"`{line.text}`, which the cell does not use, failed: {said}")
+                raised = f"{type(error).__name__}: {error}"
+                self.warnings.append(f"`{line.text}` of an earlier cell failed here: {raised}")
         for name in self._header.submodules:
             with contextlib.suppress(ImportError):  # imported in the kernel, perhaps not used here
                 importlib.import_module(name)

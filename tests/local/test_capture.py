@@ -245,7 +245,23 @@ def test_conditional_imports_and_side_effects(
     """)
     rank = ranks.run(notebook.capture("js.dumps(registry.known)"))
     assert rank.value == '["plugin"]'
-    assert len(rank.warnings) == 1 and "kernel_only" in rank.warnings[0]
+    assert len(rank.warnings) == 1 and "`import kernel_only` of an earlier" in rank.warnings[0]
+    own = notebook.capture("try:\n    import kernel_only\nexcept OSError as e:\n    m = str(e)\nm")
+    rank = ranks.run(own)
+    assert (rank.value, rank.warnings) == ("no kernel", [])
+
+
+def test_an_import_that_failed_in_the_notebook_is_not_repeated(
+    notebook: Notebook, ranks: Ranks
+) -> None:
+    for text in ("import does_not_exist", "import json.nowhere", "from absent import thing"):
+        with pytest.raises(ImportError):
+            notebook.cell(text)
+        notebook.history.append(text)
+    assert ranks.run(notebook.capture("1 + 1")).warnings == []
+    with pytest.raises(RankError, match="No module named 'does_not_exist'") as raised:
+        ranks.run(notebook.capture("import does_not_exist"))
+    assert "earlier cell" not in str(raised.value)
 
 
 def test_lazily_loading_modules_travel_by_name(notebook: Notebook, ranks: Ranks) -> None:
