@@ -72,7 +72,14 @@ def __getattr__(name: str) -> Any:
         return importlib.import_module(_MODULES[name])
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    try:
+        home = importlib.import_module(_HOMES[name])
+    except ImportError:  # a cluster's ranks have only the ranks' side of this package
+        from hydrogen_magic.worker.nesting import refuse_nested
+
+        refuse_nested()
+        raise
+    value = getattr(home, name)
     globals()[name] = value
     return value
 

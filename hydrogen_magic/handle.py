@@ -22,6 +22,7 @@ from hydrogen_magic.events import Event, Output, RankStacks
 from hydrogen_magic.gang.results import GangResults
 from hydrogen_magic.gang.state import GangState, RankState, fold
 from hydrogen_magic.parcel import Parcel
+from hydrogen_magic.masking import Mask
 from hydrogen_magic.profiles import MAX_STEPS
 from hydrogen_magic.result_stream import Part
 from hydrogen_magic.views import failure, still_picture
@@ -57,8 +58,9 @@ class Gang:
     Made by :func:`hydrogen_magic.launch` and by the magics. Safe to use from any thread.
     """
 
-    def __init__(self, gang_id: str, gang_record: record.Record) -> None:
+    def __init__(self, gang_id: str, gang_record: record.Record, mask: Mask | None = None) -> None:
         self.id = gang_id
+        self._mask = mask or Mask()
         self._record = gang_record
         self._events: list[Event] = []
         self._state = GangState(gang=gang_id)
@@ -242,7 +244,8 @@ class Gang:
         self._control = control
 
     def emit(self, event: Event) -> None:
-        """Take note of ``event``: in the state, in the list, and on disk."""
+        """Take note of ``event``, secrets masked: in the state, in the list, and on disk."""
+        event = self._mask.event(event)
         with self._emitting:  # what feeds the ranks has a thread of its own
             self._state = fold(self._state, event)
             self._events.append(event)

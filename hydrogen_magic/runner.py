@@ -20,12 +20,13 @@ magics ── arguments ──► JobSpec ─┐
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -39,6 +40,7 @@ from hydrogen_magic.conductor import Conductor
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.gang import results
 from hydrogen_magic.handle import Gang
+from hydrogen_magic.masking import Mask, holds, secret_values
 from hydrogen_magic.placements import (
     Attempt,
     ClosureFile,
@@ -52,6 +54,7 @@ from hydrogen_magic.placements import (
 from hydrogen_magic.placements.agents import hub
 from hydrogen_magic.spec import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.views import View, pick_view
+from hydrogen_magic.worker.nesting import refuse_nested
 
 __all__ = [
     "attend",
@@ -100,7 +103,11 @@ def load_results(gang_id: str, rank: int = 0) -> dict[str, Any]:
 
 
 def plan(spec: JobSpec) -> Plan:
-    """Return who would run where. No effect; raises PlacementError when it is impossible."""
+    """Return who would run where. No effect; raises PlacementError when it is impossible.
+
+    A rank cannot start a gang.
+    """
+    refuse_nested()
     rendezvous_rooms.check(spec)
     return placements.get(spec.placement).plan(spec)
 
@@ -121,7 +128,8 @@ def launch_captured(
     gang_id = _new_id()
     problems: list[str] = []
     gang_record = record.Record.create(gang_id, problems.append)
-    gang = Gang(gang_id, gang_record)
+    known = secret_values(os.environ, dict(spec.env))
+    gang = Gang(gang_id, gang_record, Mask(known))
     _known[gang_id] = gang
     _recent.append(gang)
     gang.emit(
@@ -137,13 +145,22 @@ def launch_captured(
         gang.emit(ev.Notice(0.0, "warning", text))
     job = Job(
         spec, planned, closure, captured.preload, captured.needs,
-        rendezvous_rooms.get(spec.rendezvous), gang_record.path, clock_zero_s, feed,
+        rendezvous_rooms.get(spec.rendezvous), gang_record.path, clock_zero_s,
+        _travelling(known, captured, spec), feed,
     )  # fmt: skip
     if crew is None or loop is None:
         _run_inline(gang, job)
     else:
         _conduct(gang, job, crew, loop)
     return gang
+
+
+def _travelling(known: Iterable[str], captured: capture.Captured, spec: JobSpec) -> tuple[str, ...]:
+    """Return the secrets that ranks get from here: no other one leaves this process."""
+    given = secret_values({}, dict(spec.env))
+    # The header and the pickled names; what follows are the contents of arrays.
+    pickles = (captured.parcel.payload, *captured.parcel.buffers[:1])
+    return tuple(s for s in known if s in given or any(holds(text, s) for text in pickles))
 
 
 def _conduct(gang: Gang, job: Job, crew: Crew, loop: asyncio.AbstractEventLoop) -> None:

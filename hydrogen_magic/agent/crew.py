@@ -21,6 +21,7 @@ from hydrogen_magic.agent.output import Allowance, RankLog
 from hydrogen_magic.agent.rank import Rank, log_path
 from hydrogen_magic.agent.service import Service
 from hydrogen_magic.errors import RendezvousError
+from hydrogen_magic.masking import Mask, secret_values
 
 __all__ = ["Crew"]
 
@@ -77,6 +78,8 @@ class Crew:
         self._began = time.time() - _CLOCK_SLACK_S
         self._all_exited = asyncio.Event()
         self._allowance = Allowance(time.monotonic)
+        env = {**os.environ, **launch["env"]}
+        self._mask = Mask((*launch["secrets"], *secret_values(env)))
 
     def now_s(self) -> float:
         return time.monotonic() - self._zero_s
@@ -189,7 +192,7 @@ class Crew:
     def _send_off(self, slot: dict[str, Any], worker: Worker, fds: Sequence[int]) -> None:
         rank = int(slot["rank"])
         log = RankLog(log_path(self.record_dir, rank))
-        one = Rank(rank, worker, log, self.now_s, self._emit, self._hand_over)
+        one = Rank(rank, worker, log, self.now_s, self._emit, self._hand_over, self._mask)
         self._ranks[rank] = one
         message = {
             "kind": "rank", "rank": rank, "clock_zero_s": self._zero_s,

@@ -16,6 +16,7 @@ from hydrogen_magic.agent.exit_watch import ExitWatch
 from hydrogen_magic.agent.gpus import Use
 from hydrogen_magic.agent.nursery import Worker
 from hydrogen_magic.agent.output import CHUNK, Allowance, LivePart, LiveText, RankLog
+from hydrogen_magic.masking import Mask
 from hydrogen_magic.worker import checkpoint
 
 __all__ = ["Rank"]
@@ -41,6 +42,7 @@ class Rank:
         now_s: Callable[[], float],
         emit: Callable[[ev.Event], None],
         hand_over: Callable[[dict[str, Any], int], None],
+        mask: Mask,
     ) -> None:
         self.rank = rank
         self.worker = worker
@@ -63,6 +65,8 @@ class Rank:
         self._now_s = now_s
         self._emit = emit
         self._hand_over = hand_over
+        self._mask = mask
+        self._masked = {"stdout": mask.stream(), "stderr": mask.stream()}
         self._live = {"stdout": LiveText(), "stderr": LiveText()}
         self._reader = frames.FrameReader(worker.control)
         self._stacks_read = os.fstat(worker.stacks).st_size
@@ -125,7 +129,7 @@ class Rank:
             self._hand_over_checkpoint(str(message["checkpoint"]))
         for encoded in message.get("events", ()):
             try:
-                event = ev.decode(encoded)
+                event = self._mask.event(ev.decode(encoded))
             except ev.EventError as error:
                 self._emit(ev.Notice(self._now_s(), "warning", f"rank {self.rank}: {error}"))
                 continue
@@ -156,9 +160,13 @@ class Rank:
         if not data:
             asyncio.get_running_loop().remove_reader(fd)
             return False
-        self._write_log(data)
-        self._live[stream].feed(data)
+        self._take_text(stream, self._masked[stream].feed(data))
         return True
+
+    def _take_text(self, stream: str, data: bytes) -> None:
+        if data:
+            self._write_log(data)
+            self._live[stream].feed(data)
 
     def _write_log(self, data: bytes) -> None:
         problem = self._log.write(data)
@@ -246,6 +254,7 @@ class Rank:
 
     def _report_exit(self, status: int, max_rss_bytes: int) -> None:
         for stream, live in self._live.items():
+            self._take_text(stream, self._masked[stream].rest())
             self._emit_text(stream, live.rest())
         exit_code, signal_name = None, ""
         if os.WIFSIGNALED(status):

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hydrogen_magic.spec import JobSpec
+from hydrogen_magic.worker.nesting import refuse_nested
 
 __all__ = ["HorovodRunner"]
 
@@ -71,6 +72,7 @@ class HorovodRunner:
                 something the function uses cannot travel (CaptureError), or somebody stopped them
                 (GangStoppedError).
         """
+        refuse_nested()
         from hydrogen_magic.compat import gangs
 
         is_on_spark = self.num_processor > 0

@@ -17,6 +17,7 @@ from typing import Any
 
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.spec import JobSpec
+from hydrogen_magic.worker.nesting import refuse_nested
 
 __all__ = ["TorchDistributor"]
 
@@ -90,6 +91,7 @@ class TorchDistributor:
                 something the function uses cannot travel (CaptureError), or somebody stopped them
                 (GangStoppedError).
         """
+        refuse_nested()
         from hydrogen_magic.compat import gangs
 
         launcher = type(self).__name__

@@ -95,6 +95,8 @@ class Job:
     record_dir: Path
     clock_zero_s: float
     """``time.monotonic()`` of this process that is ``at_s == 0``."""
+    secrets: tuple[str, ...] = ()
+    """Of the kernel's secrets those that travel with the gang: agents mask them too."""
     feed: Feed | None = None
     """What the ranks work on once the cell has run, None where the cell is all."""
 

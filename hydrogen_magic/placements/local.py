@@ -161,6 +161,7 @@ def _launch_message(attempt: Attempt, agent: agents.Agent, digest: str) -> dict[
     marks = {**agent.marks, processes.COOKIE: attempt.gang}
     return {
         "gang": attempt.gang, "attempt": attempt.number, "slots": slots,
+        "secrets": list(job.secrets),
         "preload": list(job.preload),
         "service": service and {"function": service.function, "options": dict(service.options)},
         "env": {**os.environ, **dict(spec.env), **marks}, "cwd": agents.directory(),

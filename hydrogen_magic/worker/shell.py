@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.worker.nesting import refuse_nested
 
 __all__ = ["RankShell", "display", "get_ipython"]
 
@@ -80,11 +81,13 @@ class RankShell:
         if name == "cd":
             os.chdir(os.path.expanduser(self.var_expand(line).strip() or "~"))
             return None
+        _refuse_ours(name)
         # The cell's own frame is one further up for IPython, which looks for variables there.
         return self._real(name).run_line_magic(name, line, _stack_depth + 1)
 
     def run_cell_magic(self, name: str, line: str, cell: str) -> Any:
         """Run a ``%%name`` cell."""
+        _refuse_ours(name)
         return self._real(name).run_cell_magic(name, line, cell)
 
     def _real(self, name: str) -> Any:
@@ -114,6 +117,12 @@ def display(*objects: Any, **options: Any) -> None:
     """Print objects: a rank has no front end of its own."""
     for obj in objects:
         print(obj if isinstance(obj, str) else repr(obj))
+
+
+def _refuse_ours(name: str) -> None:
+    """Refuse magics that start gangs; IPython on the rank does not know them."""
+    if name in ("distributed", "gang", "infer"):
+        refuse_nested()
 
 
 def _shell() -> str | None:

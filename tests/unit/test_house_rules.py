@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "hydrogen_magic"
 
 LAYERS = (
-    ("errors", "spec", "checked", "events", "frames", "processes", "allocation"),
+    ("errors", "spec", "checked", "events", "frames", "processes", "allocation", "masking"),
     (
         "parcel",
         "pickling",

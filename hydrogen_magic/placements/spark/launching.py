@@ -39,7 +39,7 @@ def messages(
                 }
                 for slot in map(meant.plan.slots.__getitem__, ranks)
             ],
-            "service": service if 0 in ranks else None,
+            "service": service if 0 in ranks else None, "secrets": list(job.secrets),
             "env": {**dict(spec.env), COOKIE: attempt.gang}, "cwd": agents.directory(),
             "fingerprint": joining.fingerprint(spec), "clock_zero_s": job.clock_zero_s,
             "grace_s": spec.grace_s,

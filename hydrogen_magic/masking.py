@@ -1,0 +1,198 @@
+"""Secrets of the environment, masked in all text that ranks produce.
+
+An agent masks the text of its ranks, output and events, before it writes or sends any: it knows their
+environment. The kernel masks every event once more before it keeps it: it knows its own environment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+__all__ = ["MASK", "Mask", "MaskedStream", "holds", "secret_values"]
+
+T = TypeVar("T")
+
+MASK = "***"
+_SHORTEST = 8
+"""Characters. Shorter values occur in ordinary text, and a secret that short is none."""
+_SECRET_NAME = re.compile("SECRET|TOKEN|PASSWORD|KEY", re.IGNORECASE)
+_COUNT_NAME = re.compile("(TOKEN|KEY)S", re.IGNORECASE)
+"""``MAX_TOKENS=16777216`` is a number of tokens."""
+_ACCELERATOR_SETTINGS = ("CUBLAS_", "CUDA", "GLOO_", "HOROVOD_", "NCCL_")
+_SETTINGS = (*_ACCELERATOR_SETTINGS, "MKL_", "OMP_", "PYTHON", "PYTORCH_", "TF_", "TORCH")
+"""Prefixes of variables that configure libraries."""
+_WORDS = """
+    anonymous automatic available changeme checkpoint collectives complete completed configured
+    connection continue database debugging development directory disabled distributed enabled
+    environment evaluation examples execution experiment filesystem finished finishing function
+    gradient hydrogen_magic iteration languages learning localhost location loopback manifest
+    multiple notebook notebooks optional optimizer parallel parameter parameters password
+    passwords pipeline platform prediction preprocess production profiler protected provided
+    recording reference registry required resource resources running sampling secretkey sequence
+    services standard starting succeeded template tensorflow terminal testtest training transformer
+    transformers undefined username validation variable verbose version workspace
+"""
+"""Common words of programs and their settings: to mask them would spoil ordinary text."""
+_COMMON = frozenset((*_WORDS.split(), *sys.stdlib_module_names))
+_IDENTIFIERS = """
+    at_s cells device file gang host level owner path phase placement process_state rendezvous
+    signal_name state stream track type unit
+"""
+"""Fields of events that hold identifiers, which code compares, and no free text."""
+_EXACT = frozenset(_IDENTIFIERS.split())
+
+
+def secret_values(
+    env: Mapping[str, str], given: Mapping[str, str] | None = None
+) -> tuple[str, ...]:
+    """Return the values of ``env`` whose names say that they are secret, and those of ``given``.
+
+    ``given``: variables that the user set with ``--env``. Left out are values of fewer than 8
+    characters, common words, and paths that exist; of ``given`` also numbers, locations, and
+    settings of libraries.
+    """
+    found = [value for name, value in env.items() if _is_secret(name, value)]
+    found += [value for name, value in (given or {}).items() if _is_private(name, value)]
+    return tuple(dict.fromkeys(value.strip() for value in found))
+
+
+def holds(data: bytes | bytearray | memoryview, secret: str) -> bool:
+    """Whether ``data``, a pickle, holds the text ``secret``."""
+    return re.search(re.escape(_encoded(secret)), data) is not None
+
+
+def _is_secret(name: str, value: str) -> bool:
+    is_count = _COUNT_NAME.search(name) is not None and value.strip().isdigit()
+    return _SECRET_NAME.search(name) is not None and not is_count and not _is_ordinary(value)
+
+
+def _is_private(name: str, value: str) -> bool:
+    if _SECRET_NAME.search(name):
+        return _is_secret(name, value)
+    is_location = value.startswith(("/", "./", "../", "~")) or ("://" in value and "@" not in value)
+    is_setting = name.startswith(_SETTINGS) or is_location or _is_number(value)
+    return not is_setting and not _is_ordinary(value)
+
+
+def _is_ordinary(value: str) -> bool:
+    text = value.strip()
+    return len(text) < _SHORTEST or text.lower() in _COMMON or os.path.exists(text)
+
+
+def _is_number(value: str) -> bool:
+    try:
+        float(value)
+    except ValueError:
+        return False
+    return True
+
+
+def _encoded(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
+
+
+def _spellings(secret: str) -> set[str]:
+    """Return the forms in which a secret is printed: as it is, by ``repr``, and in a URL."""
+    quoted = [quote(secret, safe, errors="replace") for safe in ("", "/")]
+    return {secret, repr(secret)[1:-1], *quoted}
+
+
+class Mask:
+    """Replaces secrets by ``***``."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        spelled = {form for secret in secrets for form in _spellings(secret)}
+        longest_first = sorted(spelled, key=lambda form: (-len(form), form))
+        self._texts = tuple(longest_first)
+        self._bytes = tuple(map(_encoded, longest_first))
+        self._in_text = re.compile("|".join(map(re.escape, self._texts)))
+        self._in_bytes = re.compile(b"|".join(map(re.escape, self._bytes)))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to mask."""
+        return not self._texts
+
+    def text(self, text: str) -> str:
+        """Return ``text`` without secrets."""
+        # `in` searches many times faster than an alternation, and secrets are rare.
+        if not any(form in text for form in self._texts):
+            return text
+        return self._in_text.sub(MASK, text)
+
+    def data(self, data: bytes) -> bytes:
+        """Return ``data`` without secrets."""
+        if not any(form in data for form in self._bytes):
+            return data
+        return self._in_bytes.sub(MASK.encode(), data)
+
+    def event(self, event: T) -> T:
+        """Return an event with its texts masked."""
+        return event if self.is_empty else self._masked(event)
+
+    def stream(self) -> MaskedStream:
+        """Return what masks data that come in chunks."""
+        return MaskedStream(self)
+
+    def open_end(self, data: bytes) -> int:
+        """Return where the end of ``data`` starts that may belong to a secret not yet complete."""
+        start = min((_begun(data, form) for form in self._bytes), default=len(data))
+        for found in self._in_bytes.finditer(data) if start < len(data) else ():
+            if found.start() < start < found.end():
+                return found.start()
+        return start
+
+    def _masked(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, tuple):
+            # Columns have one type: thousands of numbers need no look.
+            is_text = bool(value) and (isinstance(value[0], str) or is_dataclass(value[0]))
+            return tuple(map(self._masked, value)) if is_text else value
+        if isinstance(value, Mapping):
+            return {self._masked(name): self._masked(item) for name, item in value.items()}
+        return self._masked_fields(value) if is_dataclass(value) else value
+
+    def _masked_fields(self, value: Any) -> Any:
+        old = {f.name: getattr(value, f.name) for f in fields(value) if f.name not in _EXACT}
+        new = {name: self._masked(item) for name, item in old.items()}
+        changed = {name: item for name, item in new.items() if item != old[name]}
+        return replace(value, **changed) if changed else value
+
+
+class MaskedStream:
+    """Masks one stream; a secret may be split between chunks."""
+
+    def __init__(self, mask: Mask) -> None:
+        self._mask = mask
+        self._held = b""
+
+    def feed(self, data: bytes) -> bytes:
+        """Return what can be shown now; the beginning of what may be a secret waits for its rest."""
+        if self._mask.is_empty:
+            return data
+        data = self._held + data
+        end = self._mask.open_end(data)
+        self._held = data[end:]
+        return self._mask.data(data[:end])
+
+    def rest(self) -> bytes:
+        """Return what was held back, at the end of the stream."""
+        held, self._held = self._held, b""
+        return self._mask.data(held)
+
+
+def _begun(data: bytes, secret: bytes) -> int:
+    """Return where ``data`` ends in a beginning of ``secret``; its length if it does not."""
+    start = max(0, len(data) - len(secret) + 1)
+    while (start := data.find(secret[:1], start)) >= 0:
+        if secret.startswith(data[start:]):
+            return start
+        start += 1
+    return len(data)

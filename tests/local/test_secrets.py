@@ -1,0 +1,104 @@
+"""Secrets of the environment do not reach views, records or errors; ranks start no gangs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+import pytest
+
+import hydrogen_magic as hm
+from hydrogen_magic import events as ev
+from hydrogen_magic.compat import HorovodRunner, TorchDistributor, log_to_driver
+from hydrogen_magic.magics import Distributed
+from tests.capture_rig import open_notebook
+from tests.gangs import failure_of
+
+pytestmark = pytest.mark.usefixtures("warm_agents")
+
+TOKEN = "hf_Zq81-live-Qx9"
+GIVEN = "open-sesame-please"
+
+
+def spill() -> None:
+    """Print the secrets in pieces and whole, to both streams, and fail with one."""
+    token, given = os.environ["HM_TEST_TOKEN"], os.environ["NOTE"]
+    for text in (f"first {token[:5]}", f"{token[5:]} then {given}\n", f"tail {token[:4]}"):
+        os.write(1, text.encode())
+        time.sleep(0.2)  # longer than output is collected before it is sent
+    print(f"https://user:{token}@host/", file=sys.stderr)
+    log_to_driver(f"using {token}")
+    hm.log(**{given: 1.0})
+    try:
+        raise KeyError(token)
+    except KeyError as error:
+        raise ValueError(f"cannot log in with {token!r}") from error
+
+
+def test_secrets_are_masked_wherever_ranks_text_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HM_TEST_TOKEN", TOKEN)
+    gang = hm.launch(spill, np=1, env={"NOTE": GIVEN})
+    error = failure_of(gang)
+    shown = "".join(
+        e.text for e in gang.events() if isinstance(e, ev.Output) and e.stream == "stdout"
+    )
+    assert shown == "first *** then ***\ntail hf_Z"
+    assert "https://user:***@host/" in gang.logs[0] and "using ***" in gang.logs[0]
+    assert str(error) == "rank 0 failed: ValueError: cannot log in with '***'"
+    assert "KeyError: '***'" in error.report
+    folder = gang.log_path(0).parent
+    kept = {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
+    assert {"events.jsonl", "rank-0.log"} <= kept.keys()
+    for text in (*kept.values(), repr(gang.events()), error.report, repr(gang.metrics)):
+        assert TOKEN not in text and GIVEN not in text
+
+
+def test_a_secret_in_the_magics_line_is_not_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    with open_notebook() as notebook:
+        Distributed(notebook.shell)._distributed(f"--np 1 --env HM_KEY={TOKEN}", "1")  # type: ignore[arg-type]
+    gang = list(hm.gangs().values())[-1]
+    assert gang.snapshot().title == "%%distributed --np 1 --env HM_KEY=***"
+    assert TOKEN not in capsys.readouterr().out
+
+
+# ── a gang in a gang ─────────────────────────────────────────────────────────────────────────────
+
+
+def refusals() -> list[str]:
+    """Try to start a gang in every way; return what is raised."""
+    from hydrogen_magic.worker import shell
+
+    line = shell.RankShell({})
+    ways: list[Any] = [
+        lambda: hm.run(print),
+        lambda: hm.launch(print, np=1, on="inline"),
+        lambda: HorovodRunner(np=-1).run(print),
+        lambda: TorchDistributor(use_gpu=False).run(print),
+        lambda: line.run_cell_magic("distributed", "", "1"),
+        lambda: line.run_line_magic("distributed", "train.py"),
+    ]
+    raised = []
+    for way in ways:
+        with pytest.raises(hm.errors.PlacementError) as caught:
+            way()
+        raised.append(str(caught.value))
+    return raised
+
+
+def refusals_to_a_child() -> list[str]:
+    """Return what ranks and a process that they start are told."""
+    code = "import hydrogen_magic as hm; hm.run(print)"
+    child = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    return [*refusals(), child.stderr.splitlines()[-1].partition(": ")[2]]
+
+
+def test_a_rank_starts_no_gang() -> None:
+    found = hm.run(refusals_to_a_child, np=1, quiet=True)
+    assert set(found) == {
+        "rank 0 cannot start another gang: gangs do not nest; start it from the notebook"
+    }
+    assert set(hm.launch(refusals, np=1, on="inline").result) == set(found)
+    assert hm.run(os.getpid, np=1, quiet=True) != os.getpid()  # this process is no rank any more

@@ -1,0 +1,81 @@
+"""Secrets of the environment are masked; ordinary text is not."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from hydrogen_magic import events as ev
+from hydrogen_magic.masking import Mask, secret_values
+
+SECRET = "hf_q8Zr/2xW+9pL"
+
+
+@pytest.mark.parametrize("name", ["AWS_SECRET", "hf_token", "DB_PASSWORD", "API_KEY"])
+def test_names_that_say_secret(name: str) -> None:
+    assert secret_values({name: SECRET, "HOME": "home-of-user-1"}) == (SECRET,)
+
+
+def test_values_of_env_options() -> None:
+    given = {
+        "NOTE": "open-sesame-please",
+        "NCCL_SOCKET_IFNAME": "enp175s0f0",
+        "STEPS": "100000000",
+        "DATA": "s3://bucket/data-1",
+        "FOLDER": "/no/such/folder",
+        "HOROVOD_KEY": SECRET,
+    }
+    assert secret_values({"PLAIN": "not-a-secret"}, given) == ("open-sesame-please", SECRET)
+
+
+@pytest.mark.parametrize(
+    "value", ["short12", "production", "Disabled", "importlib", str(Path(__file__)), "   x     "]
+)
+def test_short_values_common_words_and_paths_are_shown(value: str) -> None:
+    assert secret_values({"MY_TOKEN": value}, {"OTHER": value}) == ()
+    assert secret_values({"MAX_TOKENS": "16777216"}) == ()
+
+
+def test_all_spellings_of_a_secret() -> None:
+    lines = "first line\nand second"
+    assert Mask([lines]).text(f"<{lines}>, {lines!r}") == "<***>, '***'"
+    assert Mask([SECRET]).text("https://me:hf_q8Zr%2F2xW%2B9pL@host/") == "https://me:***@host/"
+    assert Mask(["abcdefgh", "abcdefghij"]).data(b"abcdefghijk abcdefgh") == b"***k ***"
+
+
+def test_events_lose_secrets_and_keep_identifiers() -> None:
+    mask = Mask([SECRET, "finishing-1"])
+    cause = ev.ErrorReport("KeyError", f"no {SECRET}", notes=(f"see {SECRET}",))
+    frames = (ev.Frame(f"<{SECRET}>", 1, "f", f"login('{SECRET}')"),)
+    error = ev.ErrorReport("ValueError", f"bad {SECRET}", frames, cause)
+    masked = mask.event(ev.RankFailed(1.0, 0, error, "running"))
+    assert masked.error.message == "bad ***" and masked.error.frames[0].text == "login('***')"
+    assert masked.error.frames[0].file == f"<{SECRET}>"
+    assert masked.error.cause == ev.ErrorReport("KeyError", "no ***", notes=("see ***",))
+    assert mask.event(ev.RankPhase(1.0, 0, "finishing-1", SECRET)).phase == "finishing-1"
+    metrics = ev.Metrics(1.0, 0, (1,), (1.0,), {SECRET: (None,), "loss": (0.5,)})
+    assert mask.event(metrics).values == {"***": (None,), "loss": (0.5,)}
+    plain = ev.Notice(1.0, "info", "nothing")
+    assert mask.event(plain) is plain
+
+
+def test_chunks_may_split_a_secret_anywhere() -> None:
+    secrets = ["abababab", "abababcc-12", "xxabababab", "ünïcode-sécret", SECRET]
+    mask, chance = Mask(secrets), random.Random(0)
+    for _ in range(300):
+        parts = chance.choices([*secrets, "ab", "abababc", "x", "\n", "plain text "], k=8)
+        data = "".join(parts).encode()
+        cuts = sorted(chance.choices(range(len(data) + 1), k=6))
+        stream = mask.stream()
+        pieces = [data[a:b] for a, b in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+        shown = b"".join([*(stream.feed(piece) for piece in pieces), stream.rest()])
+        assert shown == mask.data(data)
+
+
+def test_a_line_that_ends_like_no_secret_is_shown_at_once() -> None:
+    stream = Mask([SECRET]).stream()
+    assert stream.feed(b"loss 0.5\r") == b"loss 0.5\r"
+    assert stream.feed(b"token: hf_q8") == b"token: "
+    assert stream.feed(b"\n") == b"hf_q8\n"
