@@ -8,8 +8,8 @@ def train(directory: str) -> tuple[int, int]:
     return fit_lightning(directory), train_transformers(directory)
 
 
-def fit_lightning(directory: str) -> int:
-    """Train by Lightning's DDP; return the number of steps."""
+def fit_lightning(directory: str, devices: int | str = 2) -> int:
+    """Train by Lightning, with its DDP on two devices; return the number of steps."""
     import lightning.pytorch as pl
     import torch
     from torch.utils.data import DataLoader, TensorDataset
@@ -28,7 +28,8 @@ def fit_lightning(directory: str) -> int:
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
     trainer = pl.Trainer(
-        accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, default_root_dir=directory,
+        accelerator="cpu", devices=devices, strategy="auto" if devices == "auto" else "ddp",
+        max_epochs=1, default_root_dir=directory,
         enable_model_summary=False, enable_checkpointing=False,
     )  # fmt: skip
     trainer.fit(Model(), DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=4))

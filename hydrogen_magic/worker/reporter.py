@@ -30,6 +30,7 @@ from hydrogen_magic.worker.points import (
     chunks,
     is_computed,
 )
+from hydrogen_magic.worker.solo import Solo
 from hydrogen_magic.worker.spans import LONGEST_NAME, SpanQueue
 from hydrogen_magic.worker.watch import Watch
 
@@ -77,6 +78,8 @@ class Reporter:
         """Called after every step of an optimizer, by the thread that took it."""
         self.on_tick: Callable[[], None] | None = None
         """Called every 50 ms by the reporter's thread; must not raise."""
+        self.solo = Solo(rank)
+        """What the rank exchanges with others."""
         self._zero_ns = round(clock_zero_s * 1e9)
         self._pace = pace or Pace()
         self._send = send
@@ -168,6 +171,7 @@ class Reporter:
         if self.collective is not None:
             return False
         self._collectives += 1
+        self.solo.entered(name)
         self.collective = (name, self._collectives, self.now_ns())
         return True
 
@@ -271,6 +275,8 @@ class Reporter:
         if self._steps != self._steps_sent:
             self._steps_sent = self._steps
             yield ev.Steps(at_s, self.rank, self._steps_sent)
+        if text := self.solo.look(self._steps, self.phase == "finishing"):
+            self.notice("warning", text)
         for bar in list(self._bars):
             yield from self._take_bar(bar)
         while self._others:

@@ -47,18 +47,22 @@ NAMES = (
 
 def attach(module: ModuleType) -> None:
     """Wrap the collectives of ``torch.distributed.distributed_c10d`` and of what exports them."""
-    exporter = sys.modules.get("torch.distributed")
     torch = module.torch  # only half imported as yet: nothing of it may be asked for now
     for name in NAMES:
         original = getattr(module, name, None)
         if original is None:
             continue  # older torch has not all of them
         call = explained(original) if name == "init_process_group" else original
-        wrapped = noting(name, call, torch)
-        setattr(module, name, wrapped)
-        if getattr(exporter, name, None) is original:
-            setattr(exporter, name, wrapped)
+        _replace(module, name, noting(name, call, torch))
+    _replace(module, "destroy_process_group", _noting_end(module.destroy_process_group))
     module.Work.wait = _noting_wait(torch, module.Work.wait)
+
+
+def _replace(module: ModuleType, name: str, wrapped: Callable[..., Any]) -> None:
+    original = getattr(module, name)
+    for place in (module, sys.modules.get("torch.distributed")):
+        if getattr(place, name, None) is original:
+            setattr(place, name, wrapped)
 
 
 def noting(name: str, original: Callable[..., Any], torch: Any = None) -> Callable[..., Any]:
@@ -81,6 +85,17 @@ def noting(name: str, original: Callable[..., Any], torch: Any = None) -> Callab
             reporter.collective_leave()
 
     return collective
+
+
+def _noting_end(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+        reporter = _reporter.current()
+        if reporter is not None:
+            reporter.solo.leave()
+        return original(*args, **kwargs)
+
+    return destroy_process_group
 
 
 def _noting_wait(torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,0 +1,81 @@
+"""Whether a rank trains by itself: optimizer steps, and nothing exchanged with other ranks.
+
+Every rank then has a model of its own, and nothing fails. The process groups count what they exchange,
+also what C++ code such as DDP's asks of them; Horovod's calls are counted where they are seen.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+__all__ = ["Solo"]
+
+_STEPS = 10
+"""Steps without any collective before it is reported; sooner at the end of the cell."""
+_STEPS_SINCE = 100
+"""The same where there were some before: methods such as local SGD average every few dozen steps."""
+_JOINING = frozenset(("init_process_group", "hvd.init", "hvd.shutdown"))
+"""Calls by which ranks meet, and exchange nothing of their training."""
+
+
+class Solo:
+    """What one rank exchanges with others. ``entered`` and ``leave`` are called by the user's thread."""
+
+    def __init__(self, rank: int) -> None:
+        self._is_decided = rank != 0  # one rank reports it for all
+        self._calls = 0
+        self._past = 0
+        """What process groups that are no more have exchanged."""
+        self._first: tuple[int, int] | None = None
+        """Steps and exchanges when there were steps for the first time."""
+
+    def entered(self, name: str) -> None:
+        """Take note of a collective that is called from Python."""
+        if name not in _JOINING:
+            self._calls += 1
+
+    def leave(self) -> None:
+        """The process group is about to be destroyed, with what it has counted."""
+        self._past += sum(_counts())
+
+    def look(self, steps: int, is_over: bool) -> str:
+        """Return what to report about a rank that has taken ``steps`` steps; mostly nothing."""
+        if self._is_decided or not steps:
+            return ""
+        world_size = int(os.environ.get("WORLD_SIZE", 1))
+        exchanged = self._calls + self._past + sum(_counts())
+        first_steps, first_exchanged = self._first = self._first or (steps, exchanged)
+        if world_size < 2 or exchanged > first_exchanged:
+            self._is_decided = True
+            return ""
+        alone = steps - first_steps if exchanged else steps
+        if alone < (_STEPS_SINCE if exchanged else _STEPS) and not (is_over and not exchanged):
+            return ""
+        self._is_decided = True
+        return (
+            f"{alone} optimizer step{'s' if alone > 1 else ''} without any collective: each of the"
+            f" {world_size} ranks trains a model of its own. To train one model, {_remedy()}"
+        )
+
+
+def _counts() -> Iterator[int]:
+    """Yield how many collectives each process group of this rank has begun."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    world = getattr(c10d, "_world", None)
+    for group in list(getattr(world, "pg_map", ())):
+        try:
+            yield int(group._get_sequence_number_for_group())
+        except Exception:  # a backend that does not count: assume that it is used
+            yield 1 << 32
+
+
+def _remedy() -> str:
+    if "HOROVOD_SIZE" in os.environ:
+        return "call hvd.init() and wrap the optimizer in hvd.DistributedOptimizer"
+    local_size = os.environ.get("LOCAL_WORLD_SIZE", "")
+    if "lightning.pytorch" in sys.modules or "pytorch_lightning" in sys.modules:
+        nodes = int(os.environ.get("WORLD_SIZE", 1)) // max(1, int(local_size or 1))
+        return f"pass devices={local_size}, num_nodes={nodes} to the Trainer"
+    return "call init_process_group() and wrap the model in DistributedDataParallel or FSDP"

@@ -1,0 +1,48 @@
+"""Gangs in which every rank trains a model of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+import hydrogen_magic as hm
+from tests import library_ranks
+from tests.gangs import ended, notices_of
+
+pytestmark = pytest.mark.usefixtures("warm_agents")
+
+ALONE = "each of the 2 ranks trains a model of its own"
+
+
+def train(joins: bool, wraps: bool) -> None:
+    """Take twelve steps, or two that DDP synchronizes."""
+    import torch
+    import torch.distributed as dist
+
+    if joins:
+        dist.init_process_group("gloo")
+    model = torch.nn.Linear(2, 1)
+    if wraps:
+        model = torch.nn.parallel.DistributedDataParallel(model)  # type: ignore[assignment]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2 if wraps else 12):
+        optimizer.zero_grad()
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    if joins:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(("joins", "wraps"), [(False, False), (True, False), (True, True)])
+def test_ranks_that_exchange_nothing_are_reported(joins: bool, wraps: bool) -> None:
+    gang = ended(hm.launch(train, joins, wraps, np=2))
+    gang.raise_for_state()
+    assert (ALONE in notices_of(gang)) is not wraps, notices_of(gang)
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("lightning"), reason="lightning is not installed")
+def test_lightning_without_devices_is_reported(tmp_path: object) -> None:
+    gang = ended(hm.launch(library_ranks.fit_lightning, str(tmp_path), devices="auto", np=2))
+    gang.raise_for_state()
+    assert f"{ALONE}. To train one model, pass devices=2, num_nodes=1 to the" in notices_of(gang)
