@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 __all__ = [
     "DEFAULT_MAX_CLOSURE_BYTES",
+    "DYNAMIC",
+    "HOROVOD_TIMELINE",
     "JobSpec",
     "LOOPBACK",
     "PLACEMENTS",
@@ -50,6 +52,11 @@ RENDEZVOUS_VARIABLES = frozenset(
     )
 )
 """Of torchrun's variables and Horovod's those by which ranks find each other; nobody else may set them."""
+
+HOROVOD_TIMELINE = "HOROVOD_TIMELINE"
+"""Variable with the path to which Horovod's rank 0 writes its timeline."""
+DYNAMIC = "DYNAMIC"
+"""Its value where a timeline may begin later."""
 
 DEFAULT_MAX_CLOSURE_BYTES = 1 << 30
 """1 GiB: what one machine copies to its ranks in about a second; more is most likely a mistake."""
@@ -139,6 +146,8 @@ class Plan:
     slots: tuple[Slot, ...]
     notes: tuple[str, ...] = field(default=())
     """What the user should know of how this plan came about ("no GPU found: ranks use the CPU")."""
+    forwarded: tuple[tuple[str, str], ...] = ()
+    """Variables of the notebook's environment that ranks on other machines get too."""
 
     @property
     def uses_gpu(self) -> bool:

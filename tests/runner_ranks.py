@@ -20,6 +20,18 @@ def talk(**options: Any) -> tuple[list[int], int, dict[str, Any]]:
     return hvd.allgather_object(hvd.rank()), os.getpid(), options
 
 
+def settings(secret: str) -> dict[str, str | None]:
+    """Use Horovod and print; return settings of libraries."""
+    import horovod.torch as hvd
+    import torch
+
+    hvd.init()
+    hvd.allreduce(torch.ones(1), name="seen")
+    print(f"secret is {secret}")
+    hvd.shutdown()
+    return {name: os.environ.get(name) for name in ("NCCL_DEBUG", "OMP_NUM_THREADS")}
+
+
 def fail_on_rank_1() -> None:
     import horovod.torch as hvd
     import torch

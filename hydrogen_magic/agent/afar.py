@@ -23,10 +23,12 @@ from typing import Any
 
 from hydrogen_magic import frames, processes
 from hydrogen_magic.agent.crew import Crew
+from hydrogen_magic.agent.horovod_timeline import GIVEN, path_prefix
 from hydrogen_magic.agent.ledger import Clock, Logs, usable_directory
 from hydrogen_magic.agent.network import interface_of
 from hydrogen_magic.events import ErrorReport
 from hydrogen_magic.parcel import memory_file
+from hydrogen_magic.spec import DYNAMIC, HOROVOD_TIMELINE
 from hydrogen_magic.transfer import Incoming, Outgoing, keep
 from hydrogen_magic.wire import AgentLink
 from hydrogen_magic.worker import checkpoint
@@ -298,6 +300,9 @@ class Afar:
         self._ranks = {slot["partition"]: slot["rank"] for slot in launch["slots"]}
         env = {"OMP_NUM_THREADS": "1", **self._boot["env"]}
         env |= {**self._checkpoints(launch), **launch["env"]}
+        if env.get(HOROVOD_TIMELINE, DYNAMIC) != DYNAMIC:
+            # A path of the kernel's machine: the kernel writes what we send it there.
+            env[HOROVOD_TIMELINE] = f"{path_prefix(str(record_dir), launch['attempt'])}{GIVEN}.json"
         return {
             **launch, "record_dir": str(record_dir), "env": env,
             "cwd": usable_directory(launch["cwd"], self._folder / "work"),

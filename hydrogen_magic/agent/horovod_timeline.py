@@ -18,9 +18,11 @@ from hydrogen_magic import events as ev
 from hydrogen_magic.agent.horovod_events import Cut, count_spans, cut, last_border, named_tensors
 from hydrogen_magic.agent.horovod_spans import Weaver
 
-__all__ = ["Kept", "Timelines", "path_prefix"]
+__all__ = ["GIVEN", "Kept", "Timelines", "path_prefix"]
 
 _NAME = "horovod-timeline-"
+GIVEN = "given"
+"""In the place of a number: the timeline that ``HOROVOD_TIMELINE`` asks for, on another machine."""
 _LOOK_S = 0.25
 _BUDGET_S = 0.025
 """How long a look may take; the agent has ranks to look after."""

@@ -13,6 +13,7 @@ from hydrogen_magic.capture import Captured
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.handle import Gang
 from hydrogen_magic.infer import frames
+from hydrogen_magic.placements.spark import forwarding
 from hydrogen_magic.spec import Plan, Slot
 
 __all__ = ["Run", "frame", "plan", "start"]
@@ -73,7 +74,8 @@ def plan(given: Any, arguments: InferArguments) -> Plan:
                 f"{spec.placement}, or take its rows first, as in {arguments.frame}.toPandas()"
             )
         device = "one that Spark gives" if spec.gpu else None
-        return Plan((Slot(0, 0, 0, 1, 1, 1, "Spark's executors", device),))
+        slot = Slot(0, 0, 0, 1, 1, 1, "Spark's executors", device)
+        return Plan((slot,), forwarded=forwarding.forwarded())
     if spec.placement == "spark":
         raise InferError(
             f"--on spark predicts over Spark DataFrames: make one, as in "

@@ -26,7 +26,7 @@ from hydrogen_magic.capture.values import Captured
 from hydrogen_magic.errors import HydrogenError, InferError, PlacementError
 from hydrogen_magic.infer import spark_sending as sending
 from hydrogen_magic.infer.spark_task import END
-from hydrogen_magic.placements.spark import gpus, shipped
+from hydrogen_magic.placements.spark import forwarding, gpus, shipped
 from hydrogen_magic.placements.spark import session as sessions
 from hydrogen_magic.placements.spark.executors import roster
 from hydrogen_magic.placements.spark.session import Session, SparkJobError
@@ -194,7 +194,8 @@ def _boot(
     """Return what a task is told; without ``columns`` it says what the first batch's are."""
     needs = {name.partition(".")[0] for name in captured.needs} - _SHIPPED
     return {
-        "package": sent.package_digest, "closure": sent.closure_digest, "env": list(spec.env),
+        "package": sent.package_digest, "closure": sent.closure_digest,
+        "env": [*forwarding.forwarded(), *spec.env],
         "gpu": share.for_ranks, "needs": sorted(needs), "cells": dict(captured.cells),
         "options": asdict(options), "columns": None, "of_worker": allocation.ENVIRONMENT,
     }  # fmt: skip

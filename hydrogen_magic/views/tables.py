@@ -9,6 +9,7 @@ from typing import Protocol
 from rich.cells import cell_len, set_cell_size
 
 from hydrogen_magic.gang.state import GangState
+from hydrogen_magic.masking import Mask, secret_values
 from hydrogen_magic.spec import Plan, Slot
 from hydrogen_magic.views.output import clean_name
 from hydrogen_magic.views.wording import duration, size_text
@@ -47,9 +48,12 @@ def inventory_table(items: Sequence[Row], total_bytes: int) -> list[str]:
 
 
 def plan_table(plan: Plan) -> list[str]:
-    """Return where each rank would run, and the notes of the plan."""
+    """Return where each rank would run, the notes of the plan, and variables that are forwarded."""
     rows = [_plan_row(slot) for slot in plan.slots]
-    return [*table(("rank", "host", "local_rank", "device"), rows), *plan.notes]
+    hidden = Mask(secret_values(dict(plan.forwarded)))
+    forwarded = [(name, hidden.text(value)) for name, value in plan.forwarded]
+    more = ["", *table(("forwarded variable", "value"), forwarded)] if forwarded else []
+    return [*table(("rank", "host", "local_rank", "device"), rows), *plan.notes, *more]
 
 
 def _plan_row(slot: Slot) -> tuple[str, str, str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import os
 import sys
 import textwrap
@@ -17,10 +18,13 @@ from jupyter_core.utils import ensure_event_loop
 
 import hydrogen_magic as hm
 from hydrogen_magic import events as ev
+from hydrogen_magic import runner
 from hydrogen_magic.compat import HorovodRunner, LogCallback
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.handle import Gang
 from hydrogen_magic.placements.spark import session as sessions
+from hydrogen_magic.spec import JobSpec
+from hydrogen_magic.views.tables import plan_table
 from hydrogen_magic.views.widget.lines import LiveLines
 from hydrogen_magic.worker import reporter
 from tests import runner_ranks, spark_rig
@@ -275,6 +279,46 @@ def test_it_waits_for_slots(spark: Any, tmp_path: Path) -> None:
         everyone, *_ = HorovodRunner(np=2).run(runner_ranks.talk)
         watching.join()
     assert everyone == [0, 1] and queued == [(1, 2)]
+
+
+# ── the notebook's environment ───────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
+    """What the notebook has set in its environment."""
+    found = {
+        "HOROVOD_TIMELINE": str(tmp_path / "timeline.json"),
+        "NCCL_DEBUG": "WARN",
+        "OMP_NUM_THREADS": "3",
+        "HM_TEST_TOKEN": "s3cr3t-of-the-notebook",
+    }
+    for name, value in found.items():
+        monkeypatch.setenv(name, value)
+    return found
+
+
+def reach_the_ranks(settings: Mapping[str, str], np: int) -> None:
+    seen = HorovodRunner(np=np).run(runner_ranks.settings, secret=settings["HM_TEST_TOKEN"])
+    assert seen == {name: settings[name] for name in ("NCCL_DEBUG", "OMP_NUM_THREADS")}
+    events = json.loads(Path(settings["HOROVOD_TIMELINE"]).read_bytes())
+    assert any(event.get("args", {}).get("name") == "allreduce.seen" for event in events)
+    assert "secret is ***" in newest_gang().logs[0]
+
+
+def test_the_timeline_is_where_the_variable_says(settings: Mapping[str, str]) -> None:
+    reach_the_ranks(settings, -2)
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_settings_of_the_notebook_reach_executors(settings: Mapping[str, str]) -> None:
+    """As Databricks documents it of the timeline; a secret that travels with the call is masked."""
+    planned = runner.plan(JobSpec(np=2, placement="spark", rendezvous="horovod"))
+    table = "\n".join(plan_table(planned))
+    assert f"HOROVOD_TIMELINE    {settings['HOROVOD_TIMELINE']}" in table
+    assert "HM_TEST_TOKEN" not in table
+    reach_the_ranks(settings, 2)
 
 
 # ── log_to_driver and LogCallback ────────────────────────────────────────────────────────────────

@@ -17,7 +17,7 @@ from typing import Any
 from hydrogen_magic import events as ev
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.placements import Attempt, Sink
-from hydrogen_magic.placements.spark import joining, launching, plans
+from hydrogen_magic.placements.spark import forwarding, joining, launching, plans
 from hydrogen_magic.placements.spark.agents import Fleet, RemoteAgent, fleet
 from hydrogen_magic.placements.spark.session import Session
 from hydrogen_magic.placements.spark.survey import Survey, free_slots, slots_now, survey
@@ -195,6 +195,9 @@ class SparkCrew:
             for agent in messages:
                 agent.let_go()
             self._running = []
+        problem = await asyncio.to_thread(forwarding.leave_timeline, attempt)
+        if problem:
+            sink.emit(ev.Notice(attempt.job.now_s(), "warning", problem))
         for one in over:
             if one.done() and not one.cancelled():
                 one.result()  # raises what ended it

@@ -11,13 +11,12 @@ from contextlib import suppress
 from typing import Any
 
 from hydrogen_magic.errors import HydrogenError, PlacementError
-from hydrogen_magic.placements import Attempt, agents
-from hydrogen_magic.placements.spark import shipped
+from hydrogen_magic.placements import Attempt, Job, agents
+from hydrogen_magic.placements.spark import forwarding, shipped
 from hydrogen_magic.placements.spark.agents import Fleet, RemoteAgent
 from hydrogen_magic.placements.spark.session import Session, SparkJobError
 from hydrogen_magic.placements.spark.survey import Survey
 from hydrogen_magic.placements.spark.task import PROBLEM
-from hydrogen_magic.spec import JobSpec
 
 __all__ = ["BarrierJob", "as_error", "fingerprint", "problem_of", "submit"]
 
@@ -100,7 +99,7 @@ def _boot(
         "endpoints": fleet.endpoints(session),
         "server_key": invited[0].keys.server_key,
         "keys": [(agent.keys.key, agent.keys.secret) for agent in invited],
-        "fingerprint": fingerprint(job.spec), "preload": list(job.preload),
+        "fingerprint": fingerprint(job), "preload": list(job.preload),
         "record_dir": str(job.record_dir), "idle_s": IDLE_S,
     }  # fmt: skip
 
@@ -117,9 +116,9 @@ def _task(boot: dict[str, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
     return hydrogen_magic_task
 
 
-def fingerprint(spec: JobSpec) -> str:
+def fingerprint(job: Job) -> str:
     """Return what a template on an executor must have been started with to serve this gang."""
-    return agents.fingerprint(dict(spec.env))
+    return agents.fingerprint(forwarding.environment(job))
 
 
 def problem_of(error: SparkJobError | None) -> dict[str, str] | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from hydrogen_magic.placements import Attempt, agents, devices
-from hydrogen_magic.placements.spark import joining, plans
+from hydrogen_magic.placements.spark import forwarding, joining, plans
 from hydrogen_magic.placements.spark.agents import RemoteAgent
 from hydrogen_magic.processes import COOKIE
+from hydrogen_magic.spec import HOROVOD_TIMELINE
 
 __all__ = ["messages"]
 
@@ -20,6 +21,9 @@ def messages(
     meeting = job.rendezvous.prepare(
         meant.plan, *meant.agents[0].held, spec=spec, gang=attempt.gang, attempt=attempt.number
     )
+    env = forwarding.environment(job)
+    # The agent puts another path in its place.
+    given = {name: value for name, value in spec.env if name != HOROVOD_TIMELINE}
     told: dict[RemoteAgent, dict[str, Any]] = {}
     service = meeting.service and {
         "function": meeting.service.function, "options": dict(meeting.service.options),
@@ -34,14 +38,14 @@ def messages(
                     "device": devices.device_name(slot), "gpu": slot.gpu,
                     "env": {
                         **devices.environment(meant.plan, slot), **meeting.environments[slot.rank],
-                        **dict(spec.env),
+                        **given,
                     },
                 }
                 for slot in map(meant.plan.slots.__getitem__, ranks)
             ],
             "service": service if 0 in ranks else None, "secrets": list(job.secrets),
-            "env": {**dict(spec.env), COOKIE: attempt.gang}, "cwd": agents.directory(),
-            "fingerprint": joining.fingerprint(spec), "clock_zero_s": job.clock_zero_s,
+            "env": {**env, COOKIE: attempt.gang}, "cwd": agents.directory(),
+            "fingerprint": joining.fingerprint(job), "clock_zero_s": job.clock_zero_s,
             "grace_s": spec.grace_s,
             "record": spec.timeline is not None if is_recording is None else is_recording,
             "checkpoints": str(job.checkpoints) if meant.shares_disk else None,

@@ -6,7 +6,7 @@ import os
 import time
 
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.placements.spark import session, survey
+from hydrogen_magic.placements.spark import forwarding, session, survey
 from hydrogen_magic.placements.spark.crew import SparkCrew
 from hydrogen_magic.spec import JobSpec, Plan, Slot
 
@@ -26,7 +26,7 @@ class SparkPlacement:
             Slot(rank, 0, 0, spec.np, spec.np, 1, found.where, gpu, address="")
             for rank in range(spec.np)
         )
-        return Plan(slots, surveyed.notes)
+        return Plan(slots, surveyed.notes, forwarding.forwarded())
 
     def open(self, spec: JobSpec) -> SparkCrew:
         return SparkCrew(*_look(spec))

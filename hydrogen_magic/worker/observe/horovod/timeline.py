@@ -21,11 +21,11 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from hydrogen_magic.spec import DYNAMIC, HOROVOD_TIMELINE
 from hydrogen_magic.worker import reporter as _reporter
 
 __all__ = ["attach", "follow", "install"]
 
-_VARIABLE, _DYNAMIC = "HOROVOD_TIMELINE", "DYNAMIC"
 _SWITCH_S = 1.0
 """How long the user's thread waits until a timeline has begun or ended, which takes milliseconds."""
 _LEAST_FREE_BYTES = 1 << 30
@@ -56,7 +56,7 @@ def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None
     def noting_init(*args: Any, **kwargs: Any) -> Any:
         if _timeline is None:
             return init(*args, **kwargs)
-        os.environ.setdefault(_VARIABLE, _DYNAMIC)
+        os.environ.setdefault(HOROVOD_TIMELINE, DYNAMIC)
         result = init(*args, **kwargs)
         if module.rank() == 0:
             _timeline.begin(module.is_initialized, start, stop)
@@ -132,10 +132,10 @@ class _Timeline:
         self._wall_ahead_s = time.time() - time.monotonic()
         self._start, self._stop = start, stop
         self._path, self._is_refused = "", False
-        own = os.environ.get(_VARIABLE, _DYNAMIC)
-        self._is_theirs = own != _DYNAMIC
+        own = os.environ.get(HOROVOD_TIMELINE, DYNAMIC)
+        self._is_theirs = own != DYNAMIC
         if self._is_theirs:
-            self._tell(os.path.abspath(own), is_kept=False)
+            self._tell(os.path.abspath(own), is_kept=own.startswith(self._prefix))
         self._is_initialized = is_initialized
         atexit.register(self.end)  # before Horovod's own, which was registered before
         reporter = _reporter.current()
