@@ -11,7 +11,14 @@ from hydrogen_magic.capture import CellText
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-__all__ = ["cell_labels", "cell_labels_here", "cell_text", "earlier_sources", "first_line_of"]
+__all__ = [
+    "cell_labels",
+    "cell_labels_here",
+    "cell_text",
+    "earlier_sources",
+    "first_line_of",
+    "shell_here",
+]
 
 
 def cell_text(shell: InteractiveShell, body: str) -> CellText:
@@ -59,12 +66,17 @@ def cell_labels(shell: InteractiveShell) -> dict[str, str]:
 
 def cell_labels_here() -> dict[str, str]:
     """Return :func:`cell_labels` of this process's shell; empty where there is none."""
+    shell = shell_here()
+    return {} if shell is None else cell_labels(shell)
+
+
+def shell_here() -> InteractiveShell | None:
+    """Return this process's shell, None where there is none."""
     if "IPython" not in sys.modules:  # a script should not pay its import
-        return {}
+        return None
     from IPython.core.getipython import get_ipython
 
-    shell = get_ipython()
-    return {} if shell is None else cell_labels(shell)
+    return get_ipython()
 
 
 def _raw_sources(shell: InteractiveShell) -> list[str]:

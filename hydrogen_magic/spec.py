@@ -113,6 +113,7 @@ class JobSpec:
 
 
 def _check(name: str, value: object, kinds: tuple[type, ...], least: int) -> None:
+    name = name.removesuffix("_s").removesuffix("_bytes")  # users know them without units
     if isinstance(value, bool) or not isinstance(value, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
         raise TypeError(f"{name} should be {wanted}, got {value!r}, a {type(value).__name__}")

@@ -58,7 +58,7 @@ def _attended(
     with runner.interrupts_held():
         gang = runner.launch_captured(captured, spec, title=title)
         shown = cast("Gang", _DriverLog(gang)) if driver_log_only else gang
-        runner.attend(shown, pick_view(actions=shown))
+        runner.attend(shown, pick_view(quiet=spec.quiet, actions=shown))
     return gang.result
 
 

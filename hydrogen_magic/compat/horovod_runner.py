@@ -11,10 +11,10 @@ Signatures, defaults and what is documented of them are those of sparkdl 2.2
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from hydrogen_magic.spec import JobSpec
+from hydrogen_magic.compat.options import GangOptions, Words, reworded
 from hydrogen_magic.worker.nesting import refuse_nested
 
 __all__ = ["HorovodRunner"]
@@ -38,7 +38,16 @@ class HorovodRunner:
     Attribute ``num_processor`` is as in the original.
     """
 
-    def __init__(self, *, np: int, driver_log_verbosity: str = "log_callback_only") -> None:
+    def __init__(
+        self,
+        np: int,
+        *,
+        driver_log_verbosity: str = "log_callback_only",
+        env: Mapping[str, str] | None = None,
+        retries: int | None = None,
+        timeout: float | None = None,
+        start_timeout: float | None = None,
+    ) -> None:
         """Check what can be checked before there is anything to run.
 
         Args:
@@ -48,10 +57,17 @@ class HorovodRunner:
             driver_log_verbosity: with ``"all"`` every line that ranks on Spark print is shown; with
                 ``"log_callback_only"`` only what they say by ``log_to_driver`` and ``LogCallback``.
                 The output of ranks on this machine is always shown.
+            env: environment variables of every rank.
+            retries: how often to start all ranks again after a failure.
+            timeout: seconds after which the ranks are stopped.
+            start_timeout: seconds a rank may take until the function is called.
+
+        The last four are not in the original. Left out, they are as ``%config Distributed.*`` says,
+        as everything is that has no argument here.
 
         Raises:
-            TypeError: ``np`` is no whole number.
-            ValueError: ``np`` is 0, or there is no such verbosity.
+            TypeError: ``np`` is no whole number, or an option has the wrong type.
+            ValueError: ``np`` is 0, or an option has an impossible value.
         """
         self.num_processor = _not_zero(np)
         if driver_log_verbosity not in _VERBOSITIES:
@@ -60,6 +76,7 @@ class HorovodRunner:
                 f" {driver_log_verbosity!r}"
             )
         self._driver_log_only = driver_log_verbosity == "log_callback_only"
+        self._options = GangOptions(env, retries, timeout, start_timeout)
 
     def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
         """Call ``main(**kwargs)`` on every rank and return rank 0's value.
@@ -76,15 +93,34 @@ class HorovodRunner:
         from hydrogen_magic.compat import gangs
 
         is_on_spark = self.num_processor > 0
-        spec = JobSpec(
+        spec = self._options.spec(
             np=abs(self.num_processor),
             placement="spark" if is_on_spark else "local",
             rendezvous="horovod",
         )
-        return gangs.call(
-            main, (), kwargs, spec,
-            launcher=type(self).__name__, driver_log_only=is_on_spark and self._driver_log_only,
-        )  # fmt: skip
+        driver_log_only = is_on_spark and self._driver_log_only
+        launcher = type(self).__name__
+        with reworded(_words(self.num_processor)):
+            return gangs.call(
+                main, (), kwargs, spec, launcher=launcher, driver_log_only=driver_log_only
+            )
+
+
+def _words(np: int) -> Words:
+    """Return the names of this class for options of the magics; ``np``: as it was given."""
+    sign = "-" if np < 0 else ""
+    session = f"`np={np}` needs a Spark session, and"
+    instead = f"use `np={-abs(np)}` to run on this machine, or "
+    return (
+        (r"`--on spark` was asked for, but (.*?: )", rf"{session} \1{instead}"),
+        (r"`--np (\d+) --gpu`", rf"`np={sign}\1` with `%config Distributed.gpu = True`"),
+        (r"drop `--gpu`", "set `%config Distributed.gpu = False`"),
+        (r"\bwith --gpu\b", "with `%config Distributed.gpu = True`"),
+        (r"--np (\d+)", rf"np={sign}\1"),
+        (r"\bnp (\d+),", rf"np={sign}\1,"),
+        (r"`--on spark`", "a positive `np`"),
+        (r"`--on local( --gpu)?`", "a negative `np`"),
+    )
 
 
 def _not_zero(np: int) -> int:

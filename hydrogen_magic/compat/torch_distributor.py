@@ -12,9 +12,10 @@ from __future__ import annotations
 import logging
 import operator
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from hydrogen_magic.compat.options import GangOptions, Words, reworded
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.spec import JobSpec
 from hydrogen_magic.worker.nesting import refuse_nested
@@ -23,6 +24,23 @@ __all__ = ["TorchDistributor"]
 
 _logger = logging.getLogger("TorchDistributor")
 """The original's own name: notebooks may have set its level."""
+
+
+_WORDS: Words = (
+    (
+        r"`--on spark` was asked for, but (.*?: )",
+        r"`local_mode=False` needs a Spark session, and \1use `local_mode=True` to run on this"
+        " machine, or ",
+    ),
+    (r"`--np (\d+) --gpu`", r"`num_processes=\1, use_gpu=True`"),
+    (r"drop `--gpu`", "pass `use_gpu=False`"),
+    (r"--np (\d+)", r"num_processes=\1"),
+    (r"\bnp (\d+),", r"num_processes=\1,"),
+    (r"`--on spark`", "`local_mode=False`"),
+    (r"--on local", "local_mode=True"),
+    (r" ?--gpu\b", " use_gpu=True"),
+)
+"""Names of this class for options of the magics."""
 
 
 class TorchDistributor:
@@ -53,6 +71,11 @@ class TorchDistributor:
         local_mode: bool = True,
         use_gpu: bool = True,
         _ssl_conf: str = _TORCH_SSL_CONF,
+        *,
+        env: Mapping[str, str] | None = None,
+        retries: int | None = None,
+        timeout: float | None = None,
+        start_timeout: float | None = None,
     ) -> None:
         """Check what can be checked before there is anything to run.
 
@@ -61,18 +84,27 @@ class TorchDistributor:
             local_mode: True: on this machine. False: on the executors of the notebook's Spark session.
             use_gpu: True: a GPU of its own for every rank. False: no rank sees one.
             _ssl_conf: Spark setting that allows training on a cluster with ``spark.ssl.enabled``.
+            env: environment variables of every rank.
+            retries: how often to start all ranks again after a failure.
+            timeout: seconds after which the ranks are stopped.
+            start_timeout: seconds a rank may take until the function is called.
+
+        The last four are not in the original. Left out, they are as ``%config Distributed.*`` says,
+        as everything is that has no argument here.
 
         Raises:
-            TypeError: ``num_processes`` is no whole number.
-            ValueError: ``num_processes`` is not positive.
+            TypeError: ``num_processes`` is no whole number, or an option has the wrong type.
+            ValueError: ``num_processes`` is not positive, or an option has an impossible value.
             RuntimeError: no GPU was found here, or there is no Spark session (PlacementError, both).
         """
         self.num_processes = _positive(num_processes)
         self.local_mode = local_mode
         self.use_gpu = use_gpu
         self.ssl_conf = _ssl_conf
+        self._options = GangOptions(env, retries, timeout, start_timeout)
         if not local_mode:
-            _session_settings()
+            with reworded(_WORDS):
+                _session_settings()
         elif use_gpu:
             self.num_processes = _at_most_one_per_gpu(self.num_processes)
 
@@ -96,14 +128,16 @@ class TorchDistributor:
 
         launcher = type(self).__name__
         if not isinstance(train_object, (str, os.PathLike)):
-            return gangs.call(train_object, args, kwargs, self._spec(), launcher=launcher)
+            with reworded(_WORDS):
+                return gangs.call(train_object, args, kwargs, self._spec(), launcher=launcher)
         path = os.fspath(train_object)
         if kwargs:
             raise ValueError(
                 "Running pytorch file does not support key-word type arguments: got"
                 f" {', '.join(kwargs)}; write them as text: run({path!r}, '--{next(iter(kwargs))}=…')"
             )
-        gangs.run_script(path, [*map(str, args)], self._spec(), launcher=launcher)
+        with reworded(_WORDS):
+            gangs.run_script(path, [*map(str, args)], self._spec(), launcher=launcher)
         return None
 
     def _spec(self) -> JobSpec:
@@ -111,7 +145,10 @@ class TorchDistributor:
         if not self.local_mode:
             self._check_encryption()
         placement = "local" if self.local_mode else "spark"
-        return JobSpec(np=self.num_processes, placement=placement, gpu=bool(self.use_gpu))
+        gpu = bool(self.use_gpu)
+        return self._options.spec(
+            np=self.num_processes, placement=placement, rendezvous="torch", gpu=gpu
+        )
 
     def _check_encryption(self) -> None:
         """Refuse a cluster that wants TLS: ranks speak to each other by Gloo and NCCL, in the clear."""

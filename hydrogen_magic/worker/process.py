@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from hydrogen_magic import processes
+from hydrogen_magic.worker import sparkdl
 
 __all__ = [
     "WorkerPipes",
@@ -175,6 +176,7 @@ def move_in(go: dict[str, Any]) -> None:
     os.chdir(go["cwd"])
     sys.path[:] = go["sys_path"]
     sys.argv = [""]
+    sparkdl.install_if_asked()
     # ``multiprocessing`` knows the second name, which the template's own main module has had.
     sys.modules["__main__"] = sys.modules["__mp_main__"] = types.ModuleType("__main__")
     # New ones: the template's were made for whatever its descriptors were.

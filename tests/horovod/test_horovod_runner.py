@@ -164,10 +164,12 @@ def lines_of(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 def test_signatures_are_the_originals() -> None:
-    """As of sparkdl 2.2's own test of them."""
+    """As of sparkdl 2.2's own test of them; ``np`` may be given by place, and options follow."""
     init = inspect.getfullargspec(HorovodRunner.__init__)
-    assert (init.args, init.kwonlyargs) == (["self"], ["np", "driver_log_verbosity"])
-    assert init.kwonlydefaults == {"driver_log_verbosity": "log_callback_only"}
+    assert init.args == ["self", "np"]
+    assert init.kwonlyargs[0] == "driver_log_verbosity" and init.kwonlydefaults
+    assert init.kwonlydefaults.pop("driver_log_verbosity") == "log_callback_only"
+    assert init.kwonlydefaults == dict.fromkeys(("env", "retries", "timeout", "start_timeout"))
     run = inspect.getfullargspec(HorovodRunner.run)
     assert (run.args, run.varkw, run.kwonlyargs) == (["self", "main"], "kwargs", [])
 
@@ -223,7 +225,7 @@ def test_wrong_options_are_refused_at_once(
 @pytest.mark.spark
 def test_without_a_session_there_are_no_executors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "_session_classes", lambda: ())
-    with pytest.raises(RuntimeError, match="SparkSession"):
+    with pytest.raises(RuntimeError, match=r"use `np=-2` to run on this machine.*SparkSession"):
         HorovodRunner(np=2).run(runner_ranks.talk)
 
 
@@ -254,7 +256,7 @@ def test_a_failure_on_an_executor_has_its_message() -> None:
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 def test_more_ranks_than_slots_are_refused_with_the_numbers() -> None:
-    with pytest.raises(PlacementError, match=r"np 8\b.*\b4 slots"):
+    with pytest.raises(PlacementError, match=r"np=8\b.*\b4 slots.*use `np=4`"):
         HorovodRunner(np=8).run(runner_ranks.talk)
 
 

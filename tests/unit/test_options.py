@@ -14,7 +14,7 @@ from tests import ranks
         ({"np": 0}, "np should be at least 1, got 0"),
         ({"np": "2"}, "np should be int, got '2'"),
         ({"retries": -1}, "retries should be at least 0"),
-        ({"timeout": "5"}, "timeout_s should be int or float, got '5'"),
+        ({"timeout": "5"}, "timeout should be int or float, got '5'"),
         ({"env": {"A": 1}}, r"env\['A'\] should be a str"),
         ({"env": {"RANK": "7"}}, "tells a rank who it is"),
         ({"env": {"HOROVOD_RANK": "0"}}, "tells a rank who it is"),

@@ -10,10 +10,11 @@ from pathlib import Path
 from hydrogen_magic.agent.horovod_timeline import GIVEN, path_prefix
 from hydrogen_magic.placements import Attempt, Job
 from hydrogen_magic.spec import DYNAMIC, HOROVOD_TIMELINE, RENDEZVOUS_VARIABLES
+from hydrogen_magic.worker import sparkdl
 
 __all__ = ["environment", "forwarded", "leave_timeline"]
 
-_PREFIXES = ("GLOO_", "HOROVOD_", "NCCL_", "OMP_", "TORCH_")
+_PREFIXES = ("GLOO_", "HOROVOD_", "NCCL_", "OMP_", "TORCH_", sparkdl.VARIABLE)
 
 
 def forwarded(environ: Mapping[str, str] = os.environ) -> tuple[tuple[str, str], ...]:

@@ -1,0 +1,85 @@
+"""What the classes of this package accept beyond their originals, and how their messages name it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hydrogen_magic.errors import HydrogenError, RankFailedError
+from hydrogen_magic.spec import JobSpec
+
+__all__ = ["GangOptions", "Words", "reworded"]
+
+Words = Sequence[tuple[str, str]]
+"""Patterns of options of the magics, and what a class calls them."""
+
+_COMMON: Words = (
+    (r"--timeout ([\d.]+) s", r"timeout=\1 s"),
+    (r"`?--max-closure`?", "`%config Distributed.max_closure`"),
+    (r"`--on inline --np 1`", "`%%distributed --on inline --np 1`"),
+)
+
+
+@dataclass(frozen=True)
+class GangOptions:
+    """Options of a gang that the originals do not have; None: as ``%config Distributed.*`` says."""
+
+    env: Mapping[str, str] | None = None
+    retries: int | None = None
+    timeout: float | None = None
+    start_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        """Raise TypeError or ValueError for what no gang can run with."""
+        JobSpec(**self._chosen())
+
+    def spec(self, **fields: Any) -> JobSpec:
+        """Return a spec of these options; ``fields``: what the class decides itself."""
+        return replace(_configured(), **fields, **self._chosen())
+
+    def _chosen(self) -> dict[str, Any]:
+        given = {
+            "env": None if self.env is None else tuple(self.env.items()),
+            "retries": self.retries,
+            "timeout_s": self.timeout,
+            "start_timeout_s": self.start_timeout,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+
+def _configured() -> JobSpec:
+    """Return what ``%config Distributed.*`` says in this notebook."""
+    magics = sys.modules.get("hydrogen_magic.magics")
+    if magics is None:
+        return JobSpec()
+    from hydrogen_magic import notebook
+
+    shell = notebook.shell_here()
+    found = [
+        each for each in getattr(shell, "configurables", ()) if type(each) is magics.Distributed
+    ]
+    spec: JobSpec = found[-1].defaults() if found else JobSpec()
+    return spec
+
+
+@contextmanager
+def reworded(words: Words) -> Iterator[None]:
+    """Have errors name a class's own options in place of the magics'."""
+    try:
+        yield
+    except RankFailedError:
+        raise  # its text is the user's own
+    except HydrogenError as error:
+        error.args = (_in_words(str(error), words),)
+        error.report = _in_words(error.report, words)
+        raise
+
+
+def _in_words(text: str, words: Words) -> str:
+    for pattern, replacement in (*words, *_COMMON):
+        text = re.sub(pattern, replacement, text)
+    return text

@@ -1,0 +1,63 @@
+"""``import sparkdl`` without sparkdl: its modules, made of :mod:`hydrogen_magic.compat`.
+
+A variable tells ranks to do as the notebook does.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+__all__ = ["VARIABLE", "install", "install_if_asked"]
+
+VARIABLE = "HYDROGEN_MAGIC_SPARKDL"
+_MODULES = {
+    "sparkdl": ("HorovodRunner",),
+    "sparkdl.horovod": ("log_to_driver",),
+    "sparkdl.horovod.runner_base": ("HorovodRunner",),
+    "sparkdl.horovod.tensorflow": (),
+    "sparkdl.horovod.tensorflow.keras": ("LogCallback",),
+}
+"""Module -> what notebooks import from it."""
+
+
+def install() -> None:
+    """Have ``import sparkdl`` find this package, in this notebook and on its ranks.
+
+    ``HorovodRunner``, ``log_to_driver`` and ``LogCallback`` are found where sparkdl has them, also
+    where the original is installed.
+    """
+    os.environ[VARIABLE] = "1"
+    install_if_asked()
+
+
+def install_if_asked() -> None:
+    """Find sparkdl's modules here if the environment says so. Twice is once."""
+    if VARIABLE not in os.environ or any(isinstance(each, _Finder) for each in sys.meta_path):
+        return
+    for name in [name for name in sys.modules if name.partition(".")[0] == "sparkdl"]:
+        del sys.modules[name]  # the original
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        known = fullname in _MODULES
+        return ModuleSpec(fullname, _Loader(), is_package=True) if known else None
+
+
+class _Loader(Loader):
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Return None: an ordinary module."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        compat = importlib.import_module("hydrogen_magic.compat")
+        for name in _MODULES[module.__name__]:
+            setattr(module, name, getattr(compat, name))

@@ -1,0 +1,155 @@
+"""Options that the classes of ``compat`` have beyond their originals, and the words of their messages."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import pytest
+
+from hydrogen_magic import notebook
+from hydrogen_magic.compat import HorovodRunner, TorchDistributor, gangs
+from hydrogen_magic.errors import GangTimeoutError, HydrogenError, PlacementError, RankFailedError
+from hydrogen_magic.spec import JobSpec
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[JobSpec]:
+    """What gangs are asked for; none starts."""
+    specs: list[JobSpec] = []
+    monkeypatch.setattr(gangs, "call", lambda main, args, kwargs, spec, **_: specs.append(spec))
+    return specs
+
+
+def test_options_win_over_the_notebooks_defaults(
+    asked: list[JobSpec], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Distributed:
+        def defaults(self) -> JobSpec:
+            return JobSpec(np=7, placement="inline", retries=2, timeout_s=9.0, grace_s=1.0)
+
+    magics = types.SimpleNamespace(Distributed=Distributed)
+    shell = types.SimpleNamespace(configurables=[Distributed()])
+    monkeypatch.setitem(sys.modules, "hydrogen_magic.magics", magics)  # type: ignore[arg-type]
+    monkeypatch.setattr(notebook, "shell_here", lambda: shell)
+    HorovodRunner(2).run(print)
+    options: dict[str, Any] = {"env": {"A": "1"}, "retries": 0, "timeout": 5, "start_timeout": 6}
+    HorovodRunner(np=-3, **options).run(print)
+    TorchDistributor(4, use_gpu=False, **options).run(print)
+    given = {
+        "env": (("A", "1"),),
+        "retries": 0,
+        "timeout_s": 5,
+        "start_timeout_s": 6,
+        "grace_s": 1.0,
+    }
+    assert asked == [
+        JobSpec(2, "spark", "horovod", retries=2, timeout_s=9.0, grace_s=1.0),
+        JobSpec(3, "local", "horovod", **given),
+        JobSpec(4, "local", "torch", gpu=False, **given),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"retries": -1}, "retries should be at least 0"),
+        ({"timeout": "5"}, "timeout should be int or float, got '5'"),
+        ({"env": {"A": 1}}, r"env\['A'\] should be a str"),
+    ],
+)
+def test_impossible_options_are_refused_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        HorovodRunner(2, **options)
+    with pytest.raises((TypeError, ValueError), match=message):
+        TorchDistributor(2, use_gpu=False, **options)
+
+
+NO_SESSION = "`--on spark` was asked for, but there is no Spark session: make one first"
+TOO_MANY = (
+    "np 8, the cluster has 4 slots (2 executors): use `--np 4`, or start the session with more"
+)
+NO_GPU = "`--np 2 --gpu` needs 2 GPUs, this machine has 1: use `--np 1` or drop `--gpu`"
+
+
+@pytest.mark.parametrize(
+    ("np", "text", "expected"),
+    [
+        (
+            2,
+            NO_SESSION,
+            "`np=2` needs a Spark session, and there is no Spark session: use `np=-2` to"
+            " run on this machine, or make one first",
+        ),
+        (
+            8,
+            TOO_MANY,
+            "np=8, the cluster has 4 slots (2 executors): use `np=4`, or start the session"
+            " with more",
+        ),
+        (
+            -2,
+            NO_GPU,
+            "`np=-2` with `%config Distributed.gpu = True` needs 2 GPUs, this machine has 1:"
+            " use `np=-1` or set `%config Distributed.gpu = False`",
+        ),
+        (
+            -2,
+            "stopped: it ran longer than --timeout 5 s",
+            "stopped: it ran longer than timeout=5 s",
+        ),
+    ],
+)
+def test_errors_of_horovod_runner_are_in_its_words(
+    np: int, text: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert words_of(HorovodRunner(np), text, monkeypatch) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            NO_SESSION,
+            "`local_mode=False` needs a Spark session, and there is no Spark session: use"
+            " `local_mode=True` to run on this machine, or make one first",
+        ),
+        (
+            TOO_MANY,
+            "num_processes=8, the cluster has 4 slots (2 executors): use `num_processes=4`, or"
+            " start the session with more",
+        ),
+        (
+            NO_GPU,
+            "`num_processes=2, use_gpu=True` needs 2 GPUs, this machine has 1: use"
+            " `num_processes=1` or pass `use_gpu=False`",
+        ),
+    ],
+)
+def test_errors_of_torch_distributor_are_in_its_words(
+    text: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert words_of(TorchDistributor(2, use_gpu=False), text, monkeypatch) == expected
+
+
+def words_of(runner: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the message of a run that ends by an error with this text; its report is the same."""
+
+    def fail(*args: Any, **options: Any) -> None:
+        raise (GangTimeoutError if "timeout" in text else PlacementError)(text)
+
+    monkeypatch.setattr(gangs, "call", fail)
+    with pytest.raises(HydrogenError) as caught:
+        runner.run(print)
+    assert caught.value.report.partition(": ")[2] == str(caught.value)
+    return str(caught.value)
+
+
+def test_a_failed_ranks_own_text_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any, **options: Any) -> None:
+        raise RankFailedError("rank 0 failed: ValueError: use --np 4", rank=0)
+
+    monkeypatch.setattr(gangs, "call", fail)
+    with pytest.raises(RankFailedError, match="use --np 4"):
+        HorovodRunner(-2).run(print)
