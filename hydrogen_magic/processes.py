@@ -6,12 +6,14 @@ its gang's, because orphans of the gang are re-parented to the agent (``PR_SET_C
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import re
 import signal
 import sys
-from collections.abc import Collection, Iterator
+import time
+from collections.abc import Callable, Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +26,8 @@ __all__ = [
     "become_subreaper",
     "descendants",
     "die_with_parent",
+    "end_descendants",
+    "end_marked",
     "family",
     "give_way",
     "is_tracker",
@@ -134,6 +138,31 @@ def descendants(root: int, spare: Collection[int] = ()) -> list[Process]:
     return found
 
 
+_TRACKER_S = 2.0
+"""Shared-memory trackers end by themselves when their clients are gone; longer means they hang."""
+
+
+async def end_descendants(
+    root: int, within_s: float, spare: Callable[[], Collection[int]] = tuple
+) -> tuple[set[int], list[Process]]:
+    """Kill what descends from ``root`` until nothing is left; ``spare`` as for :func:`descendants`.
+
+    Returns the pids of all processes that were seen, and the processes left after ``within_s``.
+    """
+    seen: set[int] = set()
+    begun = time.monotonic()
+    while left := descendants(root, spare()):
+        waited = time.monotonic() - begun
+        if waited > within_s:
+            break
+        seen.update(process.pid for process in left)
+        for process in left:
+            if waited > _TRACKER_S or not is_tracker(process.pid):
+                send_signal(process.pid, signal.SIGKILL)
+        await asyncio.sleep(0.002 if waited < 0.1 else 0.02)
+    return seen, left
+
+
 def is_tracker(pid: int) -> bool:
     """True for the helpers that unlink shared memory once their clients are gone.
 
@@ -215,6 +244,13 @@ def _environment(pid: int) -> dict[str, str]:
         return {}  # another user's, or gone
     pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
+
+
+async def end_marked(variable: str, value: str, within_s: float) -> None:
+    """Repeat :func:`sweep_orphans` until nothing is left: a process may fork while it is looked for."""
+    deadline_s = time.monotonic() + within_s
+    while sweep_orphans(variable, {value}) and time.monotonic() < deadline_s:
+        await asyncio.sleep(0.01)
 
 
 def sweep_orphans(variable: str, values: Collection[str]) -> int:

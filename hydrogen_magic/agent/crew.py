@@ -34,8 +34,6 @@ _HEARING_S = 0.4
 """A rank that has not reacted to SIGINT by then is in C code and will not before that returns."""
 _TERM_S = 0.3
 """How long SIGTERM's default action may take; longer means somebody handles or ignores it."""
-_TRACKER_S = 2.0
-"""Shared-memory trackers end by themselves when their clients are gone; longer means they hang."""
 _CLOCK_SLACK_S = 1.0
 """File times may lag behind the clock by a tick; a second is plenty."""
 _GIVE_UP_S = 10.0
@@ -344,18 +342,12 @@ class Crew:
 
     async def sweep(self) -> None:
         """Kill whatever descends from this agent, template and waiting workers apart."""
-        begun = time.monotonic()
-        while left := processes.descendants(os.getpid(), self._keepers()):
-            waited = time.monotonic() - begun
-            if waited > _GIVE_UP_S:
-                self._give_up(left)
-                return
-            self._family.update(process.pid for process in left)
-            for process in left:
-                if waited > _TRACKER_S or not processes.is_tracker(process.pid):
-                    processes.send_signal(process.pid, signal.SIGKILL)
-            await asyncio.sleep(0.002 if waited < 0.1 else 0.02)
-        processes.unlink_shared_memory(self._family, self._began)
+        seen, left = await processes.end_descendants(os.getpid(), _GIVE_UP_S, self._keepers)
+        self._family |= seen
+        if left:
+            self._give_up(left)
+        else:
+            processes.unlink_shared_memory(self._family, self._began)
 
     def _keepers(self) -> set[int]:
         """Return the pids that are not the gang's: template, waiting workers, what serves the ranks."""

@@ -141,6 +141,8 @@ class Agent:
                 self._launch(self._tether.localized(message))
             elif action == "quit":
                 self._closing.set()
+            elif action == "ping":
+                self._send({"pong": True})
             elif action == "stacks":
                 self._start(self._tell_stacks())
             elif self._crew is not None and message["gang"] == self._crew.gang:

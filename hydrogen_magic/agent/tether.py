@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +21,10 @@ from hydrogen_magic.agent.crew import Crew
 from hydrogen_magic.wire import AgentLink
 
 __all__ = ["Beside", "Tether"]
+
+
+_KERNELS_END_S = 1.0
+"""A kernel that ends closes its sockets some moments before its process is gone."""
 
 
 class Tether(Protocol):
@@ -79,9 +84,11 @@ class Beside:
         self._handover = handover
         self._handed_over = frames.FrameReader(handover)
         self._kernel = -1
+        self._watching: asyncio.Task[None] | None = None
+        self._is_cut_off = False
 
     def begin(self, link: AgentLink, over: Callable[[], None]) -> None:
-        """Not told by a closed pipe: the kernel's forks may hold that open."""
+        """Watch the kernel's process: a pipe may be held open by the kernel's forks."""
 
         def on_kernels_end() -> None:
             link.clean_up_after_hub()
@@ -89,6 +96,15 @@ class Beside:
 
         self._kernel = os.pidfd_open(self._kernel_pid)
         asyncio.get_running_loop().add_reader(self._kernel, on_kernels_end)
+        self._watching = asyncio.ensure_future(self._watch_link(link, over))
+
+    async def _watch_link(self, link: AgentLink, over: Callable[[], None]) -> None:
+        """End when a kernel that lives cannot be reached: what was on the way is lost."""
+        await link.lost()
+        await asyncio.sleep(_KERNELS_END_S)
+        self._is_cut_off = True
+        print("hydrogen_magic agent: lost the connection to the kernel", file=sys.stderr)
+        over()
 
     def hello(self) -> dict[str, Any]:
         return {}
@@ -120,8 +136,11 @@ class Beside:
 
     def kernel_ended(self, crew: Crew) -> None:
         """Finish the run's record in the kernel's stead: it has gone and cannot."""
-        record.write_end(Path(crew.record_dir), ev.KERNEL_ENDED)
+        if not self._is_cut_off:
+            record.write_end(Path(crew.record_dir), ev.KERNEL_ENDED)
 
     def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
         asyncio.get_running_loop().remove_reader(self._kernel)
         os.close(self._kernel)

@@ -13,6 +13,7 @@ import json
 import mmap
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import sys
@@ -48,6 +49,13 @@ _LOOPBACK = "127.0.0.1"
 _HELLO_S = 60.0
 """How long an agent may take to start: an interpreter and a few imports, on a machine under load."""
 _CLOSE_S = 5.0
+_SWEEP_S = 2.0
+"""How long killed processes may take to end. One that hangs in the system takes longer, and waiting
+does not help."""
+_STDERR_TAIL = 2000
+"""Characters of an agent's stderr that an error shows: a traceback of a few frames."""
+_CLOCK_SLACK_S = 1.0
+"""File times may lag behind the clock by a tick; a second is plenty."""
 
 
 class Agent(Peer):
@@ -61,7 +69,15 @@ class Agent(Peer):
             processes.AGENT: secrets.token_hex(16),
             processes.OWNER: record.owner_of_this_process(),
         }
-        self.process = _start_agent_process(theirs, self._marks)
+        self._last_words = ""
+        self.why_killed = ""
+        """Part of the error once :meth:`kill` was called."""
+        self._began = time.time() - _CLOCK_SLACK_S
+        self._killing: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.Task[None] | None = None
+        self._stderr = os.memfd_create("hydrogen-agent-stderr")
+        self._stderr_read = 0
+        self.process = _start_agent_process(theirs, self._stderr, self._marks)
         theirs.close()
         frames.send(self._handover, self._boot(digest, preload))
         self._exit_fd = os.pidfd_open(self.process.pid)
@@ -105,15 +121,24 @@ class Agent(Peer):
         except asyncio.TimeoutError:
             raise PlacementError(f"the agent did not start within {_HELLO_S:.0f} s") from None
         if not self.alive:
-            raise PlacementError(_how_it_ended(self.process.returncode))
+            raise PlacementError(self._how_it_ended())
 
     async def swept(self) -> None:
         """Wait until nothing of the launched attempt is left."""
         await self.expect_sweep()
         self._on_handover()  # results travel beside the messages, so the last may still wait there
+        self._forward_stderr()
 
     def kill(self) -> None:
+        """End the agent and everything that descends from it, whether or not it responds."""
+        if self._killing is None and self.alive:
+            self._killing = asyncio.ensure_future(self._kill())
+
+    async def _kill(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)  # it must not fork meanwhile
+        seen, _ = await processes.end_descendants(self.process.pid, _SWEEP_S)
         self.process.kill()
+        processes.unlink_shared_memory(seen, self._began)
 
     def _on_handover(self) -> None:
         with suppress(BlockingIOError):
@@ -132,12 +157,39 @@ class Agent(Peer):
         self._let_go()
         self.finish(self.greeted)
         if self._swept is not None and not self._swept.done():
-            processes.sweep_orphans(processes.AGENT, {self._marks[processes.AGENT]})
-            self.fail(HydrogenError(_how_it_ended(self.process.returncode)))
+            self._sweeping = asyncio.ensure_future(self._sweep())
+
+    async def _sweep(self) -> None:
+        """End what the agent could not end, such as helpers in sessions of their own."""
+        await processes.end_marked(processes.AGENT, self._marks[processes.AGENT], _SWEEP_S)
+        self.fail(HydrogenError(self._how_it_ended()))
+
+    def _how_it_ended(self) -> str:
+        code = self.process.returncode
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        why = self.why_killed or f"ended unexpectedly ({how})"
+        text = f"the agent beside the ranks {why}, and its ranks with it"
+        return f"{text}; its last output:\n{self._last_words}" if self._last_words else text
+
+    def _forward_stderr(self) -> None:
+        """Write what is new in the agent's stderr to this process's stderr, as if it was inherited."""
+        size = os.fstat(self._stderr).st_size
+        new = os.pread(self._stderr, size - self._stderr_read, self._stderr_read)
+        self._stderr_read = size
+        with suppress(OSError):
+            os.write(2, new)
+
+    def _read_last_words(self) -> str:
+        size = os.fstat(self._stderr).st_size
+        tail = os.pread(self._stderr, _STDERR_TAIL, max(0, size - _STDERR_TAIL))
+        return tail.decode(errors="replace").strip()
 
     def _let_go(self) -> None:
         if self.alive:
             self.alive = False
+            self._last_words = self._read_last_words()
+            self._forward_stderr()
+            os.close(self._stderr)
             self.hub.dismiss(self.keys.key)
             self.hub.loop.remove_reader(self._exit_fd)
             self.hub.loop.remove_reader(self._handover)
@@ -153,11 +205,13 @@ class Agent(Peer):
         deadline = time.monotonic() + _CLOSE_S
         while self.process.poll() is None:  # no helper thread: none can be started at exit
             if time.monotonic() > deadline:
-                self.process.kill()
+                self.kill()
             if time.monotonic() > deadline + _CLOSE_S:
                 return  # it hangs in the system; when that lets go of it, it is dead
             await asyncio.sleep(0.005)
         self._let_go()
+        if self._killing is not None:
+            await self._sweep()
 
 
 def _pass_on(sink: Sink, message: Mapping[str, Any], fd: int) -> None:
@@ -170,19 +224,15 @@ def _pass_on(sink: Sink, message: Mapping[str, Any], fd: int) -> None:
 
 
 def _start_agent_process(
-    theirs: socket.socket, marks: Mapping[str, str]
+    theirs: socket.socket, stderr: int, marks: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Start it in a session of its own: a Ctrl-C meant for the kernel must not reach it."""
     return subprocess.Popen(
         [sys.executable, "-m", "hydrogen_magic.agent", str(theirs.fileno())],
         pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL,
+        stderr=stderr,
         env={**os.environ, **marks, "PYTHONPATH": os.pathsep.join(import_path())}, cwd="/",
     )  # fmt: skip
-
-
-def _how_it_ended(returncode: int) -> str:
-    how = f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
-    return f"the agent beside the ranks ended unexpectedly ({how}), and its ranks with it"
 
 
 def import_path() -> list[str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hydrogen_magic import events as ev
 from hydrogen_magic import processes
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.placements import Attempt, ClosureFile, Job, Sink, agents, devices
@@ -15,6 +18,14 @@ from hydrogen_magic.spec import LOOPBACK, JobSpec, Plan, Slot
 from hydrogen_magic.worker import checkpoint
 
 __all__ = ["LocalCrew", "LocalPlacement"]
+
+_PING_S = 1.0
+_LATE_S = 4.0
+"""This process itself was stopped or busy for so long: the agent's answers wait to be read."""
+_SILENCE_S = 15.0
+"""An agent that is silent for so long is reported."""
+_START_S = 3.0
+"""How long an agent that is starting may take once the gang is to be stopped."""
 
 
 class LocalPlacement:
@@ -56,28 +67,54 @@ class LocalCrew:
 
     def __init__(self) -> None:
         self._agent: agents.Agent | None = None
-        self._cancelled = False
+        self._cancelled = asyncio.Event()
         self._is_recording: bool | None = None
         """What was ordered; None: what the job says."""
 
     async def launch(self, attempt: Attempt, sink: Sink) -> None:
         job = attempt.job
         digest = agents.fingerprint({**os.environ, **dict(job.spec.env)})
-        if self._agent is None or not self._agent.alive:
-            self._agent = agents.pool().take(agents.hub(), digest, job.preload)
-        agent = self._agent
-        await agent.ready()
-        if self._cancelled:
+        agent = await self._responding_agent(digest, job.preload)
+        if self._cancelled.is_set():
             return
         message = _launch_message(attempt, agent, digest)
         if self._is_recording is not None:
             message["record"] = self._is_recording
         agent.sink, agent.attempt = sink, (attempt.gang, attempt.number)
+        watching = asyncio.ensure_future(_watch(agent, attempt, sink))
         try:
             _launch(agent, message, job)
             await agent.swept()
+        except ChildProcessError:
+            _end_all(attempt, sink)
+            raise
         finally:
+            watching.cancel()
             agent.sink = agent.attempt = None
+
+    async def _responding_agent(self, digest: str, preload: Sequence[str]) -> agents.Agent:
+        """Return an agent that responds. A warm one may have been stopped since its last gang."""
+        pool, hub = agents.pool(), agents.hub()
+        if self._agent is None or not self._agent.alive:
+            self._agent = pool.take(hub, digest, preload)
+        if self._agent.is_ready and not await self._agent.responds():
+            self._agent.kill()
+            self._agent = pool.take(hub, digest, preload)
+        await self._started(self._agent)
+        return self._agent
+
+    async def _started(self, agent: agents.Agent) -> None:
+        """Wait for the agent's hello, for a moment only once the gang is to be stopped."""
+        ready = asyncio.ensure_future(agent.ready())
+        cancelled = asyncio.ensure_future(self._cancelled.wait())
+        await asyncio.wait([ready, cancelled], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([ready], timeout=_START_S if cancelled.done() else None)
+        cancelled.cancel()
+        if ready.done():
+            ready.result()
+        else:
+            ready.cancel()
+            agent.kill()
 
     def stop(self) -> None:
         self._tell("stop")
@@ -91,9 +128,9 @@ class LocalCrew:
 
     def _tell(self, action: str) -> None:
         if self._agent is not None and self._agent.attempt is not None:
-            self._agent.send(action)
+            self._agent.order(action)
         else:
-            self._cancelled = True  # not launched yet
+            self._cancelled.set()  # not launched yet
 
     def ask_stacks(self) -> None:
         if self._agent is not None and self._agent.attempt is not None:
@@ -112,6 +149,45 @@ class LocalCrew:
         if self._agent is not None:
             await agents.pool().give_back(self._agent)
             self._agent = None
+
+
+async def _watch(agent: agents.Agent, attempt: Attempt, sink: Sink) -> None:
+    """Report an agent that does not respond, and end it once the gang is to be stopped."""
+    is_silent = False
+    looked_s = time.monotonic()
+    while True:
+        agent.send("ping")
+        await asyncio.sleep(_PING_S)
+        late_s = time.monotonic() - looked_s
+        agent.heard_s += late_s if late_s > _LATE_S else 0.0
+        looked_s = time.monotonic()
+        silence_s = looked_s - agent.heard_s
+        what = f"the agent beside the ranks (pid {agent.process.pid})"
+        if agent.ignores_orders:
+            agent.why_killed = f"did not respond for {silence_s:.0f} s and was killed"
+            text = f"{what} {agent.why_killed}, and all processes of the gang with it"
+            sink.emit(ev.Notice(attempt.job.now_s(), "warning", text))
+            agent.kill()
+            return
+        if is_silent != (silence_s > _SILENCE_S):
+            is_silent = not is_silent
+            text = f"{what} {_silence(agent, silence_s) if is_silent else 'responds again'}"
+            sink.emit(ev.Notice(attempt.job.now_s(), "warning" if is_silent else "info", text))
+
+
+def _silence(agent: agents.Agent, silence_s: float) -> str:
+    text = f"has not responded for {silence_s:.0f} s"
+    states = [process.state for process in processes.processes([agent.process.pid])]
+    if states == ["T"]:
+        text += f"; it is stopped (SIGSTOP): kill -CONT {agent.process.pid} continues it"
+    return f"{text}; stopping the gang ends it"
+
+
+def _end_all(attempt: Attempt, sink: Sink) -> None:
+    """Report the end of all ranks, which the agent can report no longer."""
+    for slot in attempt.job.plan.slots:
+        now_s = attempt.job.now_s()
+        sink.emit(ev.RankExited(now_s, slot.rank, None, "SIGKILL", True, "its agent has ended"))
 
 
 def _fed(attempt: Attempt, slots: Sequence[Mapping[str, Any]], digest: str) -> dict[str, Any]:

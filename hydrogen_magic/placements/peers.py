@@ -7,6 +7,8 @@ How it was started, and what reaches it beside the wire, is its placement's:
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -15,6 +17,10 @@ from hydrogen_magic.placements import Sink
 from hydrogen_magic.wire import Hub
 
 __all__ = ["Peer"]
+
+_ANSWER_S = {"stop": 10.0, "kill": 3.0}
+"""How long an agent may stay silent after an order. Its event loop answers within milliseconds; on a
+machine under heavy load it may take seconds."""
 
 
 class Peer(ABC):
@@ -25,6 +31,11 @@ class Peer(ABC):
         self.sink: Sink | None = None
         self.attempt: tuple[str, int] | None = None
         self.alive = True
+        self.heard_s = time.monotonic()
+        """When its last message arrived."""
+        self._ordered_s = -math.inf
+        self._patience_s = math.inf
+        self._heard = asyncio.Event()
         self.held: tuple[str, int] = ("", 0)
         """Where what ranks meet at can be served."""
         self.keys = hub.admit(self._on_message)
@@ -40,8 +51,30 @@ class Peer(ABC):
         gang = self.attempt[0] if self.attempt else ""
         self.hub.send(self.keys.key, {"gang": gang, **fields, "do": action})
 
+    def order(self, action: str) -> None:
+        """Send ``stop`` or ``kill``. From now on the agent must respond."""
+        self._ordered_s = time.monotonic()
+        self._patience_s = min(self._patience_s, _ANSWER_S[action])
+        self.send(action)
+
+    @property
+    def ignores_orders(self) -> bool:
+        """Whether it has been silent for too long since the last order."""
+        return time.monotonic() - max(self.heard_s, self._ordered_s) > self._patience_s
+
+    async def responds(self) -> bool:
+        """Return whether the agent answers a message."""
+        self._heard.clear()
+        self.send("ping")
+        try:
+            await asyncio.wait_for(self._heard.wait(), _ANSWER_S["kill"])
+        except asyncio.TimeoutError:
+            return False
+        return True
+
     def expect_sweep(self) -> asyncio.Future[None]:
         """Return what is done when nothing of the launched attempt is left."""
+        self._patience_s = math.inf
         self._swept = self.hub.loop.create_future()
         return self._swept
 
@@ -55,6 +88,8 @@ class Peer(ABC):
             self._swept.set_exception(error)
 
     def _on_message(self, message: dict[str, Any]) -> None:
+        self.heard_s = time.monotonic()
+        self._heard.set()
         try:
             self.take(message)
         except Exception as error:

@@ -23,6 +23,7 @@ from hydrogen_magic.errors import (
     HydrogenError,
     PlacementError,
 )
+from hydrogen_magic.placements import agents
 from tests import ranks
 from tests.gangs import (
     alive,
@@ -331,6 +332,47 @@ def test_a_template_that_dies_is_replaced_and_no_rank_is_blamed(
     gang = ended(hm.launch(kills_once.f, np=2))
     assert gang.results == [1, 1]
     assert "the process that forks the ranks ended unexpectedly" in notices_of(gang)
+
+
+@pytest.mark.parametrize("kill", [pytest.param(False, marks=pytest.mark.exhaustive), True])
+def test_an_agent_that_does_not_respond_is_ended(kill: bool) -> None:
+    """A stopped agent answers nothing, as one that hangs. The ranks' helpers have own sessions."""
+    gang = hm.launch(ranks.family, 1, False, np=2)
+    until(gang, said(gang, "batch"))
+    pids = agent_pids()
+    family = family_of(gang)
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    gang.stop()
+    if kill:
+        gang.stop(kill=True)
+    with pytest.raises(GangStoppedError, match="stopped by you"):
+        ended(gang).raise_for_state()
+    assert not alive([*family, *pids])
+    assert {rank.phase for rank in gang.ranks} == {"stopped"}
+    assert f"(pid {pids[0]}) did not respond" in notices_of(gang)
+
+
+def test_a_warm_agent_that_was_stopped_is_replaced() -> None:
+    ended(hm.launch(ranks.gather, np=2)).raise_for_state()
+    pids = agent_pids()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    assert ended(hm.launch(ranks.gather, np=2)).result == [0, 1]
+    wait_until_gone(pids)
+
+
+def test_an_agent_that_lost_its_connection_ends_the_gang() -> None:
+    gang = hm.launch(ranks.family, 1, False, np=2)
+    until(gang, said(gang, "batch"))
+    family = family_of(gang)
+    (agent,) = agents.pool().all
+    too_large = bytes(65 << 20)  # ZeroMQ drops the message, and the connection with it
+    agent.hub.loop.call_soon_threadsafe(agent.hub.send, agent.keys.key, {"do": "ping"}, too_large)
+    ended(gang)
+    with pytest.raises(hm.errors.HydrogenError, match="lost the connection to the kernel"):
+        gang.raise_for_state()
+    wait_until_gone(family)
 
 
 def test_an_agent_keeps_no_closure_of_a_gang_that_ended() -> None:

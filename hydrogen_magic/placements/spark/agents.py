@@ -53,7 +53,6 @@ class RemoteAgent(Peer):
         self.host = ""
         self.interface = ""
         """The network interface that faces the other hosts."""
-        self.heard_s = time.monotonic()
         self.outgoing = Outgoing(self._send_part)
         self.job: Attempt | None = None
         """What runs there."""
@@ -71,7 +70,6 @@ class RemoteAgent(Peer):
     # ── what it says ──
 
     def take(self, message: dict[str, Any]) -> None:
-        self.heard_s = time.monotonic()
         if "beat" in message:
             self.send("clock", sent=message["beat"], at=time.monotonic())
         elif "got" in message:
