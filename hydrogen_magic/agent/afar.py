@@ -197,12 +197,16 @@ class Afar:
             self._lose(task, "the Python process of its Spark task ended")
             return
         for message, _ in task.reader.messages():
-            self._attach(task, message)
+            if "ping" in message:
+                task.answer({"pong": True})
+            else:
+                self._attach(task, message)
 
     def _attach(self, task: _Task, hello: dict[str, Any]) -> None:
         is_free = self._serving in (None, (hello["gang"], hello["attempt"]))
         mark = self._boot["env"][processes.AGENT]
-        answer = {"attached": mark, "folder": str(self._folder)} if is_free else {"busy": True}
+        about = {"attached": mark, "folder": str(self._folder), "pid": os.getpid()}
+        answer = about if is_free else {"busy": True}
         if not task.answer(answer) or not is_free:
             self._hang_up(task)
             return

@@ -32,6 +32,7 @@ from tests.gangs import (
     ended,
     failure_of,
     family_of,
+    notices_of,
     said,
     until,
     wait_until_gone,
@@ -169,6 +170,20 @@ def test_an_agent_is_killed() -> None:
             os.kill(pid, signal.SIGKILL)
     error = str(lost(gang, family))
     assert "agent" in error and HOST in error
+
+
+def test_an_agent_that_does_not_respond_is_given_up() -> None:
+    """The kernel cannot signal it; its task can, and ends what it has started."""
+    gang, family = training()
+    stopped = [pid for pid in agent_pids() if pid not in family]
+    for pid in stopped:
+        if b"hydrogen_magic.agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGSTOP)
+    gang.stop(kill=True)
+    assert ended(gang).state == "STOPPED"
+    assert f"host {HOST} has not responded" in notices_of(gang)
+    wait_until_gone([*family, *stopped])
+    assert ended(launch(ranks.gather, np=4), 2 * PATIENCE_S).result == [0, 1, 2, 3]
 
 
 def test_an_agent_that_was_given_up_ends() -> None:

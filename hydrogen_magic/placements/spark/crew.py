@@ -34,6 +34,7 @@ _UNSEEN = (
     "waiting for slots of the cluster; how many are free cannot be seen, since Spark's UI is off or "
     "out of reach from here"
 )
+_ENDS_BY_ITSELF = "its ranks end when the Spark task or the agent notices this"
 _SILENCE_S = 15.0
 """After so long without a word of a host its connection is said to be lost."""
 _LOST_S = 45.0
@@ -48,6 +49,9 @@ _LOOK_S = 0.1
 """How often is looked whether there is still use in what takes long."""
 _BRING_S = 600.0
 """How long a checkpoint may take to all hosts: gigabytes by a slow line."""
+_TASKS_NOTICE_S = 60.0
+"""After so long a task has noticed that its agent does not respond, and has ended the agent's ranks.
+Spark would kill the task, and nothing could end the ranks then."""
 _JOB_END_S = 1.5
 """Tasks return within milliseconds once their agents let them; then Spark is asked to end them."""
 
@@ -69,6 +73,8 @@ class SparkCrew:
         self._is_recording: bool | None = None
         """What was ordered; None: what the job says."""
         self._lost: set[RemoteAgent] = set()
+        self._ignores_orders = False
+        """Some agent of this attempt does."""
         self._has_failed = False
         """Some rank of this attempt has, so that it is known why it ends."""
         self._seen_off: set[asyncio.Task[None]] = set()
@@ -79,7 +85,7 @@ class SparkCrew:
         ships = fleet()
         key = (attempt.gang, attempt.number)
         self._places, self._lost, self._running, self._sweeps = {}, set(), [], []
-        self._has_failed = self._is_unwanted = False
+        self._has_failed = self._is_unwanted = self._ignores_orders = False
         ships.crews[key] = self
         invited = ships.invite(attempt.job.spec.np)
         try:
@@ -251,10 +257,13 @@ class SparkCrew:
         self, agent: RemoteAgent, silence_s: float, silent: set[RemoteAgent],
         meant: plans.Meant, attempt: Attempt, sink: Sink,
     ) -> None:  # fmt: skip
-        if silence_s > _LOST_S:
+        if silence_s > _LOST_S or agent.ignores_orders:
+            self._ignores_orders = self._ignores_orders or agent.ignores_orders
             why = (
-                f"no word from host {agent.host} for {silence_s:.0f} s: it is cut off, or has died"
+                f"the agent on host {agent.host} has not responded for {silence_s:.0f} s"
+                " (network failure, or the agent is stopped or has crashed)"
             )
+            sink.emit(ev.Notice(attempt.job.now_s(), "warning", f"{why}; {_ENDS_BY_ITSELF}"))
             self._lose_host(agent, "HostLost", why, meant, attempt, sink)
         elif silence_s > _SILENCE_S and agent not in silent:
             silent.add(agent)
@@ -324,7 +333,7 @@ class SparkCrew:
             self._is_unwanted = True
             self._changed.set()
         for agent in self._running:
-            agent.send(action)
+            agent.order(action)
 
     def ask_stacks(self) -> None:
         for agent in self._running:
@@ -348,6 +357,7 @@ class SparkCrew:
             place.agent.send("release", gang=attempt.gang, attempt=attempt.number)
         job, self._job = self._job, None
         if job is not None:
-            seeing_off = asyncio.ensure_future(job.see_off(0 if not self._places else _JOB_END_S))
+            patience_s = _TASKS_NOTICE_S if self._ignores_orders else _JOB_END_S
+            seeing_off = asyncio.ensure_future(job.see_off(patience_s if self._places else 0))
             self._seen_off.add(seeing_off)
             seeing_off.add_done_callback(self._seen_off.discard)

@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import secrets
+import select
 import shutil
 import signal
 import socket
@@ -36,6 +37,11 @@ _HEADER = struct.Struct("!IB")
 """As in ``frames``: length of the JSON, number of descriptors."""
 _REACH_S = 3.0
 _ATTACH_S = 60.0
+_PING_S = 2.0
+_SILENT_PINGS = 23
+"""An agent that leaves so many unanswered hangs: the kernel gives it up at the same time."""
+_STOPPED_PINGS = 5
+"""The same for one whose process is stopped (SIGSTOP)."""
 _SWEEP_S = 5.0
 _MOST_AGENTS = 64
 """Gangs of one kernel at the same time on one machine."""
@@ -180,7 +186,8 @@ def _attached(
         if sock is not None:
             sock.close()
         if answer is not None:
-            number += 1  # it serves another gang
+            number += 1  # it serves another gang, or does not respond
+            deadline = time.monotonic() + _ATTACH_S
         elif time.monotonic() > deadline:
             raise _ProblemError("agent", f"no agent took this task within {_ATTACH_S:.0f} s")
         else:
@@ -318,18 +325,42 @@ def _exactly(sock: socket.socket, count: int) -> bytes | None:
 
 
 def _say(sock: socket.socket, about: dict[str, Any]) -> Any:
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+    """Return the answer, None when the agent is just ending."""
+    try:
         _send(sock, about, [])
         return _receive(sock)
-    return None
+    except (BrokenPipeError, ConnectionResetError):
+        return None
+    except TimeoutError:  # a stopped agent never answers
+        return {"busy": True}
 
 
 def _wait(sock: socket.socket, agent: dict[str, Any]) -> None:
     """Wait until this task's rank is over and swept up."""
     sock.settimeout(None)
-    if _receive(sock) is None:
-        _sweep_after(agent)
-        raise _ProblemError("agent_ended", "the agent beside the ranks ended unexpectedly")
+    ready = select.poll()
+    ready.register(sock, select.POLLIN)
+    unanswered = 0
+    while unanswered < (_STOPPED_PINGS if _is_stopped(agent["pid"]) else _SILENT_PINGS):
+        if not ready.poll(_PING_S * 1000):
+            unanswered += 1
+            with contextlib.suppress(OSError):  # it ends: the answer will be none
+                _send(sock, {"ping": True}, [])
+            continue
+        answer = _receive(sock)
+        if answer is None:
+            _sweep_after(agent)
+            raise _ProblemError("agent_ended", "the agent beside the ranks ended unexpectedly")
+        if "pong" not in answer:
+            return
+        unanswered = 0
+    _sweep_after(agent)
+    text = f"the agent beside the ranks did not respond for {unanswered * _PING_S:.0f} s"
+    raise _ProblemError("agent_ended", f"{text} and was killed")
+
+
+def _is_stopped(pid: int) -> bool:
+    return b") T " in _read(f"/proc/{pid}/stat")
 
 
 def _sweep_after(agent: dict[str, Any]) -> None:
