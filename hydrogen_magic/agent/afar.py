@@ -94,8 +94,10 @@ class Afar:
 
     # ── life ──
 
-    def begin(self, link: AgentLink, over: Callable[[], None]) -> None:
-        self._link, self._over = link, over
+    def begin(
+        self, link: AgentLink, over: Callable[[], None], expect_ranks: Callable[[], None]
+    ) -> None:
+        self._link, self._over, self._expect_ranks = link, over, expect_ranks
         self._outgoing = Outgoing(link.send)
         self._watch_executor(int(self._boot["executor_pid"]))
         self._listening.setblocking(False)
@@ -211,6 +213,7 @@ class Afar:
             self._hang_up(task)
             return
         task.hello = hello
+        self._expect_ranks()
         self._serving = task.key
         self._attached[hello["partition"]] = task
         self._watch_executor(hello["executor_pid"])

@@ -13,7 +13,16 @@ from typing import Any
 from hydrogen_magic import frames, processes
 from hydrogen_magic.agent.nursery import Nursery, Worker
 
-__all__ = ["Service"]
+__all__ = ["Service", "listen"]
+
+_BACKLOG = 4096
+"""Connections of other users wait in the same queue as those of ranks, until the server refuses them.
+This is the most that Linux allows by default."""
+
+
+def listen(held: socket.socket) -> None:
+    """Accept connections into the queue of a reserved port."""
+    held.listen(_BACKLOG)
 
 
 class Service:
@@ -46,6 +55,7 @@ class Service:
             self._worker = worker
             self._pid = self._worker.pid
             self._worker.control.setblocking(True)
+            listen(self._held)  # here and now: the ranks start next
             frames.send(self._worker.control, self._message, [self._held.fileno()])
 
     def pids(self) -> set[int]:

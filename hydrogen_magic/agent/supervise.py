@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 from hydrogen_magic import events as ev
+from hydrogen_magic.agent import service
 from hydrogen_magic.agent.crew import Crew
 from hydrogen_magic.agent.kept import Kept
 from hydrogen_magic.agent.nursery import Nursery
@@ -52,7 +53,7 @@ class Agent:
         self._link = AgentLink(boot["endpoint"], boot["server_key"], boot["key"], boot["secret"])
         self._outbox: list[list[Any]] = []
         self._flushing: asyncio.TimerHandle | None = None
-        self._held = _listen(tether.bind)
+        self._held = _reserved(tether.bind)
         self._closing = asyncio.Event()
         self._standing: Service | None = None
         """What serves the next gang's rendezvous already, most likely."""
@@ -67,7 +68,7 @@ class Agent:
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         loop.add_signal_handler(signal.SIGTERM, self._closing.set)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._tether.begin(self._link, self._closing.set)
+        self._tether.begin(self._link, self._closing.set, self._expect_ranks)
         self._link.send(self._hello())
         self._start(self._get_ready())
         receiving = asyncio.ensure_future(self._receive())
@@ -148,12 +149,16 @@ class Agent:
             elif self._crew is not None and message["gang"] == self._crew.gang:
                 self._crew.obey(message)
 
+    def _expect_ranks(self) -> None:
+        """Queue connections of the next gang's ranks: those on other hosts may be faster than we."""
+        service.listen(self._held)
+
     def _launch(self, message: dict[str, Any]) -> None:
         if self._idle is not None:
             self._idle.cancel()
         # At once: a stop may be the next message, and must find the crew.
-        service = self._service_for(message)
-        self._crew = Crew(message, self._nursery, self._kept, self._emit, self._hand_over, service)
+        serves = self._service_for(message)
+        self._crew = Crew(message, self._nursery, self._kept, self._emit, self._hand_over, serves)
         self._start(self._serve(self._crew, message))
 
     # ── a gang ──
@@ -184,7 +189,7 @@ class Agent:
         self._held.close()  # a store must never serve two attempts
         swept = {"swept": crew.gang, "attempt": crew.attempt}
         try:
-            self._held = _listen(self._tether.bind)
+            self._held = _reserved(self._tether.bind)
         except OSError:
             self._send({**swept, "held": None})
             self._closing.set()  # of no use without a port; the kernel starts another agent
@@ -294,9 +299,15 @@ class Agent:
         self._nursery.end()
 
 
-def _listen(address: str) -> socket.socket:
-    """Hold a port for the next gang's rendezvous: bound now, so nobody can take it in between."""
-    return socket.create_server((address, 0), backlog=512)
+def _reserved(address: str) -> socket.socket:
+    """Reserve a port for the next gang's rendezvous.
+
+    Until ranks are expected it refuses connections: those of other users would fill the queue. Without
+    ``SO_REUSEADDR``: with that others could bind the port too.
+    """
+    sock = socket.socket()
+    sock.bind((address, 0))
+    return sock
 
 
 def _raise_file_limit() -> None:

@@ -33,8 +33,13 @@ class Tether(Protocol):
     bind: str
     """Address for what ranks meet at."""
 
-    def begin(self, link: AgentLink, over: Callable[[], None]) -> None:
-        """Watch kernel and machine from now on; ``over`` is called when there is no use in going on."""
+    def begin(
+        self, link: AgentLink, over: Callable[[], None], expect_ranks: Callable[[], None]
+    ) -> None:
+        """Watch kernel and machine from now on; ``over`` is called when there is no use in going on.
+
+        ``expect_ranks`` is called when a gang is about to start with ranks on other hosts.
+        """
         ...
 
     def hello(self) -> dict[str, Any]:
@@ -87,7 +92,9 @@ class Beside:
         self._watching: asyncio.Task[None] | None = None
         self._is_cut_off = False
 
-    def begin(self, link: AgentLink, over: Callable[[], None]) -> None:
+    def begin(
+        self, link: AgentLink, over: Callable[[], None], expect_ranks: Callable[[], None]
+    ) -> None:
         """Watch the kernel's process: a pipe may be held open by the kernel's forks."""
 
         def on_kernels_end() -> None:

@@ -29,6 +29,14 @@ _CLONE_NEWNET = 0x40000000
 _SIOCSIFFLAGS = 0x8914
 _IFF_UP_RUNNING = 0x41
 _ESTABLISHED = "01"
+_BACKLOG = 4096
+"""Connections of strangers wait in the same queue as those of ranks, until they are refused."""
+_ACCEPTED_AT_ONCE = 256
+"""Below a usual limit of descriptors."""
+_RETRY_S = 0.1
+"""When to accept again after the system has refused a descriptor."""
+_RESET = struct.pack("ii", 1, 0)
+"""``SO_LINGER``: closing the socket resets the connection, and the system keeps nothing of it."""
 
 
 def serve_guarded(
@@ -63,37 +71,74 @@ class _Guard:
         """Where the real server listens: the private network has no other address."""
         self._others = set(hosts) - {self.address[0]}
         self._server: object = None
+        self._admitting: set[asyncio.Future[Any]] = set()
 
     async def serve(self, guarded: bool) -> None:
         """Serve until this process is ended."""
         loop = asyncio.get_running_loop()
         if guarded:
-            await loop.create_server(lambda: _Client(self), sock=self._listening)
+            self._listening.listen(_BACKLOG)
+            self._listening.setblocking(False)
+            loop.add_reader(self._listening, self._accept)
         else:
             await _readable(self._listening)
             self._server = self._start(self._listening.detach())
         await loop.create_future()
 
-    def start_server(self) -> None:
-        """Have the real server, at the same port of the private network."""
-        if self._server is None:
-            self._server = self._start(socket.create_server(self.inner, backlog=512).detach())
+    def _accept(self) -> None:
+        """Accept connections that wait, and refuse those of strangers.
 
-    def is_own(self, peer: tuple[str, int]) -> bool:
-        """Whether the client's end belongs to a living socket of this user, or to a host of the gang.
+        The tables are read once for all: hundreds of strangers would cost seconds otherwise.
+        """
+        clients = self._accepted()
+        own = self._own_clients()
+        for sock, peer in clients:
+            if peer[0] in self._others or _hexadecimal(*peer) in own:
+                self._admit(sock)
+            else:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                sock.close()
+
+    def _accepted(self) -> list[tuple[socket.socket, tuple[str, int]]]:
+        clients: list[tuple[socket.socket, tuple[str, int]]] = []
+        try:
+            while len(clients) < _ACCEPTED_AT_ONCE:
+                clients.append(self._listening.accept())
+        except (BlockingIOError, ConnectionAbortedError):
+            pass
+        except OSError:  # no descriptor is left: what is accepted is closed or served first
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._listening)
+            loop.call_later(_RETRY_S, loop.add_reader, self._listening, self._accept)
+        return clients
+
+    def _admit(self, sock: socket.socket) -> None:
+        if self._server is None:  # the real one, at the same port of the private network
+            self._server = self._start(socket.create_server(self.inner, backlog=512).detach())
+        loop = asyncio.get_running_loop()
+        admitting = asyncio.ensure_future(
+            loop.connect_accepted_socket(lambda: _Client(self.inner), sock)
+        )
+        self._admitting.add(admitting)
+        admitting.add_done_callback(self._admitting.discard)
+
+    def _own_clients(self) -> set[str]:
+        """Return the clients' ends of all connections to us that are living sockets of this user.
 
         A socket whose process closed it is listed with inode 0 and user 0: not to be believed.
         """
-        if peer[0] in self._others:
-            return True
-        client_end, server_end = _hexadecimal(*peer), _hexadecimal(*self.address)
+        own: set[str] = set()
+        server_end = _hexadecimal(*self.address)
         for table in self._tables:
             table.seek(0)
-            for line in table.readlines()[1:]:
+            for line in table:
+                if server_end not in line:
+                    continue
                 _, local, remote, state, _, _, _, uid, _, inode, *_ = line.split()
-                if (local[-13:], remote[-13:]) == (client_end, server_end):
-                    return state == _ESTABLISHED and int(uid) == self._own_uid and inode != "0"
-        return False
+                is_living = state == _ESTABLISHED and inode != "0"
+                if is_living and remote[-13:] == server_end and int(uid) == self._own_uid:
+                    own.add(local[-13:])
+        return own
 
 
 class _End(asyncio.Protocol):
@@ -120,25 +165,21 @@ class _End(asyncio.Protocol):
 
 
 class _Client(_End):
-    """The outer end: let in only when it is our own user's."""
+    """The outer end. ``inner``: address of the real server."""
 
-    def __init__(self, guard: _Guard) -> None:
+    def __init__(self, inner: tuple[str, int]) -> None:
         super().__init__()
-        self._guard = guard
+        self._inner = inner
         self._linking: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        if not self._guard.is_own(transport.get_extra_info("peername")):
-            self.transport.abort()
-            return
         self.transport.pause_reading()
-        self._guard.start_server()
         self._linking = asyncio.ensure_future(self._link())
 
     async def _link(self) -> None:
         loop = asyncio.get_running_loop()
-        _, self.other = await loop.create_connection(_End, *self._guard.inner)
+        _, self.other = await loop.create_connection(_End, *self._inner)
         self.other.other = self
         self.transport.resume_reading()
 

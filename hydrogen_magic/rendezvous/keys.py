@@ -28,7 +28,9 @@ _MAX_STRANGERS = 512
 """Connections that have not said the secret. For one more the oldest has to go: whoever knows it says so
 at once, and nobody shuts the door by standing in it. With what is being accepted that stays below 1,024
 descriptors, a usual limit."""
-_BACKLOG = 128
+_BACKLOG = 4096
+"""Connections of strangers wait in the same queue as those of ranks."""
+_ACCEPTED_AT_ONCE = 128
 _STATUS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 413: "Too Large"}
 
 
@@ -86,8 +88,9 @@ async def _serve(listening: socket.socket, token: str, hosts: frozenset[str]) ->
     keys, strangers = Keys(), dict[_Client, None]()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
-        lambda: _Client(keys, token, hosts, strangers), sock=listening, backlog=_BACKLOG
+        lambda: _Client(keys, token, hosts, strangers), sock=listening, backlog=_ACCEPTED_AT_ONCE
     )
+    listening.listen(_BACKLOG)
     await server.serve_forever()
 
 

@@ -17,10 +17,11 @@ import pytest
 import hydrogen_magic as hm
 from hydrogen_magic import processes
 from hydrogen_magic.errors import RendezvousError
+from hydrogen_magic.placements import agents
 from hydrogen_magic.rendezvous.torch import TorchRendezvous
 from hydrogen_magic.spec import JobSpec, Plan, Slot
 from tests import ranks
-from tests.gangs import PATIENCE_S, ended, until
+from tests.gangs import PATIENCE_S, ended, until, wait_until
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
@@ -78,6 +79,58 @@ def test_a_store_survives_noise_and_refuses_other_users(port: str) -> None:
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("becoming another user needs root")
     assert connect(port, "setpriv", "--reuid=65534", "--clear-groups") == "closed"
+
+
+CROWD = textwrap.dedent(
+    """
+    import select, socket, sys, time
+    def connection():
+        sock = socket.socket()
+        sock.setblocking(False)
+        sock.connect_ex(("127.0.0.1", int(sys.argv[1])))
+        poll.register(sock, select.POLLIN)
+        return sock
+    poll = select.poll()
+    crowd = {sock.fileno(): sock for sock in (connection() for _ in range(600))}
+    print("here", flush=True)
+    while True:  # for each connection that is closed, another one
+        time.sleep(0.1)
+        for fd, _ in poll.poll():
+            poll.unregister(fd)
+            crowd.pop(fd).close()
+            sock = connection()
+            crowd[sock.fileno()] = sock
+    """
+)
+
+
+def meet_soon() -> int:
+    """Meet in less time than TCP takes to repeat a connection attempt four times."""
+    return ranks.meet(timeout_s=12.0)
+
+
+def test_a_crowd_of_strangers_does_not_keep_ranks_out() -> None:
+    """Another user keeps 600 connections to the port that is reserved for the next gang."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("becoming another user needs root")
+    agents.close()
+    agents.warm_up(())
+    wait_until(lambda: [agent for agent in agents.pool().idle if agent.is_ready])
+    port = agents.pool().idle[0].held[1]
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port), PATIENCE_S).close()
+    python = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
+    crowd = subprocess.Popen(
+        ["setpriv", "--reuid=65534", "--clear-groups", python, "-c", CROWD, str(port)],
+        stdout=subprocess.PIPE, cwd="/",
+    )  # fmt: skip
+    try:
+        assert crowd.stdout is not None and crowd.stdout.readline() == b"here\n"
+        for _ in range(2):  # on a store of its own, and on one that was begun ahead
+            assert ended(hm.launch(meet_soon, np=2)).results == [0, 1]
+    finally:
+        crowd.kill()
+        crowd.wait()
 
 
 def test_a_store_that_dies_ends_the_gang() -> None:
