@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import difflib
 import keyword
+import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 __all__ = [
     "choice",
     "count",
     "env_variable",
+    "new_file",
     "not_one_of",
     "parse_duration_s",
     "parse_size_bytes",
@@ -90,6 +93,18 @@ def python_file(text: str) -> str:
     """Return the file name as it is; ValueError when it does not end in ``.py``."""
     if not text.endswith(".py"):
         raise ValueError(f"should be a file name that ends in .py, got {text!r}")
+    return text
+
+
+def new_file(text: str) -> str:
+    """Return the file name as it is; ValueError when no file can be written there."""
+    path = Path(text)
+    if path.is_dir():
+        raise ValueError(f"should be a file, {text!r} is a directory")
+    if not path.parent.is_dir():
+        raise ValueError(f"cannot write {text!r}: there is no directory {str(path.parent)!r}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"cannot write {text!r}: permission denied")
     return text
 
 

@@ -13,6 +13,7 @@ from hydrogen_magic.words import (
     choice,
     count,
     env_variable,
+    new_file,
     not_one_of,
     parse_duration_s,
     parse_size_bytes,
@@ -95,7 +96,8 @@ def add_names(parser: Parser) -> None:
 def add_shown(parser: Parser) -> None:
     """Add what is seen of it."""
     add = parser.add_argument
-    add("--timeline", nargs="?", const="", metavar="FILE", help="record spans")
+    file = typed(lambda text: text and new_file(text))
+    add("--timeline", nargs="?", const="", type=file, metavar="FILE", help="record spans")
     add("--detach", action="store_true", help="return a Gang at once")
     add("--quiet", action="store_true", default=None, help="only output and result")
     add("--dry-run", action="store_true", help="say what would run where; run nothing")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -122,6 +124,21 @@ def test_what_follows_the_script_is_its_own(
     assert (arguments.script, arguments.script_args, arguments.as_module) == (
         script, args, as_module,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("file", "found"),
+    [
+        ("missing/t.json", "there is no directory 'missing'"),
+        ("/", "is a directory"),
+        ("/proc/version", "permission denied"),
+    ],
+)
+def test_a_timeline_that_cannot_be_written_is_refused(file: str, found: str) -> None:
+    if file == "/proc/version" and os.access(file, os.W_OK):
+        pytest.skip("this user may write everything")
+    with pytest.raises(ArgumentsError, match=found):
+        parse(f"--timeline {file}")
 
 
 def test_a_timeline_file_before_a_script_is_a_json_file() -> None:
