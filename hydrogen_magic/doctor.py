@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 __all__ = ["Check", "examine"]
@@ -42,17 +43,23 @@ def examine() -> Iterator[Check]:
     from hydrogen_magic import record
 
     yield python()
-    yield system()
+    yield _made("system", system)
     for name, requirement in _PACKAGES.items():
-        yield package(name, requirement)
-    yield horovod()
-    yield gpus()
-    yield memory_files(Path("/dev/shm"))
+        yield _made(name, partial(package, name, requirement))
+    yield _made("Horovod", horovod)
+    yield _made("GPUs", gpus)
+    yield _made("/dev/shm", lambda: memory_files(Path("/dev/shm")))
+    remedy = "set HYDROGEN_MAGIC_HOME to a directory that can be written"
+    yield _made("run directory", lambda: run_directory(record.runs_dir()), remedy)
+    yield _made("2 ranks all_reduce", two_ranks)
+
+
+def _made(name: str, check: Callable[[], Check], remedy: str = "") -> Check:
+    """Make a check; an exception in it is its finding."""
     try:
-        yield run_directory(record.runs_dir())
-    except OSError as error:
-        yield Check("run directory", False, str(error), "set HYDROGEN_MAGIC_HOME to a directory")
-    yield two_ranks()
+        return check()
+    except Exception as error:
+        return Check(name, False, f"{type(error).__name__}: {error}", remedy)
 
 
 def python() -> Check:

@@ -67,13 +67,20 @@ def runs_dir() -> Path:
     ``$HYDROGEN_MAGIC_HOME/runs``, by default ``$XDG_STATE_HOME/hydrogen_magic/runs``
     (``~/.local/state``). Raises OSError when it cannot be made or is not this user's alone.
     """
-    home = os.environ.get("HYDROGEN_MAGIC_HOME")
-    if not home:
-        state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        home = str(Path(state) / "hydrogen_magic")
-    parent = Path(home).expanduser().absolute()
+    try:
+        parent = _home().expanduser().absolute()
+    except RuntimeError as error:  # no HOME, and the system does not know this user
+        raise FileNotFoundError(str(error)) from None
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return _private_dir(parent / "runs")
+
+
+def _home() -> Path:
+    home = os.environ.get("HYDROGEN_MAGIC_HOME")
+    if home:
+        return Path(home)
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "hydrogen_magic"
 
 
 def _private_dir(path: Path) -> Path:
@@ -124,7 +131,8 @@ class Record:
         except FileExistsError:
             raise
         except OSError as error:
-            on_problem(f"this run is not recorded: {error}")
+            remedy = "set HYDROGEN_MAGIC_HOME to a directory that can be written"
+            on_problem(f"this run is not recorded: {error}; {remedy}")
             return cls(Path(tempfile.mkdtemp(prefix="hydrogen_magic-")), None, on_problem)
         return cls(path, _new_file(path / _EVENTS, on_problem), on_problem)
 
@@ -196,9 +204,16 @@ def read(gang_id: str) -> list[ev.Event]:
     try:
         data = (run_dir(gang_id) / _EVENTS).read_bytes()
     except OSError:
-        raise HydrogenError(f"no run named {gang_id!r} is recorded in {runs_dir()}") from None
+        raise HydrogenError(f"no run named {gang_id!r} is recorded{_where()}") from None
     complete = data[: data.rfind(b"\n") + 1]
     return [_decode(line, gang_id) for line in complete.splitlines()]
+
+
+def _where() -> str:
+    try:
+        return f" in {runs_dir()}"
+    except OSError:
+        return ""
 
 
 def _decode(line: bytes, gang_id: str) -> ev.Event:
@@ -324,11 +339,20 @@ def _machine_of(owner: str) -> str:
 
 def _machine() -> str:
     if sys.platform == "linux":
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot_id}/{os.stat('/proc/self/ns/pid').st_ino}"
+        return f"{_boot_id()}/{os.stat('/proc/self/ns/pid').st_ino}"
     import psutil
 
     return f"{os.uname().nodename}/{psutil.boot_time():.0f}"
+
+
+def _boot_id() -> str:
+    """Return what tells this start of the machine from others; some sandboxes hide ``/proc/sys``."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        lines = Path("/proc/stat").read_text().splitlines()
+        booted_at = next((line.split()[1] for line in lines if line.startswith("btime ")), "")
+        return f"{os.uname().nodename}@{booted_at}"
 
 
 def _start_time(pid: int) -> str:

@@ -197,7 +197,8 @@ def _run_inline(gang: Gang, job: Job) -> None:
 
 def _new_id() -> str:
     """Return a short name that no recorded run has."""
-    while (name := secrets.token_hex(2)) in _known or (record.runs_dir() / name).exists():
+    recorded = record.recent_ids()
+    while (name := secrets.token_hex(2)) in _known or name in recorded:
         pass
     return name
 

@@ -1,4 +1,4 @@
-"""``python -m hydrogen_magic.agent FD``: one agent, told over the inherited FD who its kernel is."""
+"""``python -m hydrogen_magic.agent FD``: one agent, which reads from FD who its kernel is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import gc
 import socket
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hydrogen_magic import frames, processes
@@ -19,9 +20,9 @@ _GARBAGE = 20_000
 quarter of a second are thousands."""
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Start the template first: its imports take longest and can run beside ours."""
-    handover = socket.socket(fileno=int(sys.argv[1]))
+    handover = socket.socket(fileno=int(arguments[0]))
     received = frames.receive(frames.FrameReader(handover))
     if received is None:
         return  # the kernel has gone already
@@ -48,4 +49,4 @@ def _tether(boot: dict[str, Any], handover: socket.socket, fds: list[int]) -> Te
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from hydrogen_magic import allocation, frames, processes
+from hydrogen_magic.agent import start
 from hydrogen_magic.agent.template import FDS_PER_WORKER
 
 __all__ = ["Nursery", "Worker"]
@@ -109,12 +110,12 @@ class Nursery:
         ours, theirs = socket.socketpair()
         # subprocess is not asked for the exit status: the agent reaps whatever is its child.
         process = subprocess.Popen(
-            [
-                sys.executable, "-m", "hydrogen_magic.agent.template",
-                str(theirs.fileno()), str(os.getpid()), *preload,
-            ],
+            start.command(
+                "hydrogen_magic.agent.template", sys_path,
+                str(theirs.fileno()), str(os.getpid()), json.dumps(list(sys_path)), *preload,
+            ),
             pass_fds=[theirs.fileno()],
-            env={**allocation.ENVIRONMENT, **env, "PYTHONPATH": os.pathsep.join(sys_path)},
+            env=start.environment({**allocation.ENVIRONMENT, **env}),
             stdin=subprocess.DEVNULL, cwd="/",
         )  # fmt: skip
         theirs.close()

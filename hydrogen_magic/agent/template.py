@@ -28,7 +28,7 @@ from hydrogen_magic import frames, processes
 from hydrogen_magic.worker.main import run_worker
 from hydrogen_magic.worker.process import WorkerPipes
 
-__all__ = ["FDS_PER_WORKER", "serve"]
+__all__ = ["FDS_PER_WORKER", "main", "serve"]
 
 FDS_PER_WORKER = 5
 
@@ -39,12 +39,20 @@ _ALWAYS = ("cloudpickle", "hydrogen_magic.parcel", "hydrogen_magic.worker.namesp
 """What every rank imports."""
 
 
-def serve(sock: socket.socket, first: Sequence[str]) -> None:
-    """Import ``first`` and say so, then answer the agent's requests until it closes the connection."""
+_safe_path = tuple(sys.path)
+"""Python's own places come first in it."""
+
+
+def serve(sock: socket.socket, sys_path: Sequence[str], first: Sequence[str]) -> None:
+    """Import ``first`` and say so, then answer the agent's requests until it closes the connection.
+
+    ``sys_path``: the notebook's module path.
+    """
     agent_pid = os.getppid()
     warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
     for name in _ALWAYS:
         importlib.import_module(name)
+    sys.path[:] = sys_path
     if first:
         frames.send(sock, _preload(first))
     reader = frames.FrameReader(sock)
@@ -62,13 +70,26 @@ def _preload(names: Sequence[str]) -> dict[str, list[str]]:
     """Import ``names``; an import that fails is left to the ranks, where the user sees its error."""
     for name in names:
         try:
-            importlib.import_module(name)
+            _import(name)
         except BaseException:  # modules may raise anything at import; ranks will raise it again
             continue
     gc.collect()
     gc.freeze()
     files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
     return {"files": [file for file in files if file], "unsafe": _unsafe_to_fork()}
+
+
+def _import(name: str) -> None:
+    """Import a module; the standard library's from there, although a file of that name may hide it."""
+    if name.partition(".")[0] not in sys.stdlib_module_names:
+        importlib.import_module(name)
+        return
+    theirs = sys.path[:]
+    sys.path[:] = _safe_path
+    try:
+        importlib.import_module(name)
+    finally:
+        sys.path[:] = theirs
 
 
 def _unsafe_to_fork() -> list[str]:
@@ -118,17 +139,15 @@ def _be_go_between(
     os._exit(0)
 
 
-def _main() -> None:
+def main(arguments: Sequence[str]) -> None:
+    """Serve on a descriptor: that, the agent's pid, the notebook's module path, what to import first."""
+    fd, agent_pid, sys_path, *first = arguments
     processes.die_with_parent()
-    if os.getppid() != int(sys.argv[2]):
+    if os.getppid() != int(agent_pid):
         return  # the agent died before that was armed
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sock = socket.socket(fileno=int(sys.argv[1]))
+    sock = socket.socket(fileno=int(fd))
     try:
-        serve(sock, sys.argv[3:])
+        serve(sock, json.loads(sys_path), first)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the agent let go of us in the middle of an answer
-
-
-if __name__ == "__main__":
-    _main()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import hashlib
+import itertools
 import json
 import mmap
 import os
@@ -17,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -26,6 +28,7 @@ from contextlib import suppress
 from typing import Any
 
 from hydrogen_magic import frames, parcel, processes, record
+from hydrogen_magic.agent import start
 from hydrogen_magic.checked import checked
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.placements import Sink
@@ -39,6 +42,7 @@ __all__ = [
     "close",
     "directory",
     "fingerprint",
+    "hidden",
     "hub",
     "import_path",
     "pool",
@@ -49,7 +53,7 @@ _LOOPBACK = "127.0.0.1"
 _HELLO_S = 60.0
 """How long an agent may take to start: an interpreter and a few imports, on a machine under load."""
 _CLOSE_S = 5.0
-_SWEEP_S = 2.0
+_SWEEP_S = 1.0
 """How long killed processes may take to end. One that hangs in the system takes longer, and waiting
 does not help."""
 _STDERR_TAIL = 2000
@@ -79,7 +83,8 @@ class Agent(Peer):
         self._stderr_read = 0
         self.process = _start_agent_process(theirs, self._stderr, self._marks)
         theirs.close()
-        frames.send(self._handover, self._boot(digest, preload))
+        with suppress(BrokenPipeError):  # it has ended already, as its descriptor tells
+            frames.send(self._handover, self._boot(digest, preload))
         self._exit_fd = os.pidfd_open(self.process.pid)
         hub.loop.add_reader(self._exit_fd, self._on_exit)
         self._handover.setblocking(False)
@@ -90,7 +95,7 @@ class Agent(Peer):
             "endpoint": self.keys.endpoint, "server_key": self.keys.server_key,
             "key": self.keys.key, "secret": self.keys.secret,
             "kernel_pid": os.getpid(), "bind": _LOOPBACK, "env": {**os.environ, **self._marks},
-            "sys_path": import_path(), "fingerprint": digest, "preload": list(preload),
+            "sys_path": import_path(), "fingerprint": digest, "preload": [*hidden(), *preload],
         }  # fmt: skip
 
     # ── messages ──
@@ -172,7 +177,12 @@ class Agent(Peer):
         return f"{text}; its last output:\n{self._last_words}" if self._last_words else text
 
     def _forward_stderr(self) -> None:
-        """Write what is new in the agent's stderr to this process's stderr, as if it was inherited."""
+        """Write what is new in the agent's stderr to this process's stderr, as if it was inherited.
+
+        An agent that ends unexpectedly has it in the gang's error.
+        """
+        if not self.alive:
+            return
         size = os.fstat(self._stderr).st_size
         new = os.pread(self._stderr, size - self._stderr_read, self._stderr_read)
         self._stderr_read = size
@@ -188,7 +198,6 @@ class Agent(Peer):
         if self.alive:
             self.alive = False
             self._last_words = self._read_last_words()
-            self._forward_stderr()
             os.close(self._stderr)
             self.hub.dismiss(self.keys.key)
             self.hub.loop.remove_reader(self._exit_fd)
@@ -209,6 +218,7 @@ class Agent(Peer):
             if time.monotonic() > deadline + _CLOSE_S:
                 return  # it hangs in the system; when that lets go of it, it is dead
             await asyncio.sleep(0.005)
+        self._forward_stderr()
         self._let_go()
         if self._killing is not None:
             await self._sweep()
@@ -228,16 +238,43 @@ def _start_agent_process(
 ) -> subprocess.Popen[bytes]:
     """Start it in a session of its own: a Ctrl-C meant for the kernel must not reach it."""
     return subprocess.Popen(
-        [sys.executable, "-m", "hydrogen_magic.agent", str(theirs.fileno())],
+        start.command("hydrogen_magic.agent.__main__", import_path(), str(theirs.fileno())),
         pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL,
         stderr=stderr,
-        env={**os.environ, **marks, "PYTHONPATH": os.pathsep.join(import_path())}, cwd="/",
+        env=start.environment({**os.environ, **marks}), cwd="/",
     )  # fmt: skip
 
 
 def import_path() -> list[str]:
     """Return the module path for processes that start elsewhere: relative entries made absolute."""
-    return [os.path.abspath(entry) for entry in sys.path if isinstance(entry, str)]
+    entries = [entry for entry in sys.path if isinstance(entry, str)]
+    try:
+        return [os.path.abspath(entry) for entry in entries]
+    except FileNotFoundError:  # the working directory does not exist any more
+        return [entry for entry in entries if os.path.isabs(entry)]
+
+
+def hidden() -> list[str]:
+    """Return loaded modules of the standard library that a new process would not find.
+
+    Files of the same names, such as ``queue.py`` beside the notebook, come before them in the path.
+    """
+    library = sysconfig.get_path("stdlib")
+    before = itertools.takewhile(lambda entry: entry != library, import_path())
+    names = {name.partition(".")[0] for entry in before for name in _names_in(entry)}
+    loaded = names & sys.stdlib_module_names & sys.modules.keys()
+    return sorted(name for name in loaded if _origin(name).startswith(library))
+
+
+def _names_in(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:  # it is not there, or a zip file
+        return []
+
+
+def _origin(name: str) -> str:
+    return str(getattr(sys.modules[name], "__file__", None))
 
 
 def directory() -> str:

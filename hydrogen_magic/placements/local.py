@@ -238,7 +238,7 @@ def _launch_message(attempt: Attempt, agent: agents.Agent, digest: str) -> dict[
     return {
         "gang": attempt.gang, "attempt": attempt.number, "slots": slots,
         "secrets": list(job.secrets),
-        "preload": list(job.preload),
+        "preload": [*agents.hidden(), *job.preload],
         "service": service and {"function": service.function, "options": dict(service.options)},
         "env": {**os.environ, **dict(spec.env), **marks}, "cwd": agents.directory(),
         "sys_path": agents.import_path(), "fingerprint": digest,

@@ -375,6 +375,13 @@ def test_an_agent_that_lost_its_connection_ends_the_gang() -> None:
     wait_until_gone(family)
 
 
+def test_an_agent_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    agents.close()  # no warm one
+    monkeypatch.setenv("PYTHONHASHSEED", "none")
+    with pytest.raises(PlacementError, match=r"exit code 1\).*\n.*PYTHONHASHSEED must be"):
+        hm.run(ranks.gather, np=2)
+
+
 def test_an_agent_keeps_no_closure_of_a_gang_that_ended() -> None:
     """Closures come as memory files; whoever forgets to close one keeps its memory."""
 

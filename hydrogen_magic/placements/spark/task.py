@@ -37,6 +37,9 @@ _HEADER = struct.Struct("!IB")
 """As in ``frames``: length of the JSON, number of descriptors."""
 _REACH_S = 3.0
 _ATTACH_S = 60.0
+_STDERR = "stderr"
+"""File in an agent's folder."""
+_STDERR_TAIL = 2000
 _PING_S = 2.0
 _SILENT_PINGS = 23
 """An agent that leaves so many unanswered hangs: the kernel gives it up at the same time."""
@@ -267,14 +270,14 @@ def _start_agent(
         "folder": folder, "idle_s": boot["idle_s"], "executor_pid": about["executor_pid"],
     }  # fmt: skip
     ours, theirs = socket.socketpair()
-    with ours, theirs:
+    with ours, theirs, open(os.path.join(folder, _STDERR), "wb") as stderr:
         # By a shell that goes at once: an orphan leaves no zombie in this worker.
         subprocess.run(
             ["/bin/sh", "-c", '"$@" &', "sh", sys.executable, "-m", "hydrogen_magic.agent",
              str(theirs.fileno())],
             env={**env, "PYTHONPATH": os.pathsep.join(sys_path)}, pass_fds=[theirs.fileno()],
             start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            cwd="/", check=True,
+            stderr=stderr, cwd="/", check=True,
         )  # fmt: skip
         listening.listen(512)
         _send(ours, message, [listening.fileno()])
@@ -349,14 +352,20 @@ def _wait(sock: socket.socket, agent: dict[str, Any]) -> None:
             continue
         answer = _receive(sock)
         if answer is None:
+            text = f"the agent beside the ranks ended unexpectedly{_last_words(agent)}"
             _sweep_after(agent)
-            raise _ProblemError("agent_ended", "the agent beside the ranks ended unexpectedly")
+            raise _ProblemError("agent_ended", text)
         if "pong" not in answer:
             return
         unanswered = 0
     _sweep_after(agent)
     text = f"the agent beside the ranks did not respond for {unanswered * _PING_S:.0f} s"
     raise _ProblemError("agent_ended", f"{text} and was killed")
+
+
+def _last_words(agent: dict[str, Any]) -> str:
+    tail = _read(os.path.join(agent["folder"], _STDERR))[-_STDERR_TAIL:].decode(errors="replace")
+    return f"; its last output:\n{tail.strip()}" if tail.strip() else ""
 
 
 def _is_stopped(pid: int) -> bool:

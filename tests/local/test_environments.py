@@ -1,0 +1,73 @@
+"""Gangs in unusual environments, each of which a process of its own has."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.gangs import PATIENCE_S
+
+SCRIPT = textwrap.dedent(
+    """
+    import os, queue, sys
+    from pathlib import Path
+    import hydrogen_magic as hm
+    from hydrogen_magic import doctor, manage
+    from hydrogen_magic.arguments import GangCommand
+    from hydrogen_magic.errors import PlacementError
+    from hydrogen_magic.placements import agents
+
+    def where():
+        import queue, torch.multiprocessing
+        return os.environ["RANK"], queue.__file__
+
+    assert not Path("/proc/sys/kernel").exists()
+    sys.path[0] = ""  # as in a notebook
+    for name in ("zmq", "queue"):
+        Path(name + ".py").write_text("raise RuntimeError('this file hides a module')")
+    gang = hm.launch(where, np=2)
+    assert gang.results == [(str(rank), queue.__file__) for rank in range(2)]
+    notices = [notice.text for notice in gang.snapshot().notices]
+    assert any("not recorded" in text and "HYDROGEN_MAGIC_HOME" in text for text in notices), notices
+    manage.manage(GangCommand("list"))
+
+    here = os.getcwd()
+    for file in Path(here).iterdir():
+        file.unlink()
+    os.rmdir(here)
+    agents.close()
+    try:
+        hm.run(where, np=2)
+    except PlacementError as error:
+        assert "working directory does not exist" in str(error), error
+    else:
+        raise AssertionError("it ran in a directory that does not exist")
+    bad = {check.name for check in doctor.examine() if not check.is_well}
+    assert {"run directory", "2 ranks all_reduce"} <= bad, bad
+    os.chdir("/")
+    assert hm.run(where, np=2)[0] == "0"
+    print("well")
+    """
+)
+
+
+def test_no_home_no_proc_sys_hidden_modules_and_a_deleted_directory(tmp_path: Path) -> None:
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("needs root and unshare for a mount namespace")
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "notebooks").mkdir()
+    absent = ("HYDROGEN_MAGIC_HOME", "XDG_STATE_HOME")
+    env = {name: value for name, value in os.environ.items() if name not in absent}
+    setup = f"mount -t tmpfs none /proc/sys && cd {tmp_path}/notebooks"
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", f"{setup} && exec {sys.executable} {tmp_path}/script.py"],
+        text=True, capture_output=True, timeout=4 * PATIENCE_S, check=False,
+        env={**env, "HOME": "/proc/no-home"},
+    )  # fmt: skip
+    assert done.stdout.endswith("well\n"), done.stderr
