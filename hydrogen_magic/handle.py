@@ -21,8 +21,8 @@ from hydrogen_magic.errors import (
 from hydrogen_magic.events import Event, Output, RankStacks
 from hydrogen_magic.gang.results import GangResults
 from hydrogen_magic.gang.state import GangState, RankState, fold
-from hydrogen_magic.parcel import Parcel
 from hydrogen_magic.masking import Mask
+from hydrogen_magic.parcel import Parcel
 from hydrogen_magic.profiles import MAX_STEPS
 from hydrogen_magic.result_stream import Part
 from hydrogen_magic.views import failure, still_picture

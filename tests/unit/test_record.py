@@ -57,6 +57,22 @@ def test_the_last_line_is_found_however_long(hydrogen_home: Path) -> None:
     assert found.last == stacks
 
 
+def test_a_user_without_a_home_has_no_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("HYDROGEN_MAGIC_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", unknown)
+    problems: list[str] = []
+    made = record.Record.create("g1", problems.append)
+    made.path.rmdir()
+    assert "home directory" in problems[0] and "HYDROGEN_MAGIC_HOME" in problems[0]
+    assert record.recent_ids() == []
+    with pytest.raises(HydrogenError, match="no run named 'g1' is recorded"):
+        record.read("g1")
+
+
 def test_a_full_disk_ends_the_record_and_nothing_else() -> None:
     said: list[str] = []
     made = record.Record.create("g1", said.append)
