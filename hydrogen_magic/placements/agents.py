@@ -159,6 +159,8 @@ class Agent(Peer):
     def _on_exit(self) -> None:
         """The agent has ended, asked or not; its ranks died with it (parent-death signal)."""
         self.process.wait()
+        if self.alive:
+            self._on_handover()  # results that it handed over before it ended
         self._let_go()
         self.finish(self.greeted)
         if self._swept is not None and not self._swept.done():

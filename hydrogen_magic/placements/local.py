@@ -12,7 +12,7 @@ from typing import Any
 
 from hydrogen_magic import events as ev
 from hydrogen_magic import processes
-from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.placements import Attempt, ClosureFile, Job, Sink, agents, devices
 from hydrogen_magic.spec import LOOPBACK, JobSpec, Plan, Slot
 from hydrogen_magic.worker import checkpoint
@@ -85,7 +85,7 @@ class LocalCrew:
         try:
             _launch(agent, message, job)
             await agent.swept()
-        except ChildProcessError:
+        except HydrogenError:  # the agent has ended
             _end_all(attempt, sink)
             raise
         finally:

@@ -1,0 +1,160 @@
+"""Random results, the same in every process for the same seed; imported by the ranks."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from hydrogen_magic.tolerant_unpickling import NotSent
+
+__all__ = ["Point", "build", "has_unpicklable", "same"]
+
+_DEPTH = 3
+_SIZES = (0, 1, 7, 600, 5000, 300_000)
+_DTYPES = ("u1", "i8", "f4", "f8", "c16", "?", "M8[s]")
+
+
+class Point:
+    """An object with state and a slot of another object."""
+
+    def __init__(self, x: Any, inner: Any) -> None:
+        self.x, self.inner = x, inner
+
+
+class _Builder:
+    def __init__(self, seed: int, has_group: bool, bad: bool) -> None:
+        self._random = random.Random(seed)
+        self._has_group = has_group
+        self._bad = bad
+        self._shared: list[Any] = []
+
+    def build(self, depth: int = 0) -> Any:
+        made = self._pick(depth)(depth)
+        self._shared.append(made)
+        return made
+
+    def _pick(self, depth: int) -> Callable[[int], Any]:
+        leaves = [self._scalar, self._array, self._tensor, self._view, self._again, self._sharded]
+        inner = [self._list, self._dict, self._point, self._module]
+        return self._random.choice(leaves if depth >= _DEPTH else leaves + 2 * inner)
+
+    def _scalar(self, depth: int) -> Any:
+        values = [
+            None,
+            True,
+            3,
+            -(2**80),
+            0.5,
+            "text",
+            "ä\ud800",
+            b"bytes",
+            1j,
+            (1, 2),
+            {3},
+            range(4),
+        ]
+        return self._random.choice(values)
+
+    def _array(self, depth: int) -> Any:
+        size, kind = self._random.choice(_SIZES), self._random.choice(_DTYPES)
+        return (np.arange(size) % 2).astype(kind) if kind == "?" else np.arange(size).astype(kind)
+
+    def _tensor(self, depth: int) -> Any:
+        size = self._random.choice(_SIZES)
+        kind = self._random.choice([torch.float32, torch.int16, torch.bfloat16, torch.bool])
+        tensor = (torch.arange(size) % 2).to(kind)
+        is_trained = kind == torch.float32 and self._random.random() < 0.5
+        return torch.nn.Parameter(tensor) if is_trained else tensor
+
+    def _view(self, depth: int) -> Any:
+        base = torch.arange(6000.0).reshape(60, 100)
+        return [base, base[3:7], base.t(), base[::2, 5]]
+
+    def _again(self, depth: int) -> Any:
+        return self._random.choice(self._shared) if self._shared else None
+
+    def _sharded(self, depth: int) -> Any:
+        full = torch.arange(self._random.choice((2, 12, 4096)) * 2.0).reshape(-1, 2)
+        dimension = self._random.randrange(2)
+        if not self._has_group:
+            return full
+        from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+        mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+        return distribute_tensor(full, mesh, [Shard(dimension)])
+
+    def _list(self, depth: int) -> Any:
+        made = [self.build(depth + 1) for _ in range(self._random.randrange(4))]
+        if self._bad and self._random.random() < 0.5:
+            made.append(self._unpicklable())
+        return self._random.choice([list, tuple])(made)
+
+    def _dict(self, depth: int) -> Any:
+        return {f"key{n}": self.build(depth + 1) for n in range(self._random.randrange(4))}
+
+    def _point(self, depth: int) -> Any:
+        return Point(self.build(depth + 1), self._unpicklable() if self._bad else [])
+
+    def _unpicklable(self) -> Any:
+        return self._random.choice([threading.Lock, lambda: (n for n in ()), threading.local])()
+
+    def _module(self, depth: int) -> Any:
+        torch.manual_seed(self._random.randrange(100))
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+        if self._random.random() < 0.5:
+            return model
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        return [model, optimizer]
+
+
+def build(seed: int) -> Any:
+    """Return object number ``seed``: with sharded tensors on ranks that have a process group."""
+    bad = random.Random(-seed).random() < 0.2
+    return _Builder(seed, torch.distributed.is_initialized(), bad).build()
+
+
+def has_unpicklable(obj: Any) -> bool:
+    """Whether some part of ``obj`` cannot be pickled."""
+    return _any(obj, lambda one: type(one).__name__ in ("lock", "generator", "_local", "LockType"))
+
+
+def has_lost(obj: Any) -> bool:
+    """Whether something stands for a part of ``obj`` that could not be sent."""
+    return _any(obj, lambda one: isinstance(one, NotSent))
+
+
+def _any(obj: Any, holds: Callable[[Any], bool]) -> bool:
+    return holds(obj) or any(_any(one, holds) for one in _parts(obj))
+
+
+def _parts(obj: Any) -> list[Any]:
+    if isinstance(obj, Point):
+        return [obj.x, obj.inner]
+    if isinstance(obj, dict):
+        return list(obj.values())
+    return list(obj) if type(obj) in (list, tuple) else []
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two objects are equal, with types, dtypes and the memory that tensors share."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.nn.Module):
+        return same(dict(a.state_dict()), dict(b.state_dict()))
+    if isinstance(a, torch.optim.Optimizer):
+        return same(a.state_dict(), b.state_dict())
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.stride() == b.stride() and torch.equal(a, b)
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and np.array_equal(a, b)
+    if isinstance(a, (dict, list, tuple, Point)):
+        parts = zip(_parts(a), _parts(b), strict=False)
+        return len(_parts(a)) == len(_parts(b)) and all(same(x, y) for x, y in parts)
+    return bool(a == b)
