@@ -21,6 +21,8 @@ from hydrogen_magic.views.wording import ranks_text
 
 __all__ = ["headline", "report", "stack_lines"]
 
+_JOINING = "init_process_group"
+"""A rank may leave it, and finish, while others still connect to it."""
 _LONGEST_MESSAGE = 4000
 """Characters of an exception's message; a tensor's repr in it would bury the rest."""
 _LONGEST_LINE = 200
@@ -68,6 +70,9 @@ def _among_ranks(state: GangState) -> str:
     found = unbalanced(state)
     if found is None:
         return _different_collectives(state)
+    if found.collective == _JOINING and all(state.ranks[rank].has_run for rank in found.absent):
+        who, late = ranks_text(found.absent), ranks_text(found.waiting)
+        return f"{who} finished before {late} had joined the process group ({_JOINING})"
     whose = "its" if len(found.absent) == 1 else "their"
     entered = f"never entered the {found.collective} {whose} peers were waiting in"
     who = ranks_text(found.absent)

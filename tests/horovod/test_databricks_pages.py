@@ -242,6 +242,7 @@ FILE = """
     args = parser.parse_args()
     dist.init_process_group("gloo")
     print("rank", dist.get_rank(), "trains with", args.learning_rate, args.batch_size)
+    dist.barrier()
     dist.destroy_process_group()
     '''.replace("\\n    ", "\\n"))
     args = ["--learning_rate=0.001", "--batch_size=16"]

@@ -15,7 +15,7 @@ import pytest
 
 import hydrogen_magic as hm
 from hydrogen_magic import events as ev
-from hydrogen_magic.agent import gpus
+from hydrogen_magic.agent import gpus, start
 from tests import training
 from tests.gangs import PATIENCE_S, ended, until
 
@@ -100,7 +100,8 @@ def test_health_of_a_rank_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     smi.write_text("#!/bin/sh\necho '0, GPU-0000'\necho '1, GPU-1111'\n")
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    monkeypatch.setattr(start, "_CODE", code + start._CODE)
     over = tmp_path / "over"
     gang = hm.launch(training.wait_without_torch, str(over), np=2, gpu=True)
     until(gang, lambda: gang.ranks and all(rank.gpu_percent is not None for rank in gang.ranks))

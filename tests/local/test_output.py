@@ -38,7 +38,7 @@ def outputs(gang: Gang) -> list[ev.Output]:
 
 def agents() -> list[int]:
     """Return the agents' pids: children of ours that run the agent."""
-    return [p for p in leaks.tree(os.getpid()) if "hydrogen_magic.agent " in leaks.command(p)]
+    return [p for p in leaks.tree(os.getpid()) if leaks.is_agent(p)]
 
 
 # ── any bytes ────────────────────────────────────────────────────────────────────────────────────

@@ -186,8 +186,7 @@ class _Imagined:
 
 def executors(*gpus: tuple[str, ...], host: str = "node-{}", age_s: float = 60) -> Roster:
     found = tuple(
-        Executor(str(n), host.format(n), 2, 0, addresses, 1000.0)
-        for n, addresses in enumerate(gpus)
+        Executor(str(n), host.format(n), 2, 0, addresses) for n, addresses in enumerate(gpus)
     )
     return Roster(found, 1000.0, 1000.0 + age_s)
 
