@@ -41,7 +41,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("xdist_group") is None:
             item.add_marker(pytest.mark.xdist_group(_group(item)))
         _start_session_first(item)
-    items.sort(key=lambda item: ORDER.index(_folder(item)))
+    places = {path: place for place, path in enumerate(dict.fromkeys(item.path for item in items))}
+    # In a module the users of a session come first: it must not start after the module's snapshot.
+    items.sort(
+        key=lambda item: (ORDER.index(_folder(item)), places[item.path], not _has_session(item))
+    )
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -92,10 +96,19 @@ def _launches_on_spark(item: pytest.Item) -> bool:
     return callspec is not None and "spark" in callspec.params.get("launch", ())
 
 
+def _has_session(item: pytest.Item) -> bool:
+    return _session_of(item) is not None
+
+
+def _session_of(item: pytest.Item) -> str | None:
+    """Return the fixture of the Spark session that the item uses."""
+    group = item.get_closest_marker("xdist_group")
+    return SESSIONS.get(group.args[0]) if group is not None and group.args else None
+
+
 def _start_session_first(item: pytest.Item) -> None:
     """Have a session that outlives the test start before the test's leaks are looked for."""
-    group = item.get_closest_marker("xdist_group")
-    fixture = SESSIONS.get(group.args[0]) if group is not None and group.args else None
+    fixture = _session_of(item)
     names: list[str] = getattr(item, "fixturenames", [])
     if fixture is not None and fixture not in names:
         # a list of its own: all parametrizations of a function share one
