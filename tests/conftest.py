@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
+from hydrogen_magic import magics
 from hydrogen_magic.horovod import installed
 from tests import leaks, spark_rig
 
@@ -168,6 +170,18 @@ def no_leaks(request: pytest.FixtureRequest, hydrogen_home: Path) -> Iterator[No
 def _fail_on(found: list[str], who: str) -> None:
     if found:
         pytest.fail(f"left behind by {who}:\n  " + "\n  ".join(found), pytrace=False)
+
+
+@pytest.fixture
+def notebook_shell() -> Iterator[InteractiveShell]:
+    """A shell of this process with the magics."""
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance()
+    magics.load(shell)
+    yield shell
+    magics.unload(shell)
+    shell.reset()
+    InteractiveShell.clear_instance()
 
 
 # ── Spark ────────────────────────────────────────────────────────────────────────────────────────

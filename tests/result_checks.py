@@ -4,11 +4,37 @@ from __future__ import annotations
 
 from typing import Any
 
+from IPython.core.interactiveshell import InteractiveShell
+
 import hydrogen_magic as hm
 from hydrogen_magic.errors import RankFailedError, ResultError
 from hydrogen_magic.tolerant_unpickling import NotSent
 from tests import result_ranks
 from tests.gangs import ended, failure_of, notices_of
+
+
+def run_cell(shell: InteractiveShell, cell: str) -> Any:
+    done = shell.run_cell(cell)
+    done.raise_error()
+    return done.result
+
+
+def check_updates_in_place(shell: InteractiveShell, options: str) -> None:
+    run_cell(
+        shell,
+        "import torch\nnet = torch.nn.Linear(2, 1)\nopt = torch.optim.SGD(net.parameters(), lr=1.0)\n"
+        "first = net.weight",
+    )
+    run_cell(
+        shell,
+        f"%%distributed --np 2 --quiet --out net,opt {options}\n"
+        "net(torch.ones(1, 2)).sum().backward()\nopt.step()",
+    )
+    run_cell(
+        shell,
+        "changed = first.clone()\nnet(torch.ones(1, 2)).sum().backward()\nopt.step()\n"
+        "assert net.weight is first and torch.allclose(first, changed - 1)",
+    )
 
 
 def check_unpicklable_parts(**options: Any) -> None:

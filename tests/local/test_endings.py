@@ -25,6 +25,7 @@ from hydrogen_magic.errors import (
 )
 from hydrogen_magic.placements import agents
 from tests import ranks
+from tests.failure_checks import check_ranks_that_fail_together
 from tests.gangs import (
     alive,
     ended,
@@ -93,16 +94,7 @@ def test_a_closure_that_ends_who_loads_it(how: str) -> None:
 
 
 def test_ranks_that_fail_together_print_nothing_of_ours() -> None:
-    """Rank 0 is interrupted while it waits for a message that never comes; rank 1 has a huge one."""
-    gang = hm.launch(ranks.fail_together, "the end", np=2)
-    error = failure_of(gang)
-    assert error.rank == 1
-    assert "ValueError: bad batch xxx" in error.report and "xxx the end" in error.report
-    assert len(error.report) < 20_000
-    assert list(gang.logs.values()) == ["", ""]
-    late = gang.ranks[0].failure
-    assert late is not None and late.error.frames[-1].text == "raise NeverSaysError"
-    assert "NeverSaysError.__str__ did not return" in late.error.message
+    check_ranks_that_fail_together()
 
 
 def test_a_cell_that_exits_names_its_line() -> None:

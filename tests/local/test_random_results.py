@@ -15,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
 from hydrogen_magic import events as ev
-from hydrogen_magic import magics, runner
+from hydrogen_magic import runner
 from hydrogen_magic.errors import HydrogenError, ResultError
 from hydrogen_magic.handle import Gang
 from hydrogen_magic.placements import agents
@@ -33,17 +33,6 @@ def forget_gangs() -> Iterator[None]:
     runner._recent.clear()
 
 
-@pytest.fixture
-def shell() -> Iterator[InteractiveShell]:
-    InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance()
-    magics.load(shell)
-    yield shell
-    magics.unload(shell)
-    shell.reset()
-    InteractiveShell.clear_instance()
-
-
 @pytest.mark.parametrize(
     ("np_", "seed"),
     [
@@ -52,25 +41,27 @@ def shell() -> Iterator[InteractiveShell]:
         *(pytest.param(1 + n % 2, 30 * n, marks=pytest.mark.exhaustive) for n in range(2, 10)),
     ],
 )
-def test_results_come_home_or_are_reported(shell: InteractiveShell, np_: int, seed: int) -> None:
+def test_results_come_home_or_are_reported(
+    notebook_shell: InteractiveShell, np_: int, seed: int
+) -> None:
     names = [f"r{n}" for n in range(_PER_GANG)]
     group = "torch.distributed.init_process_group('gloo')" if np_ > 1 else "pass"
     body = "\n".join(f"{name} = build({seed + n})" for n, name in enumerate(names))
     head = f"%%distributed --np {np_} --quiet --out {','.join(names)}"
-    shell.run_cell("import torch\nfrom tests.random_results import build")
-    done = shell.run_cell(f"{head}\n{group}\n{body}")
+    notebook_shell.run_cell("import torch\nfrom tests.random_results import build")
+    done = notebook_shell.run_cell(f"{head}\n{group}\n{body}")
     error = done.error_in_exec
     assert error is None or isinstance(error, ResultError), error
     for n, name in enumerate(names):
         expected = build(seed + n)
         if has_unpicklable(expected):
-            assert name not in shell.user_ns and f"`{name}" in str(error)
+            assert name not in notebook_shell.user_ns and f"`{name}" in str(error)
         else:
-            assert same(shell.user_ns[name], expected), name
+            assert same(notebook_shell.user_ns[name], expected), name
     if error is not None:
         (gang_id,) = [line.split("'")[1] for line in str(error).splitlines() if "load_res" in line]
         kept = hm.load_results(gang_id)
-        lost = [name for name in names if name not in shell.user_ns]
+        lost = [name for name in names if name not in notebook_shell.user_ns]
         for name in set(lost) & kept.keys():
             assert random_results.has_lost(kept[name]) and not has_unpicklable(kept[name])
 

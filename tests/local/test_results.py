@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,36 +12,23 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
-from hydrogen_magic import magics
 from hydrogen_magic.errors import ResultError
 from hydrogen_magic.tolerant_unpickling import NotSent
 from tests import result_checks, result_ranks
 from tests.gangs import ended, until
-
-
-@pytest.fixture
-def shell() -> Iterator[InteractiveShell]:
-    InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance()
-    magics.load(shell)
-    yield shell
-    magics.unload(shell)
-    InteractiveShell.clear_instance()
-
-
-def run(shell: InteractiveShell, cell: str) -> Any:
-    done = shell.run_cell(cell)
-    done.raise_error()
-    return done.result
+from tests.result_checks import run_cell
 
 
 def test_every_name_comes_home_or_is_reported(
-    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+    notebook_shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run(shell, "import threading, torch\nkept, gone, alias_of = [0], 1, [0]\nalias = alias_of")
+    run_cell(
+        notebook_shell,
+        "import threading, torch\nkept, gone, alias_of = [0], 1, [0]\nalias = alias_of",
+    )
     with pytest.raises(ResultError) as caught:
-        run(
-            shell,
+        run_cell(
+            notebook_shell,
             "%%distributed --np 2 --quiet --out locked,kept,gone,branch,alias_of\n"
             "import os\nlocked = {'weights': torch.ones(3), 'lock': threading.Lock()}\n"
             "kept = [1]\nalias.append(2)\ndel gone\n"
@@ -50,8 +36,8 @@ def test_every_name_comes_home_or_is_reported(
             "(n for n in kept)",
         )
     lines = str(caught.value).splitlines()
-    assert shell.user_ns["kept"] == [1] and shell.user_ns["alias_of"] == [0, 2]
-    assert shell.user_ns["gone"] == 1, "it keeps its value"
+    assert notebook_shell.user_ns["kept"] == [1] and notebook_shell.user_ns["alias_of"] == [0, 2]
+    assert notebook_shell.user_ns["gone"] == 1, "it keeps its value"
     for name in ("`gone` (--out)", "`branch` (--out)", "`locked['lock']`", "last expression"):
         assert any(name in line for line in lines), name
     assert lines[-1] == "`kept`, `alias_of` arrived and are assigned"
@@ -60,22 +46,8 @@ def test_every_name_comes_home_or_is_reported(
     assert rest["weights"].tolist() == [1, 1, 1] and isinstance(rest["lock"], NotSent)
 
 
-def test_a_models_optimizer_goes_on_after_a_cell(shell: InteractiveShell) -> None:
-    run(
-        shell,
-        "import torch\nnet = torch.nn.Linear(2, 1)\nopt = torch.optim.SGD(net.parameters(), lr=1.0)\n"
-        "first = net.weight",
-    )
-    run(
-        shell,
-        "%%distributed --np 2 --quiet --out net,opt\n"
-        "net(torch.ones(1, 2)).sum().backward()\nopt.step()",
-    )
-    run(
-        shell,
-        "changed = first.clone()\nnet(torch.ones(1, 2)).sum().backward()\nopt.step()\n"
-        "assert net.weight is first and torch.allclose(first, changed - 1)",
-    )
+def test_a_models_optimizer_goes_on_after_a_cell(notebook_shell: InteractiveShell) -> None:
+    result_checks.check_updates_in_place(notebook_shell, "")
 
 
 def test_unpicklable_parts() -> None:

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
 from tests import result_checks
+from tests.failure_checks import check_ranks_that_fail_together
 from tests.gangs import ended
 
 pytestmark = pytest.mark.usefixtures("spark")
@@ -31,6 +33,14 @@ def test_sharded_results() -> None:
 
 def test_a_rank_that_never_exits_does_not_hold_the_result() -> None:
     result_checks.check_that_it_ends_after_its_result(**ON_SPARK)
+
+
+def test_ranks_that_fail_together_print_nothing_of_ours() -> None:
+    check_ranks_that_fail_together(**ON_SPARK)
+
+
+def test_a_models_optimizer_goes_on_after_a_cell(notebook_shell: InteractiveShell) -> None:
+    result_checks.check_updates_in_place(notebook_shell, "--on spark --cpu")
 
 
 def test_the_kernel_frees_what_it_has_captured() -> None:
