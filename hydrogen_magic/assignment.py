@@ -25,8 +25,8 @@ def assign(
     """Assign the variables in ``names`` that arrived; return warnings about stale references."""
     replaced: dict[str, Any] = {}
     for name in names:
-        if name in results.variables():
-            old, new = namespace.get(name), results[name]
+        if name in results.arrived():
+            old, new = namespace.get(name), results.result(name)
             if not (results.is_same_object(name) and _update(old, new)):
                 replaced[name] = old
                 namespace[name] = new

@@ -6,7 +6,7 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["describe", "explain", "find_path", "path_to", "readable_bytes"]
+__all__ = ["describe", "explain", "find_path", "path_to"]
 
 _MAX_OBJECTS = 200_000
 """Objects looked at for the culprit's path; more would take over a second."""
@@ -181,12 +181,3 @@ def _slots(path: str, obj: Any) -> Iterator[tuple[str, Any]]:
 def _short(key: Any) -> str:
     text = repr(key) if isinstance(key, (str, int, float, bool, tuple)) else describe(key)
     return text if len(text) < 40 else text[:37] + "..."
-
-
-def readable_bytes(nbytes: int) -> str:
-    """Return a size for people: ``1.5 GiB``, ``12 kB``."""
-    if nbytes >= 1 << 30:
-        return f"{nbytes / (1 << 30):.1f} GiB"
-    if nbytes >= 1 << 20:
-        return f"{nbytes / (1 << 20):.0f} MiB"
-    return f"{nbytes / 1024:.0f} KiB" if nbytes >= 1024 else f"{nbytes} bytes"

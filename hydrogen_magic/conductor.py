@@ -11,7 +11,7 @@ import math
 
 from hydrogen_magic import events as ev
 from hydrogen_magic.errors import HydrogenError
-from hydrogen_magic.gang.culprit import Missing, is_by_itself, missing, verdict
+from hydrogen_magic.gang.culprit import Missing, failed_independently, missing, verdict
 from hydrogen_magic.gang.state import GangState, RankState
 from hydrogen_magic.gang.waits import late_in_all
 from hydrogen_magic.handle import Gang
@@ -99,11 +99,17 @@ class Conductor:
             await self._crew.release()
             self._job.close(keep_checkpoints=self._outcome() != "SUCCEEDED")
             await self._profiling.close(is_wanted=self._outcome() == "SUCCEEDED")
-            has_succeeded = error is None and self._outcome() == "SUCCEEDED"
-            kept = await asyncio.to_thread(self._gang.save_results, has_succeeded)
-            if kept:
-                self._notice("warning", kept)
+            await self._save_results(error is None and self._outcome() == "SUCCEEDED")
             self._finish(error)
+
+    async def _save_results(self, has_succeeded: bool) -> None:
+        """Keep results that the notebook may not get. Never raises: the gang has to end."""
+        try:
+            kept = await asyncio.to_thread(self._gang.save_results, has_succeeded)
+        except Exception as error:  # no thread can be started while the interpreter exits
+            kept = f"results could not be saved: {error}"
+        if kept:
+            self._notice("info" if has_succeeded else "warning", kept)
 
     def _deadline(self) -> asyncio.TimerHandle | None:
         timeout_s = self._job.spec.timeout_s
@@ -163,7 +169,7 @@ class Conductor:
             self._timer = self._loop.call_later(delay, self._weigh)
             return
         self._blame(state, found.culprit)
-        if is_by_itself(state.ranks[found.culprit]):
+        if failed_independently(state.ranks[found.culprit]):
             self._stop("failure", False)
             return
         self._crew.ask_stacks()  # where the ranks wait, or what keeps one of them from it

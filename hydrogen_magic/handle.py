@@ -24,7 +24,7 @@ from hydrogen_magic.gang.state import GangState, RankState, fold
 from hydrogen_magic.masking import Mask
 from hydrogen_magic.parcel import Parcel
 from hydrogen_magic.profiles import MAX_STEPS
-from hydrogen_magic.result_stream import Part
+from hydrogen_magic.result_stream import Part, label
 from hydrogen_magic.views import failure, still_picture
 from hydrogen_magic.views.output import final_lines
 
@@ -69,6 +69,8 @@ class Gang:
         self._output_chars = 0
         self.received = GangResults()
         """What the ranks sent back; after a failure or a stop it is in the run log instead."""
+        self._saved_results = ""
+        """Where results are that the notebook did not get."""
         self._ended = threading.Event()
         self._changed = threading.Condition()
         self._emitting = threading.RLock()
@@ -266,21 +268,20 @@ class Gang:
         sentence about it, empty when there is nothing to keep.
         """
         results = self.received.of(0)
-        if not results.is_worth_saving(has_succeeded):
-            return ""
-        names = ", ".join(f"`{name}`" if name else "the value" for name in results.names)
+        if self._saved_results or not results.is_worth_saving(has_succeeded):
+            return self._saved_results
+        names = ", ".join(map(label, results.names))
         try:
             self.received.save(0, self._record.path)
         except OSError as error:
-            where = f"in memory only, as long as this kernel runs ({error})"
+            where = f"kept in this kernel's memory only ({error})"
         else:
-            where = "in the run log"
+            where = "saved in the run log"
             if not has_succeeded:
                 self.received.clear()
-        return (
-            f"what arrived of {names} is kept {where}: hydrogen_magic.load_results({self.id!r}) "
-            "returns it"
-        )
+        load = f"hydrogen_magic.load_results({self.id!r})"
+        self._saved_results = f"partial results ({names}) are {where}; load them with {load}"
+        return self._saved_results
 
     def finish(self, error: BaseException | None = None) -> None:
         """Nothing of the gang is left; let those who wait go on."""

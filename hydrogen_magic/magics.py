@@ -250,7 +250,7 @@ def _raise_if_failed(gang: Gang) -> None:
 def _lost_results(gang: Gang) -> str:
     """Return why results are missing, and where the rest of them is."""
     results = gang.received.of(0)
-    assigned = [f"`{name}`" for name in results.variables()]
+    assigned = [f"`{name}`" for name in results.arrived()]
     lines = [*results.errors.values(), gang.save_results(has_succeeded=True)]
     if assigned:
         lines.append(f"{', '.join(assigned)} arrived and {_is(assigned)} assigned")

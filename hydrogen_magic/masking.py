@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 MASK = "***"
 _SHORTEST = 8
-"""Characters. Shorter values occur in ordinary text, and a secret that short is none."""
+"""Characters. Shorter values occur in ordinary text and are too weak to be secrets."""
 _SECRET_NAME = re.compile("SECRET|TOKEN|PASSWORD|KEY", re.IGNORECASE)
 _COUNT_NAME = re.compile("(TOKEN|KEY)S", re.IGNORECASE)
 """``MAX_TOKENS=16777216`` is a number of tokens."""
@@ -137,11 +137,11 @@ class Mask:
         return event if self.is_empty else self._masked(event)
 
     def stream(self) -> MaskedStream:
-        """Return what masks data that come in chunks."""
+        """Return a mask for a stream of chunks."""
         return MaskedStream(self)
 
     def open_end(self, data: bytes) -> int:
-        """Return where the end of ``data`` starts that may belong to a secret not yet complete."""
+        """Return the offset of a trailing part of ``data`` that may begin a secret."""
         start = min((_begun(data, form) for form in self._bytes), default=len(data))
         for found in self._in_bytes.finditer(data) if start < len(data) else ():
             if found.start() < start < found.end():

@@ -30,6 +30,7 @@ __all__ = [
     "end_marked",
     "family",
     "give_way",
+    "is_sending",
     "is_tracker",
     "oom_kills",
     "processes",
@@ -226,6 +227,29 @@ def send_signal(pid: int, signum: int) -> None:
         os.kill(pid, signum)
     except ProcessLookupError:
         pass
+
+
+def is_sending(pids: Collection[int]) -> bool:
+    """Whether a TCP socket of these processes holds data that its peer has not acknowledged."""
+    waiting = {f"socket:[{inode}]" for inode in _unacknowledged()}
+    return bool(waiting) and any(link in waiting for pid in pids for link in _open_files(pid))
+
+
+def _unacknowledged() -> Iterator[str]:
+    """Yield the inodes of TCP sockets with a transmit queue (proc_net_tcp.rst)."""
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with suppress(OSError):
+            for row in Path(table).read_text().splitlines()[1:]:
+                fields = row.split()
+                if not fields[4].startswith("00000000:"):
+                    yield fields[9]
+
+
+def _open_files(pid: int) -> Iterator[str]:
+    with suppress(OSError):  # it has ended
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                yield os.readlink(f"/proc/{pid}/fd/{name}")
 
 
 def oom_kills() -> int:

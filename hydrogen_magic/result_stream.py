@@ -22,14 +22,15 @@ from typing import Any
 from hydrogen_magic import parcel
 from hydrogen_magic.checked import checked
 from hydrogen_magic.parcel import Buffers, Parcel
-from hydrogen_magic.tolerant_unpickling import NotSent, TolerantUnpickler
+from hydrogen_magic.tolerant_unpickling import MissingObject, TolerantUnpickler
 
 __all__ = [
     "CELL_VALUE",
-    "NotSent",
+    "MissingObject",
     "Packed",
     "Part",
     "UnopenedPart",
+    "label",
     "load",
     "pack",
     "save",
@@ -38,6 +39,11 @@ __all__ = [
 
 CELL_VALUE = ""
 """Name of the part that holds the value of the cell or call. No variable has this name."""
+
+
+def label(name: str) -> str:
+    """Return how messages refer to a result."""
+    return f"`{name}`" if name else "the value"
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class Part:
     error: str = ""
     """Why the object could not be sent; the part then has no bytes."""
     is_partial: bool = False
-    """Its unpicklable objects were replaced by :class:`NotSent`: for the run log only."""
+    """Its unpicklable objects were replaced by :class:`MissingObject`: for the run log only."""
     is_same_object: bool = False
     """The rank changed the object that it got from the notebook; it did not assign another one."""
 
@@ -62,7 +68,7 @@ class UnopenedPart:
 
     reason: str
     rest: Any
-    """The object with a :class:`NotSent` in place of every object that could not be made."""
+    """The object with a :class:`MissingObject` in place of every object that could not be made."""
 
 
 @dataclass(frozen=True)

@@ -86,11 +86,10 @@ def gangs() -> dict[str, Gang]:
 
 
 def load_results(gang_id: str, rank: int = 0) -> dict[str, Any]:
-    """Return what arrived from a rank of a gang that did not bring all of it into the notebook.
+    """Return the saved results of a rank whose gang failed, was stopped, or returned only part of them.
 
-    After a failure or a stop, and for results that could be sent or opened in part only. The value of
-    the cell is called ``_``; a ``NotSent`` is in place of every object that is missing. Raises
-    HydrogenError when nothing is kept under this id.
+    The value of the cell is named ``_``; ``MissingObject`` replaces every missing object. Raises
+    HydrogenError when nothing is saved under this id.
     """
     try:
         kept = results.load_saved(record.run_dir(gang_id), rank)

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 from hydrogen_magic.blame import find_path
 
-__all__ = ["NotSent", "TolerantUnpickler"]
+__all__ = ["MissingObject", "TolerantUnpickler"]
 
 
 @dataclass(frozen=True)
-class NotSent:
+class MissingObject:
     """Stands in a partial result for an object that could not be pickled or made again."""
 
     type: str
@@ -22,7 +22,7 @@ class NotSent:
 
 
 class TolerantUnpickler(pickle._Unpickler):
-    """Puts a :class:`NotSent` where an object cannot be made, and continues.
+    """Puts a :class:`MissingObject` where an object cannot be made, and continues.
 
     The standard library's unpickler in Python: slow, but its stack and memo can be repaired.
     """
@@ -38,7 +38,7 @@ class TolerantUnpickler(pickle._Unpickler):
         self._distrusted: set[int] = set()
 
     def distrust(self, indexes: Iterable[int]) -> None:
-        """Remember objects of the memo that may contain a :class:`NotSent`: not names and classes."""
+        """Remember objects of the memo that may contain a :class:`MissingObject`: not names and classes."""
         plain = (str, bytes, type, types.FunctionType, types.BuiltinFunctionType)
         objects = (self.memo[index] for index in indexes)
         self._distrusted.update(id(obj) for obj in objects if not isinstance(obj, plain))
@@ -48,14 +48,14 @@ class TolerantUnpickler(pickle._Unpickler):
         if id(obj) in self._distrusted and find_path("", obj, _is_not_sent) is not None:
             self.reasons.append("it shares objects with another result that cannot be opened")
 
-    def lose(self, made: Any, error: Exception) -> NotSent:
+    def lose(self, made: Any, error: Exception) -> MissingObject:
         """Return what stands for the object that ``made``, its class or a function, should have made."""
-        if isinstance(made, NotSent):  # the cause was reported when it was lost
+        if isinstance(made, MissingObject):  # the cause was reported when it was lost
             return made
         reason = f"{type(error).__name__}: {error}"
         self.reasons.append(reason)
         named = made if hasattr(made, "__qualname__") else type(made)
-        lost = NotSent(made if isinstance(made, str) else named.__qualname__, reason)
+        lost = MissingObject(made if isinstance(made, str) else named.__qualname__, reason)
         for index, known in self.memo.items():
             if known is made and not hasattr(made, "__qualname__"):  # an object without its state
                 self.memo[index] = lost
@@ -63,7 +63,7 @@ class TolerantUnpickler(pickle._Unpickler):
 
 
 def _is_not_sent(obj: Any) -> bool:
-    return isinstance(obj, NotSent)
+    return isinstance(obj, MissingObject)
 
 
 def _making(n_arguments: int, load: Callable[[Any], None]) -> Callable[[Any], None]:

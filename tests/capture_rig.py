@@ -25,7 +25,6 @@ from traitlets.config import Config
 from hydrogen_magic import parcel, result_stream
 from hydrogen_magic.capture import Captured, CellText, capture_cell
 from hydrogen_magic.gang.results import RankResults
-from hydrogen_magic.result_stream import CELL_VALUE
 
 SERVER = """
 import os, pathlib, socket, sys, traceback, types
@@ -89,7 +88,7 @@ class Rank:
 
     @property
     def value(self) -> Any:
-        return self._results[CELL_VALUE]
+        return self._results.value()
 
 
 class Ranks:

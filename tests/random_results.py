@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hydrogen_magic.tolerant_unpickling import NotSent
+from hydrogen_magic.tolerant_unpickling import MissingObject
 
 __all__ = ["Point", "build", "has_unpicklable", "same"]
 
@@ -127,7 +127,7 @@ def has_unpicklable(obj: Any) -> bool:
 
 def has_lost(obj: Any) -> bool:
     """Whether something stands for a part of ``obj`` that could not be sent."""
-    return _any(obj, lambda one: isinstance(one, NotSent))
+    return _any(obj, lambda one: isinstance(one, MissingObject))
 
 
 def _any(obj: Any, holds: Callable[[Any], bool]) -> bool:

@@ -8,7 +8,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
 from hydrogen_magic.errors import RankFailedError, ResultError
-from hydrogen_magic.tolerant_unpickling import NotSent
+from hydrogen_magic.tolerant_unpickling import MissingObject
 from tests import result_ranks
 from tests.gangs import ended, failure_of, notices_of
 
@@ -43,7 +43,7 @@ def check_unpicklable_parts(**options: Any) -> None:
     assert isinstance(first, ResultError) and "`value[1]['lock']`" in str(first)
     assert isinstance(second, ResultError) and "rank 1" in str(second)
     kept = hm.load_results(gang.id)["_"]
-    assert kept[1]["array"].tolist() == [1, 1, 1] and isinstance(kept[1]["lock"], NotSent)
+    assert kept[1]["array"].tolist() == [1, 1, 1] and isinstance(kept[1]["lock"], MissingObject)
 
 
 def check_results_of_a_failed_gang(**options: Any) -> None:

@@ -28,6 +28,7 @@ from hydrogen_magic.agent.ledger import Clock, Logs, usable_directory
 from hydrogen_magic.agent.network import interface_of
 from hydrogen_magic.events import ErrorReport
 from hydrogen_magic.parcel import memory_file
+from hydrogen_magic.quantities import size_text
 from hydrogen_magic.spec import DYNAMIC, HOROVOD_TIMELINE
 from hydrogen_magic.transfer import Incoming, Outgoing, keep
 from hydrogen_magic.wire import AgentLink
@@ -358,7 +359,7 @@ class Afar:
                 return
             if is_over or time.monotonic() - reported_s > _REPORT_S:
                 reported_s = time.monotonic()
-                text = f"sending {sent / 1e9:.1f} of {size / 1e9:.1f} GB"
+                text = f"sending {size_text(sent)} of {size_text(size)}"
                 crew.report_progress(label["rank"], "" if is_over else text)
 
         return report

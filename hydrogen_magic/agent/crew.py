@@ -145,14 +145,14 @@ class Crew:
     async def _with_template(
         self, take: Callable[[], Awaitable[_T]], start_template: Callable[[], None]
     ) -> _T:
-        """Take what the template forks; if it dies meanwhile, once more from another template.
+        """Call ``take``, which forks from the template; if that dies, start another and call it once more.
 
         The second one leaves out the imports under which the first died: ranks make them themselves.
         """
         try:
             return await take()
         except ChildProcessError as error:
-            self._emit(ev.Notice(self.now_s(), "warning", f"{error}: starting another one"))
+            self._emit(ev.Notice(self.now_s(), "warning", f"{error}; starting a new one"))
         start_template()
         return await take()
 

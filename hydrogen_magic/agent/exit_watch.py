@@ -1,7 +1,7 @@
-"""Tells a rank that still works after its cell from one that hangs.
+"""Distinguishes a rank that is still working after its cell from one that hangs.
 
 Packing a large result, an asynchronous checkpoint or an upload may take minutes. A rank that uses no
-CPU time and writes nothing does not get any further.
+CPU time, writes nothing and sends nothing makes no progress.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ExitWatch:
             self._busy_s = self._wrote_s = now_s
             self._has_delivered = True
         ticks, written = _usage(self._pid)
-        if written != self._written:
+        if written != self._written or processes.is_sending(processes.family(self._pid)):
             self._written, self._wrote_s, self._busy_s = written, now_s, now_s
         if abs(ticks - self._ticks) >= _BUSY_TICKS:  # fewer when a child has ended
             self._busy_s = now_s
@@ -62,7 +62,7 @@ def _usage(pid: int) -> tuple[int, int]:
 
 
 def _written(pid: int) -> int:
-    """Return the bytes that a process has written, to sockets and pipes too; 0 if that is unknown."""
+    """Return the bytes that a process has written by ``write``, not ``send``; 0 if that is unknown."""
     try:
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     except OSError:

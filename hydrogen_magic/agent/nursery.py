@@ -19,7 +19,7 @@ from hydrogen_magic.agent.template import FDS_PER_WORKER
 
 __all__ = ["Nursery", "Worker"]
 
-_DIED = "the process that forks the ranks ended unexpectedly"
+_DIED = "the forkserver exited unexpectedly"
 _MAX_EXITS = 64
 """Exits kept for forks whose pid is not known yet: there are only ever a few."""
 _BATCH = frames.MAX_FDS // FDS_PER_WORKER

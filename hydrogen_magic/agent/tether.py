@@ -36,7 +36,7 @@ class Tether(Protocol):
     def begin(
         self, link: AgentLink, over: Callable[[], None], expect_ranks: Callable[[], None]
     ) -> None:
-        """Watch kernel and machine from now on; ``over`` is called when there is no use in going on.
+        """Watch kernel and machine from now on; ``over`` is called when the agent should exit.
 
         ``expect_ranks`` is called when a gang is about to start with ranks on other hosts.
         """

@@ -7,11 +7,12 @@ import pickle
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hydrogen_magic.blame import explain, readable_bytes
+from hydrogen_magic.blame import explain
 from hydrogen_magic.capture.needs import Needs
 from hydrogen_magic.capture.pickler import CapturePickler
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.parcel import Buffers, Parcel
+from hydrogen_magic.quantities import size_text
 
 __all__ = ["Stream"]
 
@@ -99,16 +100,14 @@ class Stream:
         if total < min(_WARN_BYTES, self.max_bytes):
             return None
         largest = sorted(self.sizes, key=lambda name: -self.sizes[name])[:3]
-        names = ", ".join(
-            f"`{n}` {readable_bytes(self.sizes[n])}" for n in largest if self.sizes[n]
-        )
+        names = ", ".join(f"`{n}` {size_text(self.sizes[n])}" for n in largest if self.sizes[n])
         if total >= self.max_bytes:
             raise CaptureError(
-                f"the cell captures {readable_bytes(total)} or more, over the limit of"
-                f" {readable_bytes(self.max_bytes)}: {names}; load the data inside the cell, or"
+                f"the cell captures {size_text(total)} or more, over the limit of"
+                f" {size_text(self.max_bytes)}: {names}; load the data inside the cell, or"
                 " raise the limit with --max-closure"
             )
-        return f"the cell captures {readable_bytes(total)}: {names}; every rank gets a copy"
+        return f"the cell captures {size_text(total)}: {names}; every rank gets a copy"
 
     def finish(self) -> Parcel:
         """Return everything as one parcel."""

@@ -21,15 +21,15 @@ from hydrogen_magic.gang.state import GangState, RankState
 
 __all__ = [
     "Missing",
-    "Unbalanced",
+    "MissedCollective",
     "Verdict",
     "collective_of",
     "evidence",
-    "is_by_itself",
+    "failed_independently",
     "is_collective",
     "is_victim_error",
     "missing",
-    "unbalanced",
+    "missed_collective",
     "verdict",
 ]
 
@@ -96,7 +96,7 @@ class Missing:
 
 
 @dataclass(frozen=True)
-class Unbalanced:
+class MissedCollective:
     """A collective that some ranks waited in and others never entered."""
 
     collective: str
@@ -158,7 +158,7 @@ def is_collective(function: str) -> bool:
     return _COLLECTIVE.search(function) is not None
 
 
-def unbalanced(state: GangState) -> Unbalanced | None:
+def missed_collective(state: GangState) -> MissedCollective | None:
     """Return which ranks never entered the collective that the others waited in; None if unknown.
 
     Ranks whose cell had ended are named before those that still compute: of these, one that entered a
@@ -172,7 +172,7 @@ def unbalanced(state: GangState) -> Unbalanced | None:
     absent = _finished(state) or _outside(state)
     if not waiting or not absent or (_PAIRWISE.search(name) and len(state.ranks) > 2):
         return None
-    return Unbalanced(name, _numbers(absent), _numbers(waiting))
+    return MissedCollective(name, _numbers(absent), _numbers(waiting))
 
 
 def _was_waiting(rank: RankState) -> bool:
@@ -214,7 +214,7 @@ def evidence(rank: RankState) -> Evidence | None:
     return Evidence(rank.rank, ended.at_s, strong, final=True)
 
 
-def is_by_itself(rank: RankState) -> bool:
+def failed_independently(rank: RankState) -> bool:
     """Tell whether a rank failed in a way that no peer explains."""
     found = evidence(rank)
     return found is not None and found.strong
@@ -270,7 +270,7 @@ def _decide(best: Evidence, wait_until_s: float, now_s: float) -> Verdict:
 
 def _absent(state: GangState) -> int | None:
     """Return the one rank that lives and that the complaining ones waited for."""
-    found = unbalanced(state)
+    found = missed_collective(state)
     if found is None or len(found.absent) > 1:
         return None
     rank = state.ranks[found.absent[0]]

@@ -9,7 +9,7 @@ from typing import Any
 from hydrogen_magic import parcel, result_stream
 from hydrogen_magic.errors import ResultError
 from hydrogen_magic.parcel import Parcel
-from hydrogen_magic.result_stream import CELL_VALUE, Part, UnopenedPart
+from hydrogen_magic.result_stream import CELL_VALUE, Part, UnopenedPart, label
 
 __all__ = ["GangResults", "RankResults", "load_saved", "saved_path"]
 
@@ -19,12 +19,8 @@ _SMALL_BYTES = 1 << 20
 """Smaller results are copied, so that they do not hold a file descriptor until they are opened."""
 
 
-class RankResults(Mapping[str, Any]):
-    """The results of one rank by name: ``--out`` variables, and the value under :data:`CELL_VALUE`.
-
-    Opened when they are first asked for. A name whose result did not arrive is missing from the
-    iteration, and raises ResultError with the reason when it is looked up.
-    """
+class RankResults:
+    """The results of one rank: its value and the ``--out`` variables. Opened when first needed."""
 
     def __init__(self, rank: int, parts: Sequence[tuple[Part, Parcel]], attempt: int = 0) -> None:
         self.rank = rank
@@ -44,8 +40,9 @@ class RankResults(Mapping[str, Any]):
         errors = {part.name: part.error for part, _ in self.parts if part.error}
         for name, obj in self._objects().items():
             if isinstance(obj, UnopenedPart):
-                label = f"`{name}`" if name else "its value"
-                errors[name] = f"{label} arrived but cannot be opened in the notebook: {obj.reason}"
+                errors[name] = (
+                    f"{label(name)} arrived but cannot be opened in the notebook: {obj.reason}"
+                )
         return errors
 
     @property
@@ -62,8 +59,12 @@ class RankResults(Mapping[str, Any]):
             )
         return any(part.name or section.nbytes > _NONE_BYTES for part, section in self.parts)
 
+    def value(self) -> Any:
+        """Return the value of the cell. Raises ResultError when it did not arrive."""
+        return self.result(CELL_VALUE)
+
     def variables(self) -> Mapping[str, Any]:
-        """Return the ``--out`` variables alone."""
+        """Return the ``--out`` variables that arrived; looking up another one raises ResultError."""
         return _Variables(self)
 
     def is_same_object(self, name: str) -> bool:
@@ -71,7 +72,7 @@ class RankResults(Mapping[str, Any]):
         return any(part.is_same_object for part, _ in self.parts if part.name == name)
 
     def everything(self) -> dict[str, Any]:
-        """Return all results, of incomplete ones the rest with ``NotSent`` in place of what is missing."""
+        """Return all results; ``MissingObject`` replaces the missing objects of incomplete ones."""
         found = {
             part.name: result_stream.unpack([section])[0]
             for part, section in self.parts
@@ -82,22 +83,18 @@ class RankResults(Mapping[str, Any]):
             name: obj.rest if isinstance(obj, UnopenedPart) else obj for name, obj in found.items()
         }
 
-    def __getitem__(self, name: str) -> Any:
+    def result(self, name: str) -> Any:
+        """Return one result. Raises ResultError when it did not arrive."""
         obj = self._objects().get(name, self)
         if obj is self or isinstance(obj, UnopenedPart):
-            why = self.errors.get(name, "it did not arrive")
+            why = self.errors.get(name, f"{label(name)} did not arrive")
             raise ResultError(f"rank {self.rank}: {why}")
         return obj
 
-    def __contains__(self, name: object) -> bool:
-        return any(name == known for known in self)
-
-    def __iter__(self) -> Iterator[str]:
+    def arrived(self) -> list[str]:
+        """Return the names of the variables that arrived as a whole."""
         opened = self._objects().items()
-        return (name for name, obj in opened if not isinstance(obj, UnopenedPart))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return [name for name, obj in opened if name and not isinstance(obj, UnopenedPart)]
 
     def _objects(self) -> dict[str, Any]:
         if self._opened is None:
@@ -117,22 +114,24 @@ class RankResults(Mapping[str, Any]):
 
 
 class _Variables(Mapping[str, Any]):
-    """The results of a rank without its value."""
+    """The variables of a rank by name."""
 
     def __init__(self, results: RankResults) -> None:
         self._results = results
 
     def __getitem__(self, name: str) -> Any:
-        return self._results[name]
+        if not name or all(part.name != name for part, _ in self._results.parts):
+            raise KeyError(name)
+        return self._results.result(name)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._results
+        return name in self._results.arrived()
 
     def __iter__(self) -> Iterator[str]:
-        return (name for name in self._results if name != CELL_VALUE)
+        return iter(self._results.arrived())
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self._results.arrived())
 
 
 class GangResults:
@@ -154,7 +153,7 @@ class GangResults:
 
     def value(self, rank: int) -> Any:
         """Return the value of ``rank``; raises ResultError when it did not arrive."""
-        return self.of(rank)[CELL_VALUE]
+        return self.of(rank).value()
 
     def value_or_error(self, rank: int) -> Any:
         """Return the value of ``rank``, or the ResultError in its place."""

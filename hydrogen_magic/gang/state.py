@@ -321,6 +321,8 @@ def _result(rank: RankState, e: ev.RankResult) -> RankState:
 
 
 def _exited(rank: RankState, e: ev.RankExited) -> RankState:
+    if rank.exited is not None:  # the first report is the true one
+        return rank
     failed = rank.failure is not None and not rank.failure.in_flight
     if rank.result_bytes is not None and (e.exit_code == 0 or e.asked):
         phase = "done"

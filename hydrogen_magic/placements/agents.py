@@ -42,10 +42,10 @@ __all__ = [
     "close",
     "directory",
     "fingerprint",
-    "hidden",
     "hub",
     "import_path",
     "pool",
+    "shadowed_modules",
     "warm_up",
 ]
 
@@ -95,7 +95,7 @@ class Agent(Peer):
             "endpoint": self.keys.endpoint, "server_key": self.keys.server_key,
             "key": self.keys.key, "secret": self.keys.secret,
             "kernel_pid": os.getpid(), "bind": _LOOPBACK, "env": {**os.environ, **self._marks},
-            "sys_path": import_path(), "fingerprint": digest, "preload": [*hidden(), *preload],
+            "sys_path": import_path(), "fingerprint": digest, "preload": [*shadowed_modules(), *preload],
         }  # fmt: skip
 
     # ── messages ──
@@ -174,8 +174,8 @@ class Agent(Peer):
     def _how_it_ended(self) -> str:
         code = self.process.returncode
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        why = self.why_killed or f"ended unexpectedly ({how})"
-        text = f"the agent beside the ranks {why}, and its ranks with it"
+        why = self.why_killed or f"exited unexpectedly ({how})"
+        text = f"the agent process {why}; its ranks were killed"
         return f"{text}; its last output:\n{self._last_words}" if self._last_words else text
 
     def _forward_stderr(self) -> None:
@@ -256,7 +256,7 @@ def import_path() -> list[str]:
         return [entry for entry in entries if os.path.isabs(entry)]
 
 
-def hidden() -> list[str]:
+def shadowed_modules() -> list[str]:
     """Return loaded modules of the standard library that a new process would not find.
 
     Files of the same names, such as ``queue.py`` beside the notebook, come before them in the path.

@@ -128,7 +128,7 @@ class LocalCrew:
 
     def _tell(self, action: str) -> None:
         if self._agent is not None and self._agent.attempt is not None:
-            self._agent.order(action)
+            self._agent.command(action)
         else:
             self._cancelled.set()  # not launched yet
 
@@ -159,11 +159,11 @@ async def _watch(agent: agents.Agent, attempt: Attempt, sink: Sink) -> None:
         agent.send("ping")
         await asyncio.sleep(_PING_S)
         late_s = time.monotonic() - looked_s
-        agent.heard_s += late_s if late_s > _LATE_S else 0.0
+        agent.last_message_s += late_s if late_s > _LATE_S else 0.0
         looked_s = time.monotonic()
-        silence_s = looked_s - agent.heard_s
-        what = f"the agent beside the ranks (pid {agent.process.pid})"
-        if agent.ignores_orders:
+        silence_s = looked_s - agent.last_message_s
+        what = f"the agent process (pid {agent.process.pid})"
+        if agent.is_unresponsive:
             agent.why_killed = f"did not respond for {silence_s:.0f} s and was killed"
             text = f"{what} {agent.why_killed}, and all processes of the gang with it"
             sink.emit(ev.Notice(attempt.job.now_s(), "warning", text))
@@ -238,7 +238,7 @@ def _launch_message(attempt: Attempt, agent: agents.Agent, digest: str) -> dict[
     return {
         "gang": attempt.gang, "attempt": attempt.number, "slots": slots,
         "secrets": list(job.secrets),
-        "preload": [*agents.hidden(), *job.preload],
+        "preload": [*agents.shadowed_modules(), *job.preload],
         "service": service and {"function": service.function, "options": dict(service.options)},
         "env": {**os.environ, **dict(spec.env), **marks}, "cwd": agents.directory(),
         "sys_path": agents.import_path(), "fingerprint": digest,

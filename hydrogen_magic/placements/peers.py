@@ -18,8 +18,8 @@ from hydrogen_magic.wire import Hub
 
 __all__ = ["Peer"]
 
-_ANSWER_S = {"stop": 10.0, "kill": 3.0}
-"""How long an agent may stay silent after an order. Its event loop answers within milliseconds; on a
+_RESPONSE_S = {"stop": 10.0, "kill": 3.0}
+"""How long an agent may stay silent after a command. Its event loop answers within milliseconds; on a
 machine under heavy load it may take seconds."""
 
 
@@ -31,11 +31,11 @@ class Peer(ABC):
         self.sink: Sink | None = None
         self.attempt: tuple[str, int] | None = None
         self.alive = True
-        self.heard_s = time.monotonic()
+        self.last_message_s = time.monotonic()
         """When its last message arrived."""
-        self._ordered_s = -math.inf
-        self._patience_s = math.inf
-        self._heard = asyncio.Event()
+        self._commanded_s = -math.inf
+        self._response_limit_s = math.inf
+        self._message_arrived = asyncio.Event()
         self.held: tuple[str, int] = ("", 0)
         """Where what ranks meet at can be served."""
         self.keys = hub.admit(self._on_message)
@@ -51,30 +51,32 @@ class Peer(ABC):
         gang = self.attempt[0] if self.attempt else ""
         self.hub.send(self.keys.key, {"gang": gang, **fields, "do": action})
 
-    def order(self, action: str) -> None:
+    def command(self, action: str) -> None:
         """Send ``stop`` or ``kill``. From now on the agent must respond."""
-        self._ordered_s = time.monotonic()
-        self._patience_s = min(self._patience_s, _ANSWER_S[action])
+        self._commanded_s = time.monotonic()
+        self._response_limit_s = min(self._response_limit_s, _RESPONSE_S[action])
         self.send(action)
 
     @property
-    def ignores_orders(self) -> bool:
-        """Whether it has been silent for too long since the last order."""
-        return time.monotonic() - max(self.heard_s, self._ordered_s) > self._patience_s
+    def is_unresponsive(self) -> bool:
+        """Whether it has been silent for too long since the last command."""
+        return (
+            time.monotonic() - max(self.last_message_s, self._commanded_s) > self._response_limit_s
+        )
 
     async def responds(self) -> bool:
         """Return whether the agent answers a message."""
-        self._heard.clear()
+        self._message_arrived.clear()
         self.send("ping")
         try:
-            await asyncio.wait_for(self._heard.wait(), _ANSWER_S["kill"])
+            await asyncio.wait_for(self._message_arrived.wait(), _RESPONSE_S["kill"])
         except asyncio.TimeoutError:
             return False
         return True
 
     def expect_sweep(self) -> asyncio.Future[None]:
         """Return what is done when nothing of the launched attempt is left."""
-        self._patience_s = math.inf
+        self._response_limit_s = math.inf
         self._swept = self.hub.loop.create_future()
         return self._swept
 
@@ -88,8 +90,8 @@ class Peer(ABC):
             self._swept.set_exception(error)
 
     def _on_message(self, message: dict[str, Any]) -> None:
-        self.heard_s = time.monotonic()
-        self._heard.set()
+        self.last_message_s = time.monotonic()
+        self._message_arrived.set()
         try:
             self.take(message)
         except Exception as error:

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hydrogen_magic.blame import readable_bytes
+from hydrogen_magic.quantities import size_text
 
 __all__ = ["first_row_text", "rows_text"]
 
@@ -49,7 +49,7 @@ def _cell_text(cell: pa.Array) -> str:
         elif types.is_binary(kind) or types.is_large_binary(kind):
             cell = pc.binary_slice(cell, 0, _MOST_OF_A_VALUE + 1)
         elif not types.is_dictionary(kind):
-            return f"<{_clipped(str(kind))}, {readable_bytes(size_bytes)}>"
+            return f"<{_clipped(str(kind))}, {size_text(size_bytes)}>"
     try:
         value: Any = cell[0].as_py()
     except Exception:  # a time that Python's cannot be, bytes that are no text, a zone nobody knows

@@ -12,16 +12,10 @@ from rich.cells import cell_len, set_cell_size
 from hydrogen_magic.gang.culprit import is_victim_error
 from hydrogen_magic.gang.state import Bar, GangState, RankState
 from hydrogen_magic.gang.waits import late_by_now
+from hydrogen_magic.quantities import size_text
 from hydrogen_magic.views.naming import short_names
 from hydrogen_magic.views.output import clean_name
-from hydrogen_magic.views.wording import (
-    duration,
-    late_text,
-    number,
-    progress_text,
-    ranks_text,
-    size_text,
-)
+from hydrogen_magic.views.wording import duration, late_text, number, progress_text, ranks_text
 
 __all__ = [
     "MOST_ROWS",

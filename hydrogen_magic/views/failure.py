@@ -10,10 +10,10 @@ from itertools import groupby
 from hydrogen_magic.events import ErrorReport, Frame, RankExited, RankFailed, without_middle
 from hydrogen_magic.gang.culprit import (
     collective_of,
-    is_by_itself,
+    failed_independently,
     is_collective,
     is_victim_error,
-    unbalanced,
+    missed_collective,
 )
 from hydrogen_magic.gang.state import GangState, RankState
 from hydrogen_magic.views.output import clean, clean_name, final_lines
@@ -57,7 +57,7 @@ def _where(rank: RankState, state: GangState) -> list[str]:
 def headline(state: GangState, culprit: int) -> str:
     """Return in one line how a gang failed, from its state before its other ranks are ended."""
     rank = state.ranks[culprit]
-    among_ranks = "" if is_by_itself(rank) else _among_ranks(state)
+    among_ranks = "" if failed_independently(rank) else _among_ranks(state)
     return among_ranks or f"{_failed(rank)}{_how(rank)}"
 
 
@@ -66,8 +66,8 @@ def _failed(rank: RankState) -> str:
 
 
 def _among_ranks(state: GangState) -> str:
-    """Return who did not take part in what, "" where that is not known."""
-    found = unbalanced(state)
+    """Return which ranks missed which collective, "" if unknown."""
+    found = missed_collective(state)
     if found is None:
         return _different_collectives(state)
     if found.collective == _JOINING and all(state.ranks[rank].has_run for rank in found.absent):
@@ -124,7 +124,7 @@ def _what_happened(rank: RankState, state: GangState) -> list[str]:
         title, *how = _exit(rank, rank.exited, state.cells)
     else:
         return _missing(rank, state)
-    if is_by_itself(rank) or not state.reason or state.reason.startswith(_failed(rank)):
+    if failed_independently(rank) or not state.reason or state.reason.startswith(_failed(rank)):
         return [title, *how]
     place = _first_own_place(rank.failure.error, state.cells) if rank.failure is not None else ""
     where = f"        (rank {rank.rank}: {place})" if place else ""

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hydrogen_magic import events as ev
-from hydrogen_magic.views.wording import size_text
+from hydrogen_magic.quantities import size_text
 
 __all__ = ["Line", "OutputLines", "clean", "clean_name", "final_lines", "without_colour"]
 

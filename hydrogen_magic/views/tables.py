@@ -10,9 +10,10 @@ from rich.cells import cell_len, set_cell_size
 
 from hydrogen_magic.gang.state import GangState
 from hydrogen_magic.masking import Mask, secret_values
+from hydrogen_magic.quantities import size_text
 from hydrogen_magic.spec import Plan, Slot
 from hydrogen_magic.views.output import clean_name
-from hydrogen_magic.views.wording import duration, size_text
+from hydrogen_magic.views.wording import duration
 
 __all__ = ["Row", "gangs_table", "inventory_table", "plan_table", "table"]
 

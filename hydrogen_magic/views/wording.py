@@ -16,7 +16,6 @@ __all__ = [
     "ranks_text",
     "rows_left_s",
     "rows_per_s",
-    "size_text",
 ]
 
 
@@ -101,13 +100,3 @@ def rows_left_s(rows: RowsDone) -> float | None:
         done, total = rows.tasks_done or 0, rows.tasks
     elapsed_s = rows.at_s - rows.began_s
     return (total - done) * elapsed_s / done if done and total and elapsed_s > 0 else None
-
-
-def size_text(n_bytes: float) -> str:
-    """Return a size as people read it: ``12.3 MB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if n_bytes < 1000:
-            digits = 0 if unit == "B" or n_bytes >= 100 else 1
-            return f"{n_bytes:.{digits}f} {unit}"
-        n_bytes /= 1000
-    return f"{n_bytes:.1f} TB"

@@ -110,7 +110,9 @@ class Loaded:
                 if line.required:
                     raise
                 raised = f"{type(error).__name__}: {error}"
-                self.warnings.append(f"`{line.text}` of an earlier cell failed here: {raised}")
+                self.warnings.append(
+                    f"`{line.text}` (from an earlier cell) failed on the ranks: {raised}"
+                )
         for name in self._header.submodules:
             with contextlib.suppress(ImportError):  # imported in the kernel, perhaps not used here
                 importlib.import_module(name)

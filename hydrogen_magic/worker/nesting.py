@@ -15,6 +15,5 @@ def refuse_nested() -> None:
     """Raise PlacementError on a rank, and in a process that a rank has started."""
     if reporter.current() is not None or COOKIE in os.environ:
         raise PlacementError(
-            f"rank {api.rank()} cannot start another gang: gangs do not nest; start it from the"
-            " notebook"
+            f"a rank cannot start a gang (this is rank {api.rank()}); start it from the notebook"
         )

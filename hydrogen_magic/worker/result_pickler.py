@@ -16,7 +16,7 @@ from typing import Any
 from hydrogen_magic import blame
 from hydrogen_magic.pickling import Pickler, is_main
 from hydrogen_magic.restoring import resolve, restore_object
-from hydrogen_magic.tolerant_unpickling import NotSent
+from hydrogen_magic.tolerant_unpickling import MissingObject
 
 __all__ = ["ResultPickler"]
 
@@ -34,7 +34,7 @@ class ResultPickler(Pickler):
 
     full_tensors: Mapping[int, Any] = types.MappingProxyType({})
     """``id`` of a DTensor -> the full tensor that travels instead."""
-    left_out: Mapping[int, NotSent] = types.MappingProxyType({})
+    left_out: Mapping[int, MissingObject] = types.MappingProxyType({})
     """``id`` of an object -> what travels instead."""
 
     def __init__(self, *args: Any, shared: list[Any]) -> None:
@@ -58,7 +58,7 @@ class ResultPickler(Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if id(obj) in self.left_out:
             lost = self.left_out[id(obj)]
-            return NotSent, (lost.type, lost.reason)
+            return MissingObject, (lost.type, lost.reason)
         if isinstance(obj, (type, types.FunctionType)) and self._kernel_has(obj):
             self.last = obj
             return resolve, ("__main__", obj.__qualname__)

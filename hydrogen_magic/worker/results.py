@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from hydrogen_magic import blame
 from hydrogen_magic.parcel import Parcel
-from hydrogen_magic.result_stream import CELL_VALUE, NotSent, Part, pack
+from hydrogen_magic.quantities import size_text
+from hydrogen_magic.result_stream import CELL_VALUE, MissingObject, Part, label, pack
 from hydrogen_magic.worker.namespace import Loaded
 from hydrogen_magic.worker.result_pickler import ResultPickler
 from hydrogen_magic.worker.unsharding import unshard
@@ -64,7 +65,7 @@ class _Delivery:
     def run(self, value: Any, rank: int) -> int:
         variables, missing = self._loaded.variables()
         results = {**variables, CELL_VALUE: value}
-        full = unshard(results, self._loaded.result_pickler, self._progress.report)
+        full = unshard(results, self._loaded.result_pickler, self._progress.say)
         if rank > 0:
             results, missing = {CELL_VALUE: value}, {}
         for name, why in {**missing, **full.refused}.items():
@@ -96,7 +97,7 @@ class _Delivery:
         try:
             self._send(part, section, self._progress.written)
         except (OSError, MemoryError) as error:
-            self._fail(part.name, f"{_label(self._loaded, part.name)} cannot be sent: {error}")
+            self._fail(part.name, f"{label(part.name)} cannot be sent: {error}")
             return False
         self._nbytes += section.nbytes
         return True
@@ -108,9 +109,9 @@ class _Delivery:
         self, name: str, obj: Any, last: Any, pickler: Callable[..., ResultPickler]
     ) -> None:
         """Send for the run log what an object holds beside the objects that cannot be pickled."""
-        left_out: dict[int, NotSent] = {}
+        left_out: dict[int, MissingObject] = {}
         while last is not obj and id(last) not in left_out and len(left_out) < _MAX_LEFT_OUT:
-            left_out[id(last)] = NotSent(blame.describe(last), "it cannot be pickled")
+            left_out[id(last)] = MissingObject(blame.describe(last), "it cannot be pickled")
             packed = pack({name: obj}, functools.partial(pickler, left_out=left_out))
             if name in packed.sections:
                 self._streams += 1
@@ -122,17 +123,14 @@ class _Delivery:
 
 
 def _pickler(
-    loaded: Loaded, tensors: Mapping[int, Any], *args: Any, left_out: Mapping[int, NotSent] = {}
+    loaded: Loaded,
+    tensors: Mapping[int, Any],
+    *args: Any,
+    left_out: Mapping[int, MissingObject] | None = None,
 ) -> ResultPickler:
     made = loaded.result_pickler(*args)
-    made.full_tensors, made.left_out = tensors, left_out
+    made.full_tensors, made.left_out = tensors, left_out or {}
     return made
-
-
-def _label(loaded: Loaded, name: str) -> str:
-    if name != CELL_VALUE:
-        return f"`{name}`"
-    return "the value of the cell" if loaded.is_cell else "the returned value"
 
 
 def _explain(loaded: Loaded, name: str, obj: Any, error: Exception, last: Any) -> str:
@@ -140,31 +138,30 @@ def _explain(loaded: Loaded, name: str, obj: Any, error: Exception, last: Any) -
         return blame.explain(name, obj, error, last)
     message = blame.explain("value", obj, error, last)
     if loaded.is_cell:
-        return (
-            f"the cell's last expression cannot come back: {message}; or end the cell with `None`"
-        )
-    return f"the returned value cannot come back: {message}"
+        why = f"the cell's last expression cannot be sent to the notebook: {message}"
+        return f"{why}; or end the cell with `None`"
+    return f"the returned value cannot be sent to the notebook: {message}"
 
 
 class _Progress:
     """Reports what happens to results that take a while."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
-        self.report = report
+        self._report = report
         self._next_s = time.monotonic() + _REPORT_S
         self._written = self._total = 0
 
     def packed(self, name: str, nbytes: int) -> None:
-        self._say(f"packing {name or 'the value'}: {nbytes / 1e9:.1f} GB")
+        self.say(f"packing {label(name)}: {size_text(nbytes)}")
 
     def begin(self, total: int) -> None:
         self._written, self._total = 0, total
 
     def written(self, nbytes: int) -> None:
         self._written += nbytes
-        self._say(f"sending {self._written / 1e9:.1f} of {self._total / 1e9:.1f} GB")
+        self.say(f"sending {size_text(self._written)} of {size_text(self._total)}")
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _REPORT_S
-            self.report(text)
+            self._report(text)

@@ -38,14 +38,18 @@ class Solo:
 
     def leave(self) -> None:
         """The process group is about to be destroyed, with what it has counted."""
-        self._past += sum(_counts())
+        self._past += sum(filter(None, _counts()))
 
     def look(self, steps: int, is_over: bool) -> str:
         """Return what to report about a rank that has taken ``steps`` steps; mostly nothing."""
         if self._is_decided or not steps:
             return ""
         world_size = int(os.environ.get("WORLD_SIZE", 1))
-        exchanged = self._calls + self._past + sum(_counts())
+        counts = list(_counts())
+        if None in counts:
+            self._is_decided = True
+            return ""
+        exchanged = self._calls + self._past + sum(filter(None, counts))
         first_steps, first_exchanged = self._first = self._first or (steps, exchanged)
         if world_size < 2 or exchanged > first_exchanged:
             self._is_decided = True
@@ -60,15 +64,15 @@ class Solo:
         )
 
 
-def _counts() -> Iterator[int]:
-    """Yield how many collectives each process group of this rank has begun."""
+def _counts() -> Iterator[int | None]:
+    """Yield how many collectives each process group has begun; None for a backend without a count."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     world = getattr(c10d, "_world", None)
     for group in list(getattr(world, "pg_map", ())):
         try:
             yield int(group._get_sequence_number_for_group())
-        except Exception:  # a backend that does not count: assume that it is used
-            yield 1 << 32
+        except Exception:  # whatever a backend raises
+            yield None
 
 
 def _remedy() -> str:

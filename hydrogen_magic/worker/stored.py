@@ -21,7 +21,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from hydrogen_magic.blame import describe, path_to, readable_bytes
+from hydrogen_magic.blame import describe, path_to
+from hydrogen_magic.quantities import size_text
 
 __all__ = ["NAME", "commit_parts", "cannot_write", "load", "new_parts", "parts", "save"]
 
@@ -249,7 +250,7 @@ def cannot_write(folder: Path, error: OSError) -> OSError:
 
 def _room(folder: Path) -> str:
     try:
-        return f", where {readable_bytes(shutil.disk_usage(folder).free)} are free"
+        return f", where {size_text(shutil.disk_usage(folder).free)} are free"
     except OSError:
         return ""
 

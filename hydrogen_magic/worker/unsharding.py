@@ -15,12 +15,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hydrogen_magic.result_stream import label
+
 __all__ = ["Unsharded", "unshard"]
 
 _COMPARE_S = 600.0
 """How long the other ranks may take to finish the cell, in seconds."""
 _POLL_S = 0.02
-_REMEDY = "call `.full_tensor()` on all ranks inside the cell and bring that back"
+_REMEDY = "call `.full_tensor()` on all ranks inside the cell and return its result"
 
 
 @dataclass(frozen=True)
@@ -57,20 +59,28 @@ def unshard(
     tensors: dict[int, Any] = {}
     for name in names:
         if name not in refused:
-            report(f"gathering {name or 'the value'}")
-            try:
-                new = [one for one in found[name] if id(one) not in tensors]
-                tensors.update((id(one), _full(one)) for one in new)
-            except (
-                Exception
-            ) as error:  # whatever a backend raises; the other results are not affected
-                refused[name] = _refusal(name, f"{type(error).__name__}: {error}")
+            report(f"gathering {label(name)}")
+            why = _gather(found[name], tensors)
+            if why:
+                refused[name] = _refusal(name, why)
     return Unsharded(tensors, refused)
 
 
+def _gather(sharded: list[Any], tensors: dict[int, Any]) -> str:
+    """Add the full tensors to ``tensors``; return why that failed, or nothing."""
+    try:
+        for tensor in sharded:
+            if id(tensor) not in tensors:
+                tensors[id(tensor)] = _full(tensor)
+    except Exception as error:  # backends raise errors of many types
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def _refusal(name: str, why: str) -> str:
-    label = f"`{name}`" if name else "the value"
-    return f"{label} contains sharded tensors (DTensor) and cannot be gathered: {why}; {_REMEDY}"
+    return (
+        f"{label(name)} contains sharded tensors (DTensor) and cannot be gathered: {why}; {_REMEDY}"
+    )
 
 
 # ── finding ──────────────────────────────────────────────────────────────────────────────────────
@@ -139,8 +149,10 @@ def _compare(
                 why = f"rank {peer} did not finish the cell within {_COMPARE_S:.0f} s"
                 refused.setdefault(name, _refusal(name, why))
             elif theirs.get(name) != plan[name]:
-                held = "a different one" if theirs.get(name) else "none"
-                refused.setdefault(name, _refusal(name, f"rank {peer} has {held}"))
+                held = (
+                    "holds a different tensor there" if theirs.get(name) else "has no such tensor"
+                )
+                refused.setdefault(name, _refusal(name, f"rank {peer} {held}"))
     return refused
 
 

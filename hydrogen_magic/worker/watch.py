@@ -38,6 +38,8 @@ _MAX_MESSAGE = 1 << 16
 """64 k characters; assertions on arrays can print megabytes."""
 _MESSAGES_S = 2.0
 """How long the ``__str__`` of an exception and of its causes may take together."""
+_LEAST_MESSAGE_S = 0.05
+"""For each of them once that is used up; most take microseconds."""
 _MAX_NOTES = 20
 
 _PACKAGE = str(Path(__file__).resolve().parent.parent)
@@ -191,8 +193,12 @@ class _Messages:
             thread.start()
         except (RuntimeError, MemoryError):  # no room for another thread
             return _message(error)
-        thread.join(max(0.0, self._deadline - time.monotonic()))
-        return found[0] if found else f"<no message: {_type_name(error)}.__str__ did not return>"
+        thread.join(max(_LEAST_MESSAGE_S, self._deadline - time.monotonic()))
+        return (
+            found[0]
+            if found
+            else f"<no message: {_type_name(error)}.__str__ did not return in time>"
+        )
 
 
 def _message(error: BaseException) -> str:

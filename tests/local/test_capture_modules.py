@@ -14,7 +14,6 @@ import pytest
 from hydrogen_magic import parcel
 from hydrogen_magic.capture import capture_call, capture_script
 from hydrogen_magic.errors import CaptureError, ResultError
-from hydrogen_magic.result_stream import CELL_VALUE
 from hydrogen_magic.worker import namespace
 from tests.capture_rig import Notebook, RankError, Ranks, open_notebook, write
 from tests.rank_results import delivered
@@ -155,7 +154,11 @@ def test_what_fails_while_loading_is_raised_as_it_is(notebook: Notebook, ranks: 
     [
         ("if 0: model = 1\nmodels = 2", ["model"], r"`model` \(--out\) does not exist.*: models"),
         ("import threading\nx = [threading.Lock()]", ["x"], r"`x\[0\]` \(_thread.lock\)"),
-        ("(i for i in [])", [], r"last expression cannot come back: `value` \(generator\)"),
+        (
+            "(i for i in [])",
+            [],
+            r"last expression cannot be sent to the notebook: `value` \(generator\)",
+        ),
     ],
 )
 def test_results_that_cannot_come_back(
@@ -219,8 +222,8 @@ def test_inline_leaves_the_notebook_alone(notebook: Notebook) -> None:
         notebook.capture("x = 1\nf(), a", out=["x"]).parcel, types.ModuleType("__main__")
     )
     result = delivered(loaded, loaded.run())
-    assert result[CELL_VALUE][0] == [1, 2] and dict(result.variables()) == {"x": 1}
-    assert type(result[CELL_VALUE][1]) is notebook.names["A"]
+    assert result.value()[0] == [1, 2] and dict(result.variables()) == {"x": 1}
+    assert type(result.value()[1]) is notebook.names["A"]
     assert sys.modules["__main__"] is notebook.module
     assert (dict(notebook.names), list(sys.meta_path)) == before
     assert notebook.names["A"].get is method

@@ -293,7 +293,7 @@ def test_an_agent_that_is_killed_takes_its_ranks_along() -> None:
     for pid in agent_pids():
         os.kill(pid, signal.SIGKILL)
     ended(gang)
-    with pytest.raises(hm.errors.HydrogenError, match=r"^the agent beside the ranks ended"):
+    with pytest.raises(hm.errors.HydrogenError, match=r"^the agent process exited unexpectedly"):
         gang.raise_for_state()
     wait_until_gone(family)
 
@@ -323,7 +323,7 @@ def test_a_template_that_dies_is_replaced_and_no_rank_is_blamed(
 
     gang = ended(hm.launch(kills_once.f, np=2))
     assert gang.results == [1, 1]
-    assert "the process that forks the ranks ended unexpectedly" in notices_of(gang)
+    assert "the forkserver exited unexpectedly" in notices_of(gang)
 
 
 @pytest.mark.parametrize("kill", [pytest.param(False, marks=pytest.mark.exhaustive), True])

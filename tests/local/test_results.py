@@ -13,7 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
 from hydrogen_magic.errors import ResultError
-from hydrogen_magic.tolerant_unpickling import NotSent
+from hydrogen_magic.tolerant_unpickling import MissingObject
 from tests import result_checks, result_ranks
 from tests.gangs import ended, until
 from tests.result_checks import run_cell
@@ -43,7 +43,7 @@ def test_every_name_comes_home_or_is_reported(
     assert lines[-1] == "`kept`, `alias_of` arrived and are assigned"
     (gang_id,) = [line.split("'")[1] for line in lines if "load_results" in line]
     rest = hm.load_results(gang_id)["locked"]
-    assert rest["weights"].tolist() == [1, 1, 1] and isinstance(rest["lock"], NotSent)
+    assert rest["weights"].tolist() == [1, 1, 1] and isinstance(rest["lock"], MissingObject)
 
 
 def test_a_models_optimizer_goes_on_after_a_cell(notebook_shell: InteractiveShell) -> None:
@@ -65,7 +65,7 @@ def test_sharded_results() -> None:
 @pytest.mark.parametrize(
     ("function", "why"),
     [
-        (result_ranks.sharded_on_rank_0_alone, "rank 1 has none"),
+        (result_ranks.sharded_on_rank_0_alone, "rank 1 has no such tensor"),
         (result_ranks.sharded_and_left, "its process group has been destroyed"),
     ],
 )

@@ -18,7 +18,17 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "hydrogen_magic"
 
 LAYERS = (
-    ("errors", "spec", "checked", "events", "frames", "processes", "allocation", "masking"),
+    (
+        "errors",
+        "spec",
+        "checked",
+        "events",
+        "frames",
+        "processes",
+        "quantities",
+        "allocation",
+        "masking",
+    ),
     (
         "parcel",
         "pickling",

@@ -16,7 +16,7 @@ from hydrogen_magic.errors import ResultError
 from hydrogen_magic.gang.results import GangResults, RankResults
 from hydrogen_magic.parcel import Parcel
 from hydrogen_magic.pickling import Pickler
-from hydrogen_magic.result_stream import CELL_VALUE, NotSent, Part, UnopenedPart
+from hydrogen_magic.result_stream import CELL_VALUE, MissingObject, Part, UnopenedPart
 
 
 class Unpicklable:
@@ -74,7 +74,7 @@ def test_parts_that_fail_do_not_affect_the_others(
             assert name not in found
         elif problem is not None:
             rest = found[name].rest
-            assert isinstance(found[name], UnopenedPart) and isinstance(rest["bad"], NotSent)
+            assert isinstance(found[name], UnopenedPart) and isinstance(rest["bad"], MissingObject)
             assert rest["value"] == obj["value"] and rest["shared"] == [shared]
         else:
             assert found[name] == obj
@@ -101,7 +101,7 @@ def test_results_of_a_rank_name_what_is_missing() -> None:
         Part("a", is_same_object=True), Part("b", error="`b` cannot be sent"), Part("c"),
         Part(CELL_VALUE), objects={"a": [1], "c": Unopenable(), CELL_VALUE: 7},
     )  # fmt: skip
-    assert dict(results.variables()) == {"a": [1]} and results[CELL_VALUE] == 7
+    assert dict(results.variables()) == {"a": [1]} and results.value() == 7
     assert results.is_same_object("a") and not results.is_same_object("c")
     for name, message in {
         "b": "cannot be sent",
@@ -109,9 +109,10 @@ def test_results_of_a_rank_name_what_is_missing() -> None:
         "d": "not arrive",
     }.items():
         with pytest.raises(ResultError, match=message):
-            _ = results[name]
+            _ = results.result(name)
+    assert results.variables().get("typo") is None and "b" not in results.variables()
     assert results.is_worth_saving(has_succeeded=True)
-    assert results.everything()["c"] == NotSent("sqrt", "ValueError: math domain error")
+    assert results.everything()["c"] == MissingObject("sqrt", "ValueError: math domain error")
 
 
 def test_results_survive_on_disk(tmp_path: Path) -> None:
@@ -120,8 +121,8 @@ def test_results_survive_on_disk(tmp_path: Path) -> None:
     path = tmp_path / "results-0"
     result_stream.save(results.parts, path)
     again = RankResults(0, result_stream.load(path))
-    np.testing.assert_array_equal(again["a"], objects["a"])
-    assert again[CELL_VALUE] == {"x": [1, 2]} and again.errors == {"b": "why"}
+    np.testing.assert_array_equal(again.result("a"), objects["a"])
+    assert again.value() == {"x": [1, 2]} and again.errors == {"b": "why"}
     assert [file.name for file in tmp_path.iterdir()] == ["results-0"]
 
 

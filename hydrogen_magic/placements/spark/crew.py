@@ -73,7 +73,7 @@ class SparkCrew:
         self._is_recording: bool | None = None
         """What was ordered; None: what the job says."""
         self._lost: set[RemoteAgent] = set()
-        self._ignores_orders = False
+        self._has_unresponsive = False
         """Some agent of this attempt does."""
         self._has_failed = False
         """Some rank of this attempt has, so that it is known why it ends."""
@@ -85,7 +85,7 @@ class SparkCrew:
         ships = fleet()
         key = (attempt.gang, attempt.number)
         self._places, self._lost, self._running, self._sweeps = {}, set(), [], []
-        self._has_failed = self._is_unwanted = self._ignores_orders = False
+        self._has_failed = self._is_unwanted = self._has_unresponsive = False
         ships.crews[key] = self
         invited = ships.invite(attempt.job.spec.np)
         try:
@@ -240,10 +240,12 @@ class SparkCrew:
             now_s = time.monotonic()
             if now_s - looked_s > _LATE_S:
                 for agent in meant.agents:
-                    agent.heard_s = now_s
+                    agent.last_message_s = now_s
             looked_s = now_s
             for agent in set(meant.agents) - self._lost:
-                self._check_silence(agent, now_s - agent.heard_s, silent, meant, attempt, sink)
+                self._check_silence(
+                    agent, now_s - agent.last_message_s, silent, meant, attempt, sink
+                )
             if job.is_over and not told:
                 told = True
                 await self._on_job_end(job, meant, attempt, sink)
@@ -257,8 +259,8 @@ class SparkCrew:
         self, agent: RemoteAgent, silence_s: float, silent: set[RemoteAgent],
         meant: plans.Meant, attempt: Attempt, sink: Sink,
     ) -> None:  # fmt: skip
-        if silence_s > _LOST_S or agent.ignores_orders:
-            self._ignores_orders = self._ignores_orders or agent.ignores_orders
+        if silence_s > _LOST_S or agent.is_unresponsive:
+            self._has_unresponsive = self._has_unresponsive or agent.is_unresponsive
             why = (
                 f"the agent on host {agent.host} has not responded for {silence_s:.0f} s"
                 " (network failure, or the agent is stopped or has crashed)"
@@ -333,7 +335,7 @@ class SparkCrew:
             self._is_unwanted = True
             self._changed.set()
         for agent in self._running:
-            agent.order(action)
+            agent.command(action)
 
     def ask_stacks(self) -> None:
         for agent in self._running:
@@ -357,7 +359,7 @@ class SparkCrew:
             place.agent.send("release", gang=attempt.gang, attempt=attempt.number)
         job, self._job = self._job, None
         if job is not None:
-            patience_s = _TASKS_NOTICE_S if self._ignores_orders else _JOB_END_S
+            patience_s = _TASKS_NOTICE_S if self._has_unresponsive else _JOB_END_S
             seeing_off = asyncio.ensure_future(job.see_off(patience_s if self._places else 0))
             self._seen_off.add(seeing_off)
             seeing_off.add_done_callback(self._seen_off.discard)

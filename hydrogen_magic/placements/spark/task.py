@@ -352,14 +352,14 @@ def _wait(sock: socket.socket, agent: dict[str, Any]) -> None:
             continue
         answer = _receive(sock)
         if answer is None:
-            text = f"the agent beside the ranks ended unexpectedly{_last_words(agent)}"
+            text = f"the agent process exited unexpectedly{_last_words(agent)}"
             _sweep_after(agent)
             raise _ProblemError("agent_ended", text)
         if "pong" not in answer:
             return
         unanswered = 0
     _sweep_after(agent)
-    text = f"the agent beside the ranks did not respond for {unanswered * _PING_S:.0f} s"
+    text = f"the agent process did not respond for {unanswered * _PING_S:.0f} s"
     raise _ProblemError("agent_ended", f"{text} and was killed")
 
 

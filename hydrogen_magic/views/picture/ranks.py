@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hydrogen_magic.gang.state import GangState, RankState
+from hydrogen_magic.quantities import size_text
 from hydrogen_magic.views.block import phase_counts, phase_text
 from hydrogen_magic.views.naming import short_names
 from hydrogen_magic.views.picture.ansi import name_html
 from hydrogen_magic.views.picture.colours import of_rank
-from hydrogen_magic.views.wording import number, size_text
+from hydrogen_magic.views.wording import number
 
 __all__ = ["ranks_html"]
 

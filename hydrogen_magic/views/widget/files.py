@@ -14,10 +14,10 @@ from pathlib import Path
 from hydrogen_magic import timeline
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.events import Metrics
+from hydrogen_magic.quantities import size_text
 from hydrogen_magic.views import Actions
 from hydrogen_magic.views.widget.feed import Message
 from hydrogen_magic.views.widget.orders import Order
-from hydrogen_magic.views.wording import size_text
 
 __all__ = ["File", "Maker", "make_file", "parts"]
 

@@ -80,8 +80,8 @@ def _recording(torch: ModuleType, original: Callable[..., Any]) -> Callable[...,
 def _when_computed(torch: Any, roots: Any, call: Callable[[], None]) -> Any:
     """Have autograd call when it has computed all gradients of ``roots``; return the hook to remove.
 
-    None where nobody waits in a way that we know: no DDP, or one with a communication hook of the
-    user's own, whose work cannot be told from its waiting.
+    None without DDP, or with a communication hook of the user's own, whose work cannot be
+    distinguished from waiting.
     """
     if not _reduces_by_itself():
         return None
@@ -94,9 +94,11 @@ def _when_computed(torch: Any, roots: Any, call: Callable[[], None]) -> Any:
 
 
 def _reduces_by_itself() -> bool:
-    """Tell whether gradients are reduced among all ranks by DDP's own means."""
+    """Tell whether gradients are reduced among all ranks by DDP's default reducer."""
     models = list(_models)
-    return bool(models) and all(_is_plain(model) for model in models)
+    if not models or not sys.modules["torch.distributed"].is_initialized():
+        return False
+    return all(_is_plain(model) for model in models)
 
 
 def _is_plain(model: Any) -> bool:
