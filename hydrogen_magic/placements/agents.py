@@ -62,6 +62,30 @@ _CLOCK_SLACK_S = 1.0
 """File times may lag behind the clock by a tick; a second is plenty."""
 
 
+class _CapturedStderr:
+    """What an agent writes to its stderr."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("hydrogen-agent-stderr")
+        self.tail = ""
+        """The end of it, once it is closed."""
+        self._forwarded = 0
+
+    def forward(self) -> None:
+        """Write what is new to this process's stderr, as if it was inherited."""
+        size = os.fstat(self.fd).st_size
+        new = os.pread(self.fd, size - self._forwarded, self._forwarded)
+        self._forwarded = size
+        with suppress(OSError):
+            os.write(2, new)
+
+    def close(self) -> None:
+        size = os.fstat(self.fd).st_size
+        tail = os.pread(self.fd, _STDERR_TAIL, max(0, size - _STDERR_TAIL))
+        self.tail = tail.decode(errors="replace").strip()
+        os.close(self.fd)
+
+
 class Agent(Peer):
     """One agent process on this machine."""
 
@@ -73,15 +97,13 @@ class Agent(Peer):
             processes.AGENT: secrets.token_hex(16),
             processes.OWNER: record.owner_of_this_process(),
         }
-        self._last_words = ""
         self.why_killed = ""
         """Part of the error once :meth:`kill` was called."""
         self._began = time.time() - _CLOCK_SLACK_S
         self._killing: asyncio.Task[None] | None = None
         self._sweeping: asyncio.Task[None] | None = None
-        self._stderr = os.memfd_create("hydrogen-agent-stderr")
-        self._stderr_read = 0
-        self.process = _start_agent_process(theirs, self._stderr, self._marks)
+        self._stderr = _CapturedStderr()
+        self.process = _start_agent_process(theirs, self._stderr.fd, self._marks)
         theirs.close()
         with suppress(BrokenPipeError):  # it has ended already, as its descriptor tells
             frames.send(self._handover, self._boot(digest, preload))
@@ -132,7 +154,8 @@ class Agent(Peer):
         """Wait until nothing of the launched attempt is left."""
         await self.expect_sweep()
         self._on_handover()  # results travel beside the messages, so the last may still wait there
-        self._forward_stderr()
+        if self.alive:  # else it is in the gang's error
+            self._stderr.forward()
 
     def kill(self) -> None:
         """End the agent and everything that descends from it, whether or not it responds."""
@@ -176,31 +199,12 @@ class Agent(Peer):
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         why = self.why_killed or f"exited unexpectedly ({how})"
         text = f"the agent process {why}; its ranks were killed"
-        return f"{text}; its last output:\n{self._last_words}" if self._last_words else text
-
-    def _forward_stderr(self) -> None:
-        """Write what is new in the agent's stderr to this process's stderr, as if it was inherited.
-
-        An agent that ends unexpectedly has it in the gang's error.
-        """
-        if not self.alive:
-            return
-        size = os.fstat(self._stderr).st_size
-        new = os.pread(self._stderr, size - self._stderr_read, self._stderr_read)
-        self._stderr_read = size
-        with suppress(OSError):
-            os.write(2, new)
-
-    def _read_last_words(self) -> str:
-        size = os.fstat(self._stderr).st_size
-        tail = os.pread(self._stderr, _STDERR_TAIL, max(0, size - _STDERR_TAIL))
-        return tail.decode(errors="replace").strip()
+        return f"{text}; its last output:\n{self._stderr.tail}" if self._stderr.tail else text
 
     def _let_go(self) -> None:
         if self.alive:
             self.alive = False
-            self._last_words = self._read_last_words()
-            os.close(self._stderr)
+            self._stderr.close()
             self.hub.dismiss(self.keys.key)
             self.hub.loop.remove_reader(self._exit_fd)
             self.hub.loop.remove_reader(self._handover)
@@ -220,7 +224,8 @@ class Agent(Peer):
             if time.monotonic() > deadline + _CLOSE_S:
                 return  # it hangs in the system; when that lets go of it, it is dead
             await asyncio.sleep(0.005)
-        self._forward_stderr()
+        if self.alive:  # else it is in the gang's error
+            self._stderr.forward()
         self._let_go()
         if self._killing is not None:
             await self._sweep()

@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 import zipfile
-from typing import Any
+from typing import Any, NoReturn
 
 __all__ = ["PROBLEM", "serve"]
 
@@ -352,15 +352,17 @@ def _wait(sock: socket.socket, agent: dict[str, Any]) -> None:
             continue
         answer = _receive(sock)
         if answer is None:
-            text = f"the agent process exited unexpectedly{_last_words(agent)}"
-            _sweep_after(agent)
-            raise _ProblemError("agent_ended", text)
+            _fail_after_sweep(agent, "exited unexpectedly")
         if "pong" not in answer:
             return
         unanswered = 0
+    _fail_after_sweep(agent, f"did not respond for {unanswered * _PING_S:.0f} s and was killed")
+
+
+def _fail_after_sweep(agent: dict[str, Any], what: str) -> NoReturn:
+    text = f"the agent process {what}{_last_words(agent)}"  # read before its folder is removed
     _sweep_after(agent)
-    text = f"the agent process did not respond for {unanswered * _PING_S:.0f} s"
-    raise _ProblemError("agent_ended", f"{text} and was killed")
+    raise _ProblemError("agent_ended", text)
 
 
 def _last_words(agent: dict[str, Any]) -> str:
