@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -12,9 +13,11 @@ from hydrogen_magic import events as ev
 from hydrogen_magic.gang.state import replay
 from hydrogen_magic.views.widget.display import BUNDLE
 from hydrogen_magic.views.widget.feed import Feed, Message
+from tests.gangs import PATIENCE_S
 
 __all__ = ["PlayedView", "messages_of"]
 
+_POLL_S = 0.05
 _PAGE = """<!doctype html><meta charset="utf-8"><style>
 body { margin: 0; padding: 12px; background: var(--jp-layout-color0); }
 body { --jp-ui-font-family: system-ui, "DejaVu Sans", sans-serif; --jp-code-font-family: monospace; }
@@ -101,8 +104,12 @@ class PlayedView:
         self.page.set_viewport_size({"width": width + 24, "height": 1400})
 
     def problems(self) -> list[str]:
-        """Return which texts are clipped, outside of the view, or over each other."""
+        """Return which texts are clipped, outside of the view, or over each other, once it is laid out."""
+        deadline = time.monotonic() + PATIENCE_S
         found: list[str] = self.widget.evaluate(_PROBLEMS)
+        while found and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            found = self.widget.evaluate(_PROBLEMS)
         return found
 
     def orders(self, what: str) -> list[dict[str, Any]]:
