@@ -110,6 +110,11 @@ class Gang:
         """Everything each rank wrote to stdout and stderr, in the order it arrived."""
         return {rank.rank: self._log(rank.rank) for rank in self.ranks}
 
+    @property
+    def folder(self) -> Path:
+        """The directory of its run log."""
+        return self._record.path
+
     def log_path(self, rank: int) -> Path:
         """Return the file with everything the rank wrote; there is none before it wrote anything."""
         return self._record.path / f"rank-{rank}.log"

@@ -124,10 +124,29 @@ def launch_captured(
     loop = None if is_inline else hub().loop
     # Here and now: what a running gang sees must not change with the notebook's arrays.
     closure = captured.parcel if is_inline else ClosureFile(captured.parcel)
+    known = secret_values(os.environ, dict(spec.env))
+    gang = _new_gang(captured, spec, title, wall_time, known)
+    for text in (*planned.notes, *captured.warnings):
+        gang.emit(ev.Notice(0.0, "warning", text))
+    job = Job(
+        spec, planned, closure, captured.preload, captured.needs,
+        rendezvous_rooms.get(spec.rendezvous), gang.folder, clock_zero_s,
+        _travelling(known, captured, spec), feed,
+    )  # fmt: skip
+    if crew is None or loop is None:
+        _run_inline(gang, job)
+    else:
+        _conduct(gang, job, crew, loop)
+    return gang
+
+
+def _new_gang(
+    captured: capture.Captured, spec: JobSpec, title: str, wall_time: float, known: Iterable[str]
+) -> Gang:
+    """Return a gang that this kernel knows, with its run log."""
     gang_id = _new_id()
     problems: list[str] = []
     gang_record = record.Record.create(gang_id, problems.append)
-    known = secret_values(os.environ, dict(spec.env))
     gang = Gang(gang_id, gang_record, Mask(known))
     _known[gang_id] = gang
     _recent.append(gang)
@@ -140,17 +159,8 @@ def launch_captured(
     gang_record.on_problem = lambda text: gang.emit(
         ev.Notice(gang.snapshot().now_s, "warning", text)
     )
-    for text in (*planned.notes, *captured.warnings, *problems):
+    for text in problems:
         gang.emit(ev.Notice(0.0, "warning", text))
-    job = Job(
-        spec, planned, closure, captured.preload, captured.needs,
-        rendezvous_rooms.get(spec.rendezvous), gang_record.path, clock_zero_s,
-        _travelling(known, captured, spec), feed,
-    )  # fmt: skip
-    if crew is None or loop is None:
-        _run_inline(gang, job)
-    else:
-        _conduct(gang, job, crew, loop)
     return gang
 
 
