@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
-__all__ = ["describe", "explain", "find_path", "path_to"]
+__all__ = ["describe", "explain", "find_path", "path_to", "walk"]
 
 _MAX_OBJECTS = 200_000
 """Objects looked at for the culprit's path; more would take over a second."""
@@ -56,10 +58,13 @@ class RefusedError(Exception):
         self.remedy = remedy
 
 
-def explain(name: str, value: Any, error: BaseException, last: Any) -> str:
+def explain(
+    name: str, value: Any, error: BaseException, last: Any, advice: str | None = None
+) -> str:
     """Return why variable ``name`` with ``value`` cannot travel and what to do.
 
-    ``last``: the object that pickle looked at when ``error`` came.
+    ``last``: the object that pickle looked at when ``error`` came. ``advice``: what to do about an object
+    that has no remedy of its own; by default to create it inside the cell.
     """
     if isinstance(error.__cause__, RecursionError) or isinstance(error, RecursionError):
         return (
@@ -71,7 +76,12 @@ def explain(name: str, value: Any, error: BaseException, last: Any) -> str:
     found = f"`{path or name}` ({describe(culprit if path else value)})"
     inside = "" if path else f", because of a {describe(culprit)} inside it,"
     why = error.why if isinstance(error, RefusedError) else _reason(error)
-    return f"{found}{inside} cannot be sent: {why}; {remedy(culprit, error)}"
+    return f"{found}{inside} cannot be sent: {why}; {_remedy(culprit, error, advice)}"
+
+
+def _remedy(culprit: Any, error: BaseException, advice: str | None) -> str:
+    has_own = advice is None or isinstance(error, RefusedError)
+    return remedy(culprit, error) if has_own else str(advice)
 
 
 def _reason(error: BaseException) -> str:
@@ -110,16 +120,22 @@ def path_to(name: str, value: Any, wanted: Any) -> str | None:
 
 def find_path(name: str, value: Any, is_wanted: Callable[[Any], bool]) -> str | None:
     """Return an expression that leads from variable ``name`` to the nearest object of its kind."""
-    todo: list[tuple[str, Any]] = [(name, value)]
+    return next((path for path, obj in walk(name, value) if is_wanted(obj)), None)
+
+
+def walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that ``value`` refers to, nearest first, with the expression that leads there.
+
+    An object may come again by another way. Ends after :data:`_MAX_OBJECTS`.
+    """
+    todo = deque([(name, value)])
     seen: dict[int, Any] = {}
-    for path, obj in todo:  # grows as it goes: nearest objects first
-        if is_wanted(obj):
-            return path
-        if id(obj) in seen or len(seen) > _MAX_OBJECTS:
-            continue
-        seen[id(obj)] = obj
-        todo.extend(_children(path, obj))
-    return None
+    while todo:
+        path, obj = todo.popleft()
+        yield path, obj
+        if id(obj) not in seen and len(seen) <= _MAX_OBJECTS:
+            seen[id(obj)] = obj
+            todo.extend(islice(_children(path, obj), _MAX_OBJECTS))
 
 
 def _children(path: str, obj: Any) -> Iterator[tuple[str, Any]]:
@@ -128,8 +144,10 @@ def _children(path: str, obj: Any) -> Iterator[tuple[str, Any]]:
         return
     if isinstance(obj, dict):
         yield from ((f"{path}[{_short(key)}]", item) for key, item in list(obj.items()))
-    elif isinstance(obj, (list, tuple, set, frozenset)):
+    elif isinstance(obj, (list, tuple)):
         yield from ((f"{path}[{place}]", item) for place, item in enumerate(obj))
+    elif isinstance(obj, (set, frozenset)):
+        yield from ((f"{path}{{{place}}}", item) for place, item in enumerate(obj))
     elif kind is types.FunctionType:
         yield from _of_function(path, obj)
         return

@@ -264,6 +264,7 @@ class Gang:
 
     def deliver(self, rank: int, part: Part, section: Parcel) -> None:
         """Take one of a rank's results; it is opened when it is asked for."""
+        part = replace(part, error=self._mask.text(part.error))
         self.received.add(rank, self._state.attempt, part, section)
 
     def save_results(self, has_succeeded: bool) -> str:

@@ -29,7 +29,9 @@ from hydrogen_magic.arguments import (
 )
 from hydrogen_magic.errors import CaptureError, HydrogenError, ResultError
 from hydrogen_magic.handle import Gang
+from hydrogen_magic.identity import Originals
 from hydrogen_magic.placements import agents
+from hydrogen_magic.result_stream import CELL_VALUE
 from hydrogen_magic.spec import (
     DEFAULT_MAX_CLOSURE_BYTES,
     PLACEMENTS,
@@ -146,7 +148,10 @@ class Distributed(Magics):
             if spec.detach:
                 self._follow(gang, spec)
                 return gang
-            return self._attend(gang, spec)
+            originals = captured.originals
+            del captured  # with the notebook's arrays, which need not outlive the launch
+            self._watch(gang, spec)
+        return self._take_results(gang, spec, originals)
 
     def _captured(self, arguments: Arguments, cell: str | None, planned: Plan) -> capture.Captured:
         if cell is None:
@@ -199,11 +204,11 @@ class Distributed(Magics):
 
     # ── what is seen ──
 
-    def _attend(self, gang: Gang, spec: JobSpec) -> Any:
-        self._watch(gang, spec)
+    def _take_results(self, gang: Gang, spec: JobSpec, originals: Originals) -> Any:
+        """Assign the variables of ``--out``; return rank 0's value."""
         _raise_if_failed(gang)
         results = gang.received.of(0)
-        for text in assignment.assign(results, spec.out, self._ip.user_ns):
+        for text in assignment.assign(results, spec.out, self._ip.user_ns, originals):
             print(f"warning: {text}", file=sys.stderr)
         if results.errors:
             raise ResultError(_lost_results(gang))
@@ -252,6 +257,8 @@ def _lost_results(gang: Gang) -> str:
     results = gang.received.of(0)
     assigned = [f"`{name}`" for name in results.arrived()]
     lines = [*results.errors.values(), gang.save_results(has_succeeded=True)]
+    if not results.errors.get(CELL_VALUE) and results.value() is not None:
+        lines.append(f"the value arrived: hydrogen_magic.load_results({gang.id!r})['_']")
     if assigned:
         lines.append(f"{', '.join(assigned)} arrived and {_is(assigned)} assigned")
     return "\n".join(filter(None, lines))

@@ -15,12 +15,14 @@ import json
 import os
 import pickle
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hydrogen_magic import parcel
 from hydrogen_magic.checked import checked
+from hydrogen_magic.identity import Originals, updating
 from hydrogen_magic.parcel import Buffers, Parcel
 from hydrogen_magic.tolerant_unpickling import MissingObject, TolerantUnpickler
 
@@ -58,8 +60,6 @@ class Part:
     """Why the object could not be sent; the part then has no bytes."""
     is_partial: bool = False
     """Its unpicklable objects were replaced by :class:`MissingObject`: for the run log only."""
-    is_same_object: bool = False
-    """The rank changed the object that it got from the notebook; it did not assign another one."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Packed:
 
     sections: Mapping[str, Parcel]
     """Every part that could be pickled, in order."""
-    failures: Mapping[str, tuple[Exception, Any]] = field(default_factory=dict)
+    failures: Mapping[str, tuple[BaseException, Any]] = field(default_factory=dict)
     """Every other part, with the error and the object that pickle had reached."""
 
 
@@ -87,7 +87,7 @@ class Packed:
 class _PackError(Exception):
     """Pickling one of several objects failed."""
 
-    def __init__(self, name: str, error: Exception, last: Any) -> None:
+    def __init__(self, name: str, error: BaseException, last: Any) -> None:
         super().__init__(name)
         self.name, self.error, self.last = name, error, last
 
@@ -119,7 +119,7 @@ def pack(
     ``pickler``: called as ``pickler(file, protocol, buffer_callback)``; its ``last`` is the object that it
     has reached. ``on_write``: called with the name of the object and the bytes of the stream so far.
     """
-    failures: dict[str, tuple[Exception, Any]] = {}
+    failures: dict[str, tuple[BaseException, Any]] = {}
     while True:
         todo = {name: obj for name, obj in objects.items() if name not in failures}
         try:
@@ -136,9 +136,10 @@ def _pack_all(
     made = pickler(file, pickle.HIGHEST_PROTOCOL, buffers.add)
     ends: dict[str, tuple[int, int]] = {}
     for current, obj in objects.items():
+        made.current = current
         try:
             made.dump(obj)
-        except Exception as error:  # pickling runs methods of the user's classes
+        except BaseException as error:  # pickling runs methods of the user's classes
             raise _PackError(current, error, made.last) from error
         ends[current] = file.tell(), len(buffers.taken)
     return dict(
@@ -158,13 +159,17 @@ def _sections(
 # ── opening ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def unpack(sections: Sequence[Parcel]) -> list[Any]:
-    """Return the objects of a stream, and an :class:`UnopenedPart` for each that cannot be opened."""
+def unpack(sections: Sequence[Parcel], originals: Originals | None = None) -> list[Any]:
+    """Return the objects of a stream, and an :class:`UnopenedPart` for each that cannot be opened.
+
+    ``originals``: objects of the notebook to update in place, if all objects can be opened.
+    """
     source = _Source()
     unpickler = pickle.Unpickler(source, buffers=source)
     try:
-        return [unpickler.load() for section in sections if source.open(section)]
-    except Exception:  # constructors of the user's classes run
+        with updating(originals) if originals is not None else nullcontext():
+            return [unpickler.load() for section in sections if source.open(section)]
+    except (Exception, SystemExit):  # constructors of the user's classes run
         return _unpack_what_opens(sections)
 
 

@@ -48,22 +48,30 @@ class TolerantUnpickler(pickle._Unpickler):
         if id(obj) in self._distrusted and find_path("", obj, _is_not_sent) is not None:
             self.reasons.append("it shares objects with another result that cannot be opened")
 
-    def lose(self, made: Any, error: Exception) -> MissingObject:
+    def lose(self, made: Any, error: BaseException) -> MissingObject:
         """Return what stands for the object that ``made``, its class or a function, should have made."""
         if isinstance(made, MissingObject):  # the cause was reported when it was lost
             return made
-        reason = f"{type(error).__name__}: {error}"
+        reason = _reason(error)
         self.reasons.append(reason)
-        named = made if hasattr(made, "__qualname__") else type(made)
-        lost = MissingObject(made if isinstance(made, str) else named.__qualname__, reason)
+        is_maker = issubclass(type(made), (type, types.FunctionType, types.BuiltinFunctionType))
+        named = made if is_maker else type(made)
+        lost = MissingObject(made if type(made) is str else named.__qualname__, reason)
         for index, known in self.memo.items():
-            if known is made and not hasattr(made, "__qualname__"):  # an object without its state
+            if known is made and not is_maker:  # an object without its state
                 self.memo[index] = lost
         return lost
 
 
 def _is_not_sent(obj: Any) -> bool:
     return isinstance(obj, MissingObject)
+
+
+def _reason(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # its __str__ fails, too
+        return type(error).__name__
 
 
 def _making(n_arguments: int, load: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -74,7 +82,7 @@ def _making(n_arguments: int, load: Callable[[Any], None]) -> Callable[[Any], No
         made = unpickler.stack[depth]
         try:
             load(unpickler)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             unpickler.stack[depth:] = [unpickler.lose(made, error)]
 
     return guarded
@@ -86,7 +94,7 @@ def _filling(load: Callable[[Any], None]) -> Callable[[Any], None]:
     def guarded(unpickler: TolerantUnpickler) -> None:
         try:
             load(unpickler)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             unpickler.stack[-1] = unpickler.lose(unpickler.stack[-1], error)
 
     return guarded

@@ -75,7 +75,7 @@ def capture_cell(
         out=tuple(out),
         sources={cell.filename: _visible(cell)},
     )
-    builder = Builder(needs, max_closure_bytes, ranks_have_gpu, names)
+    builder = Builder(needs, max_closure_bytes, ranks_have_gpu, names, out)
     builder.add_names()
     return builder.finish(header, {cell.filename: cell.label})
 

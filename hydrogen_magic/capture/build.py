@@ -29,6 +29,7 @@ class Builder:
         max_bytes: int,
         ranks_have_gpu: bool,
         names: CellNames | None = None,
+        out: Sequence[str] = (),
     ) -> None:
         self.needs = needs
         self.cell_modules = names.modules if names else ()
@@ -39,7 +40,9 @@ class Builder:
             max_bytes=max_bytes,
             ranks_have_gpu=ranks_have_gpu,
             is_local=self._is_local,
+            out=out,
         )
+        self._out = out
         self.names: list[str] = []
 
     def _is_local(self, module: str) -> bool:
@@ -48,7 +51,7 @@ class Builder:
 
     def add_names(self) -> None:
         """Pickle the values of the names found so far."""
-        self.names = self.needs.ordered_values()
+        self.names = self.needs.ordered_values(self._out)
         self.stream.add((name, self.needs.namespace[name]) for name in self.names)
         self.needs.check()
 
@@ -86,6 +89,7 @@ class Builder:
             {**self._labels(), **cells},
             (*([warning] if warning else ()), *self.local.warnings),
             self._preload(modules),
+            self.stream.originals,
         )
 
     def _labels(self) -> dict[str, str]:

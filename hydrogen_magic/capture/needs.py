@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import difflib
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,14 +132,16 @@ class Needs:
             " in this one, before it is used"
         )
 
-    def ordered_values(self) -> list[str]:
-        """Return the names whose values travel: functions and classes first.
+    def ordered_values(self, out: Sequence[str] = ()) -> list[str]:
+        """Return the names whose values travel: functions and classes, those in ``out``, the others.
 
-        Unpickling a value may call them.
+        Unpickling a value may call a function. What two values share belongs to the first of them.
         """
-        return sorted(
-            self.values, key=lambda name: not issubclass(type(self.namespace[name]), _CODE)
-        )
+
+        def place(name: str) -> tuple[bool, bool]:
+            return not issubclass(type(self.namespace[name]), _CODE), name not in out
+
+        return sorted(self.values, key=place)
 
 
 def _is_ipythons(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import pickle
 import sys
 import types
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 from hydrogen_magic.blame import RefusedError
 from hydrogen_magic.capture.needs import Needs
 from hydrogen_magic.capture.reach import code_objects, imported_names
+from hydrogen_magic.identity import Originals, numbered, restore_numbered
 from hydrogen_magic.pickling import Pickler, global_names, is_main
 from hydrogen_magic.restoring import UNBOUND, Binding, resolve
 
@@ -61,6 +63,8 @@ class CapturePickler(Pickler):
         self.attributes: set[str] = set()
         """Names that those functions use, attributes among them."""
         self.needs = needs
+        self.originals: Originals | None = None
+        """Numbers of what the current value refers to, if the value is to come back."""
         self._is_local = is_local
         self.handlers[type(sys.stdout)] = self._reduce_stream
         for kind in _FILES:
@@ -70,6 +74,15 @@ class CapturePickler(Pickler):
             self._refuse_cuda()
 
     def reducer_override(self, obj: Any) -> Any:
+        number = None if self.originals is None else self.originals.number(obj)
+        if number is None:
+            return self._reduce(obj)
+        reduced = self._reduce(obj)
+        if reduced is NotImplemented:
+            reduced = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return numbered(restore_numbered, number, reduced)
+
+    def _reduce(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)
         if reduced is NotImplemented and issubclass(type(obj), _NAMED):
             return self._by_name(obj)

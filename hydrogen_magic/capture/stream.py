@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from hydrogen_magic.blame import explain
 from hydrogen_magic.capture.needs import Needs
 from hydrogen_magic.capture.pickler import CapturePickler
 from hydrogen_magic.errors import CaptureError
+from hydrogen_magic.identity import Originals
 from hydrogen_magic.parcel import Buffers, Parcel
 from hydrogen_magic.quantities import size_text
 
@@ -50,8 +51,12 @@ class Stream:
         max_bytes: int,
         ranks_have_gpu: bool,
         is_local: Callable[[str], bool],
+        out: Sequence[str] = (),
     ) -> None:
         self.max_bytes = max_bytes
+        self.originals = Originals()
+        """What the variables in ``out`` refer to."""
+        self._out = frozenset(out)
         self.needs = needs
         self.sizes: dict[str, int] = {}
         """Bytes that each name added."""
@@ -73,6 +78,7 @@ class Stream:
 
     def _add(self, name: str, value: Any) -> None:
         before = self.nbytes
+        self.pickler.originals = self.originals if name in self._out else None
         try:
             self.pickler.dump(value)
         except _TooLargeError:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from hydrogen_magic.identity import Originals
 from hydrogen_magic.parcel import Parcel
 
 __all__ = ["Captured", "CellText", "Item"]
@@ -56,3 +57,5 @@ class Captured:
     """What the user should know although it is no error."""
     needs: tuple[str, ...] = ()
     """Of :attr:`preload`, those without which the ranks cannot run it."""
+    originals: Originals = field(default_factory=Originals)
+    """The notebook's objects that ``--out`` variables refer to."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydrogen_magic import parcel, result_stream
 from hydrogen_magic.errors import ResultError
+from hydrogen_magic.identity import Originals
 from hydrogen_magic.parcel import Parcel
 from hydrogen_magic.result_stream import CELL_VALUE, Part, UnopenedPart, label
 
@@ -27,6 +29,7 @@ class RankResults:
         self.attempt = attempt
         self.parts = list(parts)
         self._opened: dict[str, Any] | None = None
+        self._opening = threading.Lock()
 
     def add(self, part: Part, section: Parcel) -> None:
         """Take a part that has arrived."""
@@ -67,10 +70,6 @@ class RankResults:
         """Return the ``--out`` variables that arrived; looking up another one raises ResultError."""
         return _Variables(self)
 
-    def is_same_object(self, name: str) -> bool:
-        """Whether the rank changed the notebook's object instead of assigning another one."""
-        return any(part.is_same_object for part, _ in self.parts if part.name == name)
-
     def everything(self) -> dict[str, Any]:
         """Return all results; ``MissingObject`` replaces the missing objects of incomplete ones."""
         found = {
@@ -96,20 +95,26 @@ class RankResults:
         opened = self._objects().items()
         return [name for name, obj in opened if name and not isinstance(obj, UnopenedPart)]
 
-    def _objects(self) -> dict[str, Any]:
-        if self._opened is None:
-            self._opened = {}
-            for stream in sorted({part.stream for part, _ in self.parts}):
-                self._opened.update(self._open(stream))
-        return self._opened
+    def update(self, originals: Originals) -> None:
+        """Open the results: the notebook's own objects get the contents that they had on the rank."""
+        self._objects(originals)
 
-    def _open(self, stream: int) -> dict[str, Any]:
+    def _objects(self, originals: Originals | None = None) -> dict[str, Any]:
+        with self._opening:
+            if self._opened is None:
+                opened: dict[str, Any] = {}
+                for stream in sorted({part.stream for part, _ in self.parts}):
+                    opened.update(self._open(stream, originals))
+                self._opened = opened
+            return self._opened
+
+    def _open(self, stream: int, originals: Originals | None) -> dict[str, Any]:
         whole = [
             (part.name, section)
             for part, section in self.parts
             if part.stream == stream and not part.error and not part.is_partial
         ]
-        objects = result_stream.unpack([section for _, section in whole])
+        objects = result_stream.unpack([section for _, section in whole], originals)
         return dict(zip([name for name, _ in whole], objects, strict=True))
 
 

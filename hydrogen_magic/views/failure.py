@@ -111,7 +111,13 @@ def _how(rank: RankState) -> str:
         return "its process is stopped (SIGSTOP)" if stopped else "it did not take part"
     if exited.signal_name:
         return f"killed by {exited.signal_name}" + (f" ({exited.hint})" if exited.hint else "")
-    return f"exited with status {exited.exit_code} without finishing the cell"
+    return _exit_status(rank, exited)
+
+
+def _exit_status(rank: RankState, exited: RankExited) -> str:
+    is_late = rank.result_bytes is not None
+    when = "after its result had arrived" if is_late else "without finishing the cell"
+    return f"exited with status {exited.exit_code} {when}"
 
 
 # ── what happened ────────────────────────────────────────────────────────────────────────────────
@@ -157,8 +163,7 @@ def _exit(rank: RankState, exited: RankExited, cells: Mapping[str, str]) -> list
             hint = " (out of memory? that is what ends processes so, unless somebody did)"
         line = f"rank {rank.rank} was killed by {clean_name(exited.signal_name)}{hint}"
     else:
-        line = f"rank {rank.rank} exited with status {exited.exit_code} without finishing the cell"
-        line += hint
+        line = f"rank {rank.rank} {_exit_status(rank, exited)}{hint}"
     if rank.exited_in == "loading":
         line += ", while loading it"
     return [line, *_stack(exited.crash_stack, cells)]

@@ -22,6 +22,7 @@ from typing import Any
 
 from hydrogen_magic import parcel
 from hydrogen_magic.closure import Header, unbundle
+from hydrogen_magic.identity import take_numbered
 from hydrogen_magic.parcel import Parcel
 from hydrogen_magic.restoring import take_writers
 from hydrogen_magic.worker import importer, shell, spawn
@@ -71,8 +72,7 @@ class Loaded:
         self._own_process = own_process
         self._call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None = None
         self._shared: list[Any] = []
-        self._captured: dict[str, Any] = {}
-        """Variables of ``--out`` as the notebook sent them."""
+        self._numbered: dict[int, tuple[int, Any]] = {}
 
     @contextlib.contextmanager
     def as_main(self) -> Iterator[None]:
@@ -119,16 +119,16 @@ class Loaded:
 
     def _read_names(self, body: Parcel, namespace: dict[str, Any]) -> None:
         take_writers()
+        take_numbered()
         unpickler = pickle.Unpickler(io.BytesIO(body.payload), buffers=body.buffers)
         for name in self._header.names:
             value = unpickler.load()
             if name:
                 namespace[name] = value
-                if name in self._header.out:
-                    self._captured[name] = value
             else:
                 self._call = value
         self._shared = take_writers()
+        self._numbered = take_numbered()
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────
 
@@ -214,13 +214,9 @@ class Loaded:
         hint = f"; similar names: {', '.join(near)}" if near else ""
         return f"`{name}` (--out) does not exist after the cell{hint}"
 
-    def is_captured(self, name: str, obj: Any) -> bool:
-        """Whether ``obj`` is the object that the notebook sent as ``name``."""
-        return name in self._captured and self._captured[name] is obj
-
     def result_pickler(self, *args: Any) -> ResultPickler:
         """Return a pickler for results; use it inside :meth:`as_main`."""
-        return ResultPickler(*args, shared=self._shared)
+        return ResultPickler(*args, shared=self._shared, originals=self._numbered)
 
 
 def _await(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -6,16 +6,20 @@ code that brings back what they hold.
 
 from __future__ import annotations
 
+import copy
 import copyreg
 import functools
+import pickle
 import sys
 import types
 from collections.abc import Mapping
 from typing import Any
 
 from hydrogen_magic import blame
+from hydrogen_magic.identity import numbered, restore_original
 from hydrogen_magic.pickling import Pickler, is_main
 from hydrogen_magic.restoring import resolve, restore_object
+from hydrogen_magic.result_stream import CELL_VALUE
 from hydrogen_magic.tolerant_unpickling import MissingObject
 
 __all__ = ["ResultPickler"]
@@ -30,15 +34,25 @@ _FSDP_OPTIMIZER = "bring back `FSDP.full_optim_state_dict(model, opt)`, called o
 
 
 class ResultPickler(Pickler):
-    """Pickles the results of a rank. ``shared``: functions and classes that the notebook has too."""
+    """Pickles the results of a rank.
+
+    ``shared``: functions and classes that the notebook has too. ``originals``: ``id`` of an object of
+    the notebook -> its number, and the object.
+    """
+
+    current = CELL_VALUE
+    """Name of the result that is pickled."""
 
     full_tensors: Mapping[int, Any] = types.MappingProxyType({})
     """``id`` of a DTensor -> the full tensor that travels instead."""
     left_out: Mapping[int, MissingObject] = types.MappingProxyType({})
     """``id`` of an object -> what travels instead."""
 
-    def __init__(self, *args: Any, shared: list[Any]) -> None:
+    def __init__(
+        self, *args: Any, shared: list[Any], originals: Mapping[int, tuple[int, Any]]
+    ) -> None:
         super().__init__(*args)
+        self._originals = originals
         self._shared = {id(obj) for obj in shared}
         self._module_class = _class("torch.nn", "Module") if _is_distributed() else None
         self._add_distributed_handlers()
@@ -62,11 +76,20 @@ class ResultPickler(Pickler):
         if isinstance(obj, (type, types.FunctionType)) and self._kernel_has(obj):
             self.last = obj
             return resolve, ("__main__", obj.__qualname__)
-        if self._module_class is not None and isinstance(obj, self._module_class):
+        original = self._originals.get(id(obj)) if self.current != CELL_VALUE else None
+        if original is None:
+            return self._reduce(obj)
+        reduced = self._reduce(obj)
+        if reduced is NotImplemented:
+            reduced = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return numbered(restore_original, original[0], reduced)
+
+    def _reduce(self, obj: Any) -> Any:
+        kind = type(obj)
+        is_module = self._module_class is not None and issubclass(kind, self._module_class)
+        if is_module and kind not in self.handlers:
             self.last = obj
-            return (
-                self.handlers[type(obj)](obj) if type(obj) in self.handlers else _undistributed(obj)
-            )
+            return _undistributed(obj)
         return super().reducer_override(obj)
 
     def _reduce_sharded(self, tensor: Any) -> Any:
@@ -120,8 +143,11 @@ def _own_hooks(name: str, value: Any) -> Any:
     """Return an attribute of a module; of its hooks those that torch's sharding did not add."""
     if not name.endswith("_hooks") or not isinstance(value, dict):
         return value
-    kept = {key: hook for key, hook in value.items() if not _is_of_distributed(hook)}
-    return type(value)(kept)
+    kept = copy.copy(value)
+    for key, hook in value.items():
+        if _is_of_distributed(hook):
+            del kept[key]
+    return kept
 
 
 def _is_of_distributed(hook: Any) -> bool:

@@ -24,6 +24,7 @@ __all__ = ["Send", "deliver"]
 
 _REPORT_S = 0.5
 """Results that are sent sooner need no progress report; then one report each interval."""
+_ADVICE = "bring back the data that it holds instead, or leave it out with __getstate__"
 _MAX_LEFT_OUT = 100
 """Unpicklable objects that a partial result may lack; each one takes another attempt."""
 
@@ -87,9 +88,8 @@ class _Delivery:
                 self._send_partial(name, results[name], last, pickler)
             self._progress.begin(sum(section.nbytes for section in packed.sections.values()))
             for name, section in packed.sections.items():
-                obj = todo.pop(name)
-                part = Part(name, self._streams, is_same_object=self._loaded.is_captured(name, obj))
-                if not self._send_part(part, section):
+                del todo[name]
+                if not self._send_part(Part(name, self._streams), section):
                     break
             self._streams += 1
 
@@ -133,10 +133,14 @@ def _pickler(
     return made
 
 
-def _explain(loaded: Loaded, name: str, obj: Any, error: Exception, last: Any) -> str:
+def _explain(loaded: Loaded, name: str, obj: Any, error: BaseException, last: Any) -> str:
+    """Return why a result cannot be sent. Never raises, whatever objects do when they are looked at."""
+    try:
+        message = blame.explain(name or "value", obj, error, last, _ADVICE)
+    except Exception:
+        message = f"{label(name)} cannot be sent: {type(error).__name__}"
     if name != CELL_VALUE:
-        return blame.explain(name, obj, error, last)
-    message = blame.explain("value", obj, error, last)
+        return message
     if loaded.is_cell:
         why = f"the cell's last expression cannot be sent to the notebook: {message}"
         return f"{why}; or end the cell with `None`"

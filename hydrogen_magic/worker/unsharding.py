@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from hydrogen_magic.blame import walk
 from hydrogen_magic.result_stream import label
 
 __all__ = ["Unsharded", "unshard"]
@@ -47,20 +48,25 @@ def unshard(
     """
     if "torch.distributed.tensor" not in sys.modules:
         return Unsharded()
-    found = {name: _find(obj, make_pickler) for name, obj in results.items()}
-    plan = {name: [_describe(tensor) for tensor in tensors] for name, tensors in found.items()}
-    peers = _peers(tensor for tensors in found.values() for tensor in tensors)
-    names = [name for name, tensors in found.items() if tensors]
+    found = {name: _find(name, obj, make_pickler) for name, obj in results.items()}
+    plan = {name: [_describe(*one) for one in paths.items()] for name, paths in found.items()}
+    names = [name for name, paths in found.items() if paths]
     store = _store()
     if store is None:
         why = "its process group has been destroyed"
         return Unsharded({}, {name: _refusal(name, why) for name in names})
-    refused = _compare(plan, names, store, peers, report)
+    refused = {name: _refusal(name, why) for name in names if (why := _why_not(found[name]))}
+    try:
+        store.set(_key(_rank()), json.dumps(plan))
+        differing = _Comparison(store, report).refusals(plan, found, set(names) - refused.keys())
+    except Exception as error:  # stores raise errors of many types
+        return Unsharded({}, {name: _refusal(name, str(error)) for name in names})
+    refused.update((name, _refusal(name, why)) for name, why in differing.items())
     tensors: dict[int, Any] = {}
     for name in names:
         if name not in refused:
             report(f"gathering {label(name)}")
-            why = _gather(found[name], tensors)
+            why = _gather(list(found[name].values()), tensors)
             if why:
                 refused[name] = _refusal(name, why)
     return Unsharded(tensors, refused)
@@ -86,8 +92,11 @@ def _refusal(name: str, why: str) -> str:
 # ── finding ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _find(obj: Any, make_pickler: Callable[..., Any]) -> list[Any]:
-    """Return the DTensors in ``obj``, each once, in the order in which pickle meets them."""
+def _find(name: str, obj: Any, make_pickler: Callable[..., Any]) -> dict[str, Any]:
+    """Return the DTensors in ``obj`` by the expression that leads to them, sorted by it.
+
+    Pickle meets them in an order that may differ between ranks: that of a set depends on addresses.
+    """
     from torch.distributed.tensor import DTensor
 
     found: dict[int, Any] = {}
@@ -100,9 +109,20 @@ def _find(obj: Any, make_pickler: Callable[..., Any]) -> list[Any]:
     pickler.handlers[DTensor] = note
     try:
         pickler.dump(obj)
-    except Exception:  # this result is reported when it is packed
-        return []
-    return list(found.values())
+        return _by_path(name or "value", obj, found)
+    except BaseException:  # this result is reported when it is packed
+        return {}
+
+
+def _by_path(name: str, obj: Any, found: dict[int, Any]) -> dict[str, Any]:
+    paths: dict[int, str] = {}
+    for path, each in walk(name, obj):
+        if id(each) in found:
+            paths.setdefault(id(each), path)
+    ambiguous = [f"{name}{{{place}}}" for place in range(len(found) - len(paths))]
+    unknown = [one for one in found if one not in paths]
+    paths.update(zip(unknown, ambiguous, strict=True))
+    return dict(sorted((path, found[one]) for one, path in paths.items()))
 
 
 class _Nowhere(io.RawIOBase):
@@ -112,17 +132,33 @@ class _Nowhere(io.RawIOBase):
         return len(data)
 
 
-def _describe(tensor: Any) -> list[Any]:
+def _describe(path: str, tensor: Any) -> list[Any]:
     mesh = tensor.device_mesh.mesh
-    return [list(tensor.shape), str(tensor.dtype), str(tensor.placements), mesh.tolist()]
+    return [path, list(tensor.shape), str(tensor.dtype), str(tensor.placements), mesh.tolist()]
 
 
-def _peers(tensors: Any) -> set[int]:
-    """Return the global ranks that hold parts of ``tensors``."""
-    return {rank for tensor in tensors for rank in tensor.device_mesh.mesh.flatten().tolist()}
+def _why_not(found: Mapping[str, Any]) -> str:
+    """Return why these tensors cannot be gathered here, or nothing."""
+    if any(tensor.device_mesh.get_coordinate() is None for tensor in found.values()):
+        return "this rank is not part of their device mesh"
+    if any("{" in path for path in found):
+        return "they are in a set, or in an object that cannot be looked into"
+    return ""
+
+
+def _peers(found: Mapping[str, Any]) -> set[int]:
+    """Return the other global ranks that hold parts of these tensors."""
+    meshes = (tensor.device_mesh.mesh.flatten().tolist() for tensor in found.values())
+    return {peer for mesh in meshes for peer in mesh} - {_rank()}
 
 
 # ── agreeing ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _rank() -> int:
+    import torch.distributed as dist
+
+    return int(dist.get_rank())
 
 
 def _store() -> Any:
@@ -132,40 +168,47 @@ def _store() -> Any:
     return dist.distributed_c10d._get_default_store() if dist.is_initialized() else None
 
 
-def _compare(
-    plan: Mapping[str, list[Any]], names: list[str], store: Any, peers: set[int],
-    report: Callable[[str], None],
-) -> dict[str, str]:  # fmt: skip
-    """Return the results that some rank would gather differently, and why."""
-    import torch.distributed as dist
+class _Comparison:
+    """What the other ranks are about to gather."""
 
-    store.set(_key(dist.get_rank()), json.dumps(plan))
-    refused: dict[str, str] = {}
-    deadline = time.monotonic() + _COMPARE_S
-    for peer in sorted(peers - {dist.get_rank()}):
-        theirs = _plan_of(peer, store, deadline, report)
-        for name in names:
-            if theirs is None:
-                why = f"rank {peer} did not finish the cell within {_COMPARE_S:.0f} s"
-                refused.setdefault(name, _refusal(name, why))
-            elif theirs.get(name) != plan[name]:
-                held = (
-                    "holds a different tensor there" if theirs.get(name) else "has no such tensor"
-                )
-                refused.setdefault(name, _refusal(name, f"rank {peer} {held}"))
-    return refused
+    def __init__(self, store: Any, report: Callable[[str], None]) -> None:
+        self._store = store
+        self._report = report
+        self._deadline = time.monotonic() + _COMPARE_S
+        self._plans: dict[int, dict[str, list[Any]] | None] = {}
 
+    def refusals(
+        self, plan: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]], names: set[str]
+    ) -> dict[str, str]:
+        """Return the results that some rank of their mesh would gather differently, and why."""
+        refused: dict[str, str] = {}
+        for name in sorted(names):
+            for peer in sorted(_peers(found[name])):
+                theirs = self._plan_of(peer)
+                if theirs is None:
+                    refused[name] = f"rank {peer} did not finish the cell in {_COMPARE_S:.0f} s"
+                elif theirs.get(name) != plan[name]:
+                    held = (
+                        "holds different tensors there"
+                        if theirs.get(name)
+                        else "has no such tensor"
+                    )
+                    refused[name] = f"rank {peer} {held}"
+        return refused
 
-def _plan_of(
-    peer: int, store: Any, deadline: float, report: Callable[[str], None]
-) -> dict[str, list[Any]] | None:
-    while not store.check([_key(peer)]):
-        if time.monotonic() > deadline:
-            return None
-        report(f"waiting for rank {peer} to gather sharded tensors")
-        time.sleep(_POLL_S)
-    plan: dict[str, list[Any]] = json.loads(store.get(_key(peer)))
-    return plan
+    def _plan_of(self, peer: int) -> dict[str, list[Any]] | None:
+        if peer not in self._plans:
+            self._plans[peer] = self._wait_for(peer)
+        return self._plans[peer]
+
+    def _wait_for(self, peer: int) -> dict[str, list[Any]] | None:
+        while not self._store.check([_key(peer)]):
+            if time.monotonic() > self._deadline:
+                return None
+            self._report(f"waiting for rank {peer} to gather sharded tensors")
+            time.sleep(_POLL_S)
+        plan: dict[str, list[Any]] = json.loads(self._store.get(_key(peer)))
+        return plan
 
 
 def _key(rank: int) -> str:

@@ -24,6 +24,7 @@ from hydrogen_magic import events as ev
 from hydrogen_magic.errors import HydrogenError, PlacementError, RankFailedError
 from hydrogen_magic.gang.state import replay
 from hydrogen_magic.handle import Gang
+from hydrogen_magic.identity import Originals
 from hydrogen_magic.pickling import Pickler
 from hydrogen_magic.placements.spark import session as sessions
 from hydrogen_magic.spec import JobSpec, Plan, Slot
@@ -63,7 +64,9 @@ class Launched:
         self.options.append(options)
         item = SimpleNamespace(name="model", kind="value", nbytes=12_300_000, why="line 3")
         parcel = SimpleNamespace(nbytes=12_300_500)
-        return SimpleNamespace(inventory=(item,), parcel=parcel, warnings=("big",))
+        return SimpleNamespace(
+            inventory=(item,), parcel=parcel, warnings=("big",), originals=Originals()
+        )
 
     def launch_captured(self, captured: Any, spec: JobSpec, *, title: str) -> Any:
         self.specs.append(spec)

@@ -1,103 +1,162 @@
-"""Results become variables again: in place where the ranks changed the notebook's own object."""
+"""Results become variables again: what the ranks changed in place is changed in place in the notebook."""
 
 from __future__ import annotations
 
-import copy
+import types
+from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
-from torch import nn
 
-from hydrogen_magic import result_stream
 from hydrogen_magic.assignment import assign
-from hydrogen_magic.gang.results import RankResults
-from hydrogen_magic.pickling import Pickler
-from hydrogen_magic.result_stream import Part
+from hydrogen_magic.worker import namespace
+from tests.capture_rig import Notebook, open_notebook
+from tests.rank_results import delivered
 
-
+NET = """
+import torch, copy, numpy as np
+from torch import nn
 class Net(nn.Module):
-    def __init__(self, width: int = 3) -> None:
+    def __init__(self):
         super().__init__()
-        self.first = nn.Linear(width, 2)
-        self.norm = nn.BatchNorm1d(2)
-        self.layers = [self.first]
-        self.history: list[float] = []
+        self.first = nn.Linear(3, 2); self.norm = nn.BatchNorm1d(2)
+        self.layers = [self.first]; self.history = []; self.scratch = 1
+net = Net()
+opt = torch.optim.AdamW(net.parameters(), lr=0.5)
+sched = torch.optim.lr_scheduler.StepLR(opt, 1)
+weight = net.first.weight
+def step():
+    opt.zero_grad(); net.first(torch.ones(1, 3)).sum().backward(); opt.step()
+"""
+TRAINS = """
+before = weight.detach().clone(); step()
+assert not torch.equal(weight, before), "the notebook's optimizer does not train its model"
+"""
 
 
-def returned(same: bool = True, **objects: Any) -> RankResults:
-    sections = result_stream.pack(objects, Pickler).sections
-    return RankResults(0, [(Part(n, is_same_object=same), s) for n, s in sections.items()])
+@pytest.fixture
+def notebook() -> Iterator[Notebook]:
+    with open_notebook() as notebook:
+        yield notebook
 
 
-def trained(net: Net) -> Net:
-    """Return what a rank makes of a copy of ``net``."""
-    copied = copy.deepcopy(net)
-    with torch.no_grad():
-        copied.first.weight += 1
-        copied.norm.running_mean += 2
-    copied.history.append(0.5)
-    return copied.eval()
+def run(notebook: Notebook, cell: str, *out: str) -> tuple[list[str], Any]:
+    """Run a cell on a rank; return the warnings, and the value."""
+    captured = notebook.capture(cell, out=out)
+    loaded = namespace.load(captured.parcel, types.ModuleType("__main__"))
+    with loaded.as_main():
+        results = delivered(loaded, loaded.run())
+    warnings = assign(results, out, notebook.names, captured.originals)
+    assert not results.errors, results.errors
+    return warnings, results.value()
 
 
-def test_a_model_is_updated_in_place() -> None:
-    net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    namespace: dict[str, Any] = {"net": net, "optimizer": optimizer, "weight": net.first.weight}
-    expected = trained(net)
-    assert assign(returned(net=expected), ["net"], namespace) == []
-    assert namespace["net"] is net and net.first.weight is namespace["weight"]
-    torch.testing.assert_close(dict(net.state_dict()), dict(expected.state_dict()))
-    assert net.history == [0.5] and not net.training
-    assert net.layers == [net.first], "it refers to the notebook's layer, not to a second one"
-    net.first(torch.ones(1, 3)).sum().backward()
-    before = net.first.weight.clone()
-    optimizer.step()
-    assert not torch.equal(net.first.weight, before), "the optimizer still trains this model"
+def test_a_model_is_updated_in_place(notebook: Notebook) -> None:
+    notebook.cell(NET)
+    net, weight = notebook.names["net"], notebook.names["weight"]
+    warnings, _ = run(
+        notebook,
+        "with torch.no_grad(): net.first.weight.fill_(7); net.norm.running_mean += 2\n"
+        "net.history.append(0.5); net.eval(); del net.scratch\n"
+        "net.first.register_forward_hook(print)",
+        "net",
+    )
+    assert warnings == [] and notebook.names["net"] is net and net.first.weight is weight
+    assert weight.unique().tolist() == [7] and net.norm.running_mean.tolist() == [2, 2]
+    assert net.history == [0.5] and not net.training and not hasattr(net, "scratch")
+    assert net.layers == [net.first] and len(net.first._forward_hooks) == 1
+    notebook.cell(TRAINS)
 
 
-def test_an_optimizer_is_updated_with_its_model() -> None:
-    net = Net()
-    optimizer = torch.optim.AdamW(net.parameters(), lr=0.1)
-    theirs, their_optimizer = copy.deepcopy((net, optimizer))
-    theirs.first(torch.ones(1, 3)).sum().backward()
-    their_optimizer.step()
-    namespace: dict[str, Any] = {"net": net, "optimizer": optimizer}
-    results = returned(net=theirs, optimizer=their_optimizer)
-    assert assign(results, ["net", "optimizer"], namespace) == []
-    assert namespace["optimizer"] is optimizer
-    assert optimizer.state[net.first.weight]["step"] == 1
-    torch.testing.assert_close(net.first.weight, theirs.first.weight)
+@pytest.mark.parametrize("out", ["net,opt", "opt,net", "net,opt,sched"])
+def test_what_belongs_together_stays_together(notebook: Notebook, out: str) -> None:
+    notebook.cell(NET)
+    warnings, _ = run(notebook, "step(); sched.step()", *out.split(","))
+    assert warnings == []
+    notebook.cell("assert opt.state[weight]['step'] == 1 and sched.optimizer is opt")
+    notebook.cell("assert opt.param_groups[0]['lr'] == 0.05")
+    notebook.cell(TRAINS)
 
 
-@pytest.mark.parametrize("case", ["assigned anew", "another shape", "another class"])
-def test_an_object_that_differs_is_assigned_and_stale_references_are_named(case: str) -> None:
-    net = Net()
-    new = {"assigned anew": net, "another shape": Net(4), "another class": nn.Linear(1, 1)}[case]
-    namespace: dict[str, Any] = {"net": net, "opt": torch.optim.SGD(net.parameters()), "n": 3}
-    weight = net.first.weight.clone()
-    (warning,) = assign(returned(case != "assigned anew", net=new), ["net"], namespace)
-    assert namespace["net"] is not net and type(namespace["net"]) is type(new)
-    assert torch.equal(net.first.weight, weight), "the old model keeps its weights"
-    assert warning.startswith("`net` is a new object, and `opt` still refers to the old one")
-    assert "--out net,opt" in warning
+@pytest.mark.parametrize(
+    ("cell", "out", "holds"),
+    [
+        ("opt = torch.optim.SGD(net.parameters(), lr=1.0)", "net,opt,sched", ""),
+        ("opt.add_param_group({'params': [torch.nn.Parameter(torch.ones(1))]})", "net,opt",
+         "len(opt.param_groups) == 2"),
+        ("sched = torch.optim.lr_scheduler.StepLR(opt, 5)", "net,opt,sched",
+         "sched.optimizer is opt and sched.step_size == 5"),
+        ("state = {'model': net, 'layer': net.first}", "net,state",
+         "state['model'] is net and state['layer'] is net.first"),
+        ("net.norm = nn.Linear(2, 2); opt.add_param_group({'params': net.norm.parameters()})",
+         "net,opt", "opt.param_groups[1]['params'][0] is net.norm.weight"),
+        ("net.norm = net.first", "net", "net.norm is net.first"),
+        ("net.second = nn.Linear(3, 2); net.second.weight = net.first.weight", "net",
+         "net.second.weight is weight"),
+    ],
+)  # fmt: skip
+def test_new_objects_refer_to_the_notebooks(
+    notebook: Notebook, cell: str, out: str, holds: str
+) -> None:
+    notebook.cell(NET)
+    net = notebook.names["net"]
+    warnings, _ = run(notebook, cell, *out.split(","))
+    assert warnings == [] and notebook.names["net"] is net
+    notebook.cell(f"assert {holds or True}\n{TRAINS}")
 
 
-def test_tensors_and_arrays_are_updated_in_place() -> None:
-    tensor, array, texts = torch.zeros(3), np.zeros(3), ["a"]
-    namespace: dict[str, Any] = {"tensor": tensor, "array": array, "texts": texts}
-    results = returned(tensor=torch.ones(3), array=np.ones(3), texts=["a", "b"])
-    assert assign(results, ["tensor", "array", "texts"], namespace) == []
-    assert namespace["tensor"] is tensor and tensor.tolist() == [1, 1, 1]
-    assert namespace["array"] is array and array.tolist() == [1, 1, 1]
-    assert namespace["texts"] == ["a", "b"]
-    longer = returned(array=np.ones(4))
-    assign(longer, ["array"], namespace)
-    assert len(namespace["array"]) == 4 and len(array) == 3
+def test_weights_that_are_untied_are_untied(notebook: Notebook) -> None:
+    notebook.cell(NET + "net.second = nn.Linear(3, 2); net.second.weight = weight")
+    cell = """
+        net.second.weight = nn.Parameter(weight.detach().clone())
+        with torch.no_grad(): weight.fill_(1); net.second.weight.fill_(2)
+    """
+    run(notebook, cell, "net")
+    notebook.cell("assert weight.unique() == 1 and net.second.weight.unique() == 2")
 
 
-def test_a_variable_that_did_not_arrive_keeps_its_value() -> None:
-    namespace: dict[str, Any] = {"a": 1, "b": 2}
-    assert assign(returned(a=3), ["a", "b"], namespace) == []
-    assert namespace == {"a": 3, "b": 2}
+def test_compiled_models_and_closures_see_the_new_weights(notebook: Notebook) -> None:
+    notebook.cell(NET + "fast = torch.compile(net.first, backend='eager')\n"
+                  "net.call = lambda x: net.first(x)")  # fmt: skip
+    fill = "with torch.no_grad(): fast.weight.fill_(7); fast.bias.fill_(0)"
+    assert run(notebook, fill, "fast", "net")[0] == []
+    notebook.cell("assert fast._orig_mod is net.first and weight.unique() == 7")
+
+
+@pytest.mark.parametrize("model", ["nn.LazyLinear(3)", "net"])
+def test_odd_tensors_do_not_stop_the_assignment(notebook: Notebook, model: str) -> None:
+    notebook.cell(
+        NET + "net.register_buffer('wide', torch.ones(1).expand(4))\n"
+        f"with torch.inference_mode(): odd = torch.ones(2)\nlazy = {model}"
+    )
+    assert run(notebook, "odd, lazy, last = odd + 1, lazy, 5", "odd", "lazy", "last")[0] == []
+    notebook.cell("assert last == 5 and odd.tolist() == [2, 2]")
+
+
+def test_an_object_that_is_assigned_anew_leaves_the_old_one_alone(notebook: Notebook) -> None:
+    notebook.cell(NET)
+    net, weight = notebook.names["net"], notebook.names["weight"].detach().clone()
+    (warning,), _ = run(notebook, "net = copy.deepcopy(net); net.first.weight.data += 1", "net")
+    assert notebook.names["net"] is not net and bool((net.first.weight == weight).all())
+    assert (
+        "`net` is a new object, and `opt`, `sched`" in warning and "--out net,opt,sched" in warning
+    )
+
+
+def test_the_value_alone_changes_nothing(notebook: Notebook) -> None:
+    notebook.cell(NET)
+    weight = notebook.names["weight"].detach().clone()
+    _, value = run(notebook, "weight.data += 1\nnet")
+    assert value is not notebook.names["net"]
+    assert bool((notebook.names["weight"] == weight).all())
+    _, value = run(notebook, "weight.data += 1\nnet", "net")
+    assert value is notebook.names["net"]
+
+
+def test_tensors_and_arrays_are_updated_in_place(notebook: Notebook) -> None:
+    notebook.cell("import numpy as np, torch\narray, tensor = np.zeros(3), torch.zeros(3)\n"
+                  "same, alias = array, tensor")  # fmt: skip
+    run(notebook, "array += 1; tensor += 1", "array", "tensor")
+    notebook.cell("assert same is array and alias is tensor and array.sum() == alias.sum() == 3")
+    run(notebook, "array = np.ones(4); tensor = tensor + 1", "array", "tensor")
+    notebook.cell("assert len(array) == 4 and same.sum() == 3 and alias.sum() == 3")

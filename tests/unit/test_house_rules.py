@@ -33,6 +33,7 @@ LAYERS = (
         "parcel",
         "pickling",
         "restoring",
+        "identity",
         "result_stream",
         "tolerant_unpickling",
         "capture",
@@ -82,7 +83,7 @@ OF_FRAMES = ("infer", "predict", "worker.inference", "worker.inference_on_spark"
 """Arithmetic of frames on Arrow; imported on use themselves."""
 
 RANK_SIDE = (
-    *LAYERS[0], "parcel", "pickling", "restoring", "closure", "result_stream",
+    *LAYERS[0], "parcel", "pickling", "restoring", "closure", "identity", "result_stream",
     "tolerant_unpickling", "worker",
 )  # fmt: skip
 """What a rank loads; nothing of a notebook at import time, executors do not have it."""

@@ -1,0 +1,217 @@
+"""The notebook's own objects, recognized when they come back.
+
+A cell that runs on this machine alone changes the notebook's model in place, and the notebook's
+optimizer goes on with it. Results behave the same way: every module, tensor, optimizer, scheduler and
+array that an ``--out`` variable refers to gets a number when it is captured. The number stays with the
+object on the rank. Where the object is part of a result, the notebook's object gets its new contents, and
+whatever else in the results refers to it refers to the notebook's object.
+
+    kernel                    rank                            kernel
+    Originals.number ─► restore_numbered, take_numbered ─► restore_original, updating
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = [
+    "Originals",
+    "numbered",
+    "restore_numbered",
+    "restore_original",
+    "restore_state",
+    "take_numbered",
+    "updating",
+]
+
+_KINDS = (
+    ("torch.nn", "Module"),
+    ("torch", "Tensor"),
+    ("torch.optim", "Optimizer"),
+    ("torch.optim.lr_scheduler", "LRScheduler"),
+    ("numpy", "ndarray"),
+)
+_NEVER_SENT = {"_compiled_call_impl"}
+"""Attributes that torch's modules leave out of their state."""
+
+
+class Originals:
+    """Numbers objects of the notebook without keeping them alive."""
+
+    def __init__(self) -> None:
+        self._references: list[weakref.ref[Any]] = []
+        self._numbers: dict[int, int] = {}
+
+    def number(self, obj: Any) -> int | None:
+        """Return the number of ``obj``; None for kinds that are not updated in place."""
+        if not _is_kind(obj):
+            return None
+        if id(obj) not in self._numbers:
+            self._numbers[id(obj)] = len(self._references)
+            self._references.append(weakref.ref(obj))
+        return self._numbers[id(obj)]
+
+    def get(self, number: int) -> Any:
+        """Return the object of this number, None once the notebook has none."""
+        return self._references[number]() if 0 <= number < len(self._references) else None
+
+
+def _is_kind(obj: Any) -> bool:
+    kinds = (getattr(sys.modules.get(module), name, None) for module, name in _KINDS)
+    return issubclass(type(obj), tuple(kind for kind in kinds if kind is not None))
+
+
+def numbered(restore: Callable[..., Any], number: int, reduced: Any) -> Any:
+    """Return what ``__reduce_ex__`` returned, with ``restore(number, make, args)`` to make the object."""
+    if not isinstance(reduced, tuple):
+        return reduced
+    make, args, *rest = reduced
+    state, items, pairs, setter = (*rest, None, None, None, None)[:4]
+    if restore is restore_original and state is not None:
+        setter = setter or restore_state
+    return restore, (number, make, args), state, items, pairs, setter
+
+
+# ── on a rank ────────────────────────────────────────────────────────────────────────────────────
+
+_numbered: dict[int, tuple[int, Any]] = {}
+
+
+def restore_numbered(number: int, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Make an object of the notebook, and remember its number."""
+    obj = make(*args)
+    _numbered[id(obj)] = number, obj
+    return obj
+
+
+def take_numbered() -> dict[int, tuple[int, Any]]:
+    """Return ``id -> (number, object)`` of what was made since the last call."""
+    taken = dict(_numbered)
+    _numbered.clear()
+    return taken
+
+
+# ── in the kernel ────────────────────────────────────────────────────────────────────────────────
+
+_thread = threading.local()
+
+
+class _Updates:
+    """New contents of the notebook's objects, until all results have been opened."""
+
+    def __init__(self, originals: Originals) -> None:
+        self._originals = originals
+        self._contents: dict[int, tuple[Any, Any]] = {}
+        self._states: list[tuple[Any, Any]] = []
+
+    def target(self, number: int, new: Any) -> Any:
+        """Return the notebook's object for ``new``, or ``new`` if there is none like it."""
+        old = self._originals.get(number)
+        if old is None or type(old) is not type(new) or not _fits(old, new):
+            return new
+        self._contents[id(old)] = old, new
+        return old
+
+    def has_taken_state(self, obj: Any, state: Any) -> bool:
+        """Take the state of one of the notebook's objects."""
+        if id(obj) not in self._contents:
+            return False
+        self._states.append((obj, state))
+        return True
+
+    def commit(self) -> None:
+        """Give the notebook's objects their new contents."""
+        for old, new in self._contents.values():
+            _copy_contents(old, new)
+        for obj, state in self._states:
+            _drop_deleted(obj, state)
+            _set_state(obj, state)
+
+
+@contextmanager
+def updating(originals: Originals) -> Iterator[None]:
+    """Update the notebook's objects by what this thread unpickles meanwhile; not after an exception."""
+    updates = _thread.updates = _Updates(originals)
+    try:
+        yield
+    finally:
+        _thread.updates = None
+    updates.commit()
+
+
+def restore_original(number: int, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Make an object of a result, or return the object of the notebook that it was."""
+    new = make(*args)
+    updates: _Updates | None = getattr(_thread, "updates", None)
+    return new if updates is None else updates.target(number, new)
+
+
+def restore_state(obj: Any, state: Any) -> None:
+    """Give an object its state, one of the notebook only once everything has been opened."""
+    updates: _Updates | None = getattr(_thread, "updates", None)
+    if updates is None or not updates.has_taken_state(obj, state):
+        _set_state(obj, state)
+
+
+def _set_state(obj: Any, state: Any) -> None:
+    """Do what pickle's BUILD does."""
+    if hasattr(obj, "__setstate__"):
+        obj.__setstate__(state)
+        return
+    attributes, slots = state if isinstance(state, tuple) and len(state) == 2 else (state, None)
+    vars(obj).update(attributes or {})
+    for name, value in (slots or {}).items():
+        setattr(obj, name, value)
+
+
+def _drop_deleted(obj: Any, state: Any) -> None:
+    """Delete attributes that the rank has deleted, where the state is all there is."""
+    module = getattr(sys.modules.get("torch.nn"), "Module", object)
+    complete = (getattr(kind, "__getstate__", None) for kind in (object, module))
+    if isinstance(state, dict) and getattr(type(obj), "__getstate__", None) in complete:
+        for name in vars(obj).keys() - state.keys() - _NEVER_SENT:
+            del vars(obj)[name]
+
+
+def _fits(old: Any, new: Any) -> bool:
+    """Whether ``old`` can take the contents of ``new``."""
+    if type(old).__module__ == "numpy" or type(old).__name__ == "ndarray":
+        same = old.shape == new.shape and old.dtype == new.dtype and not old.dtype.hasobject
+        return type(old).__name__ == "ndarray" and bool(same and old.flags.writeable)
+    if not _is_tensor(old):
+        return True
+    return bool(old.layout == new.layout and old.dtype == new.dtype and not old.is_inference())
+
+
+def _is_tensor(obj: Any) -> bool:
+    return isinstance(obj, getattr(sys.modules.get("torch"), "Tensor", ()))
+
+
+def _copy_contents(old: Any, new: Any) -> None:
+    if type(old).__name__ == "ndarray":
+        old[...] = new
+    elif _is_tensor(old) and not _is_lazy(old):
+        _copy_tensor(old, new)
+
+
+def _is_lazy(tensor: Any) -> bool:
+    """Whether it is a parameter or buffer whose shape is not known yet."""
+    return hasattr(tensor, "materialize")
+
+
+def _copy_tensor(old: Any, new: Any) -> None:
+    import torch
+
+    with torch.no_grad():
+        if old.shape == new.shape and torch._debug_has_internal_overlap(old) != 1:
+            old.copy_(new)
+        else:
+            old.data = new.detach().to(old.device)
+    if old.is_leaf:
+        old.requires_grad_(new.requires_grad)
+        old.grad = None  # gradients do not travel
