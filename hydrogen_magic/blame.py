@@ -143,7 +143,8 @@ def _children(path: str, obj: Any) -> Iterator[tuple[str, Any]]:
     if kind in (str, bytes, int, float, bool, type(None), types.ModuleType):
         return
     if isinstance(obj, dict):
-        yield from ((f"{path}[{_short(key)}]", item) for key, item in list(obj.items()))
+        for place, (key, item) in enumerate(list(obj.items())):
+            yield f"{path}[{_short(key, place)}]", item
     elif isinstance(obj, (list, tuple)):
         yield from ((f"{path}[{place}]", item) for place, item in enumerate(obj))
     elif isinstance(obj, (set, frozenset)):
@@ -196,6 +197,7 @@ def _slots(path: str, obj: Any) -> Iterator[tuple[str, Any]]:
                     continue
 
 
-def _short(key: Any) -> str:
-    text = repr(key) if isinstance(key, (str, int, float, bool, tuple)) else describe(key)
+def _short(key: Any, place: int) -> str:
+    is_plain = type(key) in (str, int, float, bool)
+    text = repr(key) if is_plain else f"{describe(key)} {place}"
     return text if len(text) < 40 else text[:37] + "..."

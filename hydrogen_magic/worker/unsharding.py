@@ -119,10 +119,11 @@ def _by_path(name: str, obj: Any, found: dict[int, Any]) -> dict[str, Any]:
     for path, each in walk(name, obj):
         if id(each) in found:
             paths.setdefault(id(each), path)
-    ambiguous = [f"{name}{{{place}}}" for place in range(len(found) - len(paths))]
-    unknown = [one for one in found if one not in paths]
-    paths.update(zip(unknown, ambiguous, strict=True))
-    return dict(sorted((path, found[one]) for one, path in paths.items()))
+    labelled: dict[str, Any] = {}
+    for place, (key, tensor) in enumerate(found.items()):
+        path = paths.get(key, "")
+        labelled[path if path and path not in labelled else f"{name}{{{place}}}"] = tensor
+    return {path: labelled[path] for path in sorted(labelled)}
 
 
 class _Nowhere(io.RawIOBase):
