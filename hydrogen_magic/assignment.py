@@ -27,8 +27,8 @@ def assign(
     replaced: dict[str, Any] = {}
     for name in names:
         if name in results.arrived():
-            old, new = namespace.get(name), results.result(name)
-            if old is not new:
+            old, new = namespace.get(name, results), results.result(name)
+            if old is not new:  # `results` stands for a name that is not assigned
                 replaced[name] = old
                 namespace[name] = new
     return list(_stale_references(replaced, set(names), namespace))

@@ -17,7 +17,8 @@ OVER = "flood-is-over"
 FLOOD = f"""import pathlib, threading, time
 kernel = get_ipython().kernel
 def flood():
-    time.sleep(2)
+    while not pathlib.Path("begin").exists():
+        time.sleep(0.05)
     end_s = time.monotonic() + 9
     while time.monotonic() < end_s:
         for _ in range(80):
@@ -26,7 +27,7 @@ def flood():
     pathlib.Path({OVER!r}).touch()
 threading.Thread(target=flood, daemon=True).start()
 """
-"""Thousands of messages a second, beginning when the next cell runs; the server takes one thousand."""
+"""Thousands of messages a second, once the next cell is seen to run; the server takes one thousand."""
 FLOODED = """%%distributed --np 2
 import time
 print("started", flush=True)
@@ -40,6 +41,7 @@ def test_the_end_of_a_gang_is_shown_though_it_was_dropped(tabs: Tabs, server: Se
     page.run(FLOOD)
     page.start(FLOODED)
     expect(page.widget(FLOODED)).to_contain_text("started")
+    (server.notebooks / "begin").touch()
     wait_until((server.notebooks / OVER).exists, "the end of the flood")
     assert "rate exceeded" in server.log()
     expect(page.state(FLOODED)).to_have_attribute("data-state", "done")

@@ -245,7 +245,7 @@ def test_conditional_imports_and_side_effects(
     """)
     rank = ranks.run(notebook.capture("js.dumps(registry.known)"))
     assert rank.value == '["plugin"]'
-    assert len(rank.warnings) == 1 and "`import kernel_only` of an earlier" in rank.warnings[0]
+    assert len(rank.warnings) == 1 and "`import kernel_only` (from an earlier" in rank.warnings[0]
     own = notebook.capture("try:\n    import kernel_only\nexcept OSError as e:\n    m = str(e)\nm")
     rank = ranks.run(own)
     assert (rank.value, rank.warnings) == ("no kernel", [])

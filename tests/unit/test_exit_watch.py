@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from hydrogen_magic import processes
 from hydrogen_magic.agent import exit_watch
 from hydrogen_magic.agent.exit_watch import ExitWatch
 
@@ -21,6 +22,7 @@ class Usage:
 def usage(monkeypatch: pytest.MonkeyPatch) -> Usage:
     fake = Usage()
     monkeypatch.setattr(exit_watch, "_usage", fake)
+    monkeypatch.setattr(processes, "is_sending", lambda pids: False)
     return fake
 
 
