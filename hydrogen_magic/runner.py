@@ -96,9 +96,11 @@ def load_results(gang_id: str, rank: int = 0) -> dict[str, Any]:
     except OSError:
         known = gangs().get(gang_id)
         kept = known.received.of(rank) if known else results.RankResults(rank, [])
-    if not kept.parts:
-        raise HydrogenError(f"no results of rank {rank} are kept for run {gang_id!r}")
-    return {name or "_": value for name, value in kept.everything().items()}
+    found = {name or "_": value for name, value in kept.everything().items()}
+    if not found:
+        why = "".join(f": {text}" for text in kept.errors.values())
+        raise HydrogenError(f"no results of rank {rank} are saved for run {gang_id!r}{why}")
+    return found
 
 
 def plan(spec: JobSpec) -> Plan:

@@ -7,6 +7,7 @@ import difflib
 import keyword
 import os
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,8 @@ def env_variable(text: str) -> tuple[str, str]:
 
 def variable_names(text: str) -> tuple[str, ...]:
     """Return the names in ``model,history``; ValueError when one is no name."""
+    # As Python reads identifiers (PEP 3131).
+    text = unicodedata.normalize("NFKC", text)
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     wrong = [name for name in names if not name.isidentifier() or keyword.iskeyword(name)]
     if wrong or not names:
