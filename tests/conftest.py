@@ -9,12 +9,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
 
 from hydrogen_magic import magics
 from hydrogen_magic.horovod import installed
@@ -173,10 +175,11 @@ def _fail_on(found: list[str], who: str) -> None:
 
 
 @pytest.fixture
-def notebook_shell() -> Iterator[InteractiveShell]:
-    """A shell of this process with the magics."""
+def notebook_shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
+    """A shell of this process with the magics; its history is in memory, so that no thread writes it."""
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # the shell replaces it
     InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance()
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
     magics.load(shell)
     yield shell
     magics.unload(shell)

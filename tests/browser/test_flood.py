@@ -27,7 +27,7 @@ def flood():
     pathlib.Path({OVER!r}).touch()
 threading.Thread(target=flood, daemon=True).start()
 """
-"""Thousands of messages a second, once the next cell is seen to run; the server takes one thousand."""
+"""Thousands of messages a second, once the next cell is seen to run; the server takes 300."""
 FLOODED = """%%distributed --np 2
 import time
 print("started", flush=True)

@@ -62,6 +62,22 @@ on_most = pytest.mark.parametrize(
 )
 """Where what is tested on Spark is the agent's own doing, whatever the rendezvous."""
 
+on_two = pytest.mark.parametrize(
+    "launch",
+    [
+        pytest.param(("local", "torch"), id="local-torch", marks=pytest.mark.exhaustive),
+        *THREE[1:],
+        pytest.param(
+            ("spark", "horovod"),
+            id="spark-horovod",
+            marks=[*SPARK, *HOROVOD, pytest.mark.exhaustive],
+        ),
+    ],
+    indirect=True,
+    scope="module",
+)
+"""Where a test waits for ten seconds: every placement and every rendezvous once."""
+
 
 @pytest.fixture(scope="module")
 def launch(request: pytest.FixtureRequest, warm_agents: None) -> Launch:
@@ -113,7 +129,7 @@ def test_who_ends_without_a_word_is_named(
         assert "sys.exit(int(how[5:-1]))" in error.report, "the line that ended it"
 
 
-@on_most
+@on_two
 def test_who_stands_still_is_named(launch: Launch) -> None:
     env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "10"} if _by_horovod(launch) else {}
     error = failure_of(launch(ranks.end_one, 1, "SIGSTOP", 10.0, np=2, env=env))
@@ -121,7 +137,7 @@ def test_who_stands_still_is_named(launch: Launch) -> None:
     assert "SIGSTOP" in str(error)
 
 
-@on_each
+@on_two
 def test_who_does_not_come_is_named(launch: Launch) -> None:
     """torch has a bound of its own for this, and one absent rank is who did not come."""
     by_horovod = _by_horovod(launch)

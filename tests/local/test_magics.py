@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +17,6 @@ import pexpect
 import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
 from hydrogen_magic import capture, doctor, magics, notebook, record, result_stream, runner
 from hydrogen_magic import events as ev
@@ -33,15 +32,8 @@ GONE = "no-such-boot:1:1"
 
 
 @pytest.fixture
-def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
-    """A shell that keeps its history in memory only, so that no thread writes it."""
-    InteractiveShell.clear_instance()
-    config = Config({"HistoryManager": {"enabled": False}})
-    shell = InteractiveShell.instance(config=config)
-    magics.load(shell)
-    yield shell
-    magics.unload(shell)
-    InteractiveShell.clear_instance()
+def shell(notebook_shell: InteractiveShell) -> InteractiveShell:
+    return notebook_shell
 
 
 class Launched:

@@ -28,14 +28,14 @@ pytestmark = pytest.mark.usefixtures("warm_agents")
 CONNECT = textwrap.dedent(
     """
     import socket, sys
-    with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=60) as sock:
-        sock.settimeout(float(sys.argv[2]))
-        try:
+    try:
+        with socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=60) as sock:
+            sock.settimeout(float(sys.argv[2]))
             print("closed" if sock.recv(1) == b"" else "answered")
-        except ConnectionResetError:
-            print("closed")
-        except TimeoutError:
-            print("open")  # it waits for a request
+    except ConnectionResetError:  # at once, or while it waits
+        print("closed")
+    except TimeoutError:
+        print("open")  # it waits for a request
     """
 )
 

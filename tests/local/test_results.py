@@ -84,8 +84,8 @@ def test_a_forked_child_sends_no_results() -> None:
 
 
 def test_packing_a_result_may_take_longer_than_exiting() -> None:
-    gang = ended(hm.launch(result_ranks.Slow, 7.0, np=1))
-    assert gang.result.seconds == 7.0
+    gang = ended(hm.launch(result_ranks.Slow, 6.0, np=1))
+    assert gang.result.seconds == 6.0
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────

@@ -23,6 +23,7 @@ def test_unpicklable_parts() -> None:
     result_checks.check_unpicklable_parts(**ON_SPARK)
 
 
+@pytest.mark.exhaustive
 def test_results_of_a_failed_gang() -> None:
     result_checks.check_results_of_a_failed_gang(**ON_SPARK)
 
@@ -31,10 +32,12 @@ def test_sharded_results() -> None:
     result_checks.check_sharded_results(**ON_SPARK)
 
 
+@pytest.mark.exhaustive
 def test_a_rank_that_never_exits_does_not_hold_the_result() -> None:
     result_checks.check_that_it_ends_after_its_result(**ON_SPARK)
 
 
+@pytest.mark.exhaustive
 def test_ranks_that_fail_together_print_nothing_of_ours() -> None:
     check_ranks_that_fail_together(**ON_SPARK)
 
@@ -43,6 +46,7 @@ def test_a_models_optimizer_goes_on_after_a_cell(notebook_shell: InteractiveShel
     result_checks.check_updates_in_place(notebook_shell, "--on spark --cpu")
 
 
+@pytest.mark.exhaustive
 def test_the_kernel_frees_what_it_has_captured() -> None:
     size = 32 << 20
     ended(hm.launch(len, np.ones(size, np.uint8), np=1, **ON_SPARK))
