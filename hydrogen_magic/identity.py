@@ -12,6 +12,7 @@ whatever else in the results refers to it refers to the notebook's object.
 
 from __future__ import annotations
 
+import pickle
 import sys
 import threading
 import weakref
@@ -34,7 +35,6 @@ _KINDS = (
     ("torch", "Tensor"),
     ("torch.optim", "Optimizer"),
     ("torch.optim.lr_scheduler", "LRScheduler"),
-    ("numpy", "ndarray"),
 )
 _NEVER_SENT = {"_compiled_call_impl"}
 """Attributes that torch's modules leave out of their state."""
@@ -63,11 +63,23 @@ class Originals:
 
 def _is_kind(obj: Any) -> bool:
     kinds = (getattr(sys.modules.get(module), name, None) for module, name in _KINDS)
-    return issubclass(type(obj), tuple(kind for kind in kinds if kind is not None))
+    return _is_array(obj) or issubclass(
+        type(obj), tuple(kind for kind in kinds if kind is not None)
+    )
 
 
-def numbered(restore: Callable[..., Any], number: int, reduced: Any) -> Any:
-    """Return what ``__reduce_ex__`` returned, with ``restore(number, make, args)`` to make the object."""
+def _is_array(obj: Any) -> bool:
+    """Whether it is a plain array: what is written to a memory map would change its file."""
+    return type(obj) is getattr(sys.modules.get("numpy"), "ndarray", None)
+
+
+def numbered(restore: Callable[..., Any], number: int, obj: Any, reduced: Any) -> Any:
+    """Return how ``obj`` is reduced, with ``restore(number, make, args)`` to make it.
+
+    ``reduced``: what a pickler's ``reducer_override`` returned for it.
+    """
+    if reduced is NotImplemented:
+        reduced = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
     if not isinstance(reduced, tuple):
         return reduced
     make, args, *rest = reduced
@@ -180,9 +192,9 @@ def _drop_deleted(obj: Any, state: Any) -> None:
 
 def _fits(old: Any, new: Any) -> bool:
     """Whether ``old`` can take the contents of ``new``."""
-    if type(old).__module__ == "numpy" or type(old).__name__ == "ndarray":
+    if _is_array(old):
         same = old.shape == new.shape and old.dtype == new.dtype and not old.dtype.hasobject
-        return type(old).__name__ == "ndarray" and bool(same and old.flags.writeable)
+        return bool(same and old.flags.writeable)
     if not _is_tensor(old):
         return True
     return bool(old.layout == new.layout and old.dtype == new.dtype and not old.is_inference())
@@ -193,7 +205,7 @@ def _is_tensor(obj: Any) -> bool:
 
 
 def _copy_contents(old: Any, new: Any) -> None:
-    if type(old).__name__ == "ndarray":
+    if _is_array(old):
         old[...] = new
     elif _is_tensor(old) and not _is_lazy(old):
         _copy_tensor(old, new)

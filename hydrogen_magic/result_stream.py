@@ -249,7 +249,7 @@ def load(path: Path) -> list[tuple[Part, Parcel]]:
     labels, counts = json.loads(bytes(content.payload))
     blocks = iter(content.buffers)
     found: list[tuple[Part, Parcel]] = []
-    for label, count in zip(labels, counts, strict=True):
+    for fields, count in zip(labels, counts, strict=True):
         section = Parcel(memoryview(next(blocks)), tuple(next(blocks) for _ in range(count)))
-        found.append((checked(Part, label, "a result's label"), section))
+        found.append((checked(Part, fields, "a result's label"), section))
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import pickle
 import sys
 import types
 from collections.abc import Callable
@@ -75,12 +74,8 @@ class CapturePickler(Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         number = None if self.originals is None else self.originals.number(obj)
-        if number is None:
-            return self._reduce(obj)
         reduced = self._reduce(obj)
-        if reduced is NotImplemented:
-            reduced = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        return numbered(restore_numbered, number, reduced)
+        return reduced if number is None else numbered(restore_numbered, number, obj, reduced)
 
     def _reduce(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)

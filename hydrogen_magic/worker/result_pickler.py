@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import copyreg
 import functools
-import pickle
 import sys
 import types
 from collections.abc import Mapping
@@ -77,12 +76,10 @@ class ResultPickler(Pickler):
             self.last = obj
             return resolve, ("__main__", obj.__qualname__)
         original = self._originals.get(id(obj)) if self.current != CELL_VALUE else None
-        if original is None:
-            return self._reduce(obj)
         reduced = self._reduce(obj)
-        if reduced is NotImplemented:
-            reduced = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        return numbered(restore_original, original[0], reduced)
+        if original is None:
+            return reduced
+        return numbered(restore_original, original[0], obj, reduced)
 
     def _reduce(self, obj: Any) -> Any:
         kind = type(obj)

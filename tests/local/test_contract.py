@@ -40,6 +40,9 @@ THREE = [
     pytest.param(("local", "horovod"), id="local-horovod", marks=HOROVOD),
     pytest.param(("spark", "torch"), id="spark-torch", marks=SPARK),
 ]
+RARELY = pytest.param(
+    ("spark", "horovod"), id="spark-horovod", marks=[*SPARK, *HOROVOD, pytest.mark.exhaustive]
+)
 on_each = pytest.mark.parametrize(
     "launch",
     [*THREE, pytest.param(("spark", "horovod"), id="spark-horovod", marks=SPARK + HOROVOD)],
@@ -51,11 +54,7 @@ on_most = pytest.mark.parametrize(
     "launch",
     [
         *THREE,
-        pytest.param(
-            ("spark", "horovod"),
-            id="spark-horovod",
-            marks=[*SPARK, *HOROVOD, pytest.mark.exhaustive],
-        ),
+        RARELY,
     ],
     indirect=True,
     scope="module",
@@ -67,11 +66,7 @@ on_two = pytest.mark.parametrize(
     [
         pytest.param(("local", "torch"), id="local-torch", marks=pytest.mark.exhaustive),
         *THREE[1:],
-        pytest.param(
-            ("spark", "horovod"),
-            id="spark-horovod",
-            marks=[*SPARK, *HOROVOD, pytest.mark.exhaustive],
-        ),
+        RARELY,
     ],
     indirect=True,
     scope="module",
