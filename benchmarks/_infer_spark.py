@@ -82,9 +82,9 @@ def _set_up() -> Callable[[Any], Any]:
 def by_infer(rows: Any) -> Any:
     """What ``%%infer rows --schema "score float" --out scored`` does."""
     from hydrogen_magic import capture
-    from hydrogen_magic.infer.on_spark import infer_spark
-    from hydrogen_magic.predict.options import InferOptions
-    from hydrogen_magic.spec import JobSpec
+    from hydrogen_magic.core.job import JobSpec
+    from hydrogen_magic.inference.spark.prepared import infer_spark
+    from hydrogen_magic.node.prediction.options import InferOptions
 
     captured = capture.capture_call(predictor, (), {})
     options = InferOptions(batch_size=BATCH, schema="score float")

@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
-from hydrogen_magic.horovod import build, changes
+from hydrogen_magic.horovod import build
+from hydrogen_magic.horovod.build import source_patches
 
 __all__ = ["python"]
 
@@ -35,10 +36,10 @@ def python() -> Iterator[Path]:
 
 
 def _wheel() -> Path:
-    every = changes.for_standard
+    every = source_patches.for_standard
 
-    def without_writer(standard: int) -> tuple[changes.Change, ...]:
-        return tuple(change for change in every(standard) if change not in changes.WRITER)
+    def without_writer(standard: int) -> tuple[source_patches.Change, ...]:
+        return tuple(change for change in every(standard) if change not in source_patches.WRITER)
 
-    with mock.patch.object(changes, "for_standard", without_writer):
+    with mock.patch.object(source_patches, "for_standard", without_writer):
         return build.build(is_forced=False, is_installed=False, say=print).wheel

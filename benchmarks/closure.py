@@ -219,7 +219,7 @@ def main() -> None:
     arguments = parse_arguments(__doc__.splitlines()[0], rounds=3, quick_rounds=1)
     in_band = InBand()  # first, while this process is small
     ways: dict[str, Callable[[Any], float]] = {"in-band through pipes": in_band.measure}
-    missing = lacks("hydrogen_magic.runner")
+    missing = lacks("hydrogen_magic.driver.launcher")
     if missing:
         print(f"hydrogen_magic: not measured: {missing}")
     else:

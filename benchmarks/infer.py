@@ -77,9 +77,9 @@ def frame(n_rows: int) -> Any:
 def infer(df: Any, holds_gil: bool = False) -> Any:
     """Run ``%%infer`` without its magic; return the run."""
     from hydrogen_magic import capture
-    from hydrogen_magic.infer.run import infer as start
-    from hydrogen_magic.predict.options import InferOptions
-    from hydrogen_magic.spec import JobSpec
+    from hydrogen_magic.core.job import JobSpec
+    from hydrogen_magic.inference.local import infer as start
+    from hydrogen_magic.node.prediction.options import InferOptions
 
     captured = capture.capture_call(predictor, (holds_gil,), {})
     run = start(
@@ -104,7 +104,7 @@ def pandas_process(df: Any, predict: Callable[[Any], Any], threads: int) -> None
 
 def first_batch_s(run: Any) -> float:
     """Return when ranks that were kept began to predict: as good as their first batch."""
-    from hydrogen_magic import events as ev
+    from hydrogen_magic.core import events as ev
 
     begun = [e for e in run.gang.events() if isinstance(e, ev.RankPhase) and e.phase == "running"]
     return max(event.at_s for event in begun)

@@ -167,8 +167,8 @@ def main() -> None:
     floor = ForkFloor()
     peers = [
         Peer("fork floor", fork_floor(floor)),
-        Peer("hydrogen_magic, warm", product_warm, lacks("hydrogen_magic.runner")),
-        Peer("hydrogen_magic, cold", product_cold, lacks("hydrogen_magic.runner")),
+        Peer("hydrogen_magic, warm", product_warm, lacks("hydrogen_magic.driver.launcher")),
+        Peer("hydrogen_magic, cold", product_cold, lacks("hydrogen_magic.driver.launcher")),
         Peer("notebook_launcher", notebook_launcher, lacks("accelerate")),
         Peer("torchrun", lambda: by_file(lambda path: torchrun(Path(__file__), "--rank", path))),
         Peer("torchrunx", torchrunx, lacks("torchrunx")),

@@ -28,8 +28,8 @@ from typing import Any
 import psutil
 from _common import lacks, machine
 
-from hydrogen_magic import events as ev
-from hydrogen_magic import record
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import run_log
 
 NP = 8
 N_CLICKS = 20
@@ -136,7 +136,7 @@ class Bench:
     def measure(self, cell: str, watched_s: float, *, is_shown: bool) -> Measured:
         from tests.browser.gangs import Run
 
-        known = frozenset(record.recent_ids())
+        known = frozenset(run_log.recent_ids())
         self._notebook.start(cell)
         self._wait(WARM_UP_S)
         before, began_ms = self.used(), self._page.evaluate("performance.now()")

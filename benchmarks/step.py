@@ -96,7 +96,7 @@ def main() -> None:
     arguments = parse_arguments(__doc__.splitlines()[0], rounds=10, quick_rounds=3)
     steps = QUICK_STEPS if arguments.quick else STEPS
     print(f"step: np {NP}, {steps} steps a run, {machine()}\n", flush=True)
-    missing = lacks("hydrogen_magic.runner")
+    missing = lacks("hydrogen_magic.driver.launcher")
     if missing:
         print(f"plain torchrun: {plain(steps) * 1e3:.3f} ms a step; hydrogen_magic: {missing}")
         return

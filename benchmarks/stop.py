@@ -29,7 +29,7 @@ from _common import (
     shown_elsewhere,
 )
 
-from hydrogen_magic import processes
+from hydrogen_magic.core import processes
 
 NP = 2
 WAYS = ("sleeps", "all_reduce", "holds the lock", "ignores signals")

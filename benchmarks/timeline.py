@@ -56,7 +56,7 @@ def train(modes: Sequence[str], steps: int) -> list[Block]:
     from torch import nn
 
     import hydrogen_magic as hm
-    from hydrogen_magic.worker import reporter
+    from hydrogen_magic.node.worker import reporter
 
     torch.set_num_threads(1)
     (inspect.unwrap(hvd.init) if modes[0] == "none" else hvd.init)()
@@ -169,7 +169,7 @@ def _median(found: Sequence[Block]) -> Block:
 
 def main() -> None:
     arguments = parse_arguments(__doc__.splitlines()[0], rounds=10, quick_rounds=2)
-    missing = lacks("horovod.torch") or lacks("hydrogen_magic.runner")
+    missing = lacks("horovod.torch") or lacks("hydrogen_magic.driver.launcher")
     print(f"timeline: np {NP}, blocks of {STEPS} steps, {machine()}\n", flush=True)
     if missing:
         print(missing)

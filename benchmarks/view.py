@@ -18,8 +18,8 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from hydrogen_magic import events as ev
-from hydrogen_magic.gang.state import GangState, fold
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.state.gang_state import GangState, fold
 from hydrogen_magic.views.widget.feed import Feed, Message
 
 MESSAGES_PER_S = 10

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
     from hydrogen_magic import errors
-    from hydrogen_magic.handle import Gang
-    from hydrogen_magic.runner import gangs, launch, load_results, run
-    from hydrogen_magic.worker import checkpoint
-    from hydrogen_magic.worker.api import (
+    from hydrogen_magic.driver.gang import Gang
+    from hydrogen_magic.driver.launcher import gangs, launch, load_results, run
+    from hydrogen_magic.node.worker import checkpoint
+    from hydrogen_magic.node.worker.api import (
         device,
         local_rank,
         log,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         track,
         world_size,
     )
-    from hydrogen_magic.worker.shard import shard
+    from hydrogen_magic.node.worker.shard import shard
 
 __version__ = "0.1.0"
 
@@ -52,19 +52,22 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Gang": "hydrogen_magic.handle",
-    "gangs": "hydrogen_magic.runner",
-    "launch": "hydrogen_magic.runner",
-    "load_results": "hydrogen_magic.runner",
-    "run": "hydrogen_magic.runner",
-    "shard": "hydrogen_magic.worker.shard",
+    "Gang": "hydrogen_magic.driver.gang",
+    "gangs": "hydrogen_magic.driver.launcher",
+    "launch": "hydrogen_magic.driver.launcher",
+    "load_results": "hydrogen_magic.driver.launcher",
+    "run": "hydrogen_magic.driver.launcher",
+    "shard": "hydrogen_magic.node.worker.shard",
     **dict.fromkeys(
         ("device", "local_rank", "log", "rank", "span", "track", "world_size"),
-        "hydrogen_magic.worker.api",
+        "hydrogen_magic.node.worker.api",
     ),
 }
 
-_MODULES = {"checkpoint": "hydrogen_magic.worker.checkpoint", "errors": "hydrogen_magic.errors"}
+_MODULES = {
+    "checkpoint": "hydrogen_magic.node.worker.checkpoint",
+    "errors": "hydrogen_magic.errors",
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -75,9 +78,9 @@ def __getattr__(name: str) -> Any:
     try:
         home = importlib.import_module(_HOMES[name])
     except ImportError:  # a cluster's ranks have only the ranks' side of this package
-        from hydrogen_magic.worker.nesting import refuse_nested
+        from hydrogen_magic.node.worker.nesting import refuse_nested
 
-        if not _HOMES[name].startswith("hydrogen_magic.worker"):
+        if not _HOMES[name].startswith("hydrogen_magic.node.worker"):
             refuse_nested()
         raise
     value = getattr(home, name)
@@ -91,13 +94,13 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: InteractiveShell) -> None:
     """Called by ``%load_ext hydrogen_magic``."""
-    from hydrogen_magic import magics
+    from hydrogen_magic.notebook import magics
 
     magics.load(shell)
 
 
 def unload_ipython_extension(shell: InteractiveShell) -> None:
     """Called by ``%unload_ext hydrogen_magic``."""
-    from hydrogen_magic import magics
+    from hydrogen_magic.notebook import magics
 
     magics.unload(shell)

@@ -22,16 +22,16 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from hydrogen_magic import parcel, result_stream
 from hydrogen_magic.capture import Captured, CellText, capture_cell
-from hydrogen_magic.gang.results import RankResults
+from hydrogen_magic.driver.state.gang_results import RankResults
+from hydrogen_magic.serialization import payload, result_stream
 
 SERVER = """
 import os, pathlib, socket, sys, traceback, types
 import numpy, torch
 torch.set_num_threads(1)
 from hydrogen_magic import parcel, result_stream
-from hydrogen_magic.worker import namespace, results
+from hydrogen_magic.node.worker import namespace, results
 
 def serve(request, closure):
     sys.path[:], here = eval(request.decode())
@@ -108,7 +108,7 @@ class Ranks:
 
     def run(self, captured: Captured) -> Rank:
         """Run a closure; raise RankError with the rank's traceback when it fails."""
-        closure = parcel.to_memfd(captured.parcel)
+        closure = payload.to_memfd(captured.parcel)
         output = os.memfd_create("output")
         try:
             request = repr((sys.path, os.getcwd())).encode()

@@ -18,8 +18,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from hydrogen_magic import magics
-from hydrogen_magic.horovod import installed
+from hydrogen_magic.horovod import installation
+from hydrogen_magic.notebook import magics
 from tests import leaks, spark_rig
 
 leaks.mark_session()
@@ -72,7 +72,7 @@ def _skip_what_cannot_run(items: list[pytest.Item]) -> None:
     missing = {
         "gpu": None if _has_gpu() else "no CUDA device",
         "spark": _lacks("pyspark") or (None if shutil.which("java") else "no Java runtime"),
-        "horovod": installed.fault(),
+        "horovod": installation.fault(),
         "browser": None if shutil.which("chromium") else "no chromium",
     }
     for item in items:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from hydrogen_magic import events as ev
-from hydrogen_magic.gang.state import GangState, replay
-from hydrogen_magic.metrics import frame
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.metrics import frame
+from hydrogen_magic.driver.state.gang_state import GangState, replay
 
 
 class FakeGang:

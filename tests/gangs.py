@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from hydrogen_magic import events as ev
-from hydrogen_magic import processes
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import processes
+from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import RankFailedError
-from hydrogen_magic.handle import Gang
 from tests import seconds
 
 PATIENCE_S = 60.0

@@ -15,7 +15,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 from jupyter_client.session import Session
 
-from hydrogen_magic import processes
+from hydrogen_magic.core import processes
 from tests import kernels
 
 PATIENCE_S = 60.0

@@ -24,7 +24,7 @@ from functools import cache
 from multiprocessing import resource_tracker
 from pathlib import Path
 
-from hydrogen_magic import processes
+from hydrogen_magic.core import processes
 
 LENT = "HYDROGEN_MAGIC_TEST_CLUSTER"
 """Environment variable of the processes of a cluster that is lent to tests; not what a gang left."""
@@ -104,7 +104,7 @@ def _is_ours(environment: dict[str, str]) -> bool:
 
 def is_agent(pid: int) -> bool:
     """True for a process that runs the agent (or was forked from one)."""
-    return "hydrogen_magic.agent" in command(pid)
+    return "hydrogen_magic.node.agent" in command(pid)
 
 
 def gang_processes() -> set[int]:
@@ -311,14 +311,14 @@ def settle(check: Callable[[], list[str]], within_s: float) -> list[str]:
 
 def end_warm_agents() -> None:
     """End the agents that are kept warm, if the package was ever asked for one."""
-    agents = sys.modules.get("hydrogen_magic.placements.agents")
+    agents = sys.modules.get("hydrogen_magic.driver.placements.local_agents")
     if agents is not None:
         agents.close()
 
 
 def running_gangs() -> list[str]:
     """Return one line for each gang of this process that has not ended."""
-    run = sys.modules.get("hydrogen_magic.runner")
+    run = sys.modules.get("hydrogen_magic.driver.launcher")
     if run is None:
         return []
     over = ("SUCCEEDED", "FAILED", "STOPPED")

@@ -7,7 +7,7 @@ import os
 import threading
 from pathlib import Path
 
-from hydrogen_magic import processes
+from hydrogen_magic.core import processes
 
 __all__ = ["Memory"]
 

@@ -10,7 +10,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from hydrogen_magic import events as ev
+from hydrogen_magic.core import events as ev
 
 TIMEOUT_S = 240.0
 """For a process that imports torch and its compiler on a machine that is busy with other tests."""
@@ -18,7 +18,7 @@ TIMEOUT_S = 240.0
 RANK = """
 import atexit, json, os, sys, time
 from hydrogen_magic import events as ev
-from hydrogen_magic.worker import observe, reporter
+from hydrogen_magic.node.worker import observe, reporter
 sent = []
 rank = reporter.Reporter(int(os.environ.get("RANK", 0)), time.monotonic(), sent.extend)
 reporter.install(rank)

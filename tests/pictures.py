@@ -6,12 +6,12 @@ import math
 import random
 from collections.abc import Sequence
 
-from hydrogen_magic import events as ev
-from hydrogen_magic.gang.state import replay
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.views.curves import Curves
-from hydrogen_magic.views.lanes import Lanes
-from hydrogen_magic.views.output import Line
-from hydrogen_magic.views.picture import html
+from hydrogen_magic.views.output_lines import Line
+from hydrogen_magic.views.span_tracks import Lanes
+from hydrogen_magic.views.static_svg import html
 from tests import seconds
 
 CELLS = {"<cell 7>": "Cell In[7]"}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from hydrogen_magic.tolerant_unpickling import MissingObject
+from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 
 __all__ = ["Point", "build", "has_unpicklable", "same"]
 

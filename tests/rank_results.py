@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from hydrogen_magic.gang.results import RankResults
-from hydrogen_magic.parcel import Parcel
-from hydrogen_magic.result_stream import Part
-from hydrogen_magic.worker import results
-from hydrogen_magic.worker.namespace import Loaded
+from hydrogen_magic.driver.state.gang_results import RankResults
+from hydrogen_magic.node.worker import results
+from hydrogen_magic.node.worker.namespace import Loaded
+from hydrogen_magic.serialization.payload import Parcel
+from hydrogen_magic.serialization.result_stream import Part
 
 
 def delivered(loaded: Loaded, value: Any, rank: int = 0) -> RankResults:

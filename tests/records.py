@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from hydrogen_magic import events as ev
-from hydrogen_magic import record
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import run_log
 
 
 def launched(gang: str, wall_time: float = 0.0, owner: str | None = None) -> ev.GangLaunched:
-    owner = record.owner_of_this_process() if owner is None else owner
+    owner = run_log.owner_of_this_process() if owner is None else owner
     return ev.GangLaunched(0.0, gang, "%%distributed", 2, "local", "torch", wall_time, owner, {})
 
 
 def write(gang: str, *events: ev.Event) -> Path:
-    made = record.Record.create(gang, pytest.fail)
+    made = run_log.Record.create(gang, pytest.fail)
     for event in events:
         made.append(event)
     made.close()

@@ -8,7 +8,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
 from hydrogen_magic.errors import RankFailedError, ResultError
-from hydrogen_magic.tolerant_unpickling import MissingObject
+from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 from tests import result_ranks
 from tests.gangs import ended, failure_of, notices_of
 

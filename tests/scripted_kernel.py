@@ -9,8 +9,8 @@ import textwrap
 import time
 from pathlib import Path
 
-from hydrogen_magic import events as ev
-from hydrogen_magic import processes, record
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import processes, run_log
 from tests.gangs import PATIENCE_S
 
 KERNEL = textwrap.dedent(
@@ -52,7 +52,7 @@ class Kernel:
         self.owner = self._owner()
 
     def _owner(self) -> str:
-        launched = record.read(self.gang)[0]
+        launched = run_log.read(self.gang)[0]
         assert isinstance(launched, ev.GangLaunched)
         return launched.owner
 
@@ -74,7 +74,7 @@ class Kernel:
             time.sleep(0.02)
 
     def _log(self, rank: int) -> str:
-        path = record.runs_dir() / self.gang / f"rank-{rank}.log"
+        path = run_log.runs_dir() / self.gang / f"rank-{rank}.log"
         return path.read_text() if path.exists() else ""
 
     def wait_until_gone(self, but: int = 0) -> None:
@@ -104,5 +104,5 @@ def agents_of(kernel: Kernel) -> list[int]:
         process.pid
         for process in processes.processes()
         if process.ppid == kernel.process.pid
-        and b"hydrogen_magic.agent" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        and b"hydrogen_magic.node.agent" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
     ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from hydrogen_magic import events as ev
+from hydrogen_magic.core import events as ev
 
 __all__ = ["rows_of", "spans"]
 

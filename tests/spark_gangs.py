@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import hydrogen_magic as hm
-from hydrogen_magic.handle import Gang
-from hydrogen_magic.processes import AGENT, OWNER
-from hydrogen_magic.record import owner_of_this_process
+from hydrogen_magic.core.processes import AGENT, OWNER
+from hydrogen_magic.core.run_log import owner_of_this_process
+from hydrogen_magic.driver.gang import Gang
 from tests import spark_rig
 from tests.gangs import PATIENCE_S
 

@@ -221,18 +221,18 @@ def again(stage: Stage) -> Any:
 @contextmanager
 def _on_other_disks() -> Iterator[None]:
     """Have machines seem to share no disk with the kernel."""
-    from hydrogen_magic.placements.spark import plans
+    from hydrogen_magic.driver.placements.spark import assignment
 
-    known = plans.plan
+    known = assignment.plan
 
-    def on_other_disks(*arguments: Any) -> plans.Meant:
+    def on_other_disks(*arguments: Any) -> assignment.Meant:
         return replace(known(*arguments), shares_disk=False)
 
-    plans.plan = on_other_disks
+    assignment.plan = on_other_disks
     try:
         yield
     finally:
-        plans.plan = known
+        assignment.plan = known
 
 
 def carried(stage: Stage) -> Any:

@@ -27,7 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hydrogen_magic import processes
+from hydrogen_magic.core import processes
 from tests import leaks
 
 CORES = 16

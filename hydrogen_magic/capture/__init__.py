@@ -27,10 +27,10 @@ from hydrogen_magic.capture.needs import Needs, similar
 from hydrogen_magic.capture.reach import reads_of
 from hydrogen_magic.capture.scopes import imported_modules
 from hydrogen_magic.capture.values import Captured, CellText, Item
-from hydrogen_magic.closure import Header, bundle
+from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES
 from hydrogen_magic.errors import CaptureError
-from hydrogen_magic.parcel import Parcel
-from hydrogen_magic.spec import DEFAULT_MAX_CLOSURE_BYTES
+from hydrogen_magic.serialization.closure import Header, bundle
+from hydrogen_magic.serialization.payload import Parcel
 
 __all__ = [
     "Captured",

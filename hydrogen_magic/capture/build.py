@@ -15,7 +15,7 @@ from hydrogen_magic.capture.modules import LocalModules, is_installed
 from hydrogen_magic.capture.needs import Needs
 from hydrogen_magic.capture.stream import Stream
 from hydrogen_magic.capture.values import Captured, Item
-from hydrogen_magic.closure import Header, ImportLine, bundle
+from hydrogen_magic.serialization.closure import Header, ImportLine, bundle
 
 __all__ = ["Builder"]
 

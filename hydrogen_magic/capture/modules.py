@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hydrogen_magic.capture.scopes import imported_modules
-from hydrogen_magic.closure import ModuleSource
+from hydrogen_magic.serialization.closure import ModuleSource
 
 __all__ = ["LocalModules", "find_without_importing", "is_installed", "local_paths"]
 

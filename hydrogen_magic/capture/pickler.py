@@ -8,12 +8,12 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from hydrogen_magic.blame import RefusedError
 from hydrogen_magic.capture.needs import Needs
 from hydrogen_magic.capture.reach import code_objects, imported_names
-from hydrogen_magic.identity import Originals, numbered, restore_numbered
-from hydrogen_magic.pickling import Pickler, global_names, is_main
-from hydrogen_magic.restoring import UNBOUND, Binding, resolve
+from hydrogen_magic.serialization.identity import Originals, numbered, restore_numbered
+from hydrogen_magic.serialization.pickler import Pickler, global_names, is_main
+from hydrogen_magic.serialization.pickling_errors import RefusedError
+from hydrogen_magic.serialization.reducers import UNBOUND, Binding, resolve
 
 __all__ = ["CapturePickler"]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydrogen_magic.capture.scopes import QUERIES, variables_in_query
-from hydrogen_magic.pickling import global_names, is_main
+from hydrogen_magic.serialization.pickler import global_names, is_main
 
 __all__ = ["Read", "code_objects", "imported_names", "reads_of", "stored_names"]
 

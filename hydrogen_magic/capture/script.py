@@ -15,7 +15,6 @@ from typing import Any
 
 import cloudpickle
 
-from hydrogen_magic.blame import explain, path_to
 from hydrogen_magic.capture.analysis import analyse
 from hydrogen_magic.capture.modules import local_paths
 from hydrogen_magic.capture.needs import Needs
@@ -23,7 +22,8 @@ from hydrogen_magic.capture.reach import imported_names
 from hydrogen_magic.capture.scopes import imported_modules
 from hydrogen_magic.capture.values import CellText
 from hydrogen_magic.errors import CaptureError
-from hydrogen_magic.pickling import is_main
+from hydrogen_magic.serialization.pickler import is_main
+from hydrogen_magic.serialization.pickling_errors import explain, path_to
 
 __all__ = ["write"]
 

@@ -7,13 +7,13 @@ import pickle
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hydrogen_magic.blame import explain
 from hydrogen_magic.capture.needs import Needs
 from hydrogen_magic.capture.pickler import CapturePickler
+from hydrogen_magic.core.units import size_text
 from hydrogen_magic.errors import CaptureError
-from hydrogen_magic.identity import Originals
-from hydrogen_magic.parcel import Buffers, Parcel
-from hydrogen_magic.quantities import size_text
+from hydrogen_magic.serialization.identity import Originals
+from hydrogen_magic.serialization.payload import Buffers, Parcel
+from hydrogen_magic.serialization.pickling_errors import explain
 
 __all__ = ["Stream"]
 

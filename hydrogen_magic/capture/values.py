@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from hydrogen_magic.identity import Originals
-from hydrogen_magic.parcel import Parcel
+from hydrogen_magic.serialization.identity import Originals
+from hydrogen_magic.serialization.payload import Parcel
 
 __all__ = ["Captured", "CellText", "Item"]
 
@@ -46,7 +46,7 @@ class Captured:
     """A closure, ready to be sent, and what there is to say about it."""
 
     parcel: Parcel
-    """For :func:`hydrogen_magic.worker.namespace.load`."""
+    """For :func:`hydrogen_magic.node.worker.namespace.load`."""
     inventory: tuple[Item, ...]
     """What travels, largest first among values."""
     preload: tuple[str, ...]

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hydrogen_magic import events as ev
-from hydrogen_magic.worker import api, reporter
-from hydrogen_magic.worker.observe import keras, report
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.node.worker import api, reporter
+from hydrogen_magic.node.worker.observe import keras, metrics
 
 __all__ = ["LogCallback", "log_to_driver"]
 
@@ -106,7 +106,7 @@ class LogCallback:
 
     def _record(self, logs: Mapping[str, Any], step: int) -> None:
         if not keras.is_seen(self.model):
-            report.log(logs, step)
+            metrics.log(logs, step)
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

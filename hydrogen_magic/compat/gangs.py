@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from hydrogen_magic import capture, notebook, runner
-from hydrogen_magic import events as ev
-from hydrogen_magic.handle import Gang
-from hydrogen_magic.spec import JobSpec
+from hydrogen_magic import capture
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.notebook import ipython_cells
 from hydrogen_magic.views import pick_view
 
 __all__ = ["call", "run_script"]
@@ -27,38 +29,38 @@ def call(
     kwargs: Mapping[str, Any],
     spec: JobSpec,
     *,
-    launcher: str,
+    caller: str,
     driver_log_only: bool = False,
 ) -> Any:
-    """Call ``function`` on every rank and return rank 0's value; ``launcher`` is who was asked to.
+    """Call ``function`` on every rank and return rank 0's value; ``caller`` names the class.
 
     Unlike :func:`hydrogen_magic.run` it leaves every keyword to the function. ``driver_log_only``
     shows none of the ranks' output but what they say by ``log_to_driver``. Raises what ``run`` does.
     """
     captured = capture.capture_call(
         function, args, kwargs,
-        max_closure_bytes=spec.max_closure_bytes, ranks_have_gpu=runner.plan(spec).uses_gpu,
-        labels=notebook.cell_labels_here(),
+        max_closure_bytes=spec.max_closure_bytes, ranks_have_gpu=launcher.plan(spec).uses_gpu,
+        labels=ipython_cells.cell_labels_here(),
     )  # fmt: skip
     if driver_log_only:
         captured = replace(captured, warnings=(*captured.warnings, _HIDDEN))
     name = getattr(function, "__qualname__", repr(function))
-    return _attended(captured, spec, f"{launcher}.run({name})", driver_log_only=driver_log_only)
+    return _attended(captured, spec, f"{caller}.run({name})", driver_log_only=driver_log_only)
 
 
-def run_script(path: str, args: Sequence[str], spec: JobSpec, *, launcher: str) -> None:
+def run_script(path: str, args: Sequence[str], spec: JobSpec, *, caller: str) -> None:
     """Run a script with these arguments on every rank. Raises as :func:`call` does."""
     captured = capture.capture_script(path, args, as_module=False)
-    _attended(captured, spec, f"{launcher}.run({os.path.basename(path)})")
+    _attended(captured, spec, f"{caller}.run({os.path.basename(path)})")
 
 
 def _attended(
     captured: capture.Captured, spec: JobSpec, title: str, *, driver_log_only: bool = False
 ) -> Any:
-    with runner.interrupts_held():
-        gang = runner.launch_captured(captured, spec, title=title)
+    with launcher.interrupts_held():
+        gang = launcher.launch_captured(captured, spec, title=title)
         shown = cast("Gang", _DriverLog(gang)) if driver_log_only else gang
-        runner.attend(shown, pick_view(quiet=spec.quiet, actions=shown))
+        launcher.attend(shown, pick_view(quiet=spec.quiet, actions=shown))
     return gang.result
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hydrogen_magic.compat.options import GangOptions, Words, reworded
-from hydrogen_magic.worker.nesting import refuse_nested
+from hydrogen_magic.node.worker.nesting import refuse_nested
 
 __all__ = ["HorovodRunner"]
 
@@ -102,7 +102,7 @@ class HorovodRunner:
         launcher = type(self).__name__
         with reworded(_words(self.num_processor)):
             return gangs.call(
-                main, (), kwargs, spec, launcher=launcher, driver_log_only=driver_log_only
+                main, (), kwargs, spec, caller=launcher, driver_log_only=driver_log_only
             )
 
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import HydrogenError, RankFailedError
-from hydrogen_magic.spec import JobSpec
 
 __all__ = ["GangOptions", "Words", "reworded"]
 
@@ -53,12 +53,12 @@ class GangOptions:
 
 def _configured() -> JobSpec:
     """Return what ``%config Distributed.*`` says in this notebook."""
-    magics = sys.modules.get("hydrogen_magic.magics")
+    magics = sys.modules.get("hydrogen_magic.notebook.magics")
     if magics is None:
         return JobSpec()
-    from hydrogen_magic import notebook
+    from hydrogen_magic.notebook import ipython_cells
 
-    shell = notebook.shell_here()
+    shell = ipython_cells.shell_here()
     found = [
         each for each in getattr(shell, "configurables", ()) if type(each) is magics.Distributed
     ]

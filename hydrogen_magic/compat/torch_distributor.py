@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hydrogen_magic.compat.options import GangOptions, Words, reworded
+from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.spec import JobSpec
-from hydrogen_magic.worker.nesting import refuse_nested
+from hydrogen_magic.node.worker.nesting import refuse_nested
 
 __all__ = ["TorchDistributor"]
 
@@ -129,7 +129,7 @@ class TorchDistributor:
         launcher = type(self).__name__
         if not isinstance(train_object, (str, os.PathLike)):
             with reworded(_WORDS):
-                return gangs.call(train_object, args, kwargs, self._spec(), launcher=launcher)
+                return gangs.call(train_object, args, kwargs, self._spec(), caller=launcher)
         path = os.fspath(train_object)
         if kwargs:
             raise ValueError(
@@ -137,7 +137,7 @@ class TorchDistributor:
                 f" {', '.join(kwargs)}; write them as text: run({path!r}, '--{next(iter(kwargs))}=…')"
             )
         with reworded(_WORDS):
-            gangs.run_script(path, [*map(str, args)], self._spec(), launcher=launcher)
+            gangs.run_script(path, [*map(str, args)], self._spec(), caller=launcher)
         return None
 
     def _spec(self) -> JobSpec:
@@ -180,7 +180,7 @@ def _positive(num_processes: int) -> int:
 
 def _at_most_one_per_gpu(num_processes: int) -> int:
     """Return how many ranks can have a GPU of this machine; warn when it is less than asked for."""
-    from hydrogen_magic.placements import devices
+    from hydrogen_magic.driver.placements import devices
 
     found = len(devices.visible_gpus(os.environ))
     if found == 0:
@@ -200,7 +200,7 @@ def _at_most_one_per_gpu(num_processes: int) -> int:
 
 def _session_settings() -> Any:
     """Return the ``spark.conf`` of the notebook's session; PlacementError when there is none."""
-    from hydrogen_magic.placements.spark import session
+    from hydrogen_magic.driver.placements.spark import session
 
     return session.find().spark.conf
 

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from hydrogen_magic.horovod import build, installed, installing
-from hydrogen_magic.horovod.faults import BuildError
+from hydrogen_magic.horovod import build, installation
+from hydrogen_magic.horovod.build import installing
+from hydrogen_magic.horovod.build.errors import BuildError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,7 +63,7 @@ def _build(given: argparse.Namespace) -> int:
 
 def _check() -> int:
     installing.try_out()
-    found, torch = installed.horovod(), installed.torch()
+    found, torch = installation.horovod(), installation.torch()
     assert found is not None and torch is not None  # or there would have been a fault
     operations = ", ".join(found.operations or ["operations that it does not name"])
     print(f"Horovod {found.version} with {operations} works with torch {torch.version}")

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from hydrogen_magic.events import Event
-from hydrogen_magic.gang.state import GangState
+from hydrogen_magic.core.events import Event
+from hydrogen_magic.driver.state.gang_state import GangState
 
 if TYPE_CHECKING:
     import pandas
@@ -66,8 +66,8 @@ def pick_view(
     ``quiet`` shows output only. A ``detached`` view is updated by a thread while the user types on.
     ``actions`` is what the view shows; a notebook's view needs it for what its reader may ask for.
     """
-    from hydrogen_magic.views.surfaces import KernelSurface
-    from hydrogen_magic.views.text import TextView, pick_surface
+    from hydrogen_magic.views.outputs import KernelSurface
+    from hydrogen_magic.views.text_view import TextView, pick_surface
 
     surface = pick_surface(detached=detached)
     if quiet or actions is None or not isinstance(surface, KernelSurface):
@@ -79,8 +79,8 @@ def pick_view(
 
 def draws_widgets() -> bool:
     """Tell whether :func:`pick_view` picks a live widget here."""
-    from hydrogen_magic.views.surfaces import KernelSurface
-    from hydrogen_magic.views.text import pick_surface
+    from hydrogen_magic.views.outputs import KernelSurface
+    from hydrogen_magic.views.text_view import pick_surface
 
     if not isinstance(pick_surface(), KernelSurface):
         return False
@@ -91,6 +91,6 @@ def draws_widgets() -> bool:
 
 def still_picture(state: GangState, events: Sequence[Event]) -> str:
     """Return a gang as HTML that needs neither kernel nor network."""
-    from hydrogen_magic.views.widget import still
+    from hydrogen_magic.views.widget.static_html import still
 
     return still(state, events)

@@ -16,8 +16,10 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from hydrogen_magic import events as ev
-from hydrogen_magic.views.buckets import (
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.views.growable_arrays import floats
+from hydrogen_magic.views.output_lines import clean_name
+from hydrogen_magic.views.point_buckets import (
     NOTHING,
     Buckets,
     Points,
@@ -26,8 +28,6 @@ from hydrogen_magic.views.buckets import (
     bucketed,
     merged,
 )
-from hydrogen_magic.views.columns import floats
-from hydrogen_magic.views.output import clean_name
 
 __all__ = ["ALL_RANKS", "Buckets", "Change", "Curves", "metric_name"]
 

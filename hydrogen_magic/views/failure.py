@@ -7,17 +7,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from hydrogen_magic.events import ErrorReport, Frame, RankExited, RankFailed, without_middle
-from hydrogen_magic.gang.culprit import (
+from hydrogen_magic.core.events import ErrorReport, Frame, RankExited, RankFailed, without_middle
+from hydrogen_magic.driver.state.culprit import (
     collective_of,
     failed_independently,
     is_collective,
     is_victim_error,
     missed_collective,
 )
-from hydrogen_magic.gang.state import GangState, RankState
-from hydrogen_magic.views.output import clean, clean_name, final_lines
-from hydrogen_magic.views.wording import ranks_text
+from hydrogen_magic.driver.state.gang_state import GangState, RankState
+from hydrogen_magic.views.formatting import ranks_text
+from hydrogen_magic.views.output_lines import clean, clean_name, final_lines
 
 __all__ = ["headline", "report", "stack_lines"]
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 
-from hydrogen_magic import record
+from hydrogen_magic.core import run_log
 from tests import leaks
 from tests.browser.gangs import Run
 from tests.browser.page import NotebookPage, Seen, launch
@@ -105,5 +105,5 @@ def lab(open_tab: OpenTab) -> NotebookPage:
 def new_run(server: Server, hydrogen_home: Path, monkeypatch: pytest.MonkeyPatch) -> NewRun:
     """Wait for a gang that did not exist when the test began."""
     monkeypatch.setenv("HYDROGEN_MAGIC_HOME", str(server.runs.parent))
-    known = frozenset(record.recent_ids())
+    known = frozenset(run_log.recent_ids())
     return lambda: Run(known)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from hydrogen_magic import events as ev
-from hydrogen_magic import record
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import run_log
 from tests.browser.page import wait_until
 from tests.gangs import alive, wait_until_gone
 
@@ -152,13 +152,13 @@ class Run:
 
     def __init__(self, not_these: frozenset[str]) -> None:
         def newest() -> list[str]:
-            fresh = [name for name in record.recent_ids() if name not in not_these]
-            return [name for name in fresh if record.summary(name) is not None]
+            fresh = [name for name in run_log.recent_ids() if name not in not_these]
+            return [name for name in fresh if run_log.summary(name) is not None]
 
         self.id: str = wait_until(newest, "record of a gang")[0]
 
     def all(self, kind: type[E]) -> list[E]:
-        return [event for event in record.read(self.id) if isinstance(event, kind)]
+        return [event for event in run_log.read(self.id) if isinstance(event, kind)]
 
     def wait_for(self, kind: type[E], holds: Callable[[list[E]], bool]) -> list[E]:
         """Wait until something holds of all events of a kind; return them."""

@@ -9,8 +9,8 @@ from typing import Any
 
 from playwright.sync_api import Browser, Locator, Page
 
-from hydrogen_magic import events as ev
-from hydrogen_magic.gang.state import replay
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.views.widget.display import BUNDLE
 from hydrogen_magic.views.widget.feed import Feed, Message
 from tests.gangs import PATIENCE_S

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from hydrogen_magic import events as ev
-from hydrogen_magic.gang.state import replay
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.state.gang_state import replay
 from tests import seconds
 from tests.pictures import STEP_S, ended, launched, trained
 

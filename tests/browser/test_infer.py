@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from hydrogen_magic import events as ev
+from hydrogen_magic.core import events as ev
 from tests.browser.conftest import NewRun
 from tests.browser.gangs import FRAME, NEXT, PREDICT
 from tests.browser.page import NotebookPage

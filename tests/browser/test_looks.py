@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect
 
-from hydrogen_magic.gang.state import replay
+from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.views import still_picture
-from hydrogen_magic.views.picture.colours import of_rank
-from hydrogen_magic.views.picture.fills import FILLS
+from hydrogen_magic.views.static_svg.colours import of_rank
+from hydrogen_magic.views.static_svg.fills import FILLS
 from hydrogen_magic.views.widget.feed import Feed
 from tests.browser.played import PlayedView, messages_of
 from tests.browser.scenes import SCENES, events_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from hydrogen_magic import events as ev
+from hydrogen_magic.core import events as ev
 from tests.browser.conftest import NewRun
 from tests.browser.gangs import (
     FAILING,

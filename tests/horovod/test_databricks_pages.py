@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.compat import install_sparkdl
-from hydrogen_magic.worker import sparkdl
+from hydrogen_magic.node.worker import sparkdl
 
 pytestmark = [pytest.mark.horovod, pytest.mark.usefixtures("warm_agents")]
 

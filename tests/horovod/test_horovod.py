@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import hydrogen_magic as hm
-from hydrogen_magic import events as ev
-from hydrogen_magic.handle import Gang
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.gang import Gang
 from tests import horovod_ranks as on_ranks
 from tests.gangs import ended
 

@@ -17,16 +17,16 @@ import pytest
 from jupyter_core.utils import ensure_event_loop
 
 import hydrogen_magic as hm
-from hydrogen_magic import events as ev
-from hydrogen_magic import runner
 from hydrogen_magic.compat import HorovodRunner, LogCallback
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.handle import Gang
-from hydrogen_magic.placements.spark import session as sessions
-from hydrogen_magic.spec import JobSpec
+from hydrogen_magic.node.worker import reporter
 from hydrogen_magic.views.tables import plan_table
-from hydrogen_magic.views.widget.lines import LiveLines
-from hydrogen_magic.worker import reporter
+from hydrogen_magic.views.widget.output_feed import LiveLines
 from tests import runner_ranks, spark_rig
 from tests.gangs import PATIENCE_S
 from tests.jupyter import Kernel
@@ -316,7 +316,7 @@ def test_the_timeline_is_where_the_variable_says(settings: Mapping[str, str]) ->
 @pytest.mark.usefixtures("spark")
 def test_settings_of_the_notebook_reach_executors(settings: Mapping[str, str]) -> None:
     """As Databricks documents it of the timeline; a secret that travels with the call is masked."""
-    planned = runner.plan(JobSpec(np=2, placement="spark", rendezvous="horovod"))
+    planned = launcher.plan(JobSpec(np=2, placement="spark", rendezvous="horovod"))
     table = "\n".join(plan_table(planned))
     assert f"HOROVOD_TIMELINE    {settings['HOROVOD_TIMELINE']}" in table
     assert "HM_TEST_TOKEN" not in table

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 import hydrogen_magic as hm
-from hydrogen_magic import events as ev
-from hydrogen_magic.arguments import GangCommand
-from hydrogen_magic.gang.stragglers import stragglers
-from hydrogen_magic.handle import Gang
-from hydrogen_magic.manage import manage
-from hydrogen_magic.timeline import write_chrome_trace
-from hydrogen_magic.views.block import warnings
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.chrome_trace import write_chrome_trace
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.state.stragglers import stragglers
+from hydrogen_magic.notebook.arguments import GangCommand
+from hydrogen_magic.notebook.gang_command import manage
+from hydrogen_magic.views.text_table import warnings
 from tests import horovod_training
 from tests.gangs import PATIENCE_S, notices_of, spans_of, until, until_reported_again
 

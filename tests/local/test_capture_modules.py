@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hydrogen_magic import parcel
 from hydrogen_magic.capture import capture_call, capture_script
 from hydrogen_magic.errors import CaptureError, ResultError
-from hydrogen_magic.worker import namespace
+from hydrogen_magic.node.worker import namespace
+from hydrogen_magic.serialization import payload
 from tests.capture_rig import Notebook, RankError, Ranks, open_notebook, write
 from tests.rank_results import delivered
 
@@ -247,7 +247,7 @@ def test_capture_changes_nothing(notebook: Notebook) -> None:
 
 def test_a_parcel_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="closure"):
-        namespace.load(parcel.pack(np.zeros(3)))
+        namespace.load(payload.pack(np.zeros(3)))
     with pytest.raises(TypeError, match="not callable"):
         capture_call(3, (), {})  # type: ignore[arg-type]
     assert issubclass(CaptureError, Exception)

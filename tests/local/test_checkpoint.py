@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 import hydrogen_magic as hm
-from hydrogen_magic import record
-from hydrogen_magic.worker import checkpoint, sharded
+from hydrogen_magic.core import run_log
+from hydrogen_magic.node.worker import checkpoint, sharded_checkpoint
 from tests import checkpoints
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -272,7 +272,7 @@ def test_the_agent_hears_of_what_other_hosts_do_not_see(
 def test_a_sharded_state_is_refused_where_hosts_share_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharded, "is_sharded", lambda state: True)
+    monkeypatch.setattr(sharded_checkpoint, "is_sharded", lambda state: True)
     as_rank(monkeypatch, tmp_path, rank=1, host=1, is_shared=False)
     with pytest.raises(RuntimeError, match="set HYDROGEN_MAGIC_CHECKPOINTS_SHARED=1"):
         hm.checkpoint.save({})
@@ -303,7 +303,7 @@ def test_what_a_failed_gang_saved_last_stays_with_its_record(on: str) -> None:
     for fails in (False, True):
         gang = hm.launch(checkpoints.count, 3, fails, np=1, on=on)
         assert gang.wait(60)
-        folder = record.runs_dir() / gang.id / "checkpoints"
+        folder = run_log.runs_dir() / gang.id / "checkpoints"
         assert hm.checkpoint.load(folder) == (2 if fails else None)
         assert folder.exists() == fails
 

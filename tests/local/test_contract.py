@@ -19,9 +19,9 @@ from pathlib import Path
 import pytest
 
 import hydrogen_magic as hm
-from hydrogen_magic import processes
+from hydrogen_magic.core import processes
+from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import GangStoppedError
-from hydrogen_magic.handle import Gang
 from tests import ranks, spark_ranks
 from tests.gangs import alive, ended, failure_of, family_of, said, until, wait_until_gone
 from tests.scripted_kernel import Kernel

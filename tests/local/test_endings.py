@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 
 import hydrogen_magic as hm
-from hydrogen_magic import events as ev
-from hydrogen_magic import processes
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import processes
+from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.errors import (
     GangStoppedError,
     GangTimeoutError,
     HydrogenError,
     PlacementError,
 )
-from hydrogen_magic.placements import agents
 from tests import ranks
 from tests.failure_checks import check_ranks_that_fail_together
 from tests.gangs import (
@@ -282,7 +282,7 @@ def agent_pids() -> list[int]:
         process.pid
         for process in processes.processes()
         if process.ppid == os.getpid()
-        and b"hydrogen_magic.agent" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        and b"hydrogen_magic.node.agent" in Path(f"/proc/{process.pid}/cmdline").read_bytes()
     ]
 
 
@@ -358,7 +358,7 @@ def test_an_agent_that_lost_its_connection_ends_the_gang() -> None:
     gang = hm.launch(ranks.family, 1, False, np=2)
     until(gang, said(gang, "batch"))
     family = family_of(gang)
-    (agent,) = agents.pool().all
+    (agent,) = local_agents.pool().all
     too_large = bytes(65 << 20)  # ZeroMQ drops the message, and the connection with it
     agent.hub.loop.call_soon_threadsafe(agent.hub.send, agent.keys.key, {"do": "ping"}, too_large)
     ended(gang)
@@ -368,7 +368,7 @@ def test_an_agent_that_lost_its_connection_ends_the_gang() -> None:
 
 
 def test_an_agent_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    agents.close()  # no warm one
+    local_agents.close()  # no warm one
     monkeypatch.setenv("PYTHONHASHSEED", "none")
     with pytest.raises(PlacementError, match=r"exit code 1\).*\n.*PYTHONHASHSEED must be"):
         hm.run(ranks.gather, np=2)
@@ -475,10 +475,10 @@ def _inode_is_ours(inode: str) -> bool:
 
 
 def test_a_gang_that_ended_left_a_whole_record() -> None:
-    from hydrogen_magic import record
+    from hydrogen_magic.core import run_log
 
     gang = ended(hm.launch(ranks.gather, np=2))
-    events = record.read(gang.id)
+    events = run_log.read(gang.id)
     assert events == gang.events()
     assert isinstance(events[-1], ev.GangEnded)
 

@@ -19,9 +19,9 @@ SCRIPT = textwrap.dedent(
     from pathlib import Path
     import hydrogen_magic as hm
     from hydrogen_magic import doctor, manage
-    from hydrogen_magic.arguments import GangCommand
+    from hydrogen_magic.notebook.arguments import GangCommand
     from hydrogen_magic.errors import PlacementError
-    from hydrogen_magic.placements import agents
+    from hydrogen_magic.driver.placements import agents
 
     def where():
         import queue, torch.multiprocessing

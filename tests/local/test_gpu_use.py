@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 import hydrogen_magic as hm
-from hydrogen_magic import events as ev
-from hydrogen_magic.agent import gpus, start
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.node.agent import command_line, gpus
 from tests import training
 from tests.gangs import PATIENCE_S, ended, until
 
@@ -101,7 +101,7 @@ def test_health_of_a_rank_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-    monkeypatch.setattr(start, "_CODE", code + start._CODE)
+    monkeypatch.setattr(command_line, "_CODE", code + command_line._CODE)
     over = tmp_path / "over"
     gang = hm.launch(training.wait_without_torch, str(over), np=2, gpu=True)
     until(gang, lambda: gang.ranks and all(rank.gpu_percent is not None for rank in gang.ranks))

@@ -21,21 +21,20 @@ from typing import Any
 
 import pytest
 
-from hydrogen_magic import doctor
-from hydrogen_magic.horovod import (
-    build,
-    cache,
-    changes,
-    compiling,
-    fetching,
-    gpu,
-    installed,
-    installing,
-    machine,
-)
+from hydrogen_magic.horovod import build, installation
 from hydrogen_magic.horovod.__main__ import main
-from hydrogen_magic.horovod.faults import BuildError
-from hydrogen_magic.horovod.plan import plan
+from hydrogen_magic.horovod.build import (
+    cuda,
+    fetching,
+    installing,
+    source_patches,
+    subprocess_log,
+    toolchain,
+    wheel_cache,
+)
+from hydrogen_magic.horovod.build.errors import BuildError
+from hydrogen_magic.horovod.build.plan import plan
+from hydrogen_magic.notebook import doctor
 from tests import leaks
 
 ROOT = Path(__file__).parents[2]
@@ -52,9 +51,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> machine.Machine:
-    return machine.Machine(
-        torch=installed.Torch("2.13.0+cpu", None, tmp_path / "torch"),
+def here(tmp_path: Path) -> toolchain.Machine:
+    return toolchain.Machine(
+        torch=installation.Torch("2.13.0+cpu", None, tmp_path / "torch"),
         compiler="c++",
         compiler_version="c++ 12.2.0",
         standard=20,
@@ -79,15 +78,15 @@ def _file(path: Path, text: str = "") -> Path:
 # ── what the wheel depends on ────────────────────────────────────────────────────────────────────
 
 
-def test_the_key_differs_where_the_wheel_would(here: machine.Machine, tmp_path: Path) -> None:
-    cuda = gpu.Cuda(tmp_path, "13.0", tmp_path, tmp_path / "libnccl.so.2")
+def test_the_key_differs_where_the_wheel_would(here: toolchain.Machine, tmp_path: Path) -> None:
+    found = cuda.Cuda(tmp_path, "13.0", tmp_path, tmp_path / "libnccl.so.2")
     torch = dataclasses.replace(here.torch, version="2.13.0+cu130", cuda="13.0")
     others = [
         dataclasses.replace(here, torch=torch),
         dataclasses.replace(here, compiler_version="c++ 13.1.0"),
         dataclasses.replace(here, standard=17),
         dataclasses.replace(here, mpi="mpirun (Open MPI) 4.1.4"),
-        dataclasses.replace(here, torch=torch, cuda=cuda),
+        dataclasses.replace(here, torch=torch, cuda=found),
     ]
     keys = [plan(one, {}).key for one in (here, *others)]
     keys.append(plan(here, {"HOROVOD_BUILD_ARCH_FLAGS": "-mavx2"}).key)
@@ -97,14 +96,14 @@ def test_the_key_differs_where_the_wheel_would(here: machine.Machine, tmp_path: 
 
 
 def test_the_key_is_that_of_another_environment_with_the_same_torch(
-    here: machine.Machine, tmp_path: Path
+    here: toolchain.Machine, tmp_path: Path
 ) -> None:
     torch = dataclasses.replace(here.torch, directory=tmp_path / "elsewhere")
     same = dataclasses.replace(here, torch=torch, hint="something")
     assert plan(same, {"HOROVOD_RANK": "3", "PATH": "/bin"}).key == plan(here, {}).key
 
 
-def test_the_user_may_do_without_what_there_is(here: machine.Machine) -> None:
+def test_the_user_may_do_without_what_there_is(here: toolchain.Machine) -> None:
     with_mpi = dataclasses.replace(here, mpi="mpirun (Open MPI) 4.1.4")
     assert plan(with_mpi, {}).operations == ("gloo", "mpi")
     assert plan(with_mpi, {"HOROVOD_WITHOUT_MPI": "1"}).operations == ("gloo",)
@@ -122,7 +121,7 @@ def test_the_standard_is_the_one_torch_compiles_extensions_with(
     tmp_path: Path, text: str, standard: int
 ) -> None:
     _file(tmp_path / "utils" / "cpp_extension.py", text)
-    assert machine.wanted_standard(tmp_path) == standard
+    assert toolchain.wanted_standard(tmp_path) == standard
 
 
 @pytest.mark.parametrize(
@@ -132,7 +131,7 @@ def test_the_standard_is_the_one_torch_compiles_extensions_with(
 def test_an_outer_make_does_not_say_how_many_compilers_run(
     environment: Mapping[str, str], most: int
 ) -> None:
-    assert 1 <= machine.jobs(environment) <= most
+    assert 1 <= toolchain.jobs(environment) <= most
 
 
 # ── GPUs ─────────────────────────────────────────────────────────────────────────────────────────
@@ -144,14 +143,14 @@ def _toolkit(home: Path, release: str) -> Path:
     return home
 
 
-def test_the_nccl_is_the_one_that_torch_brings(here: machine.Machine, tmp_path: Path) -> None:
-    torch = installed.Torch("2.9.1+cu128", "12.8", tmp_path / "site" / "torch")
+def test_the_nccl_is_the_one_that_torch_brings(here: toolchain.Machine, tmp_path: Path) -> None:
+    torch = installation.Torch("2.9.1+cu128", "12.8", tmp_path / "site" / "torch")
     home = _toolkit(tmp_path / "cuda", "12.6")
     header = _file(tmp_path / "site" / "nvidia" / "nccl" / "include" / "nccl.h")
     library = _file(tmp_path / "site" / "nvidia" / "nccl" / "lib" / "libnccl.so.2")
-    cuda, hint = gpu.find_cuda(torch, {"CUDA_HOME": str(home)})
-    assert (cuda, hint) == (gpu.Cuda(home, "12.6", header.parent, library), "")
-    wanted = plan(dataclasses.replace(here, torch=torch, cuda=cuda), {})
+    found, hint = cuda.find_cuda(torch, {"CUDA_HOME": str(home)})
+    assert (found, hint) == (cuda.Cuda(home, "12.6", header.parent, library), "")
+    wanted = plan(dataclasses.replace(here, torch=torch, cuda=found), {})
     (place := tmp_path / "place").mkdir()
     environment = build._environment(wanted, tmp_path / "tools", place, 2)
     assert environment["HOROVOD_GPU_OPERATIONS"] == "NCCL"
@@ -161,10 +160,10 @@ def test_the_nccl_is_the_one_that_torch_brings(here: machine.Machine, tmp_path: 
 
 
 def test_a_torch_for_gpus_without_nvcc_says_what_will_be_slow(tmp_path: Path) -> None:
-    torch = installed.Torch("2.9.1+cu99", "99.8", tmp_path / "torch")
+    torch = installation.Torch("2.9.1+cu99", "99.8", tmp_path / "torch")
     home = _toolkit(tmp_path / "cuda", "12.6")
-    cuda, hint = gpu.find_cuda(torch, {"CUDA_HOME": str(home)})
-    assert cuda is None
+    found, hint = cuda.find_cuda(torch, {"CUDA_HOME": str(home)})
+    assert found is None
     assert "no nvcc of CUDA 99 was found" in hint and "cuda-toolkit=99.8" in hint
 
 
@@ -200,22 +199,22 @@ def test_a_compiler_too_old_for_torch_is_named(
 
 
 def test_a_source_that_is_not_the_release_is_refused(tmp_path: Path) -> None:
-    change = changes.Change("a.cc", "yield()", "sleep()", "it spins")
+    change = source_patches.Change("a.cc", "yield()", "sleep()", "it spins")
     _file(tmp_path / "a.cc", "yield(); yield();")
     with pytest.raises(BuildError, match=r"a\.cc .* 2 times .*it spins"):
-        changes.apply([change], tmp_path)
+        source_patches.apply([change], tmp_path)
     with pytest.raises(BuildError, match=r"b\.cc .* 0 times"):
-        changes.apply([dataclasses.replace(change, file="b.cc")], tmp_path)
+        source_patches.apply([dataclasses.replace(change, file="b.cc")], tmp_path)
 
 
 def test_a_stretch_of_a_source_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    change = changes.Change("a.cc", "begin", "all", "it is ours", until="end\n")
+    change = source_patches.Change("a.cc", "begin", "all", "it is ours", until="end\n")
     _file(tmp_path / "a.cc", "x begin y\nend\nz end\n")
-    changes.apply([change], tmp_path)
+    source_patches.apply([change], tmp_path)
     assert (tmp_path / "a.cc").read_text() == "x allz end\n"
     _file(tmp_path / "a.cc", "end\nbegin y\n")
     with pytest.raises(BuildError, match=r"a\.cc .* 0 times .*it is ours"):
-        changes.apply([change], tmp_path)
+        source_patches.apply([change], tmp_path)
 
 
 @pytest.mark.horovod
@@ -224,16 +223,16 @@ def test_every_change_is_there_to_be_made_in_the_release(
     standard: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", USERS_CACHE)
-    release = cache.directory() / f"horovod-{changes.VERSION}.tar.gz"
+    release = wheel_cache.directory() / f"horovod-{source_patches.VERSION}.tar.gz"
     if not release.exists():
         pytest.skip("the wheel was there already: no source release in the cache")
-    edits = changes.for_standard(standard)
+    edits = source_patches.for_standard(standard)
     with tarfile.open(release) as archive:
         for file in {change.file for change in edits}:
-            packed = archive.extractfile(f"horovod-{changes.VERSION}/{file}")
+            packed = archive.extractfile(f"horovod-{source_patches.VERSION}/{file}")
             assert packed is not None
             _file(tmp_path / file, packed.read().decode())
-    changes.apply(edits, tmp_path)
+    source_patches.apply(edits, tmp_path)
     torch = (tmp_path / "horovod/torch/CMakeLists.txt").read_text()
     assert f"set(CMAKE_CXX_STANDARD {standard})" in torch and "distutils" not in torch
 
@@ -257,13 +256,15 @@ def _release(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, fails: bool) ->
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         text = _SETUP.format(fails=fails).encode()
-        member = tarfile.TarInfo(f"horovod-{changes.VERSION}/setup.py")
+        member = tarfile.TarInfo(f"horovod-{source_patches.VERSION}/setup.py")
         member.size = len(text)
         archive.addfile(member, io.BytesIO(text))
-    kept = cache.directory() / f"horovod-{changes.VERSION}.tar.gz"
+    kept = wheel_cache.directory() / f"horovod-{source_patches.VERSION}.tar.gz"
     kept.write_bytes(packed.getvalue())
-    monkeypatch.setattr(changes, "SDIST_SHA256", hashlib.sha256(packed.getvalue()).hexdigest())
-    monkeypatch.setattr(changes, "for_standard", lambda standard: ())
+    monkeypatch.setattr(
+        source_patches, "SDIST_SHA256", hashlib.sha256(packed.getvalue()).hexdigest()
+    )
+    monkeypatch.setattr(source_patches, "for_standard", lambda standard: ())
     monkeypatch.setattr(fetching, "tools", lambda target, log: target)
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr("tempfile.tempdir", None)
@@ -275,13 +276,13 @@ def _make_wheel(said: list[str]) -> build.Outcome:
 
 
 @pytest.fixture
-def known(monkeypatch: pytest.MonkeyPatch, here: machine.Machine) -> machine.Machine:
-    monkeypatch.setattr(machine, "look", lambda: here)
+def known(monkeypatch: pytest.MonkeyPatch, here: toolchain.Machine) -> toolchain.Machine:
+    monkeypatch.setattr(toolchain, "look", lambda: here)
     return here
 
 
 def test_a_wheel_is_built_once_and_a_damaged_one_is_not_used(
-    known: machine.Machine,
+    known: toolchain.Machine,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -290,7 +291,7 @@ def test_a_wheel_is_built_once_and_a_damaged_one_is_not_used(
     said: list[str] = []
     first, second = _make_wheel(said), _make_wheel(said)
     assert (first.was_compiled, second.was_compiled) == (True, False)
-    assert first.wheel == second.wheel == cache.find(plan(known, {}).key)
+    assert first.wheel == second.wheel == wheel_cache.find(plan(known, {}).key)
     assert "torch2.13.0.cpu" not in first.wheel.name, "the small project takes no local version"
     assert len(said) == 1 and "with gloo" in said[0]
     assert "40 %" in capsys.readouterr().err
@@ -301,7 +302,7 @@ def test_a_wheel_is_built_once_and_a_damaged_one_is_not_used(
 
 
 def test_one_process_at_a_time_installs_what_was_built(
-    known: machine.Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    known: toolchain.Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two builds at once: the one that waited finds the wheel, and both install it."""
     _release(monkeypatch, tmp_path, fails=False)
@@ -325,7 +326,7 @@ def test_one_process_at_a_time_installs_what_was_built(
 
 
 def test_a_cache_that_cannot_be_is_told(
-    known: machine.Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    known: toolchain.Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", os.devnull)
     assert main(["build", "--no-install"]) == 1
@@ -333,7 +334,7 @@ def test_a_cache_that_cannot_be_is_told(
 
 
 def test_a_build_that_fails_shows_its_errors_and_keeps_nothing(
-    known: machine.Machine, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    known: toolchain.Machine, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _release(monkeypatch, tmp_path, fails=True)
     with pytest.raises(BuildError, match=r"a\.cc:3:1: error: boom") as failed:
@@ -346,7 +347,7 @@ def test_a_build_that_fails_shows_its_errors_and_keeps_nothing(
 def test_a_source_of_another_digest_in_the_cache_is_fetched_anew(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kept = cache.directory() / f"horovod-{changes.VERSION}.tar.gz"
+    kept = wheel_cache.directory() / f"horovod-{source_patches.VERSION}.tar.gz"
     kept.write_text("not it")
     asked: list[list[str]] = []
 
@@ -357,7 +358,7 @@ def test_a_source_of_another_digest_in_the_cache_is_fetched_anew(
     monkeypatch.setattr(fetching, "pip", pip)
     assert fetching._release(tmp_path, tmp_path, home / "log").read_text() == "new"
     assert "download" in asked[0]
-    assert changes.SDIST_SHA256 in (tmp_path / "horovod.txt").read_text(), (
+    assert source_patches.SDIST_SHA256 in (tmp_path / "horovod.txt").read_text(), (
         "pip checks before running"
     )
 
@@ -373,7 +374,7 @@ def test_what_ends_the_build_ends_its_compilers(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        compiling.run(
+        subprocess_log.run(
             ["sh", "-c", script],
             cwd=tmp_path,
             environment=os.environ,
@@ -401,7 +402,7 @@ def test_progress_is_one_line_on_a_terminal_and_few_elsewhere() -> None:
     terminal, file = _Terminal(), io.StringIO()
     for out in (terminal, file):
         clock = iter(range(0, 1000, 10))
-        progress = compiling.Progress(out, lambda clock=clock: float(next(clock)))  # type: ignore[misc]
+        progress = subprocess_log.Progress(out, lambda clock=clock: float(next(clock)))  # type: ignore[misc]
         for line in lines:
             progress.feed(line)
         progress.close()
@@ -411,15 +412,15 @@ def test_progress_is_one_line_on_a_terminal_and_few_elsewhere() -> None:
 
 def test_of_a_long_log_the_errors_are_shown() -> None:
     log = "a.cc:1:2: error: first\n" + "note: candidate\n" * 50 + "make[2]: *** [a.o] Error 1\n"
-    assert compiling.relevant(log) == ["a.cc:1:2: error: first"]
+    assert subprocess_log.relevant(log) == ["a.cc:1:2: error: first"]
     looks = "-- Looking for dlopen - not found\n"
     cmake = looks + "CMake Error at x.cmake:60 (message):\n  Could not\n\n  find it\n"
-    assert compiling.relevant(cmake, 3) == [
+    assert subprocess_log.relevant(cmake, 3) == [
         "CMake Error at x.cmake:60 (message):",
         "  Could not",
         "  find it",
     ]
-    assert compiling.relevant("one\n\ntwo\n", 1) == ["two"]
+    assert subprocess_log.relevant("one\n\ntwo\n", 1) == ["two"]
 
 
 # ── what is installed ────────────────────────────────────────────────────────────────────────────
@@ -481,22 +482,22 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 def test_the_doctor_knows_horovod(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "horovod", lambda: None)
+    monkeypatch.setattr(installation, "horovod", lambda: None)
     check = doctor.horovod()
-    assert check.is_well and installed.BUILD in check.found
-    found = installed.Horovod("0.28.1", "2.1.0", True, ("gloo", "nccl"), None)
-    monkeypatch.setattr(installed, "horovod", lambda: found)
+    assert check.is_well and installation.BUILD in check.found
+    found = installation.Horovod("0.28.1", "2.1.0", True, ("gloo", "nccl"), None)
+    monkeypatch.setattr(installation, "horovod", lambda: found)
     assert not doctor.horovod().is_well
     assert "built for torch 2.1.0" in doctor.horovod().lines()[0]
-    assert doctor.horovod().lines()[1].endswith(installed.BUILD)
-    monkeypatch.setattr(installed, "fault", lambda: None)
+    assert doctor.horovod().lines()[1].endswith(installation.BUILD)
+    monkeypatch.setattr(installation, "fault", lambda: None)
     assert "0.28.1 with gloo, nccl" in doctor.horovod().lines()[0]
 
 
 def test_trying_out_a_horovod_that_does_not_fit_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(installed, "fault", lambda: "built for torch 1")
+    monkeypatch.setattr(installation, "fault", lambda: "built for torch 1")
     assert main(["check"]) == 1
     assert capsys.readouterr().err == "built for torch 1\n"
 
@@ -504,6 +505,6 @@ def test_trying_out_a_horovod_that_does_not_fit_says_so(
 @pytest.mark.horovod
 def test_the_installed_horovod_reduces_a_tensor(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check"]) == 0
-    torch = installed.torch()
+    torch = installation.torch()
     assert torch is not None
     assert f"works with torch {torch.version}" in capsys.readouterr().out

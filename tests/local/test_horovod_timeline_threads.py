@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from hydrogen_magic import events as ev
+from hydrogen_magic.core import events as ev
 
 
 def test_a_dead_disk_costs_the_timeline_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hydrogen_magic.worker import reporter as reporters
-    from hydrogen_magic.worker.observe.horovod import timeline
+    from hydrogen_magic.horovod.node.observe import timeline
+    from hydrogen_magic.node.worker import reporter as reporters
 
     sent: list[dict[str, Any]] = []
     started: list[str] = []

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from jupyter_core.utils import ensure_event_loop
 
-from hydrogen_magic import processes
+from hydrogen_magic.core import processes
 from tests.gangs import wait_until_gone
 from tests.jupyter import PATIENCE_S, Cell, Kernel
 
@@ -76,7 +76,7 @@ def other_kernel(warm_agents: None, tmp_path_factory: pytest.TempPathFactory) ->
 
 RUNNING = """
 import hydrogen_magic
-[id for id, gang in hydrogen_magic.runner.gangs().items() if not gang.wait(0)]
+[id for id, gang in hydrogen_magic.driver.launcher.gangs().items() if not gang.wait(0)]
 """
 
 
@@ -103,7 +103,7 @@ def test_output_of_a_detached_gang_stays_under_its_own_cell(kernel: Kernel, tmp_
     kernel.until(first, lambda: "waits" in first.stream())
     second = kernel.start(
         f"import hydrogen_magic\nopen({str(go)!r}, 'w').close()\nprint('second')\n"
-        "hydrogen_magic.runner.gangs().popitem()[1].wait()"
+        "hydrogen_magic.driver.launcher.gangs().popitem()[1].wait()"
     )
     kernel.finish(second)
     kernel.until(first, lambda: "succeeded" in first.block)
@@ -260,7 +260,9 @@ def test_two_notebooks_at_once(kernel: Kernel, other_kernel: Kernel) -> None:
 
 @pytest.mark.parametrize("how", ["restart now", "restart", "crash", "shutdown"])
 def test_the_gang_ends_with_its_kernel_and_the_next_one_runs(kernel: Kernel, how: str) -> None:
-    hub = kernel.value("from hydrogen_magic.placements import agents; agents.hub()._directory")
+    hub = kernel.value(
+        "from hydrogen_magic.driver.placements import agents; agents.hub()._directory"
+    )
     cell = kernel.start(FAMILY)
     kernel.until(cell, lambda: cell.stream().count("training") == 2)
     family = [process.pid for process in processes.descendants(kernel.pid)]

@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from hydrogen_magic import capture
-from hydrogen_magic.infer import patience
-from hydrogen_magic.infer.run import Inference, infer
-from hydrogen_magic.predict.options import InferOptions
-from hydrogen_magic.spec import JobSpec
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.inference import speculation
+from hydrogen_magic.inference.local import Inference, infer
+from hydrogen_magic.node.prediction.options import InferOptions
 from tests import infer_ranks, leaks
 
 FLOOR_S = 5.0
@@ -29,7 +29,7 @@ N_ROWS = 20_000
 
 @pytest.fixture(autouse=True)
 def impatient(warm_agents: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patience, "FLOOR_S", FLOOR_S)
+    monkeypatch.setattr(speculation, "FLOOR_S", FLOOR_S)
 
 
 def begun(frame: Any, function: Callable[..., Any], *args: Any, np: int = 2) -> Inference:
@@ -130,7 +130,7 @@ def test_a_rank_that_is_stopped_in_its_set_up(tmp_path: Path) -> None:
 
 
 def test_how_long_is_too_long() -> None:
-    known = patience.Patience()
+    known = speculation.Patience()
     assert known.chunk_s(100) > 60  # nothing says what is usual
     for _ in range(10):
         known.took(2.0, 100)

@@ -15,16 +15,16 @@ import pytest
 
 import hydrogen_magic as hm
 from hydrogen_magic import capture
-from hydrogen_magic import events as ev
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import GangStoppedError, InferError, RankFailedError
-from hydrogen_magic.infer import frames
-from hydrogen_magic.infer.feeder import Feeder
-from hydrogen_magic.infer.run import Inference
-from hydrogen_magic.infer.run import infer as start
-from hydrogen_magic.predict.options import InferOptions
-from hydrogen_magic.spec import JobSpec
-from hydrogen_magic.views.block import block
-from hydrogen_magic.worker import inference
+from hydrogen_magic.inference import sources
+from hydrogen_magic.inference.dispatcher import Feeder
+from hydrogen_magic.inference.local import Inference
+from hydrogen_magic.inference.local import infer as start
+from hydrogen_magic.node.prediction.options import InferOptions
+from hydrogen_magic.node.worker import inference
+from hydrogen_magic.views.text_table import block
 from tests import infer_ranks, leaks
 from tests.memory import Memory
 
@@ -149,7 +149,7 @@ def test_what_is_no_exception_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> N
         raise Panic("index out of bounds")
         yield
 
-    monkeypatch.setattr(frames.source(frame()).__class__, "chunks", chunks)
+    monkeypatch.setattr(sources.source(frame()).__class__, "chunks", chunks)
     with pytest.raises(InferError, match="broke off: Panic: index out of bounds"):
         _ = ended(infer(frame(), infer_ranks.doubles)).result
 
@@ -237,7 +237,7 @@ def test_a_retry_loses_no_row(tmp_path: Path) -> None:
 
 
 def test_an_attempt_after_the_last_row_finds_nothing_to_do() -> None:
-    source = frames.source(frame(500))
+    source = sources.source(frame(500))
     options = InferOptions(batch_size=100)
     feeder = Feeder(source, source.result(options), options, 1)
     for _ in range(2):  # the first one failed as its process ended

@@ -13,11 +13,15 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from hydrogen_magic import magics
-from hydrogen_magic.arguments import ArgumentsError, InferArguments, parse_infer
+from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import CaptureError, InferError, RankFailedError
-from hydrogen_magic.predict.options import InferOptions
-from hydrogen_magic.spec import JobSpec
+from hydrogen_magic.node.prediction.options import InferOptions
+from hydrogen_magic.notebook import magics
+from hydrogen_magic.notebook.arguments import (
+    ArgumentsError,
+    InferArguments,
+    parse_infer,
+)
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 

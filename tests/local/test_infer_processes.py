@@ -15,8 +15,8 @@ PEAK = """
 import sys
 from pathlib import Path
 import numpy as np, pandas as pd, pyarrow as pa, pyarrow.parquet as pq
-from hydrogen_magic.infer import frames
-from hydrogen_magic.predict import options
+from hydrogen_magic.inference import frames
+from hydrogen_magic.node.prediction import options
 
 def high_kb():
     status = Path("/proc/self/status").read_text()
@@ -90,7 +90,7 @@ def test_a_kernel_that_ends_leaves_nothing(tmp_path: Path) -> None:
     code = (
         "import sys, pyarrow as pa\n"
         "from pathlib import Path\n"
-        "from hydrogen_magic.infer import frames\nfrom hydrogen_magic.predict import options\n"
+        "from hydrogen_magic.inference import frames\nfrom hydrogen_magic.node.prediction import options\n"
         f"rows = Path({str(rows)!r})\n"
         "result = frames.source(rows).result(options.InferOptions(only=True))\n"
         "result.begin(pa.schema([('n', pa.int8())]))\n"

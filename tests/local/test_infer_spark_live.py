@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from hydrogen_magic import events as ev
-from hydrogen_magic.checked import checked
-from hydrogen_magic.gang.state import GangState, fold
-from hydrogen_magic.infer.spark_tally import Tally
-from hydrogen_magic.views.block import block
-from hydrogen_magic.views.widget import rows as widget_rows
-from hydrogen_magic.views.wording import progress_text
-from hydrogen_magic.wire import Hub
-from hydrogen_magic.worker.teller import Teller
-from hydrogen_magic.worker.telling import News, TaskNews
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.validation import checked
+from hydrogen_magic.driver.state.gang_state import GangState, fold
+from hydrogen_magic.inference.spark.progress import Tally
+from hydrogen_magic.node.worker.task_reporter import Teller
+from hydrogen_magic.node.worker.task_status import News, TaskNews
+from hydrogen_magic.transport.channel import Hub
+from hydrogen_magic.views.formatting import progress_text
+from hydrogen_magic.views.text_table import block
+from hydrogen_magic.views.widget import rank_rows as widget_rows
 
 STAGE = 7
 

@@ -9,9 +9,9 @@ import time
 
 import pytest
 
-from hydrogen_magic import events as ev
-from hydrogen_magic import record
-from hydrogen_magic.runner import sweep_abandoned
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import run_log
+from hydrogen_magic.driver.launcher import sweep_abandoned
 from tests.gangs import wait_until_gone
 from tests.scripted_kernel import Kernel, agents_of
 
@@ -50,7 +50,7 @@ def test_a_kernel_that_ends_takes_its_gang_along(how: signal.Signals) -> None:
         kernel.process.send_signal(how)
         kernel.process.wait(10)
         kernel.wait_until_gone()
-        last = record.read(kernel.gang)[-1]
+        last = run_log.read(kernel.gang)[-1]
         assert isinstance(last, ev.GangEnded) and last.reason == "the kernel ended"
     finally:
         kernel.close()
@@ -77,9 +77,9 @@ def test_kernel_and_agent_killed_together_leave_only_what_a_sweep_finds() -> Non
         kernel.process.wait()
         # Ranks and their workers die with the agent; the helpers in their own sessions do not.
         kernel.wait_until_gone(but=2)
-        assert record.unfinished(record.is_alive) == [kernel.gang]
+        assert run_log.unfinished(run_log.is_alive) == [kernel.gang]
         assert sweep_abandoned() == [kernel.gang]
-        assert record.unfinished(record.is_alive) == []
+        assert run_log.unfinished(run_log.is_alive) == []
         kernel.wait_until_gone()
     finally:
         kernel.close()

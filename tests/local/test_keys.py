@@ -16,14 +16,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import hydrogen_magic as hm
+from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.rendezvous.horovod import HorovodRendezvous
-from hydrogen_magic.spec import JobSpec, Plan, Slot
+from hydrogen_magic.horovod.rendezvous import HorovodRendezvous
 from tests.gangs import PATIENCE_S
 
 TOKEN = "5ecre7"
 SERVE = (
-    "import sys; from hydrogen_magic.rendezvous import keys\n"
+    "import sys; from hydrogen_magic.driver.rendezvous import keys\n"
     "keys._HOLD_S = float(sys.argv[2]) or keys._HOLD_S\n"
     f"keys.serve_keys(int(sys.argv[1]), {TOKEN!r}, sys.argv[3:])\n"
 )

@@ -22,7 +22,13 @@ def _sleeper(*prefix: str, **environment: str) -> subprocess.Popen[bytes]:
     """Start a process that says it is there and lives until its standard input is closed."""
     code = "import sys; print('up', flush=True); sys.stdin.read()"
     process = subprocess.Popen(
-        [*prefix, sys.executable, "-c", code, "hydrogen_magic.agent" if not environment else ""],
+        [
+            *prefix,
+            sys.executable,
+            "-c",
+            code,
+            "hydrogen_magic.node.agent" if not environment else "",
+        ],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, **environment},

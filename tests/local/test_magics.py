@@ -18,15 +18,19 @@ import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 
-from hydrogen_magic import capture, doctor, magics, notebook, record, result_stream, runner
-from hydrogen_magic import events as ev
+from hydrogen_magic import capture
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import run_log
+from hydrogen_magic.core.job import JobSpec, Plan, Slot
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.errors import HydrogenError, PlacementError, RankFailedError
-from hydrogen_magic.gang.state import replay
-from hydrogen_magic.handle import Gang
-from hydrogen_magic.identity import Originals
-from hydrogen_magic.pickling import Pickler
-from hydrogen_magic.placements.spark import session as sessions
-from hydrogen_magic.spec import JobSpec, Plan, Slot
+from hydrogen_magic.notebook import doctor, ipython_cells, magics
+from hydrogen_magic.serialization import result_stream
+from hydrogen_magic.serialization.identity import Originals
+from hydrogen_magic.serialization.pickler import Pickler
 
 GONE = "no-such-boot:1:1"
 
@@ -68,7 +72,7 @@ class Launched:
 
 def finished(value: Any, out: dict[str, Any]) -> Gang:
     """Return a gang that has succeeded with these results."""
-    gang = Gang("3f2a", record.Record(Path(), None, lambda text: None))
+    gang = Gang("3f2a", run_log.Record(Path(), None, lambda text: None))
     sent = result_stream.pack({**out, result_stream.CELL_VALUE: value}, Pickler)
     for name, section in sent.sections.items():
         gang.deliver(0, result_stream.Part(name), section)
@@ -81,9 +85,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     fake = Launched()
     plan = Plan((Slot(0, 0, 0, 2, 2, 1, "here", "0"), Slot(1, 1, 0, 2, 2, 1, "here")), ("a note",))
     monkeypatch.setattr(capture, "capture_cell", fake.capture_cell)
-    monkeypatch.setattr(runner, "launch_captured", fake.launch_captured)
-    monkeypatch.setattr(runner, "plan", lambda spec: plan)
-    monkeypatch.setattr(runner, "attend", lambda gang, view: None)
+    monkeypatch.setattr(launcher, "launch_captured", fake.launch_captured)
+    monkeypatch.setattr(launcher, "plan", lambda spec: plan)
+    monkeypatch.setattr(launcher, "attend", lambda gang, view: None)
     return fake
 
 
@@ -125,7 +129,7 @@ def test_a_failed_gang_leaves_the_notebooks_names_alone_and_raises(
 ) -> None:
     failed = finished(None, {"model": "half"})
     failed.finish(HydrogenError("rank 1 failed"))
-    monkeypatch.setattr(runner, "launch_captured", lambda *args, **kwargs: failed)
+    monkeypatch.setattr(launcher, "launch_captured", lambda *args, **kwargs: failed)
     run(shell, "model = 'old'")
     with pytest.raises(HydrogenError):
         run(shell, "%%distributed --out model\npass")
@@ -210,7 +214,7 @@ def test_the_cell_knows_its_number_its_lines_and_earlier_sources(
     ],
 )
 def test_the_bodys_first_line_is_found_as_the_user_sees_it(raw: str, line: int) -> None:
-    assert notebook.first_line_of("x = 1\n", [raw]) == line
+    assert ipython_cells.first_line_of("x = 1\n", [raw]) == line
 
 
 # ── loading ──────────────────────────────────────────────────────────────────────────────────────
@@ -236,7 +240,7 @@ def test_loading_names_who_had_the_name_and_unloading_gives_it_back(
 
 
 def write_run(name: str, owner: str, *more: ev.Event) -> None:
-    kept = record.Record.create(name)
+    kept = run_log.Record.create(name)
     launch = ev.GangLaunched(0.0, name, "%%distributed", 2, "local", "torch", 1.0, owner, {})
     for event in (launch, ev.AttemptStarted(0.0, 0), *more):
         kept.append(event)
@@ -246,15 +250,15 @@ def write_run(name: str, owner: str, *more: ev.Event) -> None:
 def test_loading_reports_a_run_whose_kernel_died_once(
     shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machine = record.owner_of_this_process().rpartition(":")[0].rpartition(":")[0]
+    machine = run_log.owner_of_this_process().rpartition(":")[0].rpartition(":")[0]
     write_run("dead", f"{machine}:4194303:1", ev.RankStarted(0.5, 0, 1, "here", "cpu"))
-    write_run("mine", record.owner_of_this_process())
-    with open(record.runs_dir() / "dead" / "events.jsonl", "a") as file:
+    write_run("mine", run_log.owner_of_this_process())
+    with open(run_log.runs_dir() / "dead" / "events.jsonl", "a") as file:
         file.write('["Output", {"at_')  # it was killed while it wrote
     magics.unload(shell)
     magics.load(shell)
     assert "1 earlier run was stopped when the kernel ended: dead" in capsys.readouterr().out
-    assert replay(record.read("dead")).state == "STOPPED"
+    assert replay(run_log.read("dead")).state == "STOPPED"
     magics.unload(shell)
     magics.load(shell)
     assert capsys.readouterr().out == ""
@@ -266,13 +270,13 @@ def test_loading_reports_a_run_whose_kernel_died_once(
 @pytest.fixture
 def gang(monkeypatch: pytest.MonkeyPatch) -> Gang:
     """A gang of this kernel that runs, by its events."""
-    gang = Gang("3f2a", record.Record.create("3f2a"))
-    owner = record.owner_of_this_process()
+    gang = Gang("3f2a", run_log.Record.create("3f2a"))
+    owner = run_log.owner_of_this_process()
     gang.emit(ev.GangLaunched(0.0, "3f2a", "--np 2", 2, "local", "torch", 1.0, owner, {}))
     gang.emit(ev.AttemptStarted(0.0, 0))
     gang.emit(ev.RankPhase(0.2, 0, "running"))
     gang.emit(ev.Output(0.3, 1, "stdout", "hello\x1b[2J\n"))
-    monkeypatch.setattr(runner, "gangs", lambda: {"3f2a": gang})
+    monkeypatch.setattr(launcher, "gangs", lambda: {"3f2a": gang})
     return gang
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hydrogen_magic import events as ev
+from hydrogen_magic.core import events as ev
 from tests.observed import Ended, run, start
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import hydrogen_magic as hm
-from hydrogen_magic import events as ev
+from hydrogen_magic.core import events as ev
 from tests import library_ranks
 from tests.observed import Ended, start
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.errors import HydrogenError
-from hydrogen_magic.views.widget import files
+from hydrogen_magic.views.widget import downloads
 
 
 class Made:
@@ -19,15 +19,15 @@ class Made:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.has_begun, self.goes_on = threading.Event(), threading.Event()
         self.came: queue.Queue[tuple[str, Any]] = queue.Queue()
-        self.maker = files.Maker(lambda order, made: self.came.put((order["id"], made)))
-        monkeypatch.setattr(files, "make_file", self._make)
+        self.maker = downloads.Maker(lambda order, made: self.came.put((order["id"], made)))
+        monkeypatch.setattr(downloads, "make_file", self._make)
 
-    def _make(self, actions: Any, order: Mapping[str, Any]) -> files.File:
+    def _make(self, actions: Any, order: Mapping[str, Any]) -> downloads.File:
         self.has_begun.set()
         assert self.goes_on.wait(10)
         if order["id"] == "2":
             raise MemoryError("not enough")
-        return files.File(order["id"], "", b"")
+        return downloads.File(order["id"], "", b"")
 
     def ask(self, number: int) -> None:
         self.maker.make(None, {"id": str(number), "do": "csv"})  # type: ignore[arg-type]

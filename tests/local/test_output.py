@@ -20,12 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hydrogen_magic as hm
-from hydrogen_magic import events as ev
-from hydrogen_magic import processes
-from hydrogen_magic.agent.output import Allowance, LivePart, LiveText, RankLog
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import processes
+from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import RankFailedError
-from hydrogen_magic.handle import Gang
-from hydrogen_magic.views.output import OutputLines
+from hydrogen_magic.node.agent.output import Allowance, LivePart, LiveText, RankLog
+from hydrogen_magic.views.output_lines import OutputLines
 from tests import leaks
 from tests.gangs import PATIENCE_S, ended, said, until
 

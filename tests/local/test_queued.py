@@ -10,14 +10,14 @@ from collections.abc import Iterator
 import pytest
 
 import hydrogen_magic as hm
-from hydrogen_magic import conductor
-from hydrogen_magic import events as ev
-from hydrogen_magic.gang.state import GangState, replay
-from hydrogen_magic.placements import Attempt, Crew, Sink
-from hydrogen_magic.placements.local import LocalPlacement
-from hydrogen_magic.spec import JobSpec
-from hydrogen_magic.views.block import headline
-from hydrogen_magic.views.widget import rows
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver import controller
+from hydrogen_magic.driver.placements import Attempt, Crew, Sink
+from hydrogen_magic.driver.placements.local import LocalPlacement
+from hydrogen_magic.driver.state.gang_state import GangState, replay
+from hydrogen_magic.views.text_table import headline
+from hydrogen_magic.views.widget import rank_rows
 from hydrogen_magic.views.widget.feed import Feed
 from tests import ranks
 
@@ -38,7 +38,7 @@ def test_views_say_how_many_slots_there_are() -> None:
     state = waiting()
     assert state.state == "PENDING" and state.queued == (2, 4)
     assert headline(state, 12.0) == "gang cafe · 4 ranks · queued, 2 of 4 slots · 12 s"
-    gang = rows.gang_row(state, 12.0)
+    gang = rank_rows.gang_row(state, 12.0)
     assert gang["state"] == "queued" and gang["queued"] == [2, 4]
 
 
@@ -54,7 +54,7 @@ def test_views_say_how_many_slots_there_are() -> None:
 def test_it_waits_no_longer(event: ev.Event, word: str) -> None:
     state = waiting(event)
     assert state.queued is None
-    gang = rows.gang_row(state, 4.0)
+    gang = rank_rows.gang_row(state, 4.0)
     assert gang["state"] == word and gang["queued"] is None
     assert "queued" not in headline(state, 4.0)
 
@@ -62,7 +62,7 @@ def test_it_waits_no_longer(event: ev.Event, word: str) -> None:
 def test_stopping_is_said_rather_than_waiting() -> None:
     state = waiting(ev.StopRequested(3.0, "user"))
     assert "stopping (you asked)" in headline(state, 4.0)
-    assert rows.gang_row(state, 4.0)["state"] == "stopping"
+    assert rank_rows.gang_row(state, 4.0)["state"] == "stopping"
 
 
 def test_pages_hear_of_every_slot_at_once() -> None:
@@ -117,7 +117,7 @@ def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[WaitingCrew]:
         return made
 
     monkeypatch.setattr(LocalPlacement, "open", opened)
-    monkeypatch.setattr(conductor, "_CHECK_START_S", 0.01)
+    monkeypatch.setattr(controller, "_CHECK_START_S", 0.01)
     yield made
     made.has_room.set()
 

@@ -14,11 +14,11 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
-from hydrogen_magic import events as ev
-from hydrogen_magic import runner
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.errors import HydrogenError, ResultError
-from hydrogen_magic.handle import Gang
-from hydrogen_magic.placements import agents
 from tests import random_results
 from tests.gangs import alive, ended, family_of, until
 from tests.random_results import build, has_unpicklable, same
@@ -30,7 +30,7 @@ _PER_GANG = 30
 def forget_gangs() -> Iterator[None]:
     """The kernel keeps the last gangs, with results that are memory files."""
     yield
-    runner._recent.clear()
+    launcher._recent.clear()
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def two_results(n_bytes: int, wait_s: float) -> Any:
 def end(gang: Gang, how: str) -> None:
     pid = gang.ranks[hm.world_size() % 2].pid or 0
     if how == "agent":
-        (agent,) = [one for one in agents.pool().all if one.attempt == (gang.id, 0)] or [None]
+        (agent,) = [one for one in local_agents.pool().all if one.attempt == (gang.id, 0)] or [None]
         pid = agent.process.pid if agent is not None else 0
     if how in ("stop", "kill"):
         gang.stop(kill=how == "kill")

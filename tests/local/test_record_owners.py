@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 
-from hydrogen_magic import record
+from hydrogen_magic.core import run_log
 from tests.records import ENDED, METRICS, launched, write
 
 
@@ -19,9 +19,9 @@ def test_runs_whose_kernel_died_are_unfinished_and_old_ones_pruned() -> None:
     write("over", launched("over", 2.0, dead), ENDED)
     write("here", launched("here", 3.0), METRICS)
     away = write("away", launched("away", 4.0, "another machine:1:1"), METRICS)
-    assert [found.gang for found in record.recent()] == ["away", "here", "over", "dead"]
-    assert record.unfinished(record.is_alive) == ["dead"]
+    assert [found.gang for found in run_log.recent()] == ["away", "here", "over", "dead"]
+    assert run_log.unfinished(run_log.is_alive) == ["dead"]
     os.utime(away / "events.jsonl", (0, 0))  # silent for long
-    assert record.unfinished(record.is_alive) == ["away", "dead"]
-    record.prune(keep=1)
-    assert sorted(record.recent_ids()) == ["away", "here"]
+    assert run_log.unfinished(run_log.is_alive) == ["away", "dead"]
+    run_log.prune(keep=1)
+    assert sorted(run_log.recent_ids()) == ["away", "here"]

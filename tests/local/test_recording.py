@@ -18,16 +18,17 @@ from typing import Any
 import pytest
 
 import hydrogen_magic as hm
-from hydrogen_magic import events as ev
-from hydrogen_magic import frames, profiling, runner
 from hydrogen_magic.capture import capture_call
-from hydrogen_magic.gang.state import RankState
-from hydrogen_magic.gang.waits import late_in_all
-from hydrogen_magic.handle import Gang
-from hydrogen_magic.spec import JobSpec
-from hydrogen_magic.timeline import write_chrome_trace
-from hydrogen_magic.views.lanes import Lanes
-from hydrogen_magic.worker import orders, profiler, reporter
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver import launcher, profiling
+from hydrogen_magic.driver.chrome_trace import write_chrome_trace
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.state.collective_waits import late_in_all
+from hydrogen_magic.driver.state.gang_state import RankState
+from hydrogen_magic.node.worker import commands, profiler, reporter
+from hydrogen_magic.transport import framing
+from hydrogen_magic.views.span_tracks import Lanes
 from tests import seconds, training
 from tests.gangs import ended, notices_of, spans_of, until, until_reported_again
 from tests.observed import Ended, run
@@ -116,7 +117,7 @@ def test_timeline_records_from_the_start(over: Path, tmp_path: Path) -> None:
         training.train, (str(over),), {},
         max_closure_bytes=1 << 24, ranks_have_gpu=False, labels={},
     )  # fmt: skip
-    gang = runner.launch_captured(captured, spec, title="train")
+    gang = launcher.launch_captured(captured, spec, title="train")
     ended(gang).raise_for_state()
     steps = gang.ranks[0].steps
     assert gang.snapshot().is_recording
@@ -135,7 +136,7 @@ def test_waiting_for_gradients_is_not_the_ranks_own_work() -> None:
         training.train_unevenly, (n_steps,), {},
         max_closure_bytes=1 << 24, ranks_have_gpu=False, labels={},
     )  # fmt: skip
-    gang = runner.launch_captured(captured, JobSpec(np=2, timeline=""), title="train")
+    gang = launcher.launch_captured(captured, JobSpec(np=2, timeline=""), title="train")
     ended(gang).raise_for_state()
     found = spans_of(gang, "spans")
     for rank in (0, 1):
@@ -183,7 +184,7 @@ def test_a_wait_that_is_a_span_is_shown_once(tmp_path: Path) -> None:
 NESTING = """
 import torch
 import hydrogen_magic as hm
-from hydrogen_magic.worker.observe import forward
+from hydrogen_magic.node.worker.observe import forward
 module = torch.nn.Module
 plain = module.__call__
 torch.load  # recording covers functions that exist when it begins
@@ -232,7 +233,7 @@ COMPILED = """
 import warnings
 import torch
 from torch._dynamo.testing import CompileCounter
-from hydrogen_magic.worker.observe import forward
+from hydrogen_magic.node.worker.observe import forward
 warnings.simplefilter("error")
 class Net(torch.nn.Module):
     def __init__(self):
@@ -307,8 +308,8 @@ def test_malformed_orders_are_reported_and_ignored() -> None:
     ours, theirs = socket.socketpair()
     sent: list[ev.Event] = []
     rank = reporter.Reporter(0, time.monotonic(), sent.extend)
-    taken = orders.Orders(
-        frames.FrameReader(theirs), rank, profiler.Profiler(rank, lambda number, fd: None)
+    taken = commands.Orders(
+        framing.FrameReader(theirs), rank, profiler.Profiler(rank, lambda number, fd: None)
     )
     with ours, theirs:
         taken.poll()  # nothing there: no wait
@@ -317,9 +318,9 @@ def test_malformed_orders_are_reported_and_ignored() -> None:
             {"do": "profile", "number": "x", "steps": {}, "path": 1}, None,
         ]  # fmt: skip
         for order in odd:
-            frames.send(ours, order, [0])
+            framing.send(ours, order, [0])
         ours.sendall(b"\x00\x00\x00\x02\x00{]")
-        frames.send(ours, {"do": "record", "on": True})
+        framing.send(ours, {"do": "record", "on": True})
         before = len(os.listdir("/proc/self/fd"))
         taken.poll()
         assert (rank.is_recording, len(os.listdir("/proc/self/fd"))) == (True, before)

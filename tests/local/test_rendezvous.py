@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 import hydrogen_magic as hm
-from hydrogen_magic import processes
+from hydrogen_magic.core import processes
+from hydrogen_magic.core.job import JobSpec, Plan, Slot
+from hydrogen_magic.driver.placements import local_agents
+from hydrogen_magic.driver.rendezvous.torch import TorchRendezvous
 from hydrogen_magic.errors import RendezvousError
-from hydrogen_magic.placements import agents
-from hydrogen_magic.rendezvous.torch import TorchRendezvous
-from hydrogen_magic.spec import JobSpec, Plan, Slot
 from tests import ranks
 from tests.gangs import PATIENCE_S, ended, until, wait_until
 
@@ -113,10 +113,10 @@ def test_a_crowd_of_strangers_does_not_keep_ranks_out() -> None:
     """Another user keeps 600 connections to the port that is reserved for the next gang."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
         pytest.skip("becoming another user needs root")
-    agents.close()
-    agents.warm_up(())
-    wait_until(lambda: [agent for agent in agents.pool().idle if agent.is_ready])
-    port = agents.pool().idle[0].held[1]
+    local_agents.close()
+    local_agents.warm_up(())
+    wait_until(lambda: [agent for agent in local_agents.pool().idle if agent.is_ready])
+    port = local_agents.pool().idle[0].held[1]
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port), PATIENCE_S).close()
     python = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable

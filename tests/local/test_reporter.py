@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hydrogen_magic import events as ev
-from hydrogen_magic.worker import api, points
-from hydrogen_magic.worker import reporter as reporters
-from hydrogen_magic.worker.pace import Pace
-from hydrogen_magic.worker.watch import Watch, report_exception
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.node.worker import api, metric_points
+from hydrogen_magic.node.worker import reporter as reporters
+from hydrogen_magic.node.worker.main_thread import Watch, report_exception
+from hydrogen_magic.node.worker.send_interval import Pace
 
 TIMEOUT_S = 60.0
 
@@ -167,7 +167,7 @@ def test_a_gpu_that_hangs_keeps_back_its_values_only(
             return 1
 
     event = Unfinished()
-    monkeypatch.setattr(points, "_copy_on_gpu", lambda value: (4.0, event))
+    monkeypatch.setattr(metric_points, "_copy_on_gpu", lambda value: (4.0, event))
     reporter.start()
     api.log(early=1.0)
     api.log(late=CudaTensor())

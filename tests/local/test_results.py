@@ -13,7 +13,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
 from hydrogen_magic.errors import ResultError
-from hydrogen_magic.tolerant_unpickling import MissingObject
+from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 from tests import result_checks, result_ranks
 from tests.gangs import ended, until
 from tests.result_checks import run_cell

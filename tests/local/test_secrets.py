@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import hydrogen_magic as hm
-from hydrogen_magic import events as ev
 from hydrogen_magic.compat import HorovodRunner, TorchDistributor, log_to_driver
-from hydrogen_magic.magics import Distributed
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.notebook.magics import Distributed
 from tests.capture_rig import open_notebook
 from tests.gangs import failure_of
 
@@ -69,9 +69,9 @@ def test_a_secret_in_the_magics_line_is_not_kept(capsys: pytest.CaptureFixture[s
 
 def refusals() -> list[str]:
     """Try to start a gang in every way; return what is raised."""
-    from hydrogen_magic.worker import shell
+    from hydrogen_magic.node.worker import ipython_shell
 
-    line = shell.RankShell({})
+    line = ipython_shell.RankShell({})
     ways: list[Any] = [
         lambda: hm.run(print),
         lambda: hm.launch(print, np=1, on="inline"),

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from hydrogen_magic import events as ev
-from hydrogen_magic import runner
-from hydrogen_magic.gang.state import GangState, replay
-from hydrogen_magic.views.widget import kept
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.state.gang_state import GangState, replay
+from hydrogen_magic.views.widget import retained_views
 from hydrogen_magic.views.widget.feed import Feed
-from hydrogen_magic.views.widget.still import gathered, still
+from hydrogen_magic.views.widget.static_html import gathered, still
 from tests import seconds
 
 
@@ -69,11 +69,11 @@ class Counted:
 def test_views_that_end_in_threads_are_let_go_of_once_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kept, "_kept", deque())
-    monkeypatch.setattr(kept, "_faded", deque())
+    monkeypatch.setattr(retained_views, "_kept", deque())
+    monkeypatch.setattr(retained_views, "_faded", deque())
     views = [Counted() for _ in range(200)]
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(kept.keep, views))
+        list(threads.map(retained_views.keep, views))
     assert sorted(view.faded for view in views) == [0] * 4 + [1] * 196
     assert sum(view.ended for view in views) == 200 - 4 - 32
 
@@ -111,5 +111,5 @@ class BrokenView:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_what_follows_a_detached_gang_is_done_though_its_view_breaks() -> None:
     done = threading.Event()
-    runner.follow(EndedGang(), BrokenView(), done.set)  # type: ignore[arg-type]
+    launcher.follow(EndedGang(), BrokenView(), done.set)  # type: ignore[arg-type]
     assert done.wait(10)

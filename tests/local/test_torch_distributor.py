@@ -207,9 +207,7 @@ def test_signatures_are_the_originals(name: str) -> None:
 
 @pytest.mark.spark
 def test_without_a_session_there_are_no_executors(monkeypatch: pytest.MonkeyPatch) -> None:
-    none = (
-        "hydrogen_magic.placements.spark.session._session_classes"  # not imported: ranks have less
-    )
+    none = "hydrogen_magic.driver.placements.spark.session._session_classes"  # not imported: ranks have less
     monkeypatch.setattr(none, lambda: ())
     with pytest.raises(RuntimeError, match=r"use `local_mode=True`.*SparkSession"):
         TorchDistributor(num_processes=2, local_mode=False, use_gpu=False)

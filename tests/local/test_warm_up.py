@@ -6,7 +6,7 @@ import sys
 import time
 
 import hydrogen_magic as hm
-from hydrogen_magic.placements import agents
+from hydrogen_magic.driver.placements import local_agents
 
 
 def _has_imported(name: str) -> bool:
@@ -14,13 +14,13 @@ def _has_imported(name: str) -> bool:
 
 
 def test_the_first_gang_takes_the_agent_that_was_warmed_up() -> None:
-    agents.warm_up(["torch"])
+    local_agents.warm_up(["torch"])
     assert hm.run(_has_imported, "torch", np=1) is True
-    assert len(agents.pool().all) == 1
+    assert len(local_agents.pool().all) == 1
 
 
 def test_an_idle_agent_imports_what_an_optimizer_would_import() -> None:
-    agents.warm_up(["torch"])
+    local_agents.warm_up(["torch"])
     deadline = time.monotonic() + 60
     while not hm.run(_has_imported, "torch._dynamo", np=1):
         assert time.monotonic() < deadline

@@ -29,7 +29,7 @@ BREAKS = (
 MENDS = "feed.Feed.{method} = whole"
 COMMS = "len(__import__('comm').get_comm_manager().comms)"
 BOARD = (
-    "import hydrogen_magic.views.widget.routes as routes\n"
+    "import hydrogen_magic.views.widget.shell_interceptor as routes\n"
     "routes._board._lines, routes._board._onward, "
     "isinstance(routes._board._stream._recv_callback, routes.Switchboard)"
 )

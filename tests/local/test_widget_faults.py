@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hydrogen_magic import events as ev
-from hydrogen_magic.gang.state import GangState, replay
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.views.widget import WidgetView
 from hydrogen_magic.views.widget import display as displays
 from tests.fake_gang import FakeGang

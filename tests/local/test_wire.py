@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import zmq
 
-from hydrogen_magic.wire import AgentKeys, AgentLink, Hub
+from hydrogen_magic.transport.channel import AgentKeys, AgentLink, Hub
 from tests.gangs import PATIENCE_S
 
 

@@ -11,17 +11,19 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from hydrogen_magic import allocation, magics, runner
-from hydrogen_magic import events as ev
 from hydrogen_magic.capture import Captured, CellText, capture_cell
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import memory_settings
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark.remote_agents import Fleet
 from hydrogen_magic.errors import GangStoppedError, InferError
-from hydrogen_magic.infer.on_spark import Prepared, infer_spark, prepare
-from hydrogen_magic.infer.spark_gang import OnSpark, infer_on_spark
-from hydrogen_magic.infer.spark_run import SparkRun
-from hydrogen_magic.placements.spark import session as sessions
-from hydrogen_magic.placements.spark.agents import Fleet
-from hydrogen_magic.predict.options import InferOptions
-from hydrogen_magic.spec import JobSpec
+from hydrogen_magic.inference.spark.gang import OnSpark, infer_on_spark
+from hydrogen_magic.inference.spark.prepared import Prepared, infer_spark, prepare
+from hydrogen_magic.inference.spark.run import SparkRun
+from hydrogen_magic.node.prediction.options import InferOptions
+from hydrogen_magic.notebook import magics
 from tests import spark_rig
 from tests.gangs import PATIENCE_S, wait_until_gone
 
@@ -92,7 +94,7 @@ def plain_report(spark: Any) -> dict[int, dict[str, Any]]:
         yield pyarrow.RecordBatch.from_pydict({"o": [json.dumps(found)]})
 
     numbers = spark.range(0, 4, 1, 4)
-    with sessions.of(numbers).python_workers(allocation.ENVIRONMENT):  # the workers of ours
+    with sessions.of(numbers).python_workers(memory_settings.ENVIRONMENT):  # the workers of ours
         rows = numbers.mapInArrow(report, "o string").collect()
     found = [json.loads(row.o) for row in rows]
     return {each.pop("pid"): each for each in found}
@@ -549,15 +551,15 @@ def test_the_magic_shows_and_stops_a_run_and_keeps_out_lazy(spark: Any) -> None:
     try:
         shell.run_cell("import numpy as np")
         shell.push({"df": spark.range(0, N_ROWS, 1, 4)})
-        known = set(runner.gangs())
+        known = set(launcher.gangs())
         line = "df --schema 'twice bigint'"
         assert shell.run_cell_magic("infer", f"{line} --out scored", TWICE) is None
         assert shell.user_ns["scored"].count() == N_ROWS
-        assert set(runner.gangs()) <= known, "a lazy result starts no gang"
+        assert set(launcher.gangs()) <= known, "a lazy result starts no gang"
         kept = shell.run_cell_magic("infer", line, TWICE)
         assert kept.columns == ["id", "twice"]
         kept.unpersist()
-        (gang,) = (gang for name, gang in runner.gangs().items() if name not in known)
+        (gang,) = (gang for name, gang in launcher.gangs().items() if name not in known)
         assert (gang.state, gang.snapshot().placement) == ("SUCCEEDED", "spark")
         detached = shell.run_cell_magic("infer", f"{line} --detach --quiet", HANGS)
         pids_at(detached, "running")

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 
 import hydrogen_magic as hm
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.placements import Attempt, local_agents
+from hydrogen_magic.driver.placements.spark import assignment
+from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgent, fleet
 from hydrogen_magic.errors import GangStoppedError, HydrogenError
-from hydrogen_magic.handle import Gang
-from hydrogen_magic.placements import Attempt, agents
-from hydrogen_magic.placements.spark import plans
-from hydrogen_magic.placements.spark.agents import RemoteAgent, fleet
 from tests import ranks, spark_ranks, spark_rig
 from tests.gangs import (
     PATIENCE_S,
@@ -104,11 +104,11 @@ def test_stop_while_a_checkpoint_travels(tmp_path: Path, monkeypatch: pytest.Mon
         travels.set()
         await asyncio.Event().wait()
 
-    def on_another_disk(*known: Any) -> plans.Meant:
+    def on_another_disk(*known: Any) -> assignment.Meant:
         return dataclasses.replace(meant(*known), shares_disk=False)
 
-    travels, meant = threading.Event(), plans.plan
-    monkeypatch.setattr(plans, "plan", on_another_disk)
+    travels, meant = threading.Event(), assignment.plan
+    monkeypatch.setattr(assignment, "plan", on_another_disk)
     monkeypatch.setattr(RemoteAgent, "bring_checkpoint", travel)
     gang = launch(spark_ranks.fail_once, str(tmp_path / "tried"), np=2, retries=1)
     assert travels.wait(PATIENCE_S)
@@ -166,7 +166,7 @@ def press_kill(ui: str) -> None:
 def test_an_agent_is_killed() -> None:
     gang, family = training()
     for pid in agent_pids():
-        if b"hydrogen_magic.agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"hydrogen_magic.node.agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGKILL)
     error = str(lost(gang, family))
     assert "agent" in error and HOST in error
@@ -177,7 +177,7 @@ def test_an_agent_that_does_not_respond_is_given_up() -> None:
     gang, family = training()
     stopped = [pid for pid in agent_pids() if pid not in family]
     for pid in stopped:
-        if b"hydrogen_magic.agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
+        if b"hydrogen_magic.node.agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
             os.kill(pid, signal.SIGSTOP)
     gang.stop(kill=True)
     assert ended(gang).state == "STOPPED"
@@ -196,7 +196,9 @@ def test_an_agent_that_was_given_up_ends() -> None:
         return given_up
 
     ended(launch(ranks.gather, np=2)).raise_for_state()
-    given_up = asyncio.run_coroutine_threadsafe(give_up(), agents.hub().loop).result(PATIENCE_S)
+    given_up = asyncio.run_coroutine_threadsafe(give_up(), local_agents.hub().loop).result(
+        PATIENCE_S
+    )
     wait_until_gone(given_up)
     assert ended(launch(ranks.gather, np=2)).result == [0, 1]
 
@@ -204,7 +206,7 @@ def test_an_agent_that_was_given_up_ends() -> None:
 def test_agents_are_closed_under_a_gang() -> None:
     """As when the notebook's kernel exits: the wait for the gang must end."""
     gang, family = training()
-    agents.close()
+    local_agents.close()
     assert "agents were ended" in str(lost(gang, family))
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 import hydrogen_magic as hm
+from hydrogen_magic.driver.placements import local_agents
+from hydrogen_magic.driver.placements.spark import barrier_job
 from hydrogen_magic.errors import GangStoppedError, PlacementError
-from hydrogen_magic.placements import agents
-from hydrogen_magic.placements.spark import joining
 from tests import ranks, spark_ranks, spark_rig
 from tests.gangs import PATIENCE_S, ended, until, wait_until_gone
 from tests.spark_gangs import agent_pids, busy, launch
@@ -126,10 +126,10 @@ def test_the_next_gang_has_the_same_agent() -> None:
 
 
 def test_idle_agents_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    agents.close()  # those that are warm wait for a minute
+    local_agents.close()  # those that are warm wait for a minute
     wait_until_gone(agent_pids())
     with monkeypatch.context() as patch:
-        patch.setattr(joining, "IDLE_S", 1.0)
+        patch.setattr(barrier_job, "IDLE_S", 1.0)
         (template,) = set(launch(spark_ranks.parent, np=2).results)
     wait_until_gone([template])
     spark_rig.until(lambda: not agent_pids(), PATIENCE_S)

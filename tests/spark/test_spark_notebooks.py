@@ -16,7 +16,7 @@ import nbformat
 import pytest
 from jupyter_core.utils import ensure_event_loop
 
-from hydrogen_magic.processes import OWNER
+from hydrogen_magic.core.processes import OWNER
 from tests import jupyter, leaks, spark_rig
 from tests.gangs import PATIENCE_S
 from tests.jupyter import Cell, Kernel
@@ -30,8 +30,8 @@ pytestmark = [
 DIGITS = Path(__file__).parents[2] / "example_notebooks" / "01_first_gang.ipynb"
 LOCAL_CLUSTER = "local-cluster[2,2,1024]"
 NO_WAY = """
-from hydrogen_magic.placements import agents
-from hydrogen_magic.placements.spark import agents as remote
+from hydrogen_magic.driver.placements import agents
+from hydrogen_magic.driver.placements.spark import agents as remote
 agents.close()  # those that are warm have found their way
 direct, remote._listen = remote._listen, lambda hub, addresses: ["tcp://127.0.0.1:9"]
 """
@@ -66,7 +66,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def owner(kernel: Kernel) -> str:
     """Return the mark of all that this kernel's gangs start."""
     return kernel.value(
-        "import hydrogen_magic.record; print(end=''); hydrogen_magic.record.owner_of_this_process()"
+        "from hydrogen_magic.core import run_log; print(end=''); run_log.owner_of_this_process()"
     ).strip("'")
 
 

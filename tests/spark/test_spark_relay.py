@@ -19,10 +19,10 @@ from typing import Any
 
 import pytest
 
+from hydrogen_magic.driver.placements.spark.relay import Relay
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.placements.spark import relay_daemon
-from hydrogen_magic.placements.spark.relay import Relay
-from hydrogen_magic.wire import AgentKeys, AgentLink, Hub
+from hydrogen_magic.node.spark import relay_daemon
+from hydrogen_magic.transport.channel import AgentKeys, AgentLink, Hub
 from tests import leaks
 from tests.gangs import PATIENCE_S
 from tests.spark_rig import HOST, ConnectServer, Site, connected, marked, until
@@ -351,7 +351,7 @@ def test_a_kernel_that_is_killed_leaves_nothing(server: ConnectServer, target: T
     code = f"""
         import time
         from pyspark.sql import SparkSession
-        from hydrogen_magic.placements.spark.relay import Relay
+        from hydrogen_magic.driver.placements.spark.relay import Relay
 
         spark = SparkSession.builder.remote({server.url!r}).getOrCreate()
         print(*Relay(spark, {target.address!r}).start(), flush=True)

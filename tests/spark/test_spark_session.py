@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark.job_errors import explained
+from hydrogen_magic.driver.placements.spark.session import Session, SparkJobError
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.placements.spark import session as sessions
-from hydrogen_magic.placements.spark.faults import explained
-from hydrogen_magic.placements.spark.session import Session, SparkJobError
 from tests import spark_rig
 from tests.gangs import PATIENCE_S
 
@@ -210,7 +210,7 @@ def _environment() -> dict[str, str]:
 _ON_A_CONSOLE = """
 import json, threading, time
 from pyspark.sql import SparkSession
-from hydrogen_magic.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark import session as sessions
 
 def slow(batches):
     import pyarrow, time

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver.placements.spark import capacity_check as surveys
+from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark.application_limits import registered_cores
+from hydrogen_magic.driver.placements.spark.capacity_check import Survey, free_slots, survey
+from hydrogen_magic.driver.placements.spark.executors import Executor, Roster, roster
+from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.driver.placements.spark.session_settings import Settings
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.placements.spark import session as sessions
-from hydrogen_magic.placements.spark import survey as surveys
-from hydrogen_magic.placements.spark.capacity import registered_cores
-from hydrogen_magic.placements.spark.executors import Executor, Roster, roster
-from hydrogen_magic.placements.spark.session import Session
-from hydrogen_magic.placements.spark.settings import Settings
-from hydrogen_magic.placements.spark.survey import Survey, free_slots, survey
-from hydrogen_magic.spec import JobSpec
 from tests import spark_rig
 from tests.gangs import PATIENCE_S
 
@@ -101,9 +101,9 @@ def test_gpus_by_the_sessions_own_settings(
 _OWN_SETTINGS = """
 import sys
 from pyspark.sql import SparkSession
-from hydrogen_magic.placements.spark import session as sessions
-from hydrogen_magic.placements.spark.survey import Survey, survey
-from hydrogen_magic.spec import JobSpec
+from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark.capacity_check import Survey, survey
+from hydrogen_magic.core.job import JobSpec
 from tests import spark_rig
 from tests.gangs import PATIENCE_S
 from tests.spark.test_spark_survey import report_gpus

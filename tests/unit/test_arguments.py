@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydrogen_magic.arguments import (
+from hydrogen_magic.core.argument_types import parse_duration_s, parse_size_bytes
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.notebook.arguments import (
     ArgumentsError,
     GangCommand,
     parse,
     parse_gang,
 )
-from hydrogen_magic.spec import JobSpec
-from hydrogen_magic.words import parse_duration_s, parse_size_bytes
 
 
 def test_every_option_reaches_the_spec() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hydrogen_magic.assignment import assign
-from hydrogen_magic.worker import namespace
+from hydrogen_magic.driver.result_assignment import assign
+from hydrogen_magic.node.worker import namespace
 from tests.capture_rig import Notebook, open_notebook
 from tests.rank_results import delivered
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from hydrogen_magic import notebook
 from hydrogen_magic.compat import HorovodRunner, TorchDistributor, gangs
+from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import GangTimeoutError, HydrogenError, PlacementError, RankFailedError
-from hydrogen_magic.spec import JobSpec
+from hydrogen_magic.notebook import ipython_cells
 
 
 @pytest.fixture
@@ -31,8 +31,8 @@ def test_options_win_over_the_notebooks_defaults(
 
     magics = types.SimpleNamespace(Distributed=Distributed)
     shell = types.SimpleNamespace(configurables=[Distributed()])
-    monkeypatch.setitem(sys.modules, "hydrogen_magic.magics", magics)  # type: ignore[arg-type]
-    monkeypatch.setattr(notebook, "shell_here", lambda: shell)
+    monkeypatch.setitem(sys.modules, "hydrogen_magic.notebook.magics", magics)  # type: ignore[arg-type]
+    monkeypatch.setattr(ipython_cells, "shell_here", lambda: shell)
     HorovodRunner(2).run(print)
     options: dict[str, Any] = {"env": {"A": "1"}, "retries": 0, "timeout": 5, "start_timeout": 6}
     HorovodRunner(np=-3, **options).run(print)

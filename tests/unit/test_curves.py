@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrogen_magic import events as ev
+from hydrogen_magic.core import events as ev
 from hydrogen_magic.views.curves import ALL_RANKS, Buckets, Change, Curves
-from hydrogen_magic.views.widget.plain import curve_part
+from hydrogen_magic.views.widget.json_values import curve_part
 from tests.mirror import MirroredCurve
 
 Point = tuple[int, int, float]

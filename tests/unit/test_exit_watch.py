@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from hydrogen_magic import processes
-from hydrogen_magic.agent import exit_watch
-from hydrogen_magic.agent.exit_watch import ExitWatch
+from hydrogen_magic.core import processes
+from hydrogen_magic.node.agent import exit_watch
+from hydrogen_magic.node.agent.exit_watch import ExitWatch
 
 
 class Usage:

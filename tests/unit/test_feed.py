@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrogen_magic import events as ev
-from hydrogen_magic.gang.state import GangState, fold
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.state.gang_state import GangState, fold
 from hydrogen_magic.views.widget.feed import Feed, Message
 from tests import seconds
 from tests.mirror import Mirror, MirroredCurve, columns

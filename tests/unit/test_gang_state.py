@@ -8,9 +8,9 @@ import random
 
 import pytest
 
-from hydrogen_magic import events as ev
-from hydrogen_magic.gang.culprit import Missing, is_victim_error, missing, verdict
-from hydrogen_magic.gang.state import GangState, fold, replay
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.state.culprit import Missing, is_victim_error, missing, verdict
+from hydrogen_magic.driver.state.gang_state import GangState, fold, replay
 
 GLOO_CLOSED = ev.ErrorReport(
     "RuntimeError", "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"

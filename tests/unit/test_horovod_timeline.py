@@ -15,16 +15,16 @@ from typing import Any
 
 import pytest
 
-from hydrogen_magic import events as ev
-from hydrogen_magic.agent import horovod_events
-from hydrogen_magic.agent.horovod_events import cut
-from hydrogen_magic.agent.horovod_spans import Span, Weaver
-from hydrogen_magic.agent.horovod_timeline import Kept, Timelines
-from hydrogen_magic.agent.ledger import Logs
-from hydrogen_magic.gang.state import replay
-from hydrogen_magic.gang.stragglers import stragglers
-from hydrogen_magic.gang.waits import late_in_all
-from hydrogen_magic.views.block import warnings
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.state.collective_waits import late_in_all
+from hydrogen_magic.driver.state.gang_state import replay
+from hydrogen_magic.driver.state.stragglers import stragglers
+from hydrogen_magic.horovod.node import timeline_file
+from hydrogen_magic.horovod.node.timeline_file import cut
+from hydrogen_magic.horovod.node.timeline_follower import Kept, Timelines
+from hydrogen_magic.horovod.node.timeline_spans import Span, Weaver
+from hydrogen_magic.node.agent.log_shipping import Logs
+from hydrogen_magic.views.text_table import warnings
 from tests import seconds
 from tests.horovod_timeline_files import ORIGIN_US, Written
 
@@ -130,8 +130,8 @@ def test_events_in_a_row_are_cut_as_each_by_itself() -> None:
                     b"9" * 30,
                 ]
             )
-        by_itself = horovod_events.Cut()
-        horovod_events._cut_objects(bytes(data), by_itself, horovod_events._LONGEST)
+        by_itself = timeline_file.Cut()
+        timeline_file._cut_objects(bytes(data), by_itself, timeline_file._LONGEST)
         assert cut(bytes(data)) == by_itself
 
 

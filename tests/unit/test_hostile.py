@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrogen_magic import events as ev
-from hydrogen_magic.agent.supervise import Agent
-from hydrogen_magic.gang.state import replay
-from hydrogen_magic.views.block import block
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.state.gang_state import replay
+from hydrogen_magic.node.agent.server import Agent
+from hydrogen_magic.node.worker import api
+from hydrogen_magic.node.worker import reporter as reporters
+from hydrogen_magic.node.worker.send_interval import TICK_S, Pace
+from hydrogen_magic.views.text_table import block
 from hydrogen_magic.views.widget.feed import Feed
-from hydrogen_magic.views.widget.still import still
-from hydrogen_magic.worker import api
-from hydrogen_magic.worker import reporter as reporters
-from hydrogen_magic.worker.pace import TICK_S, Pace
+from hydrogen_magic.views.widget.static_html import still
 
 # ── at the border ────────────────────────────────────────────────────────────────────────────────
 

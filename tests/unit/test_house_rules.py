@@ -18,75 +18,65 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "hydrogen_magic"
 
 LAYERS = (
+    ("errors", "core"),
+    ("serialization",),
+    ("transport",),
+    ("node", "horovod.node"),
     (
-        "errors",
-        "spec",
-        "checked",
-        "events",
-        "frames",
-        "processes",
-        "quantities",
-        "allocation",
-        "masking",
-    ),
-    (
-        "parcel",
-        "pickling",
-        "restoring",
-        "identity",
-        "result_stream",
-        "tolerant_unpickling",
         "capture",
-        "closure",
-        "blame",
-        "arguments",
-        "words",
-        "gang",
-        "record",
-        "metrics",
-        "timeline",
-        "profiles",
-        "predict",
+        "notebook.arguments",
+        "driver.state",
+        "driver.rendezvous",
+        "driver.placements",
+        "horovod",
     ),
-    ("wire", "transfer", "rendezvous", "horovod"),
-    ("worker", "agent"),
-    ("placements",),
+    ("driver.chrome_trace", "driver.metrics", "driver.profile_merge"),
     ("views",),
-    ("handle", "assignment", "profiling", "conductor", "runner", "infer"),
-    ("compat", "doctor", "manage", "notebook", "magics", "__init__"),
+    ("driver", "inference"),
+    ("compat", "notebook", "__init__"),
 )
 """Rooms of the package, lowest first. A room imports its own layer and those below."""
 
+SENT = ("errors", "core", "serialization", "transport", "node", "horovod.node")
+"""What machines with ranks have: it imports nothing else of this package."""
+
 DOORS = {
     "anywidget": ("views",),
-    "IPython": ("magics", "notebook", "views", "worker.shell", "__init__"),
-    "cloudpickle": ("pickling", "capture", "worker"),
-    "ipykernel": ("magics", "notebook", "views"),
-    "narwhals": ("infer.frames",),
-    "pandas": ("metrics", "handle", "capture", "views", "infer", "predict"),
-    "polars": ("infer", "predict"),
-    "pynvml": ("agent",),
-    "psutil": ("record", "agent", "placements"),
+    "IPython": ("notebook", "views", "node.worker.ipython_shell", "__init__"),
+    "cloudpickle": ("serialization.pickler", "capture", "node.worker"),
+    "ipykernel": ("notebook", "views"),
+    "narwhals": ("inference.sources",),
+    "pandas": ("driver.metrics", "driver.gang", "capture", "views", "inference", "node.prediction"),
+    "polars": ("inference", "node.prediction"),
+    "pynvml": ("node.agent",),
+    "psutil": ("core.run_log", "driver.placements"),
     "rich": ("views",),
-    "traitlets": ("magics", "views"),
-    "zmq": ("wire",),
+    "traitlets": ("notebook", "views"),
+    "zmq": ("transport.channel",),
 }
 """Third party -> the rooms (or files) that may import it, wherever in the file."""
 
 FRAMEWORKS = {"torch", "numpy", "horovod", "tensorflow", "jax", "pyspark", "tqdm", "pyarrow"}
 """Imported only inside functions: nobody pays for what a cell does not use."""
 OF_NUMBERS = tuple(
-    f"views.{room}" for room in ("buckets", "columns", "curves", "lanes", "widget", "picture")
+    f"views.{room}"
+    for room in (
+        "point_buckets",
+        "growable_arrays",
+        "curves",
+        "span_tracks",
+        "widget",
+        "static_svg",
+    )
 )
 """Arithmetic of the live view on numpy; imported on use themselves."""
-OF_FRAMES = ("infer", "predict", "worker.inference", "worker.inference_on_spark")
+OF_FRAMES = (
+    "inference",
+    "node.prediction",
+    "node.worker.inference",
+    "node.worker.spark_inference",
+)
 """Arithmetic of frames on Arrow; imported on use themselves."""
-
-RANK_SIDE = (
-    *LAYERS[0], "parcel", "pickling", "restoring", "closure", "identity", "result_stream",
-    "tolerant_unpickling", "worker",
-)  # fmt: skip
-"""What a rank loads; nothing of a notebook at import time, executors do not have it."""
 NOTEBOOK_SIDE = {"IPython", "ipykernel", "zmq", "pandas", "psutil", "rich", "traitlets"}
 
 
@@ -169,12 +159,11 @@ def _inside() -> Iterator[tuple[Import, str]]:
             yield found, name if name in files else "__init__"
 
 
-def _room(file: str) -> str:
-    return file.split(".")[0]
-
-
 def _layer(file: str) -> int:
-    return next((n for n, rooms in enumerate(LAYERS) if _room(file) in rooms), len(LAYERS))
+    """Return the layer of the longest name in the table that the file's begins with."""
+    named = {room: n for n, rooms in enumerate(LAYERS) for room in rooms}
+    own = [room for room in named if _is_in(file, (room,))]
+    return named[max(own, key=len)] if own else len(LAYERS)
 
 
 def _is_in(file: str, rooms: tuple[str, ...]) -> bool:
@@ -193,8 +182,7 @@ def _outside() -> Iterator[tuple[Import, str]]:
 
 
 def test_every_room_has_its_layer() -> None:
-    known = {room for rooms in LAYERS for room in rooms}
-    assert {_room(file) for file in _files()} == known
+    assert [file for file in _files() if _layer(file) == len(LAYERS)] == []
 
 
 def test_contributing_shows_the_same_layers() -> None:
@@ -250,11 +238,21 @@ def test_a_kernel_that_shows_no_live_view_pays_for_no_numbers() -> None:
     assert wrong == []
 
 
+def test_what_is_sent_to_other_machines_imports_nothing_that_stays() -> None:
+    wrong = [
+        str(found)
+        for found, file in _inside()
+        if _is_in(found.file, SENT) and not _is_in(file, SENT) and file != "__init__"
+    ]
+    assert wrong == []
+
+
 def test_a_rank_imports_nothing_of_a_notebook() -> None:
+    of_ranks = tuple(room for room in SENT if room != "transport")
     wrong = [
         str(found)
         for found, name in _outside()
-        if name in NOTEBOOK_SIDE and _is_in(found.file, RANK_SIDE) and found.at_import_time
+        if name in NOTEBOOK_SIDE and _is_in(found.file, of_ranks) and found.at_import_time
     ]
     assert wrong == []
 
@@ -282,7 +280,7 @@ def test_the_readme_names_what_is_public() -> None:
 
 
 def test_the_readme_has_every_option_and_no_other() -> None:
-    from hydrogen_magic.arguments import usage
+    from hydrogen_magic.notebook.arguments import usage
 
     options = set(re.findall(r"--[a-z][a-z-]+", usage())) - {"--help"}
     section = (ROOT / "README.md").read_text().partition("\n## Options\n")[2].partition("\n## ")[0]

@@ -23,8 +23,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.infer import frames, tables
-from hydrogen_magic.predict.options import InferOptions
+from hydrogen_magic.inference import arrow_source, sources
+from hydrogen_magic.node.prediction.options import InferOptions
 from tests import infer_data
 from tests.infer_data import write
 
@@ -63,7 +63,7 @@ def predicted(
     target: Path | None = None,
 ) -> Any:
     """Return ``frame`` with predictions that arrive in a random order."""
-    source = frames.source(frame, target)
+    source = sources.source(frame, target)
     result = source.result(options)
     done, first_row = [], 0
     for chunk in source.chunks(batch_size):
@@ -135,7 +135,7 @@ def test_parquet_comes_back_as_parquet(
 @quick
 @given(table=infer_data.tables(KINDS_OF_CELLS), batch_size=st.integers(1, 9), is_lazy=st.booleans())
 def test_polars_frames_come_back(table: pa.Table, batch_size: int, is_lazy: bool) -> None:
-    frame = tables.arrow_as_polars(table)
+    frame = arrow_source.arrow_as_polars(table)
     if is_lazy:
         lazy = predicted(frame.lazy(), batch_size=batch_size)
         assert isinstance(lazy, pl.LazyFrame)
@@ -216,19 +216,19 @@ def test_predicted_columns_have_natural_dtypes_in_pandas() -> None:
 
 
 def test_a_rank_can_make_the_same_dtypes_again() -> None:
-    (chunk,) = frames.source(EVERY_DTYPE).chunks(N)
+    (chunk,) = sources.source(EVERY_DTYPE).chunks(N)
     batch = sent(chunk).to_pandas()
     own = {"lists", "arrays"}
     plain = [name for name in EVERY_DTYPE if name not in own]
     pd.testing.assert_frame_equal(batch[plain], EVERY_DTYPE[plain])
     nested = pd.DataFrame({"a": pd.array([[1], None], pd.ArrowDtype(pa.list_(pa.int8())))})
-    (chunk,) = frames.source(nested).chunks(9)
+    (chunk,) = sources.source(nested).chunks(9)
     assert sent(chunk).to_pandas()["a"].tolist()[1] is None, "PyArrow knows no such dtype by name"
 
 
 def test_labels_that_are_numbers_stay_numbers() -> None:
     frame = pd.DataFrame(np.arange(12.0).reshape(4, 3))
-    (chunk,) = frames.source(frame).chunks(9)
+    (chunk,) = sources.source(frame).chunks(9)
     assert list(sent(chunk).to_pandas()) == [0, 1, 2]
     done = predicted(frame, counted, InferOptions(columns=("2", "0")))
     assert list(done) == [2, 0, "n"] and done[2].tolist() == frame[2].tolist()
@@ -239,7 +239,7 @@ def test_nan_is_no_null_and_numbers_are_not_copied() -> None:
         pd.DataFrame({"a": np.array([1.0, np.nan, 3.0]), "b": np.arange(3)}),
         pd.DataFrame(np.asfortranarray(np.ones((3, 2)) * np.nan), columns=list("ab")),
     ):
-        (chunk,) = frames.source(frame).chunks(10)
+        (chunk,) = sources.source(frame).chunks(10)
         assert chunk["a"].null_count == 0 and np.isnan(chunk["a"][1].as_py())
         for name in frame:
             address = frame[name].to_numpy().__array_interface__["data"][0]
@@ -274,7 +274,7 @@ def test_writing_to_a_result_leaves_the_frame_alone() -> None:
 )
 def test_columns_of_pandas_that_cannot_travel_are_named(column: pd.Series[Any], told: str) -> None:
     with pytest.raises(InferError, match=told):
-        frames.source(pd.DataFrame({"ok": [1, 2], "x": column}))
+        sources.source(pd.DataFrame({"ok": [1, 2], "x": column}))
 
 
 def test_objects_keep_their_nanoseconds() -> None:
@@ -286,13 +286,13 @@ def test_objects_keep_their_nanoseconds() -> None:
 def test_names_that_are_not_clear() -> None:
     both = pd.DataFrame([[1, 2]], columns=["a", "a"])
     with pytest.raises(InferError, match="more than one column 'a'"):
-        frames.source(both)
+        sources.source(both)
     with pytest.raises(InferError, match="'1'"):
-        frames.source(pd.DataFrame([[1, 2]], columns=[1, "1"]))
+        sources.source(pd.DataFrame([[1, 2]], columns=[1, "1"]))
     with pytest.raises(InferError, match=r"2 levels.*join"):
-        frames.source(pd.DataFrame([[1]], columns=pd.MultiIndex.from_tuples([("a", "b")])))
+        sources.source(pd.DataFrame([[1]], columns=pd.MultiIndex.from_tuples([("a", "b")])))
     with pytest.raises(InferError, match="more than one column 'a'"):
-        frames.source(pa.table([[1], [2]], names=["a", "a"]))
+        sources.source(pa.table([[1], [2]], names=["a", "a"]))
     frame = pd.DataFrame({"n": [1], "m": [2]})
     assert list(predicted(frame, counted, InferOptions(columns=("m",)))) == ["m", "n"]
     with pytest.raises(InferError, match="'zz'"):
@@ -333,7 +333,7 @@ def test_frames_without_rows_or_predictions(make: Callable[[pa.Table], Any]) -> 
     table = pa.table({"a": pa.array([1, 2], pa.int32()), "b": ["x", "y"]})
     none = pa.Table.from_batches([pa.RecordBatch.from_pylist([], table.schema)])
     assert names(predicted(make(none), counted)) == ["a", "b", "n"]
-    assert names(frames.source(make(none)).result(ALL).finish()) == ["a", "b"]
+    assert names(sources.source(make(none)).result(ALL).finish()) == ["a", "b"]
 
 
 def test_frames_without_columns_keep_their_rows() -> None:
@@ -352,7 +352,7 @@ def test_what_pandas_says_of_a_frame_comes_back() -> None:
 def test_missing_rows_are_an_error() -> None:
     table = pa.table({"a": list(range(9))})
     for frame in (table.to_pandas(), table, table.to_reader(), pl.DataFrame({"a": range(9)})):
-        source = frames.source(frame)
+        source = sources.source(frame)
         result = source.result(ALL)
         chunks = [chunk.slice(3, 3) for chunk in source.chunks(9)]
         result.begin(counted(chunks[0]).schema)
@@ -371,13 +371,13 @@ def test_two_thousand_columns_and_a_cell_of_a_hundred_megabytes() -> None:
 
 def test_chunks_hold_about_four_megabytes() -> None:
     frame = pd.DataFrame({f"c{n}": np.arange(500_000, dtype="float32") for n in range(16)})
-    sizes = [chunk.nbytes for chunk in frames.source(frame).chunks(4096)]
+    sizes = [chunk.nbytes for chunk in sources.source(frame).chunks(4096)]
     assert sizes[0] == 4096 * 64 and max(sizes) <= 4 << 20 and sizes[1] > 3 << 20
 
 
 def test_a_dictionary_s_size_is_not_the_rows() -> None:
     ids = pd.DataFrame({"id": pd.Categorical([f"somebody-{n:06}" for n in range(100_000)])})
-    assert len(list(frames.source(ids).chunks(1_000))) <= 3
+    assert len(list(sources.source(ids).chunks(1_000))) <= 3
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_a_dictionary_s_size_is_not_the_rows() -> None:
 )
 def test_what_is_no_frame(thing: Any, told: str) -> None:
     with pytest.raises(InferError, match=told):
-        frames.source(thing)
+        sources.source(thing)
 
 
 # ── Parquet ──────────────────────────────────────────────────────────────────────────────────────
@@ -409,7 +409,7 @@ def test_a_dataset_is_read_as_far_as_somebody_asks(tmp_path: Path) -> None:
         pq.write_table(pa.table({f"x{n}": numbers for n in range(8)}), path, row_group_size=20_000)
     data = ds.dataset(tmp_path, partitioning="hive")
     before, most, rows = pa.total_allocated_bytes(), 0, []
-    for chunk in frames.source(data).chunks(4_000):
+    for chunk in sources.source(data).chunks(4_000):
         time.sleep(0.001)
         most = max(most, pa.total_allocated_bytes() - before)
         rows.append(chunk.column("country"))
@@ -456,7 +456,7 @@ def test_columns_of_hive_folders_are_kept(tmp_path: Path) -> None:
     data = tmp_path / "data"
     for number, country in enumerate(["de", "fr"]):
         write(data / f"country={country}" / "part.parquet", number * 10, 3)
-    assert frames.source(data).schema.names == ["a", "country"]
+    assert sources.source(data).schema.names == ["a", "country"]
     done = pq.read_table(predicted(data, counted), partitioning="hive").to_pydict()
     assert list(done) == ["a", "n", "country"] and done["country"] == ["de"] * 3 + ["fr"] * 3
     only = predicted(data, counted, InferOptions(columns=("a",)))
@@ -479,7 +479,7 @@ def test_nothing_is_written_over_and_nothing_left(tmp_path: Path) -> None:
     with pytest.raises(InferError, match="exists already"):
         predicted(rows, counted, target=taken)
     for data in (rows, tmp_path):
-        source = frames.source(data)
+        source = sources.source(data)
         result = source.result(ALL)
         first, *rest = source.chunks(3)
         result.begin(counted(first).schema)
@@ -515,7 +515,7 @@ def test_a_target_that_cannot_be_is_refused_before_anything_runs(tmp_path: Path)
         if target.parent == locked and os.geteuid() == 0:
             continue  # root may write anywhere
         with pytest.raises(InferError, match=said):
-            frames.source(frame, target).result(ALL)
+            sources.source(frame, target).result(ALL)
     assert predicted(data, counted, target=tmp_path / "scored") == tmp_path / "scored"
 
 
@@ -548,7 +548,7 @@ def test_another_cell_may_change_the_folder(
     write(tmp_path / "data" / "rows.parquet", 0, 10)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    source = frames.source("data" if is_folder else "data/rows.parquet")
+    source = sources.source("data" if is_folder else "data/rows.parquet")
     result = source.result(ALL)
     monkeypatch.chdir(tmp_path / "elsewhere")
     (chunk,) = source.chunks(100)
@@ -564,7 +564,7 @@ def test_another_cell_may_change_the_folder(
 
 def test_rows_that_came_to_a_file_meanwhile_are_told(tmp_path: Path) -> None:
     rows = write(tmp_path / "rows.parquet", 0, 10)
-    source = frames.source(rows)
+    source = sources.source(rows)
     result = source.result(ALL)
     write(rows, 0, 20)
     (chunk,) = source.chunks(100)
@@ -591,17 +591,17 @@ def test_files_that_differ_are_named(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", 0, 3)
     pq.write_table(pa.table({"b": [1]}), tmp_path / "b.parquet")
     with pytest.raises(InferError, match=r"b\.parquet differs .*'a', 'b'"):
-        frames.source(tmp_path)
+        sources.source(tmp_path)
     pq.write_table(pa.table({"a": ["text"]}), tmp_path / "b.parquet")
     with pytest.raises(InferError, match=r"b\.parquet has a column of another type"):
-        frames.source(tmp_path)
+        sources.source(tmp_path)
     pq.write_table(pa.table({"a": pa.nulls(2)}), tmp_path / "b.parquet")
     assert pq.read_table(predicted(tmp_path, counted))["a"].to_pylist() == [0, 1, 2, None, None]
     (tmp_path / "notes.txt").write_text("no data")
     with pytest.raises(InferError, match=r"notes\.txt"):
-        frames.source(tmp_path)
+        sources.source(tmp_path)
     with pytest.raises(InferError, match="no Parquet files"):
-        frames.source(tmp_path / "*.csv")
+        sources.source(tmp_path / "*.csv")
 
 
 def test_what_parquet_cannot_hold_is_named(tmp_path: Path) -> None:

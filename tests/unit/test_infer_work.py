@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.infer import work as works
-from hydrogen_magic.infer.work import Chunk, Work
-from hydrogen_magic.predict.options import InferOptions
+from hydrogen_magic.inference import chunk_queue as works
+from hydrogen_magic.inference.chunk_queue import Chunk, Work
+from hydrogen_magic.node.prediction.options import InferOptions
 
 DOUBLES = pa.schema({"y": pa.float64()})
 

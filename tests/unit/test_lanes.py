@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrogen_magic import events as ev
-from hydrogen_magic.views.lanes import OTHER, Lanes
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.views.span_tracks import OTHER, Lanes
 from tests import seconds
 
 Span = tuple[str, float, float, int]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hydrogen_magic import events as ev
-from hydrogen_magic.masking import Mask, secret_values
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.masking import Mask, secret_values
 
 SECRET = "hf_q8Zr/2xW+9pL"
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from hydrogen_magic import events as ev
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.errors import HydrogenError
-from hydrogen_magic.gang.state import GangState
-from hydrogen_magic.manage import Past
-from hydrogen_magic.views.widget import files
-from hydrogen_magic.views.widget.orders import Desk
+from hydrogen_magic.notebook.gang_command import Past
+from hydrogen_magic.views.widget import downloads
+from hydrogen_magic.views.widget.page_commands import Desk
 from tests.fake_gang import FakeGang
 
 
@@ -134,10 +134,10 @@ ASKED = {"id": "7", "client": "me"}
 def test_a_file_travels_in_parts_and_comes_out_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_PART_BYTES", 7)
+    monkeypatch.setattr(downloads, "_PART_BYTES", 7)
     (tmp_path / "rank-1.log").write_bytes(b"twenty bytes of text")
-    file = files.make_file(FakeGang(tmp_path), {"do": "log", "rank": 1, **ASKED})
-    sent = list(files.parts(file, ASKED))
+    file = downloads.make_file(FakeGang(tmp_path), {"do": "log", "rank": 1, **ASKED})
+    sent = list(downloads.parts(file, ASKED))
     assert [(part.content["part"], part.content["parts"]) for part in sent] == [
         (0, 3),
         (1, 3),
@@ -148,22 +148,22 @@ def test_a_file_travels_in_parts_and_comes_out_whole(
 
 
 def test_a_rank_that_wrote_nothing_has_an_empty_file(tmp_path: Path) -> None:
-    file = files.make_file(FakeGang(tmp_path), {"do": "log", "rank": 0, **ASKED})
-    assert [part.buffers for part in files.parts(file, ASKED)] == [[b""]]
+    file = downloads.make_file(FakeGang(tmp_path), {"do": "log", "rank": 0, **ASKED})
+    assert [part.buffers for part in downloads.parts(file, ASKED)] == [[b""]]
 
 
 def test_all_ranks_come_one_after_the_other(tmp_path: Path) -> None:
     (tmp_path / "rank-0.log").write_bytes(b"no end")
     (tmp_path / "rank-1.log").write_bytes("fünf\n".encode())
-    file = files.make_file(FakeGang(tmp_path), {"do": "log", "rank": None, **ASKED})
+    file = downloads.make_file(FakeGang(tmp_path), {"do": "log", "rank": None, **ASKED})
     assert file.data.decode() == "── rank 0 ──\nno end\n── rank 1 ──\nfünf\n"
 
 
 def test_metrics_and_trace(tmp_path: Path) -> None:
     gang = FakeGang(tmp_path)
-    table = files.make_file(gang, {"do": "csv", **ASKED}).data.decode().splitlines()
+    table = downloads.make_file(gang, {"do": "csv", **ASKED}).data.decode().splitlines()
     assert table == ["attempt,rank,step,time_s,loss", "0,0,1,1.0,0.5", "0,0,2,2.0,"]
-    trace = json.loads(gzip.decompress(files.make_file(gang, {"do": "trace", **ASKED}).data))
+    trace = json.loads(gzip.decompress(downloads.make_file(gang, {"do": "trace", **ASKED}).data))
     assert "step" in [entry["name"] for entry in trace["traceEvents"]]
 
 
@@ -171,21 +171,21 @@ def test_metrics_and_trace(tmp_path: Path) -> None:
 def test_what_is_too_large_for_a_page_stays_on_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(files, "_MOST_BYTES", 10)
+    monkeypatch.setattr(downloads, "_MOST_BYTES", 10)
     (tmp_path / "rank-0.log").write_bytes(b"more than ten bytes")
     with pytest.raises(HydrogenError, match="more than a page can take") as refused:
-        files.make_file(FakeGang(tmp_path), {**order, **ASKED})
+        downloads.make_file(FakeGang(tmp_path), {**order, **ASKED})
     path = Path(str(refused.value).rpartition(" it is ")[2])
     assert path.parent == tmp_path and path.stat().st_size > 10
 
 
 def test_a_rank_there_is_not_is_refused(tmp_path: Path) -> None:
     with pytest.raises(HydrogenError, match="no rank 9"):
-        files.make_file(FakeGang(tmp_path), {"do": "log", "rank": 9, **ASKED})
+        downloads.make_file(FakeGang(tmp_path), {"do": "log", "rank": 9, **ASKED})
 
 
 def test_a_table_of_nothing_is_refused_before_it_fills_the_memory(tmp_path: Path) -> None:
     gang = FakeGang(tmp_path)
     gang._events += [ev.Metrics(1.0, 0, (n,), (1.0,), {f"loss {n}": (1.0,)}) for n in range(9000)]
     with pytest.raises(HydrogenError, match=r"9001 metrics over 9002 steps .* mostly empty"):
-        files.make_file(gang, {"do": "csv"})  # type: ignore[arg-type]
+        downloads.make_file(gang, {"do": "csv"})  # type: ignore[arg-type]

@@ -12,17 +12,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hydrogen_magic import parcel
-from hydrogen_magic.parcel import Parcel
+from hydrogen_magic.serialization import payload
+from hydrogen_magic.serialization.payload import Parcel
 
 
 @pytest.fixture
 def through_memory() -> Iterator[object]:
     def send(obj: object) -> object:
-        fd = parcel.to_memfd(parcel.pack(obj))
+        fd = payload.to_memfd(payload.pack(obj))
         try:
             assert not os.get_inheritable(fd)
-            return parcel.unpack(parcel.from_memfd(fd))
+            return payload.unpack(payload.from_memfd(fd))
         finally:
             os.close(fd)
 
@@ -31,18 +31,18 @@ def through_memory() -> Iterator[object]:
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.binary(max_size=9000), max_size=8), st.binary(max_size=100))
-def test_any_parts_come_back(parts: list[bytes], payload: bytes) -> None:
-    fd = parcel.to_memfd(Parcel(payload, tuple(parts)))
-    back = parcel.from_memfd(fd)
+def test_any_parts_come_back(parts: list[bytes], pickled: bytes) -> None:
+    fd = payload.to_memfd(Parcel(pickled, tuple(parts)))
+    back = payload.from_memfd(fd)
     os.close(fd)
-    assert bytes(back.payload) == payload and [bytes(b) for b in back.buffers] == parts
-    assert back.nbytes == len(payload) + sum(map(len, parts))
+    assert bytes(back.pickled) == pickled and [bytes(b) for b in back.buffers] == parts
+    assert back.nbytes == len(pickled) + sum(map(len, parts))
 
 
 def test_a_digest_tells_where_parts_end() -> None:
     two = [Parcel(b"ab", (b"c",)), Parcel(b"a", (b"bc",)), Parcel(b"abc"), Parcel(b"ab", (b"d",))]
-    assert len(set(map(parcel.digest, two))) == 4
-    assert parcel.digest(two[0]) == parcel.digest(Parcel(memoryview(b"ab"), (bytearray(b"c"),)))
+    assert len(set(map(payload.digest, two))) == 4
+    assert payload.digest(two[0]) == payload.digest(Parcel(memoryview(b"ab"), (bytearray(b"c"),)))
 
 
 def test_arrays_and_tensors(through_memory) -> None:  # type: ignore[no-untyped-def]
@@ -72,8 +72,8 @@ def test_arrays_and_tensors(through_memory) -> None:  # type: ignore[no-untyped-
 
 def test_big_buffers_stay_where_they_are() -> None:
     array, tensor = np.zeros(1 << 20), torch.zeros(1 << 18)
-    packed = parcel.pack([array, tensor])
-    assert len(packed.payload) < 1000
+    packed = payload.pack([array, tensor])
+    assert len(packed.pickled) < 1000
     addresses = {np.frombuffer(b, np.uint8).ctypes.data for b in packed.buffers}
     assert addresses == {array.ctypes.data, tensor.data_ptr()}
 
@@ -95,10 +95,10 @@ def test_closures_that_share_a_variable(through_memory) -> None:  # type: ignore
 
 
 def test_a_mapped_parcel_is_this_readers_own() -> None:
-    fd = parcel.to_memfd(parcel.pack(np.zeros(10_000)))
-    one, two = (parcel.unpack(parcel.from_memfd(fd)) for _ in range(2))
+    fd = payload.to_memfd(payload.pack(np.zeros(10_000)))
+    one, two = (payload.unpack(payload.from_memfd(fd)) for _ in range(2))
     one[0] = 1
-    assert two[0] == 0 and parcel.unpack(parcel.from_memfd(fd))[0] == 0
+    assert two[0] == 0 and payload.unpack(payload.from_memfd(fd))[0] == 0
     os.close(fd)
 
 
@@ -106,12 +106,12 @@ def test_what_is_no_parcel() -> None:
     fd = os.memfd_create("x")
     os.write(fd, b"something else entirely")
     with pytest.raises(ValueError, match="no parcel"):
-        parcel.from_memfd(fd)
+        payload.from_memfd(fd)
     os.close(fd)
 
 
 def test_more_than_4_gib_has_long_lengths() -> None:
     """Sizes are 64 bits wide; the file is sparse, so this writes nothing."""
-    offsets, total = parcel._layout([10, 5 << 30, 1])
+    offsets, total = payload._layout([10, 5 << 30, 1])
     assert offsets[2] >= (5 << 30) + offsets[1] and total == offsets[2] + 1
     assert pickle.HIGHEST_PROTOCOL >= 5

@@ -19,16 +19,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from nbconvert import HTMLExporter, MarkdownExporter
 
-from hydrogen_magic import events as ev
-from hydrogen_magic.gang.state import GangState, replay
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.views.curves import Curves
-from hydrogen_magic.views.lanes import Lanes
-from hydrogen_magic.views.output import Line
-from hydrogen_magic.views.picture import colours, html
-from hydrogen_magic.views.picture.ansi import to_html
-from hydrogen_magic.views.picture.fills import FILLS, KINDS
-from hydrogen_magic.views.picture.scales import Scale, seconds_ticks, value_scale
-from hydrogen_magic.views.picture.swimlanes import _covered
+from hydrogen_magic.views.output_lines import Line
+from hydrogen_magic.views.span_tracks import Lanes
+from hydrogen_magic.views.static_svg import colours, html
+from hydrogen_magic.views.static_svg.ansi import to_html
+from hydrogen_magic.views.static_svg.fills import FILLS, KINDS
+from hydrogen_magic.views.static_svg.scales import Scale, seconds_ticks, value_scale
+from hydrogen_magic.views.static_svg.swimlanes import _covered
 from tests import seconds
 from tests.pictures import drawn, ended, launched, trained
 

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.infer.pandas_frames import PandasSource
-from hydrogen_magic.predict.ddl import parse_schema, schema_text
-from hydrogen_magic.predict.fitting import fit_table
-from hydrogen_magic.predict.options import InferOptions
-from hydrogen_magic.predict.predictor import Output, Predictor
-from hydrogen_magic.predict.slots import SlotReader, SlotWriter
+from hydrogen_magic.inference.pandas_source import PandasSource
+from hydrogen_magic.node.prediction.ddl import parse_schema, schema_text
+from hydrogen_magic.node.prediction.options import InferOptions
+from hydrogen_magic.node.prediction.predictor import Output, Predictor
+from hydrogen_magic.node.prediction.schema_unify import fit_table
+from hydrogen_magic.node.prediction.shared_buffers import SlotReader, SlotWriter
 from tests import infer_data as data
 
 ALL = InferOptions(only=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from hydrogen_magic import events as ev
-from hydrogen_magic import profiles
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver import profile_merge
 
 CPU, GPU = 4321, 0
 
@@ -35,7 +35,9 @@ def merged(path: Path) -> list[dict[str, Any]]:
 def test_clocks_are_brought_together(tmp_path: Path) -> None:
     """The first mark was late by 500 µs, the second by none: the second tells the clock."""
     late = trace(slice_("a", 7e9 + 3000, 10), marks=((2.0, 7e9 + 500), (2.001, 7e9 + 1000)))
-    done = profiles.merge({1: late, 0: trace(slice_("a", 7e9 + 3000, 10))}, tmp_path / "p.json.gz")
+    done = profile_merge.merge(
+        {1: late, 0: trace(slice_("a", 7e9 + 3000, 10))}, tmp_path / "p.json.gz"
+    )
     assert (done.ranks, done.errors) == ((0, 1), {})
     at = {e["pid"]: e["ts"] for e in merged(tmp_path / "p.json.gz") if e["ph"] == "X"}
     assert at == {0: 2.003e6, 1: 2.003e6}
@@ -53,7 +55,7 @@ def test_threads_and_streams_lie_below_each_other(tmp_path: Path) -> None:
         {"ph": "f", "id": 3, "pid": GPU, "tid": 7, "ts": 7e9 + 40, "cat": "ac2g", "name": "ac2g"},
         slice_("PyTorch Profiler (0)", 7e9, 500, cat="Trace", pid="Spans", tid="x"),
     ]  # fmt: skip
-    done = profiles.merge({5: trace(*events)}, tmp_path / "p.json.gz")
+    done = profile_merge.merge({5: trace(*events)}, tmp_path / "p.json.gz")
     (spans,) = done.spans
     assert dict(zip(spans.names, spans.depths, strict=True)) == {
         "step": 0, "mm": 1, "empty": 2, "backward": 3, "grad": 4, "kernel": 5,
@@ -70,10 +72,10 @@ def test_threads_and_streams_lie_below_each_other(tmp_path: Path) -> None:
 def test_the_outermost_are_kept_and_stay_inside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiles, "MAX_SPANS", 5)
+    monkeypatch.setattr(profile_merge, "MAX_SPANS", 5)
     inner = [slice_(f"inner{n}", 7e9 + n * 100 + 90, 10.5 + n) for n in range(4)]
     outer = [slice_(f"outer{n}", 7e9 + n * 100, 100) for n in range(4)]
-    (spans,) = profiles.merge({0: trace(*outer, *inner)}, tmp_path / "p").spans
+    (spans,) = profile_merge.merge({0: trace(*outer, *inner)}, tmp_path / "p").spans
     assert (len(spans.names), spans.skipped) == (5, 3)
     assert [name for name, depth in zip(spans.names, spans.depths, strict=True) if depth == 0] == [
         f"outer{n}" for n in range(4)
@@ -104,28 +106,28 @@ def test_the_outermost_are_kept_and_stay_inside(
 def test_what_is_no_trace_is_said_and_the_others_go_on(
     answer: bytes, said: str, tmp_path: Path
 ) -> None:
-    done = profiles.merge({0: answer, 1: trace(slice_("a", 7e9, 1))}, tmp_path / "p.json.gz")
+    done = profile_merge.merge({0: answer, 1: trace(slice_("a", 7e9, 1))}, tmp_path / "p.json.gz")
     assert (done.ranks, list(done.errors)) == ((1,), [0])
     assert said in done.errors[0]
     assert {e["pid"] for e in merged(tmp_path / "p.json.gz") if e["ph"] == "X"} == {1}
-    alone = profiles.merge({1: b"{}"}, tmp_path / "none.json.gz")
+    alone = profile_merge.merge({1: b"{}"}, tmp_path / "none.json.gz")
     assert (alone.ranks, list(tmp_path.glob("none*"))) == ((), [])
 
 
 def test_a_slice_without_a_name_is_one_all_the_same(tmp_path: Path) -> None:
     nameless = {key: value for key, value in slice_("", 7e9, 1).items() if key != "name"}
-    (spans,) = profiles.merge({0: trace(nameless)}, tmp_path / "p").spans
+    (spans,) = profile_merge.merge({0: trace(nameless)}, tmp_path / "p").spans
     assert spans.names == ("",)
 
 
 def test_nothing_is_left_when_nobody_wants_it(tmp_path: Path) -> None:
-    with pytest.raises(profiles.UnwantedError):
-        profiles.merge({0: trace(slice_("a", 7e9, 1))}, tmp_path / "p", lambda: False)
+    with pytest.raises(profile_merge.UnwantedError):
+        profile_merge.merge({0: trace(slice_("a", 7e9, 1))}, tmp_path / "p", lambda: False)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_a_trace_puts_into_the_far_future_can_be_recorded(tmp_path: Path) -> None:
     answer = trace(slice_("a", 7e9, 1), slice_("late", 1e300, 1e300))
-    (spans,) = profiles.merge({0: answer}, tmp_path / "p").spans
+    (spans,) = profile_merge.merge({0: answer}, tmp_path / "p").spans
     assert max(spans.ends_ns) < 10**18
     assert ev.decode(json.loads(json.dumps(ev.encode(spans)))) == spans

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from hydrogen_magic import events as ev
-from hydrogen_magic import record
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import run_log
+from hydrogen_magic.driver.chrome_trace import write_chrome_trace
+from hydrogen_magic.driver.metrics import frame
 from hydrogen_magic.errors import HydrogenError
-from hydrogen_magic.metrics import frame
-from hydrogen_magic.timeline import write_chrome_trace
 from tests import seconds
 from tests.records import ENDED, METRICS, launched, write
 
@@ -22,14 +22,14 @@ from tests.records import ENDED, METRICS, launched, write
 
 
 def test_what_was_appended_is_read_at_once_and_is_the_owners_alone(hydrogen_home: Path) -> None:
-    made = record.Record.create("g1", pytest.fail)
+    made = run_log.Record.create("g1", pytest.fail)
     events = [launched("g1"), METRICS, ENDED]
     for event in events:
         made.append(event)
-    assert record.read("g1") == events  # before close: as a killed kernel leaves it
+    assert run_log.read("g1") == events  # before close: as a killed kernel leaves it
     made.close()
     made.append(ENDED)
-    assert record.read("g1") == events
+    assert run_log.read("g1") == events
     assert stat.S_IMODE(made.path.stat().st_mode) == 0o700
     assert stat.S_IMODE((hydrogen_home / "runs").stat().st_mode) == 0o700
     assert stat.S_IMODE((made.path / "events.jsonl").stat().st_mode) == 0o600
@@ -39,20 +39,20 @@ def test_a_torn_last_line_is_left_out_and_damage_is_told() -> None:
     file = write("g1", launched("g1"), METRICS) / "events.jsonl"
     with file.open("ab") as torn:
         torn.write(b'["GangEnded",{"at_s":1')
-    assert record.read("g1") == [launched("g1"), METRICS]
-    found = record.summary("g1")
+    assert run_log.read("g1") == [launched("g1"), METRICS]
+    found = run_log.summary("g1")
     assert found is not None
     assert (found.last, found.ended) == (METRICS, None)
     file.write_bytes(b"garbage\n" + file.read_bytes())
     with pytest.raises(ev.EventError, match="g1"):
-        record.read("g1")
-    assert (record.recent(), record.recent_ids()) == ([], ["g1"])
+        run_log.read("g1")
+    assert (run_log.recent(), run_log.recent_ids()) == ([], ["g1"])
 
 
 def test_the_last_line_is_found_however_long(hydrogen_home: Path) -> None:
     stacks = ev.RankStacks(1.0, 0, "x" * 300_000)
     write("g1", launched("g1"), METRICS, stacks)
-    found = record.summary("g1")
+    found = run_log.summary("g1")
     assert found is not None
     assert found.last == stacks
 
@@ -65,17 +65,17 @@ def test_a_user_without_a_home_has_no_records(monkeypatch: pytest.MonkeyPatch) -
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "home", unknown)
     problems: list[str] = []
-    made = record.Record.create("g1", problems.append)
+    made = run_log.Record.create("g1", problems.append)
     made.path.rmdir()
     assert "home directory" in problems[0] and "HYDROGEN_MAGIC_HOME" in problems[0]
-    assert record.recent_ids() == []
+    assert run_log.recent_ids() == []
     with pytest.raises(HydrogenError, match="no run named 'g1' is recorded"):
-        record.read("g1")
+        run_log.read("g1")
 
 
 def test_a_full_disk_ends_the_record_and_nothing_else() -> None:
     said: list[str] = []
-    made = record.Record.create("g1", said.append)
+    made = run_log.Record.create("g1", said.append)
     made.append(launched("g1"))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     size = (made.path / "events.jsonl").stat().st_size
@@ -87,7 +87,7 @@ def test_a_full_disk_ends_the_record_and_nothing_else() -> None:
     made.append(ENDED)
     made.close()
     assert len(said) == 1
-    assert record.read("g1") == [launched("g1")]
+    assert run_log.read("g1") == [launched("g1")]
 
 
 def test_a_home_that_somebody_planted_is_not_used(tmp_path: Path, hydrogen_home: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_home_that_somebody_planted_is_not_used(tmp_path: Path, hydrogen_home:
     hydrogen_home.mkdir()
     (hydrogen_home / "runs").symlink_to(elsewhere)
     said: list[str] = []
-    made = record.Record.create("g1", said.append)
+    made = run_log.Record.create("g1", said.append)
     made.append(ENDED)
     assert len(said) == 1
     assert stat.S_IMODE(made.path.stat().st_mode) == 0o700  # the logs' place, for this run alone
@@ -107,7 +107,7 @@ def test_a_home_that_somebody_planted_is_not_used(tmp_path: Path, hydrogen_home:
 def test_writing_an_end_never_raises() -> None:
     damaged = write("damaged", launched("damaged"), METRICS)
     (damaged / "events.jsonl").write_bytes(b"no JSON\n")
-    record.write_end(damaged, "the kernel ended")
+    run_log.write_end(damaged, "the kernel ended")
     cut = write("cut", launched("cut"), METRICS)
     with (cut / "events.jsonl").open("ab") as file:
         file.write(b'["Metr')
@@ -115,28 +115,28 @@ def test_writing_an_end_never_raises() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (full_at, hard))
-        record.write_end(cut, "the kernel ended")
+        run_log.write_end(cut, "the kernel ended")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert record.read("cut") == [launched("cut"), METRICS]
+    assert run_log.read("cut") == [launched("cut"), METRICS]
 
 
 def test_ids_cannot_lead_out_of_the_directory() -> None:
     for name in ("../g1", "", ".", "a/b", "g1\n"):
         with pytest.raises(HydrogenError, match="name of a run"):
-            record.read(name)
+            run_log.read(name)
     with pytest.raises(HydrogenError, match="no run named"):
-        record.read("unknown")
+        run_log.read("unknown")
 
 
 def test_an_owner_is_one_process_and_no_other() -> None:
-    mine = record.owner_of_this_process()
-    assert record.is_alive(mine)
+    mine = run_log.owner_of_this_process()
+    assert run_log.is_alive(mine)
     machine, pid, started = mine.rsplit(":", 2)
-    assert not record.is_alive(f"{machine}:{pid}:{int(started) + 1}")  # the pid was used again
-    assert not record.is_alive(f"another boot:{pid}:{started}")
+    assert not run_log.is_alive(f"{machine}:{pid}:{int(started) + 1}")  # the pid was used again
+    assert not run_log.is_alive(f"another boot:{pid}:{started}")
     for nonsense in ("", ":", "a:b:c"):
-        assert not record.is_alive(nonsense)
+        assert not run_log.is_alive(nonsense)
 
 
 # ── metrics ──────────────────────────────────────────────────────────────────────────────────────

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydrogen_magic import result_stream
+from hydrogen_magic.driver.state.gang_results import GangResults, RankResults
 from hydrogen_magic.errors import ResultError
-from hydrogen_magic.gang.results import GangResults, RankResults
-from hydrogen_magic.parcel import Parcel
-from hydrogen_magic.pickling import Pickler
-from hydrogen_magic.result_stream import CELL_VALUE, MissingObject, Part, UnopenedPart
+from hydrogen_magic.serialization import result_stream
+from hydrogen_magic.serialization.payload import Parcel
+from hydrogen_magic.serialization.pickler import Pickler
+from hydrogen_magic.serialization.result_stream import CELL_VALUE, MissingObject, Part, UnopenedPart
 
 
 class Unpicklable:

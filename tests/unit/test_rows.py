@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydrogen_magic import events as ev
-from hydrogen_magic.gang.state import GangState, replay
-from hydrogen_magic.gang.stragglers import progress, remaining_s, stragglers
-from hydrogen_magic.views.widget import rows
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.state.gang_state import GangState, replay
+from hydrogen_magic.driver.state.stragglers import progress, remaining_s, stragglers
+from hydrogen_magic.views.widget import rank_rows
 
 
 def running(np: int, *events: ev.Event) -> GangState:
@@ -42,7 +42,7 @@ def wait(rank: int, since_s: float, name: str = "all_reduce") -> ev.CollectiveWa
 
 
 def marks(state: GangState, now_s: float) -> list[str]:
-    return rows.marks(state, stragglers(state, now_s), now_s)
+    return rank_rows.marks(state, stragglers(state, now_s), now_s)
 
 
 # ── who holds the gang up ────────────────────────────────────────────────────────────────────────
@@ -127,9 +127,9 @@ def test_too_early_to_say() -> None:
 def test_the_gang_is_as_fast_as_its_slowest_rank() -> None:
     marks = [*steps(0, 0, at_s=1.0), *steps(40, 20, at_s=3.0)]
     bars = [*bar(50, 100, rank=0), *bar(20, 100, rank=1)]
-    gang = rows.gang_row(running(2, *marks, *bars), 10.0)
+    gang = rank_rows.gang_row(running(2, *marks, *bars), 10.0)
     assert gang["remaining_s"] == 40
-    assert rows.gang_row(running(2, *marks), 3.0)["steps_per_s"] == 10.0
+    assert rank_rows.gang_row(running(2, *marks), 3.0)["steps_per_s"] == 10.0
     assert gang["steps_per_s"] == pytest.approx(20 / 9, abs=0.01), "no step for 7 s"
 
 
@@ -146,19 +146,19 @@ def test_the_gang_is_as_fast_as_its_slowest_rank() -> None:
     ids=["running", "stop", "kill", "done", "stopped", "again"],
 )
 def test_the_word_for_the_gang(events: list[ev.Event], word: str) -> None:
-    assert rows.gang_row(running(2, *events), 2.0)["state"] == word
+    assert rank_rows.gang_row(running(2, *events), 2.0)["state"] == word
 
 
 def test_rows_that_are_handed_out_tell_how_far_the_gang_is() -> None:
     bar = ev.Progress(1.0, 0, -1, "rows", 600, None, "rows")
     told = ev.RowsDone(2.0, done=1200, total=5000, in_flight=4, failed=0, began_s=0.5)
-    gang = rows.gang_row(running(2, bar, told), 2.0)
+    gang = rank_rows.gang_row(running(2, bar, told), 2.0)
     assert gang["rows"] == {
         "done": 1200, "total": 5000, "is_estimate": False, "per_s": 800.0,
         "in_flight": 4, "tasks": None, "failed": 0,
     }  # fmt: skip
     assert gang["remaining_s"] == 5, "by all ranks' rows, not by one's bar"
-    assert rows.gang_row(running(2), 2.0)["rows"] is None
+    assert rank_rows.gang_row(running(2), 2.0)["rows"] is None
 
 
 def test_marks_say_why_a_row_stands_out() -> None:
@@ -194,10 +194,10 @@ def test_only_ranks_that_failed_by_themselves_are_dead() -> None:
     )
     found = marks(state, 2.0)
     assert found == ["", "dead", "", "dead"]
-    told = [rows.rank_row(r, m, 2.0) for r, m in zip(state.ranks, found, strict=True)]
+    told = [rank_rows.rank_row(r, m, 2.0) for r, m in zip(state.ranks, found, strict=True)]
     assert [row["phase"] for row in told] == ["stopped", "failed", "stopped", "failed"]
     assert told[0]["doing"] == told[2]["doing"] == "ended with the gang"
-    head, _ = rows.fleet_columns(state, found, ())
+    head, _ = rank_rows.fleet_columns(state, found, ())
     assert head["counts"] == {"stopped": 2, "failed": 2}
 
 
@@ -210,14 +210,14 @@ def test_a_culprit_whose_own_error_looks_like_a_victims_is_dead_all_the_same() -
 def test_a_row_holds_figures_that_json_cannot_as_words() -> None:
     values = {"a": (math.nan,), "b": (-math.inf,), "c": (0.1234567891,), "d": (7.0,)}
     state = running(1, ev.Metrics(1.0, 0, (1,), (1.0,), values))
-    row = rows.rank_row(state.ranks[0], "", 1.0)
+    row = rank_rows.rank_row(state.ranks[0], "", 1.0)
     assert row["metrics"] == {"a": "nan", "b": "-inf", "c": 0.123457, "d": 7}
     assert row["doing"] == "running" and row["bar"] is None
 
 
 def test_a_row_says_what_the_rank_is_doing() -> None:
     state = running(2, wait(0, 1.0), ev.RankPhase(1.0, 1, "loading", "importing torch"))
-    doing = [rows.rank_row(rank, "", 13.0)["doing"] for rank in state.ranks]
+    doing = [rank_rows.rank_row(rank, "", 13.0)["doing"] for rank in state.ranks]
     assert doing == ["in all_reduce #7, 12 s", "loading: importing torch"]
 
 
@@ -225,7 +225,7 @@ def test_the_protocol_and_the_rows_agree_on_marks() -> None:
     import re
     from pathlib import Path
 
-    source = Path(rows.__file__).parent / "front" / "src" / "protocol.ts"
+    source = Path(rank_rows.__file__).parent / "front" / "src" / "protocol.ts"
     listed = re.search(r"MARKS: readonly Mark\[\] = \[(.*?)\]", source.read_text())
     assert listed is not None
-    assert tuple(re.findall(r'"(\w*)"', listed[1])) == rows.MARKS
+    assert tuple(re.findall(r'"(\w*)"', listed[1])) == rank_rows.MARKS

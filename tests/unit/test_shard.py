@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hydrogen_magic as hm
-from hydrogen_magic.worker.shard import Share
+from hydrogen_magic.node.worker.shard import Share
 
 RANKS = st.integers(1, 9)
 

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hydrogen_magic.worker.solo import Solo
+from hydrogen_magic.node.worker.unsynchronized import Solo
 
 
 class Group:

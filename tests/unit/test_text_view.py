@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from hydrogen_magic import events as ev
-from hydrogen_magic.gang.culprit import verdict
-from hydrogen_magic.gang.state import GangState, replay
-from hydrogen_magic.views.block import block, warnings
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.state.culprit import verdict
+from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.views.failure import headline, report
-from hydrogen_magic.views.output import OutputLines, clean
-from hydrogen_magic.views.surfaces import KernelSurface, PlainSurface, TerminalSurface
-from hydrogen_magic.views.text import TextView
-from hydrogen_magic.views.wording import duration, ranks_text
+from hydrogen_magic.views.formatting import duration, ranks_text
+from hydrogen_magic.views.output_lines import OutputLines, clean
+from hydrogen_magic.views.outputs import KernelSurface, PlainSurface, TerminalSurface
+from hydrogen_magic.views.text_table import block, warnings
+from hydrogen_magic.views.text_view import TextView
 
 CELLS = {"<cell 7>": "Cell In[7]", "/tmp/ipykernel_1/22.py": "Cell In[3]"}
 

@@ -24,21 +24,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from hydrogen_magic.core.events import Event
+from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.errors import HydrogenError
-from hydrogen_magic.events import Event
-from hydrogen_magic.gang.state import GangState
 from hydrogen_magic.views import DETACHED_S, Actions
-from hydrogen_magic.views.block import block
-from hydrogen_magic.views.clock import GangClock
-from hydrogen_magic.views.output import without_colour
-from hydrogen_magic.views.surfaces import KernelSurface
-from hydrogen_magic.views.text import TextView
+from hydrogen_magic.views.elapsed import GangClock
+from hydrogen_magic.views.output_lines import without_colour
+from hydrogen_magic.views.outputs import KernelSurface
+from hydrogen_magic.views.text_table import block
+from hydrogen_magic.views.text_view import TextView
 from hydrogen_magic.views.widget.display import Display, is_widget_expected
+from hydrogen_magic.views.widget.downloads import File, Maker, parts
 from hydrogen_magic.views.widget.feed import Feed, Message
-from hydrogen_magic.views.widget.files import File, Maker, parts
-from hydrogen_magic.views.widget.kept import keep
-from hydrogen_magic.views.widget.orders import Desk, Order
-from hydrogen_magic.views.widget.still import gathered, still
+from hydrogen_magic.views.widget.page_commands import Desk, Order
+from hydrogen_magic.views.widget.retained_views import keep
+from hydrogen_magic.views.widget.static_html import gathered, still
 
 if TYPE_CHECKING:
     from hydrogen_magic.views.widget.model import Page

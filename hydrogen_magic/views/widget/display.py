@@ -12,7 +12,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from hydrogen_magic.views.surfaces import update
+from hydrogen_magic.views.outputs import update
 
 __all__ = ["BUNDLE", "Display", "is_view_needed", "is_widget_expected", "kernel_id"]
 

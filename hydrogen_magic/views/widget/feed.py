@@ -11,16 +11,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
-from hydrogen_magic import events as ev
-from hydrogen_magic.gang.state import GangState
-from hydrogen_magic.views.block import MOST_ROWS
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.views.curves import ALL_RANKS, Change, Curves
 from hydrogen_magic.views.failure import report
-from hydrogen_magic.views.lanes import Lanes
-from hydrogen_magic.views.widget.board import Board
-from hydrogen_magic.views.widget.lines import LiveLines
-from hydrogen_magic.views.widget.plain import curve_part, span_part, stack_text
-from hydrogen_magic.views.widget.rows import followed_ranks
+from hydrogen_magic.views.span_tracks import Lanes
+from hydrogen_magic.views.text_table import MOST_ROWS
+from hydrogen_magic.views.widget.json_values import curve_part, span_part, stack_text
+from hydrogen_magic.views.widget.output_feed import LiveLines
+from hydrogen_magic.views.widget.rank_rows import followed_ranks
+from hydrogen_magic.views.widget.state_diff import Board
 
 __all__ = ["Feed", "Message"]
 

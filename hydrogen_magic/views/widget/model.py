@@ -17,7 +17,7 @@ from traitlets import Bool, Unicode
 
 from hydrogen_magic.views.widget import display
 from hydrogen_magic.views.widget.display import Display
-from hydrogen_magic.views.widget.routes import Switchboard, switchboard
+from hydrogen_magic.views.widget.shell_interceptor import Switchboard, switchboard
 
 __all__ = ["GangModel", "Page"]
 

@@ -1,0 +1,373 @@
+"""A gang's record: its events on disk while it runs, one JSON list per line.
+
+What ``%gang show`` replays after a kernel restart, and how a new kernel learns of gangs whose
+kernel died. One directory per gang, readable by its owner alone::
+
+    $HYDROGEN_MAGIC_HOME/runs/<gang>/events.jsonl     written here, by the kernel
+                                     rank-<r>.log     written by the agent
+                                     horovod-timeline-<n>.json     written by Horovod
+
+A record is a courtesy to the user: that it cannot be written never disturbs the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.errors import HydrogenError
+
+__all__ = [
+    "Record",
+    "Summary",
+    "end_abandoned",
+    "is_alive",
+    "owner_of_this_process",
+    "prune",
+    "read",
+    "recent",
+    "recent_ids",
+    "run_dir",
+    "runs_dir",
+    "summary",
+    "unfinished",
+    "write_end",
+]
+
+_EVENTS = "events.jsonl"
+_KEEP_RUNS = 50
+"""Weeks of work for one person; a record is mostly well below a megabyte."""
+
+_OTHER_MACHINE_S = 60.0
+"""Health is recorded about once a second: after this silence a run on another machine is over."""
+
+_TAIL_BYTES = 1 << 16
+"""Read first when looking for the last line; stacks of many threads can make a longer one."""
+
+_GANG_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+# ── where ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def runs_dir() -> Path:
+    """Return the directory of all records, made if need be.
+
+    ``$HYDROGEN_MAGIC_HOME/runs``, by default ``$XDG_STATE_HOME/hydrogen_magic/runs``
+    (``~/.local/state``). Raises OSError when it cannot be made or is not this user's alone.
+    """
+    try:
+        parent = _home().expanduser().absolute()
+    except RuntimeError as error:  # no HOME, and the system does not know this user
+        raise FileNotFoundError(str(error)) from None
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return _private_dir(parent / "runs")
+
+
+def _home() -> Path:
+    home = os.environ.get("HYDROGEN_MAGIC_HOME")
+    if home:
+        return Path(home)
+    state = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(state) / "hydrogen_magic"
+
+
+def _private_dir(path: Path) -> Path:
+    """Make ``path`` if need be; raise PermissionError when another user owns or planted it."""
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(f"{path} is not a directory of this user: remove it")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        path.chmod(0o700)
+    return path
+
+
+def run_dir(gang_id: str) -> Path:
+    """Return the directory of a run, which may not exist. Raises HydrogenError for another name."""
+    if not _GANG_ID.fullmatch(gang_id):
+        raise HydrogenError(f"{gang_id!r} is not the name of a run")
+    return runs_dir() / gang_id
+
+
+# ── writing ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class Record:
+    """The record of one gang, open for writing. Any thread may append."""
+
+    def __init__(self, path: Path, fd: int | None, on_problem: Callable[[str], None]) -> None:
+        self.path = path
+        """Directory of the run."""
+        self._fd = fd
+        self.on_problem = on_problem
+        self._lock = threading.Lock()
+
+    @classmethod
+    def create(cls, gang_id: str, on_problem: Callable[[str], None] = lambda text: None) -> Record:
+        """Start the record of a new gang.
+
+        ``on_problem`` is told, once, why nothing (more) is recorded: the disk is full, the home is
+        read-only. The agent's logs then go to a temporary directory. Raises HydrogenError for an id
+        that is no file name, FileExistsError when there is such a run.
+        """
+        try:
+            path = run_dir(gang_id)
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            raise
+        except OSError as error:
+            remedy = "set HYDROGEN_MAGIC_HOME to a directory that can be written"
+            on_problem(f"this run is not recorded: {error}; {remedy}")
+            return cls(Path(tempfile.mkdtemp(prefix="hydrogen_magic-")), None, on_problem)
+        return cls(path, _new_file(path / _EVENTS, on_problem), on_problem)
+
+    def append(self, event: ev.Event) -> None:
+        """Write ``event``. Never raises because of the disk: says so once and stops writing."""
+        line = _line(event)
+        problem = None
+        with self._lock:
+            if self._fd is None:
+                return
+            try:
+                # Straight to the system, a few microseconds: what a killed kernel wrote is there.
+                while line:
+                    line = line[os.write(self._fd, line) :]
+            except OSError as error:
+                problem = f"the record of this run ends here: {error}"
+                self._close()
+        if problem is not None:
+            self.on_problem(problem)  # outside of the lock: it may well append
+
+    def close(self) -> None:
+        """End the record. Twice is once."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def _line(event: ev.Event) -> bytes:
+    return json.dumps(ev.encode(event), separators=(",", ":")).encode() + b"\n"
+
+
+def _new_file(path: Path, on_problem: Callable[[str], None]) -> int | None:
+    # In a directory just made by us; still, nothing that anybody planted there is followed.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o600)
+    except OSError as error:
+        on_problem(f"this run is not recorded: {error}")
+        return None
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a list of runs says of one, from the first and the last line of its record."""
+
+    gang: str
+    launched: ev.GangLaunched
+    last: ev.Event
+
+    @property
+    def ended(self) -> ev.GangEnded | None:
+        """How it ended; None while it runs, or when nobody was left to write it down."""
+        return self.last if isinstance(self.last, ev.GangEnded) else None
+
+
+def read(gang_id: str) -> list[ev.Event]:
+    """Return the events of a run, also of one that still runs.
+
+    A last line that was not finished (its kernel was killed) is left out. Raises HydrogenError when
+    there is no such run, EventError when its record is damaged.
+    """
+    try:
+        data = (run_dir(gang_id) / _EVENTS).read_bytes()
+    except OSError:
+        raise HydrogenError(f"no run named {gang_id!r} is recorded{_where()}") from None
+    complete = data[: data.rfind(b"\n") + 1]
+    return [_decode(line, gang_id) for line in complete.splitlines()]
+
+
+def _where() -> str:
+    try:
+        return f" in {runs_dir()}"
+    except OSError:
+        return ""
+
+
+def _decode(line: bytes, gang_id: str) -> ev.Event:
+    try:
+        return ev.decode(json.loads(line))
+    except ValueError as error:  # EventError is one
+        raise ev.EventError(f"the record of run {gang_id!r} is damaged: {error}") from error
+
+
+def recent_ids() -> list[str]:
+    """Return the ids of all runs there are, readable or not, in no particular order."""
+    try:
+        return [e.name for e in os.scandir(runs_dir()) if e.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def recent() -> list[Summary]:
+    """Return the recorded runs, newest first. Those whose record cannot be read are left out."""
+    found = [summary(name) for name in recent_ids() if _GANG_ID.fullmatch(name)]
+    readable = [each for each in found if each is not None]
+    return sorted(readable, key=lambda each: each.launched.wall_time, reverse=True)
+
+
+def summary(gang_id: str) -> Summary | None:
+    """Return first and last event of a run without reading the rest; None if it has no record."""
+    try:
+        with open(run_dir(gang_id) / _EVENTS, "rb") as file:
+            first, last = file.readline(), _last_line(file.fileno())
+        launched, newest = _decode(first, gang_id), _decode(last or first, gang_id)
+    except (OSError, ev.EventError):
+        return None
+    return Summary(gang_id, launched, newest) if isinstance(launched, ev.GangLaunched) else None
+
+
+def _last_line(fd: int) -> bytes:
+    """Return the last finished line, empty if there is none."""
+    size = os.fstat(fd).st_size
+    length = _TAIL_BYTES
+    while True:
+        start = max(0, size - length)
+        tail = os.pread(fd, size - start, start)
+        lines = tail[: tail.rfind(b"\n") + 1].split(b"\n")[:-1]
+        # The first of them may be cut off at its beginning, unless it is the file's first.
+        if len(lines) > 1 or start == 0:
+            return lines[-1] if lines else b""
+        length *= 4
+
+
+def unfinished(is_alive: Callable[[str], bool]) -> list[str]:
+    """Return the runs that their kernel's end cut short and that nobody was told of, newest first.
+
+    ``is_alive`` tells of an owner string (:func:`owner_of_this_process`) whether it still lives.
+    """
+    return [found.gang for found in recent() if _is_abandoned(found, is_alive)]
+
+
+def end_abandoned(gang_id: str) -> None:
+    """Write down that somebody was told of a run that its kernel's end cut short."""
+    write_end(run_dir(gang_id), "its kernel ended")
+
+
+def write_end(run_dir: Path, reason: str) -> None:
+    """Finish the record of a gang whose kernel is gone: ``STOPPED``, for ``reason``.
+
+    Nothing happens where the record is damaged or cannot be written; it is a courtesy, and the
+    agent that writes it has processes to end.
+    """
+    try:
+        fd = os.open(run_dir / _EVENTS, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW)
+        # Unbuffered: a full disk must refuse in here, not when the file is closed.
+        with os.fdopen(fd, "r+b", buffering=0) as file:
+            data = file.readall()
+            complete = data.rfind(b"\n") + 1
+            last = complete and _decode(data[:complete].splitlines()[-1], run_dir.name)
+            end = ev.GangEnded(getattr(last, "at_s", 0.0), "STOPPED", reason)
+            file.truncate(complete)  # what a killed kernel was just writing
+            file.write(_line(end))
+    except (OSError, ev.EventError):
+        return
+
+
+def _is_abandoned(found: Summary, is_alive: Callable[[str], bool]) -> bool:
+    told = found.ended is not None and found.ended.reason != ev.KERNEL_ENDED
+    if told or is_alive(found.launched.owner):
+        return False
+    if _machine_of(found.launched.owner) == _machine():
+        return True
+    # A home shared between machines: from here only the file's age tells whether that kernel lives.
+    written = (runs_dir() / found.gang / _EVENTS).stat().st_mtime
+    return time.time() - written > _OTHER_MACHINE_S
+
+
+def prune(keep: int = _KEEP_RUNS) -> None:
+    """Delete all but the newest ``keep`` runs that are over."""
+    over = [s.gang for s in recent() if s.ended is not None or _is_abandoned(s, is_alive)]
+    for gang_id in over[keep:]:
+        shutil.rmtree(runs_dir() / gang_id, ignore_errors=True)
+
+
+# ── owners ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def owner_of_this_process() -> str:
+    """Return ``machine:pid:start time``, which no other process has or will have.
+
+    ``machine`` is the boot id and the pid namespace: pids mean nothing outside of theirs.
+    """
+    return f"{_machine()}:{os.getpid()}:{_start_time(os.getpid())}"
+
+
+def is_alive(owner: str) -> bool:
+    """True when ``owner`` (as made by :func:`owner_of_this_process`) runs on this machine."""
+    machine, _, process = owner.rpartition(":")[0].rpartition(":")
+    if machine != _machine() or not process.isdigit():
+        return False
+    return _start_time(int(process)) == owner.rpartition(":")[2]
+
+
+def _machine_of(owner: str) -> str:
+    return owner.rpartition(":")[0].rpartition(":")[0]
+
+
+def _machine() -> str:
+    if sys.platform == "linux":
+        return f"{_boot_id()}/{os.stat('/proc/self/ns/pid').st_ino}"
+    import psutil
+
+    return f"{os.uname().nodename}/{psutil.boot_time():.0f}"
+
+
+def _boot_id() -> str:
+    """Return what tells this start of the machine from others; some sandboxes hide ``/proc/sys``."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        lines = Path("/proc/stat").read_text().splitlines()
+        booted_at = next((line.split()[1] for line in lines if line.startswith("btime ")), "")
+        return f"{os.uname().nodename}@{booted_at}"
+
+
+def _start_time(pid: int) -> str:
+    """Return when the process started, in the system's own unit; empty when it is gone."""
+    if sys.platform == "linux":
+        try:
+            text = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            return ""
+        # The name, in parentheses, may hold spaces and parentheses itself: what follows does not.
+        fields = text[text.rindex(")") + 2 :].split()
+        return "" if fields[0] in "ZX" else fields[19]
+    import psutil
+
+    try:
+        return f"{psutil.Process(pid).create_time():.2f}"
+    except psutil.NoSuchProcess:
+        return ""

@@ -1,0 +1,1 @@
+"""What starts, watches and ends gangs in the kernel."""

@@ -1,0 +1,173 @@
+"""A run as a Chrome trace, to be opened in Perfetto (ui.perfetto.dev) or chrome://tracing.
+
+A rank is a process there; its phases, collectives that made it wait, and every track of spans are
+threads; metrics are counters.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.state.backward_waits import Reduction, grouped, split
+
+__all__ = ["of_horovod", "write_chrome_trace"]
+
+_PHASES, _WAITS, _FIRST_SPANS = 0, 1, 2
+"""Numbers of the threads of a rank."""
+_LANES = 1000
+"""Numbers kept for each track, which takes more than one where its spans overlap by half."""
+
+
+def write_chrome_trace(events: Iterable[ev.Event], path: str | os.PathLike[str]) -> Path:
+    """Write ``events`` as Chrome trace JSON to ``path``, over what is there; return the path.
+
+    Raises OSError when the file cannot be written.
+    """
+    events = list(events)
+    tracks = _tracks(events)
+    entries = [*_spans(events, tracks), *_phases(events), *_waits(events), *_counters(events)]
+    pids = sorted({entry["pid"] for entry in entries})
+    threads = sorted({(entry["pid"], entry["tid"]) for entry in entries})
+    names = [_name("process_name", pid, 0, f"rank {pid}") for pid in pids]
+    names += [_name("thread_name", pid, tid, _thread(tid, tracks)) for pid, tid in threads]
+    names += [
+        {**_name("process_sort_index", pid, 0, ""), "args": {"sort_index": pid}} for pid in pids
+    ]
+    trace = {"traceEvents": [*names, *entries], "displayTimeUnit": "ms"}
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(trace, file, separators=(",", ":"), allow_nan=False)
+    return Path(path)
+
+
+def of_horovod(run_dir: Path) -> list[Path]:
+    """Return the timelines that Horovod wrote in a run, oldest first; they are Chrome traces as well.
+
+    One for each time that recording was turned on, whole and valid once that is over: ``…-1.json``,
+    ``…-2.json``; of later attempts ``…-retry1-1.json``.
+    """
+    return sorted(run_dir.glob("horovod-timeline-*.json"), key=lambda path: path.stat().st_mtime)
+
+
+def _tracks(events: list[ev.Event]) -> list[str]:
+    """Return the tracks of all ranks in the order in which they are shown."""
+    found = {event.track for event in events if isinstance(event, ev.Spans)}
+    return [*ev.TRACKS, *sorted(found.difference(ev.TRACKS))]
+
+
+def _thread(tid: int, tracks: list[str]) -> str:
+    if tid < _FIRST_SPANS:
+        return ("phases", "waiting in collectives")[tid]
+    track, lane = divmod(tid - _FIRST_SPANS, _LANES)
+    return f"{tracks[track]} (thread {lane + 1})" if lane else tracks[track]
+
+
+def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _slice(name: str, pid: int, tid: int, start_s: float, end_s: float) -> dict[str, Any]:
+    start_us, end_us = round(start_s * 1e6, 3), round(end_s * 1e6, 3)
+    duration_us = round(max(0.0, end_us - start_us), 3)
+    return {"ph": "X", "name": name, "pid": pid, "tid": tid, "ts": start_us, "dur": duration_us}
+
+
+def _spans(events: list[ev.Event], tracks: list[str]) -> Iterator[dict[str, Any]]:
+    by_track: dict[tuple[int, str], list[tuple[int, int, int, str]]] = {}
+    for event in events:
+        if isinstance(event, ev.Spans):
+            rows = zip(event.starts_ns, event.ends_ns, event.depths, event.names, strict=True)
+            own = by_track.setdefault((event.rank, event.track), [])
+            own.extend(row for row in rows if row[3] != ev.GRADIENTS)
+    for rank, row in _reductions(events):
+        by_track.setdefault((rank, ev.SPANS), []).append(row)
+    for (rank, track), spans in by_track.items():
+        lanes: list[list[int]] = []
+        first = _FIRST_SPANS + _LANES * tracks.index(track)
+        # Outer before inner where they start together.
+        for start_ns, end_ns, _, name in sorted(spans, key=lambda s: (s[0], -s[1], s[2])):
+            lane = _lane(lanes, start_ns, end_ns)
+            yield _slice(name, rank, first + lane, start_ns / 1e9, end_ns / 1e9)
+
+
+def _reductions(events: list[ev.Event]) -> Iterator[tuple[int, tuple[int, int, int, str]]]:
+    """Yield waits for gradients as the live view has them: rank, then start, end (ns), depth, name."""
+    np = next((event.np for event in events if isinstance(event, ev.GangLaunched)), 0)
+    found = [
+        Reduction(event.rank, start_ns / 1e9, end_ns / 1e9, depth)
+        for event in events
+        if isinstance(event, ev.Spans) and ev.GRADIENTS in event.names
+        for name, start_ns, end_ns, depth in zip(
+            event.names, event.starts_ns, event.ends_ns, event.depths, strict=True
+        )
+        if name == ev.GRADIENTS
+    ]
+    for group in grouped(found):
+        for each in split(group, np):
+            start_ns, end_ns = round(each.start_s * 1e9), round(each.end_s * 1e9)
+            yield each.rank, (start_ns, end_ns, each.depth, each.name)
+
+
+def _lane(lanes: list[list[int]], start_ns: int, end_ns: int) -> int:
+    """Return the first lane where the span lies beside or inside what is there, and put it there.
+
+    A trace allows no half overlap on one thread; spans of several threads of a rank do that. A
+    lane is the stack of the ends of its spans that are open at ``start_ns``.
+    """
+    for number, open_ends in enumerate(lanes):
+        while open_ends and open_ends[-1] <= start_ns:
+            open_ends.pop()
+        if not open_ends or end_ns <= open_ends[-1]:
+            open_ends.append(end_ns)
+            return number
+    lanes.append([end_ns])
+    return len(lanes) - 1
+
+
+def _phases(events: list[ev.Event]) -> Iterator[dict[str, Any]]:
+    since: dict[int, ev.RankPhase] = {}
+    for event in events:
+        if not isinstance(event, (ev.RankPhase, ev.RankExited)):
+            continue
+        before = since.pop(event.rank, None)
+        if before is not None:
+            yield _slice(before.phase, event.rank, _PHASES, before.at_s, event.at_s)
+        if isinstance(event, ev.RankPhase):
+            since[event.rank] = event
+
+
+def _waits(events: list[ev.Event]) -> Iterator[dict[str, Any]]:
+    recorded = set(_collectives(events))
+    waiting: dict[int, ev.CollectiveWait] = {}
+    for event in events:
+        if isinstance(event, ev.CollectiveWait):
+            before = waiting.pop(event.rank, None)
+            if before is not None and (event.rank, before.since_s) not in recorded:
+                yield _slice(before.name, event.rank, _WAITS, before.since_s, event.at_s)
+            if event.name:
+                waiting[event.rank] = event
+
+
+def _collectives(events: list[ev.Event]) -> Iterator[tuple[int, float]]:
+    """Yield rank and start of the collectives that are spans already: no need to show them twice."""
+    for event in events:
+        if isinstance(event, ev.Spans) and event.track == ev.COLLECTIVES:
+            yield from ((event.rank, start_ns / 1e9) for start_ns in event.starts_ns)
+
+
+def _counters(events: list[ev.Event]) -> Iterator[dict[str, Any]]:
+    for event in events:
+        if isinstance(event, ev.Metrics):
+            for name, column in event.values.items():
+                for at_s, value in zip(event.times_s, column, strict=True):
+                    # JSON knows no NaN, and a curve may well end in one.
+                    if value is not None and math.isfinite(value):
+                        yield {
+                            "ph": "C", "name": name, "pid": event.rank, "tid": 0,
+                            "ts": round(at_s * 1e6, 3), "args": {"value": value},
+                        }  # fmt: skip

@@ -1,0 +1,301 @@
+"""From a plan to the end of the last process: who starts, who failed, when to end it, whether again.
+
+Runs on the hub's loop beside all other gangs of this kernel. It acts on nothing but events and the
+clock, and decides by pure functions (:mod:`~hydrogen_magic.driver.state.gang_state`, ``gang.culprit``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.placements import Attempt, Crew, Job, Sink
+from hydrogen_magic.driver.profiling import Profiling
+from hydrogen_magic.driver.state.collective_waits import late_in_all
+from hydrogen_magic.driver.state.culprit import Missing, failed_independently, missing, verdict
+from hydrogen_magic.driver.state.gang_state import GangState, RankState
+from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.views.failure import headline
+from hydrogen_magic.views.formatting import late_text, ranks_text
+
+__all__ = ["Conductor"]
+
+_WEIGH = (ev.RankFailed, ev.RankExited)
+_CHECK_START_S = 0.5
+_STACKS_S = 0.15
+"""Stacks are taken before a gang is ended over a collective that failed: time to write them."""
+_STOP_WORDS = {
+    "user": "stopped by you",
+    "timeout": "stopped: it ran longer than --timeout {timeout:g} s",
+    "kernel": "stopped: the kernel ended",
+}
+
+
+class Conductor:
+    """Conducts one gang. ``run`` on the loop; what asks for something from any thread."""
+
+    def __init__(self, gang: Gang, job: Job, crew: Crew, loop: asyncio.AbstractEventLoop) -> None:
+        self._gang = gang
+        self._job = job
+        self._crew = crew
+        self._loop = loop
+        self._profiling = Profiling(gang, crew, job.record_dir, self._job.now_s)
+        if job.feed is not None:
+            job.feed.attach(gang.emit, lambda: self.stop("failure"), job.now_s, self.dismiss)
+        self._timer: asyncio.TimerHandle | None = None
+        self._culprit: int | None = None
+        self._headline = ""
+        """How the culprit failed, as seen when it was found; later it may only have been stopped."""
+
+    # ── from any thread ──
+
+    def stop(self, reason: str, kill: bool = False) -> None:
+        """Ask the gang to end; a second time with ``kill``, at once. Later reasons change nothing."""
+        self._loop.call_soon_threadsafe(self._stop, reason, kill)
+
+    def dismiss(self, rank: int) -> None:
+        """Have a rank ended whose work others have done: it counts as done."""
+        self._loop.call_soon_threadsafe(self._dismiss, rank)
+
+    def ask_stacks(self) -> None:
+        """Have every rank's stacks sent as events."""
+        self._loop.call_soon_threadsafe(self._crew.ask_stacks)
+
+    def record(self, on: bool) -> None:
+        """Have the ranks record what they do as spans, or leave it."""
+        self._loop.call_soon_threadsafe(self._record, on)
+
+    def profile(self, steps: int) -> None:
+        """Profile the next steps of every rank; events tell what comes of it."""
+        self._loop.call_soon_threadsafe(self._profile, steps)
+
+    # ── on the loop ──
+
+    async def run(self) -> None:
+        """Run attempts until one ends well, the user has had enough, or none is left."""
+        error: BaseException | None = None
+        limit = self._deadline()
+        if self._job.spec.timeline is not None:
+            self._gang.emit(ev.Recording(self._job.now_s(), True))  # the ranks start with it
+        try:
+            for number in range(self._job.spec.retries + 1):
+                if self._is_unwanted():
+                    break  # before it began
+                await self._attempt(number)
+                last = number == self._job.spec.retries or self._is_unwanted()
+                if last or self._outcome() != "FAILED":
+                    break
+                self._notice("warning", f"{self._reason('FAILED')}: starting all ranks again")
+        except HydrogenError as problem:
+            error = problem
+        except Exception as problem:  # the agent died, or a fault of ours: the user must be told
+            error = HydrogenError(f"{type(problem).__name__}: {problem}")
+            error.__cause__ = problem
+        finally:
+            if limit is not None:
+                limit.cancel()
+            await self._crew.release()
+            self._job.close(keep_checkpoints=self._outcome() != "SUCCEEDED")
+            await self._profiling.close(is_wanted=self._outcome() == "SUCCEEDED")
+            await self._save_results(error is None and self._outcome() == "SUCCEEDED")
+            self._finish(error)
+
+    async def _save_results(self, has_succeeded: bool) -> None:
+        """Keep results that the notebook may not get. Never raises: the gang has to end."""
+        try:
+            kept = await asyncio.to_thread(self._gang.save_results, has_succeeded)
+        except Exception as error:  # no thread can be started while the interpreter exits
+            kept = f"results could not be saved: {error}"
+        if kept:
+            self._notice("info" if has_succeeded else "warning", kept)
+
+    def _deadline(self) -> asyncio.TimerHandle | None:
+        timeout_s = self._job.spec.timeout_s
+        if timeout_s is None:
+            return None
+        return self._loop.call_later(
+            max(0.0, timeout_s - self._job.now_s()), self._stop, "timeout", False
+        )
+
+    async def _attempt(self, number: int) -> None:
+        self._culprit = None
+        self._gang.emit(ev.AttemptStarted(self._job.now_s(), number))
+        attempt = Attempt(self._gang.id, number, self._job)
+        sink = Sink(self._on_event, self._gang.deliver, self._profiling.on_trace)
+        watching = [asyncio.ensure_future(w) for w in (self._watch_start(), self._watch_meeting())]
+        try:
+            await self._crew.launch(attempt, sink)
+        finally:
+            for watch in watching:
+                watch.cancel()
+            self._cancel_timer()
+        if self._job.feed is not None:
+            self._job.feed.close()
+        state = self._gang.snapshot()
+        if self._culprit is None and state.fault is None and not self._is_unwanted():
+            found = verdict(state, math.inf)
+            if found is not None and found.culprit is not None:
+                self._blame(state, found.culprit)
+
+    def _on_event(self, event: ev.Event) -> None:
+        if self._profiling.on_event(event):
+            return
+        self._gang.emit(event)
+        if isinstance(event, ev.AttemptFailed):
+            self._stop("failure", False)
+        elif isinstance(event, _WEIGH):
+            self._weigh()
+        if isinstance(event, ev.RankPhase) and event.phase == "running":
+            self._release_closure()
+
+    def _release_closure(self) -> None:
+        """Free the captured data once no rank will load it any more."""
+        state = self._gang.snapshot()
+        is_last = state.attempt == self._job.spec.retries
+        if is_last and all(rank.phase in ("running", "finishing") for rank in state.ranks):
+            self._job.release_closure()
+
+    def _weigh(self) -> None:
+        """End the gang once it is clear who failed."""
+        self._cancel_timer()
+        state = self._gang.snapshot()
+        found = verdict(state, self._job.now_s())
+        if found is None or state.stop_reason or self._culprit is not None:
+            return
+        if found.culprit is None:
+            delay = max(0.0, found.wait_until_s - self._job.now_s())
+            self._timer = self._loop.call_later(delay, self._weigh)
+            return
+        self._blame(state, found.culprit)
+        if failed_independently(state.ranks[found.culprit]):
+            self._stop("failure", False)
+            return
+        self._crew.ask_stacks()  # where the ranks wait, or what keeps one of them from it
+        self._timer = self._loop.call_later(_STACKS_S, self._stop, "failure", False)
+
+    def _blame(self, state: GangState, culprit: int) -> None:
+        self._culprit = culprit
+        self._headline = headline(state, culprit)
+
+    def _stop(self, reason: str, kill: bool) -> None:
+        state = self._gang.snapshot()
+        heard = state.stop_reason not in ("", "failure") and (state.killed or not kill)
+        known = state.stop_reason == "failure" == reason
+        if state.is_terminal or heard or known:
+            return
+        self._gang.emit(ev.StopRequested(self._job.now_s(), reason, kill))
+        self._crew.kill() if kill else self._crew.stop()
+
+    def _dismiss(self, rank: int) -> None:
+        if not self._gang.ranks[rank].is_over:
+            self._gang.emit(ev.RankResult(self._job.now_s(), rank, 0))
+            self._crew.dismiss(rank)
+
+    def _record(self, on: bool) -> None:
+        state = self._gang.snapshot()
+        if not state.is_terminal and state.is_recording != on:
+            self._crew.record(on)
+            self._gang.emit(ev.Recording(self._job.now_s(), on))
+
+    def _profile(self, steps: int) -> None:
+        if not self._gang.snapshot().is_terminal:
+            self._profiling.ask(steps)
+
+    async def _watch_start(self) -> None:
+        """Fail the ranks that do not reach the first line of the cell in time.
+
+        While the attempt waits for slots there is no rank that could be late.
+        """
+        began_s = self._job.now_s()
+        limit_s = self._job.spec.start_timeout_s
+        while True:
+            await asyncio.sleep(_CHECK_START_S)
+            if self._gang.snapshot().queued is not None:
+                began_s = self._job.now_s()
+                continue
+            late = [r for r in self._gang.ranks if r.phase in ("waiting", "starting", "loading")]
+            if not late:
+                return
+            if self._job.now_s() - began_s > limit_s:
+                self._fail_late(late, limit_s)
+                return
+
+    def _fail_late(self, late: list[RankState], limit_s: float) -> None:
+        for rank in late:
+            doing = rank.detail or rank.phase
+            text = f"did not reach the cell within {limit_s:g} s (start_timeout): {doing}"
+            report = ev.ErrorReport("StartTimeout", text)
+            self._on_event(ev.RankFailed(self._job.now_s(), rank.rank, report, rank.phase))
+
+    async def _watch_meeting(self) -> None:
+        """Fail the ranks that do not come to where the others wait for them to begin."""
+        meets_in = self._job.rendezvous.meets_in
+        limit_s = self._job.rendezvous.patience_s(self._job.spec)
+        while meets_in:
+            await asyncio.sleep(_CHECK_START_S)
+            found = missing(self._gang.snapshot(), meets_in, limit_s, self._job.now_s())
+            if found is not None:
+                self._fail_missing(found, meets_in, limit_s)
+                return
+
+    def _fail_missing(self, found: Missing, meets_in: str, limit_s: float) -> None:
+        text = (
+            f"{ranks_text(found.absent)} did not come to {meets_in} within {limit_s:g} s, where"
+            f" {ranks_text(found.waiting)} waited (start_timeout)"
+        )
+        for rank in found.absent:
+            known = self._gang.ranks[rank]
+            why = "; its process is stopped (SIGSTOP)" if known.process_state == "T" else ""
+            report = ev.ErrorReport("RendezvousTimeout", f"{text}{why}")
+            self._on_event(ev.RankFailed(self._job.now_s(), rank, report, known.phase))
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # ── the end ──
+
+    def _is_unwanted(self) -> bool:
+        """Whether somebody asked the gang to end, other than because a rank failed."""
+        return self._gang.snapshot().stop_reason not in ("", "failure")
+
+    def _outcome(self) -> str:
+        state = self._gang.snapshot()
+        if self._is_unwanted() and self._culprit is None:
+            return "STOPPED"
+        return "SUCCEEDED" if all(rank.phase == "done" for rank in state.ranks) else "FAILED"
+
+    def _reason(self, outcome: str) -> str:
+        state = self._gang.snapshot()
+        if outcome == "SUCCEEDED":
+            return f"{len(state.ranks)} ranks finished"
+        if outcome == "STOPPED":
+            return _STOP_WORDS[state.stop_reason].format(timeout=self._job.spec.timeout_s or 0)
+        if self._culprit is None:
+            return state.fault.message if state.fault is not None else "the gang failed"
+        return self._headline
+
+    def _finish(self, error: BaseException | None) -> None:
+        outcome = self._outcome()
+        late = (
+            late_in_all({rank.rank: rank.waits for rank in self._gang.ranks})
+            if outcome != "FAILED"
+            else None
+        )
+        if late is not None:
+            self._notice("info", late_text(late, self._job.spec.rendezvous))
+        if error is not None and outcome != "STOPPED":
+            reason = str(error).partition("\n")[0]  # the error itself has the rest
+            self._gang.emit(ev.GangEnded(self._job.now_s(), "FAILED", reason))
+        else:
+            culprit = self._culprit if outcome == "FAILED" else None
+            self._gang.emit(
+                ev.GangEnded(self._job.now_s(), outcome, self._reason(outcome), culprit)
+            )
+        self._gang.finish(error if outcome != "STOPPED" else None)
+
+    def _notice(self, level: str, text: str) -> None:
+        self._gang.emit(ev.Notice(self._job.now_s(), level, text))

@@ -1,0 +1,408 @@
+"""The way of a cell, from its text to its result.
+
+notebook kernel                             one host                          one rank
+───────────────                             ────────                          ────────
+magics ── arguments ──► JobSpec ─┐
+   └──── capture ─────► Captured ┤
+                                 ▼
+                  placement.plan (pure)
+                   Conductor ────┼── hub ════ wire, encrypted ════ agent ── template
+                       ▲         │             │                     │          │ fork
+                       │         └── closure ──┼── memory file ──────┼──────► worker
+                       │                       │                     │          │ load, run
+         fold(state, event) ◄──────────────────┴──── events ─────────┤◄─────────┤ events, result
+                       │                                             │◄─────────┘ output
+                   GangState ──► views                               │
+                       └──► record on disk                           ▼
+                                                     stop, SIGINT, SIGTERM, SIGKILL, sweep
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import copy_context
+from typing import Any
+from weakref import WeakValueDictionary
+
+from hydrogen_magic import capture
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import processes, run_log
+from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
+from hydrogen_magic.core.masking import Mask, holds, secret_values
+from hydrogen_magic.driver import placements
+from hydrogen_magic.driver import rendezvous as rendezvous_rooms
+from hydrogen_magic.driver.controller import Conductor
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.placements import (
+    Attempt,
+    ClosureFile,
+    Crew,
+    Feed,
+    Job,
+    Placement,
+    Sink,
+    inline,
+)
+from hydrogen_magic.driver.placements.local_agents import hub
+from hydrogen_magic.driver.state import gang_results
+from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.node.worker.nesting import refuse_nested
+from hydrogen_magic.views import View, pick_view
+
+__all__ = [
+    "attend",
+    "follow",
+    "gangs",
+    "interrupts_held",
+    "interrupts_raise",
+    "launch",
+    "launch_captured",
+    "load_results",
+    "plan",
+    "run",
+    "show",
+    "sweep_abandoned",
+]
+
+_running: dict[str, Gang] = {}
+_recent: deque[Gang] = deque(maxlen=4)
+"""What a person may still want to look at; more would hold results, which may be large."""
+_known: WeakValueDictionary[str, Gang] = WeakValueDictionary()
+
+
+def gangs() -> dict[str, Gang]:
+    """Return this kernel's gangs by id, newest last: those that run, the last four, and held ones.
+
+    Older ones are in the records that ``%gang`` lists.
+    """
+    return dict(_known)
+
+
+def load_results(gang_id: str, rank: int = 0) -> dict[str, Any]:
+    """Return the saved results of a rank whose gang failed, was stopped, or returned only part of them.
+
+    The value of the cell is named ``_``; ``MissingObject`` replaces every missing object. Raises
+    HydrogenError when nothing is saved under this id.
+    """
+    try:
+        kept = gang_results.load_saved(run_log.run_dir(gang_id), rank)
+    except OSError:
+        known = gangs().get(gang_id)
+        kept = known.received.of(rank) if known else gang_results.RankResults(rank, [])
+    found = {name or "_": value for name, value in kept.everything().items()}
+    if not found:
+        why = "".join(f": {text}" for text in kept.errors.values())
+        raise HydrogenError(f"no results of rank {rank} are saved for run {gang_id!r}{why}")
+    return found
+
+
+def plan(spec: JobSpec) -> Plan:
+    """Return who would run where. No effect; raises PlacementError when it is impossible.
+
+    A rank cannot start a gang.
+    """
+    refuse_nested()
+    rendezvous_rooms.check(spec)
+    return placements.get(spec.placement).plan(spec)
+
+
+def launch_captured(
+    captured: capture.Captured, spec: JobSpec, *, title: str,
+    feed: Feed | None = None, place: Placement | None = None,
+) -> Gang:  # fmt: skip
+    """Start a gang, by ``feed`` if it gets work, at ``place`` if not the spec's; may raise PlacementError."""
+    clock_zero_s, wall_time = time.monotonic(), time.time()
+    planned = plan(spec) if place is None else place.plan(spec)
+    is_inline = spec.placement == "inline"
+    # Whatever can still be refused is, before there is a gang.
+    crew = None if is_inline else (place or placements.get(spec.placement)).open(spec)
+    loop = None if is_inline else hub().loop
+    # Here and now: what a running gang sees must not change with the notebook's arrays.
+    closure = captured.parcel if is_inline else ClosureFile(captured.parcel)
+    known = secret_values(os.environ, dict(spec.env))
+    gang = _new_gang(captured, spec, title, wall_time, known)
+    for text in (*planned.notes, *captured.warnings):
+        gang.emit(ev.Notice(0.0, "warning", text))
+    job = Job(
+        spec, planned, closure, captured.preload, captured.needs,
+        rendezvous_rooms.get(spec.rendezvous), gang.folder, clock_zero_s,
+        _travelling(known, captured, spec), feed,
+    )  # fmt: skip
+    if crew is None or loop is None:
+        _run_inline(gang, job)
+    else:
+        _conduct(gang, job, crew, loop)
+    return gang
+
+
+def _new_gang(
+    captured: capture.Captured, spec: JobSpec, title: str, wall_time: float, known: Iterable[str]
+) -> Gang:
+    """Return a gang that this kernel knows, with its run log."""
+    gang_id = _new_id()
+    problems: list[str] = []
+    gang_record = run_log.Record.create(gang_id, problems.append)
+    gang = Gang(gang_id, gang_record, Mask(known))
+    _known[gang_id] = gang
+    _recent.append(gang)
+    gang.emit(
+        ev.GangLaunched(
+            0.0, gang_id, title, spec.np, spec.placement, spec.rendezvous, wall_time,
+            run_log.owner_of_this_process(), dict(captured.cells),
+        )
+    )  # fmt: skip
+    gang_record.on_problem = lambda text: gang.emit(
+        ev.Notice(gang.snapshot().now_s, "warning", text)
+    )
+    for text in problems:
+        gang.emit(ev.Notice(0.0, "warning", text))
+    return gang
+
+
+def _travelling(known: Iterable[str], captured: capture.Captured, spec: JobSpec) -> tuple[str, ...]:
+    """Return the secrets that ranks get from here: no other one leaves this process."""
+    given = secret_values({}, dict(spec.env))
+    # The header and the pickled names; what follows are the contents of arrays.
+    pickles = (captured.parcel.pickled, *captured.parcel.buffers[:1])
+    return tuple(s for s in known if s in given or any(holds(text, s) for text in pickles))
+
+
+def _conduct(gang: Gang, job: Job, crew: Crew, loop: asyncio.AbstractEventLoop) -> None:
+    conductor = Conductor(gang, job, crew, loop)
+    gang.attach(conductor)
+    _running[gang.id] = gang
+    done = asyncio.run_coroutine_threadsafe(conductor.run(), loop)
+    done.add_done_callback(lambda future: _on_conducted(gang, future))
+
+
+def _on_conducted(gang: Gang, done: Future[None]) -> None:
+    _running.pop(gang.id, None)
+    if done.cancelled() or done.exception() is not None:  # ours: nobody may wait for ever
+        gang.finish(HydrogenError(f"the gang was lost: {done.exception()!r}"))
+
+
+def _run_inline(gang: Gang, job: Job) -> None:
+    """Run the one rank here and now; its exception stays the user's own, for ``%debug``."""
+    gang.emit(ev.AttemptStarted(0.0, 0))
+    error: BaseException | None = None
+    try:
+        with interrupts_raise():
+            inline.run_here(Attempt(gang.id, 0, job), Sink(gang.emit, gang.deliver))
+    except BaseException as problem:  # the user's, an interrupt included: raised by raise_for_state
+        error = problem
+    job.close(keep_checkpoints=error is not None)
+    now_s = job.now_s()
+    if error is None:
+        gang.emit(ev.GangEnded(now_s, "SUCCEEDED", "1 rank finished"))
+    else:
+        gang.emit(ev.GangEnded(now_s, "FAILED", f"{type(error).__name__}: {error}", 0))
+    gang.finish(error)
+
+
+def _new_id() -> str:
+    """Return a short name that no recorded run has."""
+    recorded = run_log.recent_ids()
+    while (name := secrets.token_hex(2)) in _known or name in recorded:
+        pass
+    return name
+
+
+def sweep_abandoned() -> list[str]:
+    """End what gangs of dead kernels may have left; return those gangs' ids, newest first.
+
+    A kernel that dies takes its gangs along. Only when its agent was killed with it can something be
+    left: processes that had made themselves independent of their rank.
+    """
+    abandoned = run_log.unfinished(run_log.is_alive)
+    owners = {launched.owner for launched in map(_launched, abandoned) if launched is not None}
+    if owners:
+        processes.sweep_orphans(processes.OWNER, owners)
+    for gang_id in abandoned:
+        run_log.end_abandoned(gang_id)
+    run_log.prune()
+    return abandoned
+
+
+def _launched(gang_id: str) -> ev.GangLaunched | None:
+    found = run_log.summary(gang_id)
+    return None if found is None else found.launched
+
+
+# ── waiting for it ───────────────────────────────────────────────────────────────────────────────
+
+
+def attend(gang: Gang, view: View) -> None:
+    """Show the gang until it has ended. Interrupted once it stops the gang, twice it kills it."""
+    with interrupts_held() as interrupts:
+        interrupts.take(gang)
+        try:
+            show(gang, view)
+        finally:
+            if not gang.wait(0):  # the view broke, not the gang: nobody would see it any more
+                gang.stop()
+                gang.wait()
+            view.close(gang.snapshot())
+
+
+def show(gang: Gang, view: View, seen: int = 0) -> None:
+    """Bring ``view``, which has ``seen`` so many events, up to date until the gang has ended."""
+    ended = False
+    while not ended:
+        ended = gang.wait(view.interval_s)
+        fresh = gang.events(seen)
+        seen += len(fresh)
+        view.update(gang.snapshot(), fresh)
+
+
+def follow(gang: Gang, view: View, and_then: Callable[[], None] = lambda: None) -> None:
+    """Show the gang by a thread while other cells run, and call ``and_then`` when it has ended."""
+    # Its display belongs under the cell that asks for it, so it is made here.
+    seen = gang.events()
+    view.update(gang.snapshot(), seen)
+
+    def going_on() -> None:
+        try:
+            show(gang, view, len(seen))
+            view.close(gang.snapshot())
+        finally:  # the view may break; the gang goes on
+            gang.wait()
+            and_then()
+
+    # In this context ipykernel knows which cell the thread's output belongs to.
+    run, name = copy_context().run, f"hydrogen_magic view of gang {gang.id}"
+    threading.Thread(target=run, args=(going_on,), name=name, daemon=True).start()
+
+
+class _Interrupts:
+    """SIGINT while a gang is launched and attended: the first stops it, the second kills it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.gang: Gang | None = None
+        self.before: Any = None
+        """Who handles SIGINT otherwise."""
+
+    def __call__(self, signum: int, frame: object) -> None:
+        self.count += 1
+        self._tell()
+
+    def take(self, gang: Gang) -> None:
+        """Stop ``gang`` from now on, and at once if there was an interrupt already."""
+        self.gang = gang
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.gang is not None and self.count > 0:
+            self.gang.stop(kill=self.count > 1 or bool(self.gang.snapshot().stop_reason))
+
+
+_interrupts: _Interrupts | None = None
+
+
+@contextmanager
+def interrupts_held() -> Iterator[_Interrupts]:
+    """Keep SIGINT from raising between any two lines of ours, which would leave a gang to itself.
+
+    :func:`attend` inside of it stops its gang instead; where nothing took them, they raise at the
+    end. Only the main thread can take signals; elsewhere there is nothing to take.
+    """
+    global _interrupts
+    if _interrupts is not None or threading.current_thread() is not threading.main_thread():
+        yield _interrupts or _Interrupts()
+        return
+    held = _interrupts = _Interrupts()
+    held.before = signal.signal(signal.SIGINT, held)
+    try:
+        yield held
+    finally:
+        _interrupts = None
+        signal.signal(signal.SIGINT, held.before or signal.SIG_DFL)
+    if held.count and held.gang is None:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def interrupts_raise() -> Iterator[None]:
+    """Undo :func:`interrupts_held` while there is no gang to stop: what runs is interrupted itself."""
+    held = _interrupts
+    if held is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, held.before or signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, held)
+
+
+# ── the public functions ─────────────────────────────────────────────────────────────────────────
+
+
+def launch(
+    function: Callable[..., Any],
+    *args: Any,
+    np: int = 2,
+    on: str = "local",
+    rendezvous: str = "torch",
+    gpu: bool | None = None,
+    env: Mapping[str, str] | None = None,
+    retries: int = 0,
+    timeout: float | None = None,
+    start_timeout: float = JobSpec.start_timeout_s,
+    grace: float = JobSpec.grace_s,
+    max_closure: int = DEFAULT_MAX_CLOSURE_BYTES,
+    **kwargs: Any,
+) -> Gang:
+    """Call ``function(*args, **kwargs)`` on every rank of a new gang; return its handle at once.
+
+    Args:
+        function: may live in the notebook, a local module or a package; travels with all it uses.
+        np: number of ranks; ``-N`` means N ranks on this machine.
+        on: placement: ``"local"``, ``"spark"`` or ``"inline"``.
+        rendezvous: how ranks find each other: ``"torch"`` or ``"horovod"``.
+        gpu: True: a GPU for every rank; False: none; None: GPUs if every rank can have one.
+        env: environment variables of every rank.
+        retries: how often to start all ranks again after a failure.
+        timeout: seconds after which the gang is stopped; None: never.
+        start_timeout: seconds a rank may take until the function is called.
+        grace: seconds a rank that reacts to a stop may clean up.
+        max_closure: upper bound in bytes of what is captured.
+
+    Raises:
+        CaptureError: something that the function uses cannot travel.
+        PlacementError: the ranks cannot run as asked.
+        TypeError, ValueError: an option is not what it should be.
+    """
+    spec = JobSpec(
+        np=-np if isinstance(np, int) and np < 0 else np,
+        placement=on, rendezvous=rendezvous, gpu=gpu, env=tuple((env or {}).items()),
+        retries=retries, timeout_s=timeout, start_timeout_s=start_timeout, grace_s=grace,
+        max_closure_bytes=max_closure,
+    )  # fmt: skip
+    planned = plan(spec)
+    captured = capture.capture_call(
+        function, args, kwargs,
+        max_closure_bytes=max_closure, ranks_have_gpu=planned.uses_gpu, labels={},
+    )  # fmt: skip
+    return launch_captured(captured, spec, title=getattr(function, "__qualname__", repr(function)))
+
+
+def run(function: Callable[..., Any], *args: Any, quiet: bool = False, **options: Any) -> Any:
+    """Like :func:`launch`, but wait, show the gang meanwhile, and return rank 0's value.
+
+    With ``quiet`` only output is shown. Raises, besides what :func:`launch` raises, RankFailedError,
+    GangStoppedError and GangTimeoutError.
+    """
+    with interrupts_held():
+        gang = launch(function, *args, **options)
+        attend(gang, pick_view(quiet=quiet, actions=gang))
+    return gang.result

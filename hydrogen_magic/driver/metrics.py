@@ -1,0 +1,63 @@
+"""What the ranks logged, as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from hydrogen_magic.core import events as ev
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["frame"]
+
+_KEYS = ["attempt", "rank", "step"]
+_FIXED = {"attempt": "int64", "rank": "int64", "step": "int64", "time_s": "float64"}
+
+
+def frame(events: Iterable[ev.Event]) -> pd.DataFrame:
+    """Return one row per attempt, rank and step, sorted by them.
+
+    Columns: ``attempt``, ``rank``, ``step``, ``time_s`` (seconds since the launch, of the step's
+    last call), then the metrics in the order in which they first appeared; NaN where a step did not
+    name one. Where a step logged a metric twice, the later value stands. A metric named like one of
+    the four gets a ``_`` at its end.
+    """
+    import numpy as np
+    import pandas as pd
+
+    table: pd.DataFrame = pd.DataFrame(
+        {
+            name: np.array(column, dtype=_FIXED.get(name, "float64"))
+            for name, column in _columns(events).items()
+        }
+    )
+    if table.duplicated(_KEYS).any():
+        table = table.groupby(_KEYS, sort=True).last().reset_index()
+    ordered: pd.DataFrame = table.sort_values(_KEYS, kind="stable", ignore_index=True)
+    return ordered
+
+
+def _columns(events: Iterable[ev.Event]) -> dict[str, list[float | None]]:
+    """Return all points by column. In lists: a frame per event would take seconds per hour."""
+    fixed: dict[str, list[float | None]] = {name: [] for name in _FIXED}
+    metrics: dict[str, list[float | None]] = {}
+    attempt = 0
+    for event in events:
+        if isinstance(event, ev.AttemptStarted):
+            attempt = event.attempt
+        elif isinstance(event, ev.Metrics):
+            before, added = len(fixed["step"]), len(event.steps)
+            fixed["attempt"] += [attempt] * added
+            fixed["rank"] += [event.rank] * added
+            fixed["step"] += event.steps
+            fixed["time_s"] += event.times_s
+            for name, values in event.values.items():
+                column = metrics.setdefault(f"{name}_" if name in _FIXED else name, [])
+                column += [None] * (before - len(column))
+                column += values
+    n_points = len(fixed["step"])
+    for column in metrics.values():
+        column += [None] * (n_points - len(column))
+    return {**fixed, **metrics}

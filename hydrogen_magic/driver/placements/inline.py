@@ -1,0 +1,132 @@
+"""One rank inside the kernel: slow to nothing, open to ``%debug``, and bound to nobody else.
+
+The closure is unpacked into a module of its own, so the cell works on copies here too and changes
+nothing of the notebook.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
+from hydrogen_magic.driver.placements import Attempt, Crew, Feed, Job, Sink, devices
+from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.node.worker import (
+    checkpoint,
+    inference,
+    main_thread,
+    namespace,
+    reporter,
+    results,
+)
+from hydrogen_magic.serialization.payload import Parcel
+
+__all__ = ["InlinePlacement", "run_here"]
+
+
+class InlinePlacement:
+    """See :class:`hydrogen_magic.driver.placements.Placement`."""
+
+    def plan(self, spec: JobSpec) -> Plan:
+        if spec.np != 1:
+            raise PlacementError(
+                f"`--np {spec.np} --on inline`: the notebook's own process can be one rank only: "
+                "use `--np 1`, or `--on local`"
+            )
+        gpus, notes = devices.assign(spec, devices.visible_gpus(os.environ))
+        return Plan(
+            (Slot(0, 0, 0, 1, 1, 1, os.uname().nodename, gpus[0], interface=LOOPBACK),), notes
+        )
+
+    def open(self, spec: JobSpec) -> Crew:
+        raise PlacementError("the inline placement runs in the kernel itself and has no crew")
+
+
+def run_here(attempt: Attempt, sink: Sink) -> None:
+    """Run the attempt's one rank now and deliver its result. Raises what the cell raises."""
+    job = attempt.job
+
+    def send(batch: Sequence[ev.Event]) -> None:
+        for event in batch:
+            sink.emit(event)
+
+    said = reporter.Reporter(0, job.clock_zero_s, send)
+    slot = job.plan.slots[0]
+    sink.emit(ev.RankStarted(said.now_s(), 0, os.getpid(), slot.host, devices.device_name(slot)))
+    with ExitStack() as stack:
+        stack.enter_context(_environment(_meet(attempt, stack)))
+        reporter.install(said)
+        stack.callback(reporter.install, None)
+        said.start()
+        stack.callback(said.close)
+        try:
+            _run(job, sink, said)
+        except BaseException as error:
+            report = main_thread.report_exception(error)
+            said.post(ev.RankFailed(said.now_s(), 0, report, "running"))
+            said.post(ev.RankExited(said.now_s(), 0, 1))
+            raise
+
+
+def _run(job: Job, sink: Sink, said: reporter.Reporter) -> None:
+    said.post(ev.RankPhase(said.now_s(), 0, "loading"))
+    assert isinstance(job.closure, Parcel)
+    loaded = namespace.load(job.closure, types.ModuleType("__main__"))
+    said.post(ev.RankPhase(said.now_s(), 0, "running"))
+    value = loaded.run()
+    if job.feed is not None:
+        _serve(job.feed, loaded.predict(value), sink, said)
+        value = None
+    nbytes = results.deliver(
+        loaded, value, 0, lambda part, section, on_write: sink.deliver(0, part, section)
+    )
+    said.post(ev.RankResult(said.now_s(), 0, nbytes))
+    said.post(ev.RankExited(said.now_s(), 0, 0))
+
+
+def _serve(feed: Feed, predict: Any, sink: Sink, said: reporter.Reporter) -> None:
+    """Predict here and now; what the frame is read by has a thread of its own here, too."""
+    feed.attach(sink.emit, lambda: None, said.now_s, lambda rank: None)
+    (channel,) = feed.open(1)
+    try:
+        inference.serve(channel, predict, feed.options, own_process=False)
+    finally:
+        feed.close()
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _meet(attempt: Attempt, stack: ExitStack) -> dict[str, str]:
+    """Return the environment of the one rank; what it meets at is served by a thread of this process."""
+    job = attempt.job
+    held = socket.create_server(("127.0.0.1", 0))
+    stack.callback(held.close)
+    meeting = job.rendezvous.prepare(
+        job.plan, *held.getsockname()[:2], spec=job.spec, gang=attempt.gang, attempt=0
+    )
+    over = threading.Event()
+    thread = threading.Thread(
+        target=job.rendezvous.serve_here, args=(held, over), name="hydrogen-meeting", daemon=True
+    )
+    thread.start()
+    stack.callback(thread.join)
+    stack.callback(over.set)
+    stack.callback(job.rendezvous.undo_here())
+    saved = checkpoint.environment(job.checkpoints, is_shared=True)
+    return {**meeting.environments[0], **saved, **dict(job.spec.env)}

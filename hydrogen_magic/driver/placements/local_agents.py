@@ -1,0 +1,416 @@
+"""The kernel's end of agents on this machine: started, talked to, kept warm between cells, ended.
+
+An agent gets its keys, and closures and results as memory files, over an inherited socket; all else
+goes over the wire, as it would from another machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import hashlib
+import itertools
+import json
+import mmap
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from typing import Any
+
+from hydrogen_magic.core import processes, run_log
+from hydrogen_magic.core.validation import checked
+from hydrogen_magic.driver.placements import Sink
+from hydrogen_magic.driver.placements.agent_client import Peer
+from hydrogen_magic.errors import HydrogenError, PlacementError
+from hydrogen_magic.node.agent import command_line
+from hydrogen_magic.serialization import payload
+from hydrogen_magic.serialization.result_stream import Part
+from hydrogen_magic.transport import framing
+from hydrogen_magic.transport.channel import Hub
+
+__all__ = [
+    "Agent",
+    "before_closing",
+    "close",
+    "directory",
+    "fingerprint",
+    "hub",
+    "import_path",
+    "pool",
+    "shadowed_modules",
+    "warm_up",
+]
+
+_LOOPBACK = "127.0.0.1"
+_HELLO_S = 60.0
+"""How long an agent may take to start: an interpreter and a few imports, on a machine under load."""
+_CLOSE_S = 5.0
+_SWEEP_S = 1.0
+"""How long killed processes may take to end. One that hangs in the system takes longer, and waiting
+does not help."""
+_STDERR_TAIL = 2000
+"""Characters of an agent's stderr that an error shows: a traceback of a few frames."""
+_CLOCK_SLACK_S = 1.0
+"""File times may lag behind the clock by a tick; a second is plenty."""
+
+
+class _CapturedStderr:
+    """What an agent writes to its stderr."""
+
+    def __init__(self) -> None:
+        self.fd = os.memfd_create("hydrogen-agent-stderr")
+        self.tail = ""
+        """The end of it, once it is closed."""
+        self._forwarded = 0
+
+    def forward(self) -> None:
+        """Write what is new to this process's stderr, as if it was inherited."""
+        size = os.fstat(self.fd).st_size
+        new = os.pread(self.fd, size - self._forwarded, self._forwarded)
+        self._forwarded = size
+        with suppress(OSError):
+            os.write(2, new)
+
+    def close(self) -> None:
+        size = os.fstat(self.fd).st_size
+        tail = os.pread(self.fd, _STDERR_TAIL, max(0, size - _STDERR_TAIL))
+        self.tail = tail.decode(errors="replace").strip()
+        os.close(self.fd)
+
+
+class Agent(Peer):
+    """One agent process on this machine."""
+
+    def __init__(self, hub: Hub, digest: str, preload: Sequence[str]) -> None:
+        super().__init__(hub)
+        self._handover, theirs = socket.socketpair()
+        self._handed_over = framing.FrameReader(self._handover)
+        self._marks = {
+            processes.AGENT: secrets.token_hex(16),
+            processes.OWNER: run_log.owner_of_this_process(),
+        }
+        self.why_killed = ""
+        """Part of the error once :meth:`kill` was called."""
+        self._began = time.time() - _CLOCK_SLACK_S
+        self._killing: asyncio.Task[None] | None = None
+        self._sweeping: asyncio.Task[None] | None = None
+        self._stderr = _CapturedStderr()
+        self.process = _start_agent_process(theirs, self._stderr.fd, self._marks)
+        theirs.close()
+        with suppress(BrokenPipeError):  # it has ended already, as its descriptor tells
+            framing.send(self._handover, self._boot(digest, preload))
+        self._exit_fd = os.pidfd_open(self.process.pid)
+        hub.loop.add_reader(self._exit_fd, self._on_exit)
+        self._handover.setblocking(False)
+        hub.loop.add_reader(self._handover, self._on_handover)
+
+    def _boot(self, digest: str, preload: Sequence[str]) -> dict[str, Any]:
+        return {
+            "endpoint": self.keys.endpoint, "server_key": self.keys.server_key,
+            "key": self.keys.key, "secret": self.keys.secret,
+            "kernel_pid": os.getpid(), "bind": _LOOPBACK, "env": {**os.environ, **self._marks},
+            "sys_path": import_path(), "fingerprint": digest, "preload": [*shadowed_modules(), *preload],
+        }  # fmt: skip
+
+    # ── messages ──
+
+    @property
+    def marks(self) -> Mapping[str, str]:
+        """Variables by which everything that descends from the agent can be told."""
+        return self._marks
+
+    def launch(
+        self, message: dict[str, Any], closure_fd: int, channels: Sequence[int] = ()
+    ) -> None:
+        """Have the agent start what ``message`` says, with the closure in ``closure_fd``.
+
+        ``channels``: what ranks are fed by, one for each.
+        """
+        label = {"gang": message["gang"], "attempt": message["attempt"]}
+        self._handover.setblocking(True)
+        with suppress(BrokenPipeError, ConnectionResetError):  # it has died: see _on_exit
+            framing.send(self._handover, label, [closure_fd, *channels])
+        self._handover.setblocking(False)
+        self.send("launch", **message)
+
+    async def ready(self) -> None:
+        """Wait for the agent's hello."""
+        try:
+            await asyncio.wait_for(asyncio.shield(self.greeted), _HELLO_S)
+        except asyncio.TimeoutError:
+            raise PlacementError(f"the agent did not start within {_HELLO_S:.0f} s") from None
+        if not self.alive:
+            raise PlacementError(self._how_it_ended())
+
+    async def swept(self) -> None:
+        """Wait until nothing of the launched attempt is left."""
+        await self.expect_sweep()
+        self._on_handover()  # results travel beside the messages, so the last may still wait there
+        if self.alive:  # else it is in the gang's error
+            self._stderr.forward()
+
+    def kill(self) -> None:
+        """End the agent and everything that descends from it, whether or not it responds."""
+        if self._killing is None and self.alive:
+            self._killing = asyncio.ensure_future(self._kill())
+
+    async def _kill(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)  # it must not fork meanwhile
+        seen, _ = await processes.end_descendants(self.process.pid, _SWEEP_S)
+        self.process.kill()
+        processes.unlink_shared_memory(seen, self._began)
+
+    def _on_handover(self) -> None:
+        with suppress(BlockingIOError):
+            while self._handed_over.feed():
+                pass
+            self.hub.loop.remove_reader(self._handover)
+        for message, fds in self._handed_over.messages():
+            if self.sink is not None and self.attempt == (message["gang"], message["attempt"]):
+                _pass_on(self.sink, message, fds[0])
+            for fd in fds:
+                os.close(fd)
+
+    def _on_exit(self) -> None:
+        """The agent has ended, asked or not; its ranks died with it (parent-death signal)."""
+        self.process.wait()
+        if self.alive:
+            self._on_handover()  # results that it handed over before it ended
+        self._let_go()
+        self.finish(self.greeted)
+        if self._swept is not None and not self._swept.done():
+            self._sweeping = asyncio.ensure_future(self._sweep())
+
+    async def _sweep(self) -> None:
+        """End what the agent could not end, such as helpers in sessions of their own."""
+        await processes.end_marked(processes.AGENT, self._marks[processes.AGENT], _SWEEP_S)
+        self.fail(HydrogenError(self._how_it_ended()))
+
+    def _how_it_ended(self) -> str:
+        code = self.process.returncode
+        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        why = self.why_killed or f"exited unexpectedly ({how})"
+        text = f"the agent process {why}; its ranks were killed"
+        return f"{text}; its last output:\n{self._stderr.tail}" if self._stderr.tail else text
+
+    def _let_go(self) -> None:
+        if self.alive:
+            self.alive = False
+            self._stderr.close()
+            self.hub.dismiss(self.keys.key)
+            self.hub.loop.remove_reader(self._exit_fd)
+            self.hub.loop.remove_reader(self._handover)
+            os.close(self._exit_fd)
+            self._handover.close()
+            self._handed_over.close()
+
+    async def close(self) -> None:
+        """End the agent, bounded in time."""
+        if not self.alive:
+            return
+        self.process.terminate()
+        deadline = time.monotonic() + _CLOSE_S
+        while self.process.poll() is None:  # no helper thread: none can be started at exit
+            if time.monotonic() > deadline:
+                self.kill()
+            if time.monotonic() > deadline + _CLOSE_S:
+                return  # it hangs in the system; when that lets go of it, it is dead
+            await asyncio.sleep(0.005)
+        if self.alive:  # else it is in the gang's error
+            self._stderr.forward()
+        self._let_go()
+        if self._killing is not None:
+            await self._sweep()
+
+
+def _pass_on(sink: Sink, message: Mapping[str, Any], fd: int) -> None:
+    if "profile" not in message:
+        part = checked(Part, message["result"], "a result's label")
+        sink.deliver(message["rank"], part, payload.from_memfd(fd))
+    elif os.fstat(fd).st_size:  # nothing can be mapped of an empty file, and it answers nothing
+        trace = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+        sink.take_trace(message["rank"], message["profile"], trace)
+
+
+def _start_agent_process(
+    theirs: socket.socket, stderr: int, marks: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start it in a session of its own: a Ctrl-C meant for the kernel must not reach it."""
+    return subprocess.Popen(
+        command_line.command("hydrogen_magic.node.agent.__main__", import_path(), str(theirs.fileno())),
+        pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL,
+        stderr=stderr,
+        env=command_line.environment({**os.environ, **marks}), cwd="/",
+    )  # fmt: skip
+
+
+def import_path() -> list[str]:
+    """Return the module path for processes that start elsewhere: relative entries made absolute."""
+    entries = [entry for entry in sys.path if isinstance(entry, str)]
+    try:
+        return [os.path.abspath(entry) for entry in entries]
+    except FileNotFoundError:  # the working directory does not exist any more
+        return [entry for entry in entries if os.path.isabs(entry)]
+
+
+def shadowed_modules() -> list[str]:
+    """Return loaded modules of the standard library that a new process would not find.
+
+    Files of the same names, such as ``queue.py`` beside the notebook, come before them in the path.
+    """
+    library = sysconfig.get_path("stdlib")
+    before = itertools.takewhile(lambda entry: entry != library, import_path())
+    names = {name.partition(".")[0] for entry in before for name in _names_in(entry)}
+    loaded = names & sys.stdlib_module_names & sys.modules.keys()
+    return sorted(name for name in loaded if _origin(name).startswith(library))
+
+
+def _names_in(directory: str) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except OSError:  # it is not there, or a zip file
+        return []
+
+
+def _origin(name: str) -> str:
+    return str(getattr(sys.modules[name], "__file__", None))
+
+
+def directory() -> str:
+    """Return the notebook's working directory. Raises PlacementError where it is gone."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        raise PlacementError(
+            "the notebook's working directory does not exist any more: os.chdir() to one that does"
+        ) from None
+
+
+# ── what a template depends on ───────────────────────────────────────────────────────────────────
+
+_MATTERS = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "DYLD_", "PYTHON", "CUDA", "NVIDIA_",
+            "TORCH", "PYTORCH", "XLA_", "TF_", "JAX_", "HF_", "TRANSFORMERS_", "MALLOC_")  # fmt: skip
+"""Prefixes of variables that libraries read when they are imported, never again."""
+
+
+def fingerprint(env: Mapping[str, str]) -> str:
+    """Return a digest of all that a template cannot change once it has imported modules.
+
+    Installing a package changes its directory's time; files of imported modules are the agent's to watch.
+    """
+    relevant = sorted(
+        item
+        for item in env.items()
+        if item[0].startswith(_MATTERS) and item[0] != "CUDA_VISIBLE_DEVICES"
+    )
+    roots = [(root, os.stat(root).st_mtime_ns) for root in _package_roots()]
+    return hashlib.sha256(json.dumps([sys.executable, relevant, roots]).encode()).hexdigest()
+
+
+def _package_roots() -> list[str]:
+    return [root for root in import_path() if "-packages" in root and os.path.isdir(root)]
+
+
+# ── warm agents ──────────────────────────────────────────────────────────────────────────────────
+
+
+class _Pool:
+    """The agents of this kernel: as many as gangs run at once, one of which stays when all have ended."""
+
+    def __init__(self) -> None:
+        self.all: list[Agent] = []
+        self.idle: list[Agent] = []
+
+    def take(self, hub: Hub, digest: str, preload: Sequence[str]) -> Agent:
+        self.idle = [agent for agent in self.idle if agent.alive]
+        if self.idle:
+            return self.idle.pop()
+        agent = Agent(hub, digest, preload)
+        self.all.append(agent)
+        return agent
+
+    async def give_back(self, agent: Agent) -> None:
+        self.all = [one for one in self.all if one.alive]
+        if agent.alive and agent.is_ready and not self.idle:
+            self.idle.append(agent)
+        elif agent.alive:
+            self.all.remove(agent)
+            await agent.close()
+
+    async def close(self) -> None:
+        agents, self.all, self.idle = self.all, [], []
+        await asyncio.gather(*(agent.close() for agent in agents))
+
+
+_pool = _Pool()
+
+
+def pool() -> _Pool:
+    """Return this process's agents; used on the hub's loop."""
+    return _pool
+
+
+_hub: Hub | None = None
+_hub_pid = 0
+_hub_lock = threading.Lock()
+
+
+def hub() -> Hub:
+    """Return this process's hub, started when first asked for; forks of the kernel get their own."""
+    global _hub, _hub_pid, _pool
+    with _hub_lock:
+        if _hub is None or _hub_pid != os.getpid():
+            _hub, _hub_pid, _pool = Hub(), os.getpid(), _Pool()
+            _closers.clear()
+        return _hub
+
+
+def warm_up(preload: Sequence[str]) -> None:
+    """Start an agent in the background that imports ``preload``, so that the first gang starts fast."""
+
+    def start() -> None:
+        if not _pool.all:
+            agent = _pool.take(current, fingerprint(os.environ), preload)
+            _pool.idle.append(agent)  # looked up only now: take() makes a new list of them
+
+    current = hub()
+    current.loop.call_soon_threadsafe(start)
+
+
+_closers: list[Callable[[], Awaitable[None]]] = []
+
+
+def before_closing(close: Callable[[], Awaitable[None]]) -> None:
+    """Have ``close`` awaited on the hub's loop before this process's next hub ends."""
+    _closers.append(close)
+
+
+async def _close_all() -> None:
+    closers = [_pool.close, *_closers]
+    _closers.clear()
+    await asyncio.gather(*(one() for one in closers))
+
+
+def close() -> None:
+    """End all agents of this process, running gangs included, and the hub. Safe to call twice."""
+    global _hub
+    with _hub_lock:
+        current, _hub = _hub, None
+    if current is not None and _hub_pid == os.getpid():
+        done: Future[None] = asyncio.run_coroutine_threadsafe(_close_all(), current.loop)
+        with suppress(FutureTimeoutError):  # not yet the built-in one in Python 3.10
+            done.result(timeout=3 * _CLOSE_S)
+        current.close()
+
+
+atexit.register(close)

@@ -1,0 +1,209 @@
+"""What a gang may expect of a cluster, asked before anything is submitted.
+
+Spark itself answers late: a gang larger than the cluster waits ten minutes in silence, one that its
+scheduler refuses fails after it was set up. So slots, GPUs and dynamic allocation are looked at
+here, in well under a second; what cannot be known is None.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver.placements.spark.application_limits import most_cores, registered_cores
+from hydrogen_magic.driver.placements.spark.executors import Roster, roster
+from hydrogen_magic.driver.placements.spark.gpu_resources import Share, share
+from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.driver.placements.spark.session_settings import Settings
+from hydrogen_magic.errors import PlacementError
+
+__all__ = ["Survey", "free_slots", "slots_now", "survey"]
+
+_PATIENCE_S = 0.8
+"""How long a survey may take where more executors may come, or the answer does."""
+_POLL_S = 0.05
+_SETTLED_S = 10.0
+"""Executors of one application come within seconds of each other."""
+_FIRST_S = 60.0
+"""How long an application's first executor may take, in seconds: a container, its image, a JVM."""
+_GLANCE_S = 0.5
+"""How long a look at the free slots may take."""
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What was found."""
+
+    slots: int | None
+    """Tasks of this job that can run at once, None where it cannot be known."""
+    gpus: bool
+    """Every rank will get a GPU of its own from Spark."""
+    profile: Any
+    """TaskResourceProfile, None for the session's own."""
+    notes: tuple[str, ...] = ()
+    """What the user should know."""
+
+
+def survey(session: Session, spec: JobSpec) -> Survey:
+    """Return what this job may expect. Raises PlacementError when it could never run."""
+    settings = Settings.read(session)
+    _refuse_dynamic_allocation(settings)
+    seen, more_come = _watched(session, settings, spec)
+    part = share(session, settings, spec, seen, more_come=more_come)
+    slots = _slots(session, settings, part.profile, part.per_task, seen)
+    if more_come and slots is not None and spec.np > slots:
+        most = most_cores(session, settings)
+        if most is not None and spec.np > most // settings.task_cpus:
+            slots, seen, more_come = most // settings.task_cpus, None, False
+    if slots is not None and spec.np > slots:
+        if not more_come:
+            raise PlacementError(_too_many(settings, spec, part, slots, seen))
+        note = f"{_count(slots, 'slot')} of {spec.np} so far: executors are still coming"
+        return Survey(None, part.for_ranks, part.profile, (*part.notes, note))
+    return Survey(slots, part.for_ranks, part.profile, part.notes)
+
+
+def slots_now(session: Session, survey: Survey) -> int | None:
+    """Return how many tasks of this job could run at once now; None where it cannot be known.
+
+    Executors come and go. Spark looks only every fifteen seconds whether a gang fits.
+    """
+    seen = roster(session, _GLANCE_S) if session.is_connect else None
+    settings = Settings.read(session)
+    return _slots(session, settings, survey.profile, int(survey.gpus), seen)
+
+
+def free_slots(session: Session, survey: Survey) -> int | None:
+    """Return how many of the survey's slots no task holds now; None where it cannot be known.
+
+    Classic sessions ask the scheduler itself: what the UI shows may be ten seconds old.
+    """
+    if not session.is_connect:
+        return max(0, _slots_by_scheduler(session, survey.profile) - _running_tasks(session))
+    seen = roster(session, _GLANCE_S)
+    if seen is None:
+        return None
+    cpus = int(session.spark.conf.get("spark.task.cpus", "1"))
+    free = seen.free_slots(cpus, int(survey.gpus))
+    return free if survey.slots is None else min(free, survey.slots)
+
+
+def _running_tasks(session: Session) -> int:
+    counts = session.context().taskScheduler().runningTasksByExecutors().valuesIterator()
+    total = 0
+    while counts.hasNext():
+        total += int(counts.next())
+    return total
+
+
+def _refuse_dynamic_allocation(settings: Settings) -> None:
+    if settings.has_dynamic_allocation and not settings.is_local:  # which ignores it
+        raise PlacementError(
+            "this session has dynamic allocation, with which Spark runs no gang (SPARK-24942): "
+            "start it with spark.dynamicAllocation.enabled=false, and spark.executor.instances or "
+            "spark.cores.max for its size"
+        )
+
+
+# ── slots ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _watched(session: Session, settings: Settings, spec: JobSpec) -> tuple[Roster | None, bool]:
+    """Return the executors, and whether more may come; looks until they are enough, if it may."""
+    deadline_s = time.monotonic() + _PATIENCE_S
+    seen = roster(session, _PATIENCE_S)
+    while seen is not None and not _is_complete(seen, settings, spec):
+        time.sleep(_POLL_S)
+        left_s = deadline_s - time.monotonic()
+        again = roster(session, left_s) if left_s > 0 else None
+        if again is None:
+            return seen, True
+        seen = again
+    return seen, False
+
+
+def _is_complete(seen: Roster, settings: Settings, spec: JobSpec) -> bool:
+    n_slots = seen.slots(settings.task_cpus, int(spec.gpu is True))
+    return n_slots >= spec.np or _is_settled(seen, settings)
+
+
+def _is_settled(seen: Roster, settings: Settings) -> bool:
+    """True when no more executors are to be expected."""
+    if settings.is_local:
+        return True
+    if settings.n_executors is not None and len(seen.executors) >= settings.n_executors:
+        return True
+    # One that was lost is started again, as slowly as the first.
+    return seen.at_s - seen.changed_at_s > (_SETTLED_S if seen.executors else _FIRST_S)
+
+
+def _slots(
+    session: Session, settings: Settings, profile: Any, gpus_per_task: int, seen: Roster | None
+) -> int | None:
+    if not session.is_connect:
+        return _slots_by_scheduler(session, profile)
+    if seen is not None:
+        return seen.slots(settings.task_cpus, gpus_per_task)
+    if settings.slots is not None or gpus_per_task:
+        return settings.slots
+    cores = registered_cores(session, settings)
+    return None if cores is None else cores // settings.task_cpus
+
+
+def _slots_by_scheduler(session: Session, profile: Any) -> int:
+    """Return what Spark's own check of a barrier stage compares with the number of its tasks."""
+    context = session.context()
+    manager = context.resourceProfileManager()
+    java = manager.defaultResourceProfile() if profile is None else profile._java_resource_profile
+    return int(context.maxNumConcurrentTasks(java))
+
+
+# ── words ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _too_many(
+    settings: Settings, spec: JobSpec, part: Share, slots: int, seen: Roster | None
+) -> str:
+    who = settings.master if settings.is_local else "the cluster"
+    found = f"np {spec.np}, {who} has {_count(slots, 'slot')}"
+    if seen is not None and not seen.executors:
+        return (
+            f"{found}: this application has no executor. Its master ({settings.master}) may have "
+            "no cores or memory left for it: end what holds them, or ask for smaller executors"
+        )
+    fewer = f"use `--np {slots}`, or " if slots else ""
+    more = (
+        f"start the session with master local[{spec.np * settings.task_cpus}]"
+        if settings.is_local
+        else "start the session with more executors or cores"
+    )
+    return f"{found} ({_made_of(settings, part, seen)}): {fewer}{more}"
+
+
+def _made_of(settings: Settings, part: Share, seen: Roster | None) -> str:
+    """Say what the slots are made of: ``2 executors x 2 cores, 1 core per task``."""
+    per_task = f"{_count(settings.task_cpus, 'core')} per task"
+    if part.per_task:
+        per_task = f"{_count(settings.task_cpus, 'core')} and {part.per_task} GPU per task"
+    if seen is None:
+        return per_task
+    each = {_of_one(executor.cores, len(executor.gpus), part) for executor in seen.executors}
+    n_executors = len(seen.executors)
+    if settings.is_local:
+        return f"{each.pop()}, {per_task}"
+    if len(each) == 1:
+        return f"{_count(n_executors, 'executor')} x {each.pop()}, {per_task}"
+    n_cores = sum(executor.cores for executor in seen.executors)
+    in_all = _of_one(n_cores, seen.n_gpus, part)
+    return f"{_count(n_executors, 'executor')} with {in_all} in all, {per_task}"
+
+
+def _of_one(n_cores: int, n_gpus: int, part: Share) -> str:
+    gpus = f" and {_count(n_gpus, 'GPU')}" if part.per_task else ""
+    return f"{_count(n_cores, 'core')}{gpus}"
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}" if n == 1 else f"{n} {what}s"

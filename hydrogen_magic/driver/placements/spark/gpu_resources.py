@@ -1,0 +1,170 @@
+"""Whether every rank of a gang gets a GPU of its own from Spark, and by what resource profile.
+
+Spark hands GPUs to tasks where its workers report them and the session asks for them
+(``spark.executor.resource.gpu.amount``). One GPU for each task is asked for by a TaskResourceProfile,
+or by the session itself when it has ``spark.task.resource.gpu.amount`` 1.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver.placements.spark.executors import Roster
+from hydrogen_magic.driver.placements.spark.job_errors import explained
+from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.driver.placements.spark.session_settings import Settings
+from hydrogen_magic.errors import PlacementError
+
+__all__ = ["Share", "share"]
+
+_RESOURCE = "gpu"
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one task takes besides its cores."""
+
+    per_task: int
+    """GPUs that Spark sets aside for each task, as it counts slots."""
+    for_ranks: bool
+    """True when each of them is its rank's own."""
+    profile: Any = None
+    """TaskResourceProfile, None for the session's own."""
+    notes: tuple[str, ...] = ()
+
+
+def share(
+    session: Session, settings: Settings, spec: JobSpec, seen: Roster | None, *, more_come: bool
+) -> Share:
+    """Return who gets GPUs. Raises PlacementError when ``--gpu`` asks for what cannot be had.
+
+    ``seen``: the executors, None when they cannot be known. ``more_come``: there may be more soon.
+    """
+    if spec.gpu is False:
+        return _without(session, settings)
+    obstacle = _obstacle(session, settings, spec.np, None if more_come else seen)
+    if obstacle is None:
+        own = None if settings.task_gpus == 1 else _profile(session, settings.task_cpus, 1)
+        return Share(1, True, own)
+    reason, remedy = obstacle
+    if spec.gpu:
+        raise PlacementError(f"`--np {spec.np} --gpu` cannot be had: {reason}: {remedy}")
+    there_are_some = settings.executor_gpus or settings.task_gpus
+    notes = (f"{reason}: all ranks use the CPU",) if there_are_some else ()
+    return _without(session, settings, notes)
+
+
+def _without(session: Session, settings: Settings, notes: tuple[str, ...] = ()) -> Share:
+    """Return a share without GPUs, whatever the session gives to its tasks."""
+    if not settings.task_gpus:
+        return Share(0, False, None, notes)
+    try:
+        return Share(0, False, _profile(session, settings.task_cpus, 0), notes)
+    except PlacementError:  # then each task holds one, which the ranks do not see
+        return Share(1, False, None, notes)
+
+
+def _obstacle(
+    session: Session, settings: Settings, np: int, seen: Roster | None
+) -> tuple[str, str] | None:
+    """Return why ranks cannot have GPUs and what to do, None when they can."""
+    if settings.is_local:
+        return (
+            f"Spark's local mode ({settings.master}) hands out no GPUs",
+            "use `--on local --gpu` or a session on a cluster, or drop `--gpu`",
+        )
+    if not settings.executor_gpus:
+        return (
+            "this session's executors have no GPUs that Spark knows of",
+            "start it with spark.executor.resource.gpu.amount, and workers that report theirs "
+            "(spark.worker.resource.gpu.discoveryScript), or drop `--gpu`",
+        )
+    if 0 < settings.task_gpus < 1:
+        return (
+            f"spark.task.resource.gpu.amount is {settings.task_gpus:g}, so that tasks share a GPU, "
+            "and a rank needs one of its own",
+            "start the session with 1, or drop `--gpu`",
+        )
+    return _shared(seen) or _too_few(settings, np, seen) or _no_profile(session, settings)
+
+
+def _shared(seen: Roster | None) -> tuple[str, str] | None:
+    """Spark knows the addresses of each worker apart; two workers of a host may report the same."""
+    counts = Counter((e.host, gpu) for e in (seen.executors if seen else ()) for gpu in e.gpus)
+    twice = next((where for where, n in counts.items() if n > 1), None)
+    if twice is None or seen is None:
+        return None
+    host, gpu = twice
+    who = [e.id for e in seen.executors if e.host == host and gpu in e.gpus]
+    return (
+        f"executors {', '.join(who)} on {host} all report GPU {gpu}, and ranks would share it",
+        "give each worker of that host GPUs of its own in its discovery script, or run one worker",
+    )
+
+
+def _too_few(settings: Settings, np: int, seen: Roster | None) -> tuple[str, str] | None:
+    if seen is None or seen.slots(settings.task_cpus, 0) < np:
+        return None  # not known, or not for want of GPUs
+    found = seen.slots(settings.task_cpus, 1)
+    if found >= np:
+        return None
+    idle = seen.n_gpus - found
+    besides = f" and {idle} more without a core to go with it" if idle else ""
+    fewer = f"use `--np {found}` or drop `--gpu`" if found else "drop `--gpu`"
+    return f"{np} ranks need {np} GPUs, the cluster has {found}{besides}", fewer
+
+
+def _no_profile(session: Session, settings: Settings) -> tuple[str, str] | None:
+    if settings.task_gpus == 1:
+        return None
+    try:
+        _profile(session, settings.task_cpus, 1)
+    except PlacementError as error:
+        return str(error), "start the session with spark.task.resource.gpu.amount 1"
+    return None
+
+
+# ── profiles ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@lru_cache(maxsize=8)
+def _profile(session: Session, cpus: int, n_gpus: int) -> Any:
+    """Return a TaskResourceProfile that Spark has accepted; PlacementError with what it said.
+
+    Spark keeps every profile for as long as the application lives, so there is one of a kind.
+    """
+    from pyspark.resource import TaskResourceRequest
+
+    requests = {"cpus": TaskResourceRequest("cpus", cpus)}
+    if n_gpus:
+        requests[_RESOURCE] = TaskResourceRequest(_RESOURCE, n_gpus)
+    try:
+        return (_made_by_server if session.is_connect else _made_here)(session, requests)
+    except Exception as error:  # Java's, gRPC's and pyspark's have no base in common
+        raise PlacementError(str(explained(error))) from error
+
+
+def _made_here(session: Session, requests: dict[str, Any]) -> Any:
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    jvm = session.spark.sparkContext._jvm
+    profile = ResourceProfileBuilder().require(TaskResourceRequests(jvm, requests)).build
+    session.context().resourceProfileManager().addResourceProfile(profile._java_resource_profile)
+    return profile
+
+
+def _made_by_server(session: Session, requests: dict[str, Any]) -> Any:
+    """Have the server make one, now: pyspark asks for it on use, by its thread's active session."""
+    from pyspark.sql.connect.resource.profile import ResourceProfile
+
+    active = type(session.spark)._active_session  # a threading.local
+    before = getattr(active, "session", None)
+    active.session = session.spark
+    try:
+        return ResourceProfile({}, requests)
+    finally:
+        active.session = before

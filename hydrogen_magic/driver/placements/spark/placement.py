@@ -1,0 +1,48 @@
+"""The door of this room: what the cluster can do for a gang, and who will run it there."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from hydrogen_magic.core.job import JobSpec, Plan, Slot
+from hydrogen_magic.driver.placements.spark import capacity_check, forwarded_settings, session
+from hydrogen_magic.driver.placements.spark.spark_gang import SparkCrew
+from hydrogen_magic.errors import PlacementError
+
+__all__ = ["SparkPlacement"]
+
+
+class SparkPlacement:
+    """See :class:`hydrogen_magic.driver.placements.Placement`."""
+
+    def plan(self, spec: JobSpec) -> Plan:
+        """Return a plan as far as it can be known: which host a rank gets is Spark's to say."""
+        if not hasattr(os, "pidfd_open"):
+            raise PlacementError("`--on spark` needs Linux 5.3 or newer, here and on the executors")
+        found, surveyed = _look(spec)
+        gpu = "one that Spark gives" if surveyed.gpus else None
+        slots = tuple(
+            Slot(rank, 0, 0, spec.np, spec.np, 1, found.where, gpu, address="")
+            for rank in range(spec.np)
+        )
+        return Plan(slots, surveyed.notes, forwarded_settings.forwarded())
+
+    def open(self, spec: JobSpec) -> SparkCrew:
+        return SparkCrew(*_look(spec))
+
+
+def _look(spec: JobSpec) -> tuple[session.Session, capacity_check.Survey]:
+    """Return the notebook's session and what its cluster has, asked anew after a moment.
+
+    One cell asks for its plan, then for that of its gang, then for its crew.
+    """
+    global _seen
+    found = session.find()
+    if _seen is None or _seen[:2] != (spec, found.spark) or time.monotonic() > _seen[2] + _FRESH_S:
+        _seen = (spec, found.spark, time.monotonic(), capacity_check.survey(found, spec))
+    return found, _seen[3]
+
+
+_FRESH_S = 0.5
+_seen: tuple[JobSpec, object, float, capacity_check.Survey] | None = None

@@ -1,0 +1,252 @@
+"""Executors that cannot reach this process reach it through Spark Connect's server.
+
+::
+
+    hub ◀──TCP── Relay ──requests of Spark Connect──▶ relay_host ◀──TCP── agents on executors
+
+Requests to analyse a plan carry the bytes: they need no executor's slot, and the gang may hold all.
+Two are under way at most: one that waits for bytes to come, a second at most, and one that brings
+bytes there. Each is numbered and may be repeated, so that a connection that breaks loses nothing.
+What goes through is encrypted end to end by :mod:`hydrogen_magic.transport.channel`;
+the relay is not trusted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import copy
+import inspect
+import itertools
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.node.spark import relay_daemon, relay_endpoint, relay_multiplexer
+
+__all__ = ["Relay"]
+
+Result = TypeVar("Result")
+
+_NAME = "hydrogen_magic_relay"
+_THREAD = "hydrogen_magic relay"
+_START_S = 60.0
+"""The first request of a server has it start Python, and load what it needs to analyse plans."""
+_PATIENCE_S = 25.0
+"""Without an answer: less than the relay on the driver's host waits for a request."""
+_AGAIN_S = 0.2
+_CLOSE_S = 3.0
+
+
+class Relay:
+    """Lets executors reach a TCP address of this process through Spark Connect's server."""
+
+    def __init__(self, spark: Any, target: tuple[str, int]) -> None:
+        self.on_failure: Callable[[str], None] | None = None
+        """Called once, in a thread of the relay, with what broke it; not after :meth:`close`."""
+        self._spark = spark
+        self._target = target
+        self._address: Future[tuple[str, int]] = Future()
+        self._line: _Line | None = None
+        self._loop = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
+
+    def start(self) -> tuple[str, int]:
+        """Return the address on the driver's host that executors connect to.
+
+        Raises PlacementError with the reason where the server does not allow it.
+        """
+        self._thread.start()
+        try:
+            return self._address.result()
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, Exception):  # an interrupt, not what a server says
+                raise
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            raise PlacementError(
+                "executors cannot reach this machine, and Spark Connect's server does not pass"
+                f" their connections on: {reason}"
+            ) from error
+
+    def close(self) -> None:
+        """End everything, in seconds even where nobody answers. May be called twice."""
+        if self._thread.is_alive():
+            with suppress(RuntimeError):  # it ended by itself just now
+                self._loop.call_soon_threadsafe(self._closing.set)
+            if threading.current_thread() is not self._thread:
+                self._thread.join(timeout=_CLOSE_S)
+        elif not self._loop.is_closed():
+            self._loop.close()
+        if self._line is not None:
+            self._line.close()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        closing = asyncio.ensure_future(self._closing.wait())
+        relaying = asyncio.ensure_future(self._relay())
+        await asyncio.wait([closing, relaying], return_when=asyncio.FIRST_COMPLETED)
+        await relay_multiplexer.cancelled([closing, relaying])
+        broken = None if relaying.cancelled() else relaying.exception()
+        if not self._address.done():
+            self._address.set_exception(broken or ConnectionError("it was closed"))
+        elif broken is not None and self.on_failure is not None:
+            self.on_failure(f"the relay through Spark Connect's server broke: {broken}")
+
+    async def _relay(self) -> None:
+        """Pass on until cancelled; raises what goes wrong."""
+        try:
+            line, address = await asyncio.wait_for(_in_thread(self._open), _START_S)
+        except asyncio.TimeoutError:
+            raise TimeoutError(f"no answer for {_START_S:.0f} s") from None
+        self._address.set_result(address)
+        pump = relay_multiplexer.Pump(lambda: asyncio.open_connection(*self._target))
+        both = [
+            asyncio.ensure_future(way) for way in (self._fetch(line, pump), self._bring(line, pump))
+        ]
+        try:
+            await asyncio.gather(*both)
+        finally:
+            await relay_multiplexer.cancelled(both)
+            await pump.close()
+
+    def _open(self) -> tuple[_Line, tuple[str, int]]:
+        host = self._spark.conf.get("spark.driver.host")
+        self._line = _Line(self._spark)
+        return self._line, (host, self._line.start(host))
+
+    async def _fetch(self, line: _Line, pump: relay_multiplexer.Pump) -> None:
+        for number in itertools.count(1):
+            pump.feed(await line.ask(relay_endpoint.PULL, number))
+
+    async def _bring(self, line: _Line, pump: relay_multiplexer.Pump) -> None:
+        for number in itertools.count(1):
+            await pump.ready.wait()
+            await line.ask(relay_endpoint.PUSH, number, pump.take())
+
+
+class _Line:
+    """Requests to the driver's host, in a session of their own on the notebook's server.
+
+    What the user registers, interrupts or sets in the notebook's session stays untouched, and ending
+    this one ends requests under way.
+    """
+
+    def __init__(self, spark: Any) -> None:
+        connection = copy.copy(spark.client._builder)
+        connection._params = {k: v for k, v in connection._params.items() if k != "session_id"}
+        self._session = type(spark)(connection)
+        self._session.client.set_retry_policies([])  # its own last ten minutes and cannot be ended
+        self._relay = secrets.token_hex(16)
+
+    def start(self, host: str) -> int:
+        """Start the relay at an address of the driver's host; return its port."""
+        with suppress(Exception):  # only spares the server the memory of the last five requests
+            self._session.conf.set("spark.connect.session.planCache.enabled", "false")
+        self._session.dataSource.register(_courier())
+        reply = self._request(relay_endpoint.START, 0, b"", host=host.strip("[]"))
+        return int.from_bytes(reply, "big")
+
+    async def ask(self, action: int, number: int, body: bytes = b"") -> bytes:
+        """Return the answer, asking again where a request fails; raises after 25 s without one."""
+        until_s = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return await asyncio.wait_for(
+                    _in_thread(lambda: self._request(action, number, body)),
+                    until_s - time.monotonic(),
+                )
+            except asyncio.TimeoutError:
+                raise TimeoutError(f"no answer for {_PATIENCE_S:.0f} s") from None
+            except ConnectionError:
+                raise  # the answer of one that is there
+            except Exception:
+                if time.monotonic() + _AGAIN_S > until_s:
+                    raise
+            await asyncio.sleep(_AGAIN_S)
+
+    def _request(self, action: int, number: int, body: bytes, **more: str) -> bytes:
+        reader = self._session.read.format(_NAME)
+        encoded = base64.b64encode(body).decode()
+        reader = reader.options(relay=self._relay, do=action, number=number, body=encoded, **more)
+        said = reader.load().schema[0].metadata
+        if "error" in said:
+            raise ConnectionError(f"the driver's host says: {said['error']}")
+        return base64.b64decode(said["reply"])
+
+    def close(self) -> None:
+        """End the relay there and the session, as far as the server answers in time."""
+        ending = threading.Thread(target=self._end, name=_THREAD, daemon=True)
+        ending.start()
+        ending.join(timeout=_CLOSE_S)
+        with suppress(Exception):
+            self._session.client.close()
+
+    def _end(self) -> None:
+        if not self._session.client.is_closed:
+            with suppress(Exception):
+                self._request(relay_endpoint.STOP, 0, b"")
+            with suppress(Exception):
+                self._session.client.release_session()
+
+
+async def _in_thread(call: Callable[[], Result]) -> Result:
+    """Await ``call`` in a thread that nothing waits for: one that hangs must not hold up an end."""
+    loop = asyncio.get_running_loop()
+    result: asyncio.Future[Result] = loop.create_future()
+
+    def tell(set_result: Callable[[Any], None], value: Any) -> None:
+        if not result.done():
+            set_result(value)
+
+    def run() -> None:
+        try:
+            outcome: tuple[Callable[[Any], None], Any] = (result.set_result, call())
+        except Exception as error:
+            outcome = (result.set_exception, error)
+        with suppress(RuntimeError):  # the loop was closed meanwhile
+            loop.call_soon_threadsafe(tell, *outcome)
+
+    threading.Thread(target=run, name=f"{_THREAD} request", daemon=True).start()
+    return await result
+
+
+def _courier() -> type:
+    """Return the DataSource whose ``schema()`` runs :func:`relay_host.answer` on the driver's host.
+
+    Defined in here, it is pickled by value: hydrogen_magic is not installed there.
+    """
+    from pyspark.sql.datasource import DataSource
+
+    name = _NAME
+    code = compile(inspect.getsource(relay_endpoint), relay_endpoint.__name__, "exec")
+    modules = {
+        m.__name__: inspect.getsource(m) for m in (relay_multiplexer, relay_endpoint, relay_daemon)
+    }
+
+    class Courier(DataSource):  # type: ignore[misc]
+        @classmethod
+        def name(cls) -> str:
+            return name
+
+        def schema(self) -> Any:
+            from pyspark.sql.types import BinaryType, StructField, StructType
+
+            here: dict[str, Any] = {"__name__": name}
+            exec(code, here)
+            said = here["answer"](self.options, modules)
+            return StructType([StructField("said", BinaryType(), True, said)])
+
+    return Courier

@@ -1,0 +1,305 @@
+"""The kernel's end of agents on other machines, which Spark tasks start there and which stay warm."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import run_log
+from hydrogen_magic.core.validation import checked
+from hydrogen_magic.driver.placements import Attempt, ClosureFile, local_agents
+from hydrogen_magic.driver.placements.agent_client import Peer
+from hydrogen_magic.driver.placements.spark.relay import Relay
+from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.serialization import payload
+from hydrogen_magic.serialization.result_stream import Part
+from hydrogen_magic.transport.channel import Hub
+from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, keep
+
+if TYPE_CHECKING:
+    import mmap
+
+    from hydrogen_magic.driver.placements import Sink
+
+__all__ = ["Fleet", "RemoteAgent", "fleet"]
+
+
+class Waiting(Protocol):
+    """Who waits for an attempt's tasks."""
+
+    def kill(self) -> None:
+        """Give the attempt up."""
+        ...
+
+    def on_attached(self, agent: RemoteAgent, about: dict[str, Any]) -> None:
+        """A task has come to its machine's agent."""
+        ...
+
+    def on_detached(self, about: dict[str, Any], why: str) -> None:
+        """A task has gone before its rank was started."""
+        ...
+
+
+class RemoteAgent(Peer):
+    """An agent that may come: its keys travel in a task, which starts it where there is none yet."""
+
+    def __init__(self, hub: Hub, fleet: Fleet) -> None:
+        super().__init__(hub)
+        self.host = ""
+        self.interface = ""
+        """The network interface that faces the other hosts."""
+        self.outgoing = Outgoing(self._send_part)
+        self.job: Attempt | None = None
+        """What runs there."""
+        self._fleet = fleet
+        self._incoming = Incoming()
+        self._closure_of = ""
+        self._log_problem = ""
+
+    def _send_part(self, message: dict[str, Any], data: memoryview) -> None:
+        self.hub.send(self.keys.key, {**message, "do": "part"}, data)
+
+    def kill(self) -> None:
+        self.send("quit")
+
+    # ── what it says ──
+
+    def take(self, message: dict[str, Any]) -> None:
+        if "beat" in message:
+            self.send("clock", sent=message["beat"], at=time.monotonic())
+        elif "got" in message:
+            self.outgoing.acknowledged()
+        elif "part" in message:
+            self.send("got")
+            self._take_part(message["part"], message["blob"])
+        elif "bye" in message:
+            self._fleet.drop(self)
+        elif "attached" in message:
+            self._fleet.attached(self, message["attached"])
+        elif "detached" in message:
+            self._fleet.detached(message["detached"], message["why"])
+        else:
+            if "hello" in message:
+                self.host = message["hello"]["host"]
+                self.interface = message["hello"]["interface"]
+            super().take(message)
+
+    def _take_part(self, label: dict[str, Any], data: memoryview) -> None:
+        is_ours = self.attempt is not None and label["gang"] == self.attempt[0]
+        if "log" in label or "timeline" in label:
+            if is_ours:
+                self._write_on(label, data)
+            return
+        fd = self._incoming.take(label, data)
+        if fd is None:
+            return
+        try:
+            if is_ours and self.attempt == (label["gang"], label["attempt"]):
+                self._take_file(label, fd)
+        finally:
+            os.close(fd)
+
+    def _take_file(self, label: dict[str, Any], fd: int) -> None:
+        assert self.sink is not None
+        rank = int(label["rank"])
+        if "checkpoint" in label:
+            self._keep_checkpoint(Path(str(label["checkpoint"])).name, fd)
+        elif "profile" in label:
+            self._take_trace(rank, int(label["profile"]), fd)
+        else:
+            part = checked(Part, label["result"], "a result's label")
+            self.sink.deliver(rank, part, payload.from_memfd(fd))
+
+    def _take_trace(self, rank: int, number: int, fd: int) -> None:
+        import mmap
+
+        if os.fstat(fd).st_size:  # nothing can be mapped of an empty file, and it answers nothing
+            trace: mmap.mmap = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+            assert self.sink is not None
+            self.sink.take_trace(rank, number, trace)
+
+    def _write_on(self, label: dict[str, Any], data: memoryview) -> None:
+        """Write a log or timeline on in the run's record: a courtesy, and its failure no fault of the run."""
+        assert self.job is not None and self.sink is not None
+        if "log" in label:
+            name, rest, flags = f"rank-{int(label['log'])}.log", b"", os.O_APPEND
+        else:  # the bracket that ends it is written over by what comes next, as Horovod does it
+            name, rest, flags = Path(f"horovod-timeline-{label['timeline']}.json").name, b"]", 0
+        flags |= os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
+        try:
+            fd = os.open(self.job.job.record_dir / name, flags, 0o600)
+            with os.fdopen(fd, "wb") as file:
+                if not flags & os.O_APPEND:
+                    file.seek(int(label["offset"]))
+                file.write(data)
+                file.write(rest)
+        except OSError as error:
+            if not self._log_problem:
+                self._log_problem = f"the ranks' logs cannot be written here: {error.strerror}"
+                self.sink.emit(ev.Notice(self.job.job.now_s(), "warning", self._log_problem))
+
+    def _keep_checkpoint(self, name: str, fd: int) -> None:
+        assert self.job is not None
+        folder = self.job.job.checkpoints
+        folder.mkdir(exist_ok=True)
+        keep(fd, folder / name)
+
+    # ── what it is told ──
+
+    def launch(self, attempt: Attempt, sink: Sink, message: dict[str, Any]) -> asyncio.Future[None]:
+        """Start what ``message`` says; return what is done when nothing of it is left."""
+        self.sink, self.job = sink, attempt
+        self.attempt = (attempt.gang, attempt.number)
+        swept = self.expect_sweep()
+        self.send("launch", **message)
+        return swept
+
+    async def bring_checkpoint(self, attempt: Attempt) -> None:
+        """Have there what earlier attempts have saved last, and nothing else: hosts must agree."""
+        self.send("forget", gang=attempt.gang)
+        for path in sorted(attempt.job.checkpoints.glob("[!.]*")):
+            with path.open("rb") as file:
+                label = {"gang": attempt.gang, "checkpoint": path.name}
+                await self.outgoing.send_file(label, file.fileno())
+
+    async def send_closure(self, attempt: Attempt) -> None:
+        """Send what the ranks run, once for all attempts of a gang."""
+        if self._closure_of != attempt.gang:
+            assert isinstance(attempt.job.closure, ClosureFile)
+            fd = attempt.job.closure.dup()
+            try:
+                await self.outgoing.send_file({"closure": attempt.gang}, fd)
+                self._closure_of = attempt.gang
+            finally:
+                os.close(fd)
+
+    def let_go(self) -> None:
+        """The attempt is over for us."""
+        self.sink = self.attempt = self.job = None
+        self._log_problem = ""
+
+    def end(self) -> None:
+        """Hear and say nothing any more."""
+        if self.alive:
+            self.alive = False
+            self.hub.dismiss(self.keys.key)
+            self._incoming.drop()
+
+
+class Fleet:
+    """The remote agents of this kernel, warm ones and those whose keys are on their way."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self.token = secrets.token_hex(16)
+        """By which tasks find this kernel's agents on their machine."""
+        self.owner = run_log.owner_of_this_process()
+        self.crews: dict[tuple[str, int], Waiting] = {}
+        self._agents: set[RemoteAgent] = set()
+        self._relays: dict[str, tuple[Relay, str]] = {}
+        """Application -> what its executors reach us by, and where."""
+        self._closing: asyncio.Future[None] | None = None
+        local_agents.before_closing(self.close)
+
+    def endpoints(self, session: Session) -> list[str]:
+        """Return where executors may reach this process, listening there; best first."""
+        if session.application in self._relays:
+            return [self._relays[session.application][1]]
+        return _listen(self.hub, session.addresses())
+
+    async def use_relay(self, session: Session) -> str:
+        """Have this application's executors come through Spark Connect's server; return where.
+
+        Raises PlacementError where the server does not allow that.
+        """
+        host, _, port = self.hub.listen("127.0.0.1").removeprefix("tcp://").rpartition(":")
+        relay = Relay(session.spark, (host, int(port)))
+        relay.on_failure = lambda text: self._on_relays_end(session.application)
+        address = await asyncio.to_thread(relay.start)
+        where = f"{address[0]}:{address[1]}, on the Spark driver's host"
+        self._relays[session.application] = (relay, f"tcp://{address[0]}:{address[1]}")
+        return where
+
+    def _on_relays_end(self, application: str) -> None:
+        """Called in a thread of the relay. The agents behind it notice for themselves."""
+        self.hub.loop.call_soon_threadsafe(self._relays.pop, application, None)
+
+    def invite(self, count: int) -> list[RemoteAgent]:
+        """Make keys for as many agents as tasks may have to start."""
+        invited = [RemoteAgent(self.hub, self) for _ in range(count)]
+        self._agents.update(invited)
+        return invited
+
+    def uninvite(self, invited: list[RemoteAgent]) -> None:
+        """Let in no longer those of them that did not come."""
+        for agent in invited:
+            if not agent.is_ready:
+                self.drop(agent)
+
+    def drop(self, agent: RemoteAgent) -> None:
+        self._agents.discard(agent)
+        agent.end()
+        if not self._agents and self._relays:  # they ask the server every second, for nobody now
+            self._closing = asyncio.ensure_future(self._close_relays())
+
+    async def _close_relays(self) -> None:
+        relays, self._relays = self._relays, {}
+        await asyncio.gather(*(asyncio.to_thread(relay.close) for relay, _ in relays.values()))
+
+    def attached(self, agent: RemoteAgent, about: dict[str, Any]) -> None:
+        crew = self.crews.get((about["gang"], about["attempt"]))
+        if crew is not None:
+            crew.on_attached(agent, about)
+        else:  # it came when nobody waited any more
+            agent.send("release", gang=about["gang"], attempt=about["attempt"])
+
+    def detached(self, about: dict[str, Any], why: str) -> None:
+        crew = self.crews.get((about["gang"], about["attempt"]))
+        if crew is not None:
+            crew.on_detached(about, why)
+
+    async def close(self) -> None:
+        """End all agents, and the gangs that run there or wait for them."""
+        there = [agent for agent in self._agents if agent.is_ready]
+        for crew in self.crews.values():
+            crew.kill()
+        for agent in there:
+            agent.send("quit")
+            agent.fail(ChildProcessError("this kernel's agents were ended, and their ranks"))
+        if there:
+            await asyncio.sleep(0.05)  # until ZeroMQ has sent that
+        await self._close_relays()
+        for agent in list(self._agents):
+            self.drop(agent)
+
+
+def _listen(hub: Hub, addresses: tuple[str, ...]) -> list[str]:
+    """Listen on those that are this machine's own; the driver may be known by another's name."""
+    endpoints: list[str] = []
+    refused: list[PlacementError] = []
+    for address in addresses:
+        try:
+            endpoints.append(hub.listen(address))
+        except PlacementError as error:
+            refused.append(error)
+    if not endpoints:
+        raise refused[0] if refused else PlacementError("this machine has no address to listen on")
+    return endpoints
+
+
+_fleet: Fleet | None = None
+
+
+def fleet() -> Fleet:
+    """Return this kernel's fleet; used on the hub's loop."""
+    global _fleet
+    current = local_agents.hub()
+    if _fleet is None or _fleet.hub is not current:
+        _fleet = Fleet(current)
+    return _fleet

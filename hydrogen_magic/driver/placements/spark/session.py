@@ -1,0 +1,314 @@
+"""The notebook's Spark session, classic or Spark Connect, with what a gang needs of it.
+
+One call launches a gang on both: a barrier ``mapInArrow`` that is collected. What differs is small
+and all here: how jobs are cancelled from another thread (job tags of the SparkContext, since
+``interruptTag`` of a classic session sees only its own thread's; operation tags on Connect), and
+what address executors reach this process by.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from hydrogen_magic.driver.placements.spark.console import progress_bar_off
+from hydrogen_magic.driver.placements.spark.job_errors import STOPPED, SparkJobError, explained
+from hydrogen_magic.errors import PlacementError
+
+__all__ = ["Session", "SparkJobError", "find", "of"]
+
+T = TypeVar("T")
+
+_CONNECT = "pyspark.sql.connect.session"
+_INSIST_EVERY_S = 0.1
+_INSIST_S = 30.0
+"""A cancelled job ends within seconds, or waits for an executor that is out of reach."""
+_HOW = (
+    "make one first, `spark = SparkSession.builder.master('spark://HOST:7077').getOrCreate()` "
+    "for a cluster or `SparkSession.builder.remote('sc://HOST').getOrCreate()` for Spark Connect"
+)
+
+_running: dict[tuple[str, str], threading.Event] = {}
+"""(application, tag) -> set when that call of :meth:`Session.run` has ended."""
+_insisting: dict[tuple[str, str], threading.Thread] = {}
+"""Who has them cancelled; one each, however often that is asked for."""
+_environment_lock = threading.Lock()
+"""Of a context's ``environment``, which functions take along when they are made."""
+
+
+@dataclass(frozen=True)
+class Session:
+    """One Spark session. Any method may be called from any thread."""
+
+    spark: Any
+    """``pyspark.sql.SparkSession``, classic or Connect."""
+    is_connect: bool
+    application: str
+    """``spark.app.id``."""
+    where: str
+    """For people: ``spark://host:7077``, ``local[4]``, ``sc://host:15002``."""
+
+    def run_tasks(
+        self, task: Callable[[Any], Any], n: int, profile: Any, tag: str, description: str = ""
+    ) -> list[bytes]:
+        """Run a barrier stage of ``n`` tasks; return the values of its one binary column, ``o``.
+
+        ``task`` takes and yields Arrow batches as ``mapInArrow`` has it; see :meth:`run` for the rest.
+        """
+        rows = self.run(lambda: self._stage(task, n, profile).collect(), tag, description)
+        return [bytes(row[0]) for row in rows]
+
+    def run(self, action: Callable[[], T], tag: str, description: str = "") -> T:
+        """Return what ``action`` returns, which has Spark run a job.
+
+        Blocks until that has ended; raises :class:`SparkJobError`. ``tag`` is what :meth:`cancel`
+        takes, without commas; ``description`` is shown in Spark's UI, for which Connect has no place.
+        """
+        if _is_stopped(self.spark):
+            raise SparkJobError("stopped", STOPPED)
+        ended = _running.setdefault((self.application, tag), threading.Event())
+        try:
+            with self._tagged(tag, description), self._quiet():
+                return action()
+        except KeyboardInterrupt:
+            self.cancel(tag)
+            raise
+        except Exception as error:  # Java's, gRPC's and pyspark's have no base in common
+            raise self._fault(error) from error
+        finally:
+            ended.set()
+            _running.pop((self.application, tag), None)
+            _insisting.pop((self.application, tag), None)
+
+    def _fault(self, error: Exception) -> SparkJobError:
+        """Return what happened. A job that ends because its session does may say anything."""
+        found = explained(error)
+        try:
+            is_ending = _is_stopped(self.spark) or (
+                not self.is_connect and bool(self.context().isStopped())
+            )
+        except Exception:  # nobody answers any more
+            is_ending = False
+        return SparkJobError("stopped", STOPPED, found.details) if is_ending else found
+
+    def cancel(self, tag: str) -> None:
+        """Cancel what :meth:`run` runs under this tag; nothing happens when it is over.
+
+        Returns at once. A job that is only about to reach Spark is cancelled as soon as it does.
+        """
+        ended = _running.get((self.application, tag))
+        insisting = _insisting.get((self.application, tag))
+        if ended is None or (insisting is not None and insisting.is_alive()):
+            return
+        insisting = _insisting[(self.application, tag)] = threading.Thread(
+            target=self._insist, args=(tag, ended), name="spark-cancel", daemon=True
+        )
+        insisting.start()
+
+    def addresses(self) -> tuple[str, ...]:
+        """Return where executors may reach this very process, best first.
+
+        Classic: ``spark.driver.host``, by which executors reach the driver, our JVM. Connect: our
+        address on the route to the server. Then the others of this machine, as it may have several.
+        """
+        first = self.server_host() if not self.is_connect else _route_to(self.server_host())
+        return tuple(dict.fromkeys((*((first,) if first else ()), *_own_addresses())))
+
+    def server_host(self) -> str:
+        """Return the driver's host: of ``sc://host:port``, or ``spark.driver.host``."""
+        if self.is_connect:
+            return str(self.spark.client.host)
+        return str(self.spark.conf.get("spark.driver.host"))
+
+    def says_of_python(self) -> str:
+        """Return which Python executors run, or who says it, for the end of a message."""
+        if self.is_connect:
+            return " (in the environment of Spark Connect's server)"
+        return f" (it is {self.spark.sparkContext.pythonExec} now)"
+
+    def context(self) -> Any:
+        """Return the SparkContext of the JVM, a Py4J object. Classic sessions only."""
+        return self.spark.sparkContext._jsc.sc()
+
+    @contextmanager
+    def python_workers(self, environment: Mapping[str, str]) -> Iterator[None]:
+        """Have functions that are made meanwhile run in Python workers which begin with these variables.
+
+        They are workers of their own, beside those of the session's other functions. Variables that
+        the session has for all of them (``spark.executorEnv``) stay. Connect's server takes none for
+        a single function: there nothing changes.
+        """
+        if self.is_connect:
+            yield
+            return
+        context = self.spark.sparkContext
+        with _environment_lock:
+            before = context.environment
+            context.environment = {**environment, **before}
+            try:
+                yield
+            finally:
+                context.environment = before
+
+    # ── one stage ────────────────────────────────────────────────────────────────────────────────
+
+    def _stage(self, task: Callable[[Any], Any], n: int, profile: Any) -> Any:
+        with warnings.catch_warnings():
+            # pyspark checks its pandas on first use, which no gang uses.
+            warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
+            rows = self.spark.range(0, n, 1, n)
+            return rows.mapInArrow(task, "o binary", barrier=True, profile=profile)
+
+    @contextmanager
+    def _tagged(self, tag: str, description: str) -> Iterator[None]:
+        """Mark this thread's jobs, and leave the thread as it was."""
+        if self.is_connect:
+            self.spark.addTag(tag)
+            try:
+                yield
+            finally:
+                self.spark.removeTag(tag)
+            return
+        context = self.spark.sparkContext
+        before = context.getLocalProperty("spark.job.description")
+        context.addJobTag(tag)
+        context.setJobDescription(description or before)
+        try:
+            yield
+        finally:
+            if context._jsc is not None:  # it was not stopped meanwhile
+                context.removeJobTag(tag)
+                context.setJobDescription(before)
+
+    @contextmanager
+    def _quiet(self) -> Iterator[None]:
+        if self.is_connect:
+            yield
+            return
+        with progress_bar_off(self.context()):
+            yield
+
+    # ── cancel ───────────────────────────────────────────────────────────────────────────────────
+
+    def _insist(self, tag: str, ended: threading.Event) -> None:
+        for _ in range(int(_INSIST_S / _INSIST_EVERY_S)):
+            try:
+                self._interrupt(tag)
+            except Exception as error:
+                if explained(error).kind == "stopped":
+                    return  # and all its jobs with it
+                raise
+            if ended.wait(_INSIST_EVERY_S):
+                return
+
+    def _interrupt(self, tag: str) -> None:
+        if self.is_connect:
+            self.spark.interruptTag(tag)
+        else:
+            self.spark.sparkContext.cancelJobsWithTag(tag)
+
+
+# ── finding it ───────────────────────────────────────────────────────────────────────────────────
+
+
+def find() -> Session:
+    """Return the notebook's session: ``spark`` of its namespace, else the active one.
+
+    Raises PlacementError, saying how to make one, when there is none or it was stopped.
+    """
+    named = getattr(sys.modules.get("__main__"), "spark", None)
+    if _is_session(named):
+        if not _is_stopped(named):
+            return _session(named)
+        active = _active()
+        if active is None:
+            raise PlacementError(
+                f"`--on spark` was asked for, but the session in `spark` was stopped: {_HOW}"
+            )
+        return _session(active)
+    active = _active()
+    if active is None:
+        raise PlacementError(f"`--on spark` was asked for, but there is no Spark session: {_HOW}")
+    return _session(active)
+
+
+def of(frame: Any) -> Session:
+    """Return the session of a Spark DataFrame."""
+    return _session(frame.sparkSession)
+
+
+def _session(spark: Any) -> Session:
+    is_connect = _is_connect(spark)
+    where = f"sc://{_endpoint(spark)}" if is_connect else str(spark.sparkContext.master)
+    return Session(spark, is_connect, str(spark.conf.get("spark.app.id")), where)
+
+
+def _endpoint(spark: Any) -> str:
+    builder = getattr(spark.client, "_builder", None)  # private, and made differently by others
+    return str(getattr(builder, "endpoint", None) or spark.client.host)
+
+
+def _session_classes() -> tuple[Any, ...]:
+    """Return the classes of sessions that this process can have made: what it has imported."""
+    modules = (sys.modules.get(name) for name in ("pyspark.sql.session", _CONNECT))
+    found = (getattr(module, "SparkSession", None) for module in modules)
+    return tuple(kind for kind in found if isinstance(kind, type))
+
+
+def _is_session(value: Any) -> bool:
+    return isinstance(value, _session_classes())
+
+
+def _is_connect(spark: Any) -> bool:
+    connect = getattr(sys.modules.get(_CONNECT), "SparkSession", None)
+    return connect is not None and isinstance(spark, connect)
+
+
+def _is_stopped(spark: Any) -> bool:
+    if _is_connect(spark):
+        return bool(spark.is_stopped)
+    return spark.sparkContext._jsc is None
+
+
+def _active() -> Any:
+    """Return this thread's active session or the process's default one, None without any."""
+    for kind in _session_classes():
+        # The last two are private: getActiveSession() knows its own thread's alone.
+        names = ("_instantiatedSession", "_default_session")
+        for spark in (kind.getActiveSession(), *(getattr(kind, name, None) for name in names)):
+            if spark is not None and not _is_stopped(spark):
+                return spark
+    return None
+
+
+# ── addresses ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _route_to(host: str) -> str | None:
+    """Return the address that this machine would use towards a host, None without a route."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # no packet is sent
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def _own_addresses() -> tuple[str, ...]:
+    """Return the IPv4 addresses of this machine's interfaces that are up, loopback left out."""
+    import psutil
+
+    is_up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+    found = [
+        entry.address
+        for name, entries in psutil.net_if_addrs().items()
+        for entry in entries
+        if name in is_up and entry.family == socket.AF_INET
+    ]
+    return tuple(address for address in found if not address.startswith("127."))

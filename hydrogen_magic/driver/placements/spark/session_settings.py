@@ -1,0 +1,80 @@
+"""What a Spark session was started with, as far as it decides how a gang is placed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from hydrogen_magic.driver.placements.spark.session import Session
+
+__all__ = ["Settings"]
+
+_LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,.*)?\])?")
+_LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
+
+_PARALLELISM = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings that cannot change while the session lives."""
+
+    master: str
+    task_cpus: int
+    """``spark.task.cpus``: cores of one task."""
+    task_gpus: float
+    """``spark.task.resource.gpu.amount``: below 1 tasks share a GPU; 0 when it is not set."""
+    executor_gpus: int
+    """``spark.executor.resource.gpu.amount``; 0 when it is not set."""
+    has_dynamic_allocation: bool
+    n_executors: int | None
+    """How many were asked for, None where nobody said."""
+    max_cores: int | None = None
+    """``spark.cores.max``: of all executors together."""
+    executor_cores: int | None = None
+    """``spark.executor.cores``."""
+    has_own_parallelism: bool = False
+    """Somebody has said in how many parts Spark cuts what has no parts of its own."""
+
+    @classmethod
+    def read(cls, session: Session) -> Settings:
+        found = session.spark.conf.getAll
+        master = found.get("spark.master", "")
+        cluster = _LOCAL_CLUSTER.fullmatch(master)
+        asked = cluster[1] if cluster else found.get("spark.executor.instances")
+        each = cluster[2] if cluster else found.get("spark.executor.cores")
+        most = found.get("spark.cores.max")
+        return cls(
+            master=master,
+            task_cpus=int(found.get("spark.task.cpus", 1)),
+            task_gpus=float(found.get("spark.task.resource.gpu.amount", 0)),
+            executor_gpus=int(found.get("spark.executor.resource.gpu.amount", 0)),
+            has_dynamic_allocation=found.get("spark.dynamicAllocation.enabled") == "true",
+            n_executors=int(asked) if asked else None,
+            max_cores=int(most) if most else None,
+            executor_cores=int(each) if each else None,
+            has_own_parallelism=any(name in found for name in _PARALLELISM),
+        )
+
+    @property
+    def is_local(self) -> bool:
+        """True for ``local``, ``local[4]`` and their like: tasks run in the driver itself."""
+        return _LOCAL.fullmatch(self.master) is not None
+
+    @property
+    def most_cores(self) -> int | None:
+        """How many cores all executors together were asked for, None where nobody said."""
+        if self.n_executors is None or self.executor_cores is None:
+            return self.max_cores
+        asked = self.n_executors * self.executor_cores
+        return asked if self.max_cores is None else min(asked, self.max_cores)
+
+    @property
+    def slots(self) -> int | None:
+        """What the master's own name says of the slots, None where it says nothing."""
+        if local := _LOCAL.fullmatch(self.master):
+            cores = local[1] or "1"
+            return int(cores) // self.task_cpus if cores != "*" else None
+        if cluster := _LOCAL_CLUSTER.fullmatch(self.master):
+            return int(cluster[1]) * (int(cluster[2]) // self.task_cpus)
+        return None

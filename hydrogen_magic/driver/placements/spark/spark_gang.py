@@ -1,0 +1,375 @@
+"""One gang on a Spark cluster: a barrier stage for its places, and agents that its tasks attach to.
+
+submit ──► tasks attach, each to its host's agent ──► plan: ranks by host ──► launch ──► swept
+                                                                                            │
+           the stage ends, its Python workers stay warm  ◄── agents let the tasks return ◄──┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.placements import Attempt, Sink
+from hydrogen_magic.driver.placements.spark import (
+    assignment,
+    barrier_job,
+    forwarded_settings,
+    launch_messages,
+)
+from hydrogen_magic.driver.placements.spark.capacity_check import (
+    Survey,
+    free_slots,
+    slots_now,
+    survey,
+)
+from hydrogen_magic.driver.placements.spark.remote_agents import Fleet, RemoteAgent, fleet
+from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.errors import HydrogenError
+
+__all__ = ["SparkCrew"]
+
+_QUEUED_S = 1.0
+"""How often a gang that waits for slots is told how many are free."""
+_ROOM_S = 0.5
+"""How often is looked whether executors have come."""
+_UNSEEN_S = 5.0
+"""How long a gang waits whose slots nobody can count until that is said."""
+_UNSEEN = (
+    "waiting for slots of the cluster; how many are free cannot be seen, since Spark's UI is off or "
+    "out of reach from here"
+)
+_ENDS_BY_ITSELF = "its ranks end when the Spark task or the agent notices this"
+_SILENCE_S = 15.0
+"""After so long without a word of a host its connection is said to be lost."""
+_LOST_S = 45.0
+"""After so long the host is given up; its agent gives up a kernel it cannot reach after 40 s."""
+_LATE_S = 5.0
+"""This process itself was away for so long: then nobody else was silent."""
+_HEARSAY_S = 1.0
+"""How much later than Spark's word of a job's end the agents' own may come."""
+_END_S = 5.0
+"""How long hosts may take to end their ranks after their stage has ended."""
+_LOOK_S = 0.1
+"""How often is looked whether there is still use in what takes long."""
+_BRING_S = 600.0
+"""How long a checkpoint may take to all hosts: gigabytes by a slow line."""
+_TASKS_NOTICE_S = 60.0
+"""After so long a task has noticed that its agent does not respond, and has ended the agent's ranks.
+Spark would kill the task, and nothing could end the ranks then."""
+_JOB_END_S = 1.5
+"""Tasks return within milliseconds once their agents let them; then Spark is asked to end them."""
+
+
+class SparkCrew:
+    """See :class:`hydrogen_magic.driver.placements.Crew`."""
+
+    def __init__(self, session: Session, survey: Survey) -> None:
+        self._session = session
+        self._survey = survey
+        self._places: dict[int, assignment.Place] = {}
+        """By partition."""
+        self._changed = asyncio.Event()
+        self._job: barrier_job.BarrierJob | None = None
+        self._running: list[RemoteAgent] = []
+        self._sweeps: list[asyncio.Future[None]] = []
+        """Done when nothing is left on the host of each."""
+        self._is_unwanted = False
+        self._is_recording: bool | None = None
+        """What was ordered; None: what the job says."""
+        self._lost: set[RemoteAgent] = set()
+        self._has_unresponsive = False
+        """Some agent of this attempt does."""
+        self._has_failed = False
+        """Some rank of this attempt has, so that it is known why it ends."""
+        self._seen_off: set[asyncio.Task[None]] = set()
+
+    # ── an attempt ──
+
+    async def launch(self, attempt: Attempt, sink: Sink) -> None:
+        ships = fleet()
+        key = (attempt.gang, attempt.number)
+        self._places, self._lost, self._running, self._sweeps = {}, set(), [], []
+        self._has_failed = self._is_unwanted = self._has_unresponsive = False
+        ships.crews[key] = self
+        invited = ships.invite(attempt.job.spec.np)
+        try:
+            job = await self._assemble(ships, invited, attempt, sink)
+            if not self._is_unwanted:
+                await self._conduct(job, attempt, self._listening(sink))
+        finally:
+            del ships.crews[key]
+            ships.uninvite(invited)
+            self._dismiss(attempt)
+
+    async def _assemble(
+        self, ships: Fleet, invited: list[RemoteAgent], attempt: Attempt, sink: Sink
+    ) -> barrier_job.BarrierJob:
+        """Submit the stage and wait for its tasks; by a relay where they cannot reach this machine."""
+        job = await self._gather(ships, invited, attempt, sink)
+        problem = barrier_job.problem_of(job.error) or {}
+        if problem.get("kind") == "unreachable" and self._session.is_connect:
+            where = await ships.use_relay(self._session)
+            text = f"executors cannot reach this machine: they go through a relay at {where}"
+            sink.emit(ev.Notice(attempt.job.now_s(), "info", text))
+            job = await self._gather(ships, invited, attempt, sink)
+        if job.is_over and not self._is_unwanted:
+            raise barrier_job.as_error(job.error, self._session)
+        return job
+
+    async def _gather(
+        self, ships: Fleet, invited: list[RemoteAgent], attempt: Attempt, sink: Sink
+    ) -> barrier_job.BarrierJob:
+        """Wait until all tasks have come, or their stage has ended; tell who waits for slots."""
+        wanted = attempt.job.spec.np
+        queued = await self._wait_for_room(attempt, sink)
+        unseen_since_s = time.monotonic() if queued is None else math.inf
+        job = barrier_job.submit(self._session, self._survey, ships, invited, attempt)
+        self._job, job.on_end = job, self._changed.set
+        while len(self._places) < wanted and not self._is_unwanted and not job.is_over:
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), _QUEUED_S)
+            except asyncio.TimeoutError:
+                if queued and not self._places:
+                    await self._tell_queue(free_slots, attempt, sink)
+                elif not self._places and time.monotonic() - unseen_since_s > _UNSEEN_S:
+                    unseen_since_s = math.inf
+                    sink.emit(ev.Notice(attempt.job.now_s(), "info", _UNSEEN))
+        if queued:
+            sink.emit(ev.Queued(attempt.job.now_s(), wanted, wanted))
+        return job
+
+    async def _wait_for_room(self, attempt: Attempt, sink: Sink) -> bool | None:
+        """Wait until the cluster is large enough for the gang; return whether others hold its slots.
+
+        None where that cannot be seen. Spark itself would look only every fifteen seconds whether a
+        stage fits. Once all fit, it starts them as soon as enough slots are free.
+        """
+        wanted = attempt.job.spec.np
+        is_first = attempt.number == 0
+        while not (is_first and self._survey.slots is not None) and not self._is_unwanted:
+            slots = await self._tell_queue(slots_now, attempt, sink)
+            if slots is None or slots >= wanted:
+                break
+            if is_first:  # executors were still coming; refused once no more do
+                self._survey = await asyncio.to_thread(survey, self._session, attempt.job.spec)
+            self._changed.clear()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), _ROOM_S)
+        free = await asyncio.to_thread(free_slots, self._session, self._survey)
+        if free is not None and free < wanted:
+            sink.emit(ev.Queued(attempt.job.now_s(), free, wanted))
+        return None if free is None else free < wanted
+
+    async def _tell_queue(
+        self, look: Callable[[Session, Survey], int | None], attempt: Attempt, sink: Sink
+    ) -> int | None:
+        """Show how many slots there are for the gang, as ``look`` finds; return it."""
+        wanted = attempt.job.spec.np
+        slots = await asyncio.to_thread(look, self._session, self._survey)
+        if slots is not None and not self._places:
+            sink.emit(ev.Queued(attempt.job.now_s(), min(slots, wanted), wanted))
+        return slots
+
+    def on_attached(self, agent: RemoteAgent, about: dict[str, Any]) -> None:
+        """A task has come."""
+        self._places[int(about["partition"])] = assignment.Place(agent, about)
+        self._changed.set()
+
+    def on_detached(self, about: dict[str, Any], why: str) -> None:
+        """A task has gone before its rank was started; Spark's own word of it follows."""
+        self._places.pop(int(about["partition"]), None)
+
+    async def _conduct(self, job: barrier_job.BarrierJob, attempt: Attempt, sink: Sink) -> None:
+        meant = assignment.plan(attempt.job.spec, self._places, self._survey.gpus)
+        for text in meant.plan.notes:
+            sink.emit(ev.Notice(attempt.job.now_s(), "warning", text))
+        if attempt.number > 0 and not meant.shares_disk:
+            await self._bring_checkpoint(job, meant, attempt)
+            if self._is_unwanted:
+                return
+        messages = launch_messages.messages(attempt, meant, self._is_recording)
+        self._running = list(messages)
+        sweeps = [agent.launch(attempt, sink, message) for agent, message in messages.items()]
+        self._sweeps = sweeps
+        sending = [asyncio.ensure_future(agent.send_closure(attempt)) for agent in messages]
+        if self._is_unwanted:  # while the lines above were under way
+            self._tell("stop")
+        watching = asyncio.ensure_future(self._watch(job, meant, attempt, sink))
+        try:
+            over: list[asyncio.Future[Any]] = [asyncio.gather(*sweeps), watching]
+            await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (*sending, watching):
+                task.cancel()
+            for agent in messages:
+                agent.let_go()
+            self._running = []
+        problem = await asyncio.to_thread(forwarded_settings.leave_timeline, attempt)
+        if problem:
+            sink.emit(ev.Notice(attempt.job.now_s(), "warning", problem))
+        for one in over:
+            if one.done() and not one.cancelled():
+                one.result()  # raises what ended it
+
+    async def _bring_checkpoint(
+        self, job: barrier_job.BarrierJob, meant: assignment.Meant, attempt: Attempt
+    ) -> None:
+        """Bring the last one to all hosts, for as long as the gang is wanted and has its places."""
+        bringing = asyncio.gather(*(agent.bring_checkpoint(attempt) for agent in meant.agents))
+        deadline_s = time.monotonic() + _BRING_S
+        try:
+            while not (bringing.done() or self._is_unwanted or job.is_over):
+                await asyncio.wait([bringing], timeout=_LOOK_S)
+                if time.monotonic() > deadline_s:
+                    raise HydrogenError(f"no host had the checkpoint within {_BRING_S:.0f} s")
+        finally:
+            bringing.cancel()
+            await asyncio.wait([bringing])
+        if job.is_over:
+            raise barrier_job.as_error(job.error, self._session)
+        if not bringing.cancelled():
+            bringing.result()
+
+    # ── what may happen ──
+
+    async def _watch(
+        self, job: barrier_job.BarrierJob, meant: assignment.Meant, attempt: Attempt, sink: Sink
+    ) -> None:
+        """Look after hosts and job until cancelled; raise when Spark has ended the job."""
+        looked_s = time.monotonic()
+        silent: set[RemoteAgent] = set()
+        told = False
+        while True:
+            now_s = time.monotonic()
+            if now_s - looked_s > _LATE_S:
+                for agent in meant.agents:
+                    agent.last_message_s = now_s
+            looked_s = now_s
+            for agent in set(meant.agents) - self._lost:
+                self._check_silence(
+                    agent, now_s - agent.last_message_s, silent, meant, attempt, sink
+                )
+            if job.is_over and not told:
+                told = True
+                await self._on_job_end(job, meant, attempt, sink)
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), 1.0)
+            except asyncio.TimeoutError:
+                continue
+
+    def _check_silence(
+        self, agent: RemoteAgent, silence_s: float, silent: set[RemoteAgent],
+        meant: assignment.Meant, attempt: Attempt, sink: Sink,
+    ) -> None:  # fmt: skip
+        if silence_s > _LOST_S or agent.is_unresponsive:
+            self._has_unresponsive = self._has_unresponsive or agent.is_unresponsive
+            why = (
+                f"the agent on host {agent.host} has not responded for {silence_s:.0f} s"
+                " (network failure, or the agent is stopped or has crashed)"
+            )
+            sink.emit(ev.Notice(attempt.job.now_s(), "warning", f"{why}; {_ENDS_BY_ITSELF}"))
+            self._lose_host(agent, "HostLost", why, meant, attempt, sink)
+        elif silence_s > _SILENCE_S and agent not in silent:
+            silent.add(agent)
+            text = f"connection to host {agent.host} lost for {silence_s:.0f} s: waiting for it"
+            sink.emit(ev.Notice(attempt.job.now_s(), "warning", text))
+        elif silence_s < _SILENCE_S and agent in silent:
+            silent.discard(agent)
+            text = f"host {agent.host} is back; nothing was lost"
+            sink.emit(ev.Notice(attempt.job.now_s(), "info", text))
+
+    async def _on_job_end(
+        self, job: barrier_job.BarrierJob, meant: assignment.Meant, attempt: Attempt, sink: Sink
+    ) -> None:
+        """The stage has ended under its ranks. Agents that live know more about it: let them speak."""
+        error = job.error
+        problem = barrier_job.problem_of(error)
+        ended = [a for a in meant.agents if problem and a.host == problem["host"]]
+        if problem and problem["kind"] == "agent_ended":
+            for agent in ended:
+                self._lose_host(agent, "AgentLost", problem["text"], meant, attempt, sink)
+            return
+        if error is None or error.kind not in ("cancelled", "stopped"):
+            await asyncio.sleep(_HEARSAY_S)
+        if not self._has_failed:
+            self._tell("kill")
+            await asyncio.wait(self._sweeps, timeout=_END_S)
+            raise barrier_job.as_error(error, self._session)
+
+    def _listening(self, sink: Sink) -> Sink:
+        def emit(event: ev.Event) -> None:
+            self._has_failed = self._has_failed or isinstance(
+                event, (ev.RankFailed, ev.AttemptFailed)
+            )
+            sink.emit(event)
+
+        return Sink(emit, sink.deliver, sink.take_trace)
+
+    def _lose_host(
+        self, agent: RemoteAgent, kind: str, why: str, meant: assignment.Meant, attempt: Attempt,
+        sink: Sink,
+    ) -> None:  # fmt: skip
+        """Count a host's ranks as ended, since nobody there will say so."""
+        self._lost.add(agent)
+        first, *others = meant.ranks_on(agent)
+        now_s = attempt.job.now_s()
+        report = ev.ErrorReport(kind, f"{why} (host {agent.host})")
+        sink.emit(ev.RankFailed(now_s, first, report, "running"))
+        for rank in (first, *others):
+            sink.emit(ev.RankExited(now_s, rank, None, "SIGKILL", True, "its host is lost", ""))
+        agent.count_as_swept()
+        fleet().drop(agent)
+
+    # ── orders ──
+
+    def stop(self) -> None:
+        self._tell("stop")
+
+    def kill(self) -> None:
+        self._tell("kill")
+
+    def dismiss(self, rank: int) -> None:
+        for agent in self._running:
+            agent.send("kill", rank=rank)
+
+    def _tell(self, action: str) -> None:
+        if not self._running:
+            self._is_unwanted = True
+            self._changed.set()
+        for agent in self._running:
+            agent.command(action)
+
+    def ask_stacks(self) -> None:
+        for agent in self._running:
+            agent.send("stacks")
+
+    def record(self, on: bool) -> None:
+        self._is_recording = on
+        for agent in self._running:
+            agent.send("record", on=on)
+
+    def profile(self, number: int, steps: int) -> None:
+        for agent in self._running:
+            agent.send("profile", number=number, steps=steps)
+
+    async def release(self) -> None:
+        """Agents stay warm by themselves, and the last stage is seen off meanwhile."""
+
+    def _dismiss(self, attempt: Attempt) -> None:
+        """Have the tasks return, by their agents or else by Spark."""
+        for place in self._places.values():
+            place.agent.send("release", gang=attempt.gang, attempt=attempt.number)
+        job, self._job = self._job, None
+        if job is not None:
+            patience_s = _TASKS_NOTICE_S if self._has_unresponsive else _JOB_END_S
+            seeing_off = asyncio.ensure_future(job.see_off(patience_s if self._places else 0))
+            self._seen_off.add(seeing_off)
+            seeing_off.add_done_callback(self._seen_off.discard)

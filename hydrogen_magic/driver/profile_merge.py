@@ -1,0 +1,267 @@
+"""The torch profiler's traces of all ranks, merged into one on the gang's clock.
+
+Every rank's trace has a clock of its own. Marks, set at known times of the gang, say how far it is
+off. In the merged trace a rank is a process, as in the timeline of the gang.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic.core import events as ev
+
+__all__ = ["MAX_SPANS", "MAX_STEPS", "Profile", "UnwantedError", "merge"]
+
+MAX_SPANS = 20_000
+"""Of one rank, for the live view: what a canvas draws at once. The file has all."""
+_LATEST_S = 1e8
+"""What a trace says happened later was made up; events take no such time."""
+MAX_STEPS = 1000
+"""Of one profile: a trace of more steps is larger than anybody's browser opens."""
+_MAX_EVENTS = 1_000_000
+"""Of one rank; a Python object each, about 1 GB in all. Five steps are far below."""
+_LOOK_EVERY = 1000
+"""Events after which the reader looks whether anybody still wants them."""
+
+_DAMAGE = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
+"""What reading raises where a rank wrote something else than a trace."""
+
+_MARK = re.compile(rf"{re.escape(ev.PROFILE_CLOCK)}(\d+\.\d+)")
+_GAP = re.compile(r"[\s,]*")
+_MACHINERY = frozenset(("cuda_runtime", "cuda_driver", "overhead", "Trace"))
+"""Categories that are in the file, and not among the spans of the live view."""
+
+
+class UnwantedError(Exception):
+    """Nobody wants the profile any more."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What came of it."""
+
+    ranks: tuple[int, ...]
+    """Those that the merged trace has."""
+    spans: tuple[ev.Spans, ...]
+    """One for each of them."""
+    errors: Mapping[int, str]
+    """Rank -> why it has no trace."""
+
+
+def merge(
+    traces: Mapping[int, Any], path: Path, is_wanted: Callable[[], bool] = lambda: True
+) -> Profile:
+    """Write the traces (bytes, by rank) to ``path``, gzipped; return their spans.
+
+    No file is written when no rank has a trace. Raises OSError when it cannot be written, and
+    UnwantedError once ``is_wanted`` says no.
+    """
+    spans: list[ev.Spans] = []
+    errors: dict[int, str] = {}
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with gzip.open(part, "wt", compresslevel=4, encoding="utf-8") as file:
+            file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
+            for rank in sorted(traces):
+                try:
+                    trace = _read(rank, traces[rank], is_wanted)
+                except ValueError as error:
+                    errors[rank] = str(error)
+                    continue
+                for event in trace.merged():
+                    file.write(json.dumps(event, separators=(",", ":")) + ",\n")
+                spans.append(trace.spans())
+            file.write(f"{json.dumps(_meta(0, 0, 'hydrogen_magic', ''))}]}}\n")
+        if spans:
+            part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    return Profile(tuple(span.rank for span in spans), tuple(spans), errors)
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass
+class _Trace:
+    """One rank's trace."""
+
+    rank: int
+    events: list[dict[str, Any]] = field(default_factory=list)
+    names: dict[tuple[Any, Any], str] = field(default_factory=dict)
+    """(pid, tid) -> what the profiler calls that thread or GPU stream."""
+    offset_us: float = float("-inf")
+    """What to add to its times."""
+    main: tuple[Any, Any] = (0, 0)
+    """The thread that set the marks: the one that trains."""
+
+    def add(self, event: dict[str, Any]) -> None:
+        """Take an event; raises KeyError, TypeError or ValueError for what is none."""
+        kind, name = event.get("ph"), str(event.get("name", ""))
+        where = (event.get("pid"), event.get("tid"))
+        if kind == "M" and name == "thread_name":
+            self.names[where] = str(event["args"]["name"]).strip()
+        elif kind in ("X", "s", "f") and type(where[0]) is int and len(self.events) < _MAX_EVENTS:
+            event["ts"], event["name"] = _finite(event["ts"]), name
+            mark = _MARK.fullmatch(name)
+            if mark is not None:
+                # It is set after its time was read, never before: the shortest delay is the best.
+                self.offset_us = max(self.offset_us, float(mark[1]) * 1e6 - event["ts"])
+                self.main = where
+            else:
+                if kind == "X":
+                    event["dur"] = max(0.0, _finite(event["dur"]))
+                self.events.append(event)
+
+    # ── as a trace ──
+
+    def merged(self) -> Iterator[dict[str, Any]]:
+        """Yield the events with the rank for a process, on the gang's clock."""
+        threads = self._threads()
+        yield _meta(self.rank, 0, "process_name", f"rank {self.rank}")
+        yield {**_meta(self.rank, 0, "process_sort_index", ""), "args": {"sort_index": self.rank}}
+        for where, tid in threads.items():
+            yield _meta(self.rank, tid, "thread_name", self._name(where))
+            yield {**_meta(self.rank, tid, "thread_sort_index", ""), "args": {"sort_index": tid}}
+        for event in self.events:
+            moved = {
+                **event, "pid": self.rank, "tid": threads[event["pid"], event["tid"]],
+                "ts": round(event["ts"] + self.offset_us, 3),
+            }  # fmt: skip
+            if "id" in event:  # of an arrow between two events: every rank counts from 1
+                moved["id"] = f"{self.rank}.{event['id']}"
+            yield moved
+
+    def _threads(self) -> dict[tuple[Any, Any], int]:
+        """Number the threads and GPU streams, the one that trains first."""
+        seen = dict.fromkeys((event["pid"], event["tid"]) for event in self.events)
+        others = sorted(
+            seen.keys() - {self.main}, key=lambda where: (where[0] != self.main[0], str(where))
+        )
+        return {where: tid for tid, where in enumerate([self.main, *others])}
+
+    def _name(self, where: tuple[Any, Any]) -> str:
+        if where == self.main:
+            return "main thread"
+        name = self.names.get(where, f"thread {where[1]}")
+        return name if where[0] == self.main[0] else f"GPU {where[0]} {name}"
+
+    # ── as spans ──
+
+    def spans(self) -> ev.Spans:
+        """Return the outermost spans; threads and streams lie below each other by their depths."""
+        by_thread: list[list[_Nested]] = [[] for _ in self._threads()]
+        threads = self._threads()
+        for event in self.events:
+            if event["ph"] == "X" and event.get("cat") not in _MACHINERY:
+                start_us = event["ts"] + self.offset_us
+                end_us = start_us + event["dur"]
+                thread = by_thread[threads[event["pid"], event["tid"]]]
+                thread.append((start_us, end_us, 0, event["name"]))
+        nested = [_nest(thread) for thread in by_thread]
+        kept = _outermost(nested)
+        rows = sorted(_stacked(kept), key=lambda row: (row[0], row[2]))
+        starts, ends, depths, names = zip(*rows, strict=True) if rows else ((),) * 4
+        return ev.Spans(
+            _nanoseconds(max(ends, default=0.0)) / 1e9, self.rank, names,
+            tuple(map(_nanoseconds, starts)), tuple(map(_nanoseconds, ends)),
+            depths, sum(map(len, nested)) - len(rows), ev.PROFILER,
+        )  # fmt: skip
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{value!r} is no time")
+    return number
+
+
+def _nanoseconds(time_us: float) -> int:
+    return round(min(max(0.0, time_us), _LATEST_S * 1e6) * 1e3)
+
+
+_Nested = tuple[float, float, int, str]
+"""Start, end (microseconds on the gang's clock), depth, name."""
+
+
+def _read(rank: int, data: Any, is_wanted: Callable[[], bool]) -> _Trace:
+    """Return what is in a rank's answer; raises ValueError with the reason when it is no trace."""
+    text = bytes(data).decode("utf-8", "replace")
+    if text.startswith('{"error"'):
+        raise ValueError(str(json.loads(text)["error"]))
+    trace = _Trace(rank)
+    try:
+        for number, event in enumerate(_events(text)):
+            if number % _LOOK_EVERY == 0 and not is_wanted():
+                raise UnwantedError
+            trace.add(event)
+    except _DAMAGE as error:
+        raise ValueError(f"its trace is damaged ({type(error).__name__}: {error})") from error
+    if trace.offset_us == float("-inf"):
+        raise ValueError("its trace has none of our marks, which tell its clock")
+    return trace
+
+
+def _events(text: str) -> Iterator[Any]:
+    """Yield the trace's events, one by one: parsed at once they would keep other threads waiting."""
+    at = text.find("[", text.find('"traceEvents"')) + 1
+    decoder = json.JSONDecoder()
+    while at:
+        at = _end_of_gap(text, at)
+        if text[at : at + 1] in ("]", ""):
+            return
+        event, at = decoder.raw_decode(text, at)
+        yield event
+
+
+def _end_of_gap(text: str, at: int) -> int:
+    gap = _GAP.match(text, at)
+    return at if gap is None else gap.end()
+
+
+def _meta(pid: int, tid: int, kind: str, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+# ── nesting ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _nest(thread: list[_Nested]) -> list[_Nested]:
+    """Return the spans of one thread with their depths, each inside the one that it began in."""
+    nested: list[_Nested] = []
+    ends: list[float] = []
+    for start, end, _, name in sorted(thread, key=lambda span: (span[0], -span[1])):
+        while ends and ends[-1] <= start:
+            ends.pop()
+        end = min(end, ends[-1]) if ends else end  # clocks are rounded: it may seem to stick out
+        nested.append((start, end, len(ends), name))
+        ends.append(end)
+    return nested
+
+
+def _outermost(threads: list[list[_Nested]]) -> list[list[_Nested]]:
+    """Return as many as a view can show: the outermost of all threads, the longest of a depth."""
+    ranked = sorted(
+        (span[2], span[0] - span[1], number, span)
+        for number, thread in enumerate(threads) for span in thread
+    )  # fmt: skip
+    kept: list[list[_Nested]] = [[] for _ in threads]
+    for _, _, number, span in ranked[:MAX_SPANS]:
+        kept[number].append(span)
+    return kept
+
+
+def _stacked(threads: list[list[_Nested]]) -> Iterator[_Nested]:
+    """Put every thread's spans below those of the threads before it."""
+    base = 0
+    for thread in threads:
+        for start, end, depth, name in thread:
+            yield start, end, base + depth, name
+        base += max((depth + 1 for _, _, depth, _ in thread), default=0)

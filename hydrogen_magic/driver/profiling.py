@@ -1,0 +1,224 @@
+"""A profile of all ranks, from the question to the merged file; on the hub's loop, beside the run.
+
+Nobody waits for it but the gang's own end, for a while: a rank that never steps, has gone, or hangs
+in its last step is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver import profile_merge
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.placements import Crew
+from hydrogen_magic.views.formatting import ranks_text
+
+__all__ = ["Profiling"]
+
+_STEP_S = 120.0
+"""How long ranks may take to their next optimizer step: a compiled one takes a minute, the first time."""
+_RECORD_S = 600.0
+"""How long the steps themselves may take."""
+_OTHERS_S = 30.0
+"""How long to wait for the others once one rank has answered: ranks step together."""
+_READ_S = 30.0
+"""How long the end of a gang that ended well waits for a trace that is being merged."""
+_CHUNK = 4000
+"""Spans in one event: some 300 kB of JSON for the record."""
+
+
+class Profiling:
+    """Profiles one gang, one time after the other."""
+
+    def __init__(self, gang: Gang, crew: Crew, folder: Path, now_s: Callable[[], float]) -> None:
+        self._gang = gang
+        self._crew = crew
+        self._folder = folder
+        self._now_s = now_s
+        self._number = 0
+        self._phase = ""
+        self._missing: set[int] = set()
+        """Ranks that have not answered yet."""
+        self._traces: dict[int, mmap.mmap] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._reading: asyncio.Future[None] | None = None
+        self._unwanted = threading.Event()
+        self._is_told = False
+        """Somebody was told that one is being made: a button may be pressed many times."""
+
+    # ── what happens ──
+
+    def ask(self, steps: int) -> None:
+        """Profile the next ``steps`` steps of every rank that runs."""
+        running = {rank.rank for rank in self._gang.ranks if rank.phase == "running"}
+        if self._phase:
+            self._tell_once("a profile is being made already: wait for that one")
+        elif not running:
+            self._notice("warning", "no rank runs just now: there is nothing to profile")
+        else:
+            self._number += 1
+            self._missing, self._traces, self._is_told = running, {}, False
+            self._enter("waiting")
+            self._wait(_STEP_S)
+            self._crew.profile(self._number, steps)
+
+    def on_event(self, event: ev.Event) -> bool:
+        """Take note of a rank's event; True for one that concerns nobody else."""
+        if isinstance(event, ev.RankExited):
+            self._done(event.rank)
+        elif isinstance(event, ev.Profiling):
+            if self._phase == "waiting":
+                self._enter("recording")
+                self._wait(_RECORD_S)
+            return True
+        return False
+
+    def on_trace(self, rank: int, number: int, trace: mmap.mmap) -> None:
+        """Take a rank's answer."""
+        if number == self._number and rank in self._missing:
+            self._traces[rank] = trace
+            self._wait(_OTHERS_S)
+            self._done(rank)
+
+    async def close(self, *, is_wanted: bool) -> None:
+        """The ranks have ended: finish what can be finished soon, or drop it."""
+        if not is_wanted:
+            self._unwanted.set()
+        elif self._missing:
+            self._missing.clear()
+            self._read()
+        if self._reading is not None and not self._reading.done():
+            await asyncio.wait([self._reading], timeout=_READ_S if is_wanted else 0)
+            self._unwanted.set()
+        self._end()
+
+    # ── inside ──
+
+    def _done(self, rank: int) -> None:
+        if rank in self._missing:
+            self._missing.discard(rank)
+            if not self._missing:
+                self._read()
+
+    def _wait(self, limit_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(limit_s, self._give_up, limit_s)
+
+    def _give_up(self, waited_s: float) -> None:
+        """Go on without the ranks that are missing."""
+        late = ranks_text(sorted(self._missing))
+        if self._phase == "waiting":
+            text = (
+                f"no optimizer step within {waited_s:g} s on {late}: a profile is made of "
+                "steps of torch.optim, ask for it while the ranks train"
+            )
+        else:
+            text = f"the profile goes without {late}: no end of the steps within {waited_s:g} s"
+        self._notice("warning", text)
+        self._crew.profile(self._number, 0)
+        self._missing.clear()
+        self._read()
+
+    def _read(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._traces:
+            self._enter("reading")
+            self._reading = asyncio.ensure_future(self._merge())
+        else:
+            self._end()
+
+    async def _merge(self) -> None:
+        path = self._folder / f"profile-{self._number}.json.gz"
+        traces, self._traces = self._traces, {}
+        written = ""
+        try:
+            profile = await _in_thread(
+                lambda: profile_merge.merge(traces, path, lambda: not self._unwanted.is_set())
+            )
+            await self._tell(profile)
+            written = str(path) if profile.ranks else ""
+        except profile_merge.UnwantedError:
+            pass  # the gang has ended meanwhile
+        except OSError as error:
+            self._notice("warning", f"the profile could not be written: {error}")
+        except Exception as error:  # a fault of ours: the gang goes on, and may be profiled again
+            said = f"{type(error).__name__}: {error}"
+            self._notice("warning", f"the profile could not be put together ({said})")
+        self._end(written)
+
+    async def _tell(self, profile: profile_merge.Profile) -> None:
+        for why in dict.fromkeys(profile.errors.values()):
+            ranks = ranks_text([rank for rank, said in profile.errors.items() if said == why])
+            self._notice("warning", f"no profile of {ranks}: {why}")
+        for spans in profile.spans:
+            await self._show(spans)
+
+    async def _show(self, spans: ev.Spans) -> None:
+        for start in range(0, len(spans.names), _CHUNK):
+            if self._unwanted.is_set():
+                return
+            part = slice(start, start + _CHUNK)
+            self._gang.emit(
+                ev.Spans(
+                    self._now_s(), spans.rank, spans.names[part], spans.starts_ns[part],
+                    spans.ends_ns[part], spans.depths[part],
+                    0 if start else spans.skipped, spans.track,
+                )
+            )  # fmt: skip
+            await asyncio.sleep(0)  # other gangs have their turn
+
+    def _enter(self, phase: str, path: str = "") -> None:
+        self._phase = phase
+        self._gang.emit(ev.Profiling(self._now_s(), phase, path))
+
+    def _end(self, path: str = "") -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._missing.clear()
+        self._traces = {}
+        if self._phase:
+            self._enter("", path)
+
+    def _tell_once(self, text: str) -> None:
+        if not self._is_told:
+            self._is_told = True
+            self._notice("info", text)
+
+    def _notice(self, level: str, text: str) -> None:
+        if self._unwanted.is_set():
+            return  # the gang's last event has been said
+        self._gang.emit(ev.Notice(self._now_s(), level, text))
+
+
+async def _in_thread(work: Callable[[], profile_merge.Profile]) -> profile_merge.Profile:
+    """Await ``work`` in a daemon thread of its own: parsing takes seconds, and may be abandoned."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[profile_merge.Profile] = loop.create_future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            tell(done.set_exception, error)
+        else:
+            tell(done.set_result, result)
+
+    def tell(settle: Callable[..., None], value: object) -> None:
+        def settle_if_awaited() -> None:
+            if not done.done():
+                settle(value)
+
+        try:
+            loop.call_soon_threadsafe(settle_if_awaited)
+        except RuntimeError:
+            pass  # the loop was closed meanwhile, with the kernel
+
+    threading.Thread(target=run, name="hydrogen_magic.driver.profile_merge", daemon=True).start()
+    return await done

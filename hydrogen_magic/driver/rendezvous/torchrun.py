@@ -1,0 +1,26 @@
+"""Who a rank is, by torchrun's variables, which :func:`hydrogen_magic.rank` and most code read.
+
+Names and meanings: https://docs.pytorch.org/docs/stable/elastic/run.html
+"""
+
+from __future__ import annotations
+
+from hydrogen_magic.core.job import Slot
+
+__all__ = ["place"]
+
+
+def place(slot: Slot) -> dict[str, str]:
+    """Return the variables that tell a rank its place; none of how to meet the others."""
+    environment = {
+        "RANK": slot.rank,
+        "LOCAL_RANK": slot.local_rank,
+        "WORLD_SIZE": slot.world_size,
+        "LOCAL_WORLD_SIZE": slot.local_world_size,
+        "GROUP_RANK": slot.node_rank,
+        "GROUP_WORLD_SIZE": slot.n_nodes,
+        "ROLE_NAME": "default",
+        "ROLE_RANK": slot.rank,
+        "ROLE_WORLD_SIZE": slot.world_size,
+    }
+    return {name: str(value) for name, value in environment.items()}

@@ -1,0 +1,113 @@
+"""Whom ranks wait for in collectives, from how long each of them waited: who waits least comes last.
+
+That needs no clocks that agree, and no word of the collective itself: Horovod's own timeline tells who was
+late only the first time that a tensor is negotiated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hydrogen_magic.core import events as ev
+
+__all__ = ["Late", "Waits", "added", "has_waits", "late_by_now", "late_in_all"]
+
+_MEMORY_S = 30.0
+"""A wait counts for a third after so long: steps that take seconds are evened out, and news shows."""
+_LEAST_S = 2.0
+"""Recorded before anything is said."""
+_LEAST_SHARE = 0.1
+"""Of the time: ranks that keep step wait for each other too."""
+_NEAR = 0.25
+"""Who waits longer than the least by less than this part of the difference is late too."""
+_NO_STEPS = ("hvd.init", "hvd.shutdown", "init_process_group")
+"""Once in a run: who is late here has imported for longer."""
+
+
+@dataclass(frozen=True)
+class Waits:
+    """How long a rank has waited, as far as it was recorded."""
+
+    since_s: float = math.inf
+    """When the first wait began."""
+    until_s: float = 0.0
+    """When the last one ended."""
+    total_s: float = 0.0
+    recent_s: float = 0.0
+    """The same, older ones counting less and less; as of :attr:`until_s`."""
+
+
+@dataclass(frozen=True)
+class Late:
+    """Ranks that the others have waited for."""
+
+    ranks: tuple[int, ...]
+    share: float
+    """Of the time that was looked at."""
+
+
+def has_waits(event: ev.Spans) -> bool:
+    """Tell whether spans of ``event`` are waits for other ranks."""
+    return event.track == ev.COLLECTIVES or ev.GRADIENTS in event.names
+
+
+def added(waits: Waits, event: ev.Spans) -> Waits:
+    """Return ``waits`` with the collectives in ``event``."""
+    is_all = event.track == ev.COLLECTIVES
+    since_s, until_s, total_s, recent_s = (
+        waits.since_s, waits.until_s, waits.total_s, waits.recent_s
+    )  # fmt: skip
+    for name, start_ns, end_ns in zip(event.names, event.starts_ns, event.ends_ns, strict=True):
+        if name in _NO_STEPS or end_ns < start_ns or not (is_all or name == ev.GRADIENTS):
+            continue
+        start_s, end_s = start_ns / 1e9, end_ns / 1e9
+        since_s = min(since_s, start_s)
+        recent_s = recent_s * _left(end_s - until_s) + end_s - start_s
+        total_s += end_s - start_s
+        until_s = max(until_s, end_s)
+    return Waits(since_s, until_s, total_s, recent_s)
+
+
+def late_by_now(by_rank: Mapping[int, Waits], now_s: float) -> Late | None:
+    """Return the ranks that the others have waited for lately; None when no rank stands out."""
+
+    def recent_s(waits: Waits) -> float:
+        return waits.recent_s * _left(now_s - waits.until_s)
+
+    since_s = min((waits.since_s for waits in by_rank.values()), default=math.inf)
+    if now_s - since_s < _LEAST_S:
+        return None
+    return _late(by_rank, recent_s, _MEMORY_S * (1 - _left(now_s - since_s)))
+
+
+def late_in_all(by_rank: Mapping[int, Waits]) -> Late | None:
+    """Return the ranks that the others have waited for in all the recorded time, or None."""
+    since_s = min((waits.since_s for waits in by_rank.values()), default=math.inf)
+    until_s = max((waits.until_s for waits in by_rank.values()), default=0.0)
+    if until_s - since_s < _LEAST_S:
+        return None
+    return _late(by_rank, lambda waits: waits.total_s, until_s - since_s)
+
+
+def _left(seconds: float) -> float:
+    """Return what part of a wait counts after so long."""
+    return math.exp(-max(0.0, seconds) / _MEMORY_S)
+
+
+def _late(
+    by_rank: Mapping[int, Waits], waited_s: Callable[[Waits], float], of_s: float
+) -> Late | None:
+    waited = {rank: waited_s(waits) for rank, waits in by_rank.items()}
+    if len(waited) < 2 or not of_s > 0:
+        return None
+    least_s, most_s = min(waited.values()), max(waited.values())
+    limit_s = least_s + _NEAR * (most_s - least_s)
+    late = tuple(rank for rank, seconds in waited.items() if seconds <= limit_s)
+    others_s = [seconds for rank, seconds in waited.items() if rank not in late]
+    if not others_s or len(late) > len(others_s):
+        return None
+    late_s = sum(waited[rank] for rank in late) / len(late)
+    share = (sum(others_s) / len(others_s) - late_s) / of_s
+    return Late(late, min(1.0, share)) if share >= _LEAST_SHARE else None

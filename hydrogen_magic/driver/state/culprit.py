@@ -1,0 +1,277 @@
+"""Which rank failed, as opposed to which one complained first.
+
+When a rank fails, its peers soon fail too: a collective breaks or times out. Three things tell the
+culprit from its victims: what kind of failure it is, when it began (a rank may spend seconds in a
+``finally`` while its peers already report broken connections), and what the others were doing.
+
+Strong evidence is a failure that stands by itself: the user's own exception, a fatal signal, an exit
+without a result. Weak evidence is one that a peer's end would cause: a closed connection, a
+collective that timed out. The earliest strong evidence wins; without any, a rank that was stopped or
+missing from the collective is to blame before the earliest that complained.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from hydrogen_magic.core.events import ErrorReport, Frame
+from hydrogen_magic.driver.state.gang_state import GangState, RankState
+
+__all__ = [
+    "Missing",
+    "MissedCollective",
+    "Verdict",
+    "collective_of",
+    "evidence",
+    "failed_independently",
+    "is_collective",
+    "is_victim_error",
+    "missing",
+    "missed_collective",
+    "verdict",
+]
+
+_SETTLE_S = 0.15
+"""After strong evidence: others' may be on the way, and it may be older."""
+_SETTLE_WEAK_S = 1.0
+"""After weak evidence alone: long enough for a rank in its ``finally`` to be noticed (0.15 s)."""
+_UNWINDING_S = 30.0
+"""How long a rank may clean up after its own exception when its peers only say what follows from it:
+a checkpoint may be written there."""
+_UNWINDING_STRONG_S = 5.0
+"""The same when another rank failed by itself meanwhile: the older exception may be one it handles."""
+
+_SEEN_WAITING_S = 1.5
+"""A rank that waits is seen to after a second: one that has just come is not missing."""
+
+_LIBRARY_TYPES = frozenset(
+    ["DistBackendError", "DistNetworkError", "DistStoreError", "HorovodInternalError"]
+)
+_CONNECTION_TYPES = frozenset(
+    ["ConnectionResetError", "BrokenPipeError", "ConnectionAbortedError", "ConnectionRefusedError"]
+)
+"""They may as well come from a connection of the user's that has nothing to do with other ranks."""
+_COLLECTIVE_LIBRARIES = ("distributed_c10d", "/horovod/torch/", "/horovod/common/")
+_BACKWARD = ("/torch/_tensor.py", "/torch/autograd/__init__.py")
+"""Parts of file names. DDP reduces gradients in C++, below these."""
+_COLLECTIVE = re.compile(r"reduce|gather|broadcast|barrier|scatter|all_?to_?all|init_process_group")
+"""Functions by whose name a reader knows what they wait for; Horovod has others in between."""
+_PAIRWISE = re.compile(r"send|recv")
+_VICTIM_WORDS = re.compile(
+    r"Connection closed by (remote )?peer|Connection reset by peer|Connection refused|Broken pipe"
+    r"|Timed out waiting \d+ms|Socket Timeout|wait timeout after|gloo/transport|connectFullMesh"
+    r"|NCCL (error|communicator|operation)|ncclRemoteError|ncclSystemError|collective operation timeout"
+    r"|failed to recv, got 0 bytes|Application timeout caused pair closure"
+)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What speaks against one rank."""
+
+    rank: int
+    at_s: float
+    strong: bool
+    final: bool
+    """False while its exception is still unwinding."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The outcome of weighing: a culprit, or that it is too early to say."""
+
+    culprit: int | None
+    wait_until_s: float
+    """When to weigh again; meaningless once there is a culprit."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Ranks that others wait for in vain."""
+
+    absent: tuple[int, ...]
+    waiting: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MissedCollective:
+    """A collective that some ranks waited in and others never entered."""
+
+    collective: str
+    """``all_reduce``, or ``collective`` where its name is not known."""
+    absent: tuple[int, ...]
+    waiting: tuple[int, ...]
+
+
+def is_victim_error(error: ErrorReport | None) -> bool:
+    """True for an error (or one it was raised from) that the end of a peer would cause."""
+    return any(
+        _type(one) in _CONNECTION_TYPES or _is_library_error(one) for one in _with_causes(error)
+    )
+
+
+def _with_causes(error: ErrorReport | None) -> Iterator[ErrorReport]:
+    while error is not None:
+        yield error
+        error = error.cause
+
+
+def _type(error: ErrorReport) -> str:
+    return error.type.rpartition(".")[2]
+
+
+def _is_library_error(error: ErrorReport) -> bool:
+    """True for what torch or Horovod raise when other ranks do not take part."""
+    name = _type(error)
+    if name == "RuntimeError":
+        return _VICTIM_WORDS.search(error.message) is not None
+    return name in _LIBRARY_TYPES or (
+        name in _CONNECTION_TYPES and any(map(_is_in_library, error.frames))
+    )
+
+
+# ── collectives ──────────────────────────────────────────────────────────────────────────────────
+
+
+def collective_of(rank: RankState) -> str:
+    """Return the collective that a rank waits in or failed in, without its number; "" if unknown."""
+    if rank.waiting_in:
+        return rank.waiting_in.partition(" #")[0].removesuffix(" (async)")
+    for error in _with_causes(rank.failure.error if rank.failure is not None else None):
+        for frame in error.frames:
+            is_known = is_collective(frame.function) or _PAIRWISE.search(frame.function)
+            if is_known and _is_in_library(frame):
+                return frame.function
+            if frame.file.endswith(_BACKWARD):
+                return "gradient all_reduce"
+    return ""
+
+
+def _is_in_library(frame: Frame) -> bool:
+    return any(library in frame.file for library in _COLLECTIVE_LIBRARIES)
+
+
+def is_collective(function: str) -> bool:
+    """Tell whether all ranks have to take part in ``function``."""
+    return _COLLECTIVE.search(function) is not None
+
+
+def missed_collective(state: GangState) -> MissedCollective | None:
+    """Return which ranks never entered the collective that the others waited in; None if unknown.
+
+    Ranks whose cell had ended are named before those that still compute: of these, one that entered a
+    moment ago has not been seen waiting yet.
+    """
+    if not all(_was_waiting(rank) for rank in state.ranks if evidence(rank) is not None):
+        return None  # one of them failed of something else
+    waiting = [rank for rank in state.ranks if _was_waiting(rank)]
+    names = [name for name in map(collective_of, waiting) if name]
+    name = names[0] if names else "collective"
+    absent = _finished(state) or _outside(state)
+    if not waiting or not absent or (_PAIRWISE.search(name) and len(state.ranks) > 2):
+        return None
+    return MissedCollective(name, _numbers(absent), _numbers(waiting))
+
+
+def _was_waiting(rank: RankState) -> bool:
+    if rank.failure is not None:
+        return any(map(_is_library_error, _with_causes(rank.failure.error)))
+    # Only NCCL ends a rank by that while it waits.
+    has_aborted = rank.exited is not None and rank.exited.signal_name == "SIGABRT"
+    return bool(rank.waiting_in) or (has_aborted and rank.device.startswith("cuda"))
+
+
+def _finished(state: GangState) -> list[RankState]:
+    return [rank for rank in state.ranks if rank.has_run and rank.failure is None]
+
+
+def _outside(state: GangState) -> list[RankState]:
+    """Return the ranks that live and are in no collective: only stopped ones, if there are any."""
+    alive = [rank for rank in state.ranks if evidence(rank) is None and not rank.is_over]
+    stopped = [rank for rank in alive if rank.process_state == "T"]
+    return stopped or [rank for rank in alive if not rank.waiting_in]
+
+
+def _numbers(ranks: Iterable[RankState]) -> tuple[int, ...]:
+    return tuple(rank.rank for rank in ranks)
+
+
+# ── the verdict ──────────────────────────────────────────────────────────────────────────────────
+
+
+def evidence(rank: RankState) -> Evidence | None:
+    """Return what speaks against ``rank``, None when nothing does."""
+    if rank.failure is not None:
+        strong = not is_victim_error(rank.failure.error)
+        return Evidence(rank.rank, rank.failure.at_s, strong, final=not rank.failure.in_flight)
+    ended = rank.exited
+    if ended is None or ended.asked or (ended.exit_code == 0 and rank.result_bytes is not None):
+        return None
+    # NCCL's watchdog aborts the ranks that wait for a dead peer.
+    strong = ended.signal_name != "SIGABRT"
+    return Evidence(rank.rank, ended.at_s, strong, final=True)
+
+
+def failed_independently(rank: RankState) -> bool:
+    """Tell whether a rank failed in a way that no peer explains."""
+    found = evidence(rank)
+    return found is not None and found.strong
+
+
+def verdict(state: GangState, now_s: float) -> Verdict | None:
+    """Return who is to blame, or until when to wait, or None when nothing has failed.
+
+    An exception that is still unwinding is no failure by itself (the rank may handle it), but it is
+    older evidence than what its peers say meanwhile.
+    """
+    found = [one for one in map(evidence, state.ranks) if one is not None]
+    finals = [one for one in found if one.final]
+    if not finals:
+        return None
+    first_final_s = min(one.at_s for one in finals)
+    strong = [one for one in found if one.strong]
+    ended = _earliest(one for one in strong if one.final)
+    unwinding = _earliest(one for one in strong if not one.final)
+    if ended is not None:
+        older = unwinding is not None and unwinding.at_s < ended.at_s
+        return _decide(ended, ended.at_s + (_UNWINDING_STRONG_S if older else _SETTLE_S), now_s)
+    if unwinding is not None:
+        return _decide(unwinding, first_final_s + _UNWINDING_S, now_s)
+    if now_s < first_final_s + _SETTLE_WEAK_S:
+        return Verdict(None, first_final_s + _SETTLE_WEAK_S)
+    absent = _absent(state)
+    # A rank that aborted says no word; its peers' complaints may be heard before its end is.
+    first = min(finals, key=lambda one: (state.ranks[one.rank].failure is not None, one.at_s))
+    return Verdict(first.rank if absent is None else absent, now_s)
+
+
+def missing(state: GangState, meets_in: str, patience_s: float, now_s: float) -> Missing | None:
+    """Return who has not come to where others have waited for all too long; None while it is too early.
+
+    A rank that has come and gone on was met by all: then nobody else can be missing.
+    """
+    waiting = [rank for rank in state.ranks if rank.waiting_in.startswith(f"{meets_in} #")]
+    since_s = min((rank.waiting_since_s for rank in waiting), default=now_s)
+    if now_s - since_s < patience_s + _SEEN_WAITING_S:
+        return None
+    absent = tuple(rank.rank for rank in state.ranks if rank not in waiting)
+    return Missing(absent, tuple(rank.rank for rank in waiting)) if absent else None
+
+
+def _earliest(found: Iterable[Evidence]) -> Evidence | None:
+    return min(found, key=lambda one: one.at_s, default=None)
+
+
+def _decide(best: Evidence, wait_until_s: float, now_s: float) -> Verdict:
+    return Verdict(best.rank if now_s >= wait_until_s else None, wait_until_s)
+
+
+def _absent(state: GangState) -> int | None:
+    """Return the one rank that lives and that the complaining ones waited for."""
+    found = missed_collective(state)
+    if found is None or len(found.absent) > 1:
+        return None
+    rank = state.ranks[found.absent[0]]
+    return None if rank.has_run else rank.rank

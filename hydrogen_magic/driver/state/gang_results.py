@@ -1,0 +1,186 @@
+"""What the ranks of a gang sent back, kept until it is asked for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic.errors import ResultError
+from hydrogen_magic.serialization import payload, result_stream
+from hydrogen_magic.serialization.identity import Originals
+from hydrogen_magic.serialization.payload import Parcel
+from hydrogen_magic.serialization.result_stream import CELL_VALUE, Part, UnopenedPart, label
+
+__all__ = ["GangResults", "RankResults", "load_saved", "saved_path"]
+
+_NONE_BYTES = 16
+"""A pickled None is smaller."""
+_SMALL_BYTES = 1 << 20
+"""Smaller results are copied, so that they do not hold a file descriptor until they are opened."""
+
+
+class RankResults:
+    """The results of one rank: its value and the ``--out`` variables. Opened when first needed."""
+
+    def __init__(self, rank: int, parts: Sequence[tuple[Part, Parcel]], attempt: int = 0) -> None:
+        self.rank = rank
+        self.attempt = attempt
+        self.parts = list(parts)
+        self._opened: dict[str, Any] | None = None
+        self._opening = threading.Lock()
+
+    def add(self, part: Part, section: Parcel) -> None:
+        """Take a part that has arrived."""
+        small = section.nbytes <= _SMALL_BYTES
+        self.parts.append((part, payload.copied(section) if small else section))
+        self._opened = None
+
+    @property
+    def errors(self) -> dict[str, str]:
+        """Return why results are missing, by name; opens the results."""
+        errors = {part.name: part.error for part, _ in self.parts if part.error}
+        for name, obj in self._objects().items():
+            if isinstance(obj, UnopenedPart):
+                errors[name] = (
+                    f"{label(name)} arrived but cannot be opened in the notebook: {obj.reason}"
+                )
+        return errors
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the results that arrived, in whole or in part."""
+        return list(dict.fromkeys(part.name for part, _ in self.parts if not part.error))
+
+    def is_worth_saving(self, has_succeeded: bool) -> bool:
+        """Whether the notebook may need these results from the run log."""
+        if has_succeeded:
+            opened = (self._opened or {}).values()
+            return any(part.is_partial for part, _ in self.parts) or any(
+                isinstance(obj, UnopenedPart) for obj in opened
+            )
+        return any(part.name or section.nbytes > _NONE_BYTES for part, section in self.parts)
+
+    def value(self) -> Any:
+        """Return the value of the cell. Raises ResultError when it did not arrive."""
+        return self.result(CELL_VALUE)
+
+    def variables(self) -> Mapping[str, Any]:
+        """Return the ``--out`` variables that arrived; looking up another one raises ResultError."""
+        return _Variables(self)
+
+    def everything(self) -> dict[str, Any]:
+        """Return all results; ``MissingObject`` replaces the missing objects of incomplete ones."""
+        found = {
+            part.name: result_stream.unpack([section])[0]
+            for part, section in self.parts
+            if part.is_partial
+        }
+        found.update(self._objects())
+        return {
+            name: obj.rest if isinstance(obj, UnopenedPart) else obj for name, obj in found.items()
+        }
+
+    def result(self, name: str) -> Any:
+        """Return one result. Raises ResultError when it did not arrive."""
+        obj = self._objects().get(name, self)
+        if obj is self or isinstance(obj, UnopenedPart):
+            why = self.errors.get(name, f"{label(name)} did not arrive")
+            raise ResultError(f"rank {self.rank}: {why}")
+        return obj
+
+    def arrived(self) -> list[str]:
+        """Return the names of the variables that arrived as a whole."""
+        opened = self._objects().items()
+        return [name for name, obj in opened if name and not isinstance(obj, UnopenedPart)]
+
+    def update(self, originals: Originals) -> None:
+        """Open the results: the notebook's own objects get the contents that they had on the rank."""
+        self._objects(originals)
+
+    def _objects(self, originals: Originals | None = None) -> dict[str, Any]:
+        with self._opening:
+            if self._opened is None:
+                opened: dict[str, Any] = {}
+                for stream in sorted({part.stream for part, _ in self.parts}):
+                    opened.update(self._open(stream, originals))
+                self._opened = opened
+            return self._opened
+
+    def _open(self, stream: int, originals: Originals | None) -> dict[str, Any]:
+        whole = [
+            (part.name, section)
+            for part, section in self.parts
+            if part.stream == stream and not part.error and not part.is_partial
+        ]
+        objects = result_stream.unpack([section for _, section in whole], originals)
+        return dict(zip([name for name, _ in whole], objects, strict=True))
+
+
+class _Variables(Mapping[str, Any]):
+    """The variables of a rank by name."""
+
+    def __init__(self, results: RankResults) -> None:
+        self._results = results
+
+    def __getitem__(self, name: str) -> Any:
+        if not name or all(part.name != name for part, _ in self._results.parts):
+            raise KeyError(name)
+        return self._results.result(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._results.arrived()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._results.arrived())
+
+    def __len__(self) -> int:
+        return len(self._results.arrived())
+
+
+class GangResults:
+    """The results of all ranks, those of the newest attempt that sent any."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, RankResults] = {}
+
+    def add(self, rank: int, attempt: int, part: Part, section: Parcel) -> None:
+        """Take a part that has arrived; results of earlier attempts of this rank are dropped."""
+        known = self._ranks.get(rank)
+        if known is None or known.attempt != attempt:
+            known = self._ranks[rank] = RankResults(rank, [], attempt)
+        known.add(part, section)
+
+    def of(self, rank: int) -> RankResults:
+        """Return what arrived from ``rank``, perhaps nothing."""
+        return self._ranks.get(rank, RankResults(rank, []))
+
+    def value(self, rank: int) -> Any:
+        """Return the value of ``rank``; raises ResultError when it did not arrive."""
+        return self.of(rank).value()
+
+    def value_or_error(self, rank: int) -> Any:
+        """Return the value of ``rank``, or the ResultError in its place."""
+        try:
+            return self.value(rank)
+        except ResultError as error:
+            return error
+
+    def save(self, rank: int, folder: Path) -> None:
+        """Write the results of ``rank`` to the run log. Raises OSError."""
+        result_stream.save(self.of(rank).parts, saved_path(folder, rank))
+
+    def clear(self) -> None:
+        """Free the memory of all results."""
+        self._ranks.clear()
+
+
+def saved_path(folder: Path, rank: int) -> Path:
+    """Return the file of a run log that holds the results of ``rank``."""
+    return folder / f"results-{rank}"
+
+
+def load_saved(folder: Path, rank: int) -> RankResults:
+    """Return saved results. Raises OSError when there are none."""
+    return RankResults(rank, result_stream.load(saved_path(folder, rank)))

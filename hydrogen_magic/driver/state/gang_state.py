@@ -1,0 +1,366 @@
+"""``fold(state, event) -> state``: the whole picture of a gang, from nothing but its events.
+
+Knows no socket, clock, process or widget, so that a recorded list of events replays a run in a
+test, in a saved notebook or after a kernel restart. Views take a :class:`GangState` and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.state.collective_waits import Waits, added, has_waits
+
+__all__ = ["Bar", "GangState", "RankState", "TERMINAL_STATES", "fold", "replay"]
+
+TERMINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
+
+_MOST_METRICS = 1000
+"""Whose last values a rank's state holds: names made at run time must not make it endless."""
+_RATE_WINDOW_S = 5.0
+"""Steps per second are taken over this long: shorter jumps about, longer lags behind."""
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A progress bar on a rank."""
+
+    desc: str
+    n: float
+    total: float | None
+    unit: str
+    started_s: float
+    updated_s: float
+    closed: bool = False
+
+    @property
+    def fraction(self) -> float | None:
+        """0 to 1, or None when the total is unknown."""
+        return min(1.0, self.n / self.total) if self.total else None
+
+    @property
+    def per_s(self) -> float | None:
+        """Units per second since the bar was first seen, None before there is anything to divide."""
+        elapsed = self.updated_s - self.started_s
+        return self.n / elapsed if elapsed > 0 else None
+
+
+@dataclass(frozen=True)
+class RankState:
+    """One rank, now."""
+
+    rank: int
+    host: str = ""
+    device: str = ""
+    pid: int | None = None
+    phase: str = "waiting"
+    """``waiting`` (no process yet), then the phases of :class:`~hydrogen_magic.core.events.RankPhase`,
+    then ``done``, ``failed`` or ``stopped``."""
+    detail: str = ""
+    phase_since_s: float = 0.0
+    bars: Mapping[int, Bar] = field(default_factory=lambda: MappingProxyType({}))
+    steps: int = 0
+    step_marks: tuple[tuple[float, int], ...] = ()
+    """Recent ``(at_s, steps)``, for the rate."""
+    n_points: int = 0
+    """``hm.log`` calls seen, dropped ones included."""
+    last_metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    last_step: int | None = None
+    rss_bytes: int = 0
+    cpu_percent: float = 0.0
+    gpu_percent: float | None = None
+    gpu_memory_bytes: int | None = None
+    process_state: str = ""
+    waiting_in: str = ""
+    """Collective it is inside of: ``all_reduce #7``; empty otherwise."""
+    waiting_since_s: float = 0.0
+    waits: Waits = field(default_factory=Waits)
+    active_s: float = 0.0
+    """When it last did anything that can be seen."""
+    output_bytes: int = 0
+    failure: ev.RankFailed | None = None
+    exited: ev.RankExited | None = None
+    exited_in: str = ""
+    """The phase it was in when it ended."""
+    result_bytes: int | None = None
+    stacks: str = ""
+
+    @property
+    def bar(self) -> Bar | None:
+        """The bar to show: the innermost that is open, else the last one."""
+        opened = [bar for bar in self.bars.values() if not bar.closed]
+        known = opened or list(self.bars.values())
+        return known[-1] if known else None
+
+    @property
+    def steps_per_s(self) -> float | None:
+        """Optimizer steps per second over the last few seconds, None when there are none."""
+        if len(self.step_marks) < 2:
+            return None
+        (first_s, first_n), (last_s, last_n) = self.step_marks[0], self.step_marks[-1]
+        return (last_n - first_n) / (last_s - first_s) if last_s > first_s else None
+
+    @property
+    def has_run(self) -> bool:
+        """Whether it has run the cell to its end; its result may still be on the way."""
+        return self.result_bytes is not None or self.phase == "finishing"
+
+    @property
+    def is_over(self) -> bool:
+        return self.phase in ("done", "failed", "stopped")
+
+
+@dataclass(frozen=True)
+class GangState:
+    """A gang, now."""
+
+    gang: str = ""
+    title: str = ""
+    placement: str = ""
+    rendezvous: str = ""
+    state: str = "PENDING"
+    """``PENDING RUNNING SUCCEEDED FAILED STOPPED``."""
+    stop_reason: str = ""
+    """Why it is being ended (``user timeout failure kernel``), empty while nobody asked."""
+    killed: bool = False
+    attempt: int = 0
+    queued: tuple[int, int] | None = None
+    """Slots there are and slots needed while the attempt waits for them, None while it does not."""
+    ranks: tuple[RankState, ...] = ()
+    now_s: float = 0.0
+    """Time of the newest event."""
+    wall_time: float = 0.0
+    owner: str = ""
+    cells: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    culprit: int | None = None
+    fault: ev.ErrorReport | None = None
+    """Why the attempt cannot go on although no rank is to blame."""
+    reason: str = ""
+    rows: ev.RowsDone | None = None
+    """How far ``%%infer`` is, None for other gangs and before it began."""
+    notices: tuple[ev.Notice, ...] = ()
+    is_recording: bool = False
+    """Whether ranks record forward, backward, ... as spans."""
+    profiling: str = ""
+    """Phase of :class:`~hydrogen_magic.core.events.Profiling`, empty when nobody asked."""
+    profile_path: str = ""
+    """The last merged profile."""
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.state in TERMINAL_STATES
+
+
+def fold(state: GangState, event: ev.Event) -> GangState:
+    """Return the state after ``event``. Pure; unknown ranks are ignored."""
+    now_s = max(state.now_s, event.at_s)
+    number = getattr(event, "rank", None)
+    if number is None:
+        return _GANG_RULES[type(event)](replace(state, now_s=now_s), event)
+    if not 0 <= number < len(state.ranks):
+        return replace(state, now_s=now_s)
+    ranks = list(state.ranks)
+    after = ranks[number] = _RANK_RULES[type(event)](ranks[number], event)
+    running = state.state == "PENDING" and after.phase in ("loading", "running")
+    # One copy of the gang per event: a thousand ranks make thousands of them a second.
+    return replace(
+        state, now_s=now_s, ranks=tuple(ranks), state="RUNNING" if running else state.state
+    )
+
+
+def replay(events: Iterable[ev.Event]) -> GangState:
+    """Return the state after all ``events``."""
+    state = GangState()
+    for event in events:
+        state = fold(state, event)
+    return state
+
+
+# ── rules of the gang ────────────────────────────────────────────────────────────────────────────
+
+
+def _launched(state: GangState, e: ev.GangLaunched) -> GangState:
+    return replace(
+        state, gang=e.gang, title=e.title, placement=e.placement, rendezvous=e.rendezvous,
+        wall_time=e.wall_time, owner=e.owner, cells=e.cells,
+        ranks=tuple(RankState(rank) for rank in range(e.np)),
+    )  # fmt: skip
+
+
+def _attempt_started(state: GangState, e: ev.AttemptStarted) -> GangState:
+    ranks = tuple(
+        RankState(rank.rank, phase_since_s=e.at_s, active_s=e.at_s) for rank in state.ranks
+    )
+    # A failure of the last attempt is forgotten; that somebody wants the gang to end is not.
+    if state.stop_reason == "failure":
+        state = replace(state, stop_reason="", killed=False)
+    return replace(state, attempt=e.attempt, queued=None, ranks=ranks, state="PENDING", fault=None)
+
+
+def _attempt_failed(state: GangState, e: ev.AttemptFailed) -> GangState:
+    return replace(state, fault=state.fault or e.error)
+
+
+def _queued(state: GangState, e: ev.Queued) -> GangState:
+    return replace(state, queued=(e.have, e.wanted) if e.have < e.wanted else None)
+
+
+def _rows_done(state: GangState, e: ev.RowsDone) -> GangState:
+    return replace(state, rows=e)
+
+
+def _stop_requested(state: GangState, e: ev.StopRequested) -> GangState:
+    # What somebody wants weighs more than that a rank failed: there shall be no further attempt.
+    known = state.stop_reason not in ("", "failure")
+    reason = state.stop_reason if known else e.reason
+    return replace(state, stop_reason=reason, killed=state.killed or e.kill)
+
+
+def _noticed(state: GangState, e: ev.Notice) -> GangState:
+    return replace(state, notices=(*state.notices, e))
+
+
+def _recording(state: GangState, e: ev.Recording) -> GangState:
+    return replace(state, is_recording=e.on)
+
+
+def _profiling(state: GangState, e: ev.Profiling) -> GangState:
+    return replace(state, profiling=e.phase, profile_path=e.path or state.profile_path)
+
+
+def _ended(state: GangState, e: ev.GangEnded) -> GangState:
+    return replace(state, state=e.state, reason=e.reason, culprit=e.culprit, queued=None)
+
+
+# ── rules of one rank ────────────────────────────────────────────────────────────────────────────
+
+
+def _started(rank: RankState, e: ev.RankStarted) -> RankState:
+    return replace(
+        rank, pid=e.pid, host=e.host, device=e.device,
+        phase="starting", phase_since_s=e.at_s, active_s=e.at_s,
+    )  # fmt: skip
+
+
+def _phase(rank: RankState, e: ev.RankPhase) -> RankState:
+    if rank.is_over:  # its results are still on their way
+        return replace(rank, detail=e.detail)
+    since = rank.phase_since_s if rank.phase == e.phase else e.at_s
+    return replace(rank, phase=e.phase, detail=e.detail, phase_since_s=since, active_s=e.at_s)
+
+
+def _output(rank: RankState, e: ev.Output) -> RankState:
+    size = rank.output_bytes + len(e.text) + e.skipped_bytes
+    return replace(rank, output_bytes=size, active_s=e.at_s)
+
+
+def _metrics(rank: RankState, e: ev.Metrics) -> RankState:
+    last = dict(rank.last_metrics)
+    for name, column in e.values.items():
+        newest = next((value for value in reversed(column) if value is not None), None)
+        if newest is not None and (name in last or len(last) < _MOST_METRICS):
+            last[name] = newest
+    return replace(
+        rank, n_points=rank.n_points + len(e.steps) + e.skipped, last_metrics=MappingProxyType(last),
+        last_step=e.steps[-1] if e.steps else rank.last_step, active_s=e.at_s,
+    )  # fmt: skip
+
+
+def _progress(rank: RankState, e: ev.Progress) -> RankState:
+    known = rank.bars.get(e.bar)
+    started = known.started_s if known else e.at_s
+    bar = Bar(e.desc, e.n, e.total, e.unit, started, e.at_s, e.closed)
+    kept = {key: old for key, old in rank.bars.items() if not old.closed or key == e.bar}
+    return replace(rank, bars=MappingProxyType({**kept, e.bar: bar}), active_s=e.at_s)
+
+
+def _steps(rank: RankState, e: ev.Steps) -> RankState:
+    marks = (*rank.step_marks, (e.at_s, e.count))
+    recent = tuple(mark for mark in marks if mark[0] >= e.at_s - _RATE_WINDOW_S)
+    return replace(rank, steps=e.count, step_marks=recent, active_s=e.at_s)
+
+
+def _seen(rank: RankState, e: ev.Spans) -> RankState:
+    waits = added(rank.waits, e) if has_waits(e) else rank.waits
+    return replace(rank, active_s=e.at_s, waits=waits)
+
+
+def _collective(rank: RankState, e: ev.CollectiveWait) -> RankState:
+    name = f"{e.name} #{e.seq}" if e.name else ""
+    return replace(rank, waiting_in=name, waiting_since_s=e.since_s)
+
+
+def _health(rank: RankState, e: ev.RankHealth) -> RankState:
+    return replace(
+        rank, rss_bytes=e.rss_bytes, cpu_percent=e.cpu_percent, process_state=e.process_state,
+        gpu_percent=e.gpu_percent, gpu_memory_bytes=e.gpu_memory_bytes,
+    )  # fmt: skip
+
+
+def _failed(rank: RankState, e: ev.RankFailed) -> RankState:
+    # An exception still unwinding is kept only until the rank says how it ended.
+    before = rank.failure
+    if before is not None and not before.in_flight:
+        return rank
+    same = before is not None and (before.error.type, before.error.message) == (
+        e.error.type, e.error.message
+    )  # fmt: skip
+    began_s = before.at_s if before is not None and same else e.at_s
+    return replace(rank, failure=replace(e, at_s=began_s), active_s=e.at_s)
+
+
+def _stacks(rank: RankState, e: ev.RankStacks) -> RankState:
+    return replace(rank, stacks=e.text)
+
+
+def _result(rank: RankState, e: ev.RankResult) -> RankState:
+    return replace(rank, result_bytes=e.result_bytes, active_s=e.at_s)
+
+
+def _exited(rank: RankState, e: ev.RankExited) -> RankState:
+    if rank.exited is not None:  # the first report is the true one
+        return rank
+    failed = rank.failure is not None and not rank.failure.in_flight
+    if rank.result_bytes is not None and (e.exit_code == 0 or e.asked):
+        phase = "done"
+    elif e.asked and not failed:
+        phase = "stopped"
+    else:
+        phase = "failed"
+    return replace(
+        rank, exited=e, exited_in=rank.phase, phase=phase, detail="",
+        phase_since_s=e.at_s, waiting_in="",
+    )  # fmt: skip
+
+
+_GANG_RULES: Mapping[type, Callable[[GangState, Any], GangState]] = {
+    ev.GangLaunched: _launched,
+    ev.AttemptStarted: _attempt_started,
+    ev.AttemptFailed: _attempt_failed,
+    ev.Queued: _queued,
+    ev.RowsDone: _rows_done,
+    ev.StopRequested: _stop_requested,
+    ev.Notice: _noticed,
+    ev.Recording: _recording,
+    ev.Profiling: _profiling,
+    ev.GangEnded: _ended,
+}
+
+_RANK_RULES: Mapping[type, Callable[[RankState, Any], RankState]] = {
+    ev.RankStarted: _started,
+    ev.RankPhase: _phase,
+    ev.Output: _output,
+    ev.Metrics: _metrics,
+    ev.Progress: _progress,
+    ev.Steps: _steps,
+    ev.Spans: _seen,
+    ev.CollectiveWait: _collective,
+    ev.RankHealth: _health,
+    ev.RankFailed: _failed,
+    ev.RankStacks: _stacks,
+    ev.RankResult: _result,
+    ev.RankExited: _exited,
+}

@@ -1,0 +1,108 @@
+"""How far ranks are, and who of them holds the gang up."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from hydrogen_magic.driver.state.collective_waits import late_by_now
+from hydrogen_magic.driver.state.gang_state import Bar, GangState, RankState
+
+__all__ = ["is_waiting", "progress", "remaining_s", "stragglers"]
+
+_WAIT_S = 1.0
+"""Ranks that keep step wait for each other all the time, but not for so long."""
+_BEHIND = 0.1
+"""Part of what the ranks in the middle have done that a rank may lack: less is chance."""
+_STEPS_BEHIND = 3
+"""The same in steps, for the beginning of a run."""
+_PROGRESS_BEHIND = 0.05
+"""And in parts of all its work, where nobody counts steps."""
+_FAST_ENOUGH_S = 1.0
+"""A bar has to run for so long before it foretells anything."""
+
+
+def stragglers(state: GangState, now_s: float) -> Mapping[int, str]:
+    """Return the ranks that others wait for, or that are clearly behind, each with the reason.
+
+    Stopped ranks are among them when others wait. Empty where no rank is worse than the rest.
+    """
+    running = [rank for rank in state.ranks if rank.phase == "running"]
+    if state.is_terminal or len(running) < 2:
+        return {}
+    waited_for = _waited_for(running, now_s)
+    if waited_for:
+        return waited_for
+    late = late_by_now({rank.rank: rank.waits for rank in running}, now_s)
+    if late is not None:
+        return dict.fromkeys(late.ranks, f"peers wait for it {100 * late.share:.0f} % of the time")
+    steps = {rank.rank: float(rank.steps) for rank in running if rank.steps}
+    if len(steps) > len(running) / 2:
+        done = {rank.rank: float(rank.steps) for rank in running}
+        return _behind(done, _STEPS_BEHIND, "{:.0f} steps, median {:.0f}")
+    parts = {rank.rank: part for rank in running if (part := progress(rank)) is not None}
+    return _behind(parts, _PROGRESS_BEHIND, "{:.0%} done, median {:.0%}")
+
+
+def is_waiting(rank: RankState, now_s: float) -> bool:
+    """Tell whether the rank is inside a collective for longer than keeping step takes."""
+    return bool(rank.waiting_in) and now_s - rank.waiting_since_s >= _WAIT_S
+
+
+def progress(rank: RankState) -> float | None:
+    """Return how much of its work the rank has done, 0 to 1; None without a bar that tells.
+
+    The outermost open bar with a total counts, and of the bars inside of it what they add to its
+    present unit: 1 of 4 epochs and 30 of 60 batches are 0.375.
+    """
+    bars = _telling(rank.bars.values())
+    if not bars:
+        bars = [bar for bar in rank.bars.values() if _tells(bar)][-1:]
+    done = 0.0
+    for bar in reversed(bars):
+        done = min(1.0, max(0.0, (bar.n + done) / (bar.total or 1.0)))
+    return done if bars else None
+
+
+def remaining_s(rank: RankState, now_s: float) -> float | None:
+    """Return when the rank's outermost bar will be full if it goes on as before; None: unknown."""
+    bars = _telling(rank.bars.values())
+    done = progress(rank)
+    if not bars or not done or rank.is_over:
+        return None
+    updated_s = max(bar.updated_s for bar in bars)
+    elapsed_s = updated_s - bars[0].started_s
+    if elapsed_s < _FAST_ENOUGH_S:
+        return None
+    return max(0.0, elapsed_s * (1 - done) / done - max(0.0, now_s - updated_s))
+
+
+def _waited_for(running: Sequence[RankState], now_s: float) -> Mapping[int, str]:
+    """Return the ranks that are not in the collective where others wait; these must be fewer."""
+    waiting = [rank for rank in running if is_waiting(rank, now_s)]
+    absent = [rank for rank in running if not rank.waiting_in]
+    is_some = bool(waiting) and 2 * len(absent) <= len(running)
+    if not is_some:
+        return {}
+    where = Counter(rank.waiting_in for rank in waiting).most_common(1)[0][0]
+    return {rank.rank: f"{len(waiting)} ranks wait for it in {where}" for rank in absent}
+
+
+def _behind(done: Mapping[int, float], at_least: float, words: str) -> Mapping[int, str]:
+    """Return the ranks that lack ``at_least`` so much; ``words`` takes theirs and the median."""
+    if len(done) < 2:
+        return {}
+    middle = statistics.median(done.values())
+    limit = middle - max(at_least, _BEHIND * middle)
+    return {rank: words.format(value, middle) for rank, value in done.items() if value < limit}
+
+
+def _tells(bar: Bar) -> bool:
+    return math.isfinite(bar.n) and 0 < (bar.total or 0.0) < math.inf
+
+
+def _telling(bars: Iterable[Bar]) -> list[Bar]:
+    """Return the open bars with a total, outermost first."""
+    return [bar for bar in bars if not bar.closed and _tells(bar)]

@@ -1,0 +1,138 @@
+"""Building Horovod, from the source release to a wheel in the cache and an install that works.
+
+Its steps are files here:
+
+    machine ── plan ── cache ── there ────────────────────────────────────┐
+                         └──── not there ── fetching ── changes ── compiling ── installing
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydrogen_magic.horovod.build import (wheel_cache, source_patches, subprocess_log, fetching, installing, toolchain,)
+from hydrogen_magic.horovod import installation
+from hydrogen_magic.horovod.build.errors import BuildError
+from hydrogen_magic.horovod.build.plan import Plan, plan
+
+__all__ = ["Outcome", "build"]
+
+Say = Callable[[str], None]
+
+_BUILD = "from setuptools.build_meta import __legacy__ as backend; backend.build_wheel({!r})"
+"""What pip would run; Horovod has a setup.py only."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came out."""
+
+    wheel: Path
+    operations: tuple[str, ...]
+    was_compiled: bool
+    """False: it came from the cache."""
+    took_s: float
+
+
+def build(*, is_forced: bool, is_installed: bool, say: Say) -> Outcome:
+    """Build Horovod if need be, install it if asked, and try it out; BuildError says why not."""
+    started = time.monotonic()
+    wanted = plan(toolchain.look(), os.environ)
+    if wanted.machine.hint:
+        say(f"· {wanted.machine.hint}")
+    with wheel_cache.alone(wanted.key, lambda: say("· waiting for another build of the same Horovod")):
+        wheel = None if is_forced else wheel_cache.find(wanted.key)
+        was_compiled = wheel is None
+        if wheel is None:
+            wheel = _compile(wanted, say)
+        if is_installed:
+            installing.install(wheel, wanted.key, is_forced=is_forced, say=say)
+            installing.try_out()
+    return Outcome(wheel, wanted.operations, was_compiled, time.monotonic() - started)
+
+
+# ── the wheel ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _compile(wanted: Plan, say: Say) -> Path:
+    toolchain.check_compiler(wanted.machine)
+    log = wheel_cache.directory() / f"{wanted.key}.log"
+    log.write_text(f"{wanted}\n\n")
+    n_jobs = toolchain.jobs()
+    say(
+        f"· building Horovod {source_patches.VERSION} for torch {wanted.machine.torch.version} with "
+        f"{', '.join(wanted.operations)}: {n_jobs} compilers at a time, log in {log}"
+    )
+    with wheel_cache.workplace() as place:
+        tools = fetching.tools(place / "tools", log)
+        source = fetching.source(tools, place, log)
+        source_patches.apply(wanted.changes, source)
+        wheels = place / "wheels"
+        wheels.mkdir()
+        environment = _environment(wanted, tools, place, n_jobs)
+        progress = subprocess_log.Progress(sys.stderr)
+        try:
+            code = subprocess_log.run(
+                [sys.executable, "-u", "-c", _BUILD.format(str(wheels))],
+                cwd=source,
+                environment=environment,
+                log=log,
+                on_line=progress.feed,
+            )
+        finally:
+            progress.close()
+        built = next(wheels.glob("*.whl"), None)
+        if code != 0 or built is None:
+            raise BuildError(_explain_failure(wanted, log))
+        return wheel_cache.keep(built, wanted.key)
+
+
+def _environment(wanted: Plan, tools: Path, place: Path, n_jobs: int) -> dict[str, str]:
+    """Return the build's environment: what it is built with, and nothing of an outer make."""
+    outer = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHONPATH"}
+    found = {name: value for name, value in os.environ.items() if name not in outer}
+    cuda = wanted.machine.cuda
+    path = [str(cuda.home / "bin")] if cuda else []
+    version = re.sub(r"[^a-z0-9]+", ".", wanted.machine.torch.version.lower())
+    found |= wanted.choices
+    found |= {
+        "CXX": wanted.machine.compiler,
+        "HOROVOD_CMAKE": fetching.cmake() or str(tools / "bin" / "cmake"),
+        "HOROVOD_LOCAL_VERSION": f"torch{version}",  # what `pip list` shows
+        "HYDROGEN_MAGIC_BUILD": wanted.key,
+        "MAKEFLAGS": f"-j{n_jobs}",
+        "PATH": os.pathsep.join([*path, os.environ.get("PATH", os.defpath)]),
+        "PYTHONPATH": fetching.search_path(tools),
+        "TMPDIR": str(place),  # what a compiler leaves behind that is ended goes with it
+    }
+    if cuda and cuda.nccl_library.name != "libnccl.so" and "HOROVOD_NCCL_LIB" not in os.environ:
+        found["HOROVOD_NCCL_LIB"] = str(_linkable(cuda.nccl_library, wanted.key))
+    return found
+
+
+def _linkable(nccl: Path, key: str) -> Path:
+    """Return a directory where a linker finds the NCCL of pip, which has no ``libnccl.so``.
+
+    Not with the objects: the library remembers it, and anybody could make a directory of that name.
+    """
+    folder = wheel_cache.directory() / f"{key}.nccl"
+    folder.mkdir(exist_ok=True)
+    (folder / "libnccl.so").unlink(missing_ok=True)
+    (folder / "libnccl.so").symlink_to(nccl)
+    return folder
+
+
+def _explain_failure(wanted: Plan, log: Path) -> str:
+    text = log.read_text(errors="replace").rpartition("\n$ ")[2]  # of the last command
+    lines = ["Horovod did not build:", *(f"  {line}" for line in subprocess_log.relevant(text))]
+    if "Killed" in text:
+        lines.append("The machine ran out of memory: fewer compilers at once, with MAKEFLAGS=-j1.")
+    if "mpi" in wanted.operations:
+        lines.append(f"To do without MPI: HOROVOD_WITHOUT_MPI=1 {installation.BUILD}")
+    return "\n".join([*lines, f"The whole log: {log}"])

@@ -1,0 +1,126 @@
+"""What a build takes beside the machine: tools that are Python packages, and the source release.
+
+None of it is put into the user's environment; all of it comes from wherever the user's pip looks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import tarfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydrogen_magic.horovod.build import wheel_cache, source_patches, subprocess_log, toolchain
+from hydrogen_magic.horovod.build.errors import BuildError
+
+__all__ = ["cmake", "missing_needs", "pip", "search_path", "source", "tools"]
+
+_NEEDS = {
+    "cloudpickle": "cloudpickle",
+    "psutil": "psutil",
+    "pyyaml": "yaml",
+    "packaging": "packaging",
+}
+"""What Horovod imports beside torch: distribution -> module. It names cffi too, and never uses it."""
+_LEAST_CMAKE = (3, 13)
+_N_LINES = 8
+"""How much of what pip says goes into a message."""
+
+
+def search_path(tools: Path) -> str:
+    """Return the PYTHONPATH of a process that shall find the tools before all else."""
+    return os.pathsep.join(filter(None, [str(tools), os.environ.get("PYTHONPATH", "")]))
+
+
+def missing_needs() -> list[str]:
+    """Return the distributions that Horovod imports and this Python has not."""
+    return [name for name, module in _NEEDS.items() if importlib.util.find_spec(module) is None]
+
+
+def tools(target: Path, log: Path) -> Path:
+    """Get what the build imports and this Python has not, into a directory of its own.
+
+    setuptools from 81 on has no pkg_resources and drops what old setup files use.
+    """
+    needed = missing_needs()
+    if _version("setuptools") < (70, 1) or _version("setuptools") >= (81,):
+        needed.append("setuptools>=70.1,<81")
+    if cmake() is None:
+        needed.append("cmake")
+    target.mkdir()
+    if needed:
+        pip(["install", "--target", str(target), *needed], log, "get the tools that build it")
+    return target
+
+
+def cmake() -> str | None:
+    """Return the machine's CMake when it is new enough."""
+    found = os.environ.get("HOROVOD_CMAKE") or shutil.which("cmake")
+    said = toolchain.ask([found, "--version"]) if found else None
+    version = re.search(r"(\d+)\.(\d+)", said or "")
+    is_new = version is not None and (int(version[1]), int(version[2])) >= _LEAST_CMAKE
+    return found if is_new else None
+
+
+def _version(distribution: str) -> tuple[int, ...]:
+    try:
+        text = importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ()
+    return tuple(int(part) for part in re.findall(r"^\d+|(?<=\.)\d+", text)[:2])
+
+
+def source(tools: Path, place: Path, log: Path) -> Path:
+    """Unpack the source release, out of the cache or by pip, into ``place``; return its root.
+
+    pip runs its setup.py to see what it is, so it must be the file that we know before that.
+    """
+    with tarfile.open(_release(tools, place, log)) as archive:
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(place, filter="data")
+        else:  # Python before 3.10.12; the file's digest is known
+            archive.extractall(place)
+    return place / f"horovod-{source_patches.VERSION}"
+
+
+def _release(tools: Path, place: Path, log: Path) -> Path:
+    kept = wheel_cache.directory() / f"horovod-{source_patches.VERSION}.tar.gz"
+    if kept.exists() and _sha256(kept) == source_patches.SDIST_SHA256:
+        return kept
+    asked = place / "horovod.txt"
+    asked.write_text(f"horovod=={source_patches.VERSION} --hash=sha256:{source_patches.SDIST_SHA256}\n")
+    options = ["--no-deps", "--no-binary", "horovod", "--no-build-isolation"]
+    command = ["download", *options, "--dest", str(place / "release"), "-r", str(asked)]
+    pip(command, log, "get Horovod's source release", tools)
+    return wheel_cache.put(next((place / "release").glob("horovod-*.tar.gz")), kept)
+
+
+def _sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def pip(arguments: Sequence[str], log: Path | None, task: str, tools: Path | None = None) -> None:
+    """Run pip, or raise BuildError with what it said."""
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
+    environment = {**os.environ, "PIP_USER": "0"} if "--target" in arguments else dict(os.environ)
+    if tools is not None:
+        environment["PYTHONPATH"] = search_path(tools)
+    said: list[str] = []
+    code = subprocess_log.run(
+        command,
+        cwd=Path.cwd(),
+        environment=environment,
+        log=log or Path(os.devnull),
+        on_line=said.append,
+    )
+    if code != 0:
+        first = next((n for n, line in enumerate(said) if "error" in line.lower()), -_N_LINES)
+        lines = "".join(said[first:][:_N_LINES]).rstrip()
+        whole = [f"The whole log: {log}"] if log else []
+        raise BuildError("\n".join([f"pip could not {task}:", lines, *whole]))

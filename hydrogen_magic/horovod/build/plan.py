@@ -1,0 +1,93 @@
+"""What is going to be built: the environment of Horovod's build, and the key of its wheel. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+import sys
+import sysconfig
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from hydrogen_magic.horovod.build import source_patches
+from hydrogen_magic.horovod.build.toolchain import Machine
+
+__all__ = ["Plan", "plan"]
+
+_CHOICES = re.compile(
+    r"HOROVOD_(WITH_|WITHOUT_|GPU|CPU_OPERATIONS|CUDA_|NCCL_|NVTX_|BUILD_|ALLOW_MIXED|DEBUG).*"
+    r"|(CXX|CUDA|LD)FLAGS"
+)
+"""Horovod's own variables for its build, and CMake's: where the user has set one, it stands."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One build."""
+
+    machine: Machine
+    operations: tuple[str, ...]
+    """Of ``gloo``, ``mpi``, ``nccl``: what it shall have."""
+    choices: Mapping[str, str]
+    """Variables that say so."""
+    changes: tuple[source_patches.Change, ...]
+    key: str
+    """Names the wheel in the cache; differs where the wheel would."""
+
+
+def plan(machine: Machine, environment: Mapping[str, str]) -> Plan:
+    """Return what to build on this machine; ``environment`` may choose otherwise."""
+    own = {name: value for name, value in environment.items() if value and _CHOICES.fullmatch(name)}
+    choices = _choices(machine) | own
+    operations = tuple(
+        name
+        for name, is_chosen in {
+            "gloo": choices.get("HOROVOD_WITHOUT_GLOO") != "1",
+            "mpi": machine.mpi is not None and choices.get("HOROVOD_WITHOUT_MPI") != "1",
+            "nccl": choices.get("HOROVOD_GPU_OPERATIONS") == "NCCL",
+        }.items()
+        if is_chosen
+    )
+    edits = source_patches.for_standard(machine.standard)
+    return Plan(machine, operations, choices, edits, _key(machine, operations, choices, edits))
+
+
+def _choices(machine: Machine) -> dict[str, str]:
+    found = {
+        "HOROVOD_WITH_PYTORCH": "1",
+        "HOROVOD_WITHOUT_TENSORFLOW": "1",
+        "HOROVOD_WITHOUT_MXNET": "1",
+        "HOROVOD_WITH_MPI" if machine.mpi else "HOROVOD_WITHOUT_MPI": "1",
+    }
+    if machine.cuda is not None:
+        found |= {
+            "HOROVOD_GPU_OPERATIONS": "NCCL",
+            "HOROVOD_CUDA_HOME": str(machine.cuda.home),
+            "HOROVOD_NCCL_INCLUDE": str(machine.cuda.nccl_include),
+            "HOROVOD_NCCL_LIB": str(machine.cuda.nccl_library.parent),
+            "HOROVOD_NCCL_LINK": "shared",  # torch's own, loaded already: one NCCL per process
+        }
+    return found
+
+
+def _key(
+    machine: Machine,
+    operations: tuple[str, ...],
+    choices: Mapping[str, str],
+    edits: tuple[source_patches.Change, ...],
+) -> str:
+    """Return a name that a person can read, with a digest of all that the wheel depends on."""
+    facts = asdict(machine) | {
+        "horovod": source_patches.VERSION,
+        "source": source_patches.digest(edits),
+        "choices": dict(choices),
+        "python": [sysconfig.get_config_var("EXT_SUFFIX"), sysconfig.get_platform()],
+        "libc": platform.libc_ver(),
+    }
+    del facts["hint"], facts["torch"]["directory"]  # any torch of this version will do
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+    python = "cp{}{}".format(*sys.version_info)
+    version = machine.torch.version.replace("+", ".")
+    return "-".join((source_patches.VERSION, f"torch{version}", python, *operations, digest[:10]))

@@ -1,0 +1,211 @@
+"""What is changed in Horovod's source before it is built, and why. Each text must be there once.
+
+The release is one file that does not change any more; its digest is part of this list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydrogen_magic.horovod.build.errors import BuildError
+
+__all__ = ["Change", "VERSION", "WRITER", "SDIST_SHA256", "apply", "digest", "for_standard"]
+
+VERSION = "0.28.1"
+"""The last release, of June 2023."""
+SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+
+
+@dataclass(frozen=True)
+class Change:
+    """One text of one file replaced by another."""
+
+    file: str
+    """Path below the source's root."""
+    old: str
+    new: str
+    reason: str
+    until: str = ""
+    """Where more than ``old`` is replaced: what that ends with, the first behind it."""
+
+
+_WRITE_DOWN = r"""foreach(_OPERATION IN ITEMS GLOO MPI NCCL)
+    if(HAVE_${_OPERATION})
+        string(TOLOWER "${_OPERATION}" _OPERATION)
+        string(APPEND _OPERATIONS " ${_OPERATION}")
+    endif()
+endforeach()
+string(STRIP "${_OPERATIONS}" _OPERATIONS)
+file(APPEND "${CMAKE_LIBRARY_OUTPUT_DIRECTORY_ROOT}/metadata.json"
+     "\"operations\": \"${_OPERATIONS}\",\n\"hydrogen_magic\": \"$ENV{HYDROGEN_MAGIC_BUILD}\"\n}")"""
+
+_WRITES = (
+    "the timeline's writer takes a whole core for as long as the process lives, and two calls of the "
+    "system for each event; who has one to tell, while all ranks wait, copies its names twice, into 160 MB "
+    "of memory that no cache holds; and what is not written yet when Horovod is shut down is lost"
+)
+WRITER = (
+    Change(
+        "horovod/common/timeline.h",
+        "  void DoWriteEvent(",
+        """  bool MayAppend(std::unique_lock<std::recursive_mutex>& guard);
+  void AppendMetadata(int pid, const std::string& named);
+  void WriteOut();
+  void WriterLoop();
+""",
+        _WRITES,
+        until="  void WriteAtFileStart();\n",
+    ),
+    Change(
+        "horovod/common/timeline.h",
+        "  // Timeline record queue.\n",
+        """  std::string text_;      // to be written next, whoever tells it
+  std::string unwritten_; // the writer's own, while it does that
+""",
+        _WRITES,
+        until="record_queue_;\n",
+    ),
+    Change(
+        "horovod/common/timeline.cc",
+        "    if (!record_queue_.empty()) {\n      LOG",
+        "    if (!text_.empty()) {\n      LOG",
+        _WRITES,
+    ),
+    Change(
+        "horovod/common/timeline.cc",
+        "void TimelineWriter::EnqueueWriteEvent(",
+        Path(__file__).with_name("timeline_writer.cc").read_text("utf-8"),
+        _WRITES,
+        until="    std::this_thread::yield();\n  }\n}\n",
+    ),
+    Change(
+        "horovod/common/timeline.cc",
+        "  active_.exchange(0);\n  healthy_.exchange(0);\n  try {",
+        """  {
+    std::lock_guard<std::recursive_mutex> guard(writer_mutex_);
+    active_.exchange(0);
+    healthy_.exchange(0);
+  }
+  try {""",
+        "a timeline begun while Horovod is shut down keeps its writer, and so the shutdown, from ending",
+    ),
+    Change(
+        "horovod/common/timeline.cc",
+        "  std::stringstream args;\n",
+        """  std::string args;
+  if (output_tensor != nullptr) {
+    args = "\\"dtype\\": \\"" + DataType_Name(output_tensor->dtype()) + "\\", \\"shape\\": \\"[";
+    const auto shape = output_tensor->shape();
+    for (int i = 0; i < shape.dims(); ++i) {
+      args += (i == 0 ? "" : ", ") + std::to_string(shape.dim_size(i));
+    }
+    args += "]\\"";
+  }
+  WriteEvent(tensor_name, 'E', "", args);
+""",
+        "two streams are made for each tensor that was reduced, while all ranks wait",
+        until="args.str());\n",
+    ),
+)
+"""How the timeline is written: what it costs while it is."""
+
+_ALWAYS = (
+    *WRITER,
+    Change(
+        "horovod/torch/mpi_ops_v2.cc",
+        "std::this_thread::yield();",
+        "std::this_thread::sleep_for(std::chrono::microseconds(50));",
+        "a rank that waits for the others takes a core, and the GIL over and over, from whoever has work",
+    ),
+    Change(
+        "horovod/common/gloo/gloo_context.cc",
+        "device_attr.iface = gloo_iface_;\n"
+        "  device_attr.ai_family = AF_UNSPEC;\n"
+        "  auto dev = CreateDevice(device_attr);\n"
+        "\n"
+        "  global_ctx",
+        "device_attr.iface = global_context.gloo_iface_;\n"
+        "  device_attr.ai_family = AF_UNSPEC;\n"
+        "  auto dev = CreateDevice(device_attr);\n"
+        "\n"
+        "  global_ctx",
+        "process sets, that of all ranks included, listen where the host's name leads instead of at the "
+        "interface that was given, and end the process where it leads nowhere",
+    ),
+    Change(
+        "horovod/runner/js_run.py",
+        "from distutils.spawn import find_executable",
+        "from shutil import which as find_executable",
+        "Python has no distutils from 3.12 on, and `import horovod` imports this",
+    ),
+    Change(
+        "horovod/torch/CMakeLists.txt",
+        "from distutils.sysconfig import get_python_inc; print(get_python_inc())",
+        "import sysconfig; print(sysconfig.get_path('include'))",
+        "Python has no distutils from 3.12 on",
+    ),
+    Change(
+        "third_party/gloo/CMakeLists.txt",
+        "cmake_minimum_required(VERSION 2.8.12 FATAL_ERROR)",
+        "cmake_minimum_required(VERSION 3.13 FATAL_ERROR)",
+        "CMake 4 refuses what asks for less than 3.5; Horovod itself asks for 3.13",
+    ),
+    Change(
+        "CMakeLists.txt",
+        'string(REPLACE "-O2" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO',
+        'string(REPLACE "-O2 -g" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO',
+        "what debuggers need is a third of the compiler's time and memory, and nine tenths of the wheel",
+    ),
+    Change(
+        "CMakeLists.txt",
+        '-pthread -fPIC -Wall -ftree-vectorize")',
+        '-pthread -fPIC -w -ftree-vectorize -include cstdint")',
+        "from GCC 13 on other headers no longer bring <cstdint>, which Gloo takes for granted; and "
+        "warnings about code that nobody mends would bury the errors",
+    ),
+    Change(
+        "CMakeLists.txt",
+        r'file(APPEND "${CMAKE_LIBRARY_OUTPUT_DIRECTORY_ROOT}/metadata.json" "\"dummy\": \"none\"\n}")',
+        _WRITE_DOWN,
+        "what it was built with, to be read without loading it",
+    ),
+)
+
+
+def for_standard(standard: int) -> tuple[Change, ...]:
+    """Return the changes for a torch whose headers are C++ of this ``standard`` (14, 17, 20 …)."""
+    reason = f"headers of this torch are C++{standard}"
+    old, new = "set(CMAKE_CXX_STANDARD 14)", f"set(CMAKE_CXX_STANDARD {standard})"
+    if old == new:
+        return _ALWAYS
+    files = ("CMakeLists.txt", "horovod/torch/CMakeLists.txt")
+    return (*(Change(file, old, new, reason) for file in files), *_ALWAYS)
+
+
+def apply(changes: Sequence[Change], root: Path) -> None:
+    """Change the source below ``root``; BuildError where a text is not there exactly once."""
+    for change in changes:
+        path = root / change.file
+        text = path.read_text() if path.is_file() else ""
+        n_found = text.count(change.old)
+        before, _, after = text.partition(change.old)
+        if change.until:
+            n_found *= change.until in after
+            after = after.partition(change.until)[2]
+        if n_found != 1:
+            what = f"{change.old!r} … {change.until!r}" if change.until else repr(change.old)
+            raise BuildError(
+                f"{change.file} of Horovod's source has {what} {n_found} times instead of "
+                f"once, so it cannot be changed as planned ({change.reason}). "
+                f"This is not the release of Horovod {VERSION}."
+            )
+        path.write_text(f"{before}{change.new}{after}")
+
+
+def digest(changes: Sequence[Change]) -> str:
+    """Return what differs when the source that is built does."""
+    parts = [SDIST_SHA256, *(part for c in changes for part in (c.file, c.old, c.new, c.until))]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

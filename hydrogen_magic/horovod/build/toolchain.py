@@ -1,0 +1,201 @@
+"""What this machine has to build Horovod with; what is missing, with the command that gets it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydrogen_magic.horovod import installation
+from hydrogen_magic.horovod.build.errors import MissingError
+from hydrogen_magic.horovod.build.cuda import Cuda, find_cuda
+
+__all__ = ["Machine", "ask", "check_compiler", "jobs", "look", "wanted_standard"]
+
+_ASK_TIMEOUT_S = 30.0
+_BYTES_PER_JOB = 2_000_000_000
+"""What a compiler takes on one file that includes all of torch: GCC 12 and torch 2.13, 1.9 GB."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """All that a build depends on here."""
+
+    torch: installation.Torch
+    compiler: str
+    """Command, as ``$CXX`` has it."""
+    compiler_version: str
+    """The first line it says about itself."""
+    standard: int
+    """The C++ that torch's headers are written in: 14, 17 or 20."""
+    mpi: str | None
+    """What ``mpirun`` says about itself; None without, or without ``mpicxx``."""
+    cuda: Cuda | None
+    """None where Horovod cannot be built with NCCL."""
+    hint: str = ""
+    """What this Horovod will not have although torch does, and what to do."""
+
+
+def look() -> Machine:
+    """Return what there is; MissingError names all that is not. Takes tenths of a second."""
+    torch, lacks = installation.torch(), []
+    compiler = _compiler()
+    if compiler is None:
+        lacks.append("compiler")
+    if shutil.which("make") is None:
+        lacks.append("make")
+    if not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        lacks.append("headers")
+    no_torch = ["torch: pip install torch"] if torch is None else []
+    no_pip = [] if importlib.util.find_spec("pip") else ["pip: python -m ensurepip"]
+    if torch is None or compiler is None or lacks or no_pip:
+        raise MissingError(_explain(lacks, [*no_torch, *no_pip]))
+    cuda, hint = find_cuda(torch, os.environ)
+    return Machine(
+        torch=torch,
+        compiler=compiler,
+        compiler_version=ask([*shlex.split(compiler), "--version"]) or compiler,
+        standard=wanted_standard(torch.directory),
+        mpi=_mpi(),
+        cuda=cuda,
+        hint=hint,
+    )
+
+
+# ── what is missing ──────────────────────────────────────────────────────────────────────────────
+
+
+_NAMES = {"compiler": "a C++ compiler", "make": "make", "headers": "Python's headers (Python.h)"}
+_PACKAGES = {
+    "conda install -c conda-forge": {
+        "compiler": "cxx-compiler",
+        "make": "make",
+        "headers": "python",
+    },
+    "apt-get install": {"compiler": "g++", "make": "make", "headers": "python{python}-dev"},
+    "dnf install": {"compiler": "gcc-c++", "make": "make", "headers": "python{python}-devel"},
+}
+"""Command -> what its packages are called."""
+
+
+def _explain(lacks: Sequence[str], others: Sequence[str]) -> str:
+    lines = [f"  {_NAMES[what]}" for what in lacks] + [f"  {line}" for line in others]
+    if lacks:
+        lines.append(f"Get it with: {_command(lacks)}")
+    return "\n".join(["To build Horovod, this machine lacks", *lines])
+
+
+def _command(lacks: Sequence[str]) -> str:
+    if sys.platform == "darwin":
+        return "xcode-select --install"
+    is_conda = (Path(sys.prefix) / "conda-meta").is_dir()
+    for command, packages in _PACKAGES.items():
+        tool = command.split()[0]
+        if shutil.which(tool) is None or (tool == "conda" and not is_conda):
+            continue
+        names = " ".join(packages[what] for what in lacks)
+        sudo = "" if is_conda or os.geteuid() == 0 else "sudo "
+        version = "{}.{}".format(*sys.version_info)
+        return f"{sudo}{command} {names.format(python=version)}"
+    return "the system's package manager"
+
+
+# ── the compiler ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _compiler() -> str | None:
+    """Return ``$CXX``, or what CMake would take."""
+    asked = os.environ.get("CXX")
+    if asked:
+        return asked if shutil.which(shlex.split(asked)[0]) else None
+    return next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+
+
+def check_compiler(here: Machine) -> None:
+    """Compile one line; MissingError when the compiler is too old for this torch, or broken."""
+    options = [f"-std=c++{here.standard}", "-x", "c++", "-fsyntax-only", "-"]
+    said = subprocess.run(
+        [*shlex.split(here.compiler), *options],
+        input="#include <vector>\nint main() { return 0; }\n",
+        capture_output=True,
+        text=True,
+        timeout=_ASK_TIMEOUT_S,
+        check=False,
+    )
+    if said.returncode == 0:
+        return
+    first = next((line for line in said.stderr.splitlines() if "error" in line), "")
+    raise MissingError(
+        f"torch {here.torch.version} is C++{here.standard}, which `{here.compiler}` "
+        f"({here.compiler_version}) does not compile here: {first.strip()}\n"
+        f"It takes g++ 10 or clang++ 12; name another one with CXX=…, or\n"
+        f"Get it with: {_command(['compiler'])}"
+    )
+
+
+_STANDARD = re.compile(r"""["']-std=(?:c|gnu)\+\+(\d\d)["']""")
+
+
+def wanted_standard(torch: Path) -> int:
+    """Return the C++ that torch compiles its own users' extensions with: 14, 17, 20 …"""
+    try:
+        text = (torch / "utils" / "cpp_extension.py").read_text()
+    except OSError:
+        return 17
+    return max((int(found) for found in _STANDARD.findall(text)), default=17)
+
+
+# ── beside it ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _mpi() -> str | None:
+    if not (shutil.which("mpicxx") and shutil.which("mpirun")):
+        return None
+    return ask(["mpirun", "--version"])
+
+
+def ask(command: Sequence[str]) -> str | None:
+    """Return the first line a program says, or None when it does not run."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return next(iter(done.stdout.splitlines()), None)
+
+
+def jobs(environment: Mapping[str, str] = os.environ) -> int:
+    """Return how many compilers may run at once: a core and 2 GB of free memory for each."""
+    found = re.search(r"(?:^|\s)-?j\s*(\d+)", environment.get("MAKEFLAGS", ""))
+    if found and "MAKELEVEL" not in environment:  # under a make, the flags are that make's
+        return max(1, int(found[1]))
+    try:
+        n_cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        n_cores = os.cpu_count() or 1
+    return max(1, min(n_cores, _free_bytes() // _BYTES_PER_JOB))
+
+
+def _free_bytes() -> int:
+    """Return what may be taken without swapping, a container's bound included."""
+    try:
+        text = Path("/proc/meminfo").read_text()
+    except OSError:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = int(re.findall(r"MemAvailable:\s*(\d+) kB", text)[0]) * 1024
+    try:
+        bound, used = (
+            int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current")
+        )
+    except (OSError, ValueError):  # no such bound: ``max``
+        return free
+    return min(free, max(0, bound - used))

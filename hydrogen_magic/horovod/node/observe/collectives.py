@@ -1,0 +1,64 @@
+"""Which of Horovod's collectives a rank waits in, as :mod:`..collectives` has it for torch's.
+
+What is wrapped are the calls that wait. Those ending in ``_async`` return at once, and are waited for
+in ``synchronize``, which an optimizer calls for every tensor of a step: there only the whole is seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hydrogen_magic.node.worker.observe.collectives import noting
+from hydrogen_magic.node.worker.observe.optimizer import with_parts
+
+__all__ = ["NAMES", "attach"]
+
+NAMES = (
+    "init",
+    "shutdown",
+    "allreduce",
+    "allreduce_",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "allgather",
+    "grouped_allgather",
+    "broadcast",
+    "broadcast_",
+    "alltoall",
+    "reducescatter",
+    "grouped_reducescatter",
+    "barrier",
+    "join",
+    "synchronize",
+    "add_process_set",
+    "remove_process_set",
+    "allgather_object",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+)
+"""What waits for other ranks, as ``horovod.torch`` has it."""
+_STEPPING = "broadcast_optimizer_state"
+"""Makes what an optimizer lacks by a step with gradients of zero: none of the training's."""
+
+_Replace = Callable[[Any, Callable[..., Any]], None]
+
+
+def attach(module: Any, replace: _Replace) -> None:
+    """Wrap what waits in ``module``, which is ``horovod.torch``, and in what it has for optimizers.
+
+    ``replace``: puts a wrapped function wherever Horovod has the original.
+    """
+    for name in NAMES:
+        original = getattr(module, name, None)
+        if original is not None:  # other versions have not all of them
+            call = with_parts(original) if name == _STEPPING else original
+            replace(original, noting(f"hvd.{name}", call))
+    # Optimizers are made from these classes' dictionaries, when the user asks for one; and they step
+    # by the optimizer that they were made of, Adasum's for every parameter by itself.
+    plain = module.optimizer._DistributedOptimizer
+    plain.synchronize = noting("hvd.synchronize", plain.synchronize)
+    plain.step = with_parts(plain.step)
+    adasum = module.optimizer._DistributedAdasumOptimizer
+    adasum._allreduce_grad_async = with_parts(adasum._allreduce_grad_async)

@@ -1,0 +1,254 @@
+"""Horovod's own timeline, begun and ended with the recording of this gang: ``hvd.start_timeline``.
+
+Its coordinator, rank 0, writes it, to a new file each time, and the agent follows that. Horovod can begin one
+during a run only where ``HOROVOD_TIMELINE`` was set in every rank when ``hvd.init`` was called. Who sets it
+to a path, or begins a timeline themselves, keeps theirs; it is followed where it is.
+
+Horovod says that it has begun or ended only once its writer has, which may be stuck on a disk: so it is
+asked by a thread, for which nobody waits for long.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import itertools
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from hydrogen_magic.core.job import DYNAMIC, HOROVOD_TIMELINE
+from hydrogen_magic.node.worker import reporter as _reporter
+
+__all__ = ["attach", "follow", "install"]
+
+_SWITCH_S = 1.0
+"""How long the user's thread waits until a timeline has begun or ended, which takes milliseconds."""
+_LEAST_FREE_BYTES = 1 << 30
+_LOOK_S = 2.0
+"""How often is looked whether the disk has room: a busy timeline writes a few megabytes a second."""
+_Send = Callable[[dict[str, Any]], None]
+
+
+def install(prefix: str, send: _Send) -> None:
+    """Have timelines written to ``<prefix><number>.json``, and the agent told of them by ``send``."""
+    global _timeline
+    _timeline = _Timeline(prefix, send)
+
+
+def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None]) -> None:
+    """Take note of what begins and ends in ``module``, which is ``horovod.torch``.
+
+    ``replace``: puts a wrapped function wherever Horovod has the original.
+    """
+    init, shutdown = module.init, module.shutdown
+    start, stop = module.start_timeline, module.stop_timeline
+    # Horovod ends the process where one thread begins a timeline while another shuts it down.
+    one_at_a_time = threading.Lock()
+
+    # Whose timeline it is, is known when one is called: the template, which all ranks are forked from,
+    # has attached already where the notebook imports Horovod.
+    @functools.wraps(init)
+    def noting_init(*args: Any, **kwargs: Any) -> Any:
+        if _timeline is None:
+            return init(*args, **kwargs)
+        os.environ.setdefault(HOROVOD_TIMELINE, DYNAMIC)
+        result = init(*args, **kwargs)
+        if module.rank() == 0:
+            _timeline.begin(module.is_initialized, start, stop)
+        return result
+
+    @functools.wraps(shutdown)
+    def noting_shutdown(*args: Any, **kwargs: Any) -> Any:
+        if _timeline is not None:
+            _timeline.end()
+        with one_at_a_time:
+            return shutdown(*args, **kwargs)
+
+    @functools.wraps(start)
+    def noting_start(file_path: str, *args: Any, **kwargs: Any) -> Any:
+        def begin() -> Any:
+            with one_at_a_time:
+                return start(file_path, *args, **kwargs)
+
+        return (
+            begin() if _timeline is None else _timeline.give_way(os.path.abspath(file_path), begin)
+        )
+
+    @functools.wraps(stop)
+    def noting_stop(*args: Any, **kwargs: Any) -> Any:
+        if _timeline is None:
+            return stop(*args, **kwargs)
+        return _timeline.give_way("", lambda: stop(*args, **kwargs))
+
+    replace(init, noting_init)
+    replace(shutdown, noting_shutdown)
+    replace(start, noting_start)
+    replace(stop, noting_stop)
+
+
+def follow(is_recording: bool) -> None:
+    """Begin or end a timeline where that is due; never waits. Called over and over."""
+    if _timeline is not None:
+        _timeline.follow(is_recording)
+
+
+class _Timeline:
+    """What rank 0 of a gang writes, and how far it is with it."""
+
+    def __init__(self, prefix: str, send: _Send) -> None:
+        self._prefix = prefix
+        self._send = send
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._is_initialized: Callable[[], bool] | None = None
+        """Horovod's own, once this is known to be its coordinator."""
+        self._start: Callable[[str], None]
+        self._stop: Callable[[], None]
+        self._wall_ahead_s = 0.0
+        self._path = ""
+        """What is written now; empty: nothing."""
+        self._is_theirs = False
+        """The user has begun it, or has it by the environment."""
+        self._is_refused = False
+        """It could not be begun, or went on no longer; not tried again until asked anew."""
+        self._switching: threading.Thread | None = None
+        self._next_look_s = 0.0
+
+    def begin(
+        self,
+        is_initialized: Callable[[], bool],
+        start: Callable[[str], None],
+        stop: Callable[[], None],
+    ) -> None:
+        """``hvd.init`` has returned on the coordinator. Twice is once."""
+        if self._is_initialized is not None:
+            return
+        # As it was when Horovod looked at its clocks: the wall clock may be set later.
+        self._wall_ahead_s = time.time() - time.monotonic()
+        self._start, self._stop = start, stop
+        self._path, self._is_refused = "", False
+        own = os.environ.get(HOROVOD_TIMELINE, DYNAMIC)
+        self._is_theirs = own != DYNAMIC
+        if self._is_theirs:
+            self._tell(os.path.abspath(own), is_kept=own.startswith(self._prefix))
+        self._is_initialized = is_initialized
+        atexit.register(self.end)  # before Horovod's own, which was registered before
+        reporter = _reporter.current()
+        if reporter is not None:
+            self.follow(reporter.is_recording)
+        self._wait()
+
+    def end(self) -> None:
+        """Horovod is about to be shut down: what its writer has not written by then would be lost.
+
+        And it would be in the way of the next timeline, should there be an ``hvd.init`` again.
+        """
+        atexit.unregister(self.end)
+        with self._lock:
+            self._is_initialized = None
+        self._wait()
+        if self._path and not self._is_theirs:
+            self._switch(self._end)
+            self._wait()
+
+    def give_way(self, path: str, call: Callable[[], Any]) -> Any:
+        """Have the user begin a timeline at ``path``, or end one (empty), by ``call``."""
+        if self._is_initialized is None:
+            return call()
+        with self._lock:
+            self._is_theirs = True  # from here on none of ours begins
+        self._wait()
+        try:
+            return call()
+        finally:  # and only now: the agent closes the brackets of a file that is not written any more
+            self._path = ""
+            self._tell(path, is_kept=False)
+            self._is_theirs = bool(path)
+
+    def follow(self, is_recording: bool) -> None:
+        """See :func:`follow`."""
+        if self._is_initialized is None:
+            return
+        with self._lock:
+            if self._switching is not None and self._switching.is_alive():
+                return
+            if not self._is_initialized():  # shut down, which has closed the file
+                self._is_initialized = None
+                self._forget()
+                return
+            self._is_refused = self._is_refused and is_recording
+            is_wanted = is_recording and not self._is_theirs and not self._is_refused
+            if is_wanted and self._path:
+                self._look_for_room()
+            elif is_wanted or (self._path and not self._is_theirs):
+                self._switch(self._begin if is_wanted else self._end)
+
+    def _switch(self, work: Callable[[], None]) -> None:
+        name = "hydrogen_magic.driver.chrome_trace"
+        self._switching = threading.Thread(target=work, name=name, daemon=True)
+        self._switching.start()
+
+    def _wait(self) -> None:
+        if self._switching is not None:
+            self._switching.join(_SWITCH_S)
+
+    def _begin(self) -> None:
+        path = f"{self._prefix}{next(self._numbers)}.json"
+        try:
+            # Made by us first: Horovod does not say when it cannot write, and would let others read it.
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+            self._tell(path, is_kept=True)
+            self._start(path)
+        except ValueError as error:
+            self._refuse("info", f"Horovod's timeline cannot begin: {error}")
+            self._tell("", is_kept=False)
+        except OSError as error:
+            self._refuse("warning", f"Horovod's timeline cannot be written: {error}")
+        else:
+            self._path = path
+
+    def _end(self) -> None:
+        try:
+            self._stop()
+        except ValueError:
+            pass  # it was shut down meanwhile
+        self._forget()
+
+    def _forget(self) -> None:
+        if self._path:
+            self._path = ""
+            self._tell("", is_kept=False)
+
+    def _look_for_room(self) -> None:
+        """End the timeline before it fills the disk, which others need more."""
+        if time.monotonic() < self._next_look_s:
+            return
+        self._next_look_s = time.monotonic() + _LOOK_S
+        folder = os.path.dirname(self._path)
+        try:
+            has_room = shutil.disk_usage(folder).free >= _LEAST_FREE_BYTES
+        except OSError:
+            return  # nobody knows; Horovod gives up by itself where it cannot write
+        if not has_room:
+            text = f"Horovod's timeline ends here: less than 1 GB is free in {folder}"
+            self._refuse("warning", text)
+
+    def _refuse(self, level: str, text: str) -> None:
+        self._is_refused = True
+        reporter = _reporter.current()
+        if reporter is not None:
+            reporter.notice(level, text)
+
+    def _tell(self, path: str, *, is_kept: bool) -> None:
+        try:
+            self._send({"path": path, "is_kept": is_kept, "wall_ahead_s": self._wall_ahead_s})
+        except OSError:
+            pass  # the agent has gone, and this rank goes with it
+
+
+_timeline: _Timeline | None = None

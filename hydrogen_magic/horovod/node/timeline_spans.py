@@ -1,0 +1,221 @@
+"""Horovod's events put together as spans that can be looked at: what its coordinator did when.
+
+Hundreds of tensors are negotiated and reduced at once. Drawn one by one they would hide each other; what
+is drawn is what the coordinator was at: outside, whether it reduced or, while there was nothing to reduce,
+negotiated; inside, the activity of the reduction, and in negotiations that tell of it which rank the others
+waited for. So the outer spans never overlap, and their times add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hydrogen_magic.horovod.node.timeline_file import Event
+from hydrogen_magic.node.worker.spans import LONGEST_NAME
+
+__all__ = ["Span", "Weaver"]
+
+Span = tuple[str, int, int, int]
+"""Name, start and end in microseconds of the timeline, depth."""
+
+_NEGOTIATE = "negotiate"
+_GAP_US = 50
+"""Stretches of one name that lie closer are one: what is fused in one go comes tensor by tensor."""
+_LATE_US = 1000
+"""Horovod's default cycle: ranks that are in step come within one."""
+_LONG_US = 500_000
+"""What goes on for longer is told in pieces: it must be seen while it goes on."""
+_SILENT_US = 200_000
+"""After so long the newest event is taken for the last one for now."""
+_MOST_NAMES = 64
+"""Horovod has some forty; a name more costs the view one for good."""
+_MOST_OPEN = 1 << 16
+"""Tensors under way at once, of which a damaged file could leave more and more."""
+_DEEPEST = 64
+"""Begun for one tensor and not ended. Horovod has two."""
+_MOST_RANKS = 1 << 14
+"""Told apart where one is waited for."""
+
+
+class Weaver:
+    """Takes events in the order in which they were written."""
+
+    def __init__(self) -> None:
+        self._names: dict[bytes, str] = {}
+        self._open: dict[int, list[str]] = {}
+        """Tensor -> what was begun for it and has not ended, outermost first."""
+        self._ready: dict[int, tuple[int, int, int]] = {}
+        """Tensor -> when the last but one rank was ready, when the last, and which that was."""
+        self._outer = _Row(0)
+        self._inner = _Row(1)
+        self._late: dict[int, tuple[int, int]] = {}
+        """Rank -> from when until when the others waited for it."""
+        self._waits: list[Span] = []
+        self.latest_us = 0
+        """Time of the newest event."""
+
+    def take(self, events: Iterable[Event]) -> None:
+        """Take note of what happened. Thousands a second: most only count what is open."""
+        at = b"0"
+        opened, names = self._open, self._names
+        outer, inner = self._outer, self._inner
+        for phase, name, at, tensor in events:
+            stack = opened.get(tensor)
+            if phase == b"B":
+                words = names.get(name) or self._named(name)
+                if stack:
+                    row = inner
+                    stack.append(words)
+                else:
+                    row = outer
+                    if len(opened) >= _MOST_OPEN:
+                        self.forget()
+                    opened[tensor] = [words]
+                if words in row.counts:
+                    row.counts[words] += 1
+                else:
+                    row.begin(words, int(at))
+            elif not stack:
+                continue  # it began before the timeline did, or is of no tensor
+            elif phase == b"E":
+                words = stack.pop()
+                row = inner if stack else outer
+                if row.counts[words] > 1:
+                    row.counts[words] -= 1
+                else:
+                    row.end(words, int(at))
+                if not stack:
+                    del opened[tensor]
+                    if self._ready or self._late:
+                        self._note_late(tensor)
+            elif phase == b"X":
+                self._note_ready(tensor, name, int(at))
+        self.latest_us = max(self.latest_us, int(at))
+        if any(len(stack) > _DEEPEST for stack in opened.values()):
+            self.forget()
+
+    def cut_long(self, now_us: int | None) -> None:
+        """Tell what goes on, as far as it is known; ``now_us``: None while events are read late.
+
+        The released writer writes an event down with the one after it, which may take as long as a step. So
+        a reduction without an activity, of which nothing more is heard, has ended: only that is missing.
+        """
+        known_us = self.latest_us
+        is_negotiating = self._outer.current.startswith(_NEGOTIATE)
+        if now_us is not None and is_negotiating:
+            known_us = max(now_us, known_us)
+        self._outer.cut(known_us, _LONG_US)
+        self._inner.cut(self.latest_us, _LONG_US)
+        is_silent = now_us is not None and now_us - self.latest_us > _SILENT_US
+        if is_silent and not is_negotiating and not self._inner.current:
+            self._outer.cut(self.latest_us)
+
+    def drain(self) -> list[Span]:
+        """Return what has ended since last time."""
+        spans = [*self._waits, *self._inner.drain(), *self._outer.drain()]
+        self._waits = []
+        return spans
+
+    def forget(self) -> None:
+        """Events are missing: nothing is known of what was under way."""
+        self._open.clear()
+        self._ready.clear()
+        self._late.clear()
+        self._outer.forget()
+        self._inner.forget()
+
+    # ── events ──
+
+    def _note_ready(self, tensor: int, rank: bytes, ts_us: int) -> None:
+        if rank.isdigit() and len(rank) < 10:
+            before = self._ready.get(tensor, (ts_us, ts_us, -1))
+            self._ready[tensor] = (before[1], ts_us, min(int(rank), _MOST_RANKS))
+
+    def _note_late(self, tensor: int) -> None:
+        """All that was done with a tensor has ended: tell whom that waited for, once none is negotiated."""
+        start_us, end_us, rank = self._ready.pop(tensor, (0, 0, -1))
+        if end_us - start_us >= _LATE_US:
+            known = self._late.get(rank, (start_us, end_us))
+            self._late[rank] = (min(known[0], start_us), max(known[1], end_us))
+        if self._late and not self._outer.is_open(_NEGOTIATE):
+            self._tell_late()
+
+    def _tell_late(self) -> None:
+        for rank, (start_us, end_us) in self._late.items():
+            self._waits.append((f"waiting for rank {rank}", start_us, end_us, 1))
+        self._late.clear()
+
+    def _named(self, written: bytes) -> str:
+        """Return the words for a name: ``negotiate allreduce``, ``memcpy in fusion buffer``."""
+        if written not in self._names:
+            if len(self._names) >= _MOST_NAMES:
+                return "other"
+            words = written[:LONGEST_NAME].decode("utf-8", "replace").replace("_", " ").lower()
+            self._names[written] = words or "?"
+        return self._names[written]
+
+
+class _Row:
+    """Spans of one depth, one after the other: of what is open the one that tells most.
+
+    That is what began last, and negotiating only while nothing else is open.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.counts: dict[str, int] = {}
+        """Name -> for how many tensors it is open; what began last comes last."""
+        self.current = ""
+        self._depth = depth
+        self._since_us = 0
+        self._is_cut = False
+        """The part before :attr:`_since_us` has been told."""
+        self._done: list[Span] = []
+
+    def begin(self, name: str, ts_us: int) -> None:
+        """Open it for the first tensor."""
+        self.counts[name] = 1
+        self._choose(ts_us)
+
+    def end(self, name: str, ts_us: int) -> None:
+        """Close it for the last one."""
+        del self.counts[name]
+        self._choose(ts_us)
+
+    def is_open(self, beginning: str) -> bool:
+        return any(name.startswith(beginning) for name in self.counts)
+
+    def _choose(self, ts_us: int) -> None:
+        names = list(self.counts)
+        others = [name for name in names if not name.startswith(_NEGOTIATE)]
+        chosen = (others or names or [""])[-1]
+        if chosen != self.current:
+            self._close(ts_us)
+            self.current = chosen
+            self._since_us = max(ts_us, self._since_us)
+            self._is_cut = False
+
+    def _close(self, ts_us: int) -> None:
+        least_us = _GAP_US if self._is_cut else 0
+        if not self.current or ts_us < self._since_us + least_us:
+            return
+        last = self._done[-1] if self._done else None
+        start_us = self._since_us
+        if last is not None and last[0] == self.current and start_us - last[2] < _GAP_US:
+            self._done.pop()
+            start_us = last[1]
+        self._done.append((self.current, start_us, ts_us, self._depth))
+        self._since_us = ts_us
+
+    def cut(self, at_us: int, least_us: int = 0) -> None:
+        """End what is told, and begin it again, where that is longer than ``least_us``."""
+        if at_us - self._since_us > least_us:
+            self._close(at_us)
+            self._is_cut = True
+
+    def drain(self) -> list[Span]:
+        done, self._done = self._done, []
+        return done
+
+    def forget(self) -> None:
+        self.counts.clear()
+        self.current = ""

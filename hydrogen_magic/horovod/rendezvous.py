@@ -1,0 +1,136 @@
+"""Horovod's rendezvous: the environment that ``hvd.init()`` reads, and what its Gloo meets at.
+
+Horovod needs no launcher: a rank is told who it is by variables, and finds its peers by a key-value
+server that it asks over HTTP. Its own server believes whoever connects; ours
+(:mod:`~hydrogen_magic.horovod.node.key_value_server`) wants a secret in every path. That needs no
+change in Horovod: it puts its URLs together as ``http://ADDR:PORT/scope/key`` and takes for host and
+port what comes before the first slash, so that ``ADDR`` may be ``10.0.0.1:4567/secret/attempt``.
+Names and meanings of the variables: ``horovod/runner/gloo_run.py`` and
+``horovod/common/gloo/gloo_context.cc`` of Horovod 0.28.1.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import re
+import secrets
+import socket
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from hydrogen_magic.core.job import JobSpec, Plan, Slot
+from hydrogen_magic.driver.rendezvous import Meeting, Service
+from hydrogen_magic.driver.rendezvous.torchrun import place
+from hydrogen_magic.errors import PlacementError
+
+__all__ = ["HorovodRendezvous"]
+
+_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+_LATER_S = 3.0
+"""How much longer Gloo waits: it aborts the process that waits, and names one of the missing at most."""
+_LEAST_S = 120.0
+"""Gloo's bound is that of every later collective too, in which a rank may be paused for a while."""
+
+_MOST_S = 2**31 - 1
+"""More than Gloo's bound may be."""
+
+
+class HorovodRendezvous:
+    """See :class:`hydrogen_magic.driver.rendezvous.Rendezvous`."""
+
+    library = "hydrogen_magic.horovod.installation"
+    meets_in = "hvd.init"
+
+    def patience_s(self, spec: JobSpec) -> float:
+        given_s = _given_s(spec)
+        return spec.start_timeout_s if given_s is None else max(1.0, given_s - _LATER_S)
+
+    def prepare(
+        self, plan: Plan, address: str, port: int, *, spec: JobSpec, gang: str, attempt: int
+    ) -> Meeting:
+        shared = {
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            # Of another launcher's, it would have Horovod ask a driver where it is now.
+            "HOROVOD_ELASTIC": "0",
+            "TORCHELASTIC_RESTART_COUNT": str(attempt),
+            "TORCHELASTIC_MAX_RESTARTS": str(spec.retries),
+            _TIMEOUT: str(_bound_s(spec)),
+        }
+        service = None
+        if len(plan.slots) > 1:  # Gloo meets itself in memory where it is told of no server
+            # The attempt is in it so that no rank of an earlier one is ever taken for one of this.
+            shared["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = f"{address}:{port}/{_token()}/{gang}-{attempt}"
+            shared["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
+            hosts = sorted({slot.address for slot in plan.slots})
+            options = {"token": _token(), "hosts": hosts if len(hosts) > 1 else []}
+            service = Service("hydrogen_magic.horovod.node.key_value_server:serve_keys", options)
+        n_ranks = Counter(slot.node_rank for slot in plan.slots)
+        environments = tuple(
+            {**place(slot), **shared, **_own(slot, n_ranks)} for slot in plan.slots
+        )
+        return Meeting(environments, service)
+
+    def serve_here(self, held: socket.socket, over: threading.Event) -> None:
+        """Nothing to serve: a lone rank has nobody to meet."""
+
+    def undo_here(self) -> Callable[[], None]:
+        was_initialized = _is_initialized()
+
+        def undo() -> None:
+            if _is_initialized() and not was_initialized:
+                sys.modules["horovod.torch.mpi_ops"].shutdown()
+
+        return undo
+
+
+def _given_s(spec: JobSpec) -> int | None:
+    """Return the user's own bound of what Gloo waits, in seconds, or raise PlacementError."""
+    given = {**os.environ, **dict(spec.env)}.get(_TIMEOUT)
+    if given is None:
+        return None
+    seconds = int(given) if re.fullmatch("[0-9]{1,10}", given) else 0
+    if not 1 <= seconds <= _MOST_S:  # Horovod's library would abort every rank
+        raise PlacementError(f"{_TIMEOUT} is {given!r}: whole seconds are expected, such as 600")
+    return seconds
+
+
+def _bound_s(spec: JobSpec) -> int:
+    return _given_s(spec) or math.ceil(min(max(_LEAST_S, spec.start_timeout_s + _LATER_S), _MOST_S))
+
+
+def _own(slot: Slot, n_ranks: Mapping[int, int]) -> dict[str, str]:
+    """Return who a rank is to Horovod. ``n_ranks``: how many ranks each node has.
+
+    Across hosts it meets those that are, like itself, the ``local_rank``-th of their host: where hosts
+    have different numbers of ranks, not every host has one.
+    """
+    across = [node for node in sorted(n_ranks) if n_ranks[node] > slot.local_rank]
+    environment = {
+        "HOROVOD_RANK": slot.rank,
+        "HOROVOD_SIZE": slot.world_size,
+        "HOROVOD_LOCAL_RANK": slot.local_rank,
+        "HOROVOD_LOCAL_SIZE": slot.local_world_size,
+        "HOROVOD_CROSS_RANK": across.index(slot.node_rank),
+        "HOROVOD_CROSS_SIZE": len(across),
+        # Ranks with the same one are one host's; two containers may have the same name.
+        "HOROVOD_HOSTNAME": f"{slot.host}-{slot.node_rank}",
+    }
+    if slot.interface:
+        environment["HOROVOD_GLOO_IFACE"] = slot.interface
+    return {name: str(value) for name, value in environment.items()}
+
+
+@functools.cache
+def _token() -> str:
+    """Return this kernel's secret. One for all its gangs: a server may be begun ahead of its gang."""
+    return secrets.token_hex(16)
+
+
+def _is_initialized() -> bool:
+    ops = sys.modules.get("horovod.torch.mpi_ops")
+    return ops is not None and bool(ops.is_initialized())

@@ -1,0 +1,1 @@
+"""``%%infer`` over Spark DataFrames."""

@@ -1,0 +1,70 @@
+"""Distinguishes a rank that is still working after its cell from one that hangs.
+
+Packing a large result, an asynchronous checkpoint or an upload may take minutes. A rank that uses no
+CPU time, writes nothing and sends nothing makes no progress.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hydrogen_magic.core import processes
+
+__all__ = ["ExitWatch"]
+
+_IDLE_PACKING_S = 600.0
+"""Results are still wanted: ``__getstate__`` may wait for a server, a sharded tensor for a slow rank."""
+_IDLE_EXIT_S = 4.0
+"""The results have arrived; only exit handlers and threads are left. Looked at once a second: 5 s in all."""
+_BUSY_EXIT_S = 60.0
+"""A thread that computes without writing anything does not finish work for the user."""
+_BUSY_TICKS = 5
+"""Per look at the processes; below it a thread only polls."""
+
+
+class ExitWatch:
+    """Watches one rank and its children from the end of its cell on."""
+
+    def __init__(self, pid: int, now_s: float) -> None:
+        self._pid = pid
+        self._ticks = self._written = 0
+        self._busy_s = self._wrote_s = now_s
+        self._has_delivered = False
+
+    def look(self, now_s: float, has_delivered: bool) -> str:
+        """Return why the rank has to be killed, empty while it does not. ``now_s``: monotonic."""
+        if has_delivered and not self._has_delivered:
+            self._busy_s = self._wrote_s = now_s
+            self._has_delivered = True
+        ticks, written = _usage(self._pid)
+        if written != self._written or processes.is_sending(processes.family(self._pid)):
+            self._written, self._wrote_s, self._busy_s = written, now_s, now_s
+        if abs(ticks - self._ticks) >= _BUSY_TICKS:  # fewer when a child has ended
+            self._busy_s = now_s
+        self._ticks = ticks
+        return self._verdict(now_s)
+
+    def _verdict(self, now_s: float) -> str:
+        idle_s, silent_s = now_s - self._busy_s, now_s - self._wrote_s
+        if not self._has_delivered:
+            return f"packed no results for {idle_s:.0f} s" if idle_s > _IDLE_PACKING_S else ""
+        if idle_s > _IDLE_EXIT_S:
+            return f"did not exit within {_IDLE_EXIT_S + 1:.0f} s of its result"
+        if silent_s > _BUSY_EXIT_S:
+            return f"was still computing {_BUSY_EXIT_S:.0f} s after its result"
+        return ""
+
+
+def _usage(pid: int) -> tuple[int, int]:
+    """Return the CPU ticks that a process and its descendants have used, and the bytes they wrote."""
+    found = list(processes.processes(processes.family(pid)))
+    return sum(one.cpu_ticks for one in found), sum(_written(one.pid) for one in found)
+
+
+def _written(pid: int) -> int:
+    """Return the bytes that a process has written by ``write``, not ``send``; 0 if that is unknown."""
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("wchar:")), 0)

@@ -1,0 +1,109 @@
+"""What an agent keeps for a kernel on another machine: its time, its directory, what its ranks write."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic.horovod.node.timeline_follower import Kept
+from hydrogen_magic.transport.file_transfer import PART_BYTES
+
+__all__ = ["Clock", "Logs", "usable_directory"]
+
+_SHIP_S = 0.2
+_QUICK_S = 0.005
+_MOST_ANSWERS = 5
+"""Where none comes quickly, as by a relay, the best of so many has to do."""
+
+
+class Clock:
+    """The kernel's monotonic clock, as well as a question and its answer can tell."""
+
+    def __init__(self) -> None:
+        self._n_answers = 0
+        self._best_s = float("inf")
+        self._offset_s = 0.0
+
+    def note(self, sent_s: float, kernels_s: float) -> bool:
+        """Note that a question sent at ``sent_s`` of our clock was answered with ``kernels_s``.
+
+        The quickest answer is the truest: it is wrong by half of what it took at most. Returns whether
+        it is true enough; the first question also waits until the two have met, for seconds perhaps.
+        """
+        self._n_answers += 1
+        now_s = time.monotonic()
+        if now_s - sent_s <= self._best_s:
+            self._best_s = now_s - sent_s
+            self._offset_s = kernels_s - (now_s + sent_s) / 2
+        return self._best_s < _QUICK_S or self._n_answers >= _MOST_ANSWERS
+
+    def here(self, kernels_s: float) -> float:
+        """Return our clock at the kernel's ``kernels_s``."""
+        return kernels_s - self._offset_s
+
+
+class Logs:
+    """Sends on what ranks' log files get, as it comes and whole: the kernel keeps the run's record.
+
+    ``timelines``: Horovod's that are kept as well, as far as they have settled. ``send`` takes what the
+    bytes are part of, and they.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        timelines: Sequence[Kept],
+        send: Callable[[dict[str, Any], bytes], Awaitable[None]],
+    ) -> None:
+        self._folder = folder
+        self._timelines = timelines
+        self._send = send
+        self._sent: dict[Path, int] = {}
+        self._shipping: asyncio.Task[None] | None = None
+        self._over = asyncio.Event()
+
+    def begin(self) -> None:
+        self._shipping = asyncio.ensure_future(self._ship())
+
+    async def finish(self) -> None:
+        """Return when everything that is there has been sent."""
+        self._over.set()
+        if self._shipping is not None:
+            await self._shipping
+
+    async def _ship(self) -> None:
+        over = False
+        while not over:
+            over = self._over.is_set()  # looked at first: what was written before is sent below
+            for path in sorted(self._folder.glob("rank-*.log")):
+                label = {"log": int(path.stem.partition("-")[2])}
+                await self._ship_file(path, path.stat().st_size, label)
+            for kept in tuple(self._timelines):
+                await self._ship_file(kept.path, kept.settled, {"timeline": kept.number})
+            if not over:
+                try:
+                    await asyncio.wait_for(self._over.wait(), _SHIP_S)
+                except asyncio.TimeoutError:
+                    continue
+
+    async def _ship_file(self, path: Path, until: int, label: dict[str, Any]) -> None:
+        sent = self._sent.get(path, 0)
+        if sent == until:
+            return
+        with path.open("rb") as file:
+            file.seek(sent)
+            while data := file.read(min(PART_BYTES, until - sent)):
+                await self._send({**label, "offset": sent}, data)
+                sent = self._sent[path] = file.tell()
+
+
+def usable_directory(wanted: str, own: Path) -> str:
+    """Return ``wanted``, the notebook's directory, where it is here as well; else ``own``, made."""
+    if os.path.isdir(wanted) and os.access(wanted, os.R_OK | os.X_OK):
+        return wanted
+    own.mkdir(parents=True, exist_ok=True)
+    return str(own)

@@ -1,0 +1,370 @@
+"""The ranks of one attempt on this host, from their forks to the last process of theirs."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import processes
+from hydrogen_magic.core.masking import Mask, secret_values
+from hydrogen_magic.errors import RendezvousError
+from hydrogen_magic.horovod.node.timeline_follower import Timelines, path_prefix
+from hydrogen_magic.node.agent.gpus import Gpus
+from hydrogen_magic.node.agent.output import Allowance, RankLog
+from hydrogen_magic.node.agent.rank_process import Rank, log_path
+from hydrogen_magic.node.agent.rendezvous_service import Service
+from hydrogen_magic.node.agent.worker_pool import Nursery, Worker
+from hydrogen_magic.node.agent.worker_reuse import Kept, KeptWorker
+
+__all__ = ["Crew"]
+
+_T = TypeVar("_T")
+
+_FLUSH_S = 0.05
+"""Output reaches the kernel this often: below what a person notices."""
+_HEALTH_S = 1.0
+_HEARING_S = 0.4
+"""A rank that has not reacted to SIGINT by then is in C code and will not before that returns."""
+_TERM_S = 0.3
+"""How long SIGTERM's default action may take; longer means somebody handles or ignores it."""
+_CLOCK_SLACK_S = 1.0
+"""File times may lag behind the clock by a tick; a second is plenty."""
+_GIVE_UP_S = 10.0
+"""A process that survives SIGKILL this long hangs in the system (state D); waiting will not help."""
+
+
+class Crew:
+    """Starts and ends the ranks that one ``launch`` message names."""
+
+    def __init__(
+        self,
+        launch: dict[str, Any],
+        nursery: Nursery,
+        kept: Kept,
+        emit: Callable[[ev.Event], None],
+        hand_over: Callable[[dict[str, Any], int], None],
+        service: Service | None,
+    ) -> None:
+        self.gang = str(launch["gang"])
+        self.attempt = int(launch["attempt"])
+        self.record_dir = str(launch["record_dir"])
+        self._launch = launch
+        self._nursery = nursery
+        self._kept = kept
+        self._emit = emit
+        self._hand_over = hand_over
+        self._is_recording = bool(launch["record"])
+        self._zero_s = float(launch["clock_zero_s"])
+        self.timelines = Timelines(self._zero_s, emit)
+        """Horovod's, where it is rank 0's host."""
+        self._grace_s = float(launch["grace_s"])
+        self._ranks: dict[int, Rank] = {}
+        self._gpus = Gpus({slot["rank"]: slot["gpu"] for slot in launch["slots"]})
+        self._service = service
+        self._ending: asyncio.Task[None] | None = None
+        self._starting: asyncio.Future[None] | None = None
+        self._cancelled = False
+        self._family: set[int] = set()
+        """Every process of the gang that was ever seen."""
+        self._began = time.time() - _CLOCK_SLACK_S
+        self._all_exited = asyncio.Event()
+        self._allowance = Allowance(time.monotonic)
+        env = {**os.environ, **launch["env"]}
+        self._mask = Mask((*launch["secrets"], *secret_values(env)))
+
+    def now_s(self) -> float:
+        return time.monotonic() - self._zero_s
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether it was told to end before its ranks were started."""
+        return self._cancelled
+
+    async def run(self, handed: Sequence[int], start_template: Callable[[], None]) -> None:
+        """Start the ranks, wait for their end, and sweep up; returns when nothing is left.
+
+        ``handed``: descriptors, closed here: of the closure, and of a channel for each rank that is fed.
+        """
+        try:
+            await self._start_ranks(handed, start_template)
+            await self._watch()
+        finally:
+            self.timelines.finish()
+            self._gpus.close()
+            if self._service is not None:
+                self._service.end()
+            is_kept = self._keep()
+            await self.sweep()
+            for rank in self._ranks.values():
+                rank.close(is_kept)
+                for left in Path(self.record_dir).glob(f"{_trace_name(rank.rank)}*"):
+                    left.unlink(missing_ok=True)  # it was killed while it wrote that
+
+    async def _start_ranks(self, handed: Sequence[int], start_template: Callable[[], None]) -> None:
+        try:
+            if not self._cancelled:
+                start_template()
+                self._starting = asyncio.ensure_future(self._start(handed, start_template))
+                await asyncio.wait([self._starting])
+                self._report_start(self._starting)
+        finally:
+            _close_all(handed)  # the ranks have descriptors of their own
+
+    def _keep(self) -> bool:
+        """Have the ranks wait for a gang like this one, if they all can and nobody wanted an end."""
+        ranks = sorted(self._ranks.values(), key=lambda rank: rank.rank)
+        staying = [KeptWorker(one.worker, one.stays) for one in ranks if one.stays is not None]
+        if self._ending is not None or len(staying) < len(self._launch["slots"]):
+            return False
+        self._kept.hold(self._launch["stay"], staying)
+        return True
+
+    # ── starting ──
+
+    async def _start(self, handed: Sequence[int], start_template: Callable[[], None]) -> None:
+        slots = self._launch["slots"]
+        for slot in slots:
+            self._emit(ev.RankPhase(self.now_s(), slot["rank"], "starting", self._first_detail()))
+        workers = self._kept.take(self._launch.get("stay", ""))
+        if not workers:
+            take = functools.partial(self._nursery.take, len(slots), self._launch["preload"])
+            workers = await self._with_template(take, start_template)
+        if self._service is not None:
+            await self._with_template(self._service.begin, start_template)
+        closure_fd, *channels = handed
+        for n, (slot, worker) in enumerate(zip(slots, workers, strict=True)):
+            self._send_off(slot, worker, [closure_fd, *channels[n : n + 1]])
+
+    async def _with_template(
+        self, take: Callable[[], Awaitable[_T]], start_template: Callable[[], None]
+    ) -> _T:
+        """Call ``take``, which forks from the template; if that dies, start another and call it once more.
+
+        The second one leaves out the imports under which the first died: ranks make them themselves.
+        """
+        try:
+            return await take()
+        except ChildProcessError as error:
+            self._emit(ev.Notice(self.now_s(), "warning", f"{error}; starting a new one"))
+        start_template()
+        return await take()
+
+    def _report_start(self, start: asyncio.Future[None]) -> None:
+        error = None if start.cancelled() else start.exception()
+        if error is not None:
+            self.report_fault(error)
+
+    def report_fault(self, error: BaseException) -> None:
+        """Report a fault for which no rank is to blame; the kernel ends the attempt."""
+        message = str(error)
+        if not self._ranks:
+            detail = self._first_detail()
+            where = f" ({detail})" if detail else ""
+            message = f"the ranks could not be started: {message}{where}"
+        report = ev.ErrorReport(type(error).__name__, message)
+        self._emit(ev.AttemptFailed(self.now_s(), report))
+
+    def report_progress(self, rank: int, text: str) -> None:
+        """Report what is done with the result of a rank; empty text once that is over."""
+        self._emit(ev.RankPhase(self.now_s(), rank, "finishing", text))
+
+    def lose(self, rank: int, why: ev.ErrorReport) -> None:
+        """End a rank at once whose place on this machine is gone, and say so."""
+        one = self._ranks.get(rank)
+        if one is None or not one.exited:
+            self._emit(ev.RankFailed(self.now_s(), rank, why, "running" if one else "starting"))
+        if one is not None:
+            one.signal(signal.SIGKILL)
+
+    def _first_detail(self) -> str:
+        modules = self._launch["preload"]
+        return f"importing {', '.join(modules[:3])}" if modules else ""
+
+    def _send_off(self, slot: dict[str, Any], worker: Worker, fds: Sequence[int]) -> None:
+        rank = int(slot["rank"])
+        log = RankLog(log_path(self.record_dir, rank))
+        one = Rank(rank, worker, log, self.now_s, self._emit, self._hand_over, self._mask)
+        self._ranks[rank] = one
+        message = {
+            "kind": "rank", "rank": rank, "clock_zero_s": self._zero_s,
+            "env": {**self._launch["env"], **slot["env"]},
+            "cwd": self._launch["cwd"], "sys_path": self._launch["sys_path"],
+            "record": self._is_recording, "infer": self._launch.get("infer"),
+            "timelines": path_prefix(self.record_dir, self.attempt),
+        }  # fmt: skip
+        one.on_stay = self._on_rank_over
+        one.on_timeline = functools.partial(self.timelines.turn_to, rank)
+        one.go(message, fds, slot["device"])
+        ended = self._nursery.take_exit(worker.pid)
+        if ended is not None:  # before anybody knew it was to be this rank
+            self.on_exit(worker.pid, *ended)
+
+    # ── watching ──
+
+    async def _watch(self) -> None:
+        health_at = time.monotonic() + _HEALTH_S
+        all_exited = asyncio.ensure_future(self._all_exited.wait())
+        try:
+            while not self._over() and not self._is_stuck():
+                await asyncio.wait([all_exited], timeout=_FLUSH_S)
+                for rank in self._ranks.values():
+                    rank.send_output(self._allowance)
+                self.timelines.look()
+                if time.monotonic() >= health_at:
+                    health_at = time.monotonic() + _HEALTH_S
+                    self._check_health()
+        finally:
+            all_exited.cancel()
+        if self._ending is not None:
+            await asyncio.wait([self._ending])
+
+    def _is_stuck(self) -> bool:
+        """True when the ladder has ended although ranks are left: they hang in the system."""
+        return self._ending is not None and self._ending.done()
+
+    def _over(self) -> bool:
+        return all(rank.exited for rank in self._ranks.values())
+
+    def _check_health(self) -> None:
+        self._note_family()
+        self._gpus.look({r.rank: r.worker.pid for r in self._ranks.values() if not r.exited})
+        for rank in self._ranks.values():
+            rank.check_health(self._gpus.use_of(rank.rank))
+            why = rank.hangs_at_exit()
+            if why:
+                text = f"rank {rank.rank} {why}: killed"
+                self._emit(ev.Notice(self.now_s(), "warning", text))
+                rank.signal(signal.SIGKILL)
+
+    def _note_family(self) -> None:
+        for rank in self._ranks.values():
+            if not rank.exited:
+                self._family |= processes.family(rank.worker.pid)
+
+    def on_exit(self, pid: int, status: int, max_rss_bytes: int) -> bool:
+        """Take note of a reaped child; return whether it was a rank of this crew."""
+        for rank in self._ranks.values():
+            if rank.worker.pid == pid and not rank.exited:
+                rank.on_exit(status, max_rss_bytes)
+                self._on_rank_over()
+                return True
+        if self._service is None or not self._service.forget(pid):
+            return False
+        if self._ending is None and not self._over():
+            self.report_fault(RendezvousError("the rendezvous store exited unexpectedly"))
+        return True
+
+    def _on_rank_over(self) -> None:
+        if self._over():
+            self._all_exited.set()
+
+    # ── orders ──
+
+    def obey(self, message: dict[str, Any]) -> None:
+        """Do what the kernel says about this gang."""
+        action = message["do"]
+        if action == "stop":
+            self.stop()
+        elif action == "kill":
+            self.kill(message.get("rank"))
+        elif action == "record":
+            self._is_recording = bool(message["on"])
+            for rank in self._ranks.values():
+                rank.tell({"do": "record", "on": self._is_recording})
+        elif action == "profile":
+            self._profile(int(message["number"]), int(message["steps"]))
+
+    def _profile(self, number: int, steps: int) -> None:
+        for rank in self._ranks.values():
+            path = str(Path(self.record_dir) / _trace_name(rank.rank))
+            rank.tell({"do": "profile", "number": number, "steps": steps, "path": path})
+
+    def ask_stacks(self) -> None:
+        """Have ``faulthandler`` write where every rank is; see :meth:`read_stacks` a moment later."""
+        for rank in self._ranks.values():
+            rank.read_stacks()
+            rank.ask_stacks()
+
+    def read_stacks(self) -> dict[int, str]:
+        """Return what was written since :meth:`ask_stacks`."""
+        return {rank.rank: rank.read_stacks() for rank in self._ranks.values()}
+
+    # ── ending ──
+
+    def stop(self) -> None:
+        """Ask every rank to end, then make it."""
+        self._abort_start()
+        self._note_family()
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._end())
+
+    def kill(self, only: int | None = None) -> None:
+        """End every rank at once, or ``only`` one, of which nothing is wanted any more."""
+        if only is None:
+            self.stop()
+        for rank in self._ranks.values():
+            if only in (None, rank.rank):
+                rank.signal(signal.SIGKILL)
+
+    def _abort_start(self) -> None:
+        self._cancelled = True
+        if self._starting is None:
+            self._nursery.abort()  # we wait for what it does for the next gang, which is this one
+        elif not self._starting.done():
+            self._starting.cancel()
+            self._nursery.abort()
+
+    async def _end(self) -> None:
+        """Walk the ladder: SIGINT, SIGTERM, SIGKILL; what descends from the ranks is swept later."""
+        begun = time.monotonic()
+        for rank in self._ranks.values():
+            rank.signal(signal.SIGINT)
+        terminated: set[int] = set()
+        while not self._over():
+            waited = time.monotonic() - begun
+            for rank in self._ranks.values():
+                limit = self._grace_s if rank.heard else _HEARING_S
+                if waited > limit + _TERM_S:
+                    rank.signal(signal.SIGKILL)
+                elif waited > limit and rank.rank not in terminated:
+                    terminated.add(rank.rank)
+                    rank.signal(signal.SIGTERM)
+            if waited > self._grace_s + _TERM_S + _GIVE_UP_S:
+                break
+            await asyncio.sleep(0.01)
+
+    async def sweep(self) -> None:
+        """Kill whatever descends from this agent, template and waiting workers apart."""
+        seen, left = await processes.end_descendants(os.getpid(), _GIVE_UP_S, self._keepers)
+        self._family |= seen
+        if left:
+            self._give_up(left)
+        else:
+            processes.unlink_shared_memory(self._family, self._began)
+
+    def _keepers(self) -> set[int]:
+        """Return the pids that are not the gang's: template, waiting workers, what serves the ranks."""
+        served = self._service.pids() if self._service else set()
+        return self._nursery.keepers() | self._kept.pids() | served
+
+    def _give_up(self, left: list[processes.Process]) -> None:
+        said = ", ".join(f"{process.pid} (state {process.state})" for process in left)
+        text = f"cannot be killed on {os.uname().nodename}: {said}; the machine needs attention"
+        self._emit(ev.Notice(self.now_s(), "error", text))
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _trace_name(rank: int) -> str:
+    """Return what a rank's trace is called for as long as it takes to write it."""
+    return f"trace-{rank}.json"

@@ -1,0 +1,330 @@
+"""What an agent knows of one rank: its worker, what it said, how it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import processes
+from hydrogen_magic.core.masking import Mask
+from hydrogen_magic.node.agent.exit_watch import ExitWatch
+from hydrogen_magic.node.agent.gpus import Use
+from hydrogen_magic.node.agent.output import CHUNK, Allowance, LivePart, LiveText, RankLog
+from hydrogen_magic.node.agent.worker_pool import Worker
+from hydrogen_magic.node.worker import checkpoint
+from hydrogen_magic.transport import framing
+
+__all__ = ["Rank"]
+
+_PACKAGE = f'File "{Path(__file__).parents[2]}{os.sep}'
+_OUR_THREAD = _PACKAGE + "node/worker/reporter.py"
+_OUR_HOOKS = (_PACKAGE + "node/worker/observe", _PACKAGE + "horovod/node/observe")
+_BELOW_THE_CELL = (_PACKAGE + "node/worker/namespace.py", _PACKAGE + "node/worker/main.py")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+_DRAIN_CHUNKS = 32
+"""A pipe holds at most 1 MB; more than twice that is somebody who still writes."""
+
+
+class Rank:
+    """One rank of the attempt that runs on this host."""
+
+    def __init__(
+        self,
+        rank: int,
+        worker: Worker,
+        log: RankLog,
+        now_s: Callable[[], float],
+        emit: Callable[[ev.Event], None],
+        hand_over: Callable[[dict[str, Any], int], None],
+        mask: Mask,
+    ) -> None:
+        self.rank = rank
+        self.worker = worker
+        self.asked = False
+        """The agent asked it to end."""
+        self.heard = False
+        """It reacted to being asked."""
+        self.exited = False
+        self.stays: dict[str, int] | None = None
+        """For its process the gang is over, which waits for another one: the files that it depends on."""
+        self.has_delivered = False
+        """All its results have arrived here."""
+        self.exit_watch: ExitWatch | None = None
+        """Since the end of its cell."""
+        self.on_stay: Callable[[], None] = lambda: None
+        """Told when it stays."""
+        self.on_timeline: Callable[[dict[str, Any]], None] = lambda what: None
+        """Told of a timeline that the rank's Horovod begins, or has ended."""
+        self._log = log
+        self._now_s = now_s
+        self._emit = emit
+        self._hand_over = hand_over
+        self._mask = mask
+        self._masked = {"stdout": mask.stream(), "stderr": mask.stream()}
+        self._live = {"stdout": LiveText(), "stderr": LiveText()}
+        self._reader = framing.FrameReader(worker.control)
+        self._stacks_read = os.fstat(worker.stacks).st_size
+        self._checkpoints = ""
+        self._cpu: tuple[float, int] | None = None
+        self._oom_kills = processes.oom_kills()
+        loop = asyncio.get_running_loop()
+        loop.add_reader(worker.control, self._read_control)
+        loop.add_reader(worker.stdout, self._read_output, worker.stdout, "stdout")
+        loop.add_reader(worker.stderr, self._read_output, worker.stderr, "stderr")
+        loop.add_reader(worker.interrupted, self._read_interrupted)
+
+    def go(self, message: dict[str, Any], fds: Sequence[int], device: str) -> None:
+        """Send the worker off."""
+        self._checkpoints = message["env"].get(checkpoint.FOLDER, "")
+        self.worker.control.setblocking(True)
+        try:
+            framing.send(self.worker.control, message, fds)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # killed while it waited: its exit is reported like any other
+        self.worker.control.setblocking(False)
+        host = os.uname().nodename
+        self._emit(ev.RankStarted(self._now_s(), self.rank, self.worker.pid, host, device))
+
+    def tell(self, order: dict[str, Any]) -> None:
+        """Send an order, which the rank reads while it runs; see ``worker.orders``."""
+        if self.exited:
+            return
+        try:
+            framing.send(self.worker.control, order)
+        except (BlockingIOError, BrokenPipeError, ConnectionResetError):
+            pass  # it has read none for thousands of them, or it has gone: nobody waits for it
+
+    # ── what it says ──
+
+    def _read_control(self) -> bool:
+        try:
+            more = self._reader.feed()
+        except BlockingIOError:
+            return False
+        for message, fds in self._reader.messages():
+            self._take(message, fds)
+        if not more:
+            asyncio.get_running_loop().remove_reader(self.worker.control)
+        return more
+
+    def _take(self, message: dict[str, Any], fds: list[int]) -> None:
+        if "result" in message:
+            self._hand_over({"rank": self.rank, "result": message["result"]}, fds[0])
+        if "delivered" in message:
+            self.has_delivered = True
+            self._emit(ev.RankResult(self._now_s(), self.rank, int(message["delivered"])))
+        if "profile" in message:
+            self._hand_over({"rank": self.rank, "profile": int(message["profile"])}, fds[0])
+        if "stays" in message:
+            self._stay(dict(message["stays"]))
+        if "timeline" in message:
+            self.on_timeline(message["timeline"])
+        if "checkpoint" in message:
+            self._hand_over_checkpoint(str(message["checkpoint"]))
+        for encoded in message.get("events", ()):
+            try:
+                event = self._mask.event(ev.decode(encoded))
+            except ev.EventError as error:
+                self._emit(ev.Notice(self._now_s(), "warning", f"rank {self.rank}: {error}"))
+                continue
+            of_the_gang = isinstance(event, (ev.Notice, ev.Profiling))
+            if getattr(event, "rank", None) == self.rank or of_the_gang:
+                self._note(event)
+                self._emit(event)
+
+    def _hand_over_checkpoint(self, name: str) -> None:
+        try:
+            fd = os.open(os.path.join(self._checkpoints, os.path.basename(name)), os.O_RDONLY)
+        except FileNotFoundError:
+            return  # a newer one has replaced it already, and comes next
+        self._hand_over({"rank": self.rank, "checkpoint": os.path.basename(name)}, fd)
+
+    def _note(self, event: ev.Event) -> None:
+        is_finishing = isinstance(event, ev.RankPhase) and event.phase == "finishing"
+        if is_finishing and self.exit_watch is None:
+            self.exit_watch = ExitWatch(self.worker.pid, time.monotonic())
+        if isinstance(event, ev.Output):  # no descriptor brings it
+            self._write_log(event.text.encode("utf-8", "replace"))
+
+    def _read_output(self, fd: int, stream: str) -> bool:
+        try:
+            data = os.read(fd, CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            asyncio.get_running_loop().remove_reader(fd)
+            return False
+        self._take_text(stream, self._masked[stream].feed(data))
+        return True
+
+    def _take_text(self, stream: str, data: bytes) -> None:
+        if data:
+            self._write_log(data)
+            self._live[stream].feed(data)
+
+    def _write_log(self, data: bytes) -> None:
+        problem = self._log.write(data)
+        if problem:
+            self._emit(ev.Notice(self._now_s(), "warning", f"rank {self.rank}: {problem}"))
+
+    def _read_interrupted(self) -> None:
+        self.heard = True
+        asyncio.get_running_loop().remove_reader(self.worker.interrupted)
+
+    def send_output(self, allowance: Allowance) -> None:
+        """Emit what has been written since last time, as far as the allowance goes."""
+        for stream, live in self._live.items():
+            self._emit_text(stream, live.take(allowance))
+
+    def _emit_text(self, stream: str, taken: LivePart | None) -> None:
+        if taken is not None:
+            self._emit(ev.Output(self._now_s(), self.rank, stream, *taken))
+
+    # ── how it is ──
+
+    def check_health(self, gpu: Use) -> str:
+        """Emit what ``/proc`` and the GPU say of the process; return its state letter."""
+        found = next(iter(processes.processes([self.worker.pid])), None)
+        if found is None or self.exited:
+            return ""
+        now = time.monotonic()
+        cpu = 0.0
+        if self._cpu is not None and now > self._cpu[0]:
+            cpu = (found.cpu_ticks - self._cpu[1]) / _TICKS_PER_S / (now - self._cpu[0]) * 100
+        self._cpu = (now, found.cpu_ticks)
+        self._emit(
+            ev.RankHealth(
+                self._now_s(), self.rank, found.rss_bytes, round(cpu, 1), found.state,
+                gpu.percent, gpu.memory_bytes,
+            )
+        )  # fmt: skip
+        return found.state
+
+    def hangs_at_exit(self) -> str:
+        """Return why the process has to be killed after its cell, empty while it need not be."""
+        if self.exited or self.exit_watch is None:
+            return ""
+        why = self.exit_watch.look(time.monotonic(), self.has_delivered)
+        if why:
+            self.exit_watch = None
+        return why
+
+    def ask_stacks(self) -> None:
+        """Have ``faulthandler`` write where every thread is; works inside a blocked collective."""
+        if not self.exited:
+            processes.send_signal(self.worker.pid, signal.SIGUSR1)
+
+    def read_stacks(self) -> str:
+        """Return what ``faulthandler`` wrote since the last call, without our own lines."""
+        size = os.fstat(self.worker.stacks).st_size
+        data = os.pread(self.worker.stacks, size - self._stacks_read, self._stacks_read)
+        self._stacks_read = size
+        return without_our_frames(data.decode("utf-8", "replace"))
+
+    # ── how it ends ──
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to the process; it is our child and not yet reaped, so the pid is its own."""
+        self.asked = True
+        if not self.exited:
+            processes.send_signal(self.worker.pid, signum)
+
+    def on_exit(self, status: int, max_rss_bytes: int) -> None:
+        """Take note of the exit status: read what is left to read, then report."""
+        try:
+            self._drain()
+        finally:  # whatever it left behind, the rank is over
+            self.exited = True
+            self._report_exit(status, max_rss_bytes)
+
+    def _stay(self, files: dict[str, int]) -> None:
+        """Take note that the process waits for another gang: this one sees it end well."""
+        self.stays = files
+        for fd, stream in ((self.worker.stdout, "stdout"), (self.worker.stderr, "stderr")):
+            self._read_all(fd, stream)
+        self.exited = True
+        self._report_exit(0, 0)
+        self.on_stay()
+
+    def _report_exit(self, status: int, max_rss_bytes: int) -> None:
+        for stream, live in self._live.items():
+            self._take_text(stream, self._masked[stream].rest())
+            self._emit_text(stream, live.rest())
+        exit_code, signal_name = None, ""
+        if os.WIFSIGNALED(status):
+            signal_name = _name_of_signal(os.WTERMSIG(status))
+        else:
+            exit_code = os.WEXITSTATUS(status)
+        crash = self.read_stacks() if signal_name and not self.asked else ""
+        hint = self._hint(signal_name, max_rss_bytes)
+        self._emit(
+            ev.RankExited(
+                self._now_s(), self.rank, exit_code, signal_name, self.asked, hint, crash
+            )
+        )  # fmt: skip
+
+    def _hint(self, signal_name: str, max_rss_bytes: int) -> str:
+        if signal_name != "SIGKILL" or self.asked:
+            return ""
+        peak = f"it used up to {max_rss_bytes / 1e9:.1f} GB of memory"
+        if processes.oom_kills() > self._oom_kills:
+            return f"out of memory: the system's OOM killer was at work; {peak}"
+        return f"somebody killed it, or the system was out of memory; {peak}"
+
+    def _drain(self) -> None:
+        """Read what the pipes hold; a grandchild may keep them open, so not until their end."""
+        for _ in range(_DRAIN_CHUNKS):
+            if not self._read_control():
+                break
+        for fd, stream in ((self.worker.stdout, "stdout"), (self.worker.stderr, "stderr")):
+            self._read_all(fd, stream)
+
+    def _read_all(self, fd: int, stream: str) -> None:
+        for _ in range(_DRAIN_CHUNKS):
+            if not self._read_output(fd, stream):
+                break
+
+    def close(self, is_kept: bool = False) -> None:
+        """Let go of the log, and of the pipes unless the process is kept for another gang."""
+        loop = asyncio.get_running_loop()
+        for fd in (self.worker.control.fileno(), self.worker.stdout, self.worker.stderr,
+                   self.worker.interrupted):  # fmt: skip
+            loop.remove_reader(fd)
+        self._reader.close()
+        if not is_kept:
+            self.worker.close()
+        self._log.close()
+
+
+def _name_of_signal(signum: int) -> str:
+    """Return ``SIGKILL`` and the like; most real-time signals have no name."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"
+
+
+def without_our_frames(stacks: str) -> str:
+    """Drop what lies below the user's code, and threads that are ours altogether.
+
+    ``faulthandler`` prints the innermost frame first, so everything from our first line on is ours.
+    """
+    threads = [thread.splitlines() for thread in stacks.split("\n\n") if _OUR_THREAD not in thread]
+    return "\n\n".join("\n".join(_users_part(lines)) for lines in threads)
+
+
+def _users_part(lines: list[str]) -> list[str]:
+    below = (n for n, line in enumerate(lines) if line.strip().startswith(_BELOW_THE_CELL))
+    return [line for line in lines[: next(below, None)] if not line.strip().startswith(_OUR_HOOKS)]
+
+
+def log_path(record_dir: str, rank: int) -> str:
+    """Return where the rank's whole output goes."""
+    return str(Path(record_dir) / f"rank-{rank}.log")

@@ -1,0 +1,79 @@
+"""What a rendezvous has served beside the ranks (torch's store), in a worker of its own.
+
+Begun ahead of time for the next gang where that will most likely want the same: ranks then find it
+answering when they come.
+"""
+
+from __future__ import annotations
+
+import signal
+import socket
+from typing import Any
+
+from hydrogen_magic.core import processes
+from hydrogen_magic.node.agent.worker_pool import Nursery, Worker
+from hydrogen_magic.transport import framing
+
+__all__ = ["Service", "listen"]
+
+_BACKLOG = 4096
+"""Connections of other users wait in the same queue as those of ranks, until the server refuses them.
+This is the most that Linux allows by default."""
+
+
+def listen(held: socket.socket) -> None:
+    """Accept connections into the queue of a reserved port."""
+    held.listen(_BACKLOG)
+
+
+class Service:
+    """A function that serves on a socket which the agent holds, for one attempt."""
+
+    def __init__(self, launch: dict[str, Any], held: socket.socket, nursery: Nursery) -> None:
+        self.what: dict[str, Any] = launch["service"]
+        self._message = {
+            "kind": "service", "service": self.what["function"], "options": self.what["options"],
+            "env": launch["env"], "cwd": launch["cwd"], "sys_path": launch["sys_path"],
+        }  # fmt: skip
+        self._held = held
+        self._nursery = nursery
+        self._worker: Worker | None = None
+        self._pid = 0
+        self._ended = False
+
+    def fits(self, launch: dict[str, Any]) -> bool:
+        """Whether this is what the launch would have served, by the same code."""
+        same_code = self._message["sys_path"] == launch["sys_path"]
+        return self.what == launch["service"] and same_code and self._worker is not None
+
+    async def begin(self) -> None:
+        """Start to serve; nothing happens if that was done before."""
+        if self._worker is None:
+            (worker,) = await self._nursery.take(1, ())
+            if self._ended:
+                worker.close()
+                return
+            self._worker = worker
+            self._pid = self._worker.pid
+            self._worker.control.setblocking(True)
+            listen(self._held)  # here and now: the ranks start next
+            framing.send(self._worker.control, self._message, [self._held.fileno()])
+
+    def pids(self) -> set[int]:
+        """Return the pid of the process that serves, if there is or was one."""
+        return {self._pid} if self._pid else set()
+
+    def end(self) -> None:
+        """End it at once: it holds nothing that anybody needs."""
+        self._ended = True
+        if self._worker is not None:
+            processes.send_signal(self._pid, signal.SIGKILL)
+            self.forget(self._pid)
+
+    def forget(self, pid: int) -> bool:
+        """Take note that process ``pid`` is no more; return whether it was the one that serves."""
+        if self._worker is None or self._pid != pid:
+            return False
+        self._worker.close()
+        self._worker = None
+        return True

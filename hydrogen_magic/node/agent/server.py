@@ -1,0 +1,316 @@
+"""The agent's main loop: messages from the kernel in, events out, and the end of everything.
+
+It serves one gang at a time; a second gang of the same kernel gets an agent of its own. So whatever
+descends from an agent, its template and waiting workers apart, belongs to the gang it serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import resource
+import signal
+import socket
+import sys
+from typing import Any
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.node.agent import rendezvous_service
+from hydrogen_magic.node.agent.kernel_link import Tether
+from hydrogen_magic.node.agent.rank_group import Crew
+from hydrogen_magic.node.agent.rendezvous_service import Service
+from hydrogen_magic.node.agent.worker_pool import Nursery
+from hydrogen_magic.node.agent.worker_reuse import Kept
+from hydrogen_magic.transport.channel import AgentLink
+
+__all__ = ["Agent"]
+
+_BATCH_S = 0.05
+"""Events that need not be seen at once leave together: one message instead of fifty."""
+
+_STACKS_S = 0.1
+"""``faulthandler`` writes stacks within milliseconds of the signal."""
+
+_IDLE_S = 2.0
+"""Without a gang for this long, there is time for imports that the next one's ranks would otherwise
+make themselves. They take a second or two, in which a gang has to wait: cells run one after another
+must not meet them."""
+
+_MAX_SPARES = 16
+"""More ranks than this are forked when asked for: waiting ones cost some memory each."""
+
+
+class Agent:
+    """Talks to the kernel, owns the nursery and at most one crew."""
+
+    def __init__(self, boot: dict[str, Any], tether: Tether, nursery: Nursery) -> None:
+        self._boot = boot
+        self._tether = tether
+        self._nursery = nursery
+        self._kept = Kept()
+        self._crew: Crew | None = None
+        self._link = AgentLink(boot["endpoint"], boot["server_key"], boot["key"], boot["secret"])
+        self._outbox: list[list[Any]] = []
+        self._flushing: asyncio.TimerHandle | None = None
+        self._held = _reserved(tether.bind)
+        self._closing = asyncio.Event()
+        self._standing: Service | None = None
+        """What serves the next gang's rendezvous already, most likely."""
+        self._preparing: asyncio.Task[None] | None = None
+        self._idle: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until the kernel says so or is gone."""
+        _raise_file_limit()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        loop.add_signal_handler(signal.SIGTERM, self._closing.set)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._tether.begin(self._link, self._closing.set, self._expect_ranks)
+        self._link.send(self._hello())
+        self._start(self._get_ready())
+        receiving = asyncio.ensure_future(self._receive())
+        receiving.add_done_callback(lambda _: self._closing.set())
+        await self._closing.wait()
+        receiving.cancel()
+        await self._end()
+        await asyncio.wait([receiving])
+        if not receiving.cancelled() and receiving.exception() is not None:
+            print("hydrogen_magic agent:", repr(receiving.exception()), file=sys.stderr)
+        self._tether.close()
+        for signum in (signal.SIGCHLD, signal.SIGTERM):
+            loop.remove_signal_handler(signum)
+        self._link.close()
+
+    async def _get_ready(self) -> None:
+        """Import what the kernel has named."""
+        await self._nursery.preload(self._boot["preload"])
+        self._when_idle(0)
+
+    def _when_idle(self, n_spares: int) -> None:
+        """Import ahead once no gang has come for a moment; its ranks would wait for that."""
+        if self._idle is not None:
+            self._idle.cancel()
+        loop = asyncio.get_running_loop()
+        self._idle = loop.call_later(_IDLE_S, self._begin_import_ahead, n_spares)
+
+    def _begin_import_ahead(self, n_spares: int) -> None:
+        # A gang waits for it as for all that is prepared: at a gang's end whatever descends from us
+        # is killed, and workers that are just being forked would be as well.
+        if self._crew is None:
+            self._preparing = asyncio.ensure_future(self._import_ahead(n_spares))
+
+    async def _import_ahead(self, n_spares: int) -> None:
+        try:
+            await self._nursery.preload_ahead()
+            await self._nursery.stock(n_spares)  # those there were have not imported it
+        except OSError:
+            pass  # as in _prepare()
+
+    def _hello(self) -> dict[str, Any]:
+        return {
+            "hello": {
+                "pid": os.getpid(), "host": os.uname().nodename,
+                "python": platform.python_version(), **self._tether.hello(),
+            },
+            "held": self._held.getsockname()[:2],
+        }  # fmt: skip
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._on_task_end)
+
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        # A template that was ended under its work is replaced at the next launch; that is no news.
+        if error is not None and not isinstance(error, (ChildProcessError, BrokenPipeError)):
+            print("hydrogen_magic agent:", repr(error), file=sys.stderr)
+
+    # ── the kernel ──
+
+    async def _receive(self) -> None:
+        while True:
+            message = await self._link.receive()
+            action = message["do"]
+            if self._tether.take(message):
+                pass
+            elif action == "launch":
+                self._launch(self._tether.localized(message))
+            elif action == "quit":
+                self._closing.set()
+            elif action == "ping":
+                self._send({"pong": True})
+            elif action == "stacks":
+                self._start(self._tell_stacks())
+            elif self._crew is not None and message["gang"] == self._crew.gang:
+                self._crew.obey(message)
+
+    def _expect_ranks(self) -> None:
+        """Queue connections of the next gang's ranks: those on other hosts may be faster than we."""
+        rendezvous_service.listen(self._held)
+
+    def _launch(self, message: dict[str, Any]) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        # At once: a stop may be the next message, and must find the crew.
+        serves = self._service_for(message)
+        self._crew = Crew(message, self._nursery, self._kept, self._emit, self._hand_over, serves)
+        self._start(self._serve(self._crew, message))
+
+    # ── a gang ──
+
+    async def _serve(self, crew: Crew, launch: dict[str, Any]) -> None:
+        try:
+            handed = await self._tether.handed(crew)
+            if self._preparing is not None:
+                await asyncio.wait([self._preparing])
+            await crew.run(handed, lambda: self._start_template(launch))
+        except Exception as error:  # whatever it is, the kernel waits for this gang's end
+            crew.report_fault(error)
+        finally:
+            self._flush()
+            try:
+                await self._tether.finish(crew)
+            finally:  # whatever could not be handed over, the kernel waits for this word
+                self._finish(crew)
+        self._preparing = asyncio.ensure_future(self._prepare(launch))
+
+    def _start_template(self, launch: dict[str, Any]) -> None:
+        self._nursery.start(launch["fingerprint"], launch["env"], launch["sys_path"])
+
+    def _finish(self, crew: Crew) -> None:
+        """Tell the kernel that nothing of the gang is left, and hold a port for the next."""
+        self._flush()
+        self._crew = None
+        self._held.close()  # a store must never serve two attempts
+        swept = {"swept": crew.gang, "attempt": crew.attempt}
+        try:
+            self._held = _reserved(self._tether.bind)
+        except OSError:
+            self._send({**swept, "held": None})
+            self._closing.set()  # of no use without a port; the kernel starts another agent
+            raise
+        self._send({**swept, "held": self._held.getsockname()[:2]})
+        self._tether.released(crew.gang, crew.attempt)
+
+    async def _prepare(self, launch: dict[str, Any]) -> None:
+        """Get ready for another gang like this one: the most likely next."""
+        try:
+            if launch["service"]:
+                self._standing = Service(launch, self._held, self._nursery)
+                await self._standing.begin()
+            n_spares = min(len(launch["slots"]), _MAX_SPARES)
+            await self._nursery.stock(n_spares)
+            self._when_idle(n_spares)
+        except OSError:
+            pass  # the template was ended meanwhile, or forks are refused: the next launch will say
+
+    def _service_for(self, launch: dict[str, Any]) -> Service | None:
+        """Return what the launch wants served: the standing one if that is it, else a new one."""
+        standing, self._standing = self._standing, None
+        if standing is not None and standing.fits(launch):
+            return standing
+        if standing is not None:
+            standing.end()
+        return Service(launch, self._held, self._nursery) if launch["service"] else None
+
+    def _emit(self, event: ev.Event) -> None:
+        self._outbox.append(ev.encode(event))
+        if isinstance(event, (ev.RankFailed, ev.RankExited, ev.RankResult)):
+            self._flush()
+        elif self._flushing is None:
+            loop = asyncio.get_running_loop()
+            self._flushing = loop.call_later(_BATCH_S, self._flush)
+
+    def _flush(self) -> None:
+        if self._flushing is not None:
+            self._flushing.cancel()
+            self._flushing = None
+        if self._outbox and self._crew is not None:
+            batch, self._outbox = self._outbox, []
+            self._send_events(self._crew, batch)
+
+    def _send_events(self, crew: Crew, batch: list[Any]) -> None:
+        try:
+            self._send({"events": batch, "gang": crew.gang, "attempt": crew.attempt})
+        except ValueError as error:  # too large for one message
+            half = len(batch) // 2
+            if half == 0:
+                text = f"something was left out: {batch[0][0]} is too large ({error})"
+                self._send_events(crew, [ev.encode(ev.Notice(crew.now_s(), "warning", text))])
+                return
+            self._send_events(crew, batch[:half])
+            self._send_events(crew, batch[half:])
+
+    def _send(self, message: dict[str, Any]) -> None:
+        if not self._closing.is_set():  # a kernel that let go of us listens no more
+            self._link.send(message)
+
+    def _hand_over(self, label: dict[str, Any], fd: int) -> None:
+        """Pass a file of a rank's on to the kernel: its result, or its profile."""
+        if self._crew is not None:
+            message = {"gang": self._crew.gang, "attempt": self._crew.attempt, **label}
+            self._tether.hand_over(message, fd)
+        os.close(fd)
+
+    async def _tell_stacks(self) -> None:
+        crew = self._crew
+        if crew is None:
+            return
+        crew.ask_stacks()
+        await asyncio.sleep(_STACKS_S)
+        if crew is self._crew:
+            for rank, text in crew.read_stacks().items():
+                self._emit(ev.RankStacks(crew.now_s(), rank, text))
+            self._flush()
+
+    # ── children ──
+
+    def _reap(self) -> None:
+        """Collect every child that has ended: ranks, the template, orphans of the gang."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            # Linux gives ru_maxrss in KiB (getrusage(2)).
+            claimed = self._crew is not None and self._crew.on_exit(
+                pid, status, usage.ru_maxrss << 10
+            )
+            claimed = claimed or self._kept.forget(pid)
+            if not claimed and not (self._standing is not None and self._standing.forget(pid)):
+                self._nursery.forget(pid, (status, usage.ru_maxrss << 10))
+
+    async def _end(self) -> None:
+        """End the gang and everything else that descends from us, at once."""
+        if self._crew is not None:
+            self._crew.kill()
+            self._tether.kernel_ended(self._crew)
+            await self._crew.sweep()
+        if self._standing is not None:
+            self._standing.end()
+        self._kept.end()
+        self._nursery.end()
+
+
+def _reserved(address: str) -> socket.socket:
+    """Reserve a port for the next gang's rendezvous.
+
+    Until ranks are expected it refuses connections: those of other users would fill the queue. Without
+    ``SO_REUSEADDR``: with that others could bind the port too.
+    """
+    sock = socket.socket()
+    sock.bind((address, 0))
+    return sock
+
+
+def _raise_file_limit() -> None:
+    """Allow as many descriptors as the system lets us: five for every rank."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,316 @@
+"""The agent's stock of workers: one template, and workers forked from it, some ahead of time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydrogen_magic.core import memory_settings, processes
+from hydrogen_magic.node.agent import command_line
+from hydrogen_magic.node.agent.forkserver import FDS_PER_WORKER
+from hydrogen_magic.transport import framing
+
+__all__ = ["Nursery", "Worker"]
+
+_DIED = "the forkserver exited unexpectedly"
+_MAX_EXITS = 64
+"""Exits kept for forks whose pid is not known yet: there are only ever a few."""
+_BATCH = framing.MAX_FDS // FDS_PER_WORKER
+
+
+@dataclass
+class Worker:
+    """The agent's ends of one worker's pipes.
+
+    See :class:`~hydrogen_magic.node.worker.process_setup.WorkerPipes`.
+    """
+
+    control: socket.socket
+    stdout: int
+    stderr: int
+    interrupted: int
+    stacks: int
+    pid: int = 0
+
+    def close(self) -> None:
+        """Close what connects us; a worker that was never used exits by itself then."""
+        self.control.close()
+        for fd in (self.stdout, self.stderr, self.interrupted, self.stacks):
+            os.close(fd)
+
+
+@dataclass
+class _Template:
+    """A running template process and what it has imported."""
+
+    pid: int
+    sock: socket.socket
+    reader: framing.FrameReader
+    fingerprint: str
+    first: tuple[str, ...] = ()
+    """What it imports before anything is asked; its answer to that has not been read yet."""
+    loaded: set[str] = field(default_factory=set)
+    """What it was asked to import, whether or not that worked."""
+    aborted: bool = False
+    """It was ended in the middle of an import, which is not the imported module's fault."""
+    files: dict[str, int] = field(default_factory=dict)
+    """Files of those modules and their times when they were imported."""
+
+    def is_stale(self) -> bool:
+        """True when a module that it has imported was changed since."""
+        return any(_modified(file) != when for file, when in self.files.items())
+
+
+def _modified(file: str) -> int:
+    try:
+        return os.stat(file).st_mtime_ns
+    except OSError:
+        return 0
+
+
+_ON_FIRST_USE = (("torch", "torch._dynamo"),)
+"""Module -> what it imports when it is first used. Making an optimizer does that, for over a second."""
+
+
+class Nursery:
+    """Hands out workers that have imported what is asked for."""
+
+    def __init__(self) -> None:
+        self._template: _Template | None = None
+        self._spares: list[Worker] = []
+        self._avoid: set[str] = set()
+        """Modules that made a template unsafe to fork: ranks import them themselves."""
+        self._exits: dict[int, tuple[int, int]] = {}
+        self._lock = asyncio.Lock()
+
+    def keepers(self) -> set[int]:
+        """Return the pids that must survive the end of a gang."""
+        template = {self._template.pid} if self._template else set()
+        return template | {worker.pid for worker in self._spares}
+
+    def start(
+        self,
+        fingerprint: str,
+        env: Mapping[str, str],
+        sys_path: Sequence[str],
+        preload: Sequence[str] = (),
+    ) -> None:
+        """Have a template of this fingerprint; one of another is replaced.
+
+        A new one begins to import ``preload`` at once, without waiting to be asked.
+        """
+        current = self._template
+        if current is not None and current.fingerprint == fingerprint and not current.is_stale():
+            return
+        self.close()
+        ours, theirs = socket.socketpair()
+        # subprocess is not asked for the exit status: the agent reaps whatever is its child.
+        process = subprocess.Popen(
+            command_line.command(
+                "hydrogen_magic.node.agent.forkserver", sys_path,
+                str(theirs.fileno()), str(os.getpid()), json.dumps(list(sys_path)), *preload,
+            ),
+            pass_fds=[theirs.fileno()],
+            env=command_line.environment({**memory_settings.ENVIRONMENT, **env}),
+            stdin=subprocess.DEVNULL, cwd="/",
+        )  # fmt: skip
+        theirs.close()
+        self._template = _Template(
+            process.pid, ours, framing.FrameReader(ours), fingerprint, tuple(preload)
+        )
+
+    async def preload(self, modules: Sequence[str]) -> None:
+        """Have the template import ``modules`` that it has not imported yet."""
+        async with self._lock:
+            await self._preload(modules)
+
+    async def preload_ahead(self) -> None:
+        """Have the template import what its modules would import on first use, in every rank."""
+        async with self._lock:
+            loaded = self._template.loaded if self._template is not None else ()
+            await self._preload([more for name, more in _ON_FIRST_USE if name in loaded])
+
+    async def take(self, count: int, modules: Sequence[str]) -> list[Worker]:
+        """Return ``count`` workers with ``modules`` imported; they are the caller's from now on."""
+        async with self._lock:
+            await self._preload(modules)
+            ready = [self._spares.pop() for _ in range(min(count, len(self._spares)))]
+            try:
+                return ready + await self._fork(count - len(ready))
+            except BaseException:
+                self._spares += ready
+                raise
+
+    async def stock(self, count: int) -> None:
+        """Fork ahead until ``count`` workers wait."""
+        async with self._lock:
+            template = self._template
+            forked = await self._fork(count - len(self._spares)) if template is not None else []
+            if self._template is template:
+                self._spares += forked
+            else:  # replaced meanwhile: these have imported other things
+                _close_all(forked)
+
+    def forget(self, pid: int, ended: tuple[int, int]) -> None:
+        """Take note that child ``pid`` has ended; ``ended``: its wait status and peak memory in bytes."""
+        for worker in self._spares:
+            if worker.pid == pid:
+                self._spares.remove(worker)
+                worker.close()
+                return
+        if self._template is not None and self._template.pid == pid:
+            self.close()
+            return
+        self._exits[pid] = ended  # an orphan of the gang, or a fork whose pid we have not heard yet
+        while len(self._exits) > _MAX_EXITS:
+            del self._exits[next(iter(self._exits))]
+
+    def take_exit(self, pid: int) -> tuple[int, int] | None:
+        """Return how worker ``pid`` ended if it did before it was sent off."""
+        return self._exits.pop(pid, None)
+
+    def abort(self) -> None:
+        """End the template although it is busy, in an import that hangs perhaps; the next replaces it."""
+        if self._template is not None and self._lock.locked():
+            processes.send_signal(self._template.pid, signal.SIGKILL)
+            self._template.fingerprint = ""  # fits no launch: the next one replaces it
+            self._template.aborted = True
+
+    def end(self) -> None:
+        """Let go of everything at once: the template may import from a folder that goes with us."""
+        if self._template is not None:
+            processes.send_signal(self._template.pid, signal.SIGKILL)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of everything: template and waiting workers exit when their sockets close."""
+        _close_all(self._spares)
+        self._spares.clear()
+        if self._template is not None:
+            # A thread may be reading from it, and would be for ever: closing alone wakes nobody.
+            with suppress(OSError):
+                self._template.sock.shutdown(socket.SHUT_RDWR)
+            self._template.sock.close()
+            self._template = None
+
+    async def _preload(self, modules: Sequence[str]) -> None:
+        template = self._running()
+        if template.first:
+            first, template.first = template.first, ()
+            self._note_loaded(template, first, await self._answer(first))
+        missing = [m for m in modules if m not in template.loaded and m not in self._avoid]
+        if not missing:
+            return
+        _close_all(self._spares)
+        self._spares.clear()
+        self._ask(template, {"do": "preload", "modules": missing})
+        self._note_loaded(template, missing, await self._answer(missing))
+
+    def _note_loaded(
+        self, template: _Template, modules: Sequence[str], answer: dict[str, Any]
+    ) -> None:
+        template.loaded.update(modules)
+        template.files.update((file, _modified(file)) for file in answer["files"])
+        if answer["unsafe"]:
+            self._avoid.update(modules)
+            template.fingerprint = ""  # replaced before the next gang; its forks so far are fine
+
+    async def _fork(self, count: int) -> list[Worker]:
+        workers: list[Worker] = []
+        try:
+            while len(workers) < count:
+                workers += await self._fork_batch(min(_BATCH, count - len(workers)))
+        except BaseException:
+            _close_all(workers)
+            raise
+        return workers
+
+    async def _fork_batch(self, count: int) -> list[Worker]:
+        workers: list[Worker] = []
+        theirs: list[int] = []
+        try:
+            for _ in range(count):
+                worker, fds = _new_worker()
+                workers.append(worker)
+                theirs += fds
+            self._ask(self._running(), {"do": "fork"}, theirs)
+            pids = (await self._answer(()))["pids"]
+            if len(pids) < count:
+                raise BlockingIOError("this machine refused to fork more processes")
+        except BaseException:
+            _close_all(workers)  # forked or not: they exit when nobody is at the other end
+            raise
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        for worker, pid in zip(workers, pids, strict=True):
+            worker.pid = pid
+        return workers
+
+    async def _answer(self, importing: Sequence[str]) -> dict[str, Any]:
+        """Return the template's next answer; ``importing``: what it imports meanwhile."""
+        template = self._running()
+        loop = asyncio.get_running_loop()
+        try:
+            received = await loop.run_in_executor(None, framing.receive, template.reader)
+        except OSError:  # it has died, and the socket was closed when that was noticed
+            received = None
+        if received is None:
+            if not template.aborted:  # perhaps one kills whoever imports it: let a rank show it
+                self._avoid.update(importing)
+            raise _died(template)
+        answer: dict[str, Any] = received[0]
+        return answer
+
+    def _ask(self, template: _Template, request: dict[str, Any], fds: Sequence[int] = ()) -> None:
+        try:
+            framing.send(template.sock, request, fds)
+        except OSError as error:
+            raise _died(template) from error
+
+    def _running(self) -> _Template:
+        if self._template is None:
+            raise ChildProcessError(_DIED)
+        return self._template
+
+
+def _died(template: _Template) -> ChildProcessError:
+    """Return the error for a template that does not answer; it serves no later launch."""
+    template.fingerprint = ""
+    return ChildProcessError(_DIED)
+
+
+def _close_all(workers: Sequence[Worker]) -> None:
+    for worker in workers:
+        worker.close()
+
+
+def _new_worker() -> tuple[Worker, list[int]]:
+    """Return the agent's ends and the worker's five descriptors, in the order of ``WorkerPipes``."""
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    out_read, out_write = os.pipe()
+    err_read, err_write = os.pipe()
+    ack_read, ack_write = os.pipe()
+    stacks = _memory_file()
+    for fd in (out_read, err_read, ack_read):
+        os.set_blocking(fd, False)
+    worker = Worker(ours, out_read, err_read, ack_read, stacks)
+    return worker, [theirs.detach(), out_write, err_write, ack_write, os.dup(stacks)]
+
+
+def _memory_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("hydrogen-stacks")
+    import tempfile
+
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

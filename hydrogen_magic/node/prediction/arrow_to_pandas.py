@@ -1,0 +1,113 @@
+"""Rows of Arrow as DataFrames of pandas.
+
+Numbers of one type are copied batch by batch, just before ``predict`` is given them, into frames that
+were made ahead; everything else is converted a chunk at a time. Where a model has been through, none of
+our code or numbers is in the processor's caches any more: a frame that is made between two batches takes
+ten times as long as one made after another.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from hydrogen_magic.node.prediction.chunking import in_groups
+from hydrogen_magic.node.prediction.ndarray_columns import is_listed, shaped
+
+__all__ = ["empty_of_numbers", "numbers", "part", "whole"]
+
+_NULLABLE = {
+    "int8": "Int8", "int16": "Int16", "int32": "Int32", "int64": "Int64",
+    "uint8": "UInt8", "uint16": "UInt16", "uint32": "UInt32", "uint64": "UInt64",
+    "bool": "boolean",
+}  # fmt: skip
+"""Arrow's types whose nulls NumPy has no place for, with pandas' types that do."""
+
+
+def whole(rows: pa.RecordBatch, first_row: int) -> Any:
+    """Return rows as pandas has them, with an index that counts the frame's rows.
+
+    Whole numbers and truth values with nulls get pandas' own nullable types, and inside lists they
+    are Python's: as floats or objects they would be other values, and of another type than in the
+    next batch.
+    """
+    import pandas as pd
+
+    frame = pa.Table.from_batches([rows]).to_pandas(use_threads=False)
+    for place, (field, column) in enumerate(zip(rows.schema, rows.columns, strict=True)):
+        if isinstance(field.type, pa.FixedShapeTensorType):
+            cells = pd.Series(list(shaped(column, field.name)), dtype=object, index=frame.index)
+            frame.isetitem(place, cells)
+        elif nullable := _nullable_type(column):
+            cells = pd.Series(column.to_pylist(), dtype=nullable, index=frame.index)
+            frame.isetitem(place, cells)
+    if isinstance(frame.index, pd.RangeIndex):
+        frame.index = pd.RangeIndex(first_row, first_row + len(frame))
+    return frame
+
+
+def part(frame: Any, start: int, stop: int) -> Any:
+    """Return rows ``start`` to ``stop`` of a frame, not copied."""
+    # A shallow copy: pandas 2 would warn of every column added to a slice.
+    cut = frame.iloc[start:stop].copy(deep=False)
+    cut.columns = frame.columns.view()  # its name may be changed, in this batch alone
+    return cut
+
+
+def _nullable_type(column: pa.Array) -> str | None:
+    """Return pandas' type for a column whose nulls NumPy has no place for; None for all others."""
+    if is_listed(column.type):
+        while hasattr(column.type, "value_type"):
+            column = column.flatten()
+        return "object" if column.null_count and str(column.type) in _NULLABLE else None
+    return _NULLABLE.get(str(column.type)) if column.null_count else None
+
+
+# ── numbers of one type ──────────────────────────────────────────────────────────────────────────
+
+
+def empty_of_numbers(schema: pa.Schema) -> Any:
+    """Return the frame that no rows make, None unless pandas has columns without nulls as one block."""
+    if len(set(schema.types)) != 1:
+        return None
+    kind = schema.types[0]
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return None
+    import pandas as pd
+
+    try:
+        empty = schema.empty_table().to_pandas()
+    except Exception:  # what the metadata says is wrong: whoever converts the rows will tell
+        return None
+    is_plain = set(empty.dtypes) == {np.dtype(kind.to_pandas_dtype())}
+    is_whole = isinstance(empty.index, pd.RangeIndex) and empty.shape[1] == len(schema)
+    return empty if is_plain and is_whole else None
+
+
+def numbers(
+    rows: pa.RecordBatch, first_row: int, bounds: Sequence[tuple[int, int]], like: Any
+) -> Iterator[Any]:
+    """Yield DataFrames of numbers of one type, in memory of their own.
+
+    ``like``: what :func:`empty_of_numbers` says of them; its labels and ``attrs`` are theirs.
+    """
+    import pandas as pd
+
+    values = [column.to_numpy(zero_copy_only=True) for column in rows.columns]
+
+    def empty(start: int, stop: int) -> tuple[int, int, Any, Any]:
+        block = np.empty((len(values), stop - start), values[0].dtype)
+        index = pd.RangeIndex(first_row + start, first_row + stop)
+        labels = like.columns.view()  # their name may be changed, in this batch alone
+        frame = pd.DataFrame(block.T, index=index, columns=labels, copy=False)
+        frame.attrs = copy.deepcopy(like.attrs)
+        return start, stop, block, frame
+
+    for start, stop, block, frame in in_groups(empty, bounds):
+        for place, column in enumerate(values):
+            block[place] = column[start:stop]
+        yield frame

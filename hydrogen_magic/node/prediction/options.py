@@ -1,0 +1,97 @@
+"""What a person chose for one ``%%infer``: the same values in the kernel and on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydrogen_magic.errors import InferError
+from hydrogen_magic.node.prediction.column_names import listed
+
+__all__ = ["ERROR_COLUMN", "ON_ERROR", "InferOptions"]
+
+ON_ERROR = ("fail", "null", "collect")
+"""What becomes of rows whose prediction failed."""
+
+ERROR_COLUMN = "error"
+"""The column of ``--on-error collect``."""
+
+
+@dataclass(frozen=True)
+class InferOptions:
+    """How the rows are cut and what comes back."""
+
+    batch_size: int = 4096
+    """Most rows per call of ``predict``."""
+    columns: tuple[str, ...] | None = None
+    """Which of the frame's columns come back; None: all."""
+    only: bool = False
+    """Only the predicted columns come back."""
+    schema: str | None = None
+    """Types of the predicted columns, as in ``score double, label string``; None: what the first
+    output with rows has."""
+    on_error: str = "fail"
+    """fail: raise; null: the rows' predictions are null; collect: and a column says what went wrong."""
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise InferError(f"--batch-size should be 1 or more rows, got {self.batch_size}")
+        if self.columns is not None and len(set(self.columns)) < len(self.columns):
+            raise InferError(f"--columns {','.join(self.columns)}: names a column twice")
+        if self.on_error not in ON_ERROR:
+            raise InferError(f"--on-error {self.on_error}: there is {', '.join(ON_ERROR)}")
+
+    @property
+    def collects(self) -> bool:
+        """Whether there is a column with the reasons of failures."""
+        return self.on_error == "collect"
+
+    def kept(self, names: Sequence[str]) -> list[str]:
+        """Return which of a frame's columns ``names`` come back, in the order asked for.
+
+        Raises InferError for a column that the frame has not got.
+        """
+        asked = self.columns or ()
+        missing = [name for name in asked if name not in names]
+        if missing:
+            raise InferError(
+                f"--columns {','.join(asked)}: the frame has no column {missing[0]!r};"
+                f" it has {listed(names)}"
+            )
+        if self.only:
+            return []
+        return list(names if self.columns is None else self.columns)
+
+    def check_names(self, predicted: Sequence[str], names: Sequence[str]) -> None:
+        """Raise InferError where a predicted column has the name of another in the result.
+
+        ``names``: the frame's columns. Neither can be meant to vanish, so neither does.
+        """
+        taken = set(self.kept(names))
+        for name in predicted:
+            if name in taken:
+                raise InferError(
+                    f"predict returned a column {name!r}, and the frame has one of that name: give"
+                    " the predicted one another name, as in"
+                    f' return {{"{name}_predicted": …}}, or leave the'
+                    " frame's out with --columns or --only"
+                )
+            if self.collects and name == ERROR_COLUMN:
+                raise InferError(
+                    f"predict returned a column {ERROR_COLUMN!r}, which is the one that --on-error"
+                    " collect adds: give it another name"
+                )
+        if self.collects and ERROR_COLUMN in taken:
+            raise InferError(
+                f"the frame has a column {ERROR_COLUMN!r}, which is the one that --on-error collect"
+                " adds: rename it, or leave it out with --columns or --only"
+            )
+
+    def result_schema(self, predicted: Any) -> Any:
+        """Return the ``pyarrow.Schema`` of what is added to the frame: ``predicted``, and the errors."""
+        if not self.collects:
+            return predicted
+        import pyarrow as pa
+
+        return predicted.append(pa.field(ERROR_COLUMN, pa.string()))

@@ -1,0 +1,1 @@
+"""Servers that run beside the ranks, for ranks to find each other."""

@@ -1,0 +1,224 @@
+"""What runs in a Python worker of Spark for ``%%infer``: brings the package in, and takes it away again.
+
+Only this file's text travels in the task, so it uses nothing but the standard library and what Spark
+itself needs. A Python worker serves one task after another, of whatever jobs. So everything of a cell
+(this package, its ``__main__``, its local modules, its environment) is in place while a task of ours
+runs and gone when that ends. What stays is one entry of ``sys.modules``, :data:`_KEPT`, with the
+models: the cell runs once in each worker process, which Spark ends when it was idle for a minute.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import io
+import itertools
+import os
+import sys
+import types
+import zipfile
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["END", "serve"]
+
+END = "─" * 60
+"""Last line of our own words in the message of the exception that ends the job."""
+_KEPT = "_hydrogen_magic_infer"
+_MOST_GUESTS = 2
+"""Cells whose models one worker keeps: a frame may be made by two of them, in turn."""
+_ROOT = "/hydrogen_magic.zip"
+"""Before the package's paths in tracebacks; there is no such file."""
+
+
+class InferError(Exception):
+    """Ends the job."""
+
+    __module__ = "builtins"  # Spark prints the class before the message, and this needs no address
+
+
+def serve(batches: Any, boot: dict[str, Any], package: Any, closure: Any) -> Any:
+    """Yield what comes of ``batches``. ``boot``: what the kernel says.
+
+    ``package`` and ``closure``: a broadcast variable, or the name of a file that Spark brings along.
+    """
+    first = next((batch for batch in batches if batch.num_rows), None)
+    if first is None:
+        return  # nobody needs a model
+    try:
+        guest = _guest(boot)
+        with guest:
+            yield from guest.serve(itertools.chain([first], batches), boot, package, closure)
+    except Exception as error:
+        text = str(error) if isinstance(error, InferError) else f"{type(error).__name__}: {error}"
+        # The worker prints the exception and ends itself; without this, below twenty frames of Spark.
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+        raise InferError(f"{text}\n{END}") from None
+
+
+# ── guests ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def _guest(boot: dict[str, Any]) -> _Guest:
+    """Return the guest for this cell on this task's device, the one from earlier tasks if there is one."""
+    kept = sys.modules.setdefault(_KEPT, types.ModuleType(_KEPT))
+    guests: OrderedDict[Any, _Guest] = kept.__dict__.setdefault("guests", OrderedDict())
+    device = _device() if boot["gpu"] else "cpu"
+    key = (boot["package"], boot["closure"], tuple(boot["env"]), device)
+    guest = guests.pop(key, None)
+    while len(guests) >= _MOST_GUESTS:
+        guests.popitem(last=False)
+    guests[key] = guest = guest or _Guest(dict(boot["env"]), boot["of_worker"], device)
+    return guest
+
+
+def _device() -> str:
+    """Return torch's name of the GPU that Spark gave to this task.
+
+    The variable that hides the others can no longer be changed in a process that has used one.
+    """
+    from pyspark import TaskContext
+
+    address = TaskContext.get().resources()["gpu"].addresses[0]
+    visible = [each for each in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each]
+    if address in visible:
+        return f"cuda:{visible.index(address)}"
+    if not address.isdecimal():
+        raise InferError(
+            f"Spark gave GPU {address}, whose number among this executor's is not known"
+        )
+    return f"cuda:{address}"
+
+
+class _Guest:
+    """One cell in this worker process. As a context manager: what is here for it while it runs."""
+
+    def __init__(self, env: dict[str, str], of_worker: dict[str, str], device: str) -> None:
+        """``of_worker``: variables the worker began with for its own sake, which a cell has not."""
+        self.main = types.ModuleType("__main__")
+        own = (name for name, value in of_worker.items() if os.environ.get(name) == value)
+        self._env: dict[str, str | None] = {
+            **dict.fromkeys(own), **env, "RANK": "0", "WORLD_SIZE": "1",
+            "LOCAL_RANK": device.partition(":")[2] or "0", "HYDROGEN_MAGIC_DEVICE": device,
+        }  # fmt: skip
+        """Its changes to the environment; None: without this variable."""
+        self._names = {"hydrogen_magic", "cloudpickle"}
+        """Top-level names of the modules that are its own."""
+        self._modules: dict[str, types.ModuleType] = {}
+        self._hidden: dict[str, types.ModuleType] = {}
+        """Modules of the worker's that are away in the meantime."""
+        self._finders: list[Any] = []
+        self._paths: list[str] = []
+        self._worker: Any = None
+
+    def serve(
+        self, batches: Any, boot: dict[str, Any], package: Any, closure: Any
+    ) -> Iterator[Any]:
+        if self._worker is None:
+            sys.meta_path.insert(0, _Zip(_content(package)))
+        from hydrogen_magic.node.worker import spark_inference
+
+        with spark_inference.task_of(boot) as task:
+            try:
+                if self._worker is None:
+                    self._worker = spark_inference.Worker(self, boot, closure)
+                task.phase = "running"
+                yield from self._worker.serve(batches, boot, task)
+            except GeneratorExit:  # nobody wants more of this partition
+                raise
+            except BaseException as error:
+                raise InferError(spark_inference.told(error, boot)) from error
+
+    def hide(self, names: set[str]) -> None:
+        """Put the worker's own modules of these top-level names away; they are the guest's now."""
+        self._names |= names
+        self._hidden.update(_taken(names))
+
+    # ── coming and going ──
+
+    def __enter__(self) -> None:
+        self._before = dict(os.environ), list(sys.path), list(sys.meta_path)
+        self._main_before = sys.modules["__main__"]
+        self._hidden = _taken(self._names)
+        sys.modules.update(self._modules)
+        sys.modules["__main__"] = self.main
+        sys.meta_path[:0] = self._finders
+        sys.path[:0] = self._paths
+        _change_environment(self._env)
+
+    def __exit__(self, *error: object) -> None:
+        env, path, finders = self._before
+        self._env = _changes(env, dict(os.environ))
+        _change_environment(_changes(dict(os.environ), env))
+        self._paths = [each for each in sys.path if each not in path]
+        self._finders = [each for each in sys.meta_path if each not in finders]
+        sys.path[:], sys.meta_path[:] = path, finders
+        self._modules = _taken(self._names)
+        sys.modules.update(self._hidden)
+        sys.modules["__main__"] = self._main_before
+
+
+def _taken(names: set[str]) -> dict[str, types.ModuleType]:
+    """Take the modules below these top-level names out of ``sys.modules``."""
+    found = [name for name in sys.modules if name.partition(".")[0] in names]
+    return {name: sys.modules.pop(name) for name in found}
+
+
+def _changes(before: dict[str, str], after: dict[str, str]) -> dict[str, str | None]:
+    """Return what to set, and by None what to take away, to make ``after`` of ``before``."""
+    gone = dict.fromkeys(before.keys() - after.keys())
+    return {**gone, **{name: v for name, v in after.items() if before.get(name) != v}}
+
+
+def _change_environment(changes: dict[str, str | None]) -> None:
+    for name, value in changes.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+# ── the package ──────────────────────────────────────────────────────────────────────────────────
+
+
+def _content(package: Any) -> bytes:
+    if hasattr(package, "value"):
+        return bytes(package.value)
+    from pyspark import SparkFiles
+
+    with open(SparkFiles.get(package), "rb") as file:
+        return file.read()
+
+
+class _Zip(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    """Imports from a zip in memory: nothing is written on the executor's disk."""
+
+    def __init__(self, content: bytes) -> None:
+        with zipfile.ZipFile(io.BytesIO(content)) as packed:
+            self._sources = {name: packed.read(name) for name in packed.namelist()}
+
+    def find_spec(
+        self, fullname: str, path: Any = None, target: Any = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        file = self._file(fullname)
+        if file is None:
+            return None
+        spec = importlib.util.spec_from_loader(fullname, self, origin=f"{_ROOT}/{file}")
+        assert spec is not None
+        spec.has_location = True  # gives the module its __file__
+        return spec
+
+    def is_package(self, fullname: str) -> bool:
+        return (self._file(fullname) or "").endswith("/__init__.py")
+
+    def get_source(self, fullname: str) -> str:
+        return self._sources[self._file(fullname) or ""].decode()
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        return compile(self.get_source(fullname), f"{_ROOT}/{self._file(fullname)}", "exec")
+
+    def _file(self, fullname: str) -> str | None:
+        base = fullname.replace(".", "/")
+        return next((f for f in (f"{base}/__init__.py", f"{base}.py") if f in self._sources), None)

@@ -1,0 +1,139 @@
+"""The relay's process on the driver's host: it owns the port that executors connect to.
+
+It ends when the kernel says so or has not asked for :data:`_SILENCE_S`, or when the driver's JVM
+ends; its connections break then, and their agents notice. Nothing is left, since it made no file.
+Standard library only: this file's text travels, with those that it imports.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import socket
+import struct
+import time
+from collections.abc import Awaitable
+from contextlib import suppress
+
+from hydrogen_magic.node.spark.relay_endpoint import (
+    ALIVE,
+    LONGEST_WAIT_S,
+    PULL,
+    PUSH,
+    REQUEST,
+    START,
+    STOP,
+    check_user,
+)
+from hydrogen_magic.node.spark.relay_multiplexer import Pump, cancelled
+
+__all__ = ["run"]
+
+_CALM_S = 0.1
+"""Between replies while all goes one way: each costs Spark some 30 ms of work."""
+_LIVELY_S = 0.5
+"""After the kernel sent something, replies are not held back: somebody may wait for an answer."""
+_SILENCE_S = 30.0
+_MOST_CONNECTIONS = 1024
+
+
+def run(port: int, requests: int, jvm: int) -> None:
+    """Be the daemon, as nobody's child: Spark's process that started it goes on to its own end.
+
+    ``port``, ``requests``: listening descriptors; ``jvm``: the driver's process, 0 where unknown.
+    """
+    if os.fork():
+        os._exit(0)
+    listeners = (socket.socket(fileno=fd) for fd in (port, requests))
+    asyncio.run(_Daemon(*listeners).serve(jvm))
+
+
+class _Daemon:
+    """Owns the port that executors connect to; answers requests on a Unix socket."""
+
+    def __init__(self, port: socket.socket, requests: socket.socket) -> None:
+        self._port = port
+        self._requests = requests
+        self._pump = Pump()
+        self._ending = asyncio.Event()
+        self._one_pull = asyncio.Lock()
+        self._pulled = (0, b"")
+        """Number and reply of the last pull: a request that is repeated gets it again."""
+        self._pushed = 0
+        self._heard_s = self._lively_s = self._replied_s = time.monotonic()
+
+    async def serve(self, jvm: int) -> None:
+        """Serve until the kernel or the driver is gone; ``jvm``: its process, 0 where it is not known."""
+        loop = asyncio.get_running_loop()
+        # Where the system has no such call, the kernel's silence is what is left.
+        with suppress(OSError, AttributeError):
+            loop.add_reader(os.pidfd_open(jvm), self._ending.set)
+        server = await asyncio.start_unix_server(self._request, sock=self._requests)
+        accepting = asyncio.ensure_future(self._accept())
+        while not self._ending.is_set() and self._silent_s() < _SILENCE_S:
+            await _within(_SILENCE_S - self._silent_s(), self._ending.wait())
+        server.close()
+        await cancelled([accepting])
+        await self._pump.close()
+
+    def _silent_s(self) -> float:
+        return time.monotonic() - self._heard_s
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in itertools.count(1):
+            while len(self._pump.lines) >= _MOST_CONNECTIONS:
+                await asyncio.sleep(0.1)  # those that wait are the system's to keep
+            try:
+                sock, _ = await loop.sock_accept(self._port)
+            except OSError:  # no descriptor left, or a peer that did not wait
+                await asyncio.sleep(0.1)
+                continue
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            self._pump.add(number, asyncio.open_connection(sock=sock))
+
+    async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            check_user(writer.get_extra_info("socket"))
+            action, number, size = REQUEST.unpack(await reader.readexactly(REQUEST.size))
+            body = await reader.readexactly(size)
+            self._heard_s = time.monotonic()
+            writer.write(ALIVE + await self._reply(action, number, body))
+            await writer.drain()
+        except (OSError, EOFError, struct.error):
+            pass  # another user's, or Spark's process was ended: the kernel asks again
+        finally:
+            writer.close()
+
+    async def _reply(self, action: int, number: int, body: bytes) -> bytes:
+        if action == START:
+            return struct.pack("!H", self._port.getsockname()[1])
+        if action == PULL:
+            return await self._pull(number)
+        if action == PUSH and number == self._pushed + 1:
+            self._pushed = number
+            if self._pump.feed(body):
+                self._lively_s = time.monotonic()
+        if action == STOP:
+            self._ending.set()
+        return b""
+
+    async def _pull(self, number: int) -> bytes:
+        async with self._one_pull:
+            if number == self._pulled[0] + 1:
+                await self._something_to_say()
+                self._pulled = (number, self._pump.take())
+                self._replied_s = time.monotonic()
+            return self._pulled[1]
+
+    async def _something_to_say(self) -> None:
+        await _within(LONGEST_WAIT_S, self._pump.ready.wait())
+        now_s = time.monotonic()
+        if now_s - self._lively_s > _LIVELY_S:
+            await asyncio.sleep(max(0.0, self._replied_s + _CALM_S - now_s))
+
+
+async def _within(seconds: float, awaitable: Awaitable[object]) -> None:
+    with suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(awaitable, seconds)

@@ -1,0 +1,217 @@
+"""What a cell calls on a rank: who am I, what do I show.
+
+Everything here works in a plain process too, where there is one rank and nobody to report to.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from hydrogen_magic.node.worker import metric_points as _points
+from hydrogen_magic.node.worker import reporter as _reporter
+from hydrogen_magic.node.worker import spans as _spans
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Track", "device", "local_rank", "log", "rank", "span", "track", "world_size"]
+
+_T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+_PROGRESS_S = 0.1
+"""A bar is reported at most this often: views redraw no faster."""
+
+
+def rank() -> int:
+    """Return this process's number in the gang, 0 to ``world_size() - 1``; 0 outside of one."""
+    return int(os.environ.get("RANK", 0))
+
+
+def local_rank() -> int:
+    """Return this process's number among the ranks on the same machine; 0 outside of a gang."""
+    return int(os.environ.get("LOCAL_RANK", 0))
+
+
+def world_size() -> int:
+    """Return how many ranks the gang has; 1 outside of one."""
+    return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def device() -> torch.device:
+    """Return the device this rank computes on.
+
+    ``cuda:<local_rank>`` when the rank can see GPUs and torch can use them, ``cpu`` otherwise. Where
+    there are fewer than ranks (``--env CUDA_VISIBLE_DEVICES=0``), ranks share them in turn.
+    The current device is left as it is.
+
+    Raises ImportError where torch is not installed.
+
+    Example::
+
+        model = Net().to(hm.device())
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    if chosen := os.environ.get("HYDROGEN_MAGIC_DEVICE"):  # by whoever cannot hide the other GPUs
+        return torch.device(chosen)
+    return torch.device("cuda", local_rank() % torch.cuda.device_count())
+
+
+def log(step: int | None = None, **metrics: Any) -> None:
+    """Report values of this rank, to be drawn as curves and kept in ``gang.metrics``.
+
+    A call costs about a microsecond and never waits, neither for the GPU nor for whoever looks on.
+
+    Args:
+        step: What the values belong to, usually the training step. None counts the calls without
+            a step: 0, 1, 2, …
+        **metrics: Numbers: Python's, NumPy's, or tensors of one element. A tensor on a GPU is
+            copied there and read later. Several calls with one step end in one row.
+
+    Raises:
+        TypeError: A value is not a number, or ``step`` is not an integer.
+
+    Example::
+
+        hm.log(step, loss=loss, lr=scheduler.get_last_lr()[0])
+    """
+    reporter = _reporter.current()
+    if reporter is not None:
+        reporter.log(step, metrics)
+        return
+    _points.as_numbers(metrics)
+    if step is not None:
+        _points.as_step(step)
+
+
+def track(iterable: Iterable[_T], total: float | None = None, desc: str = "") -> Track[_T]:
+    """Iterate over ``iterable`` and show how far this rank is.
+
+    Args:
+        iterable: What to iterate over.
+        total: Number of items; None takes ``len(iterable)``, or leaves it unknown.
+        desc: What the bar is called.
+
+    Example::
+
+        for images, labels in hm.track(loader, desc="epoch 1"):
+            ...
+    """
+    return Track(iterable, total, desc)
+
+
+class Track(Generic[_T]):
+    """The iterable that :func:`track` returns; every iteration over it is a bar of its own."""
+
+    def __init__(self, iterable: Iterable[_T], total: float | None, desc: str) -> None:
+        self._iterable = iterable
+        self._total = _length(iterable) if total is None else total
+        self._desc = desc
+
+    def __len__(self) -> int:
+        if self._total is None or not 0 <= self._total <= sys.maxsize:
+            raise TypeError("this hm.track() has no length: give it total=…")
+        return int(self._total)
+
+    def __bool__(self) -> bool:
+        return self._total != 0  # without this, bool() would ask __len__, which may not know
+
+    def __iter__(self) -> Iterator[_T]:
+        reporter = _reporter.current()
+        bar = -1 if reporter is None else reporter.new_bar()
+        n = 0
+        self._report(bar, n)
+        due = time.monotonic() + _PROGRESS_S
+        try:
+            for item in self._iterable:
+                yield item
+                n += 1
+                if time.monotonic() >= due:
+                    self._report(bar, n)
+                    due = time.monotonic() + _PROGRESS_S
+        finally:
+            self._report(bar, n, closed=True)
+
+    def _report(self, bar: int, n: int, closed: bool = False) -> None:
+        # Asked for each time: a process forked inside the loop must stay silent.
+        reporter = _reporter.current()
+        if reporter is not None and bar >= 0:
+            reporter.progress(bar, str(self._desc), n, self._total, closed=closed)
+
+
+def _length(iterable: Iterable[Any]) -> int | None:
+    try:
+        return len(iterable)  # type: ignore[arg-type]
+    except (TypeError, OverflowError):  # it has none, or one that len() cannot say
+        return None
+
+
+class span:  # noqa: N801  used like a function, as contextlib.suppress is
+    """Name a stretch of time, to be seen in the timeline: a context manager and a decorator.
+
+    Spans of one thread nest. As a decorator it makes one span of every call, of a plain function
+    or of an ``async`` one from its first to its last line.
+
+    Args:
+        name: What the timeline calls it.
+
+    Example::
+
+        with hm.span("forward"):
+            loss = model(batch)
+
+        @hm.span("evaluate")
+        def evaluate(): ...
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = str(name)
+        self._open: list[tuple[int, int]] = []
+
+    def __enter__(self) -> span:
+        self._open.append((time.monotonic_ns(), _spans.depth.spans))
+        _spans.depth.spans += 1
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        start, depth = self._open.pop()
+        _spans.depth.spans -= 1
+        reporter = _reporter.current()
+        if reporter is not None:
+            end_ns = reporter.now_ns()
+            # No earlier than the gang itself, for a span opened before the reporter was there.
+            start_ns = max(0, end_ns - (time.monotonic_ns() - start))
+            reporter.span(self._name, start_ns, end_ns, depth)
+
+    def __call__(self, function: _F) -> _F:
+        name = self._name
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def awaited(*args: Any, **kwargs: Any) -> Any:
+                with span(name):
+                    return await function(*args, **kwargs)
+
+            return cast("_F", awaited)
+
+        @functools.wraps(function)
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with span(name):
+                return function(*args, **kwargs)
+
+        return cast("_F", called)

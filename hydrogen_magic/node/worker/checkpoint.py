@@ -1,0 +1,210 @@
+"""State that outlives an attempt: ``hm.checkpoint.save(state)``, ``hm.checkpoint.load()``.
+
+Rank 0 saves, whole or not at all; after a failure every rank of the next attempt (``--retries``)
+loads the last one. How it lies on disk is in :mod:`~hydrogen_magic.node.worker.checkpoint_files`.
+
+Where: the folder that is given; else the gang's own, which its environment names and which goes with
+the gang; else, in a plain process, a temporary one that goes with the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic.node.worker import api, checkpoint_files, sharded_checkpoint
+
+__all__ = ["environment", "install", "keep", "kept", "load", "save"]
+
+FOLDER = "HYDROGEN_MAGIC_CHECKPOINTS"
+"""Environment variable: the directory of the gang's checkpoints on this rank's host."""
+IS_SHARED = "HYDROGEN_MAGIC_CHECKPOINTS_SHARED"
+"""Environment variable: ``1`` when all ranks of all attempts see that very directory."""
+
+
+def save(state: Any, folder: str | os.PathLike[str] | None = None) -> None:
+    """Save ``state`` in place of what was saved before.
+
+    To be called by every rank, or by rank 0 alone: rank 0 writes, the others return at once. What is
+    killed while it saves, or finds the disk full, leaves the checkpoint before intact.
+
+    A state with sharded tensors (``DTensor``, as FSDP's state dicts have them) must be a dict and be
+    saved by every rank: each writes its own parts by ``torch.distributed.checkpoint``.
+
+    Args:
+        state: Anything that pickle takes; with torch loaded it is written by ``torch.save``. Of
+            models and optimizers their ``state_dict()``. Classes of the notebook go by name.
+        folder: A directory that all ranks see, made if need be. The checkpoint stays there when the
+            gang has ended, so that the cell, run again, goes on from it. None: the gang's own.
+
+    Raises:
+        TypeError: Something in ``state`` cannot be saved; it is named.
+        OSError: It cannot be written: the disk is full, the folder is not writable.
+        RuntimeError: The folder is not what such a state needs, or there is none.
+
+    Example::
+
+        state = hm.checkpoint.load() or {"epoch": 0}
+        ...
+        hm.checkpoint.save({"epoch": epoch + 1, "model": model.state_dict()})
+    """
+    place = _place(folder) or _temporary_place()
+    if sharded_checkpoint.is_sharded(state):
+        _check_shared(place)
+        sharded_checkpoint.save(state, place.folder)
+        return
+    if api.rank() == 0:
+        checkpoint_files.save(state, place.folder)
+        if place.is_carried:
+            _tell_agent(checkpoint_files.NAME)
+    elif place.is_carried and os.environ.get("GROUP_RANK", "0") != "0":
+        _saved_elsewhere.add(place.folder)
+
+
+def load(
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    map_location: Any = "cpu",
+    into: dict[str, Any] | None = None,
+) -> Any:
+    """Return the state saved last, or None when there is none.
+
+    On every rank alike. Load before the first step: rank 0 may save the next one when it has begun.
+
+    Args:
+        folder: Where :func:`save` was told to put it. It is unpickled, which can run any code: only
+            what you or a gang of yours has saved should be in there.
+        map_location: Where tensors go, as for ``torch.load``: ``hm.device()``, None for the devices
+            they were saved from.
+        into: For a sharded state, which every rank loads: a dict like the one that was saved, as the
+            model has it now (the number of ranks may be another). It is filled and returned.
+
+    Raises:
+        ValueError: What is there cannot be read here; or it is sharded, and ``into`` is missing.
+        RuntimeError: There is no folder; or the checkpoint is on another host until the next attempt.
+    """
+    place = _place(folder)
+    if place is None:
+        return None
+    if place.folder in _saved_elsewhere:
+        raise RuntimeError(
+            "hm.checkpoint.load(): what was saved in this attempt is on rank 0's host; all ranks have"
+            " it in the next attempt. To load it sooner, save to a folder that all hosts share:"
+            " hm.checkpoint.save(state, folder)"
+        )
+    parts = checkpoint_files.parts(place.folder)
+    if parts is None:
+        return checkpoint_files.load(place.folder, map_location)
+    if into is None:
+        raise ValueError(
+            f"the checkpoint in {place.folder} is sharded: give hm.checkpoint.load(into=…) a dict"
+            " like the one that was saved, for every rank to fill its parts"
+        )
+    return sharded_checkpoint.load(parts, into)
+
+
+def keep(state: Any, name: str) -> None:
+    """Save what a library wants to have after a restart, beside what the user saves. On rank 0 only.
+
+    Raises what :func:`save` raises.
+    """
+    place = _place(None) or _temporary_place()
+    checkpoint_files.save_beside(state, place.folder, name)
+    if place.is_carried:
+        _tell_agent(name)
+
+
+def kept(name: str) -> Any:
+    """Return what an earlier attempt has kept last under ``name``, None when there is nothing."""
+    place = _place(None)
+    return None if place is None else checkpoint_files.load(place.folder, "cpu", name)
+
+
+# ── a rank and its placement ─────────────────────────────────────────────────────────────────────
+
+_tell_agent: Callable[[str], None] = lambda name: None  # noqa: E731  replaced on a rank
+
+
+def install(tell_agent: Callable[[str], None]) -> None:
+    """Have ``tell_agent(file name)`` called after each save that other hosts do not see."""
+    global _tell_agent
+    owner_pid = os.getpid()
+
+    def tell(name: str) -> None:
+        if os.getpid() == owner_pid:  # the agent's socket is the rank's, not its children's
+            tell_agent(name)
+
+    _tell_agent = tell
+
+
+def environment(folder: Path, *, is_shared: bool) -> dict[str, str]:
+    """Return a rank's environment variables for checkpoints in ``folder`` on its host.
+
+    ``is_shared``: all ranks of all attempts see that very directory.
+    """
+    return {FOLDER: str(folder), IS_SHARED: str(int(is_shared))}
+
+
+# ── where ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where checkpoints of this process go."""
+
+    folder: Path
+    is_carried: bool
+    """Other hosts do not see it: the agent carries what is saved to them for the next attempt."""
+
+
+_saved_elsewhere: set[Path] = set()
+"""Folders for which rank 0 has saved on another host in this attempt."""
+_temporary: list[Path] = []
+"""The folder of this plain process, once something was saved."""
+
+
+def _place(folder: str | os.PathLike[str] | None) -> _Place | None:
+    """Return where to look, None in a plain process that has saved nothing."""
+    if folder is not None:
+        return _Place(Path(folder).expanduser().absolute(), is_carried=False)
+    if FOLDER in os.environ:
+        return _Place(Path(os.environ[FOLDER]).absolute(), os.environ.get(IS_SHARED) != "1")
+    if api.world_size() > 1:
+        raise RuntimeError(
+            f"hm.checkpoint outside of a gang, with {api.world_size()} ranks: say where, by"
+            f" hm.checkpoint.save(state, folder) or the environment variable {FOLDER}"
+        )
+    return _Place(_temporary[0], is_carried=False) if _temporary else None
+
+
+def _temporary_place() -> _Place:
+    folder = Path(tempfile.mkdtemp(prefix="hydrogen_magic-checkpoints-"))
+    _temporary.append(folder)
+    atexit.register(_remove_temporary, folder, os.getpid())
+    warnings.warn(
+        f"hm.checkpoint outside of a gang keeps what is saved in {folder}, which goes with this"
+        " process; hm.checkpoint.save(state, folder) keeps it",
+        stacklevel=3,
+    )
+    return _Place(folder, is_carried=False)
+
+
+def _remove_temporary(folder: Path, owner_pid: int) -> None:
+    if os.getpid() == owner_pid:  # a forked child has the same list of things to do at exit
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_shared(place: _Place) -> None:
+    if place.is_carried:
+        raise RuntimeError(
+            "hm.checkpoint.save() got a sharded state, whose parts every rank writes: it needs a"
+            " folder that all ranks share, hm.checkpoint.save(state, folder); if"
+            f" {place.folder} is one, set {IS_SHARED}=1"
+        )

@@ -1,0 +1,284 @@
+"""A checkpoint on disk: one file that is replaced by one rename, so there is always a whole one.
+
+    <folder>/checkpoint                  the last one: torch.save's format, or pickle's
+    <folder>/.checkpoint-1f3a….part      the one that is being written
+    <folder>/checkpoint-1f3a….shards/    parts of a sharded one, whose name stands in ``checkpoint``
+
+Whoever saves removes what others have left unfinished. Should that be alive (a rank that was cut off
+and does not know that it was replaced), then it fails instead of overwriting the newer state.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pickle
+import re
+import secrets
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+from hydrogen_magic.core.units import size_text
+from hydrogen_magic.serialization.pickling_errors import describe, path_to
+
+__all__ = ["NAME", "commit_parts", "cannot_write", "load", "new_parts", "parts", "save"]
+
+NAME = "checkpoint"
+_POINTER = b"hydrogen_magic: parts in "
+_ZIP = b"PK\x03\x04"
+"""How files of torch.save begin."""
+_PART = re.compile(r"\.checkpoint-[0-9a-f]{16}\.part")
+_PARTS = re.compile(r"checkpoint-[0-9a-f]{16}\.shards")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES)
+"""What file systems say that cannot sync a directory, some of FUSE's and some on networks."""
+
+
+# ── saving ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def save(state: Any, folder: Path) -> None:
+    """Write ``state`` as the checkpoint in ``folder``. Raises TypeError and OSError as ``hm`` does."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_others(folder, keep=parts(folder))
+        _replace(folder, lambda file: _write_state(state, file))
+        _remove_others(folder, keep=None)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+
+
+def save_beside(state: Any, folder: Path, name: str) -> None:
+    """Write ``state`` to ``folder`` under a name of its own, whatever is saved there meanwhile."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for unfinished in folder.glob(f".{name}-*.part"):
+            unfinished.unlink(missing_ok=True)
+        _replace(folder, lambda file: _write_state(state, file), name)
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+
+
+def _write_state(state: Any, file: BinaryIO) -> None:
+    torch = sys.modules.get("torch")
+    try:
+        if torch is None:
+            pickle.dump(state, file, protocol=pickle.HIGHEST_PROTOCOL)
+        else:
+            # torch's own default, protocol 2, blows up bytes and NumPy arrays.
+            torch.save(state, file, pickle_protocol=5)
+    except OSError:
+        raise
+    except Exception as error:  # pickling runs the classes' own code
+        why = _why_not(state)
+        if not why:
+            raise
+        raise TypeError(why) from error
+
+
+def _replace(folder: Path, write: Callable[[BinaryIO], None], name: str = NAME) -> None:
+    """Have ``write`` fill a new file, and make that the checkpoint once it is safely on disk."""
+    part = folder / f".{name}-{secrets.token_hex(8)}.part"
+    try:
+        _write_part(part, write)
+        os.replace(part, folder / name)
+    except BaseException:  # an interrupt too: nobody would read what is half there
+        part.unlink(missing_ok=True)
+        raise
+    _sync_directory(folder)
+
+
+def _write_part(part: Path, write: Callable[[BinaryIO], None]) -> None:
+    with open(part, "xb") as file:
+        honest = _HonestFile(file)
+        try:
+            write(cast("BinaryIO", honest))
+        except Exception:
+            if honest.error is not None:
+                raise honest.error from None
+            raise
+        file.flush()
+        os.fsync(file.fileno())
+
+
+class _HonestFile:
+    """A file that remembers what its system said: torch's writer tells it in words of its own."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        """Do nothing: one flush at the end is enough."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def _sync_directory(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
+    finally:
+        os.close(fd)
+
+
+def _remove_others(folder: Path, keep: Path | None) -> None:
+    """Remove what is unfinished, and the parts of all sharded checkpoints but ``keep``."""
+    for found in list(os.scandir(folder)):
+        if _PART.fullmatch(found.name):
+            Path(found.path).unlink(missing_ok=True)
+        elif _PARTS.fullmatch(found.name) and Path(found.path) != keep:
+            shutil.rmtree(found.path, ignore_errors=True)
+
+
+# ── loading ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def load(folder: Path, map_location: Any, name: str = NAME) -> Any:
+    """Return the state in ``folder``, None when there is none.
+
+    Raises ValueError when it cannot be read here.
+    """
+    path = folder / name
+    try:
+        with open(path, "rb") as file:
+            is_zip = file.read(len(_ZIP)) == _ZIP
+            file.seek(0)
+            return _read_torch(file, map_location) if is_zip else pickle.load(file)
+    except FileNotFoundError:
+        return None
+    except AttributeError as error:
+        if "__main__" not in str(error):
+            raise
+        raise ValueError(
+            f"the checkpoint {path} needs what the notebook does not have here: {error}; classes"
+            " that a cell defines itself must be defined before it calls hm.checkpoint.load()"
+        ) from error
+    except (EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(_damaged(path, error)) from error
+
+
+def _read_torch(file: BinaryIO, map_location: Any) -> Any:
+    import torch
+
+    try:
+        return torch.load(file, map_location=map_location, weights_only=False)
+    except RuntimeError as error:
+        if "PytorchStreamReader" not in str(error):
+            raise  # its device is not there: torch says what to do
+        raise ValueError(_damaged(Path(file.name), error)) from error
+
+
+def _damaged(path: Path, error: Exception) -> str:
+    return (
+        f"{path} is no checkpoint of hm.checkpoint.save(), or was damaged since"
+        f" ({type(error).__name__}: {error}): remove it to start afresh"
+    )
+
+
+# ── sharded ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def parts(folder: Path) -> Path | None:
+    """Return the directory with the parts of the checkpoint in ``folder``, None if it has none."""
+    try:
+        with open(folder / NAME, "rb") as file:
+            head = file.read(len(_POINTER) + 64)
+    except FileNotFoundError:
+        return None
+    name = head[len(_POINTER) :].decode(errors="replace")
+    is_pointer = head.startswith(_POINTER) and _PARTS.fullmatch(name) is not None
+    return folder / name if is_pointer else None
+
+
+def new_parts(folder: Path) -> Path:
+    """Make a directory for the parts of the next checkpoint."""
+    made = folder / f"{NAME}-{secrets.token_hex(8)}.shards"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_others(folder, keep=parts(folder))
+        made.mkdir()
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    return made
+
+
+def commit_parts(made: Path) -> None:
+    """Make what all ranks have written to ``made`` the checkpoint."""
+    try:
+        _sync_directory(made)
+        _replace(made.parent, lambda file: _write_pointer(made.name, file))
+        _remove_others(made.parent, keep=made)
+    except OSError as error:
+        raise cannot_write(made.parent, error) from error
+
+
+def _write_pointer(name: str, file: BinaryIO) -> None:
+    file.write(_POINTER + name.encode())
+
+
+# ── what went wrong ──────────────────────────────────────────────────────────────────────────────
+
+
+def cannot_write(folder: Path, error: OSError) -> OSError:
+    """Return ``error`` with what it means for the checkpoint, and what to do."""
+    before = "the one before is intact" if (folder / NAME).exists() else "there was none before"
+    if error.errno in _FULL:
+        room = _room(folder)
+        text = f"the checkpoint does not fit into {folder}{room}; {before}. Free space there, or"
+    elif isinstance(error, FileNotFoundError) and folder.exists():
+        text = f"another process saves checkpoints in {folder} at the same time; {before}."
+        return OSError(error.errno, f"{text} Give each gang a folder of its own")
+    else:
+        text = f"the checkpoint cannot be written to {folder}: {error}; {before}. Mend that, or"
+    return OSError(error.errno, f"{text} save elsewhere, hm.checkpoint.save(state, folder)")
+
+
+def _room(folder: Path) -> str:
+    try:
+        return f", where {size_text(shutil.disk_usage(folder).free)} are free"
+    except OSError:
+        return ""
+
+
+class _Tracer(pickle.Pickler):
+    """Pickles to nowhere and knows what it looked at last."""
+
+    last: Any = None
+
+    def persistent_id(self, obj: Any) -> Any:
+        self.last = obj
+        # Their data would only take time; they are not what pickle stumbles over.
+        return "tensor" if hasattr(type(obj), "__torch_function__") else None
+
+
+class _Nowhere:
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def _why_not(state: Any) -> str:
+    """Return which part of ``state`` cannot be pickled, and why; empty when all of it can."""
+    tracer = _Tracer(_Nowhere(), protocol=pickle.HIGHEST_PROTOCOL)
+    try:
+        tracer.dump(state)
+    except Exception as error:
+        path = path_to("state", state, tracer.last)
+        kind = describe(tracer.last)
+        what = f"`{path}` ({kind})" if path else f"a {kind} in the state"
+        return f"{what} cannot be saved: {error}; leave it out, or save what it is made from"
+    return ""

@@ -1,0 +1,68 @@
+"""What the agent tells a rank that runs; read by the reporter's thread, so that nobody waits.
+
+A rank inside a blocked collective is told too. What cannot be understood is said, and harms nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from hydrogen_magic.horovod.node.observe import timeline
+from hydrogen_magic.node.worker.observe import forward
+from hydrogen_magic.node.worker.profiler import Profiler
+from hydrogen_magic.node.worker.reporter import Reporter
+from hydrogen_magic.transport import framing
+
+__all__ = ["Orders"]
+
+
+class Orders:
+    """Takes orders from ``reader``; ``poll`` is what the reporter calls at every tick."""
+
+    def __init__(self, reader: framing.FrameReader, reporter: Reporter, profiler: Profiler) -> None:
+        self._reader = reader
+        self._reporter = reporter
+        self._profiler = profiler
+        self._is_open = True
+
+    def poll(self) -> None:
+        """Obey what has arrived. Never waits, never raises."""
+        try:
+            while self._is_open:
+                self._obey_all()
+                self._is_open = self._reader.feed(socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            pass  # nothing more for now
+        except OSError:
+            self._is_open = False  # the agent has gone
+        forward.follow(self._reporter.is_recording)
+        timeline.follow(self._reporter.is_recording)
+
+    def _obey_all(self) -> None:
+        is_over = False
+        while not is_over:
+            try:
+                is_over = self._obey_next()
+            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+                self._reporter.notice("warning", f"an order was not understood: {error!r}")
+
+    def _obey_next(self) -> bool:
+        """Obey one order; return True when there is none."""
+        for order, fds in self._reader.messages():
+            for fd in fds:
+                os.close(fd)
+            self._obey(order)
+            return False
+        return True
+
+    def _obey(self, order: Mapping[str, Any]) -> None:
+        action = order["do"]
+        if action == "record":
+            self._reporter.is_recording = bool(order["on"])
+        elif action == "profile":
+            self._profiler.ask(int(order["number"]), int(order["steps"]), str(order["path"]))
+        else:
+            raise ValueError(f"unknown action {str(action)[:80]!r}")

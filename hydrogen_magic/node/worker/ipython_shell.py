@@ -1,0 +1,146 @@
+"""``get_ipython()`` on a rank: shell lines by the standard library, other magics by IPython."""
+
+from __future__ import annotations
+
+import os
+import re
+import string
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.node.worker.nesting import refuse_nested
+
+__all__ = ["RankShell", "display", "get_ipython"]
+
+_VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+
+
+class RankShell:
+    """What transformed ``!`` and ``%`` lines call."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self.user_ns = namespace
+        self._ipython: Any = None
+
+    def system(self, command: str) -> None:
+        """Run ``!command``; its output goes where the rank's own output goes."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        done = subprocess.run(self.var_expand(command), shell=True, executable=_shell())
+        self.user_ns["_exit_code"] = done.returncode
+
+    def getoutput(self, command: str, split: bool = True) -> Any:
+        """Return the output of ``!!command`` as a list of lines, or whole."""
+        done = subprocess.run(
+            self.var_expand(command),
+            shell=True,
+            executable=_shell(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        self.user_ns["_exit_code"] = done.returncode
+        return done.stdout.splitlines() if split else done.stdout
+
+    def var_expand(self, command: str) -> str:
+        """Replace ``{expression}`` and ``$name``, as IPython does; ``{{`` and ``$$`` stay single."""
+        return _VARIABLE.sub(self._variable, self._braces(command))
+
+    def _braces(self, command: str) -> str:
+        try:
+            pieces = list(string.Formatter().parse(command))
+        except ValueError:  # braces of the shell itself
+            return command
+        expanded = ""
+        for literal, expression, spec, conversion in pieces:
+            expanded += literal
+            if expression is not None:
+                tail = (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
+                expanded += self._evaluated(expression, "{" + expression + tail + "}", spec or "")
+        return expanded
+
+    def _evaluated(self, expression: str, text: str, spec: str) -> str:
+        try:
+            return format(eval(expression, self.user_ns), spec)
+        except Exception:  # not Python, or not for us: the shell gets it as it was typed
+            return text
+
+    def _variable(self, match: re.Match[str]) -> str:
+        escaped, braced, plain = match.groups()
+        name = braced or plain
+        if escaped:
+            return "$"
+        return str(self.user_ns[name]) if name in self.user_ns else match.group(0)
+
+    def run_line_magic(self, name: str, line: str, _stack_depth: int = 1) -> Any:
+        """Run ``%name line``."""
+        if name == "cd":
+            os.chdir(os.path.expanduser(self.var_expand(line).strip() or "~"))
+            return None
+        _refuse_ours(name)
+        # The cell's own frame is one further up for IPython, which looks for variables there.
+        return self._real(name).run_line_magic(name, line, _stack_depth + 1)
+
+    def run_cell_magic(self, name: str, line: str, cell: str) -> Any:
+        """Run a ``%%name`` cell."""
+        _refuse_ours(name)
+        return self._real(name).run_cell_magic(name, line, cell)
+
+    def _real(self, name: str) -> Any:
+        if self._ipython is None:
+            self._ipython = _make_ipython(name, self.user_ns)
+        return self._ipython
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._real(name), name)
+
+
+_shells: dict[int, RankShell] = {}
+
+
+def get_ipython() -> RankShell:
+    """Return the shell of this rank's ``__main__``."""
+    namespace = sys.modules["__main__"].__dict__
+    shell = _shells.get(id(namespace))
+    if shell is None:
+        shell = _shells[id(namespace)] = RankShell(namespace)
+    return shell
+
+
+def display(*objects: Any, **options: Any) -> None:
+    """Print objects: a rank has no front end of its own."""
+    for obj in objects:
+        print(obj if isinstance(obj, str) else repr(obj))
+
+
+def _refuse_ours(name: str) -> None:
+    """Refuse magics that start gangs; IPython on the rank does not know them."""
+    if name in ("distributed", "gang", "infer"):
+        refuse_nested()
+
+
+def _shell() -> str | None:
+    return os.environ.get("SHELL") or None
+
+
+def _make_ipython(name: str, namespace: dict[str, Any]) -> Any:
+    try:
+        from IPython.core.interactiveshell import InteractiveShell
+    except ImportError as error:
+        raise HydrogenError(
+            f"%{name} needs IPython, which is not installed where this rank runs: pip install ipython"
+        ) from error
+    make: Any = InteractiveShell
+    return make(user_module=sys.modules["__main__"], user_ns=namespace)
+
+
+def provide(names: Sequence[str], namespace: dict[str, Any]) -> None:
+    """Give ``namespace`` what IPython gives a cell."""
+    every = {"get_ipython": get_ipython, "display": display}
+    namespace.update({name: every[name] for name in names})

@@ -1,0 +1,346 @@
+"""One rank: a process forked from the template, from its first instruction to its exit code.
+
+It talks to nobody but its agent, over an inherited socket: ``go`` comes in with the closure, events
+and the result go out. Output is not its business: descriptors 1 and 2 are pipes that the agent reads.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.node.worker import process_setup
+from hydrogen_magic.transport import framing
+
+if TYPE_CHECKING:
+    from hydrogen_magic.node.worker import inference, namespace
+    from hydrogen_magic.serialization import result_stream
+    from hydrogen_magic.serialization.payload import Parcel
+
+__all__ = ["run_worker"]
+
+_INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
+"""What a shell reports for a program that Ctrl-C ended."""
+_EARLY_EXIT = "exit code 0 before the end of the cell counts as a failure of the rank"
+
+
+def run_worker(pipes: process_setup.WorkerPipes, agent_pid: int, go_between_pid: int) -> NoReturn:
+    """Be a worker until the end of this process; called in a fresh fork of the template."""
+    code = 1
+    try:
+        process_setup.settle_in(pipes, agent_pid, go_between_pid)
+        process_setup.get_ready()
+        control = socket.socket(fileno=pipes.control)
+        reader = framing.FrameReader(control)
+        received = framing.receive(reader)
+        if received is None:
+            os._exit(0)  # forked ahead of time and not needed any more
+        go, fds = received
+        if go["kind"] == "service":
+            process_setup.move_in(go)
+            _serve(go, fds)
+        code = _run(control, reader, go, fds)
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the agent has gone, and ends this process: that is no failure of the rank
+    except BaseException as error:  # the outermost frame: no caller could print it
+        _print_exception(error)
+    finally:
+        process_setup.flush()
+        os._exit(code)
+
+
+def _print_exception(error: BaseException) -> None:
+    from hydrogen_magic.node.worker import main_thread
+
+    sys.excepthook(type(error), error, main_thread.users_part(error.__traceback__))
+
+
+def _serve(go: dict[str, Any], fds: Sequence[int]) -> NoReturn:
+    """Run a rendezvous' service (``module:function``) on the listening socket in ``fds``."""
+    null = os.open(os.devnull, os.O_WRONLY)  # nobody reads what a service says
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    module, _, function = go["service"].partition(":")
+    getattr(importlib.import_module(module), function)(fds[0], **go["options"])
+    os._exit(0)
+
+
+# ── running ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def _run(
+    control: socket.socket, reader: framing.FrameReader, go: dict[str, Any], fds: Sequence[int]
+) -> int:
+    """Be a rank; one that has set up for inference may be the same rank of later gangs, too."""
+    try:
+        process_setup.move_in(go)
+        rank = _Rank(control, reader, go, fds)
+    except Exception as error:  # a working directory that is gone, modules that cannot be read
+        _report_start(control, go, error)
+        return 1
+    code = rank.run()
+    while rank.stays:
+        received = framing.receive(reader)
+        if received is None:
+            os._exit(0)  # nobody needs it any more
+        later, fds = received
+        process_setup.move_on(go["env"], later["env"])
+        rank, go = _Rank(control, reader, later, fds, rank.set_up), later
+        code = rank.run()
+    return code
+
+
+def _report_start(control: socket.socket, go: dict[str, Any], error: Exception) -> None:
+    """Report why the rank could not start."""
+    from hydrogen_magic.node.worker import main_thread
+
+    now_s = time.monotonic() - go["clock_zero_s"]
+    failed = ev.RankFailed(now_s, int(go["rank"]), main_thread.report_exception(error), "starting")
+    framing.send(control, {"events": [ev.encode(failed)]})
+
+
+class _Rank:
+    """The cell's life on this rank; ``set_up`` is what an earlier gang's left."""
+
+    def __init__(
+        self,
+        control: socket.socket,
+        reader: framing.FrameReader,
+        go: dict[str, Any],
+        fds: Sequence[int],
+        set_up: inference.SetUp | None = None,
+    ) -> None:
+        from hydrogen_magic.horovod.node.observe import timeline as horovod_timeline
+        from hydrogen_magic.node.worker import (
+            api,
+            checkpoint,
+            commands,
+            observe,
+            profiler,
+            reporter,
+            send_interval,
+        )
+
+        self.rank = int(go["rank"])
+        self.pid = os.getpid()
+        self.closure_fd, *self.channels = fds
+        self.infer = go["infer"]
+        self.set_up = set_up
+        self.stays = False
+        """It waits for another gang when this one is over."""
+        self.control = control
+        self.lock = threading.Lock()
+        self.phase = "starting"
+        self.reporter = reporter.Reporter(
+            self.rank, go["clock_zero_s"], self._send_events,
+            pace=send_interval.Pace(self.rank, api.world_size()),
+        )  # fmt: skip
+        reporter.install(self.reporter)
+        checkpoint.install(self._send_checkpoint)
+        horovod_timeline.install(go["timelines"], self._send_timeline)
+        self.reporter.is_recording = bool(go["record"])
+        observe.forward.follow(self.reporter.is_recording)
+        self.profiler = profiler.Profiler(self.reporter, self._send_trace)
+        self.reporter.on_tick = commands.Orders(reader, self.reporter, self.profiler).poll
+
+    def run(self) -> int:
+        """Load, run, deliver; return the exit code."""
+        self.reporter.start()
+        try:
+            code = self._work_unless_stopped()
+        except BaseException as error:
+            code = self._fail(error)
+        self.stays = self.stays and code == 0
+        self._stay() if self.stays else self._leave()
+        return code
+
+    def _work_unless_stopped(self) -> int:
+        """Do what SIGINT interrupts. It may have come before there was anything to interrupt."""
+        if process_setup.asked_to_stop.is_set():
+            raise KeyboardInterrupt
+        return self._work()
+
+    def _stay(self) -> None:
+        """Say that this gang is over for this process."""
+        self.reporter.close()
+        process_setup.flush()
+        assert self.set_up is not None
+        with self.lock:
+            framing.send(self.control, {"stays": self.set_up.files})
+
+    def _work(self) -> int:
+        loaded = self._load() if self.set_up is None else self.set_up.loaded
+        os.close(self.closure_fd)
+        self._enter("running")
+        value = None
+        if self.infer is not None:
+            self._infer(loaded)
+        else:
+            value = _run_script(loaded) if loaded.is_script else loaded.run()
+        if os.getpid() != self.pid:  # the cell forked, and its child has no results to send
+            process_setup.flush()
+            os._exit(0)
+        self.profiler.finish()
+        self._enter("finishing")
+        self._deliver(loaded, value)
+        return 0
+
+    def _load(self) -> namespace.Loaded:
+        from hydrogen_magic.node.worker import api, namespace
+        from hydrogen_magic.serialization import payload
+
+        self._enter("loading")
+        closure = payload.from_memfd(self.closure_fd)
+        loaded = namespace.load(closure)
+        del closure
+        gc.unfreeze()
+        if api.local_rank() == 0:  # for all of its host
+            for text in loaded.warnings:
+                self.reporter.post(ev.Notice(self.reporter.now_s(), "warning", text))
+        return loaded
+
+    def _infer(self, loaded: namespace.Loaded) -> None:
+        """Predict until there is nothing left. The cell's own value is not asked for."""
+        from hydrogen_magic.node.worker import inference
+
+        if self.set_up is None:
+            self.set_up = inference.set_up(loaded)
+        is_done = inference.serve(self.channels[0], self.set_up.predict, self.infer["options"])
+        self.stays = is_done and self.set_up.can_stay
+
+    def _enter(self, phase: str) -> None:
+        self.phase = phase
+        self.reporter.post(ev.RankPhase(self.reporter.now_s(), self.rank, phase))
+
+    def _fail(self, error: BaseException) -> int:
+        """Report ``error`` before any clean-up of ours; return the exit code."""
+        from hydrogen_magic.node.worker import main_thread
+
+        if isinstance(error, KeyboardInterrupt) and process_setup.asked_to_stop.is_set():
+            return _INTERRUPTED_EXIT_CODE
+        if os.getpid() != self.pid:  # the cell forked: its child ends like any child
+            return _end_child(error)
+        left = error.exit_code if isinstance(error, _ScriptExitError) else None
+        report = main_thread.report_exception(error if left is None else error.__cause__ or error)
+        if isinstance(error, SystemExit) and _exit_code(error) == 0:
+            report = replace(report, notes=(*report.notes, _EARLY_EXIT))
+        self.reporter.post(
+            ev.RankFailed(
+                self.reporter.now_s(), self.rank, report, self.phase,
+                exit_code=left,
+            )
+        )  # fmt: skip
+        return left or _exit_code(error) or 1
+
+    def _deliver(self, loaded: namespace.Loaded, value: Any) -> None:
+        """Send the results, and say that they are complete: from then on the process should exit."""
+        from hydrogen_magic.node.worker import results
+
+        nbytes = results.deliver(loaded, value, self.rank, self._send_result, self._say_progress)
+        with self.lock:
+            framing.send(self.control, {"delivered": nbytes})
+
+    def _send_result(
+        self, part: result_stream.Part, section: Parcel, on_write: Callable[[int], None]
+    ) -> None:
+        from hydrogen_magic.serialization import payload
+
+        fd = payload.to_memfd(section, f"result-{self.rank}", on_write)
+        try:
+            with self.lock:
+                framing.send(self.control, {"result": asdict(part)}, [fd])
+        finally:
+            os.close(fd)
+
+    def _say_progress(self, text: str) -> None:
+        self.reporter.tell(ev.RankPhase(self.reporter.now_s(), self.rank, self.phase, text))
+
+    def _leave(self) -> None:
+        """Run exit handlers as the interpreter would, but not its slow tear-down of modules."""
+        self.reporter.close()
+        try:
+            _run_exit_handlers()
+        except KeyboardInterrupt:
+            pass  # the gang was stopped meanwhile
+        except BaseException as error:
+            _print_exception(error)
+
+    def _send_events(self, batch: Sequence[ev.Event]) -> None:
+        with self.lock:
+            framing.send(self.control, {"events": [ev.encode(event) for event in batch]})
+
+    def _send_trace(self, number: int, fd: int) -> None:
+        with self.lock:
+            framing.send(self.control, {"profile": number}, [fd])
+
+    def _send_timeline(self, what: dict[str, Any]) -> None:
+        self._tell({"timeline": what})
+
+    def _send_checkpoint(self, name: str) -> None:
+        self._tell({"checkpoint": name})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        """Send what the user's own call led to; an agent that has gone is not the user's error."""
+        with self.lock, suppress(BrokenPipeError, ConnectionResetError):
+            framing.send(self.control, message)
+
+
+class _ScriptExitError(Exception):
+    """A script called ``sys.exit`` with something else than success."""
+
+    def __init__(self, exit_code: int) -> None:
+        super().__init__(f"exit code {exit_code}")
+        self.exit_code = exit_code
+
+
+def _run_script(loaded: Any) -> Any:
+    """Run a script or module: leaving by ``sys.exit(0)`` is its normal end, as for ``python``."""
+    try:
+        return loaded.run()
+    except SystemExit as error:
+        code = _exit_code(error)
+        _print_message(error)
+        if code != 0:
+            raise _ScriptExitError(code) from error
+        return None
+
+
+def _exit_code(error: BaseException) -> int:
+    """Return the exit code of a process that ``error`` ends, as the interpreter computes it."""
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    return error.code & 0xFF if isinstance(error.code, int) else 1
+
+
+def _print_message(error: SystemExit) -> None:
+    """Print what the interpreter prints: the argument of ``sys.exit("message")``."""
+    if not isinstance(error.code, (int, type(None))):
+        print(error.code, file=sys.stderr)
+
+
+def _end_child(error: BaseException) -> int:
+    """Return the exit code of a process that the cell forked, and that ``error`` ends."""
+    _print_message(error) if isinstance(error, SystemExit) else _print_exception(error)
+    return _exit_code(error)
+
+
+def _run_exit_handlers() -> None:
+    threading._shutdown()  # type: ignore[attr-defined]  # joins non-daemon threads
+    atexit._run_exitfuncs()
+
+
+process_setup.let_interrupt(_Rank._work_unless_stopped.__code__, _run_exit_handlers.__code__)

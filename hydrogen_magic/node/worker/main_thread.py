@@ -1,0 +1,264 @@
+"""Looks over the main thread's shoulder: exceptions that still unwind, collectives that wait.
+
+A rank whose clean-up takes seconds reports its failure only after its peers have complained of the
+closed connection. Seen from the reporter's thread, the exception is known while the ``finally``
+block runs, and the gang's verdict names the rank that failed first.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from hydrogen_magic.core import events as ev
+
+__all__ = ["Watch", "report_exception", "users_part"]
+
+_IN_FLIGHT_S = 0.1
+"""Handlers that deal with an exception take less, as a rule."""
+
+_COLLECTIVE_S = 1.0
+"""An all_reduce of a step takes milliseconds: a second is what a person would call waiting."""
+
+_NO_FAILURES = (KeyboardInterrupt, GeneratorExit, StopIteration, StopAsyncIteration)
+"""Ways to stop or to steer the flow, not failures."""
+
+_MAX_CAUSES = 10
+_MAX_FRAMES = 100
+"""A RecursionError has a thousand frames, all alike."""
+_MAX_MESSAGE = 1 << 16
+"""64 k characters; assertions on arrays can print megabytes."""
+_MESSAGES_S = 2.0
+"""How long the ``__str__`` of an exception and of its causes may take together."""
+_LEAST_MESSAGE_S = 0.05
+"""For each of them once that is used up; most take microseconds."""
+_MAX_NOTES = 20
+
+_PACKAGE = str(Path(__file__).resolve().parents[2])
+
+
+class Watch:
+    """What the reporter's thread has noticed so far on ``rank``."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        # The identity, not the exception: holding it would keep its frames and their tensors alive.
+        self._seen: int | None = None
+        self._seen_since_s = 0.0
+        self._reported: int | None = None
+        self._waiting: tuple[str, int, int] | None = None
+
+    def look(
+        self, now_s: float, phase: str, collective: tuple[str, int, int] | None
+    ) -> Iterator[ev.Event]:
+        """Yield what is new: an exception in flight, a collective that waits or no longer does."""
+        if phase == "running":
+            yield from self._look_at_exception(now_s, phase)
+        yield from self._look_at_collective(now_s, collective)
+
+    def _look_at_exception(self, now_s: float, phase: str) -> Iterator[ev.Event]:
+        error = _handled_in_main_thread()
+        if error is None or isinstance(error, _NO_FAILURES) or _is_success(error):
+            self._seen = self._reported = None
+        elif id(error) != self._seen:
+            self._seen, self._seen_since_s = id(error), now_s
+        elif id(error) != self._reported and now_s - self._seen_since_s > _IN_FLIGHT_S:
+            self._reported = id(error)
+            if not _is_swallowed(error):
+                report = report_exception(error)
+                yield ev.RankFailed(self._seen_since_s, self._rank, report, phase, in_flight=True)
+
+    def _look_at_collective(
+        self, now_s: float, collective: tuple[str, int, int] | None
+    ) -> Iterator[ev.Event]:
+        if self._waiting is not None and collective != self._waiting:
+            _, seq, since_ns = self._waiting
+            self._waiting = None
+            yield ev.CollectiveWait(now_s, self._rank, "", seq, since_ns / 1e9)
+        if collective is None or self._waiting is not None:
+            return
+        name, seq, since_ns = collective
+        if now_s - since_ns / 1e9 > _COLLECTIVE_S:
+            self._waiting = collective
+            yield ev.CollectiveWait(now_s, self._rank, name, seq, since_ns / 1e9)
+
+
+def _handled_in_main_thread() -> BaseException | None:
+    """Return the exception for which an ``except``, ``finally`` or ``__exit__`` runs just now."""
+    found: Any = sys._current_exceptions().get(threading.main_thread().ident or 0)
+    if isinstance(found, tuple):  # Python 3.11 and older: (type, value, traceback)
+        found = found[1]
+    return found if isinstance(found, BaseException) else None
+
+
+def _is_success(error: BaseException) -> bool:
+    return isinstance(error, SystemExit) and error.code in (None, 0)
+
+
+def _is_swallowed(error: BaseException) -> bool:
+    """True when the handler that runs is an ``except`` block without any ``raise``.
+
+    ``try: fast() except ImportError: slow()`` is no failure, however long ``slow`` takes.
+    """
+    if error.__traceback__ is None:
+        return False
+    frame = error.__traceback__.tb_frame  # the outermost one unwound so far: the handler's
+    source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    line = frame.f_lineno or 0
+    around = [block for block in _handling_blocks(tree) if block[0] <= line <= block[1]]
+    return max(around)[2] if around else False  # the one that begins last is the innermost
+
+
+def _handling_blocks(tree: ast.AST) -> Iterator[tuple[int, int, bool]]:
+    """Yield first line, last line and "ends the exception" of all that runs with one in flight."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            raises = any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
+            yield node.lineno, node.end_lineno or node.lineno, not raises
+        elif isinstance(node, (ast.With, ast.AsyncWith)):
+            yield node.lineno, node.body[0].lineno - 1, False  # __exit__ runs on the head's lines
+        elif finalbody := getattr(node, "finalbody", None):
+            yield finalbody[0].lineno, finalbody[-1].end_lineno, False
+
+
+# ── exceptions as text ───────────────────────────────────────────────────────────────────────────
+
+
+def report_exception(exc: BaseException) -> ev.ErrorReport:
+    """Return ``exc`` with its causes as text, as far as it concerns the user. Never raises.
+
+    Frames of hydrogen_magic and of Python's own ``runpy`` and import machinery are left out. At
+    most ten causes are followed, and none twice. Messages that take longer than two seconds are
+    left out too: the user's ``__str__`` makes them.
+    """
+    messages = _Messages()
+    chain: list[tuple[BaseException, bool]] = []
+    link: tuple[BaseException, bool] | None = (exc, False)
+    while link is not None and len(chain) <= _MAX_CAUSES:
+        if any(link[0] is known for known, _ in chain):
+            break
+        chain.append(link)
+        link = _cause(link[0])
+    report: ev.ErrorReport | None = None
+    is_direct = False
+    for error, was_raised_from in reversed(chain):
+        report = ev.ErrorReport(
+            type=_type_name(error), message=messages.of(error), frames=_frames(error),
+            cause=report, is_direct_cause=is_direct, notes=_notes(error, messages),
+        )  # fmt: skip
+        is_direct = was_raised_from
+    assert report is not None  # the chain has at least exc
+    return report
+
+
+def _cause(error: BaseException) -> tuple[BaseException, bool] | None:
+    """Return what ``error`` was raised from and whether by ``raise … from``."""
+    if error.__cause__ is not None:
+        return error.__cause__, True
+    if error.__context__ is not None and not error.__suppress_context__:
+        return error.__context__, False
+    return None
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    if kind.__module__ in ("builtins", "__main__", "hydrogen_magic.errors"):
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+class _Messages:
+    """Calls ``str`` on exceptions, on a thread of its own since that may never return."""
+
+    def __init__(self) -> None:
+        self._deadline = time.monotonic() + _MESSAGES_S
+
+    def of(self, error: BaseException) -> str:
+        """Return the message of ``error``, or why there is none."""
+        found: list[str] = []
+        thread = threading.Thread(target=lambda: found.append(_message(error)), daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError):  # no room for another thread
+            return _message(error)
+        thread.join(max(_LEAST_MESSAGE_S, self._deadline - time.monotonic()))
+        return (
+            found[0]
+            if found
+            else f"<no message: {_type_name(error)}.__str__ did not return in time>"
+        )
+
+
+def _message(error: BaseException) -> str:
+    try:
+        text = str(error)
+    except BaseException as broken:  # a user's __str__ may fail in any way
+        text = f"<no message: {type(error).__name__}.__str__ raised {type(broken).__name__}>"
+    return _printable(text)
+
+
+def _printable(text: str) -> str:
+    """Return ``text`` without lone surrogates, which no channel carries, and not endlessly long."""
+    return ev.without_middle(text, _MAX_MESSAGE).encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _notes(error: BaseException, messages: _Messages) -> tuple[str, ...]:
+    notes = getattr(error, "__notes__", ())
+    notes = notes if isinstance(notes, (list, tuple)) else ()  # anybody may assign anything
+    own = [_printable(note) for note in notes if isinstance(note, str)]
+    parts = getattr(error, "exceptions", ())
+    if isinstance(parts, tuple):
+        own += [
+            f"sub-exception {number}: {_one_line(part, messages)}"
+            for number, part in enumerate(parts[:_MAX_NOTES], 1)
+            if isinstance(part, BaseException)
+        ]
+    return tuple(own[:_MAX_NOTES])
+
+
+def _one_line(error: BaseException, messages: _Messages) -> str:
+    frames = _frames(error)
+    place = f" ({frames[-1].file}, line {frames[-1].line})" if frames else ""
+    return f"{_type_name(error)}: {messages.of(error)}{place}"
+
+
+def users_part(found: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of ours that it begins with."""
+    while found is not None and _is_machinery(found.tb_frame.f_code.co_filename):
+        found = found.tb_next
+    return found
+
+
+def _frames(error: BaseException) -> tuple[ev.Frame, ...]:
+    frames = [
+        ev.Frame(s.filename, s.lineno or 0, s.name, _printable(s.line or ""))
+        for s in traceback.extract_tb(error.__traceback__)
+        if not _is_machinery(s.filename)
+    ]
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        # Where Python prints the offending line of the source that did not compile.
+        text = _printable((error.text or "").strip())
+        frames.append(ev.Frame(error.filename, error.lineno, "<module>", text))
+    if len(frames) > _MAX_FRAMES:
+        left_out = len(frames) - _MAX_FRAMES
+        half = _MAX_FRAMES // 2
+        frames[half:-half] = [ev.Frame("", 0, f"… {left_out} more frames …", "")]
+    return tuple(frames)
+
+
+def _is_machinery(filename: str) -> bool:
+    return filename.startswith((_PACKAGE, "<frozen runpy>", "<frozen importlib")) or (
+        filename.endswith(("/runpy.py", "/importlib/__init__.py", "/importlib/_bootstrap.py"))
+    )

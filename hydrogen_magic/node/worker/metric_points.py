@@ -1,0 +1,174 @@
+"""Points of curves: checked when they are logged, read when they are sent."""
+
+from __future__ import annotations
+
+import math
+import operator
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from hydrogen_magic.core import events as ev
+
+__all__ = [
+    "Gaps",
+    "Point",
+    "as_float",
+    "as_metrics",
+    "as_numbers",
+    "as_step",
+    "chunks",
+    "is_computed",
+]
+
+_MAX_CELLS = 1 << 16
+"""Points times columns in one event: about 1 MB of JSON, far below any message limit."""
+
+_FEW_CELLS = 1 << 10
+_MOST_EMPTY = 16
+"""Cells for each value in them: calls with a name of their own each would make a table of nothing."""
+
+_STEPS = 1 << 63
+"""Integers of 64 bits are below; events hold no larger ones."""
+
+Point = tuple[int, float, int, dict[str, Any], "tuple[Any, ...]"]
+"""Number of the call, when, step, values, CUDA events after which the values can be read."""
+
+
+class Gaps:
+    """Counts what a full queue dropped, from the numbers of what came out of it."""
+
+    def __init__(self) -> None:
+        self._newest = -1
+        self._arrived = 0
+        self._told = 0
+
+    def add(self, number: int) -> None:
+        self._newest = max(self._newest, number)
+        self._arrived += 1
+
+    def skipped(self) -> int:
+        """Return how many were dropped since the last call.
+
+        An item numbered but not yet queued by another thread looks dropped; the next call makes up.
+        """
+        new = max(0, self._newest + 1 - self._arrived - self._told)
+        self._told += new
+        return new
+
+
+def as_float(number: float) -> float:
+    """Return a float; infinity for an integer that is too large for one."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
+
+
+def as_step(step: Any) -> int:
+    """Return ``step`` as an int; raises TypeError when it is not an integer of 64 bits."""
+    if type(step) is not int:
+        try:
+            step = operator.index(step)
+        except TypeError:
+            kind = _type_name(step)
+            raise TypeError(f"hm.log(step=…) must be an integer or None, got {kind}") from None
+    if not -_STEPS <= step < _STEPS:
+        raise TypeError("hm.log(step=…) must be an integer of 64 bits, got a larger one")
+    return int(step)
+
+
+def as_numbers(values: dict[str, Any]) -> tuple[Any, ...]:
+    """Make every value a float, in place; return the CUDA events that some must still wait for.
+
+    A CUDA tensor becomes a copy of itself, to be read once those events are over, so that the
+    caller does not wait for the GPU. Raises TypeError, naming the metric, for what is not one
+    number.
+    """
+    ready: tuple[Any, ...] = ()
+    for name, value in values.items():
+        if type(value) is not float:
+            if getattr(value, "is_cuda", False) and value.numel() == 1:
+                values[name], event = _copy_on_gpu(value)
+                ready = (*ready, event)
+            else:
+                values[name] = _as_number(name, value)
+    return ready
+
+
+def _as_number(name: str, value: Any) -> float:
+    try:
+        if type(value) is int:
+            return float(value)
+        # detach: torch warns when a tensor that requires a gradient becomes a float
+        plain = value.detach() if hasattr(value, "detach") else value
+        plain = plain.item() if hasattr(plain, "item") else plain
+        if isinstance(plain, (str, bytes, bytearray)):
+            raise TypeError
+        return float(plain)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise TypeError(
+            f"hm.log({name}=…) must be a number or a tensor of one element, got {_type_name(value)}"
+        ) from None
+
+
+def _type_name(value: Any) -> str:
+    kind = type(value)
+    name = kind.__qualname__
+    if kind.__module__ != "builtins":
+        name = f"{kind.__module__}.{name}"
+    shape = getattr(value, "shape", None)
+    return name if shape is None else f"{name} of shape {tuple(shape)}"
+
+
+def _copy_on_gpu(value: Any) -> tuple[Any, Any]:
+    cuda = sys.modules["torch"].cuda
+    copy = value.detach().clone()
+    event = cuda.Event()
+    event.record(cuda.current_stream(value.device))
+    return copy, event
+
+
+def is_computed(ready: tuple[Any, ...]) -> bool:
+    try:
+        return all(event.query() for event in ready)
+    except RuntimeError:
+        return True  # the device has failed: nothing more will be computed
+
+
+def _read(value: Any) -> float:
+    if type(value) is float:
+        return value
+    cuda = sys.modules["torch"].cuda
+    try:
+        # A stream of our own: on the user's, reading would wait for all they have queued meanwhile.
+        with cuda.device(value.device), cuda.stream(cuda.Stream(value.device)):
+            return float(value)
+    except (RuntimeError, TypeError):
+        return float("nan")  # the device has failed, or the tensor is complex
+
+
+def chunks(points: list[Point]) -> Iterator[list[Point]]:
+    """Cut ``points`` so that points times columns stay within bounds, most of them with a value."""
+    chunk: list[Point] = []
+    columns: set[str] = set()
+    n_values = 0
+    for point in points:
+        n_cells = len(columns.union(point[3])) * (len(chunk) + 1)
+        n_values += len(point[3])
+        if chunk and n_cells > min(_MAX_CELLS, max(_FEW_CELLS, _MOST_EMPTY * n_values)):
+            yield chunk
+            chunk, columns, n_values = [], set(), len(point[3])
+        chunk.append(point)
+        columns.update(point[3])
+    if chunk:
+        yield chunk
+
+
+def as_metrics(at_s: float, rank: int, points: Sequence[Point], skipped: int) -> ev.Metrics:
+    _, times_s, steps, rows, _ = zip(*points, strict=True)
+    names = dict.fromkeys(name for row in rows for name in row)
+    values: Mapping[str, tuple[float | None, ...]] = {
+        name: tuple(_read(row[name]) if name in row else None for row in rows) for name in names
+    }
+    return ev.Metrics(at_s, rank, steps, times_s, values, skipped)

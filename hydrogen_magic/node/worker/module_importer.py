@@ -1,0 +1,96 @@
+"""Serves the notebook's local modules from the closure, in the form they had when the cell started."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import linecache
+import os
+import sys
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydrogen_magic.serialization.closure import ModuleSource
+
+__all__ = ["ClosureFinder", "install"]
+
+
+class ClosureFinder(importlib.abc.MetaPathFinder):
+    """Finds modules in a closure before anything looks on disk."""
+
+    def __init__(self, modules: Mapping[str, ModuleSource]) -> None:
+        self.modules = dict(modules)
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None = None,
+        target: types.ModuleType | None = None,
+    ) -> importlib.machinery.ModuleSpec | None:
+        module = self.modules.get(fullname)
+        if module is None:
+            return None  # an extension module, say: found on disk through the package's path
+        spec = importlib.util.spec_from_loader(
+            fullname, _ClosureLoader(module), origin=module.path, is_package=module.is_package
+        )
+        assert spec is not None
+        spec.has_location = True  # gives the module its __file__
+        if module.is_package:
+            spec.submodule_search_locations = [_folder(module.path)]
+        return spec
+
+
+class _ClosureLoader(importlib.abc.InspectLoader):
+    """Runs one module from its text."""
+
+    def __init__(self, module: ModuleSource) -> None:
+        self.module = module
+        self.path = os.path.join(_folder(module.path), "__init__.py")
+
+    def is_package(self, fullname: str) -> bool:
+        return self.module.is_package
+
+    def get_filename(self, fullname: str) -> str:
+        return self.module.path
+
+    def get_source(self, fullname: str) -> str:
+        return self.module.source
+
+    def get_data(self, path: str) -> bytes:
+        """Return a data file beside the module (``pkgutil.get_data``)."""
+        with open(path, "rb") as file:
+            return file.read()
+
+    def get_resource_reader(self, fullname: str) -> Any:
+        """Return what ``importlib.resources`` asks for the data files of a package."""
+        from importlib.readers import FileReader  # slow to import, and rarely wanted
+
+        return FileReader(self)  # type: ignore[arg-type]  # it takes the path alone
+
+    def get_code(self, fullname: str) -> types.CodeType:
+        return compile(self.module.source, self.module.path, "exec", dont_inherit=True)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        show_source(self.module.path, self.module.source)
+        exec(self.get_code(module.__name__), module.__dict__)
+
+
+def install(modules: Mapping[str, ModuleSource]) -> None:
+    """Serve ``modules`` from now on; forget what was imported under their names before."""
+    if not modules:
+        return
+    for name in modules:
+        sys.modules.pop(name, None)
+    sys.meta_path.insert(0, ClosureFinder(modules))
+
+
+def show_source(filename: str, text: str) -> None:
+    """Make ``text`` what tracebacks and ``inspect`` show of ``filename``."""
+    # Without a modification time linecache keeps the entry whatever is on disk.
+    linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
+
+
+def _folder(path: str) -> str:
+    return os.path.dirname(path) if path.endswith(".py") else path

@@ -1,0 +1,245 @@
+"""On a rank: the notebook's names come back into ``__main__``, the cell runs, its results leave."""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import asyncio
+import builtins
+import contextlib
+import difflib
+import importlib
+import inspect
+import io
+import os
+import pickle
+import runpy
+import sys
+import types
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from hydrogen_magic.node.worker import ipython_shell, module_importer, spawn
+from hydrogen_magic.node.worker.result_pickler import ResultPickler
+from hydrogen_magic.serialization import payload
+from hydrogen_magic.serialization.closure import Header, unbundle
+from hydrogen_magic.serialization.identity import take_numbered
+from hydrogen_magic.serialization.payload import Parcel
+from hydrogen_magic.serialization.reducers import take_writers
+
+__all__ = ["Loaded", "load"]
+
+_VALUE = "__hydrogen_magic_value__"
+"""Name that takes the last expression's value for a moment; no user writes it."""
+
+
+def load(closure: Parcel, module: types.ModuleType | None = None) -> Loaded:
+    """Restore a closure into ``__main__``, or into ``module`` for a rank inside the kernel.
+
+    In a process of its own a rank also gets the notebook's local modules in their present form and
+    children that know the notebook's classes. Raises whatever importing and unpickling raise.
+    """
+    own_process = module is None
+    if not own_process:
+        closure = _copied(closure)
+    header, body = unbundle(closure)
+    loaded = Loaded(header, module or sys.modules["__main__"], own_process)
+    with loaded.as_main():
+        loaded.restore(body)
+    return loaded
+
+
+def _copied(closure: Parcel) -> Parcel:
+    """Return a closure whose arrays are not the kernel's own."""
+    fd = payload.to_memfd(closure)
+    try:
+        return payload.from_memfd(fd)
+    finally:
+        os.close(fd)
+
+
+class Loaded:
+    """A closure on a rank, ready to run."""
+
+    def __init__(self, header: Header, module: types.ModuleType, own_process: bool) -> None:
+        self.is_script = header.kind in ("script", "module")
+        """It is a script or module: ``run`` may end by SystemExit and has no value."""
+        self.warnings: list[str] = []
+        """Imports for side effects that failed, which did no harm; the same on all ranks of a host."""
+        self._header = header
+        self._module = module
+        self._own_process = own_process
+        self._call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None = None
+        self._shared: list[Any] = []
+        self._numbered: dict[int, tuple[int, Any]] = {}
+
+    @contextlib.contextmanager
+    def as_main(self) -> Iterator[None]:
+        """Let the rank's module be ``__main__``; in a process of its own it stays that."""
+        before = sys.modules["__main__"]
+        sys.modules["__main__"] = self._module
+        try:
+            yield
+        finally:
+            if not self._own_process:
+                sys.modules["__main__"] = before
+
+    # ── restoring ────────────────────────────────────────────────────────────────────────────────
+
+    def restore(self, body: Parcel) -> None:
+        """Bring back modules, imports and names."""
+        if self.is_script:
+            return
+        header, namespace = self._header, self._module.__dict__
+        namespace.setdefault("__builtins__", builtins)
+        for filename, text in header.sources.items():
+            module_importer.show_source(filename, text)
+        if self._own_process:
+            module_importer.install(header.modules)
+            spawn.install(header)
+        ipython_shell.provide(header.provided, namespace)
+        self._replay_imports(namespace)
+        self._read_names(body, namespace)
+
+    def _replay_imports(self, namespace: dict[str, Any]) -> None:
+        for line in self._header.imports:
+            try:
+                exec(compile(line.text, "<imports of the notebook>", "exec"), namespace)
+            except Exception as error:  # modules run any code when they are imported
+                if line.required:
+                    raise
+                raised = f"{type(error).__name__}: {error}"
+                self.warnings.append(
+                    f"`{line.text}` (from an earlier cell) failed on the ranks: {raised}"
+                )
+        for name in self._header.submodules:
+            with contextlib.suppress(ImportError):  # imported in the kernel, perhaps not used here
+                importlib.import_module(name)
+
+    def _read_names(self, body: Parcel, namespace: dict[str, Any]) -> None:
+        take_writers()
+        take_numbered()
+        unpickler = pickle.Unpickler(io.BytesIO(body.pickled), buffers=body.buffers)
+        for name in self._header.names:
+            value = unpickler.load()
+            if name:
+                namespace[name] = value
+            else:
+                self._call = value
+        self._shared = take_writers()
+        self._numbered = take_numbered()
+
+    # ── running ──────────────────────────────────────────────────────────────────────────────────
+
+    def run(self) -> Any:
+        """Run the cell, the call or the script; return its value.
+
+        Raises what that raises; SystemExit passes through.
+        """
+        with self.as_main():
+            if self._header.kind == "cell":
+                return self._run_cell()
+            if self._header.kind == "call":
+                return self._run_call()
+            return self._run_script()
+
+    def _run_cell(self) -> Any:
+        namespace = self._module.__dict__
+        result = eval(self._compiled(), namespace)
+        if inspect.iscoroutine(result):
+            _await(result)
+        return namespace.pop(_VALUE, None)
+
+    def _compiled(self) -> types.CodeType:
+        header = self._header
+        flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        for feature in header.futures:
+            flags |= getattr(__future__, feature).compiler_flag
+        tree = compile(
+            header.code, header.filename, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True
+        )
+        assert isinstance(tree, ast.Module)
+        _keep_last_value(tree)
+        ast.increment_lineno(tree, header.line_offset)
+        code = compile(tree, header.filename, "exec", flags, dont_inherit=True)
+        assert isinstance(code, types.CodeType)
+        return code
+
+    def _run_call(self) -> Any:
+        assert self._call is not None
+        function, args, kwargs = self._call
+        value = function(*args, **kwargs)
+        return _await(value) if inspect.iscoroutine(value) else value
+
+    def _run_script(self) -> None:
+        header = self._header
+        sys.argv = [header.target, *header.args]
+        if header.kind == "module":
+            sys.path.insert(0, os.getcwd())
+            runpy._run_module_as_main(header.target)  # type: ignore[attr-defined]
+            return
+        path = os.path.abspath(header.target)
+        sys.path.insert(0, os.path.dirname(path))
+        with io.open_code(path) as file:
+            code = compile(file.read(), path, "exec", dont_inherit=True)
+        namespace = self._module.__dict__
+        namespace.update(__file__=path, __cached__=None, __builtins__=builtins)
+        exec(code, namespace)
+
+    def predict(self, value: Any) -> Any:
+        """Return what is called for every batch: the cell's ``predict``, or what the call returned.
+
+        ``value``: what :meth:`run` returned. None where the cell defined no such name.
+        """
+        return value if self._header.kind == "call" else self._module.__dict__.get("predict")
+
+    # ── results ──────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_cell(self) -> bool:
+        """Whether the value is that of a cell's last expression, not of a call."""
+        return self._header.kind == "cell"
+
+    def variables(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """Return the variables that ``--out`` names, and for each one that is missing the reason."""
+        namespace = self._module.__dict__
+        found = {name: namespace[name] for name in self._header.out if name in namespace}
+        missing = [name for name in self._header.out if name not in namespace]
+        return found, {name: self._why_missing(name) for name in missing}
+
+    def _why_missing(self, name: str) -> str:
+        names = [known for known in self._module.__dict__ if known[:1] != "_"]
+        near = difflib.get_close_matches(name, names, n=3)
+        hint = f"; similar names: {', '.join(near)}" if near else ""
+        return f"`{name}` (--out) does not exist after the cell{hint}"
+
+    def result_pickler(self, *args: Any) -> ResultPickler:
+        """Return a pickler for results; use it inside :meth:`as_main`."""
+        return ResultPickler(*args, shared=self._shared, originals=self._numbered)
+
+
+def _await(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine to its end; inside the kernel, whose own loop is running, on a thread."""
+    if (
+        not _is_in_loop()
+    ):  # asked elsewhere: its exception would be shown as the context of the user's
+        return asyncio.run(coroutine)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
+
+
+def _is_in_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _keep_last_value(tree: ast.Module) -> None:
+    """Turn a last expression into an assignment that :meth:`Loaded.run` picks up."""
+    if tree.body and isinstance(tree.body[-1], ast.Expr):
+        last = tree.body[-1]
+        target = ast.copy_location(ast.Name(_VALUE, ast.Store()), last)
+        tree.body[-1] = ast.copy_location(ast.Assign([target], last.value), last)

@@ -1,0 +1,19 @@
+"""A rank cannot start a gang."""
+
+from __future__ import annotations
+
+import os
+
+from hydrogen_magic.core.processes import COOKIE
+from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.node.worker import api, reporter
+
+__all__ = ["refuse_nested"]
+
+
+def refuse_nested() -> None:
+    """Raise PlacementError on a rank, and in a process that a rank has started."""
+    if reporter.current() is not None or COOKIE in os.environ:
+        raise PlacementError(
+            f"a rank cannot start a gang (this is rank {api.rank()}); start it from the notebook"
+        )

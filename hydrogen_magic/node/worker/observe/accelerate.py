@@ -1,0 +1,42 @@
+"""What ``Accelerator.log`` is given becomes curves, on every rank and without any tracker.
+
+Accelerate itself hands the values to trackers on the main process only. A dict among them makes a
+curve of each of its entries, ``name/entry``, as its TensorBoard tracker does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any
+
+from hydrogen_magic.node.worker.observe import metrics
+
+__all__ = ["attach"]
+
+
+def attach(module: ModuleType) -> None:
+    """Patch ``Accelerator.log``; ``module`` is ``accelerate.accelerator``."""
+    original = module.Accelerator.log
+
+    @functools.wraps(original)
+    def log(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _see(*args, **kwargs)
+        with metrics.claimed():
+            return original(self, *args, **kwargs)
+
+    module.Accelerator.log = log
+
+
+@metrics.safely
+def _see(values: Mapping[str, Any], step: Any = None, *_: Any, **__: Any) -> None:
+    metrics.log(dict(_flat(values)), step)
+
+
+def _flat(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}/{entry}", one) for entry, one in value.items())
+        else:
+            yield str(name), value

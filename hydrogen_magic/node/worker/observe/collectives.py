@@ -1,0 +1,114 @@
+"""Which collective a rank is inside of, so that a gang that hangs can say where.
+
+While recording, collectives are spans of their own track. One with ``async_op=True`` is left at once:
+its span is the call, and another one the wait for what it returned.
+
+DDP reduces gradients in C++, where nothing of this is seen: what a person finds there is the stack.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from hydrogen_magic.core.events import COLLECTIVES
+from hydrogen_magic.node.worker import reporter as _reporter
+from hydrogen_magic.node.worker.observe.rendezvous_mismatch import explained
+
+__all__ = ["NAMES", "attach", "noting"]
+
+NAMES = (
+    "init_process_group",
+    "all_reduce",
+    "all_gather",
+    "all_gather_object",
+    "all_gather_into_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "monitored_barrier",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+    "send",
+)
+"""What can wait for other ranks."""
+
+
+def attach(module: ModuleType) -> None:
+    """Wrap the collectives of ``torch.distributed.distributed_c10d`` and of what exports them."""
+    torch = module.torch  # only half imported as yet: nothing of it may be asked for now
+    for name in NAMES:
+        original = getattr(module, name, None)
+        if original is None:
+            continue  # older torch has not all of them
+        call = explained(original) if name == "init_process_group" else original
+        _replace(module, name, noting(name, call, torch))
+    _replace(module, "destroy_process_group", _noting_end(module.destroy_process_group))
+    module.Work.wait = _noting_wait(torch, module.Work.wait)
+
+
+def _replace(module: ModuleType, name: str, wrapped: Callable[..., Any]) -> None:
+    original = getattr(module, name)
+    for place in (module, sys.modules.get("torch.distributed")):
+        if getattr(place, name, None) is original:
+            setattr(place, name, wrapped)
+
+
+def noting(name: str, original: Callable[..., Any], torch: Any = None) -> Callable[..., Any]:
+    """Return ``original``, noted as the collective ``name`` while it runs.
+
+    ``torch``: given for what torch.compile may meet.
+    """
+
+    @functools.wraps(original)
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        # Under torch.compile the original alone is what the compiler knows how to replace.
+        is_compiling = torch is not None and torch.compiler.is_compiling()
+        reporter = None if is_compiling else _reporter.current()
+        label = f"{name} (async)" if kwargs.get("async_op") else name
+        if reporter is None or not reporter.collective_enter(label):
+            return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            reporter.collective_leave()
+
+    return collective
+
+
+def _noting_end(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+        reporter = _reporter.current()
+        if reporter is not None:
+            reporter.solo.leave()
+        return original(*args, **kwargs)
+
+    return destroy_process_group
+
+
+def _noting_wait(torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        reporter = None if torch.compiler.is_compiling() else _reporter.current()
+        # Most collectives wait themselves: that is in their own span.
+        if reporter is None or not reporter.is_recording or reporter.collective is not None:
+            return original(*args, **kwargs)
+        start_ns = reporter.now_ns()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            reporter.span("wait", start_ns, reporter.now_ns(), 0, COLLECTIVES)
+
+    return wait

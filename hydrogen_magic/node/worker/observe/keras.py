@@ -1,0 +1,173 @@
+"""Progress, steps and metrics of Keras 3, by a callback in every ``CallbackList``.
+
+The metrics of each batch become curves over the optimizer's steps, which go on from epoch to epoch
+and from fit to fit; what only the end of an epoch knows (``val_…``) joins them there. Keras prints
+its bar where the user said so (``verbose=1`` or ``2``, a ``ProgbarLogger``); with the default,
+``"auto"``, the views draw it instead. ``verbose=0`` means no bar here too.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from types import ModuleType
+from typing import Any
+
+from hydrogen_magic.node.worker import reporter as _reporter
+from hydrogen_magic.node.worker.observe import metrics
+
+__all__ = ["attach", "is_seen"]
+
+_seen: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Models whose metrics are recorded here."""
+
+
+def attach(module: ModuleType) -> None:
+    """Have every ``CallbackList`` call ours too; ``module`` is ``keras.callbacks``."""
+    observer = type("HydrogenCallback", (_Observer, module.Callback), {})
+    original = module.CallbackList.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        is_rank = _reporter.current() is not None
+        if is_rank and kwargs.get("verbose") == "auto" and kwargs.get("add_progbar"):
+            original(self, *args, **{**kwargs, "add_progbar": False})
+        else:
+            original(self, *args, **kwargs)
+        if is_rank:
+            _join(self, observer)
+
+    module.CallbackList.__init__ = __init__
+
+
+def is_seen(model: object) -> bool:
+    """Tell whether a callback of ours records what this model's training logs."""
+    return model in _seen
+
+
+@metrics.safely
+def _join(callbacks: Any, observer: type[Any]) -> None:
+    # Not through the arguments: a user's callback for batches ends Keras's calling in background.
+    ours = observer()
+    ours.set_model(callbacks.model)
+    ours.set_params(callbacks.params)
+    callbacks.callbacks.append(ours)
+    _seen.add(callbacks.model)
+
+
+class _Observer:
+    """The hooks of our callback. Those for batches may be called in threads, in any order."""
+
+    model: Any
+    params: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.Lock()
+        self._bar = metrics.Bar()
+        self._inner = metrics.Bar()
+        self._is_fitting = False
+        self._title = ""
+        self._first_step = 0
+        self._n_batches = 0
+        self._n_inner = 0
+        self._names: set[str] = set()
+
+    # ── fit ──────────────────────────────────────────────────────────────────────────────────────
+
+    @metrics.safely
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._is_fitting = True
+        self._first_step = self._steps_done()
+
+    @metrics.safely
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._title = f"Epoch {epoch + 1}/{self.params['epochs']}"
+        self._n_batches = 0
+        self._show()
+
+    @metrics.safely
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        metrics.log(logs or {}, self._first_step + batch)
+        self._names.update(logs or {})
+        with self._lock:
+            self._count_steps(batch + 1 - self._n_batches)
+            self._show(batch + 1)
+
+    @metrics.safely
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        new = {name: value for name, value in (logs or {}).items() if name not in self._names}
+        metrics.log(new, self._first_step + max(self._n_batches - 1, 0))
+        self._first_step += self._n_batches
+        self._inner.close()
+
+    @metrics.safely
+    def on_train_end(self, logs: Any = None) -> None:
+        self._is_fitting = False
+        self._bar.close()
+
+    # ── evaluate and predict; evaluate also inside of fit ────────────────────────────────────────
+
+    @metrics.safely
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._begin("Validation" if self._is_fitting else "Evaluate")
+
+    @metrics.safely
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._is_fitting:
+            self._show_inner(batch + 1)
+        else:
+            with self._lock:
+                self._show(batch + 1)
+
+    @metrics.safely
+    def on_test_end(self, logs: Any = None) -> None:
+        if self._is_fitting:
+            self._inner.close()
+            return
+        metrics.log({f"test_{name}": v for name, v in (logs or {}).items()}, self._steps_done())
+        self._bar.close()
+
+    @metrics.safely
+    def on_predict_begin(self, logs: Any = None) -> None:
+        self._begin("Predict")
+
+    @metrics.safely
+    def on_predict_batch_end(self, batch: int, logs: Any = None) -> None:
+        with self._lock:
+            self._show(batch + 1)
+
+    @metrics.safely
+    def on_predict_end(self, logs: Any = None) -> None:
+        self._bar.close()
+
+    # ── shared ───────────────────────────────────────────────────────────────────────────────────
+
+    def _begin(self, title: str) -> None:
+        self._n_inner = 0
+        if not self._is_fitting:
+            self._title, self._n_batches = title, 0
+            self._show()
+
+    def _show(self, n: int = 0) -> None:
+        self._n_batches = max(self._n_batches, n)
+        if self.params.get("verbose"):
+            self._bar.show(self._title, self._n_batches, self.params.get("steps"))
+
+    def _show_inner(self, n: int) -> None:
+        """Show a validation of which Keras does not say how long it will be."""
+        self._n_inner = max(self._n_inner, n)
+        if self.params.get("verbose"):
+            self._inner.show("Validation", self._n_inner, None)
+
+    def _count_steps(self, n: int) -> None:
+        """Count for the reporter what torch's hook of optimizers, not Keras's, would see."""
+        reporter = _reporter.current()
+        if reporter is not None:
+            for _ in range(n):
+                reporter.step_done(id(self.model))
+
+    def _steps_done(self) -> int:
+        optimizer = getattr(self.model, "optimizer", None)
+        return 0 if optimizer is None else int(optimizer.iterations)

@@ -1,0 +1,175 @@
+"""Metrics and progress of Lightning, by a callback in every Trainer, on every rank.
+
+Whatever is logged for loggers becomes curves over ``global_step``, each step's at each step: no
+logger is needed, and ``log_every_n_steps`` is for loggers. What Lightning then writes of the same
+through a ``SummaryWriter`` is not shown again. tqdm's bars are seen by tqdm's observer; a rich bar,
+which draws boxes into the output, is disabled and ours shown instead, as on the ranks other than 0,
+where Lightning has none. ``barebones=True``, asked for to be fast, is left alone.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from hydrogen_magic.node.worker import reporter as _reporter
+from hydrogen_magic.node.worker.observe import metrics
+
+__all__ = ["attach"]
+
+
+def attach(module: ModuleType) -> None:
+    """Patch ``Trainer``; ``module`` is ``trainer.trainer`` of lightning.pytorch or pytorch_lightning."""
+    package = module.__name__.removesuffix(".trainer.trainer")
+    original = module.Trainer.__init__
+
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        original(self, *args, **kwargs)
+        if _reporter.current() is not None:
+            _join(self, package)
+
+    module.Trainer.__init__ = __init__
+    # Nothing public tells what Lightning hands on to its loggers from what a user gives to them.
+    connector = module._LoggerConnector
+    connector.log_metrics = metrics.claiming(connector.log_metrics)
+
+
+@metrics.safely
+def _join(trainer: Any, package: str) -> None:
+    if not trainer.barebones:
+        trainer.callbacks.append(_observer(package))
+
+
+def _observer(package: str) -> Any:
+    return _observer_class(package)()
+
+
+@functools.cache
+def _observer_class(package: str) -> type[Any]:
+    callback = importlib.import_module(f"{package}.callbacks").Callback
+    return type("HydrogenCallback", (_Observer, callback), {"_package": package})
+
+
+class _Observer:
+    """The hooks of our callback; the Trainer is only ever read, but for a rich bar."""
+
+    _package = ""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._last: dict[str, Any] = {}
+        self._shows_bars = False
+        self._n_batches: float = math.inf
+        self._training = metrics.Bar()
+        self._evaluating = metrics.Bar()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Trainers are pickled for strategies that spawn, and our class has no name to be found by.
+        return _observer, (self._package,)
+
+    @metrics.safely
+    def setup(self, trainer: Any, module: Any, stage: str) -> None:
+        self._step = trainer.global_step
+        bar = trainer.progress_bar_callback
+        self._shows_bars = bar is not None and getattr(bar, "refresh_rate", 1) > 0
+        if _is_rich(bar):
+            bar.disable()
+        elif trainer.is_global_zero:
+            self._shows_bars = False
+
+    # ── training ─────────────────────────────────────────────────────────────────────────────────
+
+    @metrics.safely
+    def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+        self._see(trainer)  # of the epoch before, computed after all hooks of its end
+        if self._shows_bars:
+            self._n_batches = trainer.progress_bar_callback.total_train_batches
+            self._training.show(_epoch(trainer), 0, self._n_batches)
+
+    @metrics.safely
+    def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
+        self._step = trainer.global_step
+
+    @metrics.safely
+    def on_train_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int, *_: Any
+    ) -> None:
+        self._see(trainer)
+        if self._shows_bars:
+            self._training.show(_epoch(trainer), batch_idx + 1, self._n_batches)
+
+    @metrics.safely
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        self._see(trainer)
+        self._training.close()
+
+    # ── everything else ──────────────────────────────────────────────────────────────────────────
+
+    def on_validation_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int, loader: int = 0
+    ) -> None:
+        is_checking = trainer.sanity_checking
+        totals = trainer.num_sanity_val_batches if is_checking else trainer.num_val_batches
+        self._show("Sanity check" if is_checking else "Validation", batch_idx, totals, loader)
+
+    def on_test_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int, loader: int = 0
+    ) -> None:
+        self._show("Test", batch_idx, trainer.num_test_batches, loader)
+
+    def on_predict_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int, loader: int = 0
+    ) -> None:
+        self._show("Predict", batch_idx, trainer.num_predict_batches, loader)
+
+    @metrics.safely
+    def on_validation_end(self, trainer: Any, module: Any) -> None:
+        self._evaluating.close()
+        if not trainer.sanity_checking:
+            self._see(trainer)
+
+    on_test_end = on_validation_end
+
+    @metrics.safely
+    def on_predict_end(self, trainer: Any, module: Any) -> None:
+        self._evaluating.close()
+
+    @metrics.safely
+    def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+        self._training.close()
+        self._evaluating.close()
+
+    @metrics.safely
+    def _show(self, title: str, batch: int, totals: Any, loader: int) -> None:
+        if self._shows_bars:
+            total = totals[loader] if isinstance(totals, list) else totals
+            self._evaluating.show(title, batch + 1, total)
+
+    def _see(self, trainer: Any) -> None:
+        metrics.log(dict(self._new(trainer.logged_metrics)), self._step)
+
+    def _new(self, logged: Any) -> Iterator[tuple[str, Any]]:
+        """Yield what was logged since the last call: Lightning keeps the last value of every name.
+
+        Each value is in memory of its own, and held here, so that no other can take its place.
+        """
+        for name, value in logged.items():
+            last = self._last.get(name)
+            if last is None or last.data_ptr() != value.data_ptr():
+                self._last[name] = value
+                yield name, value
+
+
+def _is_rich(bar: Any) -> bool:
+    return any(kind.__name__ == "RichProgressBar" for kind in type(bar).__mro__)
+
+
+def _epoch(trainer: Any) -> str:
+    last = trainer.max_epochs
+    of = f"/{last - 1}" if last is not None and last > 0 else ""
+    return f"Epoch {trainer.current_epoch}{of}"

@@ -1,0 +1,72 @@
+"""Optimizer steps, by torch's own hooks for all optimizers."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from hydrogen_magic.node.worker import reporter as _reporter
+from hydrogen_magic.node.worker.observe import span_recording
+
+__all__ = ["attach", "with_parts"]
+
+_STEP = "optimizer step"
+
+
+class _Parts(threading.local):
+    depth = 0
+
+
+_parts = _Parts()
+
+
+def with_parts(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return ``call``; steps of optimizers inside of it are parts of a step that is seen as a whole."""
+
+    @functools.wraps(call)
+    def calls(*args: Any, **kwargs: Any) -> Any:
+        _parts.depth += 1
+        try:
+            return call(*args, **kwargs)
+        finally:
+            _parts.depth -= 1
+
+    return calls
+
+
+def attach(module: ModuleType) -> None:
+    """Count and record the steps of every optimizer; ``module`` is ``torch.optim.optimizer``.
+
+    A step that ``GradScaler`` skips is not taken, and not counted.
+    """
+    torch = module.torch  # only half imported as yet: nothing of it may be asked for now
+    under_way: list[tuple[_reporter.Reporter, int, int]] = []
+    """The step that is being recorded: for whom, of which optimizer, since when."""
+
+    def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if _parts.depth or torch.compiler.is_compiling():
+            return  # traced into the user's graph, our counters would make it compile every step
+        reporter = _reporter.current()
+        if reporter is None or not reporter.is_recording:
+            return
+        if under_way and under_way[0][1] == id(optimizer):  # that step raised: torch has no hook
+            under_way.clear()
+            span_recording.abandon(_STEP)
+        if span_recording.begin(_STEP) is not None:
+            under_way.append((reporter, id(optimizer), reporter.now_ns()))
+
+    def on_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if _parts.depth or torch.compiler.is_compiling():
+            return
+        if under_way and under_way[0][1] == id(optimizer):
+            reporter, _, start_ns = under_way.pop()
+            span_recording.end(reporter, _STEP, start_ns)
+        current = _reporter.current()
+        if current is not None:
+            current.step_done(id(optimizer))
+
+    module.register_optimizer_step_pre_hook(before_step)
+    module.register_optimizer_step_post_hook(on_step)

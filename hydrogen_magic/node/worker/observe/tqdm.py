@@ -1,0 +1,168 @@
+"""tqdm's bars become progress of the rank, shown by the views instead of being printed.
+
+The class itself is patched, not replaced: subclasses, ``isinstance`` and pickling go on as ever.
+A bar that the user sends to a file of their own is printed there, and reported too.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from hydrogen_magic.node.worker import reporter as _reporter
+
+__all__ = ["attach", "attach_to_notebook", "notebook_spec"]
+
+_FILE_POSITION = 4
+"""Of ``file`` among the arguments of ``tqdm.__init__``, after ``self``."""
+
+
+def attach(module: ModuleType) -> None:
+    """Patch the bar of ``tqdm.std``, which all other bars derive from."""
+    bar = module.tqdm
+    for name, patch in (
+        ("__init__", _silent_init),
+        ("display", _silent_display),
+        ("refresh", _reporting_refresh),
+        ("close", _reporting_close),
+    ):
+        setattr(bar, name, patch(getattr(bar, name)))
+
+
+# ── the bar ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Silent:
+    """Stands for one of the rank's own streams and drops what is written: views draw the bar."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _silent_init(original: Any) -> Any:
+    @functools.wraps(original)
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
+        is_positional = len(args) > _FILE_POSITION
+        file = args[_FILE_POSITION] if is_positional else kwargs.get("file")
+        file = sys.stderr if file is None else file
+        if _reporter.current() is not None and _is_own_stream(file):
+            self._hydrogen_silent = True
+            silent = _Silent(file)
+            if is_positional:
+                args = (*args[:_FILE_POSITION], silent, *args[_FILE_POSITION + 1 :])
+            else:
+                kwargs["file"] = silent
+        original(self, *args, **kwargs)
+
+    return __init__
+
+
+def _is_own_stream(file: Any) -> bool:
+    """True for what ends in the rank's descriptors 1 or 2, False for a StringIO or a file."""
+    if file is sys.__stdout__ or file is sys.__stderr__:
+        return True
+    try:
+        return file.fileno() in (1, 2)
+    except (AttributeError, OSError, TypeError, ValueError):
+        return False
+
+
+def _silent_display(original: Any) -> Any:
+    @functools.wraps(original)
+    def display(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # Formatting is most of a bar's cost, and here nobody would read it.
+        if getattr(self, "_hydrogen_silent", False):
+            return True
+        return original(self, *args, **kwargs)
+
+    return display
+
+
+def _reporting_refresh(original: Any) -> Any:
+    @functools.wraps(original)
+    def refresh(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.disable:
+            _report(self)
+        return original(self, *args, **kwargs)
+
+    return refresh
+
+
+def _reporting_close(original: Any) -> Any:
+    @functools.wraps(original)
+    def close(self: Any) -> None:
+        # Called again by __del__, and for bars whose __init__ failed half way.
+        was_open = not getattr(self, "disable", True)
+        original(self)
+        if was_open and hasattr(self, "_hydrogen_bar"):
+            _report(self, closed=True)
+
+    return close
+
+
+def _report(bar: Any, closed: bool = False) -> None:
+    reporter = _reporter.current()
+    if reporter is None:
+        return
+    if not hasattr(bar, "_hydrogen_bar"):
+        bar._hydrogen_bar = reporter.new_bar()
+    try:
+        n, total = float(bar.n), None if bar.total is None else float(bar.total)
+    except (TypeError, ValueError, OverflowError):
+        return  # counted in something that is no number
+    desc = str(bar.desc or "").rstrip().removesuffix(":")
+    postfix = f"[{bar.postfix}]" if bar.postfix else ""
+    reporter.progress(
+        bar._hydrogen_bar, f"{desc} {postfix}".strip(), n, total, str(bar.unit), closed
+    )
+
+
+# ── tqdm.notebook ────────────────────────────────────────────────────────────────────────────────
+
+
+def attach_to_notebook(module: ModuleType) -> None:
+    """Give ``tqdm.notebook`` the ordinary bar: a rank has no notebook to put widgets in."""
+    from tqdm import std
+
+    class tqdm_notebook(std.tqdm):  # type: ignore[misc]  # noqa: N801  tqdm's name
+        """``tqdm.notebook.tqdm`` on a rank."""
+
+        def __init__(self, *args: Any, display: bool = True, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+
+    def tnrange(*args: Any, **kwargs: Any) -> Any:
+        """Return ``tqdm(range(*args), **kwargs)``."""
+        return tqdm_notebook(range(*args), **kwargs)
+
+    for item in (tqdm_notebook, tnrange):
+        item.__module__, item.__qualname__ = module.__name__, item.__name__
+    vars(module).update(
+        tqdm=tqdm_notebook, tqdm_notebook=tqdm_notebook, trange=tnrange, tnrange=tnrange,
+        IProgress=None, WARN_NOIPYW="",  # what tqdm.autonotebook asks for: no widgets here
+    )  # fmt: skip
+
+
+def notebook_spec() -> ModuleSpec:
+    """Return the spec of a ``tqdm.notebook`` that does not import ipywidgets."""
+    return ModuleSpec("tqdm.notebook", _NotebookLoader())
+
+
+class _NotebookLoader(Loader):
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        attach_to_notebook(module)

@@ -1,0 +1,85 @@
+"""Logs and progress of Transformers' ``Trainer``, by a callback that every Trainer has.
+
+What the Trainer logs becomes curves over ``global_step``; what its TensorBoard callback writes of
+the same is not shown again. Its bars are tqdm's and on rank 0 alone, so the other ranks get ours.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+from hydrogen_magic.node.worker.observe import metrics
+
+__all__ = ["attach", "attach_to_integrations"]
+
+_AXES = ("epoch", "step", "total_flos")
+_SPEEDS = ("_runtime", "_per_second", "_compilation_time")
+_SUMMARY = "train_runtime"
+"""In the logs of a whole training, which are no point of a curve."""
+
+
+def attach(module: ModuleType) -> None:
+    """Add our callback to those that every Trainer has; ``module`` is ``transformers.trainer``."""
+    observer = type("HydrogenCallback", (_Observer, module.TrainerCallback), {})
+    module.DEFAULT_CALLBACKS.append(observer)
+
+
+def attach_to_integrations(module: ModuleType) -> None:
+    """Keep the writer of ``TensorBoardCallback`` from being seen; ``module`` defines that."""
+    module.TensorBoardCallback.on_log = metrics.claiming(module.TensorBoardCallback.on_log)
+
+
+class _Observer:
+    """The hooks of our callback; it never changes the Trainer's ``control``."""
+
+    def __init__(self) -> None:
+        self._training = metrics.Bar("step")
+        self._predicting = metrics.Bar("batch")
+        self._n_predicted = 0
+
+    @metrics.safely
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if logs and _SUMMARY not in logs:
+            curves = {name: value for name, value in logs.items() if _is_curve(name)}
+            metrics.log(curves, state.global_step)
+
+    @metrics.safely
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if _has_no_bar(args, state):
+            self._training.show("", state.global_step, state.max_steps)
+
+    @metrics.safely
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._training.close()
+
+    @metrics.safely
+    def on_prediction_step(
+        self, args: Any, state: Any, control: Any, eval_dataloader: Any = None, **_: Any
+    ) -> None:
+        if _has_no_bar(args, state):
+            self._n_predicted += 1
+            self._predicting.show("", self._n_predicted, _length(eval_dataloader))
+
+    @metrics.safely
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._n_predicted = 0
+        self._predicting.close()
+
+    on_predict = on_evaluate
+
+
+def _is_curve(name: str) -> bool:
+    return name not in _AXES and not name.endswith(_SPEEDS)
+
+
+def _has_no_bar(args: Any, state: Any) -> bool:
+    """Return whether the Trainer would show a bar, but not on this rank."""
+    return not state.is_world_process_zero and not args.disable_tqdm
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except TypeError:
+        return None  # of a dataset that only iterates

@@ -1,0 +1,233 @@
+"""How a fork of the template becomes a process of its own, and then one of the notebook's ranks."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+import types
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+from hydrogen_magic.core import processes
+from hydrogen_magic.node.worker import sparkdl
+
+__all__ = [
+    "WorkerPipes",
+    "asked_to_stop",
+    "flush",
+    "get_ready",
+    "let_interrupt",
+    "move_in",
+    "move_on",
+    "settle_in",
+]
+
+_IOLBF = 1
+"""C's line buffering."""
+
+_WAITING_THREADS = 1
+"""Threads per rank unless something else is asked for: several ranks share the cores."""
+
+_default_threads = (
+    len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+)
+"""What libraries use by themselves."""
+
+asked_to_stop = threading.Event()
+"""Set once the agent's SIGINT has reached Python code."""
+
+_interruptible: list[types.CodeType] = []
+
+
+def let_interrupt(*functions: types.CodeType) -> None:
+    """Let SIGINT raise KeyboardInterrupt while one of ``functions`` runs.
+
+    Elsewhere the signal only sets :data:`asked_to_stop`: a rank that reports how its cell ended must
+    finish the report.
+    """
+    _interruptible.extend(functions)
+
+
+@dataclass(frozen=True)
+class WorkerPipes:
+    """A worker's ends of what connects it to its agent, as file descriptors."""
+
+    control: int
+    """Stream socket: ``go`` in, events and results out."""
+    stdout: int
+    stderr: int
+    interrupted: int
+    """Pipe: one byte when a SIGINT reached Python code, so that the agent knows it is being heard."""
+    stacks: int
+    """Memory file that ``faulthandler`` writes to, on SIGUSR1 and at fatal signals."""
+
+    def all(self) -> tuple[int, ...]:
+        return (self.control, self.stdout, self.stderr, self.interrupted, self.stacks)
+
+
+# ── becoming a process of its own ────────────────────────────────────────────────────────────────
+
+
+def settle_in(pipes: WorkerPipes, agent_pid: int, go_between_pid: int) -> None:
+    os.setsid()
+    _wait_for_parent(agent_pid, go_between_pid)
+    processes.die_with_parent()
+    if os.getppid() != agent_pid:
+        os._exit(1)  # it died between the two lines above
+    _pass_on_death()
+    _disown_finalizers()
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (pipes.stdout, 1), (pipes.stderr, 2)):
+        os.dup2(source, target)
+        os.close(source)
+    faulthandler.enable(file=pipes.stacks, all_threads=True)
+    faulthandler.register(signal.SIGUSR1, file=pipes.stacks, all_threads=True)
+    signal.signal(signal.SIGINT, _interrupt_handler(pipes.interrupted))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _wait_for_parent(agent_pid: int, go_between_pid: int) -> None:
+    """Wait until the go-between that forked us has gone and the agent is our parent.
+
+    Parent-death signals count from the parent at that time, so armed earlier it would fire now.
+    """
+    while (parent := os.getppid()) != agent_pid:
+        if parent != go_between_pid:
+            os._exit(1)  # neither: the agent has died meanwhile, and we belong to nobody
+        time.sleep(0.0002)
+
+
+def _pass_on_death() -> None:
+    """Arm forked children (DataLoader workers) too: the signal is not inherited.
+
+    Only for forks by the main thread: the signal follows the parent *thread*, and children of a
+    short-lived thread would be killed at its end. The agent's sweep ends those.
+    """
+    by_main: list[bool] = [False]
+
+    def before() -> None:
+        by_main[0] = threading.current_thread() is threading.main_thread()
+
+    def in_child() -> None:
+        if by_main[0]:
+            processes.die_with_parent()
+
+    os.register_at_fork(before=before, after_in_child=in_child)
+
+
+def _disown_finalizers() -> None:
+    """Leave to the template what its modules wanted done at exit: it is theirs, not this rank's.
+
+    A temporary directory that a library made at import must not go with the first rank; and torch
+    takes 30 ms to unregister operators one by one.
+    """
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        finalizer.atexit = False
+
+
+def _interrupt_handler(interrupted: int) -> Any:
+    owner = os.getpid()
+
+    def on_interrupt(signum: int, frame: types.FrameType | None) -> None:
+        if os.getpid() != owner:
+            raise KeyboardInterrupt
+        asked_to_stop.set()
+        os.write(interrupted, b"i")
+        if _is_interruptible(frame):
+            raise KeyboardInterrupt
+
+    return on_interrupt
+
+
+def _is_interruptible(frame: types.FrameType | None) -> bool:
+    """Look at the stack: a flag would leave a gap between an exception and the flag's change."""
+    while frame is not None and frame.f_code not in _interruptible:
+        frame = frame.f_back
+    return frame is not None
+
+
+# ── waiting ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def get_ready() -> None:
+    """Do what does not depend on the job; workers forked ahead of time have done it when it comes."""
+    from hydrogen_magic.node.worker import observe
+
+    _line_buffer_c()
+    _reseed()
+    _set_threads(_WAITING_THREADS)
+    observe.install()
+
+
+# ── moving in ────────────────────────────────────────────────────────────────────────────────────
+
+
+def move_in(go: dict[str, Any]) -> None:
+    """Take over the kernel's environment, directory and module path; become ``__main__``."""
+    os.environ.clear()
+    os.environ.update(go["env"])
+    os.chdir(go["cwd"])
+    sys.path[:] = go["sys_path"]
+    sys.argv = [""]
+    sparkdl.install_if_asked()
+    # ``multiprocessing`` knows the second name, which the template's own main module has had.
+    sys.modules["__main__"] = sys.modules["__mp_main__"] = types.ModuleType("__main__")
+    # New ones: the template's were made for whatever its descriptors were.
+    sys.stdout = _text_stream(1)
+    sys.stderr = _text_stream(2)
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    wanted = int(threads) if threads.isdigit() else _default_threads
+    if wanted != _WAITING_THREADS:
+        _set_threads(wanted)
+
+
+def move_on(before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """Take over what is different in the environment; what the user's code changed in it stays."""
+    for name in before.keys() - after.keys():
+        os.environ.pop(name, None)
+    os.environ.update(item for item in after.items() if before.get(item[0]) != item[1])
+
+
+def _text_stream(fd: int) -> TextIO:
+    """Return a line-buffered stream that takes any string, lone surrogates included."""
+    return open(fd, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _line_buffer_c() -> None:
+    """Make C's stdout line buffered: on a pipe it would keep up to 4 kB, lost in a crash."""
+    libc = ctypes.CDLL(None)
+    name = "__stdoutp" if sys.platform == "darwin" else "stdout"
+    libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, _IOLBF, 0)
+
+
+def _set_threads(threads: int) -> None:
+    """Tell libraries that the template loaded, without ``OMP_NUM_THREADS``, how many to use."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
+    if "threadpoolctl" in sys.modules:
+        sys.modules["threadpoolctl"].threadpool_limits(threads)
+
+
+def _reseed() -> None:
+    """Undo what a fork shares: fresh processes draw different numbers from NumPy and torch."""
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError):
+            pass  # closed by the user, or the agent has gone
+    ctypes.CDLL(None).fflush(None)

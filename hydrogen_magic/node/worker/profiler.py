@@ -1,0 +1,186 @@
+"""The torch profiler over the next few optimizer steps of a rank, asked for while it runs.
+
+The thread that steps turns it on and off: the profiler sees nothing else. Another thread writes the
+trace, and the training goes on meanwhile. Exactly one answer leaves for each time that it was asked:
+a file with the trace, or with ``{"error": why}``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.node.worker.reporter import Reporter
+
+__all__ = ["Profiler"]
+
+_MARKS = 3
+"""The first one pays for what the profiler does only once; whoever reads takes the best."""
+
+_NO_TORCH = "its cell has not imported torch, and a profile is made of steps of torch.optim"
+
+_QUIET = "KINETO_LOG_LEVEL"
+_SILENT = "99"
+"""Kineto would print that it starts and stops into the rank's own output."""
+
+_WRITE_S = 10.0
+"""How long a rank whose cell is over still waits for its trace to be written."""
+
+
+class Profiler:
+    """Profiles when asked. ``answer`` takes the number that came with the question, and a file."""
+
+    def __init__(self, reporter: Reporter, answer: Callable[[int, int], None]) -> None:
+        self._reporter = reporter
+        self._answer = answer
+        self._lock = threading.Lock()
+        """Held while a question is put, taken back, or begins to be answered."""
+        self._number: int | None = None
+        """Of what is asked and not answered yet."""
+        self._has_begun = False
+        """The thread that steps has taken it up: from then on it can only be ended early."""
+        self._steps = 0
+        self._until = 0
+        self._path = ""
+        self._profile: Any = None
+        self._thread = 0
+        """The one that turned the profiler on."""
+        self._writing: threading.Thread | None = None
+
+    # ── on the reporter's thread ──
+
+    def ask(self, number: int, steps: int, path: str) -> None:
+        """Profile the next ``steps`` steps; none takes the question back, or ends it early.
+
+        ``path`` is where the trace is written, to be removed at once.
+        """
+        if steps <= 0:
+            self._take_back()
+        elif "torch" not in sys.modules:
+            self._send(number, _file({"error": _NO_TORCH}))
+        elif not self._put(number, steps, path):
+            self._send(number, _file({"error": "it is being profiled already"}))
+
+    def _put(self, number: int, steps: int, path: str) -> bool:
+        with self._lock:
+            if self._number is not None:
+                return False
+            self._number, self._steps, self._path = number, steps, path
+            self._has_begun = False
+            self._reporter.on_step = self._begin
+            return True
+
+    def _take_back(self) -> None:
+        with self._lock:
+            self._steps = self._until = 0
+            if not self._has_begun:
+                self._reporter.on_step = self._number = None
+
+    # ── on the thread that steps ──
+
+    def _begin(self) -> None:
+        with self._lock:
+            number = self._number
+            if number is None or self._has_begun:
+                return  # taken back just now, or another thread steps too
+            self._has_begun = True
+            self._reporter.on_step = None
+        try:
+            self._profile = _started(self._reporter)
+        except Exception as error:  # the user's own profiler is on, or what it needs fails
+            self._refuse(number, error)
+            return
+        self._thread = threading.get_ident()
+        with self._lock:  # it may have been taken back meanwhile: starting takes seconds
+            self._until = self._reporter.steps + self._steps
+        self._reporter.on_step = self._count
+        self._reporter.tell(ev.Profiling(self._reporter.now_s(), "recording"))
+
+    def _count(self) -> None:
+        if self._reporter.steps >= self._until and threading.get_ident() == self._thread:
+            self._end()
+
+    def _end(self) -> None:
+        self._reporter.on_step = None
+        number, profile, self._profile = self._number, self._profile, None
+        assert number is not None
+        try:
+            profile.__exit__(None, None, None)
+            writing = threading.Thread(
+                target=self._write, args=(number, profile),
+                name="hydrogen_magic.profiler", daemon=True,
+            )  # fmt: skip
+            writing.start()
+        except Exception as error:  # the user's optimizer steps all the same
+            self._refuse(number, error)
+        else:
+            self._writing = writing
+
+    def finish(self) -> None:
+        """The cell is over: what was recorded until now is the profile."""
+        if self._profile is not None and threading.get_ident() == self._thread:
+            self._end()
+        self._reporter.on_step = None
+        if self._writing is not None:
+            self._writing.join(_WRITE_S)
+
+    # ── answers ──
+
+    def _write(self, number: int, profile: Any) -> None:
+        try:
+            profile.export_chrome_trace(self._path)
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+            os.unlink(self._path)
+        except Exception as error:
+            self._refuse(number, error)
+        else:
+            self._number = None  # first: who has the answer may ask again at once
+            self._send(number, fd)
+
+    def _refuse(self, number: int, error: Exception) -> None:
+        self._number = None
+        self._send(number, _file({"error": f"{type(error).__name__}: {error}"}))
+
+    def _send(self, number: int, fd: int) -> None:
+        try:
+            self._answer(number, fd)
+        except OSError:
+            pass  # the agent has gone, and this process goes with it
+        finally:
+            os.close(fd)
+
+
+def _started(reporter: Reporter) -> Any:
+    """Return a profiler that is on, with marks that tell the gang's clock.
+
+    Of ``torch.autograd.profiler``: ``torch.profiler`` would import the compiler first, for seconds.
+    """
+    from torch.autograd import _profiler_enabled, profiler
+    from torch.cuda import is_available
+
+    if _profiler_enabled():  # to start another would take from it what it has
+        raise RuntimeError("the cell has a profiler of its own on")
+    is_ours = _QUIET not in os.environ
+    if is_ours:
+        os.environ[_QUIET] = _SILENT
+    try:
+        profile = profiler.profile(use_device="cuda" if is_available() else None, use_kineto=True)
+        profile.__enter__()
+    finally:
+        if is_ours:
+            os.environ.pop(_QUIET, None)
+    for _ in range(_MARKS):
+        with profiler.record_function(f"{ev.PROFILE_CLOCK}{reporter.now_s():.9f}"):
+            pass
+    return profile
+
+
+def _file(content: Any) -> int:
+    fd = os.memfd_create("hydrogen_magic:profile", os.MFD_CLOEXEC)
+    os.write(fd, json.dumps(content).encode())
+    return fd

@@ -1,0 +1,172 @@
+"""How results become bytes: what the notebook has travels by name, what the cell defined by value.
+
+Objects that are bound to the process group of the ranks become ordinary ones, or are refused with the
+code that brings back what they hold.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+import functools
+import sys
+import types
+from collections.abc import Mapping
+from typing import Any
+
+from hydrogen_magic.serialization import pickling_errors
+from hydrogen_magic.serialization.identity import numbered, restore_original
+from hydrogen_magic.serialization.pickler import Pickler, is_main
+from hydrogen_magic.serialization.reducers import resolve, restore_object
+from hydrogen_magic.serialization.result_stream import CELL_VALUE
+from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
+
+__all__ = ["ResultPickler"]
+
+_STATE_OF_SHARDING = ("__composable_api_state_key", "_is_fsdp_managed", "_fsdp_")
+"""Attributes that ``fully_shard`` and its relatives add to modules (torch 2.4 to 2.13)."""
+_FSDP_MODEL = (
+    "bring back its weights: `with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT): "
+    "weights = model.state_dict()` on all ranks"
+)
+_FSDP_OPTIMIZER = "bring back `FSDP.full_optim_state_dict(model, opt)`, called on all ranks"
+
+
+class ResultPickler(Pickler):
+    """Pickles the results of a rank.
+
+    ``shared``: functions and classes that the notebook has too. ``originals``: ``id`` of an object of
+    the notebook -> its number, and the object.
+    """
+
+    current = CELL_VALUE
+    """Name of the result that is pickled."""
+
+    full_tensors: Mapping[int, Any] = types.MappingProxyType({})
+    """``id`` of a DTensor -> the full tensor that travels instead."""
+    left_out: Mapping[int, MissingObject] = types.MappingProxyType({})
+    """``id`` of an object -> what travels instead."""
+
+    def __init__(
+        self, *args: Any, shared: list[Any], originals: Mapping[int, tuple[int, Any]]
+    ) -> None:
+        super().__init__(*args)
+        self._originals = originals
+        self._shared = {id(obj) for obj in shared}
+        self._module_class = _class("torch.nn", "Module") if _is_distributed() else None
+        self._add_distributed_handlers()
+
+    def _add_distributed_handlers(self) -> None:
+        parallel = _class("torch.nn.parallel", "DistributedDataParallel")
+        fsdp = _class("torch.distributed.fsdp", "FullyShardedDataParallel")
+        tensor = _class("torch.distributed.tensor", "DTensor")
+        if parallel is not None:
+            self.handlers[parallel] = _refuse_parallel
+        if fsdp is not None:
+            self.handlers[fsdp] = _refuse_fsdp
+            self.handlers[_class("torch.nn", "Parameter")] = _refuse_flattened
+        if tensor is not None:
+            self.handlers[tensor] = self._reduce_sharded
+
+    def reducer_override(self, obj: Any) -> Any:
+        if id(obj) in self.left_out:
+            lost = self.left_out[id(obj)]
+            return MissingObject, (lost.type, lost.reason)
+        if isinstance(obj, (type, types.FunctionType)) and self._kernel_has(obj):
+            self.last = obj
+            return resolve, ("__main__", obj.__qualname__)
+        original = self._originals.get(id(obj)) if self.current != CELL_VALUE else None
+        reduced = self._reduce(obj)
+        if original is None:
+            return reduced
+        return numbered(restore_original, original[0], obj, reduced)
+
+    def _reduce(self, obj: Any) -> Any:
+        kind = type(obj)
+        is_module = self._module_class is not None and issubclass(kind, self._module_class)
+        if is_module and kind not in self.handlers:
+            self.last = obj
+            return _undistributed(obj)
+        return super().reducer_override(obj)
+
+    def _reduce_sharded(self, tensor: Any) -> Any:
+        full = self.full_tensors.get(id(tensor))
+        if full is None:
+            why = "it is a sharded tensor (DTensor), which has no meaning in the notebook"
+            raise pickling_errors.RefusedError(tensor, why, "bring back its `.full_tensor()`")
+        return full.__reduce_ex__(2)
+
+    def _kernel_has(self, obj: Any) -> bool:
+        if not is_main(obj):
+            return False
+        root = getattr(sys.modules["__main__"], obj.__qualname__.partition(".")[0], None)
+        if id(root) not in self._shared:
+            return False
+        try:
+            return resolve("__main__", obj.__qualname__) is obj
+        except AttributeError:
+            return False
+
+
+def _is_distributed() -> bool:
+    """Whether modules may carry what torch's sharding has added to them."""
+    return "torch.distributed.tensor" in sys.modules
+
+
+def _class(module: str, name: str) -> Any:
+    """Return a class if its module is imported: without it there are no instances."""
+    return getattr(sys.modules.get(module), name, None)
+
+
+def _undistributed(module: Any) -> Any:
+    """Reduce a module to one of its original class, without the hooks of torch's sharding."""
+    kind = type(module)
+    sharded = _class("torch.distributed.fsdp", "FSDPModule")
+    if sharded is not None and isinstance(module, sharded):
+        module.reshard()
+        kind = kind.__mro__[2]  # fully_shard() made FSDPNet(FSDPModule, Net)
+    reduced = module.__reduce_ex__(2)
+    if reduced[0] is not copyreg.__newobj__ or not isinstance(reduced[2], dict):  # type: ignore[attr-defined]  # typeshed lacks it
+        return reduced  # its class pickles in a way of its own
+    state = {
+        name: _own_hooks(name, value)
+        for name, value in reduced[2].items()
+        if not name.startswith(_STATE_OF_SHARDING)
+    }
+    return restore_object, (kind, *reduced[1][1:]), state
+
+
+def _own_hooks(name: str, value: Any) -> Any:
+    """Return an attribute of a module; of its hooks those that torch's sharding did not add."""
+    if not name.endswith("_hooks") or not isinstance(value, dict):
+        return value
+    kept = copy.copy(value)
+    for key, hook in value.items():
+        if _is_of_distributed(hook):
+            del kept[key]
+    return kept
+
+
+def _is_of_distributed(hook: Any) -> bool:
+    hook = getattr(hook, "hook", hook)
+    hook = hook.func if isinstance(hook, functools.partial) else hook
+    return str(getattr(hook, "__module__", "")).startswith("torch.distributed")
+
+
+def _refuse_parallel(obj: Any) -> Any:
+    why = "it belongs to the process group of the ranks"
+    raise pickling_errors.RefusedError(obj, why, "bring back the model inside it, its .module")
+
+
+def _refuse_fsdp(obj: Any) -> Any:
+    raise pickling_errors.RefusedError(
+        obj, "every rank holds a part of its parameters", _FSDP_MODEL
+    )
+
+
+def _refuse_flattened(parameter: Any) -> Any:
+    """Refuse a parameter that FSDP1 has flattened: this rank holds a part of it."""
+    if getattr(parameter, "_fsdp_flattened", False) or getattr(parameter, "_is_flat_param", False):
+        why = "FSDP has sharded this parameter"
+        raise pickling_errors.RefusedError(parameter, why, _FSDP_OPTIMIZER)
+    return NotImplemented

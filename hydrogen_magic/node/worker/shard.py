@@ -1,0 +1,267 @@
+"""This rank's even part of what all ranks have: ``hm.shard(data)``.
+
+Parts are contiguous, so that a slice will do: arrays, frames and tensors are not copied. All ranks
+get the same number of items, since the first to finish an epoch would wait for the others in its
+next collective. Which items is a matter of numbers alone (:class:`Share`); how they are taken is the
+business of the data's kind. Nothing is imported for data of a library that is not loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydrogen_magic.node.worker import api, sharded_streams
+from hydrogen_magic.serialization.pickling_errors import describe
+
+__all__ = ["Share", "shard"]
+
+_TAKEN = (
+    "It takes a list, tuple, range or other sequence, a NumPy array, a torch tensor or Dataset, a"
+    " pandas, Polars or Arrow frame or column, a dict of these, or the path of Parquet data."
+)
+
+_REMEDIES = {
+    "generator": "make it a list first",
+    "set": "sets have no order that all ranks agree on: use sorted(…)",
+    "frozenset": "sets have no order that all ranks agree on: use sorted(…)",
+    "deque": "make it a list first",
+    "DataLoader": "shard its dataset, then make the DataLoader",
+    "LazyFrame": "collect() it first, or give the path of the Parquet data",
+    "bytes": "a path is a str or a pathlib.Path",
+}
+"""What to do with things that people have in their hands when they want a part."""
+
+
+def shard(data: Any, *, drop_last: bool = False, shuffle: bool = False, seed: int = 0) -> Any:
+    """Return this rank's part of ``data``, which has the same length on every rank.
+
+    Rank ``r`` gets the ``r``-th stretch of ``data``, in its order; a view where the kind of data
+    has any. In a plain process, which is the only rank, that is all of it.
+
+    Args:
+        data: The same on every rank:
+
+            * a list, tuple, range or other sequence that can be sliced,
+            * a NumPy array, a torch tensor or another array, along its first axis,
+            * a pandas, Polars or Arrow frame, table or column, by rows,
+            * a dict of these, all of one length: every value's part, so that rows stay together,
+            * a map-style torch Dataset: gives a ``torch.utils.data.Subset``; a Dataset of Hugging
+              Face: gives one,
+            * a torch IterableDataset: gives one that goes through all of it and yields every
+              ``world_size``-th item, so all ranks must see the same items in the same order,
+            * the path of a Parquet file or a directory of them: gives a ``pyarrow.Table``; only
+              row groups with rows of this rank are read.
+        drop_last: What happens when the length cannot be divided. False: no item is left out, and
+            at most ``world_size - 1`` items are on two ranks, as ``DistributedSampler`` has it;
+            they lie where two stretches meet (of an IterableDataset: in its last round). True: the
+            last ``len % world_size`` items are on no rank.
+        shuffle: Deal the items out in random order, the same on all ranks; for data that is sorted
+            by what is to be learned. This copies, and takes half a second per million items.
+        seed: What order that is.
+
+    Raises:
+        TypeError: There are no parts of such data.
+        ValueError: There are fewer items than ranks, or a dict's values differ in length.
+
+    Example::
+
+        loader = DataLoader(hm.shard(dataset), batch_size=32, shuffle=True)
+    """
+    share = Share(api.rank(), api.world_size(), drop_last)
+    order = seed if shuffle else None
+    if isinstance(data, (str, os.PathLike)):
+        _refuse_shuffle(shuffle, "Parquet data", "shard the table that pyarrow.parquet reads")
+        return sharded_streams.parquet_rows(os.fspath(data), share.bounds)
+    if _is_torch(data, "IterableDataset"):
+        _refuse_shuffle(shuffle, "an IterableDataset", "shuffle what it reads")
+        return sharded_streams.every_nth(data, share.rank, share.world_size, drop_last)
+    if isinstance(data, Mapping):
+        return _shard_mapping(data, share, order)
+    kind = _kind_of(data)
+    return _part(data, kind, kind.count(data), share, order)
+
+
+def _refuse_shuffle(shuffle: bool, what: str, remedy: str) -> None:
+    if shuffle:
+        raise ValueError(f"hm.shard(shuffle=True): {what} is read in its own order: {remedy}")
+
+
+# ── which items ──────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Share:
+    """The numbers of one rank's part."""
+
+    rank: int
+    world_size: int
+    drop_last: bool
+
+    def bounds(self, n_items: int) -> tuple[int, int]:
+        """Return first item and end of this rank's stretch of ``n_items``.
+
+        Where items are on two ranks the stretches overlap: each stays one slice, and nothing has to
+        be copied to fill it up. Raises ValueError when there are fewer items than ranks.
+        """
+        if n_items < self.world_size > 1:
+            raise ValueError(
+                f"hm.shard() got {n_items} items for {self.world_size} ranks: every rank needs one "
+                f"at least; use fewer ranks, or give the data to all of them as it is"
+            )
+        if self.drop_last:
+            size = n_items // self.world_size
+            return self.rank * size, (self.rank + 1) * size
+        size = -(-n_items // self.world_size)
+        start = self.rank * n_items // self.world_size
+        return start, start + size
+
+
+def _part(data: Any, kind: _Kind, n_items: int, share: Share, seed: int | None) -> Any:
+    start, stop = share.bounds(n_items)
+    if seed is None:
+        return kind.cut(data, start, stop)
+    order = list(range(n_items))
+    random.Random(seed).shuffle(order)  # the same whatever libraries a rank has loaded
+    return kind.pick(data, order[start:stop])
+
+
+def _shard_mapping(data: Mapping[Any, Any], share: Share, seed: int | None) -> dict[Any, Any]:
+    kinds = {name: _kind_of(value) for name, value in data.items()}
+    counts = {name: kind.count(data[name]) for name, kind in kinds.items()}
+    if len(set(counts.values())) != 1:
+        said = ", ".join(f"{name!r}: {count}" for name, count in counts.items())
+        differ = f"a dict whose values differ in length ({said}): their items belong together"
+        raise ValueError(f"hm.shard() got {differ if counts else 'an empty dict'}")
+    n_items = next(iter(counts.values()))
+    return {name: _part(data[name], kind, n_items, share, seed) for name, kind in kinds.items()}
+
+
+# ── kinds of data ────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How to take items from data of one kind."""
+
+    count: Callable[[Any], int]
+    cut: Callable[[Any, int, int], Any]
+    """Items from a first one up to an end, not copied where that is possible."""
+    pick: Callable[[Any, list[int]], Any]
+    """Copies of the items with these numbers."""
+
+
+def _kind_of(data: Any) -> _Kind:
+    """Return the kind of data that can be sliced; raise TypeError for anything else."""
+    packages = {base.__module__.partition(".")[0] for base in type(data).__mro__}
+    if _is_torch(data, "Dataset") and hasattr(data, "__len__"):
+        return _DATASET
+    if "pyspark" in packages:
+        raise TypeError(
+            f"hm.shard() cannot take a {describe(data)}, which lives in the notebook's process and "
+            "on the cluster: write it as Parquet to a place that all ranks see, and give that path"
+        )
+    if "datasets" in packages and hasattr(data, "select"):
+        return _TABLE_OF_EXAMPLES
+    if "pandas" in packages and hasattr(data, "iloc"):
+        return _PANDAS
+    if packages & {"polars", "pyarrow"} and hasattr(data, "slice") and hasattr(data, "__len__"):
+        return _POLARS if "polars" in packages else _ARROW
+    if getattr(data, "shape", None) is not None and hasattr(data, "__getitem__"):
+        return _ARRAY
+    if isinstance(data, Sequence) and type(data).__name__ not in _REMEDIES:
+        _refuse_tuple_of_arrays(data)
+        return _SEQUENCE
+    raise TypeError(_refusal(data))
+
+
+def _is_torch(data: Any, name: str) -> bool:
+    """Return whether ``data`` is of a class of ``torch.utils.data``, which is not imported for this."""
+    kind = getattr(sys.modules.get("torch.utils.data"), name, None)
+    return kind is not None and isinstance(data, kind)
+
+
+def _refuse_tuple_of_arrays(data: Any) -> None:
+    """Refuse ``hm.shard((x, y))``, which would give x to one rank and y to another."""
+    if isinstance(data, tuple) and data and all(getattr(item, "shape", None) for item in data):
+        raise TypeError(
+            f"hm.shard() got a tuple of {len(data)} arrays: for this rank's rows of each use a dict,"
+            ' hm.shard({"x": x, "y": y}); to share out the arrays themselves, hm.shard(list(…))'
+        )
+
+
+def _refusal(data: Any) -> str:
+    remedy = _REMEDIES.get(type(data).__name__)
+    if remedy is None and hasattr(data, "__len__") and hasattr(data, "__getitem__"):
+        remedy = "share out its numbers, hm.shard(range(len(data)))"
+    elif remedy is None and hasattr(data, "__iter__"):
+        remedy = "make it a list first"
+    hint = f": {remedy}" if remedy else ""
+    return f"hm.shard() cannot take a {describe(data)}{hint}. {_TAKEN}"
+
+
+# ── how they are taken ───────────────────────────────────────────────────────────────────────────
+
+
+def _slice(data: Any, start: int, stop: int) -> Any:
+    return data[start:stop]
+
+
+def _slice_sequence(data: Any, start: int, stop: int) -> Any:
+    try:
+        return data[start:stop]
+    except TypeError as error:
+        message = f"hm.shard() cannot slice a {describe(data)} ({error}): make it a list first"
+        raise TypeError(message) from error
+
+
+def _slice_by_length(data: Any, start: int, stop: int) -> Any:
+    return data.slice(start, stop - start)
+
+
+def _slice_pandas(data: Any, start: int, stop: int) -> Any:
+    # A shallow copy: pandas 2 would warn of every column added to a slice.
+    return data.iloc[start:stop].copy(deep=False)
+
+
+def _subset(data: Any, numbers: Sequence[int]) -> Any:
+    return sys.modules["torch.utils.data"].Subset(data, numbers)
+
+
+def _pick_items(data: Any, numbers: list[int]) -> Any:
+    picked = [data[number] for number in numbers]
+    return tuple(picked) if isinstance(data, tuple) else picked
+
+
+def _pick_rows(data: Any, numbers: list[int]) -> Any:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(data, torch.Tensor):
+        return data[torch.tensor(numbers)]
+    return data[sys.modules["numpy"].array(numbers)] if "numpy" in sys.modules else data[numbers]
+
+
+def _count_rows(data: Any) -> int:
+    if len(data.shape) == 0:
+        raise TypeError(
+            f"hm.shard() got a {describe(data)} without dimensions, which is a single value: there"
+            " are no parts of it"
+        )
+    return int(data.shape[0])
+
+
+_SEQUENCE = _Kind(len, _slice_sequence, _pick_items)
+_ARRAY = _Kind(_count_rows, _slice, _pick_rows)
+_PANDAS = _Kind(len, _slice_pandas, lambda data, numbers: data.iloc[numbers])
+_POLARS = _Kind(len, _slice_by_length, lambda data, numbers: data[numbers])
+_ARROW = _Kind(len, _slice_by_length, lambda data, numbers: data.take(numbers))
+_TABLE_OF_EXAMPLES = _Kind(
+    len,
+    lambda data, start, stop: data.select(range(start, stop)),
+    lambda data, numbers: data.select(numbers),
+)
+"""A Dataset of Hugging Face: it has a shape too, but its slices are dicts."""
+_DATASET = _Kind(len, lambda data, start, stop: _subset(data, range(start, stop)), _subset)

@@ -1,0 +1,126 @@
+"""Checkpoints of sharded states: every rank writes and reads its own parts.
+
+By ``torch.distributed.checkpoint`` (https://docs.pytorch.org/docs/stable/distributed.checkpoint.html),
+all ranks together. The parts become the checkpoint when all of them are on disk: rank 0 then renames
+the file that names their directory.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic.node.worker import api, checkpoint_files
+
+__all__ = ["is_sharded", "load", "save"]
+
+_KINDS = (
+    ("torch.distributed.tensor", "DTensor"),
+    ("torch.distributed._tensor", "DTensor"),  # torch 2.4
+    ("torch.distributed._shard.sharded_tensor", "ShardedTensor"),
+)
+
+
+def is_sharded(state: Any) -> bool:
+    """Return whether a tensor in ``state`` (dicts, lists, tuples) has parts on several ranks."""
+    kinds = tuple(
+        getattr(sys.modules[module], name)
+        for module, name in _KINDS
+        if hasattr(sys.modules.get(module), name)
+    )
+    return bool(kinds) and any(isinstance(leaf, kinds) for leaf in _leaves(state))
+
+
+def _leaves(state: Any) -> Iterator[Any]:
+    todo, seen = [state], set()
+    while todo:
+        item = todo.pop()
+        if not isinstance(item, (dict, list, tuple)):
+            yield item
+        elif id(item) not in seen:
+            seen.add(id(item))
+            todo.extend(item.values() if isinstance(item, dict) else item)
+
+
+def save(state: Any, folder: Path) -> None:
+    """Write every rank's parts of ``state``; called by all of them. Raises what rank 0 finds wrong."""
+    if not isinstance(state, dict):
+        raise TypeError(
+            f"hm.checkpoint.save() got a {type(state).__name__} with sharded tensors: it must be a"
+            ' dict with names, such as {"model": state_dict}'
+        )
+    made = folder / _on_rank_0(lambda: checkpoint_files.new_parts(folder).name)
+    try:
+        _write_parts(state, made)
+        _on_rank_0(lambda: _commit(made))
+    except BaseException:  # an interrupt too
+        if checkpoint_files.parts(folder) != made:
+            shutil.rmtree(made, ignore_errors=True)
+        raise
+
+
+def _write_parts(state: dict[str, Any], made: Path) -> None:
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        checkpoint.save(state, checkpoint_id=made)
+    except CheckpointException as error:
+        cause, said = _first_failure(error)
+        if isinstance(cause, OSError):
+            raise checkpoint_files.cannot_write(made.parent, cause) from error
+        raise RuntimeError(f"the sharded state was not saved: {said}") from error
+
+
+def _first_failure(error: Any) -> tuple[BaseException, str]:
+    """Return what went wrong on one rank, and in words: all ranks get what went wrong on any."""
+    rank, (cause, _) = min(error.failures.items())
+    return cause, f"rank {rank}: {type(cause).__name__}: {cause}"
+
+
+def _commit(made: Path) -> None:
+    """Make the parts the checkpoint, if they are all where rank 0 sees them."""
+    from torch.distributed.checkpoint import FileSystemReader
+
+    metadata = FileSystemReader(made).read_metadata()
+    written = {info.relative_path for info in metadata.storage_data.values()}
+    missing = [name for name in sorted(written) if not (made / name).exists()]
+    if missing:
+        raise RuntimeError(
+            f"{made.parent} is not the same folder on all hosts: rank 0 does not see {missing[0]}"
+            " there, which another rank wrote; give hm.checkpoint.save() a folder that all share"
+        )
+    checkpoint_files.commit_parts(made)
+
+
+def _on_rank_0(action: Callable[[], Any]) -> Any:
+    """Do something on rank 0 and return its value on all ranks, or raise its error on all."""
+    import torch.distributed as dist
+
+    answer: list[Any] = [None, None]
+    if api.rank() == 0:
+        try:
+            answer[0] = action()
+        except (OSError, RuntimeError) as error:
+            answer[1] = error
+    dist.broadcast_object_list(answer, src=0)
+    if answer[1] is not None:
+        raise answer[1]
+    return answer[0]
+
+
+def load(parts: Path, into: dict[str, Any]) -> dict[str, Any]:
+    """Fill ``into`` from ``parts``; called by all ranks. Returns it."""
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        checkpoint.load(into, checkpoint_id=parts)
+    except CheckpointException as error:
+        said = _first_failure(error)[1]
+        message = f"the checkpoint {parts} does not fill what was given as into=: {said}"
+        raise ValueError(message) from error
+    return into

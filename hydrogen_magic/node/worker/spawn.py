@@ -1,0 +1,116 @@
+"""Children of a rank that ``multiprocessing`` starts afresh: they get the notebook's classes too.
+
+``multiprocessing`` pickles what it sends, and finds functions and classes of ``__main__`` by name. A
+rank's ``__main__`` is the notebook, which a fresh child cannot import: such objects go by value.
+"""
+
+from __future__ import annotations
+
+import io
+import multiprocessing.context
+import multiprocessing.reduction
+import multiprocessing.spawn
+import pickle
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from hydrogen_magic.node.worker import module_importer
+from hydrogen_magic.serialization.closure import Header
+from hydrogen_magic.serialization.pickler import Pickler, global_names, is_main
+from hydrogen_magic.serialization.reducers import UNBOUND, Binding
+
+__all__ = ["install"]
+
+_get_preparation_data: Callable[..., dict[str, Any]] = multiprocessing.spawn.get_preparation_data
+
+_header: Header | None = None
+_has_fresh_children = False
+"""Forked children have the notebook's classes: until there are others, names will do."""
+
+
+def install(header: Header) -> None:
+    """Make ``multiprocessing`` in this process pickle what is of the notebook by value."""
+    global _header
+    _header = header
+    # pickle asks the class for this hook, if it has it, whenever it starts
+    multiprocessing.reduction.ForkingPickler.reducer_override = _reduce  # type: ignore[method-assign]
+    multiprocessing.spawn.get_preparation_data = _prepare
+
+
+def _prepare(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Put what sets a child up at the head of what it reads."""
+    global _has_fresh_children
+    _has_fresh_children = True
+    data = _get_preparation_data(*args, **kwargs)
+    return {"hydrogen_magic": _ChildSetup(), **data}
+
+
+class _ChildSetup:
+    """Unpickling it installs this module in a child, before the child knows its ``sys.path``."""
+
+    def __reduce__(self) -> Any:
+        assert _header is not None
+        header = Header("call", modules=_header.modules, sources=_header.sources)
+        code = (
+            f"import sys, pickle; sys.path[:] = {sys.path!r}\n"
+            "from hydrogen_magic.node.worker import spawn\n"
+            f"spawn.enter_child(pickle.loads({pickle.dumps(header)!r}))"
+        )
+        return exec, (code, {})
+
+
+def enter_child(header: Header) -> None:
+    """Set up a fresh child."""
+    global _has_fresh_children
+    _has_fresh_children = True
+    for filename, text in header.sources.items():
+        module_importer.show_source(filename, text)
+    module_importer.install(header.modules)
+    install(header)
+
+
+def _reduce(forking_pickler: Any, obj: Any) -> Any:
+    """Be ``ForkingPickler.reducer_override``."""
+    if not _has_fresh_children:
+        return NotImplemented
+    helper = forking_pickler.__dict__.get("_by_value")
+    if helper is None:
+        helper = forking_pickler._by_value = _SpawnPickler()
+    if type(obj) in helper.handlers or isinstance(obj, (type, types.FunctionType)):
+        return helper.reducer_override(obj)
+    table = forking_pickler.dispatch_table
+    if type(obj) not in table and type(obj) in helper.dispatch_table:
+        return helper.dispatch_table[type(obj)](obj)
+    return NotImplemented
+
+
+class _SpawnPickler(Pickler):
+    """Says how functions and classes of the notebook are taken apart; it never writes."""
+
+    main_by_value = True
+
+    def __init__(self) -> None:
+        super().__init__(io.BytesIO())
+        self._sent: set[str] = set()
+
+    def _add_storage_handlers(self) -> None:
+        """Leave tensors to torch's own reducers, which share memory with the child."""
+
+    def _add_numpy_handlers(self) -> None:
+        """Leave arrays as they are."""
+
+    def globals_for(self, function: types.FunctionType) -> dict[str, Any]:
+        namespace = function.__globals__
+        found = {}
+        for name in global_names(function.__code__):
+            if name in namespace and name not in self._sent:
+                self._sent.add(name)
+                found[name] = namespace[name]
+        return found
+
+    def binding(self, obj: Any) -> Binding:
+        name = obj.__qualname__
+        main = sys.modules["__main__"].__dict__
+        return Binding(name, False) if is_main(obj) and main.get(name) is obj else UNBOUND

@@ -1,0 +1,183 @@
+"""The thread of a Python worker of Spark by which a kernel hears of its tasks, and says what it wants.
+
+It speaks by the wire that agents use too. What the kernel may want: that a task which Spark has
+cancelled ends now (Spark itself would wait for seconds), or where its threads are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import signal
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from typing import Any
+
+from hydrogen_magic.node.worker.task_status import News, TaskNews
+from hydrogen_magic.transport.channel import AgentLink
+
+__all__ = ["Teller"]
+
+_REACH_S = 3.0
+"""How long one of the kernel's addresses may take to answer."""
+_GRACE_S = 0.4
+"""How long ``predict`` may clean up after the KeyboardInterrupt by which it is ended."""
+_POLL_S = 0.02
+_LAST_WORD_S = 0.3
+"""How long a task that fails may wait until that is said: Spark ends its process at once."""
+_LONGEST = 4000
+"""Characters of what a failed task says."""
+
+
+class Teller:
+    """Tells of the tasks of one run in this process, which has one at a time."""
+
+    def __init__(self, tell: Mapping[str, Any]) -> None:
+        self.key = str(tell["key"])
+        self.is_over = False
+        """Nobody listens any more, or ever did."""
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._task: TaskNews | None = None
+        self._ended: list[TaskNews] = []
+        self._stacks = ""
+        self._has_told = threading.Event()
+        """Set when there was nothing more to say."""
+        self._wake: Callable[[], object] = lambda: None
+        host, pid = socket.gethostname(), os.getpid()
+        device = os.environ.get("HYDROGEN_MAGIC_DEVICE", "cpu")
+        self._about: dict[str, Any] = {
+            "worker": f"{host} {pid} {time.monotonic_ns()}",
+            "host": host, "pid": pid, "device": device,
+        }  # fmt: skip
+        threading.Thread(target=self._run, name="hydrogen_magic telling", daemon=True).start()
+
+    # ── beside the task ──
+
+    @contextmanager
+    def telling(self, task: TaskNews) -> Iterator[None]:
+        """Tell of ``task`` until the block ends, and how it ended."""
+        self._task = task
+        phase = "failed"
+        try:
+            yield
+            phase = "done"
+        except GeneratorExit:
+            phase = "left"
+            raise
+        except BaseException as error:
+            task.said = str(error)[:_LONGEST]
+            raise
+        finally:
+            with self._lock:  # so that nobody ends a task that is no longer this one
+                task.phase, self._task = phase, None
+                if not self.is_over:
+                    self._ended.append(task)
+                    self._has_told.clear()
+            if phase == "failed":
+                with suppress(RuntimeError):  # its loop has just ended
+                    self._wake()
+                self._has_told.wait(_LAST_WORD_S)
+
+    # ── the thread ──
+
+    def _run(self) -> None:
+        with suppress(Exception):  # whatever it is, it is not the task's business
+            asyncio.run(self._talk())
+        with self._lock:
+            self.is_over = True
+            self._ended.clear()
+            self._has_told.set()
+            self._wake = lambda: None
+
+    async def _talk(self) -> None:
+        endpoint = _reachable(self._tell["endpoints"])
+        if endpoint is None:
+            return
+        keys = (str(self._tell[name]) for name in ("server_key", "key", "secret"))
+        link = AgentLink(endpoint, *keys)
+        try:
+            await self._report(link)
+        finally:
+            link.close()
+
+    async def _report(self, link: AgentLink) -> None:
+        """Say what is new, again and again: the answer, if any, is what the kernel wants."""
+        lost = asyncio.ensure_future(link.lost())
+        hearing = asyncio.ensure_future(link.receive())
+        failed, loop = asyncio.Event(), asyncio.get_running_loop()
+        self._wake = lambda: loop.call_soon_threadsafe(failed.set)
+        try:
+            while not lost.done():
+                self._say(link)
+                with suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(failed.wait(), self._tell["every_s"])
+                failed.clear()
+                if hearing.done():
+                    if not await self._obey(hearing.result()["do"], link):
+                        return
+                    hearing = asyncio.ensure_future(link.receive())
+        finally:
+            lost.cancel()
+            hearing.cancel()
+
+    def _say(self, link: AgentLink) -> None:
+        with self._lock:
+            tasks, self._ended = self._ended, []
+            stacks, self._stacks = self._stacks, ""
+            if self._task is not None:
+                tasks.append(self._task)
+            news = asdict(News(**self._about, tasks=tuple(tasks), stacks=stacks))
+        link.send(news)
+        self._has_told.set()
+
+    async def _obey(self, order: str, link: AgentLink) -> bool:
+        """Do what the kernel wants; False when that is nothing any more."""
+        if order == "stop":
+            await self._end_task(link)
+        elif order == "stacks":
+            self._stacks = _stacks()
+        return order != "quit"
+
+    async def _end_task(self, link: AgentLink) -> None:
+        """End the task, which Spark has cancelled: by a KeyboardInterrupt, else with the process."""
+        with self._lock:
+            task = self._task
+            if task is not None:
+                os.kill(os.getpid(), signal.SIGINT)
+        deadline = time.monotonic() + _GRACE_S
+        while self._is_at(task) and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
+        if task is not None and self._is_at(task):
+            task.phase = "left"
+            self._say(link)
+            await asyncio.sleep(_POLL_S)  # until ZeroMQ has sent that
+        with self._lock:
+            if self._is_at(task):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def _is_at(self, task: TaskNews | None) -> bool:
+        return task is not None and self._task is task
+
+
+def _reachable(endpoints: Sequence[str]) -> str | None:
+    """Return the first of ``tcp://host:port`` where somebody listens."""
+    for endpoint in endpoints:
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        with suppress(OSError):
+            socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
+            return endpoint
+    return None
+
+
+def _stacks() -> str:
+    with tempfile.TemporaryFile() as file:
+        faulthandler.dump_traceback(file)
+        file.seek(0)
+        return file.read().decode(errors="replace")

@@ -1,0 +1,58 @@
+"""Reports of a task of an ``%%infer`` on Spark, to a kernel that waits for the run.
+
+The task only counts; a thread beside it reports to the kernel a few times a second. The thread never
+delays the task or makes it fail: when the kernel cannot be reached, has ended or no longer waits, the
+thread ends and the task continues without reports.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from hydrogen_magic.node.worker.task_status import TaskNews
+
+if TYPE_CHECKING:
+    from hydrogen_magic.node.worker.task_reporter import Teller
+
+__all__ = ["task_of"]
+
+
+@contextmanager
+def task_of(boot: Mapping[str, Any]) -> Iterator[TaskNews]:
+    """Give the status that a task of ``boot`` updates; it is reported if the kernel asks for that."""
+    task = _task(boot)
+    teller = _teller_for(boot.get("tell"))
+    if teller is None:
+        yield task
+        return
+    with teller.telling(task):
+        yield task
+
+
+def _task(boot: Mapping[str, Any]) -> TaskNews:
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    ids = context.stageId(), context.partitionId(), context.taskAttemptId()
+    return TaskNews(*ids, is_trial=boot["columns"] is None)
+
+
+_teller: Teller | None = None
+"""The last run's; those of earlier runs end by themselves."""
+
+
+def _teller_for(tell: Mapping[str, Any] | None) -> Teller | None:
+    global _teller
+    if tell is None:
+        return None
+    if _teller is None or _teller.key != tell["key"]:
+        try:
+            from hydrogen_magic.node.worker.task_reporter import Teller
+
+            _teller = Teller(tell)
+        except (ImportError, RuntimeError):  # no pyzmq here, or no room for one more thread
+            return None
+    return None if _teller.is_over else _teller

@@ -1,0 +1,27 @@
+"""The magics' lines, parsed to frozen values; knows neither IPython nor what options lead to."""
+
+from hydrogen_magic.notebook.arguments.distributed import Arguments, parse, usage
+from hydrogen_magic.notebook.arguments.gang import (
+    GANG_COMMANDS,
+    GangCommand,
+    parse_gang,
+)
+from hydrogen_magic.notebook.arguments.infer import (
+    InferArguments,
+    infer_usage,
+    parse_infer,
+)
+from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
+
+__all__ = [
+    "GANG_COMMANDS",
+    "Arguments",
+    "ArgumentsError",
+    "GangCommand",
+    "InferArguments",
+    "infer_usage",
+    "parse",
+    "parse_gang",
+    "parse_infer",
+    "usage",
+]

@@ -1,0 +1,130 @@
+"""``%%distributed`` on a cell, ``%distributed`` on a script."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hydrogen_magic.core.argument_types import python_file, typed
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.notebook.arguments.parsing import (
+    ArgumentsError,
+    Parser,
+    add_limits,
+    add_meeting,
+    add_names,
+    add_shown,
+    add_where,
+    spec_of,
+    split,
+    unknown_message,
+)
+
+__all__ = ["Arguments", "parse", "usage"]
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A line of ``%%distributed`` or ``%distributed``."""
+
+    spec: JobSpec
+    dry_run: bool = False
+    """Say what would be captured and where each rank would run; run nothing."""
+    save: str | None = None
+    """File that gets the cell as a script for torchrun."""
+    script: str | None = None
+    """Script file or module name of the line form; None for a cell."""
+    script_args: tuple[str, ...] = ()
+    as_module: bool = False
+    """True: ``script`` is a module name (``-m``)."""
+    help: bool = False
+    """True: show :func:`usage` and do nothing."""
+
+
+def parse(line: str, *, defaults: JobSpec | None = None, is_cell: bool = True) -> Arguments:
+    """Return what ``line`` asks for, or raise :class:`ArgumentsError`.
+
+    ``defaults`` is used for what the line does not say. With ``is_cell`` false the line must name a
+    script, or a module after ``-m``; what follows that name belongs to the script.
+    """
+    tokens = split(line)
+    if not is_cell:
+        tokens = _with_timeline_joined(tokens)
+    parser = _parser(is_cell)
+    found, unknown = parser.parse_known_args(tokens)
+    if found.help:
+        return Arguments(defaults or JobSpec(), help=True)
+    if unknown:
+        raise ArgumentsError(unknown_message(unknown[0], parser))
+    spec = _named(spec_of(found, defaults or JobSpec()), found)
+    arguments = Arguments(spec=spec, dry_run=found.dry_run, save=found.save)
+    return arguments if is_cell else _with_script(arguments, found)
+
+
+def usage(is_cell: bool = True) -> str:
+    """Return the help text that ``--help`` shows."""
+    return _parser(is_cell).format_help()
+
+
+def _parser(is_cell: bool) -> Parser:
+    parser = Parser(
+        prog="%%distributed" if is_cell else "%distributed",
+        usage=None if is_cell else "%(prog)s [options] script.py [args] | -m module [args]",
+        description="Run this cell on every rank of a new gang."
+        if is_cell
+        else "Run a script or module on every rank of a new gang; torchrun's work unchanged.",
+        add_help=False,
+        allow_abbrev=False,
+    )
+    add_where(parser)
+    add_meeting(parser)
+    add_limits(parser)
+    add_names(parser)
+    parser.add_argument(
+        "--save", type=typed(python_file), metavar="FILE.py", help="also write a script"
+    )
+    add_shown(parser)
+    if not is_cell:
+        rest = argparse.REMAINDER
+        parser.add_argument("-m", dest="module", nargs=rest, help="module to run, its arguments")
+        parser.add_argument("command", nargs=rest, help="script to run, its arguments")
+    return parser
+
+
+def _named(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
+    """Return ``spec`` with the variables to bring back, and how ranks meet."""
+    names = tuple(dict.fromkeys(name for names in found.out for name in names))
+    rendezvous = found.rendezvous or spec.rendezvous
+    return replace(spec, rendezvous=rendezvous, out=names or spec.out)
+
+
+def _with_script(arguments: Arguments, found: argparse.Namespace) -> Arguments:
+    as_module = found.module is not None
+    words: Sequence[str] = found.module if as_module else found.command
+    if words and words[0] == "--":  # some versions of argparse leave the separator in
+        words = words[1:]
+    if not words:
+        example = "-m package.module" if as_module else "train.py --epochs 3"
+        raise ArgumentsError(
+            f"%distributed needs a script or -m module to run, as in: %distributed --np 2 {example}"
+            "; for a cell write %%distributed"
+        )
+    if arguments.spec.out:
+        raise ArgumentsError("--out brings back variables of a cell; a script has none: drop it")
+    if arguments.save is not None:
+        raise ArgumentsError("--save writes a cell as a script; this is one already: drop it")
+    return replace(arguments, script=words[0], script_args=tuple(words[1:]), as_module=as_module)
+
+
+def _with_timeline_joined(tokens: list[str]) -> list[str]:
+    """Say which word belongs to ``--timeline``: before a script only a JSON file is its own."""
+    if "--timeline" not in tokens:
+        return tokens
+    at = tokens.index("--timeline")
+    before, _ = _parser(is_cell=False).parse_known_args(tokens[:at])
+    if before.command or before.module is not None:
+        return tokens  # it is an option of the script
+    has_file = tokens[at + 1 : at + 2] and tokens[at + 1].endswith((".json", ".json.gz"))
+    file = tokens[at + 1] if has_file else ""
+    return [*tokens[:at], f"--timeline={file}", *tokens[at + (2 if has_file else 1) :]]

@@ -1,0 +1,81 @@
+"""``%gang`` and its sub-commands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hydrogen_magic.core.argument_types import count, not_one_of, parse_duration_s, typed
+from hydrogen_magic.notebook.arguments.parsing import (
+    ArgumentsError,
+    Parser,
+    options_of,
+    split,
+)
+
+__all__ = ["GANG_COMMANDS", "GangCommand", "parse_gang"]
+
+GANG_COMMANDS = {
+    "list": "every gang of this kernel and the recent ones before it",
+    "show": "ID: its state, rank by rank",
+    "stop": "ID | --all: end it (--kill: at once)",
+    "logs": "ID [--rank R]: everything its ranks wrote",
+    "stacks": "ID: where every thread of every rank is now",
+    "timeline": "ID -o FILE: its spans as Chrome trace JSON, open in Perfetto",
+    "wait": "ID [--timeout S]: wait for its end, and raise if it failed",
+    "doctor": "check this machine: versions, GPUs, space, a two-rank all_reduce",
+}
+"""Sub-commands of ``%gang`` with their help."""
+
+
+@dataclass(frozen=True)
+class GangCommand:
+    """A line of ``%gang``."""
+
+    verb: str = "list"
+    """One of :data:`GANG_COMMANDS`."""
+    gang: str | None = None
+    """Id, or the beginning of one; None means the newest gang."""
+    all: bool = False
+    kill: bool = False
+    rank: int | None = None
+    file: str | None = None
+    timeout_s: float | None = None
+
+
+def parse_gang(line: str) -> GangCommand:
+    """Return what a line of ``%gang`` asks for, or raise :class:`ArgumentsError`."""
+    words = split(line)
+    if not words:
+        return GangCommand()
+    if words[0] in ("-h", "--help"):
+        raise ArgumentsError("\n".join(f"%gang {k} {v}" for k, v in GANG_COMMANDS.items()))
+    verb = words[0]
+    if verb not in GANG_COMMANDS:
+        raise ArgumentsError(f"%gang {verb}: {not_one_of(verb, GANG_COMMANDS)}")
+    parser = _gang_parser(verb)
+    found, unknown = parser.parse_known_args(words[1:])
+    if unknown:
+        said = not_one_of(unknown[0], options_of(parser))
+        raise ArgumentsError(f"%gang {verb} {unknown[0]}: {said}")
+    command = GangCommand(verb=verb, **vars(found))
+    if verb == "timeline" and command.file is None:
+        raise ArgumentsError("%gang timeline needs a file: %gang timeline ID -o trace.json")
+    if command.all and command.gang is not None:
+        raise ArgumentsError(f"%gang stop {command.gang} --all: give an id or --all, not both")
+    return command
+
+
+def _gang_parser(verb: str) -> Parser:
+    parser = Parser(prog=f"%gang {verb}", add_help=False, allow_abbrev=False)
+    if verb not in ("list", "doctor"):
+        parser.add_argument("gang", nargs="?")
+    if verb == "stop":
+        parser.add_argument("--all", action="store_true")
+        parser.add_argument("--kill", action="store_true")
+    if verb in ("logs", "stacks"):
+        parser.add_argument("--rank", type=typed(count))
+    if verb == "timeline":
+        parser.add_argument("-o", "--output", dest="file")
+    if verb == "wait":
+        parser.add_argument("--timeout", dest="timeout_s", type=typed(parse_duration_s))
+    return parser

@@ -1,0 +1,144 @@
+"""``%%infer``: which frame, how its rows are cut, and what comes back."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from hydrogen_magic.core.argument_types import choice, count, typed, variable_names
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.errors import InferError
+from hydrogen_magic.node.prediction.options import ON_ERROR, InferOptions
+from hydrogen_magic.notebook.arguments.parsing import (
+    ArgumentsError,
+    Parser,
+    add_limits,
+    add_shown,
+    add_where,
+    spec_of,
+    split,
+    unknown_message,
+)
+
+__all__ = ["InferArguments", "infer_usage", "parse_infer"]
+
+_PATH_SIGNS = "/."
+"""No name of a variable has one of them, and hardly a path of Parquet data none."""
+
+
+@dataclass(frozen=True)
+class InferArguments:
+    """A line of ``%%infer``."""
+
+    frame: str
+    """Name of the notebook's DataFrame, or a path of Parquet data."""
+    spec: JobSpec
+    options: InferOptions
+    out: str | None = None
+    """Name that the result gets in the notebook; None: it is the cell's value."""
+    target: str | None = None
+    """Path that the predictions for Parquet data are written to; None: beside the data."""
+    has_placement: bool = False
+    """The line itself says where ranks run."""
+    dry_run: bool = False
+    help: bool = False
+
+
+def parse_infer(line: str, *, defaults: JobSpec) -> InferArguments:
+    """Return what ``line`` asks for, or raise :class:`ArgumentsError`."""
+    parser = _parser()
+    found, unknown = parser.parse_known_args(split(line))
+    if found.help:
+        return InferArguments("", defaults, InferOptions(), help=True)
+    if unknown:
+        raise ArgumentsError(unknown_message(unknown[0], parser))
+    frame = _one_frame(found.frame)
+    spec = replace(spec_of(found, defaults), rendezvous="torch", out=())
+    _refuse_inline(spec)
+    out, target = _name_or_path(found.out)
+    return InferArguments(
+        frame, spec, _options(found), out, target, found.on is not None, found.dry_run
+    )
+
+
+def infer_usage() -> str:
+    """Return the help text that ``--help`` shows."""
+    return _parser().format_help()
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="%%infer",
+        usage="%(prog)s DF [options]",
+        description="Run this cell once on every rank, then the `predict` it defines on every batch "
+        "of the DataFrame named DF (pandas, Polars, PyArrow, Spark, or a path of Parquet data).",
+        add_help=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument("frame", nargs="*", metavar="DF", help="the frame")
+    add = parser.add_argument
+    add("--out", metavar="NAME|PATH", help="name of the result; for Parquet data also its path")
+    add("--batch-size", type=typed(count), metavar="N", help="most rows per call of predict")
+    add("--columns", type=_names, metavar="A[,B]", help="the frame's columns that come back")
+    add("--only", action="store_true", help="only the predicted columns come back")
+    add("--schema", metavar="'NAME TYPE, …'", help="predicted columns: 'score double'")
+    add("--on-error", type=choice(ON_ERROR), metavar="|".join(ON_ERROR), help="failing rows")
+    add_where(parser)
+    add_limits(parser)
+    add_shown(parser)
+    return parser
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Return names of columns, which are no Python names: anything between commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _one_frame(words: Sequence[str]) -> str:
+    if len(words) == 1:
+        return words[0]
+    example = "as in: %%infer df --np 4 --out scored"
+    if not words:
+        raise ArgumentsError(f"%%infer needs the name of a DataFrame, {example}")
+    raise ArgumentsError(f"%%infer takes one DataFrame, got {' '.join(words)}; {example}")
+
+
+def _name_or_path(text: str | None) -> tuple[str | None, str | None]:
+    """Return the name that the result gets and the path that it is written to: one of them, or neither."""
+    if text is None:
+        return None, None
+    if any(sign in text for sign in _PATH_SIGNS):
+        return None, text
+    try:
+        names = variable_names(text)
+    except ValueError:
+        raise ArgumentsError(
+            "--out takes a name for the result, like scored, or for Parquet data the path to write"
+            f" it to, like ./scored.parquet; got {text!r}"
+        ) from None
+    if len(names) != 1:
+        raise ArgumentsError(f"--out takes one name, for the result; got {','.join(names)}")
+    return names[0], None
+
+
+def _refuse_inline(spec: JobSpec) -> None:
+    if spec.placement == "inline":
+        raise ArgumentsError(
+            "%%infer has no --on inline: to debug predict, call it in the notebook on a few rows, "
+            "as in predict(df.head())"
+        )
+
+
+def _options(found: argparse.Namespace) -> InferOptions:
+    given = {
+        "batch_size": found.batch_size,
+        "columns": found.columns,
+        "schema": found.schema,
+        "on_error": found.on_error,
+    }
+    try:
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return InferOptions(only=found.only, **chosen)
+    except InferError as error:
+        raise ArgumentsError(str(error)) from None

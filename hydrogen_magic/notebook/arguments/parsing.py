@@ -1,0 +1,188 @@
+"""What the magics' lines have in common: how they are cut, their options, what is said of a wrong one."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from hydrogen_magic.core.argument_types import (
+    choice,
+    count,
+    env_variable,
+    new_file,
+    not_one_of,
+    parse_duration_s,
+    parse_size_bytes,
+    ranks,
+    typed,
+    variable_names,
+)
+from hydrogen_magic.core.job import PLACEMENTS, RENDEZVOUS, JobSpec
+
+__all__ = [
+    "ArgumentsError",
+    "Parser",
+    "add_limits",
+    "add_meeting",
+    "add_names",
+    "add_shown",
+    "add_where",
+    "options_of",
+    "spec_of",
+    "split",
+    "unknown_message",
+]
+
+
+class ArgumentsError(ValueError):
+    """A magic's line is wrong; the message says what was given and what would be right."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises instead of ending the process, which is the kernel here."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ArgumentsError(message.removeprefix("argument "))
+
+
+# ── options ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def add_where(parser: Parser) -> None:
+    """Add how many ranks run, and where."""
+    add = parser.add_argument
+    add("-n", "--np", type=typed(ranks), metavar="N", help="ranks; -N: N ranks on this machine")
+    add("--on", type=choice(PLACEMENTS), metavar="|".join(PLACEMENTS), help="placement")
+    gpu = parser.add_mutually_exclusive_group()
+    gpu.add_argument("--gpu", action="store_true", default=None, help="a GPU for every rank")
+    gpu.add_argument("--cpu", dest="gpu", action="store_false", default=None, help="no GPU visible")
+    add("--env", action="append", type=typed(env_variable), default=[], metavar="K=V",
+        help="environment variable of every rank; repeatable")  # fmt: skip
+
+
+def add_meeting(parser: Parser) -> None:
+    """Add how ranks find each other."""
+    parser.add_argument(
+        "--with", dest="rendezvous", type=choice(RENDEZVOUS), metavar="|".join(RENDEZVOUS),
+        help="how ranks find each other",
+    )  # fmt: skip
+
+
+def add_limits(parser: Parser) -> None:
+    """Add what bounds a gang in time and size."""
+    add = parser.add_argument
+    add("--retries", type=typed(count), metavar="N", help="restarts of the gang after a failure")
+    add("--timeout", dest="timeout_s", type=typed(parse_duration_s), metavar="S",
+        help="stop the gang after S seconds (also 5m, 1h)")  # fmt: skip
+    add("--start-timeout", dest="start_timeout_s", type=typed(parse_duration_s), metavar="S",
+        help="how long a rank may take to its first line")  # fmt: skip
+    add("--grace", dest="grace_s", type=typed(parse_duration_s), metavar="S",
+        help="how long a stopped rank may clean up")  # fmt: skip
+    add("--max-closure", dest="max_closure_bytes", type=typed(parse_size_bytes), metavar="SIZE",
+        help="bound of everything captured: 2GiB")  # fmt: skip
+
+
+def add_names(parser: Parser) -> None:
+    """Add which variables come back."""
+    parser.add_argument(
+        "--out", action="append", type=typed(variable_names), default=[], metavar="NAME[,NAME]",
+        help="rank 0's variables to bring back",
+    )  # fmt: skip
+
+
+def add_shown(parser: Parser) -> None:
+    """Add what is seen of it."""
+    add = parser.add_argument
+    file = typed(lambda text: text and new_file(text))
+    add("--timeline", nargs="?", const="", type=file, metavar="FILE", help="record spans")
+    add("--detach", action="store_true", help="return a Gang at once")
+    add("--quiet", action="store_true", default=None, help="only output and result")
+    add("--dry-run", action="store_true", help="say what would run where; run nothing")
+    add("-h", "--help", action="store_true", help="show this")
+
+
+# ── what they lead to ────────────────────────────────────────────────────────────────────────────
+
+
+def spec_of(found: argparse.Namespace, defaults: JobSpec) -> JobSpec:
+    """Return ``defaults`` with what the line says, and what its parts imply for each other."""
+    try:
+        chosen = replace(defaults, **_chosen(found))
+    except ValueError as error:
+        raise ArgumentsError(str(error)) from None
+    return _checked(chosen, found)
+
+
+def _chosen(found: argparse.Namespace) -> dict[str, Any]:
+    given = {
+        "np": abs(found.np) if found.np is not None else None,
+        "placement": found.on,
+        "env": tuple(dict(found.env).items()) or None,
+        "detach": found.detach or None,
+    }
+    same = ("gpu", "retries", "timeout_s", "start_timeout_s", "grace_s", "timeline", "quiet",
+            "max_closure_bytes")  # fmt: skip
+    given.update((name, getattr(found, name)) for name in same)
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _checked(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
+    if found.np is not None and found.np < 0:
+        if found.on not in (None, "local"):
+            raise ArgumentsError(
+                f"--np {found.np} means {-found.np} ranks on this machine, --on {found.on} says "
+                f"otherwise: write --np {-found.np} --on {found.on}, or drop --on"
+            )
+        spec = replace(spec, placement="local")
+    if spec.placement != "inline":
+        return spec
+    if found.np not in (None, 1):
+        raise ArgumentsError(
+            f"--on inline runs one rank inside the kernel, --np {found.np} asks for more: drop "
+            "--np, or use --on local"
+        )
+    if spec.detach:
+        raise ArgumentsError("--on inline runs inside the kernel, so it cannot --detach: use one")
+    return replace(spec, np=1)
+
+
+# ── words ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def split(line: str) -> list[str]:
+    """Split like a shell does, up to a comment."""
+    lexer = shlex.shlex(line, posix=True)
+    lexer.whitespace_split = True
+    lexer.commenters = ""  # shlex would cut ``COLOR=#fff`` too
+    found: list[str] = []
+    try:
+        for token in lexer:
+            if token.startswith("#"):
+                break
+            found.append(token)
+    except ValueError:
+        raise ArgumentsError(f"a quotation mark is not closed in: {line.strip()}") from None
+    return found
+
+
+def options_of(parser: Parser) -> list[str]:
+    """Return all its options as they are written."""
+    return [name for action in parser._actions for name in action.option_strings]
+
+
+def unknown_message(word: str, parser: Parser) -> str:
+    """Return what to say of a word that is none of the line's."""
+    options = options_of(parser)
+    if word.startswith("-"):
+        return f"unknown option {word.partition('=')[0]}: {not_one_of(word, options)}"
+    if re.fullmatch(r"\d+", word):
+        return f"what is {word}? For {word} ranks write --np {word}"
+    name, equals, value = word.partition("=")
+    if equals and f"--{name}" in options:
+        return f"what is {word}? Write --{name} {value}"
+    if word.endswith(".py") and parser.prog == "%%distributed":
+        return f"%%distributed runs this cell; to run {word} write %distributed {word} (one %)"
+    return f"what is {word!r}? {parser.prog} takes options only: {', '.join(options)}"

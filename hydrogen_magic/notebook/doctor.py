@@ -1,0 +1,175 @@
+"""``%gang doctor``: is this machine fit to run gangs, and what to do where it is not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+__all__ = ["Check", "examine"]
+
+_LEAST_SHM_BYTES = 256 << 20
+"""DataLoader workers pass batches through /dev/shm; containers often get 64 MB of it."""
+_LEAST_DISK_BYTES = 200 << 20
+_GANG_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing looked at."""
+
+    name: str
+    is_well: bool
+    found: str
+    remedy: str = ""
+    """What to do when it is not well."""
+
+    def lines(self) -> list[str]:
+        """Return it as text."""
+        first = f"{'ok  ' if self.is_well else 'BAD '} {self.name}: {self.found}"
+        return [first] if self.is_well or not self.remedy else [first, f"     -> {self.remedy}"]
+
+
+def examine() -> Iterator[Check]:
+    """Yield one check after the other; the last starts a gang and takes a few seconds."""
+    from hydrogen_magic.core import run_log
+
+    yield python()
+    yield _made("system", system)
+    for name, requirement in _PACKAGES.items():
+        yield _made(name, partial(package, name, requirement))
+    yield _made("Horovod", horovod)
+    yield _made("GPUs", gpus)
+    yield _made("/dev/shm", lambda: memory_files(Path("/dev/shm")))
+    remedy = "set HYDROGEN_MAGIC_HOME to a directory that can be written"
+    yield _made("run directory", lambda: run_directory(run_log.runs_dir()), remedy)
+    yield _made("2 ranks all_reduce", two_ranks)
+
+
+def _made(name: str, check: Callable[[], Check], remedy: str = "") -> Check:
+    """Make a check; an exception in it is its finding."""
+    try:
+        return check()
+    except Exception as error:
+        return Check(name, False, f"{type(error).__name__}: {error}", remedy)
+
+
+def python() -> Check:
+    """Say which Python this is."""
+    found = f"{platform.python_version()} at {sys.executable}, {os.cpu_count()} CPUs"
+    return Check("python", True, found)
+
+
+def system() -> Check:
+    """Say whether the system has what agents need to own their ranks whole."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (AttributeError, OSError) as error:  # macOS, Linux before 5.3, some sandboxes
+        remedy = "gangs need Linux 5.3 or newer; here, `--on inline` runs one rank in the kernel"
+        return Check("system", False, f"{platform.platform()}: no pidfd_open ({error})", remedy)
+    return Check("system", True, platform.platform())
+
+
+_PACKAGES = {
+    "torch": "pip install torch",
+    "ipykernel": "pip install -U ipykernel",
+    "pyzmq": "pip install -U 'pyzmq>=26'",
+    "cloudpickle": "pip install -U cloudpickle",
+}
+
+
+def package(name: str, remedy: str) -> Check:
+    """Say which version of a package is installed."""
+    try:
+        return Check(name, True, importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Check(name, False, "not installed", remedy)
+
+
+def horovod() -> Check:
+    """Say which Horovod is installed and whether it fits this torch; nobody needs to have one."""
+    from hydrogen_magic.horovod import installation
+
+    found, fault = installation.horovod(), installation.fault()
+    if found is None:
+        return Check("Horovod", True, f"not installed; for `--with horovod`: {installation.BUILD}")
+    if fault is not None:
+        return Check("Horovod", False, fault, installation.BUILD)
+    operations = f" with {', '.join(found.operations)}" if found.operations else ""
+    return Check("Horovod", True, f"{found.version}{operations}, built for this torch")
+
+
+def gpus() -> Check:
+    """Say which GPUs the driver sees."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return Check("GPUs", True, "none (no nvidia-smi): ranks use the CPU")
+    command = [tool, "--query-gpu=index,name,memory.free", "--format=csv,noheader"]
+    remedy = "the driver does not answer: run nvidia-smi in a terminal"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Check("GPUs", False, str(error), remedy)
+    if done.returncode != 0:
+        return Check("GPUs", False, (done.stderr or done.stdout).strip()[:200], remedy)
+    return Check("GPUs", True, "; ".join(done.stdout.strip().splitlines()) or "none")
+
+
+def memory_files(path: Path) -> Check:
+    """Say how much shared memory is free."""
+    if not path.is_dir():
+        return Check(str(path), True, "not there: this system shares memory otherwise")
+    free = shutil.disk_usage(path).free
+    remedy = "in a container, start it with --shm-size=2g (or --ipc=host)"
+    return Check(str(path), free >= _LEAST_SHM_BYTES, f"{free / 1e9:.1f} GB free", remedy)
+
+
+def run_directory(path: Path) -> Check:
+    """Say where records go and how much fits there."""
+    free = shutil.disk_usage(path).free
+    remedy = "free some space, or set HYDROGEN_MAGIC_HOME to another disk"
+    found = f"{path}, {free / 1e9:.1f} GB free"
+    return Check("run directory", free >= _LEAST_DISK_BYTES, found, remedy)
+
+
+def two_ranks(run: Callable[[], float] | None = None) -> Check:
+    """Start two ranks that add up their numbers."""
+    from hydrogen_magic.errors import HydrogenError
+
+    started = time.monotonic()
+    try:
+        total = (run or _run_two_ranks)()
+    except HydrogenError as error:
+        remedy = "the lines above say which rank and why; a firewall on loopback is a common cause"
+        return Check("2 ranks all_reduce", False, error.report, remedy)
+    took = f"{time.monotonic() - started:.1f} s"
+    return Check("2 ranks all_reduce", total == 3.0, f"sum {total:g} in {took}", "report this")
+
+
+def _run_two_ranks() -> float:
+    from hydrogen_magic.driver import launcher
+
+    gang = launcher.launch(_sum_of_ranks, np=2, gpu=False, timeout=_GANG_TIMEOUT_S)
+    total: float = gang.result
+    return total
+
+
+def _sum_of_ranks() -> float:
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    try:
+        number = torch.tensor(float(dist.get_rank() + 1))
+        dist.all_reduce(number)
+        return float(number)
+    finally:
+        dist.destroy_process_group()

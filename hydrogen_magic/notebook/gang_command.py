@@ -1,0 +1,256 @@
+"""``%gang``: this kernel's gangs and the recorded ones before them, shown and ended."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic.core import run_log
+from hydrogen_magic.core.events import Event
+from hydrogen_magic.driver import chrome_trace, launcher
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.metrics import frame
+from hydrogen_magic.driver.state.collective_waits import late_in_all
+from hydrogen_magic.driver.state.gang_state import GangState, replay
+from hydrogen_magic.errors import GangTimeoutError, HydrogenError
+from hydrogen_magic.notebook.arguments import ArgumentsError, GangCommand
+from hydrogen_magic.views import draws_widgets, pick_view
+from hydrogen_magic.views.failure import report
+from hydrogen_magic.views.formatting import late_text
+from hydrogen_magic.views.output_lines import clean, final_lines
+from hydrogen_magic.views.tables import gangs_table
+from hydrogen_magic.views.text_table import block
+
+__all__ = ["Past", "manage"]
+
+_LISTED_RUNS = 10
+"""Recorded runs in a list: as much as one remembers having started."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """A gang known from its record alone: of an earlier kernel, or of another one."""
+
+    id: str
+
+    def events(self, start: int = 0) -> list[Event]:
+        """Return what was recorded, from the ``start``-th event on."""
+        return run_log.read(self.id)[start:]
+
+    def snapshot(self) -> GangState:
+        """Return its last state."""
+        return _as_of_now(replay(self.events()))
+
+    @property
+    def logs(self) -> Mapping[int, str]:
+        """Everything its ranks wrote."""
+        paths = {rank.rank: self.log_path(rank.rank) for rank in self.snapshot().ranks}
+        return {
+            rank: path.read_bytes().decode("utf-8", "replace") if path.exists() else ""
+            for rank, path in paths.items()
+        }
+
+    def stacks(self) -> dict[int, str]:
+        """Return the stacks that were taken while it ran."""
+        return {rank.rank: rank.stacks for rank in self.snapshot().ranks if rank.stacks}
+
+    def log_path(self, rank: int) -> Path:
+        """Return the file with everything that the rank wrote."""
+        return run_log.runs_dir() / self.id / f"rank-{rank}.log"
+
+    @property
+    def kept_timelines(self) -> list[Path]:
+        """Horovod's own timelines, in the order in which they were recorded."""
+        return chrome_trace.of_horovod(run_log.runs_dir() / self.id)
+
+    @property
+    def metrics(self) -> Any:
+        """What its ranks logged, a DataFrame as :attr:`Gang.metrics` is."""
+        return frame(self.events())
+
+    def stop(self, kill: bool = False) -> None:
+        """Refuse with HydrogenError, as all orders are: only its own kernel can reach the ranks."""
+        raise self._out_of_reach("stop it")
+
+    def ask_stacks(self) -> None:
+        """See :meth:`stop`."""
+        raise self._out_of_reach("ask for its stacks")
+
+    def record(self, on: bool) -> None:
+        """See :meth:`stop`."""
+        raise self._out_of_reach("record it")
+
+    def profile(self, steps: int) -> None:
+        """See :meth:`stop`."""
+        raise self._out_of_reach("profile it")
+
+    def _out_of_reach(self, what: str) -> HydrogenError:
+        return HydrogenError(f"gang {self.id} is not this kernel's: {what} where it was started")
+
+
+def _last_state(found: run_log.Summary) -> GangState:
+    """Return what a list shows; of a run that is over, first and last event are enough for it."""
+    if found.ended is None:
+        return Past(found.gang).snapshot()
+    return replay([found.launched, found.last])
+
+
+def _as_of_now(state: GangState) -> GangState:
+    """Return a recorded state; a run whose kernel died has been stopped by that."""
+    if state.is_terminal or run_log.is_alive(state.owner):
+        return state
+    return replace(state, state="STOPPED", reason="its kernel ended")
+
+
+def manage(command: GangCommand, write: Callable[[str], Any] = sys.stdout.write) -> Any:
+    """Do what ``command`` asks for, writing text with ``write``.
+
+    Returns rank 0's value for ``wait``, else None. ArgumentsError: there is no such gang.
+    """
+    return _VERBS[command.verb](command, lambda lines: write("".join(f"{x}\n" for x in lines)))
+
+
+def _list(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
+    live = launcher.gangs()
+    earlier = [found for found in run_log.recent() if found.gang not in live][:_LISTED_RUNS]
+    past = [_last_state(found) for found in reversed(earlier)]
+    states = [*past, *(gang.snapshot() for gang in live.values())]
+    say(gangs_table(states) if states else ["no gang has run yet: start one with %%distributed"])
+
+
+def _show(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
+    gang = _find(command.gang)
+    state = gang.snapshot()
+    if draws_widgets():
+        _draw(gang, state)
+        return
+    say(block(state, state.now_s, 100))
+    if state.state == "FAILED":
+        log = gang.logs.get(state.culprit, "") if state.culprit is not None else ""
+        say(["", *report(state, final_lines(log)[-10:]).splitlines()])
+
+
+def _draw(gang: Gang | Past, state: GangState) -> None:
+    """Show a gang anew in a notebook: as it was, or beside its first view while it runs."""
+    view = pick_view(detached=True, actions=gang)
+    if isinstance(gang, Gang) and not state.is_terminal:
+        launcher.follow(gang, view)
+        return
+    view.update(state, gang.events())
+    view.close(state)
+
+
+def _stop(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
+    running = {k: gang for k, gang in launcher.gangs().items() if not gang.snapshot().is_terminal}
+    chosen = list(running.values()) if command.all else [_live(command.gang)]
+    for gang in chosen:
+        gang.stop(kill=command.kill)
+    say([f"stopping gang {gang.id}" for gang in chosen] or ["no gang is running"])
+
+
+def _logs(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
+    gang = _find(command.gang)
+    logs = gang.logs
+    _check_rank(command, logs)
+    for rank in [command.rank] if command.rank is not None else sorted(logs):
+        if command.rank is None and len(logs) > 1:
+            say([f"── rank {rank} ──"])
+        say(final_lines(logs[rank]))
+
+
+def _stacks(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
+    gang = _find(command.gang)
+    stacks = gang.stacks()
+    if not stacks:
+        say([f"gang {gang.id} has no rank that could be asked: it is {gang.snapshot().state}"])
+        return
+    _check_rank(command, stacks)
+    for rank in [command.rank] if command.rank is not None else sorted(stacks):
+        say([f"── rank {rank} ──", *(clean(line) for line in stacks[rank].splitlines())])
+
+
+def _timeline(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
+    gang = _find(command.gang)
+    file = command.file or f"{gang.id}.json"
+    try:
+        path = chrome_trace.write_chrome_trace(gang.events(), file)
+    except OSError as error:
+        raise ArgumentsError(f"-o {file}: the timeline could not be written: {error}") from None
+    lines = [f"wrote {path}: open it in https://ui.perfetto.dev"]
+    state = gang.snapshot()
+    late = late_in_all({rank.rank: rank.waits for rank in state.ranks})
+    if late is not None:
+        lines.append(late_text(late, state.rendezvous))
+    say(lines + [f"Horovod's own, tensor by tensor: {kept}" for kept in gang.kept_timelines])
+
+
+def _wait(command: GangCommand, say: Callable[[list[str]], Any]) -> Any:
+    gang = _live(command.gang)
+    if not gang.wait(command.timeout_s):
+        raise GangTimeoutError(f"gang {gang.id} goes on, {command.timeout_s:g} s are over")
+    return gang.result
+
+
+def _doctor(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
+    from hydrogen_magic.notebook import doctor
+
+    for check in doctor.examine():
+        say(check.lines())
+
+
+_VERBS: Mapping[str, Callable[[GangCommand, Callable[[list[str]], Any]], Any]] = {
+    "list": _list,
+    "show": _show,
+    "stop": _stop,
+    "logs": _logs,
+    "stacks": _stacks,
+    "timeline": _timeline,
+    "wait": _wait,
+    "doctor": _doctor,
+}
+
+
+# ── which one is meant ───────────────────────────────────────────────────────────────────────────
+
+
+def _live(name: str | None) -> Gang:
+    """Return a gang of this kernel by the beginning of its id; the newest when None."""
+    gangs = launcher.gangs()
+    if not gangs:
+        raise ArgumentsError("this kernel has started no gang yet")
+    return gangs[_complete(name, list(gangs), "of this kernel")]
+
+
+def _find(name: str | None) -> Gang | Past:
+    """Return a gang of this kernel or a recorded one; the newest when None."""
+    live = launcher.gangs()
+    if name is None and live:
+        return live[next(reversed(live))]
+    recorded = [found.gang for found in reversed(run_log.recent()) if found.gang not in live]
+    if not recorded and not live:
+        raise ArgumentsError("no gang has run yet: start one with %%distributed")
+    found = _complete(name, [*recorded, *live], "")
+    return live.get(found) or Past(found)
+
+
+def _complete(name: str | None, known: list[str], whose: str) -> str:
+    """Return the one of ``known`` (newest last) that ``name`` begins."""
+    if name is None:
+        return known[-1]
+    if name in known:
+        return name
+    matching = [each for each in known if each.startswith(name)]
+    if len(matching) == 1:
+        return matching[0]
+    shown = ", ".join((matching or known)[-8:])
+    problem = "several gangs" if matching else f"no gang {whose}".strip()
+    raise ArgumentsError(f"{problem} {'begin' if matching else 'begins'} with {name!r}: {shown}")
+
+
+def _check_rank(command: GangCommand, there: Mapping[int, str]) -> None:
+    if command.rank is not None and command.rank not in there:
+        known = ", ".join(map(str, sorted(there)))
+        raise ArgumentsError(f"--rank {command.rank}: there is nothing of it; ranks: {known}")

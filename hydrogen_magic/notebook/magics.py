@@ -1,0 +1,362 @@
+"""The magics: a line is parsed to a value, a cell is captured, and somebody else does the work."""
+
+from __future__ import annotations
+
+import sys
+import tokenize
+import traceback
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from IPython.core.displayhook import DisplayHook
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
+from traitlets import Bool, Enum, Float, Int, Integer, Unicode, Union
+
+from hydrogen_magic import capture
+from hydrogen_magic.core.argument_types import parse_size_bytes
+from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, PLACEMENTS, RENDEZVOUS, JobSpec, Plan
+from hydrogen_magic.driver import launcher, result_assignment
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.placements import local_agents
+from hydrogen_magic.errors import CaptureError, HydrogenError, ResultError
+from hydrogen_magic.notebook import gang_command, ipython_cells
+from hydrogen_magic.notebook.arguments import (
+    Arguments,
+    ArgumentsError,
+    InferArguments,
+    infer_usage,
+    parse,
+    parse_gang,
+    parse_infer,
+    usage,
+)
+from hydrogen_magic.serialization.identity import Originals
+from hydrogen_magic.serialization.result_stream import CELL_VALUE
+from hydrogen_magic.views import pick_view
+from hydrogen_magic.views.tables import inventory_table, plan_table
+
+__all__ = ["Distributed", "load", "unload"]
+
+T = TypeVar("T")
+
+
+@magics_class
+class Distributed(Magics):
+    """``%%distributed`` and ``%gang``; its traits are what ``%config Distributed.np = 4`` sets."""
+
+    np = Int(2, min=1, help="number of ranks").tag(config=True)
+    on = Enum(PLACEMENTS, "local", help="placement").tag(config=True)
+    rendezvous = Enum(RENDEZVOUS, "torch", help="the default of --with").tag(config=True)
+    gpu = Bool(
+        None, allow_none=True, help="True: a GPU for every rank; False: none; None: if there are"
+    ).tag(config=True)
+    retries = Int(0, min=0, help="restarts of the gang after a failure").tag(config=True)
+    timeout = Float(None, allow_none=True, help="seconds, then it is stopped").tag(config=True)
+    start_timeout = Float(120.0, min=0.0, help="seconds to a rank's first line").tag(config=True)
+    grace = Float(3.0, min=0.0, help="seconds to clean up when stopped").tag(config=True)
+    quiet = Bool(False, help="only output and result").tag(config=True)
+    max_closure = Union(
+        [Integer(), Unicode()],
+        default_value=DEFAULT_MAX_CLOSURE_BYTES,
+        help="bound of everything captured: bytes, or a text like '2GiB'",
+    ).tag(config=True)
+
+    warm_up = Bool(
+        True, help="get ready in the background once the notebook has imported torch"
+    ).tag(config=True)
+
+    def __init__(self, shell: InteractiveShell) -> None:
+        super().__init__(shell)
+        self.replaced: dict[tuple[str, str], Any] = {}
+        """Magics of others under our names, by kind and name: put back when we are unloaded."""
+
+    def get_ready(self, result: object = None) -> None:
+        """Start an agent once torch is there, so that the first gang starts as fast as the next.
+
+        After a cell, by IPython's event; torch's import takes a second, gangs that wait for it too.
+        """
+        if self.warm_up and "torch" in sys.modules and self.shell is not None:
+            self.shell.events.unregister("post_run_cell", self.get_ready)
+            local_agents.warm_up(["torch"])
+
+    @line_cell_magic
+    def distributed(self, line: str, cell: str | None = None) -> Any:
+        """Run this cell, or a script, on every rank of a new gang. ``%distributed --help``."""
+        return self._distributed(line, cell)
+
+    @line_cell_magic
+    def gang(self, line: str, cell: str | None = None) -> Any:
+        """List, show and stop gangs: ``%gang --help``. On a cell the same as ``%%distributed``."""
+        if cell is not None:
+            return self._distributed(line, cell)
+        return _checked(lambda: gang_command.manage(parse_gang(line), sys.stdout.write))
+
+    @cell_magic
+    def infer(self, line: str, cell: str) -> Any:
+        """Run this cell on every rank, then its ``predict`` over a DataFrame. ``%%infer --help``."""
+        arguments = _checked(lambda: parse_infer(line, defaults=self.defaults()))
+        if arguments.help:
+            print(infer_usage())
+            return None
+        return self._infer(arguments, cell, f"%%infer {line}".strip())
+
+    def defaults(self) -> JobSpec:
+        """Return what ``%config`` set. Raises ArgumentsError for a size that is none."""
+        try:
+            max_closure_bytes = parse_size_bytes(str(self.max_closure))
+        except ValueError as error:
+            raise ArgumentsError(f"Distributed.max_closure {error}") from None
+        return JobSpec(
+            np=self.np, placement=self.on, rendezvous=self.rendezvous, gpu=self.gpu,
+            retries=self.retries, timeout_s=self.timeout, start_timeout_s=self.start_timeout,
+            grace_s=self.grace, quiet=self.quiet, max_closure_bytes=max_closure_bytes,
+        )  # fmt: skip
+
+    def _distributed(self, line: str, cell: str | None) -> Any:
+        is_cell = cell is not None
+        arguments = _checked(lambda: parse(line, defaults=self.defaults(), is_cell=is_cell))
+        if arguments.help:
+            print(usage(is_cell=is_cell))
+            return None
+        title = f"{'%%' if is_cell else '%'}distributed {line}".strip()
+        value = self._run(arguments, cell, title)
+        is_silent = value is not None and cell is not None and _ends_silently(self._ip, cell)
+        return None if is_silent else value
+
+    @property
+    def _ip(self) -> Any:
+        """The shell; large parts of it are untyped."""
+        return self.shell
+
+    def _run(self, arguments: Arguments, cell: str | None, title: str) -> Any:
+        spec = arguments.spec
+        planned = launcher.plan(spec)
+        captured = self._captured(arguments, cell, planned)
+        if arguments.dry_run:
+            _print_dry_run(captured, planned)
+            return None
+        with launcher.interrupts_held():
+            gang = launcher.launch_captured(captured, spec, title=title)
+            if spec.detach:
+                self._follow(gang, spec)
+                return gang
+            originals = captured.originals
+            del captured  # with the notebook's arrays, which need not outlive the launch
+            self._watch(gang, spec)
+        return self._take_results(gang, spec, originals)
+
+    def _captured(self, arguments: Arguments, cell: str | None, planned: Plan) -> capture.Captured:
+        if cell is None:
+            return capture.capture_script(
+                arguments.script or "", arguments.script_args, as_module=arguments.as_module
+            )
+        captured = self._captured_cell(arguments.spec, cell, planned)
+        if arguments.save is not None:
+            shell, by = self._ip, arguments.spec.rendezvous
+            text, history = (
+                ipython_cells.cell_text(shell, cell),
+                ipython_cells.earlier_sources(shell),
+            )
+            capture.write_script(arguments.save, text, shell.user_ns, history, by=by)
+        return captured
+
+    def _captured_cell(self, spec: JobSpec, cell: str, planned: Plan) -> capture.Captured:
+        shell = self._ip
+        text = ipython_cells.cell_text(shell, cell)
+        try:
+            return capture.capture_cell(
+                text, shell.user_ns, ipython_cells.earlier_sources(shell),
+                out=spec.out, max_closure_bytes=spec.max_closure_bytes,
+                ranks_have_gpu=planned.uses_gpu, labels=ipython_cells.cell_labels(shell),
+            )  # fmt: skip
+        except SyntaxError as error:
+            raise CaptureError(str(error), report=_syntax_report(error, text.label)) from None
+
+    # ── %%infer ──
+
+    def _infer(self, arguments: InferArguments, cell: str, title: str) -> Any:
+        from hydrogen_magic.inference import request
+
+        spec = arguments.spec
+        frame = request.frame(arguments, self._ip.user_ns)
+        planned = request.plan(frame, arguments)
+        captured = self._captured_cell(spec, cell, planned)
+        if arguments.dry_run:
+            _print_dry_run(captured, planned)
+            return None
+        with launcher.interrupts_held():
+            run = request.start(frame, captured, arguments, title)
+            if spec.detach and run.gang is not None:
+                self._follow(run.gang, spec)
+                return run
+            if run.gang is not None:
+                self._watch(run.gang, spec)
+            result = run.result
+        if arguments.out is None:
+            return result
+        self._ip.push({arguments.out: result})
+        return None
+
+    # ── what is seen ──
+
+    def _take_results(self, gang: Gang, spec: JobSpec, originals: Originals) -> Any:
+        """Assign the variables of ``--out``; return rank 0's value."""
+        _raise_if_failed(gang)
+        results = gang.received.of(0)
+        for text in result_assignment.assign(results, spec.out, self._ip.user_ns, originals):
+            print(f"warning: {text}", file=sys.stderr)
+        if results.errors:
+            raise ResultError(_lost_results(gang))
+        return gang.result
+
+    def _watch(self, gang: Gang, spec: JobSpec) -> None:
+        """Show the gang until it ends."""
+        try:
+            launcher.attend(gang, pick_view(quiet=spec.quiet, actions=gang))
+        finally:
+            _write_timeline(gang, spec)
+
+    def _follow(self, gang: Gang, spec: JobSpec) -> None:
+        """Keep the view of a detached gang up to date while other cells run."""
+        view = pick_view(quiet=spec.quiet, detached=True, actions=gang)
+        launcher.follow(gang, view, lambda: _write_timeline(gang, spec))
+
+
+def _checked(parsed: Callable[[], T]) -> T:
+    """Turn a wrong line into the error whose traceback IPython hides."""
+    try:
+        return parsed()
+    except ArgumentsError as error:
+        raise UsageError(str(error)) from None
+
+
+def _raise_if_failed(gang: Gang) -> None:
+    """Raise how the gang failed; an inline rank's own exception from its cell on.
+
+    ``%debug`` then stands where the user wrote something.
+    """
+    try:
+        gang.raise_for_state()
+    except HydrogenError:
+        raise
+    except Exception as error:
+        cells = gang.snapshot().cells
+        own = error.__traceback__
+        while own is not None and own.tb_frame.f_code.co_filename not in cells:
+            own = own.tb_next
+        raise error.with_traceback(own or error.__traceback__)  # noqa: B904  it is the same one
+
+
+def _lost_results(gang: Gang) -> str:
+    """Return why results are missing, and where the rest of them is."""
+    results = gang.received.of(0)
+    assigned = [f"`{name}`" for name in results.arrived()]
+    lines = [*results.errors.values(), gang.save_results(has_succeeded=True)]
+    if not results.errors.get(CELL_VALUE) and results.value() is not None:
+        lines.append(f"the value arrived: hydrogen_magic.load_results({gang.id!r})['_']")
+    if assigned:
+        lines.append(f"{', '.join(assigned)} arrived and {_is(assigned)} assigned")
+    return "\n".join(filter(None, lines))
+
+
+def _is(things: Sequence[object]) -> str:
+    return "is" if len(things) == 1 else "are"
+
+
+def _syntax_report(error: SyntaxError, label: str) -> str:
+    """Return a syntax error as IPython shows one, under the cell's own name."""
+    lines = traceback.format_exception_only(error)
+    return "".join([f"  {label}, line {error.lineno}\n", *lines[1:]]).rstrip()
+
+
+def _ends_silently(shell: Any, cell: str) -> bool:
+    """Tell whether the cell ends in ``;``, as IPython asks of any other cell.
+
+    Its ``output_can_be_silenced`` looks at the text as typed, where a ``!`` line may be no Python.
+    """
+    try:
+        hook: Any = DisplayHook
+        return bool(hook.semicolon_at_end_of_expression(shell.transform_cell(cell)))
+    except (SyntaxError, tokenize.TokenError):
+        return False
+
+
+def _write_timeline(gang: Gang, spec: JobSpec) -> None:
+    """Write the trace that ``--timeline FILE`` asked for; also of a gang that failed."""
+    if not spec.timeline:
+        return
+    try:
+        gang.timeline(spec.timeline)
+    except OSError as error:  # must not hide how the gang ended
+        print(f"the timeline could not be written: {error}", file=sys.stderr)
+
+
+def _print_dry_run(captured: capture.Captured, planned: Plan) -> None:
+    lines = inventory_table(captured.inventory, captured.parcel.nbytes)
+    notes = [f"warning: {text}" for text in captured.warnings]
+    print("\n".join([*lines, *notes, "", *plan_table(planned)]))
+
+
+# ── the extension ────────────────────────────────────────────────────────────────────────────────
+
+_NAMES = [
+    *((kind, name) for kind in ("line", "cell") for name in ("distributed", "gang")),
+    ("cell", "infer"),
+]
+"""Every kind and name that we register."""
+
+
+def load(shell: InteractiveShell) -> None:
+    """Register the magics; say what they replace and which earlier runs had to be stopped."""
+    magic = Distributed(shell)
+    magic.replaced = _magics_of_others(shell)
+    for (_, name), other in magic.replaced.items():
+        warnings.warn(
+            f"%%{name} was taken by {_module_of(other)}; it is hydrogen_magic's now, and that one "
+            "comes back with %unload_ext hydrogen_magic. %%gang is the same magic.",
+            stacklevel=3,
+        )
+    shell.register_magics(magic)
+    shell.events.register("post_run_cell", magic.get_ready)
+    _report_stopped_runs()
+
+
+def unload(shell: InteractiveShell) -> None:
+    """Take the magics away and put back what they replaced. Gangs go on."""
+    registered = shell.magics_manager.magics
+    for kind, name in _NAMES:
+        if _is_ours(registered[kind].get(name)):
+            del registered[kind][name]
+    for magic in [each for each in shell.configurables if isinstance(each, Distributed)]:
+        for (kind, name), other in magic.replaced.items():
+            registered[kind].setdefault(name, other)
+        with suppress(ValueError):
+            shell.events.unregister("post_run_cell", magic.get_ready)
+        shell.configurables.remove(magic)
+    shell.magics_manager.registry.pop("Distributed", None)
+
+
+def _magics_of_others(shell: InteractiveShell) -> dict[tuple[str, str], Any]:
+    registered = shell.magics_manager.magics
+    there = {(kind, name): registered[kind].get(name) for kind, name in _NAMES}
+    return {key: magic for key, magic in there.items() if magic and not _is_ours(magic)}
+
+
+def _is_ours(magic: Any) -> bool:
+    return _module_of(magic).partition(".")[0] == "hydrogen_magic"
+
+
+def _module_of(magic: Any) -> str:
+    return str(getattr(magic, "__module__", "") or "")
+
+
+def _report_stopped_runs() -> None:
+    stopped = launcher.sweep_abandoned()
+    if stopped:
+        runs = "1 earlier run was" if len(stopped) == 1 else f"{len(stopped)} earlier runs were"
+        names = ", ".join(stopped[:5])
+        print(f"{runs} stopped when the kernel ended: {names} (%gang show {stopped[0]})")

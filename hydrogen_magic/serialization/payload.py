@@ -1,0 +1,209 @@
+"""A pickle with its big buffers beside it, and its way through a memory file.
+
+Arrays and tensors are not copied into the pickle (protocol 5, out of band). A parcel in a memory
+file is mapped by every rank of this machine: its pages exist once, however many ranks read them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import mmap
+import os
+import pickle
+import struct
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from hydrogen_magic.serialization.pickler import Pickler
+
+__all__ = [
+    "Parcel",
+    "copied",
+    "digest",
+    "from_memfd",
+    "memory_file",
+    "pack",
+    "to_memfd",
+    "unpack",
+    "write",
+]
+
+_MAGIC = b"H2parcl1"
+_ALIGNMENT = 64
+"""Bytes; what SIMD loads of any library want."""
+_IN_BAND_BELOW = 4096
+"""Bytes; smaller buffers cost more beside the pickle than in it."""
+_CHUNK = 4 << 20
+"""Bytes one thread copies at a time: small enough to share the work, large enough to be cheap."""
+_COPY_THREADS = 4
+"""Copying is limited by page allocation in the kernel; more threads gain nothing."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """An object as bytes."""
+
+    pickled: bytes | memoryview
+    """The pickle, protocol 5."""
+    buffers: tuple[Any, ...] = ()
+    """Its out-of-band buffers: contiguous, bytes-like."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in all."""
+        return len(self.pickled) + sum(_flat(buffer).nbytes for buffer in self.buffers)
+
+
+def pack(obj: Any, pickler: Callable[..., Any] = Pickler) -> Parcel:
+    """Return ``obj`` as a parcel that shares the memory of its arrays and tensors.
+
+    ``pickler``: called as ``pickler(file, protocol, buffer_callback)``. Raises what pickling raises.
+    """
+    file = io.BytesIO()
+    buffers = Buffers()
+    pickler(file, pickle.HIGHEST_PROTOCOL, buffers.add).dump(obj)
+    return Parcel(file.getbuffer(), tuple(buffers.taken))
+
+
+def digest(parcel: Parcel) -> str:
+    """Return what tells this parcel from others: SHA-256 of all its bytes, and where parts end."""
+    found = hashlib.sha256()
+    for part in (parcel.pickled, *parcel.buffers):
+        flat = _flat(part)
+        found.update(flat.nbytes.to_bytes(8, "little"))
+        found.update(flat)
+    return found.hexdigest()
+
+
+def unpack(parcel: Parcel) -> Any:
+    """Return the object in ``parcel``; its arrays live in the parcel's memory."""
+    return pickle.loads(parcel.pickled, buffers=parcel.buffers)
+
+
+class Buffers:
+    """Collects the buffers that go out of band."""
+
+    def __init__(self) -> None:
+        self.taken: list[memoryview] = []
+        self.nbytes = 0
+        """Bytes taken so far."""
+
+    def add(self, buffer: pickle.PickleBuffer) -> bool:
+        """Pickle's ``buffer_callback``: True keeps a buffer in the pickle."""
+        raw = buffer.raw()
+        if raw.nbytes < _IN_BAND_BELOW:
+            return True
+        self.taken.append(raw)
+        self.nbytes += raw.nbytes
+        return False
+
+
+# ── memory files ─────────────────────────────────────────────────────────────────────────────────
+# Layout: magic, number of parts, size of each part; then every part at the next aligned offset.
+# The first part is the pickle.
+
+
+def to_memfd(
+    parcel: Parcel, name: str = "parcel", on_write: Callable[[int], None] = lambda nbytes: None
+) -> int:
+    """Return a new descriptor (close-on-exec) of a memory file that holds ``parcel``.
+
+    ``on_write``: see :func:`write`. Raises OSError when there is no memory for it.
+    """
+    fd = memory_file(name)
+    try:
+        write(parcel, fd, on_write)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def write(parcel: Parcel, fd: int, on_write: Callable[[int], None] = lambda nbytes: None) -> None:
+    """Write ``parcel`` to the empty file ``fd``; :func:`from_memfd` reads it.
+
+    ``on_write``: called with the bytes of each piece once it is written. Raises OSError.
+    """
+    parts = [_flat(part) for part in (parcel.pickled, *parcel.buffers)]
+    sizes = [part.nbytes for part in parts]
+    offsets, total = _layout(sizes)
+    os.ftruncate(fd, total)
+    _write(fd, 0, memoryview(_header(sizes)))
+    _write_all(fd, list(zip(offsets, parts, strict=True)), on_write)
+
+
+def from_memfd(fd: int) -> Parcel:
+    """Map the parcel in memory file ``fd``: no copy; what is written stays in this process.
+
+    The descriptor may be closed afterwards. Raises ValueError when it holds no parcel.
+    """
+    memory = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY))
+    if bytes(memory[: len(_MAGIC)]) != _MAGIC:
+        raise ValueError("this file holds no parcel")
+    (count,) = struct.unpack_from("<Q", memory, len(_MAGIC))
+    sizes = struct.unpack_from(f"<{count}Q", memory, len(_MAGIC) + 8)
+    offsets, _ = _layout(sizes)
+    parts = [memory[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
+    return Parcel(parts[0], tuple(parts[1:]))
+
+
+def _flat(buffer: Any) -> memoryview:
+    return pickle.PickleBuffer(buffer).raw()
+
+
+def _header(sizes: Sequence[int]) -> bytes:
+    return _MAGIC + struct.pack(f"<{len(sizes) + 1}Q", len(sizes), *sizes)
+
+
+def _layout(sizes: Sequence[int]) -> tuple[list[int], int]:
+    """Return the offset of every part and the size of the whole file."""
+    position = len(_MAGIC) + 8 * (len(sizes) + 1)
+    offsets = []
+    for size in sizes:
+        position = -(-position // _ALIGNMENT) * _ALIGNMENT
+        offsets.append(position)
+        position += size
+    return offsets, position
+
+
+def memory_file(name: str) -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(f"hydrogen_magic:{name}", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:  # no name anywhere: it goes with its last descriptor
+        return os.dup(file.fileno())
+
+
+def _write_all(
+    fd: int, parts: Sequence[tuple[int, memoryview]], on_write: Callable[[int], None]
+) -> None:
+    chunks = list(_chunks(parts))
+    if len(chunks) - len(parts) < 2:
+        for offset, part in parts:
+            _write(fd, offset, part)
+            on_write(part.nbytes)
+        return
+    with ThreadPoolExecutor(_COPY_THREADS, "parcel") as pool:
+        done = pool.map(lambda chunk: _write(fd, *chunk), chunks)
+        for (_, part), _ in zip(chunks, done, strict=True):
+            on_write(part.nbytes)
+
+
+def _chunks(parts: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
+    for offset, part in parts:
+        for start in range(0, part.nbytes, _CHUNK):
+            yield offset + start, part[start : start + _CHUNK]
+
+
+def _write(fd: int, offset: int, part: memoryview) -> None:
+    while part.nbytes:
+        written = os.pwrite(fd, part, offset)
+        part, offset = part[written:], offset + written
+
+
+def copied(parcel: Parcel) -> Parcel:
+    """Return the same in memory of its own, so that the file it was mapped from can be closed."""
+    return Parcel(bytes(parcel.pickled), tuple(bytearray(buffer) for buffer in parcel.buffers))

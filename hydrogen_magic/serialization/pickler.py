@@ -1,0 +1,294 @@
+"""How objects become bytes: cloudpickle, with what it leaves out for gangs of ranks.
+
+On top of cloudpickle this pickler
+
+- puts torch storages out of band, once per storage, so that views and tied weights stay shared;
+- keeps the variables that several closures share (``nonlocal``) shared;
+- gives functions born inside an importable module that module's own globals, not a copy of them;
+- lets lazily loading modules travel by name;
+- keeps the qualified names of nested classes, so that plain ``pickle`` finds them.
+
+Subclasses say what happens to functions and classes of ``__main__``. The ``restore_*`` functions are
+what streams call when they are read; kernel and rank both have them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dis
+import functools
+import importlib
+import pickle
+import sys
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import cloudpickle
+
+from hydrogen_magic.serialization import reducers
+from hydrogen_magic.serialization.reducers import UNBOUND, Binding
+
+__all__ = ["Pickler", "global_names", "is_main"]
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Pickles objects for a process of the same Python on the same or another machine."""
+
+    main_by_value = False
+    """Functions of ``__main__`` get the reader's ``__main__`` as globals (else a dict of their own)."""
+    tracks_classes = True
+    """A class read twice in one process is one class there, as cloudpickle has it."""
+    cuda_travels_as = "cpu"
+    """Where CUDA storages are restored: ``cpu``, or ``cuda`` for the reader's own GPU."""
+
+    def __init__(
+        self,
+        file: Any,
+        protocol: int | None = None,
+        buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None,
+    ) -> None:
+        super().__init__(file, protocol=protocol, buffer_callback=buffer_callback)
+        self.last: object = None
+        """The object looked at last; when pickling fails, most likely the one that cannot travel."""
+        self._storages: dict[int, Any] = {}
+        self._rebuild_tensor: Any = None
+        self._bare_cells: dict[int, types.CellType] = {}
+        self._filled_cells: set[int] = set()
+        self.handlers: dict[type, Callable[[Any], Any]] = {
+            types.CellType: self._reduce_cell,
+            functools.cached_property: _reduce_cached_property,
+            _CachedFunction: _reduce_cached_function,
+            typing.NewType: _reduce_new_type,
+        }
+        self._add_storage_handlers()
+        self._add_numpy_handlers()
+
+    # ── what subclasses decide ───────────────────────────────────────────────────────────────────
+
+    def globals_for(self, function: types.FunctionType) -> dict[str, Any]:
+        """Return the globals of ``__main__`` that have to travel with ``function``."""
+        return {}
+
+    def companions(self, cls: type) -> dict[str, Any]:
+        """Return what else the reader's ``__main__`` needs so that ``cls`` has its name there."""
+        return {}
+
+    def binding(self, obj: Any) -> Binding:
+        """Return the name that ``obj`` should have in the reader's ``__main__``."""
+        return UNBOUND
+
+    # ── pickle's hooks ───────────────────────────────────────────────────────────────────────────
+
+    def reducer_override(self, obj: Any) -> Any:
+        self.last = obj
+        kind = type(obj)
+        handler = self.handlers.get(kind)
+        if handler is not None:
+            return handler(obj)
+        if issubclass(kind, types.ModuleType):
+            return self._reduce_module(obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(reduced, tuple) and issubclass(kind, type) and len(reduced) == 6:
+            return self._reduce_class(obj, reduced)
+        return reduced
+
+    def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
+        if func.__globals__ is functools.__dict__ and hasattr(func, "registry"):
+            return _reduce_single_dispatch(func)
+        home = self._home_of(func)
+        if home is None:
+            return super()._dynamic_function_reduce(func)
+        for cell in func.__closure__ or ():
+            self._bare_cells[id(cell)] = cell
+        args = (func.__code__, home, func.__closure__, self.binding(func))
+        state = {
+            "attributes": dict(func.__dict__),
+            "slots": _function_slots(func),
+            "cells": self._cell_contents(func),
+            "globals": self.globals_for(func) if home == "__main__" else {},
+        }
+        return reducers.restore_function, args, state, None, None, reducers.restore_function_state
+
+    def _home_of(self, func: types.FunctionType) -> str | None:
+        """Return the module whose globals the reader should give ``func``, None for a copy."""
+        name = func.__globals__.get("__name__")
+        if name == "__main__":
+            return "__main__" if self.main_by_value else None
+        module = sys.modules.get(name) if isinstance(name, str) else None
+        if module is None or module.__dict__ is not func.__globals__:
+            return None
+        return name if getattr(module, "__spec__", None) is not None else None
+
+    # ── functions' variables ─────────────────────────────────────────────────────────────────────
+
+    def _cell_contents(self, func: types.FunctionType) -> list[tuple[types.CellType, Any]]:
+        contents = []
+        for cell in func.__closure__ or ():
+            if id(cell) not in self._filled_cells and not _is_empty(cell):
+                self._filled_cells.add(id(cell))
+                contents.append((cell, cell.cell_contents))
+        return contents
+
+    def _reduce_cell(self, cell: types.CellType) -> Any:
+        # A function's cells are made empty and filled with the function's state: their contents
+        # may refer to the function itself.
+        return (reducers.restore_cell, ()) if id(cell) in self._bare_cells else NotImplemented
+
+    # ── classes and modules ──────────────────────────────────────────────────────────────────────
+
+    def _reduce_class(self, cls: type, reduced: Any) -> Any:
+        make, args, state, _, _, set_state = reduced
+        *head, tracker, extra = args
+        if len(head) == reducers.SKELETON_CLASS_ARGS and "." in cls.__qualname__:
+            head[3].setdefault("__qualname__", cls.__qualname__)
+        if self.tracks_classes:
+            reducers.complete_classes.add(cls)
+        tracker = tracker if self.tracks_classes else None
+        new_args = (make, (*head, tracker, extra), self.binding(cls))
+        new_state = (set_state, state, self.companions(cls))
+        return (
+            reducers.restore_class,
+            new_args,
+            new_state,
+            None,
+            None,
+            reducers.restore_class_state,
+        )
+
+    def _reduce_module(self, module: types.ModuleType) -> Any:
+        # Past the module's own __getattribute__: asking a lazily loading one loads it.
+        name = object.__getattribute__(module, "__dict__").get("__name__")
+        if isinstance(name, str) and name in sys.modules:
+            return importlib.import_module, (name,)
+        return NotImplemented
+
+    # ── arrays and tensors ───────────────────────────────────────────────────────────────────────
+
+    def _add_numpy_handlers(self) -> None:
+        memmap = getattr(sys.modules.get("numpy"), "memmap", None)
+        if memmap is not None:
+            self.handlers[memmap] = self._reduce_memmap
+
+    def _reduce_memmap(self, array: Any) -> Any:
+        # NumPy copies the contents of subclasses into the stream; a plain array goes beside it.
+        plain = array.view(sys.modules["numpy"].ndarray)
+        return plain.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+
+    def _add_storage_handlers(self) -> None:
+        torch = sys.modules.get("torch")
+        storage = getattr(torch, "storage", None)
+        if hasattr(torch, "UntypedStorage") and hasattr(storage, "TypedStorage"):
+            self.handlers[torch.UntypedStorage] = self._reduce_storage  # type: ignore[union-attr]
+            self.handlers[storage.TypedStorage] = self._reduce_typed_storage  # type: ignore[union-attr]
+            self._rebuild_tensor = getattr(torch._utils, "_rebuild_tensor_v3", None)  # type: ignore[union-attr]
+
+    def _function_reduce(self, func: types.FunctionType) -> Any:
+        # Of unsigned and 8-bit floating types; it counts on a quirk of torch's own pickles of storages.
+        if func is self._rebuild_tensor:
+            return reducers.resolve, (reducers.__name__, reducers.restore_tensor.__name__)
+        return super()._function_reduce(func)
+
+    def _reduce_typed_storage(self, storage: Any) -> Any:
+        untyped = storage._untyped_storage
+        # Every access makes a new Python object for the same memory: pickle must see one.
+        one = self._storages.setdefault(untyped._cdata, untyped)
+        return reducers.restore_typed_storage, (one, storage.dtype)
+
+    def _reduce_storage(self, storage: Any) -> Any:
+        one = self._storages.setdefault(storage._cdata, storage)
+        if one is not storage:
+            return reducers.restore_same, (one,)
+        device = storage.device.type
+        if device == "cuda":
+            return reducers.restore_storage, (_buffer_of(storage.cpu()), self.cuda_travels_as)
+        if device != "cpu":
+            return NotImplemented
+        return reducers.restore_storage, (_buffer_of(storage), "cpu")
+
+
+# ── looking at functions ─────────────────────────────────────────────────────────────────────────
+
+
+def is_main(obj: Any) -> bool:
+    """Whether ``obj``, a function or class, was defined in the notebook."""
+    return getattr(obj, "__module__", None) == "__main__"
+
+
+@functools.lru_cache(maxsize=4096)
+def global_names(code: types.CodeType) -> tuple[str, ...]:
+    """Return the global names that ``code`` and the code inside it may read, each once."""
+    stored = set()
+    names: dict[str, None] = {}
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "STORE_NAME":  # the body of a class
+            stored.add(instruction.argval)
+        elif instruction.opname in _GLOBAL_READS and instruction.argval not in stored:
+            names[str(instruction.argval)] = None
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names.update(dict.fromkeys(global_names(constant)))
+    return tuple(names)
+
+
+_GLOBAL_READS = {"LOAD_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
+
+
+def _is_empty(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018  # asking is the only way to know
+    except ValueError:
+        return True
+    return False
+
+
+def _function_slots(func: types.FunctionType) -> dict[str, Any]:
+    names = ["__name__", "__qualname__", "__module__", "__doc__"]
+    names += ["__defaults__", "__kwdefaults__", "__annotations__"]
+    if sys.version_info >= (3, 12):
+        names.append("__type_params__")
+    return {name: getattr(func, name) for name in names}
+
+
+def _buffer_of(storage: Any) -> pickle.PickleBuffer | bytearray:
+    """Return the memory of a CPU storage as a buffer, without a copy and without NumPy."""
+    nbytes = storage.nbytes()
+    if nbytes == 0:
+        return bytearray()
+    memory = (ctypes.c_char * nbytes).from_address(storage.data_ptr())
+    memory._keeps_alive = storage
+    return pickle.PickleBuffer(memory)
+
+
+def _reduce_cached_property(obj: Any) -> Any:
+    # Before Python 3.12 it has a lock.
+    return reducers.restore_cached_property, (obj.func, obj.attrname)
+
+
+_CachedFunction = type(functools.lru_cache(len))
+
+
+def _reduce_cached_function(obj: Any) -> Any:
+    if not is_main(obj):
+        return NotImplemented
+    return reducers.restore_cached_function, (obj.__wrapped__, obj.cache_parameters())
+
+
+def _reduce_single_dispatch(func: Any) -> Any:
+    # Its variables hold weak references, which cannot travel.
+    registry = dict(func.registry)
+    return (
+        reducers.restore_single_dispatch,
+        (registry[object],),
+        registry,
+        None,
+        None,
+        reducers.restore_registry,
+    )
+
+
+def _reduce_new_type(obj: Any) -> Any:
+    if not is_main(obj):
+        return NotImplemented
+    return typing.NewType, (obj.__name__, obj.__supertype__), {"__module__": "__main__"}

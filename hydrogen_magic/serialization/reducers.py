@@ -1,0 +1,191 @@
+"""What streams call when they are read: functions, classes, tensors become what they were.
+
+Kernel and rank both have this module; :mod:`hydrogen_magic.serialization.pickler` names
+its functions in streams.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import sys
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+__all__ = ["UNBOUND", "Binding", "resolve", "take_writers"]
+
+SKELETON_CLASS_ARGS = 4
+"""Type, name, bases, keywords; what cloudpickle makes enums of is longer, and has qualified names."""
+
+
+class Binding(NamedTuple):
+    """How the reader's ``__main__`` knows a function or class."""
+
+    name: str
+    """Empty: not at all."""
+    is_writers: bool
+    """The writer's ``__main__`` has the very same object under that name."""
+
+
+UNBOUND = Binding("", False)
+
+complete_classes: weakref.WeakSet[type] = weakref.WeakSet()
+"""Classes that need no state from a stream: they were made here, or a stream made them before."""
+
+
+def resolve(module: str, qualname: str) -> Any:
+    """Return the object of that name as it is in this process."""
+    obj: Any = sys.modules["__main__"] if module == "__main__" else importlib.import_module(module)
+    for part in qualname.split("."):
+        obj = getattr(obj, part)
+    return obj
+
+
+def restore_cell() -> types.CellType:
+    """Make the variable of a closure, to be filled later."""
+    return types.CellType()
+
+
+def restore_function(
+    code: types.CodeType, home: str, closure: tuple[types.CellType, ...] | None, binding: Binding
+) -> types.FunctionType:
+    """Make a function over the globals of module ``home``."""
+    module = sys.modules["__main__"] if home == "__main__" else importlib.import_module(home)
+    func = types.FunctionType(code, module.__dict__, code.co_name, None, closure)
+    _bind(func, binding)
+    return func
+
+
+def restore_function_state(func: types.FunctionType, state: dict[str, Any]) -> None:
+    """Give a function its attributes, variables and, where the reader lacks them, globals."""
+    for name, value in state["slots"].items():
+        setattr(func, name, value)
+    func.__dict__.update(state["attributes"])
+    for cell, contents in state["cells"]:
+        cell.cell_contents = contents
+    for name, value in state["globals"].items():
+        func.__globals__.setdefault(name, value)
+
+
+def restore_class(make: Callable[..., type], args: tuple[Any, ...], binding: Binding) -> type:
+    """Make a class without its attributes."""
+    cls = _make_quietly(make, args)
+    _bind(cls, binding)
+    return cls
+
+
+def _make_quietly(make: Callable[..., type], args: tuple[Any, ...]) -> type:
+    """Make a class; an ``__init_subclass__`` of the notebook has run when the class was defined."""
+    if len(args) != SKELETON_CLASS_ARGS + 2 or not _has_notebooks_hook(args[2]):
+        return make(*args)
+    kind, name, bases, *rest = args
+    cls = make(kind, name, (_Quiet, *bases), *rest)
+    cls.__bases__ = types.resolve_bases(bases)
+    return cls
+
+
+class _Quiet:
+    """A first base that keeps the hooks of the others from running."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Do nothing."""
+
+
+def _has_notebooks_hook(bases: tuple[Any, ...]) -> bool:
+    for base in types.resolve_bases(bases):
+        hook = getattr(base.__init_subclass__, "__func__", None)
+        if hook is not None and hook.__globals__.get("__name__") == "__main__":
+            return True
+    return False
+
+
+def restore_class_state(cls: type, state: tuple[Callable[..., Any], Any, dict[str, Any]]) -> None:
+    """Give a class its attributes, unless this process knew the class before."""
+    set_state, attributes, companions = state
+    for name, value in companions.items():
+        sys.modules["__main__"].__dict__.setdefault(name, value)
+    if cls in complete_classes:
+        return
+    set_state(cls, attributes)
+    complete_classes.add(cls)
+
+
+def _bind(obj: Any, binding: Binding) -> None:
+    if binding.name:
+        sys.modules["__main__"].__dict__.setdefault(binding.name, obj)
+    if binding.is_writers:
+        _writers.append(obj)
+
+
+_writers: list[Any] = []
+"""What streams brought and their writer's ``__main__`` has too; see :func:`take_writers`."""
+
+
+def take_writers() -> list[Any]:
+    """Return what was read since the last call and can go back to its writer by name."""
+    taken = list(_writers)
+    _writers.clear()
+    return taken
+
+
+def restore_cached_property(func: Any, name: str | None) -> Any:
+    """Make a ``cached_property`` that knows its name."""
+    restored: Any = functools.cached_property(func)
+    restored.attrname = name
+    return restored
+
+
+def restore_cached_function(function: Any, parameters: dict[str, Any]) -> Any:
+    """Make a function of ``functools.lru_cache`` with an empty cache."""
+    return functools.lru_cache(**parameters)(function)
+
+
+def restore_single_dispatch(function: Any) -> Any:
+    """Make a function of ``functools.singledispatch`` that knows its default alone."""
+    return functools.singledispatch(function)
+
+
+def restore_registry(function: Any, registry: dict[type, Any]) -> None:
+    """Give such a function the others."""
+    for kind, implementation in registry.items():
+        function.register(kind, implementation)
+
+
+def restore_object(cls: type, *args: Any) -> Any:
+    """Make an object without its state, perhaps of another class than the writer's object has."""
+    return cls.__new__(cls, *args)
+
+
+def restore_same(obj: Any) -> Any:
+    return obj
+
+
+def restore_storage(buffer: Any, device: str) -> Any:
+    """Make a torch storage over ``buffer``, without a copy unless it goes to a GPU."""
+    import torch
+
+    if memoryview(buffer).nbytes == 0:
+        storage = torch.UntypedStorage(0)
+    else:
+        storage = torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+    if device == "cuda":
+        return storage.cuda(int(os.environ.get("LOCAL_RANK", "0")))
+    return storage
+
+
+def restore_typed_storage(untyped: Any, dtype: Any) -> Any:
+    """Make the typed view of a storage that torch's own reducers ask for."""
+    import torch
+
+    return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
+
+
+def restore_tensor(storage: Any, *args: Any) -> Any:
+    """Make a tensor as torch's own function does, which takes the typed view of a storage alone."""
+    import torch
+
+    typed = getattr(storage, "_untyped_storage", storage)
+    return torch._utils._rebuild_tensor_v3(restore_typed_storage(typed, torch.uint8), *args)

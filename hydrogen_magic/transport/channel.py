@@ -1,0 +1,299 @@
+"""The one connection between kernel and agent: ZeroMQ with CURVE, both sides proven.
+
+The kernel listens (:class:`Hub`), agents connect (:class:`AgentLink`). Every agent has a key pair of
+its own, made by the kernel for it and handed over by an inherited descriptor or in a Spark task's
+closure; the kernel lets in only keys it made and that are still valid. Messages are JSON, one frame
+each, sometimes with bytes in a second frame, which arrive as the message's ``"blob"``; nothing is
+unpickled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import zmq
+import zmq.asyncio
+from zmq.auth.asyncio import AsyncioAuthenticator
+from zmq.utils.monitor import parse_monitor_message
+
+from hydrogen_magic.core import processes
+from hydrogen_magic.errors import PlacementError
+
+_log = logging.getLogger(__name__)
+
+__all__ = ["AgentKeys", "AgentLink", "Hub"]
+
+Blob = bytes | memoryview
+
+_DOMAIN = "hydrogen"
+"""Must be named on both ends: libzmq's wildcard refuses even keys that are allowed."""
+_MAX_MESSAGE_BYTES = 64 << 20
+_MAX_DIRECTORY_BYTES = 100
+_HANDSHAKE_MS = 3000
+"""A connection that has not proven itself by then is dropped, silent ones included."""
+_BEAT_MS = 2000
+_SILENCE_MS = 40_000
+"""A connection without a word or an answered ping for this long is over. ZeroMQ's own threads ping and
+answer, so a kernel whose Python is busy for a minute does not seem dead."""
+_FAILED_HANDSHAKES = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+)
+_FATES = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
+_ENTRY_S = 90.0
+"""How long an agent asks to be let in, which takes Python in the kernel: that may be busy for a minute."""
+_END_S = 1.0
+"""How long what is under way on the loop may take to end."""
+_QUIT = {"do": "quit"}
+"""For agents that have been dismissed, and do not know."""
+
+
+class AgentKeys:
+    """What one agent needs to connect; ``secret`` is never in argv, environment or a file."""
+
+    def __init__(self, endpoint: str, server_key: bytes) -> None:
+        public, secret = zmq.curve_keypair()
+        self.endpoint = endpoint
+        self.server_key = server_key.decode()
+        self.key = public.decode()
+        self.secret = secret.decode()
+
+
+class Hub:
+    """The kernel's end: an event loop in a thread of its own, and the socket that agents connect to.
+
+    Everything of a gang's conduct happens on this loop, one thing at a time, so it needs no locks.
+    """
+
+    def __init__(self) -> None:
+        self.rejected = 0
+        """Connections that could not prove themselves."""
+        self._directory = _short_private_directory()
+        self._endpoint = f"ipc://{self._directory}/hub"
+        self._endpoints: dict[str, str] = {}
+        """Address -> where agents of other machines connect to."""
+        self._server_key, self._server_secret = zmq.curve_keypair()
+        self._receivers: dict[str, Callable[[dict[str, Any]], None]] = {}
+        self._routes: dict[str, bytes] = {}
+        self.loop = asyncio.new_event_loop()
+        self._failure: BaseException | None = None
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hydrogen-hub", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._failure is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise PlacementError(f"cannot listen for agents: {self._failure}") from self._failure
+
+    # ── called on the loop ──
+
+    def listen(self, address: str) -> str:
+        """Listen for agents of other machines too; return where (``tcp://address:port``).
+
+        ``address``: one of this machine's, or a name of it. Raises PlacementError where that fails.
+        """
+        if address not in self._endpoints:
+            try:
+                self._socket.bind(f"tcp://{address}:*")
+            except zmq.ZMQError as error:
+                raise PlacementError(f"cannot listen on {address} for agents: {error}") from None
+            self._endpoints[address] = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return self._endpoints[address]
+
+    def admit(self, on_message: Callable[[dict[str, Any]], None]) -> AgentKeys:
+        """Return keys for a new agent, whose messages go to ``on_message`` on the loop."""
+        keys = AgentKeys(self._endpoint, self._server_key)
+        self._receivers[keys.key] = on_message
+        return keys
+
+    def dismiss(self, key: str) -> None:
+        """Let the agent of this key in no longer."""
+        self._receivers.pop(key, None)
+        self._routes.pop(key, None)
+
+    def send(self, key: str, message: dict[str, Any], blob: Blob | None = None) -> None:
+        """Send to the agent of this key, which must have said something before."""
+        route = self._routes.get(key)
+        if route is not None:
+            self._socket.send_multipart([route, *_parts(message, blob)])
+
+    # ── called from any thread ──
+
+    def close(self) -> None:
+        """End the thread and remove the socket's directory. Agents must have been dismissed."""
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self._closing.set)
+            self._thread.join(timeout=5)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    # ── the loop ──
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        try:
+            processes.give_way()
+            self.loop.run_until_complete(self._serve())
+        except Exception as error:
+            self._failure = error
+        finally:
+            self._started.set()
+            self.loop.close()
+
+    async def _serve(self) -> None:
+        self._closing = asyncio.Event()
+        context = zmq.asyncio.Context()
+        authenticator = AsyncioAuthenticator(context)
+        authenticator.start()
+        authenticator.configure_curve_callback(_DOMAIN, credentials_provider=self)
+        self._socket = context.socket(zmq.ROUTER)
+        self._configure(self._socket)
+        monitor = self._socket.get_monitor_socket(_FAILED_HANDSHAKES)
+        self._socket.bind(self._endpoint)
+        tasks = [
+            asyncio.ensure_future(self._receive()),
+            asyncio.ensure_future(self._count_rejected(monitor)),
+        ]
+        self._started.set()
+        await self._closing.wait()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:  # whatever gangs have left on this loop too
+            task.cancel()
+        await asyncio.wait(tasks, timeout=_END_S)
+        authenticator.stop()
+        self._socket.disable_monitor()
+        context.destroy(linger=0)
+
+    def _configure(self, sock: zmq.asyncio.Socket) -> None:
+        sock.curve_server = True
+        sock.curve_secretkey = self._server_secret
+        sock.curve_publickey = self._server_key
+        sock.zap_domain = _DOMAIN.encode()
+        sock.maxmsgsize = _MAX_MESSAGE_BYTES
+        sock.handshake_ivl = _HANDSHAKE_MS
+        sock.backlog = 1024  # hundreds of strangers at once must not keep an agent out
+        sock.linger = 0
+        sock.rcvhwm = sock.sndhwm = 0
+        sock.router_handover = True
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Say whether a client's public key may connect (pyzmq's interface for credentials)."""
+        return key.decode() in self._receivers
+
+    async def _receive(self) -> None:
+        while True:
+            parts = await self._socket.recv_multipart(copy=False)
+            # The key that was proven in the handshake, not what the message says of itself.
+            key = str(parts[-1].get("User-Id"))
+            receiver = self._receivers.get(key)
+            if receiver is None:  # else whoever counts on it would wait for its word forever
+                self._socket.send_multipart([parts[0].bytes, *_parts(_QUIT, None)])
+            if receiver is None or len(parts) not in (2, 3):
+                continue
+            self._routes[key] = parts[0].bytes
+            try:
+                receiver(_message(parts[1:]))
+            except Exception:  # one agent's bad message must not deafen us to the others
+                _log.exception("a message of an agent could not be taken")
+
+    async def _count_rejected(self, monitor: zmq.asyncio.Socket) -> None:
+        while True:
+            parse_monitor_message(await monitor.recv_multipart())
+            self.rejected += 1
+
+
+def _parts(message: dict[str, Any], blob: Blob | None) -> list[Any]:
+    return [json.dumps(message).encode(), *([] if blob is None else [blob])]
+
+
+def _message(parts: list[zmq.Frame]) -> dict[str, Any]:
+    message: dict[str, Any] = json.loads(parts[0].bytes)
+    if len(parts) > 1:
+        message["blob"] = parts[1].buffer
+    return message
+
+
+def _short_private_directory() -> str:
+    """Make a directory, 0700, whose name leaves room for a socket's: at most 107 bytes in all."""
+    made = tempfile.mkdtemp(prefix="hydrogen-")
+    if len(os.fsencode(made)) <= _MAX_DIRECTORY_BYTES:
+        return made
+    os.rmdir(made)
+    return tempfile.mkdtemp(prefix="hydrogen-", dir="/tmp")
+
+
+class AgentLink:
+    """An agent's end."""
+
+    def __init__(self, endpoint: str, server_key: str, key: str, secret: str) -> None:
+        self._endpoint = endpoint
+        self._context = zmq.asyncio.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.curve_serverkey = server_key.encode()
+        self._socket.curve_publickey = key.encode()
+        self._socket.curve_secretkey = secret.encode()
+        self._socket.zap_domain = _DOMAIN.encode()
+        self._socket.maxmsgsize = _MAX_MESSAGE_BYTES
+        self._socket.linger = 500
+        self._socket.rcvhwm = self._socket.sndhwm = 0
+        if not endpoint.startswith("ipc:"):
+            self._socket.heartbeat_ivl = _BEAT_MS
+            self._socket.heartbeat_timeout = _SILENCE_MS
+        self._monitor = self._socket.get_monitor_socket(_FATES)
+        self._socket.connect(endpoint)
+
+    def send(self, message: dict[str, Any], blob: Blob | None = None) -> None:
+        """Queue ``message``; ZeroMQ delivers in order.
+
+        Raises ValueError when it is too large: ZeroMQ would drop it, and the connection with it.
+        """
+        data = json.dumps(message, separators=(",", ":")).encode()
+        if len(data) > _MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {len(data)} bytes: {_MAX_MESSAGE_BYTES} at most")
+        self._socket.send_multipart([data, *([] if blob is None else [blob])])
+
+    async def receive(self) -> dict[str, Any]:
+        """Return the next message of the kernel."""
+        return _message(await self._socket.recv_multipart(copy=False))
+
+    async def lost(self) -> None:
+        """Return when there is no use in waiting for the kernel.
+
+        A connection there was has ended: what is on the way may be lost with it. Or there will be
+        none: our key is let in no longer, or the kernel has not answered for a minute and a half.
+        """
+        with suppress(asyncio.TimeoutError):
+            if await asyncio.wait_for(self._was_let_in(), _ENTRY_S):
+                while await self._fate() != zmq.EVENT_DISCONNECTED:
+                    pass
+
+    async def _was_let_in(self) -> bool:
+        """Return how we were received; ZeroMQ tries again where the kernel was just too busy."""
+        while True:
+            fate = await self._fate()
+            if fate in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH):
+                return fate == zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+    async def _fate(self) -> int:
+        return int(parse_monitor_message(await self._monitor.recv_multipart())["event"])
+
+    def clean_up_after_hub(self) -> None:
+        """Remove the socket's directory in the stead of a kernel that was killed."""
+        scheme, _, path = self._endpoint.partition("://")
+        if scheme == "ipc":
+            shutil.rmtree(os.path.dirname(path), ignore_errors=True)
+
+    def close(self) -> None:
+        with suppress(zmq.ZMQError), warnings.catch_warnings():
+            self._socket.disable_monitor()
+            self._context.destroy(linger=200)

@@ -1,0 +1,107 @@
+"""Files over the wire, in parts: closures to agents, results and logs to the kernel.
+
+Every part is acknowledged, and only so many are on the way at a time: ZeroMQ would queue a gigabyte
+without a word, and memory for it twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic.serialization.payload import memory_file
+
+__all__ = ["Incoming", "Outgoing", "PART_BYTES", "keep"]
+
+PART_BYTES = 4 << 20
+_ON_THE_WAY = 8
+"""Parts: 32 MB cover a gigabit line with a round trip of a quarter of a second."""
+
+
+class Outgoing:
+    """One end's parts. ``send``: puts a message with bytes on the wire."""
+
+    def __init__(self, send: Callable[[dict[str, Any], memoryview], None]) -> None:
+        self._send = send
+        self._room = asyncio.Semaphore(_ON_THE_WAY)
+        self._next = 0
+
+    def acknowledged(self) -> None:
+        """The other end has taken a part."""
+        self._room.release()
+
+    async def send(self, label: Mapping[str, Any], data: memoryview) -> None:
+        """Send one part as soon as there is room for it."""
+        await self._room.acquire()
+        self._send({"part": dict(label)}, data)
+
+    async def send_file(
+        self,
+        label: Mapping[str, Any],
+        fd: int,
+        on_sent: Callable[[int, int], None] = lambda sent, size: None,
+    ) -> None:
+        """Send what is in file ``fd``, which may be closed when this returns.
+
+        ``on_sent``: called after every part with the bytes sent so far and the size of the file.
+        """
+        self._next += 1
+        size = os.fstat(fd).st_size
+        head = {**label, "file": self._next, "size": size}
+        if size == 0:
+            await self.send({**head, "offset": 0}, memoryview(b""))
+            return
+        with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as mapped:
+            for offset in range(0, size, PART_BYTES):
+                # A copy: what waits in ZeroMQ must not be a view of what is unmapped then.
+                data = memoryview(mapped[offset : offset + PART_BYTES])
+                await self.send({**head, "offset": offset}, data)
+                on_sent(offset + len(data), size)
+
+
+class Incoming:
+    """The other end's files, each until it is complete."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, int] = {}
+
+    def take(self, label: Mapping[str, Any], data: memoryview) -> int | None:
+        """Take a part; return the whole file's descriptor, the caller's to close, with the last one.
+
+        ``label``: as it was sent. Parts of one file come in order.
+        """
+        number, offset, size = int(label["file"]), int(label["offset"]), int(label["size"])
+        if number not in self._files:
+            if offset > 0:
+                return None  # the rest of one that was dropped
+            self._files[number] = memory_file("parts")
+        fd = self._files[number]
+        rest, position = data, offset
+        while rest.nbytes:
+            written = os.pwrite(fd, rest, position)
+            rest, position = rest[written:], position + written
+        if offset + data.nbytes < size:
+            return None
+        return self._files.pop(number)
+
+    def drop(self) -> None:
+        """Drop what is not complete, and what still comes of it."""
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+
+def keep(fd: int, path: Path) -> None:
+    """Write what is in file ``fd``, which stays open, to ``path``: whole or not at all.
+
+    It is called ``.arriving`` until then. Raises OSError.
+    """
+    arriving = path.with_name(".arriving")
+    with open(fd, "rb", closefd=False) as source, arriving.open("wb") as target:
+        source.seek(0)
+        shutil.copyfileobj(source, target)
+    arriving.rename(path)

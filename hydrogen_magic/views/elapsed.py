@@ -1,0 +1,28 @@
+"""How long a gang has run, between its events too."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from hydrogen_magic.driver.state.gang_state import GangState
+
+__all__ = ["GangClock"]
+
+
+class GangClock:
+    """Seconds since a gang's launch, as seen from here. ``clock`` is a monotonic one."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._launched_at: float | None = None
+
+    def now_s(self, state: GangState) -> float:
+        """Return the time since the launch; events alone would stand still when all ranks hang."""
+        if state.is_terminal:
+            return state.now_s
+        now = self._clock()
+        at_most = now - state.now_s
+        known = self._launched_at
+        self._launched_at = at_most if known is None else min(known, at_most)
+        return now - self._launched_at

@@ -1,0 +1,102 @@
+"""How numbers, times, sizes and ranks are put into words, wherever a gang is shown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from hydrogen_magic.core.events import RowsDone
+from hydrogen_magic.driver.state.collective_waits import Late
+
+__all__ = [
+    "duration",
+    "late_text",
+    "number",
+    "progress_text",
+    "ranks_text",
+    "rows_left_s",
+    "rows_per_s",
+]
+
+
+def duration(seconds: float) -> str:
+    """Return ``0.4 s``, ``35 s``, ``2:05`` or ``1:02:05``."""
+    seconds = max(0.0, seconds)
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def number(value: float) -> str:
+    """Return at most four digits that matter: ``0.2134``, ``12.4``, ``1.2e-05``, ``nan``."""
+    if not math.isfinite(value):
+        return str(float(value))
+    if float(value).is_integer() and abs(value) < 1e9:
+        return str(int(value))
+    return f"{value:.1f}" if 10 <= abs(value) < 1e6 else f"{value:.4g}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """Return ``rank 1``, ``ranks 0, 2 and 3`` or ``ranks 0 to 127``."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if len(ranks) > 3 and list(ranks) == list(range(ranks[0], ranks[0] + len(ranks))):
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    shown = [str(rank) for rank in ranks[:8]]
+    if len(ranks) > 8:
+        return f"ranks {', '.join(shown)} and {len(ranks) - 8} more"
+    return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def late_text(late: Late, rendezvous: str) -> str:
+    """Return ``ranks waited for rank 1 in negotiation: 34 % of the time``."""
+    where = "negotiation" if rendezvous == "horovod" else "collectives"
+    share = f"{100 * late.share:.0f} % of the time"
+    return f"ranks waited for {ranks_text(late.ranks)} in {where}: {share}"
+
+
+def progress_text(rows: RowsDone, is_over: bool = False) -> str:
+    """Return ``1,200 of 5,000 rows · 800 rows/s · 4.8 s left · 4 chunks in flight · 12 rows failed``.
+
+    On Spark ``3 of 8 tasks`` too, and alone where nobody tells of rows.
+    """
+    parts = [] if rows.tasks and not rows.done else _rows_texts(rows)
+    left_s = None if is_over else rows_left_s(rows)
+    if left_s is not None:
+        parts.append(f"{duration(left_s)} left")
+    if rows.tasks:
+        parts.append(f"{rows.tasks_done or 0:,} of {rows.tasks:,} tasks")
+    if rows.in_flight and not is_over:
+        parts.append(f"{rows.in_flight} chunks in flight")
+    if rows.failed:
+        parts.append(f"{rows.failed:,} row{'s' if rows.failed != 1 else ''} failed")
+    return " · ".join(parts)
+
+
+def _rows_texts(rows: RowsDone) -> list[str]:
+    about = "about " if rows.is_estimate else ""
+    total = "" if rows.total is None else f" of {about}{rows.total:,}"
+    parts = [f"{rows.done:,}{total} rows"]
+    rate = rows_per_s(rows)
+    if rate is not None:
+        parts.append(f"{rate:,.0f} rows/s")
+    return parts
+
+
+def rows_per_s(rows: RowsDone) -> float | None:
+    """Return how fast all ranks together were so far, None before anything has come back."""
+    elapsed_s = rows.at_s - rows.began_s
+    return rows.done / elapsed_s if rows.done and elapsed_s > 0 else None
+
+
+def rows_left_s(rows: RowsDone) -> float | None:
+    """Return how long it takes yet, by the rows or else by the tasks that are done; None: unknown."""
+    done, total = rows.done, rows.total
+    if not done:
+        done, total = rows.tasks_done or 0, rows.tasks
+    elapsed_s = rows.at_s - rows.began_s
+    return (total - done) * elapsed_s / done if done and total and elapsed_s > 0 else None

@@ -1,0 +1,247 @@
+"""Where a text view writes: plain lines, a terminal, or a Jupyter kernel."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
+
+from hydrogen_magic.core.events import Notice
+from hydrogen_magic.driver.state.gang_state import GangState
+from hydrogen_magic.views.output_lines import Line, clean_name, without_colour
+from hydrogen_magic.views.text_table import block, name_and_size, status_line, warnings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+__all__ = ["KernelSurface", "PlainSurface", "Surface", "TerminalSurface", "update"]
+
+T = TypeVar("T")
+
+
+class Surface(Protocol):
+    """Where a :class:`~hydrogen_magic.views.text_view.TextView` writes."""
+
+    def write(self, lines: Sequence[Line], n_ranks: int) -> None:
+        """Put out lines of ranks, for good."""
+
+    def show(self, state: GangState, now_s: float) -> None:
+        """Show how the gang stands, as often and as briefly as suits this place."""
+
+    def close(self, state: GangState | None, now_s: float) -> None:
+        """Show the end of the gang (None: nothing but its output is wanted) and let go."""
+
+
+def _prefix(line: Line, n_ranks: int) -> str:
+    return f"[{line.rank}] " if n_ranks > 1 else ""
+
+
+# ── plain lines ──────────────────────────────────────────────────────────────────────────────────
+
+
+class PlainSurface:
+    """Lines only: no colour, nothing redrawn. For pipes, CI logs and the like.
+
+    ``stdout`` and ``stderr`` default to those of ``sys`` at the time of each write, because
+    prompt_toolkit and test runners exchange them.
+    """
+
+    first_interval_s = 5.0
+    """A short run says nothing between its start and its end."""
+    last_interval_s = 60.0
+    """An hour's run stays readable: about 60 lines."""
+
+    def __init__(self, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
+        self._stdout = stdout
+        self._stderr = stderr
+        self._interval_s = self.first_interval_s
+        self._next_status_s: float | None = None
+        self._warned: set[str] = set()
+        self._n_notices = 0
+
+    def write(self, lines: Sequence[Line], n_ranks: int) -> None:
+        for line in lines:
+            stream = self._stderr or sys.stderr if line.stream == "stderr" else None
+            self._print(f"{_prefix(line, n_ranks)}{without_colour(line.text)}", stream)
+
+    def show(self, state: GangState, now_s: float) -> None:
+        if self._next_status_s is None:
+            self._print(_start_line(state))
+            self._next_status_s = now_s + self._interval_s
+        self._print_news(state, now_s)
+        if now_s >= self._next_status_s and not state.is_terminal:
+            self._print(status_line(state, now_s))
+            self._interval_s = min(self._interval_s * 1.5, self.last_interval_s)
+            self._next_status_s = now_s + self._interval_s
+
+    def close(self, state: GangState | None, now_s: float) -> None:
+        if state is not None:
+            self._print_news(state, now_s)
+            self._print(status_line(state, now_s))
+
+    def _print_news(self, state: GangState, now_s: float) -> None:
+        for warned in warnings(state, now_s):
+            if warned.key not in self._warned:
+                self._warned.add(warned.key)
+                self._print(f"gang {state.gang}: {warned.text}")
+        for notice in state.notices[self._n_notices :]:
+            self._print(f"gang {state.gang}: {_notice(notice)}")
+        self._n_notices = len(state.notices)
+
+    def _print(self, text: str, stream: TextIO | None = None) -> None:
+        stream = stream or self._stdout or sys.stdout
+        # A log under LANG=C cannot hold every character a rank writes: a "?" rather than an error.
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+        stream.flush()
+
+
+def _notice(notice: Notice) -> str:
+    return f"{'' if notice.level == 'info' else f'{notice.level}: '}{clean_name(notice.text)}"
+
+
+def _start_line(state: GangState) -> str:
+    places = {"local": "on this machine", "inline": "inside this process"}
+    place = places.get(state.placement, f"on {clean_name(state.placement)}")
+    title = clean_name(state.title)
+    return f"{name_and_size(state)} {place}{f' · {title}' if title else ''}"
+
+
+# ── terminal ─────────────────────────────────────────────────────────────────────────────────────
+
+_RANK_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
+
+
+class TerminalSurface:
+    """One block redrawn in place at the bottom, the ranks' output scrolling above it."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        from rich.console import Console
+
+        self._console = console or Console(highlight=False)
+        self._live: Live | None = None
+
+    def write(self, lines: Sequence[Line], n_ranks: int) -> None:
+        from rich.text import Text
+
+        text = Text("\n").join(self._line(line, n_ranks) for line in lines)
+        self._console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+    def show(self, state: GangState, now_s: float) -> None:
+        from rich.live import Live
+
+        drawn = self._block(state, now_s)
+        if self._live is None:
+            # Output of the ranks comes through write(); what the kernel itself prints is its own.
+            self._live = Live(
+                drawn, console=self._console, auto_refresh=False,
+                redirect_stdout=False, redirect_stderr=False,
+            )  # fmt: skip
+            self._live.start()
+        self._live.update(drawn, refresh=True)
+
+    def close(self, state: GangState | None, now_s: float) -> None:
+        if state is not None:
+            self.show(state, now_s)
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _line(self, line: Line, n_ranks: int) -> Text:
+        from rich.text import Text
+
+        # Colour alone tells stderr: a word would break up what programs print there.
+        style = "red" if line.stream == "stderr" else _RANK_COLOURS[line.rank % len(_RANK_COLOURS)]
+        text = Text.from_ansi(line.text, style="red" if line.stream == "stderr" else "")
+        return Text.assemble((_prefix(line, n_ranks), style), text)
+
+    def _block(self, state: GangState, now_s: float) -> Text:
+        from rich.text import Text
+
+        lines = block(state, now_s, self._console.width)
+        styles = {"!": "yellow", "g": "bold"}
+        return Text("\n").join(Text(line, style=styles.get(line[:1], "")) for line in lines)
+
+
+# ── Jupyter kernel ───────────────────────────────────────────────────────────────────────────────
+
+
+class KernelSurface:
+    """Output as stream text of the cell; the block as one display that is updated in place.
+
+    A saved notebook holds the block once, in its last state, also after ``nbconvert --execute``.
+    ``send`` displays a plain text under an id, the first time and again; ``clock`` is in seconds.
+    """
+
+    width = 100
+    """Cells of a line; a notebook's output area is at least that wide on common screens."""
+    interval_s = 0.5
+    """Time between two updates: enough to follow by eye, little enough for a slow front end."""
+
+    def __init__(
+        self,
+        send: Callable[[str, str | None], str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._send = send or _display_text
+        self._clock = clock
+        self._display_id: str | None = None
+        self._shown = ""
+        self._shown_at = 0.0
+
+    def write(self, lines: Sequence[Line], n_ranks: int) -> None:
+        previous: TextIO | None = None
+        for line in lines:
+            stream = sys.stderr if line.stream == "stderr" else sys.stdout
+            if previous not in (None, stream):
+                previous.flush()  # the two streams are sent apart, and would change their order
+            stream.write(f"{_prefix(line, n_ranks)}{line.text}\n")
+            previous = stream
+        if previous is not None:
+            previous.flush()
+
+    def show(self, state: GangState, now_s: float) -> None:
+        now = self._clock()
+        if self._display_id is None or now - self._shown_at >= self.interval_s:
+            self._shown_at = now
+            self._put("\n".join(block(state, now_s, self.width)))
+
+    def close(self, state: GangState | None, now_s: float) -> None:
+        if state is not None:
+            self._put("\n".join(block(state, now_s, self.width)))
+
+    def _put(self, text: str) -> None:
+        if text != self._shown:
+            self._shown = text
+            send = partial(self._send, text, self._display_id)
+            self._display_id = send() if self._display_id is None else update(send)
+
+
+def update(show: Callable[[], T]) -> T:
+    """Display something in the place of what was there, from whatever thread.
+
+    A thread of a detached gang carries the context of its own cell, whose messages some clients no
+    longer read once it has run; an update is found by its id under any cell.
+    """
+    try:
+        return Context().run(show)
+    except LookupError:  # ipykernel 7.0 sends nothing that is under no cell
+        return copy_context().run(show)
+
+
+def _display_text(text: str, display_id: str | None) -> str:
+    """Display ``text`` under a new id, or in place of what has ``display_id``; return the id."""
+    import uuid
+
+    from IPython.display import publish_display_data
+
+    transient = {"display_id": display_id or uuid.uuid4().hex}
+    data: dict[str, Any] = {"text/plain": text}
+    is_update = display_id is not None
+    publish_display_data(data=data, transient=transient, update=is_update)  # type: ignore[no-untyped-call]
+    return transient["display_id"]

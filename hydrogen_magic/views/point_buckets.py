@@ -1,0 +1,191 @@
+"""Points gathered in buckets: the arithmetic under :mod:`~hydrogen_magic.views.curves`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydrogen_magic.views.growable_arrays import Grown
+
+__all__ = ["NOTHING", "Buckets", "Points", "Series", "as_buckets", "bucketed", "merged"]
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """Buckets of one series; bucket k holds the points with k*width <= step < (k+1)*width.
+
+    Equally long columns; keys rise, and are sparse where nothing was logged.
+    """
+
+    keys: NDArray[np.float64]
+    counts: NDArray[np.float32]
+    means: NDArray[np.float32]
+    mins: NDArray[np.float32]
+    maxs: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+class Points:
+    """What one rank logged of one metric, in the order it came."""
+
+    def __init__(self) -> None:
+        self._steps = Grown(np.float64)
+        self._values = Grown(np.float32)
+        self._n_checked = 0
+        self._rises = True
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def append(self, steps: NDArray[np.float64], values: NDArray[np.float32]) -> None:
+        self._steps.append(steps)
+        self._values.append(values)
+
+    def since(self, n: int) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+        return self._steps.array[n:], self._values.array[n:]
+
+    def between(
+        self, start: float, until: float
+    ) -> tuple[NDArray[np.float64], NDArray[np.float32]]:
+        """Return the points with start <= step < until."""
+        steps, values = self.since(0)
+        unchecked = steps[max(0, self._n_checked - 1) :]
+        self._rises = self._rises and bool((unchecked[1:] >= unchecked[:-1]).all())
+        self._n_checked = len(steps)
+        if self._rises:
+            first = int(np.searchsorted(steps, start))
+            last = int(np.searchsorted(steps, until))
+            return steps[first:last], values[first:last]
+        is_inside = (steps >= start) & (steps < until)
+        return steps[is_inside], values[is_inside]
+
+
+_KEY, _COUNT, _SUM, _MIN, _MAX, _DIRTY = range(6)
+"""Rows; a column is a bucket. Dirty (1): changed since it was sent."""
+
+
+class Series:
+    """Buckets by rising keys, of which some wait to be sent."""
+
+    def __init__(self) -> None:
+        self._rows: NDArray[np.float64] = np.empty((6, 16))
+        self._n = 0
+        self._width = 1
+        self.n_points = 0
+        """Points in it so far."""
+        self.n_dirty = 0
+
+    def __len__(self) -> int:
+        return self._n
+
+    def add(self, steps: NDArray[np.float64], values: NDArray[np.float32], width: int) -> None:
+        self.widen(width)
+        self.n_points += len(steps)
+        new = bucketed(steps, values, width)
+        # Points mostly continue the curve: only what lies behind the first new key is touched.
+        at = int(self._rows[_KEY, : self._n].searchsorted(new[_KEY, 0]))
+        if at == self._n - 1 and self._rows[_KEY, at] == new[_KEY, 0]:
+            _add(new[:, 0], self._rows[:, at])  # the one bucket that was not full yet
+        elif at < self._n:
+            new = merged(np.concatenate((self._rows[:, at : self._n], new), axis=1))
+        self._put(at, new)
+
+    def widen(self, width: int) -> None:
+        if self._width < width:
+            rows = self._rows[:, : self._n].copy()
+            rows[_KEY] = np.floor(rows[_KEY] * (self._width / width))
+            self._width = width
+            self._put(0, merged(rows))
+
+    def take(self, most: int) -> Buckets:
+        """Return the dirty buckets with the highest keys, and take them as sent."""
+        found = self._rows[_DIRTY, : self._n].nonzero()[0][-most:]
+        self._rows[_DIRTY, found] = 0
+        self.n_dirty -= len(found)
+        return as_buckets(self._rows[:, found])
+
+    def forget_sent(self) -> None:
+        self._rows[_DIRTY, : self._n] = 1
+        self.n_dirty = self._n
+
+    def buckets(self) -> Buckets:
+        return as_buckets(self._rows[:, : self._n])
+
+    def _put(self, at: int, rows: NDArray[np.float64]) -> None:
+        self._n = at + rows.shape[1]
+        if self._n > self._rows.shape[1]:
+            room = np.empty((6, 2 * self._n))
+            room[:, :at] = self._rows[:, :at]
+            self._rows = room
+        self._rows[:, at : self._n] = rows
+        self.n_dirty = int(np.count_nonzero(self._rows[_DIRTY, : self._n]))
+
+
+def _add(into: NDArray[np.float64], other: NDArray[np.float64]) -> None:
+    """Merge one bucket into another that is known to be dirty."""
+    into[_COUNT] += other[_COUNT]
+    into[_SUM] += other[_SUM]
+    into[_MIN] = min(into[_MIN], other[_MIN])
+    into[_MAX] = max(into[_MAX], other[_MAX])
+
+
+def bucketed(
+    steps: NDArray[np.float64], values: NDArray[np.float32], width: int
+) -> NDArray[np.float64]:
+    """Return points as buckets."""
+    if not len(steps):
+        return np.empty((6, 0))
+    keys = np.floor(steps / width)
+    starts = _run_starts(keys)
+    rows = np.empty((6, len(starts)))
+    rows[_KEY] = keys[starts]
+    rows[_COUNT, :-1] = starts[1:]
+    rows[_COUNT, -1] = len(keys)
+    rows[_COUNT] -= starts
+    rows[_SUM] = np.add.reduceat(values, starts, dtype=np.float64)
+    rows[_MIN] = np.minimum.reduceat(values, starts)
+    rows[_MAX] = np.maximum.reduceat(values, starts)
+    rows[_DIRTY] = 1
+    return merged(rows)
+
+
+def merged(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return buckets in any order, some twice, with rising keys, each once."""
+    rows = _runs_merged(rows)
+    keys = rows[_KEY]
+    if (keys[1:] < keys[:-1]).any():
+        rows = _runs_merged(rows[:, np.argsort(keys, kind="stable")])
+    return rows
+
+
+def _runs_merged(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    starts = _run_starts(rows[_KEY])
+    if len(starts) == rows.shape[1]:
+        return rows
+    merged = np.empty((6, len(starts)))
+    merged[_KEY] = rows[_KEY, starts]
+    merged[_COUNT : _SUM + 1] = np.add.reduceat(rows[_COUNT : _SUM + 1], starts, axis=1)
+    merged[_MIN] = np.minimum.reduceat(rows[_MIN], starts)
+    merged[_MAX : _DIRTY + 1] = np.maximum.reduceat(rows[_MAX : _DIRTY + 1], starts, axis=1)
+    return merged
+
+
+def _run_starts(keys: NDArray[np.float64]) -> NDArray[np.intp]:
+    """Return where a run of equal keys begins."""
+    begins: NDArray[np.bool_] = np.empty(len(keys), np.bool_)
+    begins[:1] = True
+    np.not_equal(keys[1:], keys[:-1], out=begins[1:])
+    return begins.nonzero()[0]
+
+
+def as_buckets(rows: NDArray[np.float64]) -> Buckets:
+    means = rows[_SUM] / rows[_COUNT]
+    small = (row.astype(np.float32) for row in (rows[_COUNT], means, rows[_MIN], rows[_MAX]))
+    return Buckets(rows[_KEY].copy(), *small)
+
+
+NOTHING = as_buckets(np.empty((6, 0)))

@@ -1,0 +1,352 @@
+"""Spans of time as lanes to be drawn: per rank and track, in columns of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.state.backward_waits import Reduction, grouped, split
+from hydrogen_magic.views.growable_arrays import Grown, floats, integers
+from hydrogen_magic.views.output_lines import clean_name
+
+__all__ = ["OTHER", "PHASES", "Lane", "Lanes"]
+
+PHASES = "phases"
+"""The track that is made here: what its phases and their details are."""
+
+OTHER = 2**16 - 1
+"""Index of the name ``other``, which spans get once no name has an index left."""
+
+_LONGEST_NAME = 120
+_ENDLESS_S = float(np.finfo(np.float32).max)
+_SETTLE_S = 1.0
+"""How much later than a wait that has ended the span of the same collective may arrive."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Spans of one track of one rank, in the order in which they arrived: inner before outer."""
+
+    starts_s: NDArray[np.float64]
+    durations_s: NDArray[np.float32]
+    names: NDArray[np.uint16]
+    """Indices in :attr:`Lanes.names`."""
+    depths: NDArray[np.uint8]
+    skipped: int
+    """Spans that the rank dropped because it recorded faster than it could send."""
+
+    def __len__(self) -> int:
+        return len(self.starts_s)
+
+    def part(self, start: int, until: int) -> Lane:
+        """Return spans number ``start`` to ``until``, less one."""
+        return Lane(
+            self.starts_s[start:until], self.durations_s[start:until],
+            self.names[start:until], self.depths[start:until], self.skipped,
+        )  # fmt: skip
+
+
+class Lanes:
+    """All lanes of a gang, put together from its events. They go on from attempt to attempt.
+
+    Phases lie one after the other at depth 0, what a rank was busy with meanwhile ("importing
+    torch") at depth 1. The phase a rank is in now has no span yet: it began where the last one of
+    depth 0 ended, and its name is in the rank's row. Waits in collectives are in their track only
+    where the rank did not record the collective itself.
+    """
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        """What :attr:`Lane.names` are indices of."""
+        self._index: dict[str, int] = {}
+        self._lanes: dict[tuple[int, str], _Columns] = {}
+        self._phases: dict[int, _Open] = {}
+        self._details: dict[int, _Open] = {}
+        self._waiting: dict[int, ev.CollectiveWait] = {}
+        self._waited: list[_Wait] = []
+        """Waits that have ended, until it is clear that no span tells of them."""
+        self._reductions: list[Reduction] = []
+        """Of gradients, until all ranks have told of theirs."""
+        self._np = 0
+
+    def feed(self, events: Iterable[ev.Event]) -> None:
+        """Take Spans, phases, waits in collectives and ends; other kinds may be there."""
+        for event in events:
+            rule = _RULES.get(type(event))
+            if rule is not None:
+                rule(self, event)
+
+    def settle(self, now_s: float) -> None:
+        """Add the waits that ended a while before ``now_s`` and that no span tells of."""
+        waited, self._waited = self._waited, []
+        for wait in waited:
+            if now_s - wait.until_s < _SETTLE_S:
+                self._waited.append(wait)
+            elif not self._is_covered(wait):
+                self._add(wait.rank, ev.COLLECTIVES, wait.name, wait.since_s, wait.until_s, 0)
+        if self._reductions:
+            self._settle_reductions(now_s)
+
+    def _settle_reductions(self, now_s: float) -> None:
+        """Add reductions of which all ranks have told, and those of a while before ``now_s``."""
+        groups, self._reductions = grouped(self._reductions), []
+        for group in groups:
+            is_late = now_s - max(each.end_s for each in group) >= _SETTLE_S
+            if len(group) < self._np and not is_late:
+                self._reductions += group
+                continue
+            for each in split(group, self._np):
+                self._add(each.rank, ev.SPANS, each.name, each.start_s, each.end_s, each.depth)
+
+    def lanes(self) -> Mapping[tuple[int, str], Lane]:
+        """Return (rank, track) -> lane."""
+        return {key: columns.lane() for key, columns in self._lanes.items()}
+
+    def sizes(self) -> Mapping[tuple[int, str], int]:
+        """Return (rank, track) -> number of spans."""
+        return {key: len(columns) for key, columns in self._lanes.items()}
+
+    def lane(self, rank: int, track: str) -> Lane:
+        return self._lanes[rank, track].lane()
+
+    def shares(self) -> Mapping[str, Mapping[int, float]]:
+        """Return name -> rank -> seconds: where the time goes, by the rule that the live view has.
+
+        The spans of a rank's first track that has any are summed up, at the outermost depth where
+        there is more than one name: where "step" encloses everything, the time goes to what is
+        inside. A share is of the time that was recorded, see :meth:`recorded_s`.
+        """
+        shares: dict[str, dict[int, float]] = {}
+        for rank, lane in self._told().items():
+            for name, seconds in self._seconds(lane).items():
+                shares.setdefault(name, {})[rank] = seconds
+        return shares
+
+    def recorded_s(self) -> Mapping[int, float]:
+        """Return rank -> seconds from the first to the last moment of what :meth:`shares` tells."""
+        return {
+            rank: float((lane.starts_s + lane.durations_s).max() - lane.starts_s.min())
+            for rank, lane in self._told().items()
+        }
+
+    def _told(self) -> Mapping[int, Lane]:
+        """Return rank -> the lane that tells where its time goes.
+
+        Of its tracks the first as they are shown; with a second one time would count twice.
+        """
+        tracks: dict[int, list[str]] = {}
+        for (rank, track), columns in self._lanes.items():
+            if track != PHASES and len(columns):
+                tracks.setdefault(rank, []).append(track)
+        first = {rank: min(found, key=_order) for rank, found in sorted(tracks.items())}
+        return {rank: self.lane(rank, track) for rank, track in first.items()}
+
+    def _seconds(self, lane: Lane) -> Mapping[str, float]:
+        told = lane.depths == _telling_depth(lane)
+        seconds = np.bincount(lane.names[told], lane.durations_s[told])
+        return {self.names[index]: float(seconds[index]) for index in np.flatnonzero(seconds)}
+
+    # ── rules, by kind of event ──────────────────────────────────────────────────────────────────
+
+    def _launched(self, event: ev.GangLaunched) -> None:
+        self._np = event.np
+
+    def _attempt(self, event: ev.AttemptStarted) -> None:
+        for rank in list(self._phases):
+            self._leave(rank, event.at_s)
+        self._phases = {rank: _Open("waiting", event.at_s) for rank in range(self._np)}
+
+    def _started(self, event: ev.RankStarted) -> None:
+        self._enter(event.rank, "starting", event.at_s)
+
+    def _phase(self, event: ev.RankPhase) -> None:
+        self._enter(event.rank, event.phase, event.at_s)
+        self._close(self._details, event.rank, event.at_s, depth=1)
+        if event.detail:
+            self._details[event.rank] = _Open(event.detail, event.at_s)
+
+    def _exited(self, event: ev.RankExited) -> None:
+        self._leave(event.rank, event.at_s)
+        self._end_wait(event.rank, event.at_s)
+
+    def _wait(self, event: ev.CollectiveWait) -> None:
+        self._end_wait(event.rank, event.at_s)
+        if event.name:
+            self._waiting[event.rank] = event
+
+    def _spans(self, event: ev.Spans) -> None:
+        lane = self._columns(event.rank, clean_name(event.track[:_LONGEST_NAME]))
+        names = np.array(self._indices(event.names), np.uint16)
+        starts_s, ends_s = floats(event.starts_ns) / 1e9, floats(event.ends_ns) / 1e9
+        depths = integers(event.depths, 0, 255).astype(np.uint8)
+        lane.skipped += max(0, event.skipped)
+        if len(names) == len(starts_s) == len(ends_s) == len(depths):
+            is_kept = self._hold_reductions(event, starts_s, ends_s)
+            lane.extend(starts_s[is_kept], ends_s[is_kept], names[is_kept], depths[is_kept])
+
+    def _hold_reductions(
+        self, event: ev.Spans, starts_s: NDArray[np.float64], ends_s: NDArray[np.float64]
+    ) -> Any:
+        """Keep reductions of gradients until peers have told of theirs; return which spans are none."""
+        if event.track != ev.SPANS or ev.GRADIENTS not in event.names:
+            return slice(None)
+        is_kept = np.array([name != ev.GRADIENTS for name in event.names])
+        self._reductions += [
+            Reduction(
+                event.rank,
+                float(starts_s[at]),
+                float(ends_s[at]),
+                min(255, max(0, event.depths[at])),
+            )
+            for at in np.flatnonzero(~is_kept)
+        ]
+        return is_kept
+
+    def _ended(self, event: ev.GangEnded) -> None:
+        for rank in list(self._phases):
+            self._leave(rank, event.at_s)
+        for rank in list(self._waiting):
+            self._end_wait(rank, event.at_s)
+        self.settle(event.at_s + _SETTLE_S)
+
+    # ── phases and waits ─────────────────────────────────────────────────────────────────────────
+
+    def _enter(self, rank: int, phase: str, at_s: float) -> None:
+        known = self._phases.get(rank)
+        if known is None or known.name != phase:
+            self._leave(rank, at_s)
+            self._phases[rank] = _Open(phase, at_s)
+
+    def _leave(self, rank: int, at_s: float) -> None:
+        self._close(self._details, rank, at_s, depth=1)
+        self._close(self._phases, rank, at_s, depth=0)
+
+    def _close(self, opened: dict[int, _Open], rank: int, at_s: float, *, depth: int) -> None:
+        before = opened.pop(rank, None)
+        if before is not None:
+            self._add(rank, PHASES, before.name, before.since_s, at_s, depth)
+
+    def _end_wait(self, rank: int, at_s: float) -> None:
+        wait = self._waiting.pop(rank, None)
+        if wait is not None:
+            self._waited.append(_Wait(rank, wait.name, wait.since_s, at_s))
+
+    def _is_covered(self, wait: _Wait) -> bool:
+        if (wait.rank, ev.COLLECTIVES) not in self._lanes:
+            return False
+        lane = self.lane(wait.rank, ev.COLLECTIVES)
+        ends_s = lane.starts_s + lane.durations_s
+        return bool(((lane.starts_s < wait.until_s) & (ends_s > wait.since_s)).any())
+
+    # ── lanes and names ──────────────────────────────────────────────────────────────────────────
+
+    def _add(
+        self, rank: int, track: str, name: str, start_s: float, end_s: float, depth: int
+    ) -> None:
+        lane = self._columns(rank, track)
+        names = np.array(self._indices((name,)), np.uint16)
+        lane.extend(np.array([start_s]), np.array([end_s]), names, np.array([depth], np.uint8))
+
+    def _columns(self, rank: int, track: str) -> _Columns:
+        return self._lanes.setdefault((rank, track), _Columns())
+
+    def _indices(self, names: Sequence[str]) -> list[int]:
+        index = self._index
+        try:
+            return [index[name] for name in names]
+        except KeyError:
+            return [index[name] if name in index else self._new_index(name) for name in names]
+
+    def _new_index(self, name: str) -> int:
+        """Give ``name`` an index; the last one is for all that come too late to have their own."""
+        if len(self.names) >= OTHER:
+            self.names += ["other"] * (len(self.names) == OTHER)
+            return OTHER
+        self._index[name] = len(self.names)
+        self.names.append(clean_name(name[:_LONGEST_NAME]) or "?")
+        return self._index[name]
+
+
+def _order(track: str) -> int:
+    return ev.TRACKS.index(track) if track in ev.TRACKS else len(ev.TRACKS)
+
+
+def _telling_depth(lane: Lane) -> int:
+    """Return the outermost depth that has more than one name, or else the outermost."""
+    depths = np.flatnonzero(np.bincount(lane.depths))
+    several = (d for d in depths if np.ptp(lane.names[lane.depths == d]) > 0)
+    return int(next(several, depths[0]))
+
+
+_RULES: Mapping[type, Callable[[Lanes, Any], None]] = {
+    ev.GangLaunched: Lanes._launched,
+    ev.AttemptStarted: Lanes._attempt,
+    ev.RankStarted: Lanes._started,
+    ev.RankPhase: Lanes._phase,
+    ev.RankExited: Lanes._exited,
+    ev.CollectiveWait: Lanes._wait,
+    ev.Spans: Lanes._spans,
+    ev.GangEnded: Lanes._ended,
+}
+
+
+@dataclass(frozen=True)
+class _Open:
+    """Something that has begun."""
+
+    name: str
+    since_s: float
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """A wait in a collective that has ended."""
+
+    rank: int
+    name: str
+    since_s: float
+    until_s: float
+
+
+class _Columns:
+    """A lane that grows."""
+
+    def __init__(self) -> None:
+        self._starts_s = Grown(np.float64)
+        self._durations_s = Grown(np.float32)
+        self._names = Grown(np.uint16)
+        self._depths = Grown(np.uint8)
+        self.skipped = 0
+
+    def __len__(self) -> int:
+        return len(self._starts_s)
+
+    def lane(self) -> Lane:
+        return Lane(
+            self._starts_s.array, self._durations_s.array,
+            self._names.array, self._depths.array, self.skipped,
+        )  # fmt: skip
+
+    def extend(
+        self,
+        starts_s: NDArray[np.float64],
+        ends_s: NDArray[np.float64],
+        names: NDArray[np.uint16],
+        depths: NDArray[np.uint8],
+    ) -> None:
+        """Append spans; those without a start or an end, or of an endless length, are left out."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            durations_s = np.maximum(0.0, ends_s - starts_s)
+            is_whole = np.isfinite(starts_s + durations_s) & (durations_s < _ENDLESS_S)
+        if not is_whole.all():
+            starts_s, durations_s = starts_s[is_whole], durations_s[is_whole]
+            names, depths = names[is_whole], depths[is_whole]
+        self._starts_s.append(starts_s)
+        self._durations_s.append(durations_s)
+        self._names.append(names)
+        self._depths.append(depths)

@@ -1,0 +1,246 @@
+"""Curves of metrics as small pictures side by side: mean, lowest to highest, and few ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+import hydrogen_magic.views.static_svg.svg as svg
+from hydrogen_magic.driver.state.gang_state import GangState
+from hydrogen_magic.views.curves import ALL_RANKS, Buckets, Change, Curves, metric_name
+from hydrogen_magic.views.formatting import number, ranks_text
+from hydrogen_magic.views.short_names import short_names
+from hydrogen_magic.views.static_svg.ansi import name_html
+from hydrogen_magic.views.static_svg.colours import EITHER, ERROR, INK, of_rank
+from hydrogen_magic.views.static_svg.scales import Scale, value_scale
+from hydrogen_magic.views.text_table import MOST_ROWS
+
+__all__ = ["charts_html"]
+
+_MOST_CHARTS = 12
+_MOST_LINES = 8
+"""Ranks with a line of their own: as many as there are colours."""
+_MOST_POINTS = 12_000
+"""Of all lines of all charts: about 150 kB in a notebook."""
+_WIDTH, _HEIGHT = 290, 168
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 282, 30, 146
+_APART = 1.5
+"""Pixels between a rank and the mean from which on one sees that they are two."""
+_NAMES_IN_NOTE = 12
+_LONGEST_NAME = 28
+"""Characters beside a value."""
+
+
+def charts_html(curves: Curves, state: GangState) -> list[str]:
+    """Return the curves' caption and pictures as lines of HTML; none without a metric."""
+    # The series of a thousand ranks cost seconds, and would not be drawn.
+    known = curves.whole(None if len(state.ranks) <= MOST_ROWS else ())
+    shown = [replace(each, series=_drawn(each.series)) for each in known[:_MOST_CHARTS]]
+    if not shown:
+        return []
+    series = [each.series for each in shown]
+    points = min(180, _MOST_POINTS // sum(len(each) + 2 for each in series))
+    ranks = sorted({rank for each in series for rank in each} - {ALL_RANKS})
+    colour = INK if ranks else EITHER[0]
+    last = _last_values(state)
+    names = short_names([each.metric for each in shown], _LONGEST_NAME)
+    charts = [
+        _Chart(each, name, curves.bad_steps(each.metric), points, colour).html(
+            last.get(each.metric)
+        )
+        for each, name in zip(shown, names, strict=True)
+    ]
+    caption = f"<p><b>Curves</b> by step{_left_out(curves.metrics())}</p>"
+    has_mean = any(ALL_RANKS in each for each in series)
+    return [caption, _key(ranks, colour if has_mean else ""), "<p>", *charts, "</p>"]
+
+
+def _left_out(metrics: Sequence[str]) -> str:
+    left_out = metrics[_MOST_CHARTS:]
+    if not left_out:
+        return ""
+    names = ", ".join(name_html(name, 30) for name in left_out[:_NAMES_IN_NOTE])
+    more = f" and {len(left_out) - _NAMES_IN_NOTE} more" if len(left_out) > _NAMES_IN_NOTE else ""
+    return f" · the first {_MOST_CHARTS} of {len(metrics)} metrics; not drawn: {names}{more}"
+
+
+def _drawn(series: Mapping[int, Buckets]) -> dict[int, Buckets]:
+    """Return what gets a line: all ranks together (-1), and each rank where they are few."""
+    ranks = {rank: buckets for rank, buckets in series.items() if rank >= 0}
+    if len(ranks) == 1:
+        return dict(ranks)
+    together = {rank: buckets for rank, buckets in series.items() if rank == ALL_RANKS}
+    return {**together, **(ranks if len(ranks) <= _MOST_LINES else {})}
+
+
+def _key(ranks: Sequence[int], colour: str) -> str:
+    """Return a picture of what the lines are, in all charts; ``colour``: of the mean, if drawn."""
+    parts, x = [], 2.0
+    if colour:
+        band = svg.path(svg.box(x, 4, 22, 10), fill=colour, fill_opacity=0.22)
+        parts.append(band + svg.path(f"M{x} 9h22", stroke=colour, stroke_width=2.4))
+        words = "mean, lowest to highest"
+        parts.append(svg.label(x + 28, 13, words))
+        x += 44 + svg.text_width(words)
+    for rank in ranks:
+        parts.append(svg.path(f"M{x:g} 9h22", stroke=of_rank(rank), stroke_width=1.5))
+        parts.append(svg.label(x + 28, 13, f"rank {rank}"))
+        x += 42 + svg.text_width(f"rank {rank}")
+    return f"<p>{svg.image(parts, x, 18, 'What the lines are')}</p>"
+
+
+def _last_values(state: GangState) -> Mapping[str, float]:
+    """Return the mean of the ranks' last values; a curve's last bucket lags behind them."""
+    by_name: dict[str, list[float]] = {}
+    for rank in state.ranks:
+        for name, value in rank.last_metrics.items():
+            by_name.setdefault(metric_name(name), []).append(value)
+    return {name: sum(values) / len(values) for name, values in by_name.items()}
+
+
+# ── one chart ────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Line:
+    """A series with at most so many points, lowest and highest kept."""
+
+    def __init__(self, buckets: Buckets, width: int, most: int) -> None:
+        keys = np.asarray(buckets.keys, np.float64)
+        counts = np.maximum(np.asarray(buckets.counts, np.float64), 1)
+        each = max(1, math.ceil((keys[-1] - keys[0] + 1) / most))
+        starts = np.flatnonzero(np.diff((keys - keys[0]) // each, prepend=-1))
+        n = np.add.reduceat(counts, starts)
+        means = np.asarray(buckets.means, np.float64)
+        self.steps = np.add.reduceat(keys * counts, starts) / n * width + (width - 1) / 2
+        self.means = np.add.reduceat(
+            means * (counts / np.repeat(n, _lengths(starts, keys))), starts
+        )
+        self.lows = np.minimum.reduceat(np.asarray(buckets.mins, np.float64), starts)
+        self.highs = np.maximum.reduceat(np.asarray(buckets.maxs, np.float64), starts)
+        self.first = float(keys[0]) * width
+
+
+def _lengths(starts: NDArray[np.int64], keys: NDArray[np.float64]) -> NDArray[np.int64]:
+    return np.diff(starts, append=len(keys))
+
+
+class _Chart:
+    """One metric. ``colour`` is that of all ranks together."""
+
+    def __init__(
+        self, curve: Change, name: str, bad: Mapping[int, int], points: int, colour: str
+    ) -> None:
+        self._metric = curve.metric
+        self._name = name
+        self._colour = colour
+        self._bad = bad
+        self._lines = {
+            rank: _Line(buckets, curve.width, points)
+            for rank, buckets in sorted(curve.series.items())
+            if len(buckets.keys)
+        }
+
+    def html(self, last: float | None) -> str:
+        """Return the picture; ``last`` is the newest value, beside the metric's name."""
+        parts = [svg.label(4, 15, self._name, _LONGEST_NAME, font_weight="bold", font_size=12)]
+        if last is not None:
+            parts.append(svg.label(_RIGHT, 15, _short(last), text_anchor="end"))
+        if self._lines:
+            parts += self._plot()
+        if self._bad:
+            note = svg.label(
+                _RIGHT - 6, 42, self._note(), 44, text_anchor="end", font_size=10, fill=ERROR
+            )
+            parts.append(note)
+        return svg.image(parts, _WIDTH, _HEIGHT, self._in_words())
+
+    def _plot(self) -> list[str]:
+        lines = self._lines.values()
+        lowest, highest = self._extremes()
+        values = value_scale(lowest, highest, _BOTTOM, _TOP)
+        first = min(line.first for line in lines)
+        last = max(first + 1, *(line.steps[-1] for line in lines), *self._bad.values())
+        steps = Scale(first, float(last), _LEFT, _RIGHT)
+        shown = self._told_apart(steps, values)
+        drawn = [self._curve(rank, line, steps, values) for rank, line in shown.items()]
+        return [*_axes(steps, values), *drawn, *self._bad_mark(steps)]
+
+    def _told_apart(self, steps: Scale, values: Scale) -> Mapping[int, _Line]:
+        """Return the lines to draw: the mean alone where every rank lies on it."""
+        main = self._lines.get(ALL_RANKS)
+        if main is None or self._bad:
+            return self._lines
+        xs, ys = steps(main.steps), values(main.means)
+        apart = [
+            np.abs(values(line.means) - np.interp(steps(line.steps), xs, ys)).max()
+            for line in self._lines.values()
+        ]
+        return self._lines if max(apart) > _APART else {ALL_RANKS: main}
+
+    def _curve(self, rank: int, line: _Line, steps: Scale, values: Scale) -> str:
+        """Return a line, with a band around it for all ranks together or for the only one."""
+        is_main = rank == ALL_RANKS or len(self._lines) == 1
+        colour = self._colour if rank == ALL_RANKS else of_rank(rank)
+        xs, ys = steps(line.steps), values(line.means)
+        if len(xs) == 1:
+            return f'<circle cx="{xs[0]:.4g}" cy="{ys[0]:.4g}" r="3" fill="{colour}"/>'
+        drawn = ""
+        if is_main:
+            around = np.concatenate([xs, xs[::-1]])
+            edges = np.concatenate([values(line.lows), values(line.highs)[::-1]])
+            drawn = svg.path(svg.line(around, edges), fill=colour, fill_opacity=0.22)
+        # Thin lines of ranks lie on the thick one of their mean.
+        return drawn + svg.path(
+            svg.line(xs, ys), fill="none", stroke=colour, stroke_linejoin="round",
+            stroke_width=1.1 if rank >= 0 else 2.4 if len(self._lines) > 1 else 1.6,
+        )  # fmt: skip
+
+    def _bad_mark(self, steps: Scale) -> list[str]:
+        if not self._bad:
+            return []
+        x = float(steps(float(min(self._bad.values()))))
+        return [svg.path(f"M{x:.4g} {_TOP}V{_BOTTOM}", stroke=ERROR, stroke_dasharray="2 2")]
+
+    def _extremes(self) -> tuple[float, float]:
+        lowest = min(line.lows.min() for line in self._lines.values())
+        return float(lowest), float(max(line.highs.max() for line in self._lines.values()))
+
+    def _note(self) -> str:
+        first = min(self._bad.values())
+        ranks = sorted(rank for rank, step in self._bad.items() if step == first)
+        return f"not finite at step {first} ({ranks_text(ranks)})"
+
+    def _in_words(self) -> str:
+        note = f"; {self._note()}" if self._bad else ""
+        if not self._lines:
+            return f"{self._metric}: no finite value{note}"
+        lowest, highest = self._extremes()
+        main = self._lines[min(self._lines)]
+        return (
+            f"{self._metric}: {_short(main.means[0])} to {_short(main.means[-1])}, "
+            f"lowest {_short(lowest)}, highest {_short(highest)}, "
+            f"steps {number(round(main.first))} to {number(round(main.steps[-1]))}{note}"
+        )
+
+
+def _axes(steps: Scale, values: Scale) -> list[str]:
+    parts = [svg.rule(_LEFT, _BOTTOM, _RIGHT, _BOTTOM, 0.6)]
+    for value, text in values.ticks(6):
+        y = float(values(value))
+        parts.append(svg.rule(_LEFT, y, _RIGHT, y, 0.18))
+        parts.append(svg.label(_LEFT - 5, y + 3.5, text, text_anchor="end", font_size=10))
+    for step, text in steps.ticks(5, are_whole=True):
+        x = float(steps(step))
+        anchor = "end" if x > _RIGHT - 12 else "middle"
+        parts.append(svg.rule(x, _BOTTOM, x, _BOTTOM + 3, 0.6))
+        parts.append(svg.label(x, _BOTTOM + 15, text, text_anchor=anchor, font_size=10))
+    return parts
+
+
+def _short(value: float) -> str:
+    """Return four digits that matter: values of curves are float32, the rest of them is noise."""
+    return number(float(f"{value:.4g}"))

@@ -1,0 +1,130 @@
+"""The finished picture as a piece of HTML that needs nothing else: no script, no style, no file.
+
+It must hold where others clean it: GitHub takes away every style, JupyterLab what is not trusted.
+So a table is a ``<table>``, a curve an ``<img>`` with its own words, and colour only adds to them.
+No line of it is empty, because Markdown would read on behind one as Markdown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from hydrogen_magic.driver.state.gang_state import GangState
+from hydrogen_magic.views.curves import Curves
+from hydrogen_magic.views.formatting import number, progress_text
+from hydrogen_magic.views.output_lines import Line
+from hydrogen_magic.views.span_tracks import Lanes
+from hydrogen_magic.views.static_svg.ansi import name_html, to_html
+from hydrogen_magic.views.static_svg.charts import charts_html
+from hydrogen_magic.views.static_svg.colours import ERROR
+from hydrogen_magic.views.static_svg.ranks import ranks_html
+from hydrogen_magic.views.static_svg.swimlanes import timeline_html
+from hydrogen_magic.views.static_svg.times import times_of
+from hydrogen_magic.views.text_table import MOST_ROWS, headline, slowest, warnings
+
+__all__ = ["html"]
+
+_MOST_LINES = 100
+_LONGEST_LINE = 400
+_LONGEST_REPORT_LINE = 4000
+_MOST_OUTPUT_CHARACTERS = 60_000
+"""Of HTML: a line with a colour per letter takes ten times as much as what it says."""
+_MOST_REPORT_CHARACTERS = 40_000
+_MARKS = {"SUCCEEDED": "✓", "FAILED": "✕", "STOPPED": "■"}
+
+
+def html(
+    state: GangState,
+    curves: Curves,
+    lanes: Lanes,
+    lines: Sequence[Line],
+    report: str,
+    *,
+    is_folded: bool = False,
+) -> str:
+    """Return the gang as it stands, the failure's ``report`` on top (empty: there is none).
+
+    ``is_folded``: only the first line of the report is in sight.
+    """
+    ranks = _told_ranks(state)
+    parts = [
+        *_header(state),
+        *_failure(report, is_folded),
+        *ranks_html(state, ranks),
+        *charts_html(curves, state),
+        *timeline_html(state, lanes, times_of(lanes), ranks),
+        *_output(lines, len(state.ranks)),
+    ]
+    # MathJax would set what a rank wrote between two dollars, links and all.
+    head = '<div class="hydrogen-magic tex2jax_ignore mathjax_ignore">'
+    return "\n".join([head, *(part for part in parts if part), "</div>"])
+
+
+def _told_ranks(state: GangState) -> list[int]:
+    """Return all ranks where they are few; else the first, those that failed, the slowest."""
+    if len(state.ranks) <= MOST_ROWS:
+        return [rank.rank for rank in state.ranks]
+    failed = [rank.rank for rank in state.ranks if rank.phase == "failed"]
+    last = [rank.rank for rank in slowest([r for r in state.ranks if r.phase != "failed"])]
+    culprit = [rank.rank for rank in state.ranks if rank.rank == state.culprit]
+    chosen = [*culprit, 0, *failed[:8], *last]
+    return sorted(list(dict.fromkeys(chosen))[:MOST_ROWS])
+
+
+def _header(state: GangState) -> list[str]:
+    mark = _MARKS.get(state.state, "●")
+    where = [state.placement, state.rendezvous if state.rows is None else ""]
+    rates = [rank.steps_per_s for rank in state.ranks]
+    steps = [f"{number(min(r for r in rates if r is not None))} steps/s"] if any(rates) else []
+    about = "".join(f" · {name_html(part)}" for part in [*where, *steps] if part)
+    title = f"<p><b>{mark} {name_html(headline(state, state.now_s), 400)}</b>{about}</p>"
+    says = [] if state.rows is None else [progress_text(state.rows, state.is_terminal)]
+    says += [f"! {warned.text}" for warned in warnings(state, state.now_s)]
+    says += [
+        f"{'' if notice.level == 'info' else '! '}{notice.text}" for notice in state.notices[-5:]
+    ]
+    return [title, *(f"<p>{name_html(text, 400)}</p>" for text in says)]
+
+
+def _failure(report: str, is_folded: bool) -> list[str]:
+    if not report:
+        return []
+    lines = [to_html(_short(line, _LONGEST_REPORT_LINE)) for line in report.split("\n")]
+    kept = lines[: _n_within(lines, _MOST_REPORT_CHARACTERS)]
+    bar = f"border-left:3px solid {ERROR};padding-left:10px"
+    if not is_folded:
+        return [f'<div style="{bar}">', _preformatted(kept), "</div>"]
+    title = f"<summary>{kept[0]}</summary>"
+    return [f'<details style="{bar}">', title, _preformatted(kept[1:]), "</details>"]
+
+
+def _output(lines: Sequence[Line], n_ranks: int) -> list[str]:
+    if not lines:
+        return []
+    last = lines[-_MOST_LINES:]
+    prefixes = [f"[{line.rank}] " if n_ranks > 1 else "" for line in last]
+    texts = [
+        to_html(prefix + _short(line.text, _LONGEST_LINE))
+        for prefix, line in zip(prefixes, last, strict=True)
+    ]
+    n_kept = _n_within(texts[::-1], _MOST_OUTPUT_CHARACTERS)
+    count = f"{n_kept} line{'s' if n_kept != 1 else ''}"
+    summary = f"the last {count}" if n_kept < len(lines) else count
+    head = f"<summary><b>Output</b>: {summary}</summary>"
+    return ["<details>", head, _preformatted(texts[-n_kept:]), "</details>"]
+
+
+def _n_within(lines: Sequence[str], most: int) -> int:
+    """Return how many of the first lines have at most so many characters, but at least one."""
+    sizes = accumulate(map(len, lines))
+    return max(1, sum(size <= most for size in sizes))
+
+
+def _preformatted(lines: Sequence[str]) -> str:
+    # A reference, not a line's end: see above.
+    return f"<pre>{'&#10;'.join(lines)}</pre>"
+
+
+def _short(line: str, most: int) -> str:
+    return line if len(line) <= most else f"{line[:most]}…"

@@ -1,0 +1,80 @@
+"""Where the time goes: seconds by name and rank, their colours, and the list of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hydrogen_magic.views.formatting import duration
+from hydrogen_magic.views.span_tracks import Lanes
+from hydrogen_magic.views.static_svg.ansi import name_html
+from hydrogen_magic.views.static_svg.colours import INK
+from hydrogen_magic.views.static_svg.fills import fills
+
+__all__ = ["Times", "list_html", "times_of"]
+
+_MOST_NAMES = 7
+"""Names with a colour of their own; INK is left for all others."""
+_MOST_ROWS = 12
+_LONGEST_S = 1e9
+"""Thirty years; beyond it a rank's clock is wrong."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """What ranks spent their time on, the longest first."""
+
+    seconds: Mapping[str, Mapping[int, float]]
+    """Name -> rank -> seconds, see :meth:`Lanes.shares`."""
+    colours: Mapping[str, str]
+    recorded_s: float
+    """Of all ranks together."""
+
+    def share(self, name: str) -> str:
+        """Return ``48 %`` of the time that was recorded, as the live view does."""
+        spent_s = sum(self.seconds[name].values())
+        percent = 100 * spent_s / self.recorded_s if self.recorded_s else 0.0
+        return f"{percent:.0f} %" if percent >= 1 or not percent else "< 1 %"
+
+
+def times_of(lanes: Lanes) -> Times:
+    """Return the names of the outermost spans of all ranks, sorted and coloured."""
+    shares = lanes.shares()
+    longest_first = sorted(shares, key=lambda name: -sum(shares[name].values()))
+    colours = fills(longest_first[:_MOST_NAMES])
+    seconds = {name: shares[name] for name in longest_first}
+    return Times(seconds, colours, sum(lanes.recorded_s().values()))
+
+
+def list_html(times: Times) -> list[str]:
+    """Return the share of every name, and how ranks differ in it, as lines of HTML."""
+    if not times.seconds:
+        return []
+    titles = ("name", "share", "per rank", "least", "most")
+    head = "".join(_cell("th", title, title == "name") for title in titles)
+    rows = [_row(times, name) for name in list(times.seconds)[:_MOST_ROWS]]
+    more = len(times.seconds) - len(rows)
+    note = [f"<p>and {more} more name{'s' if more > 1 else ''}</p>"] if more > 0 else []
+    caption = "<p><b>Where the time goes</b></p>"
+    return [caption, f"<table><tr>{head}</tr>", *rows, "</table>", *note]
+
+
+def _row(times: Times, name: str) -> str:
+    by_rank = times.seconds[name]
+    least, most = min(by_rank, key=by_rank.__getitem__), max(by_rank, key=by_rank.__getitem__)
+    swatch = f'<span style="color:{times.colours.get(name, INK)}">&#9632;</span>'
+    cells = [times.share(name), _seconds(sum(by_rank.values()) / len(by_rank))]
+    cells += [f"{_seconds(by_rank[rank])} (rank {rank})" for rank in (least, most)]
+    numbers = "".join(_cell("td", cell) for cell in cells)
+    return f"<tr>{_cell('td', f'{swatch} {name_html(name)}', is_text=True)}{numbers}</tr>"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds > _LONGEST_S:
+        return "?"
+    return duration(seconds) if seconds >= 0.1 else f"{seconds * 1000:.1f} ms"
+
+
+def _cell(tag: str, content: str, is_text: bool = False) -> str:
+    side = "left" if is_text else "right"
+    return f'<{tag} align="{side}" style="text-align:{side}">{content}</{tag}>'

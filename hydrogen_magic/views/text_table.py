@@ -1,0 +1,341 @@
+"""A gang as lines of text: pure functions of its state, a time and a width."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+
+from hydrogen_magic.core.units import size_text
+from hydrogen_magic.driver.state.collective_waits import late_by_now
+from hydrogen_magic.driver.state.culprit import is_victim_error
+from hydrogen_magic.driver.state.gang_state import Bar, GangState, RankState
+from hydrogen_magic.views.formatting import duration, late_text, number, progress_text, ranks_text
+from hydrogen_magic.views.output_lines import clean_name
+from hydrogen_magic.views.short_names import short_names
+
+__all__ = [
+    "MOST_ROWS",
+    "VICTIM",
+    "Warned",
+    "block",
+    "headline",
+    "name_and_size",
+    "phase_counts",
+    "phase_text",
+    "slowest",
+    "status_line",
+    "warnings",
+]
+
+MOST_ROWS = 16
+"""Ranks with a row of their own; more than that is no longer read, only counted."""
+VICTIM = "ended with the gang"
+"""What a rank says that failed only because a peer did, in place of its own error."""
+_MOST_METRICS = 4
+_LONGEST_METRIC = 20
+_BAR_CELLS = 12
+_SLOW_START_S = 15.0
+_LONG_COLLECTIVE_S = 10.0
+_NO_PROGRESS_S = 60.0
+
+
+@dataclass(frozen=True)
+class Warned:
+    """Something that may be wrong, as far as the state tells."""
+
+    key: str
+    """Stays the same while the matter does, so that a log names it once."""
+    text: str
+
+
+def block(state: GangState, now_s: float, width: int) -> list[str]:
+    """Return the gang as lines of at most ``width`` cells: headline, ranks, what needs attention.
+
+    ``now_s`` is the time since the launch, in seconds.
+    """
+    lines = [headline(state, now_s)]
+    if state.rows is not None:
+        lines.append(progress_text(state.rows, state.is_terminal))
+    if len(state.ranks) <= MOST_ROWS:
+        lines += _table(state.ranks, now_s, width)
+    else:
+        lines += _folded(state.ranks, now_s, width)
+    lines += [f"! {warned.text}" for warned in warnings(state, now_s)]
+    lines += [_notice_text(notice.level, notice.text) for notice in state.notices[-3:]]
+    return [_fit(line, width) for line in lines]
+
+
+def headline(state: GangState, now_s: float) -> str:
+    """Return one line on the whole gang."""
+    attempt = f" · attempt {state.attempt + 1}" if state.attempt else ""
+    return f"{name_and_size(state)} · {_state_text(state, now_s)}{attempt}"
+
+
+def name_and_size(state: GangState) -> str:
+    """Return ``gang 3f2a · 4 ranks``."""
+    return f"gang {state.gang} · {len(state.ranks)} rank{'s' if len(state.ranks) != 1 else ''}"
+
+
+def status_line(state: GangState, now_s: float) -> str:
+    """Return one line that says how far the gang is, for logs."""
+    parts = [headline(state, now_s), phase_counts(state.ranks)]
+    if state.rows is not None:
+        parts.append(progress_text(state.rows, state.is_terminal))
+    leader = slowest([rank for rank in state.ranks if not rank.is_over] or state.ranks)
+    if leader:
+        cells = _cells(leader[0], now_s)[_PROGRESS:]
+        parts.append(f"rank {leader[0].rank}: {'  '.join(cell for cell in cells if cell)}")
+    return " · ".join(part for part in parts if not part.endswith(": ") and part)
+
+
+def _state_text(state: GangState, now_s: float) -> str:
+    if state.state == "SUCCEEDED":
+        return f"succeeded in {duration(now_s)}"
+    if state.is_terminal:
+        why = f": {clean_name(state.reason)}" if state.reason else ""
+        return f"{state.state.lower()} after {duration(now_s)}{why}"
+    if state.stop_reason:
+        reasons = {"user": "you asked", "timeout": "time is up", "failure": "a rank failed"}
+        how = "killing" if state.killed else "stopping"
+        return f"{how} ({reasons.get(state.stop_reason, 'the kernel ended')}) · {duration(now_s)}"
+    if state.queued is not None:
+        have, wanted = state.queued
+        return f"queued, {have} of {wanted} slots · {duration(now_s)}"
+    return f"{'starting' if state.state == 'PENDING' else 'running'} · {duration(now_s)}"
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────────────
+
+_NAME, _DEVICE, _PHASE, _PROGRESS, _RATE, _METRICS, _MEMORY = range(7)
+_LAYOUTS = [
+    (_MOST_METRICS, ()),
+    (_MOST_METRICS, (_MEMORY,)),
+    *((n_metrics, (_MEMORY, _DEVICE)) for n_metrics in range(_MOST_METRICS, -1, -1)),
+    (0, (_MEMORY, _DEVICE, _RATE)),
+    (0, (_MEMORY, _DEVICE, _RATE, _PROGRESS)),
+]
+"""Number of metrics and columns left out, from the whole table to what is said at the least."""
+
+
+def _table(ranks: Sequence[RankState], now_s: float, width: int) -> list[str]:
+    """Return one line per rank, in the fullest layout that fits."""
+    lines: list[str] = []
+    has_hosts = len({rank.host for rank in ranks if rank.host}) > 1
+    for n_metrics, dropped in _LAYOUTS:
+        rows = [_cells(rank, now_s, n_metrics, has_hosts) for rank in ranks]
+        lines = _aligned([[c for i, c in enumerate(row) if i not in dropped] for row in rows])
+        if all(cell_len(line) <= width for line in lines):
+            break
+    return lines
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return lines of equally wide columns; a column without anything takes no room."""
+    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    kept = [index for index, width in enumerate(widths) if width]
+    return ["  ".join(set_cell_size(row[i], widths[i]) for i in kept).rstrip() for row in rows]
+
+
+def _cells(
+    rank: RankState, now_s: float, n_metrics: int = _MOST_METRICS, has_hosts: bool = False
+) -> list[str]:
+    """Return the columns of one rank; empty where there is nothing to say."""
+    host = [clean_name(rank.host)] if has_hosts and rank.host else []
+    return [
+        f"rank {rank.rank}",
+        " · ".join([*host, rank.device]),
+        phase_text(rank, now_s),
+        _bar_cell(rank.bar),
+        _rate_text(rank),
+        _metrics_cell(rank, n_metrics),
+        size_text(rank.rss_bytes) if rank.rss_bytes and not rank.is_over else "",
+    ]
+
+
+def phase_text(rank: RankState, now_s: float) -> str:
+    """Return what the rank is doing, or how it ended."""
+    if rank.is_over:
+        return _over_text(rank)
+    if rank.process_state == "T":
+        return "stopped (SIGSTOP)"
+    if rank.waiting_in:
+        waited = now_s - rank.waiting_since_s
+        since = f", {duration(waited)}" if waited >= 1 else ""
+        return clean_name(f"in {rank.waiting_in}") + since
+    return clean_name(f"{rank.phase}: {rank.detail}" if rank.detail else rank.phase)[:40]
+
+
+def _over_text(rank: RankState) -> str:
+    if rank.failure is not None and rank.phase == "failed":
+        if is_victim_error(rank.failure.error):
+            return VICTIM
+        return f"failed: {clean_name(rank.failure.error.type).rpartition('.')[2]}"[:40]
+    if rank.exited is not None and rank.phase == "failed":
+        return f"failed: {rank.exited.signal_name or f'exit status {rank.exited.exit_code}'}"
+    return rank.phase
+
+
+def _bar_cell(bar: Bar | None) -> str:
+    if bar is None:
+        return ""
+    desc = set_cell_size(clean_name(bar.desc), min(16, cell_len(clean_name(bar.desc))))
+    fraction = bar.fraction
+    if fraction is None or not math.isfinite(fraction):
+        return f"{desc} {number(bar.n)} {clean_name(bar.unit)[:12]}".strip()
+    full = int(max(0.0, fraction) * _BAR_CELLS)
+    drawn = "█" * full + "░" * (_BAR_CELLS - full)
+    return f"{desc} {drawn} {number(bar.n)}/{number(bar.total or 0)}".strip()
+
+
+def _rate_text(rank: RankState) -> str:
+    """Return how fast the rank is, once it is over how far it came; empty when unknown."""
+    if rank.is_over:
+        return f"{rank.steps} steps" if rank.steps else ""
+    if rank.steps_per_s is not None:
+        return f"{number(rank.steps_per_s)} steps/s"
+    bar = rank.bar
+    if bar is not None and bar.per_s and not bar.closed:
+        return f"{number(bar.per_s)} {clean_name(bar.unit)[:12]}/s"
+    return ""
+
+
+def _metrics_cell(rank: RankState, n_metrics: int) -> str:
+    shown = dict(list(rank.last_metrics.items())[:n_metrics])
+    names = short_names(list(map(clean_name, shown)), _LONGEST_METRIC)
+    texts = [f"{name} {number(shown[raw])}" for name, raw in zip(names, shown, strict=True)]
+    more = len(rank.last_metrics) - len(shown) if shown else 0
+    return "  ".join([*texts, *([f"+{more}"] if more else [])])
+
+
+# ── many ranks ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _folded(ranks: Sequence[RankState], now_s: float, width: int) -> list[str]:
+    """Return counts, then the rows that differ: the failed ones and the slowest."""
+    failed = [rank for rank in ranks if rank.phase == "failed"][:4]
+    lines = [phase_counts(ranks)]
+    lines += _table(failed, now_s, width)
+    alive = [rank for rank in ranks if not rank.is_over]
+    last = slowest(alive or [rank for rank in ranks if rank.phase == "stopped"])[:4]
+    if last:
+        lines.append("slowest:")
+        lines += _table(last, now_s, width)
+    return lines
+
+
+def phase_counts(ranks: Iterable[RankState]) -> str:
+    """Return ``3 running, 1 failed``."""
+    counts = Counter(rank.phase for rank in ranks)
+    return ", ".join(f"{number} {phase}" for phase, number in counts.items())
+
+
+_PHASE_ORDER = ("waiting", "starting", "loading", "running", "finishing")
+
+
+def slowest(ranks: Sequence[RankState]) -> list[RankState]:
+    """Return the ranks, those that are least far first."""
+
+    def distance(rank: RankState) -> tuple[int, float, float]:
+        phase = _PHASE_ORDER.index(rank.phase) if rank.phase in _PHASE_ORDER else 9
+        bar = rank.bar
+        return phase, (bar.fraction or 0.0) if bar else 0.0, float(rank.steps)
+
+    return sorted(ranks, key=distance)
+
+
+# ── what needs attention ─────────────────────────────────────────────────────────────────────────
+
+
+def warnings(state: GangState, now_s: float) -> list[Warned]:
+    """Return what a person should look at: stopped, late, waiting or silent ranks."""
+    if state.is_terminal:
+        return []
+    alive = [rank for rank in state.ranks if not rank.is_over]
+    return [
+        *_stopped(alive),
+        *_late(alive, now_s),
+        *_in_collectives(alive, now_s),
+        *_waited_for(state, alive, now_s),
+        *_silent(state.gang, alive, now_s),
+    ]
+
+
+def _stopped(alive: Sequence[RankState]) -> Iterable[Warned]:
+    for rank in alive:
+        if rank.process_state == "T":
+            go_on = f": kill -CONT {rank.pid} lets it go on" if rank.pid else ""
+            yield Warned(f"T{rank.rank}", f"rank {rank.rank} is stopped (SIGSTOP){go_on}")
+
+
+def _late(alive: Sequence[RankState], now_s: float) -> Iterable[Warned]:
+    late = [
+        rank
+        for rank in alive
+        if rank.phase in ("starting", "loading") and now_s - rank.phase_since_s > _SLOW_START_S
+    ]
+    for what in dict.fromkeys(rank.detail or rank.phase for rank in late):
+        same = [rank for rank in late if (rank.detail or rank.phase) == what]
+        waited = duration(max(now_s - rank.phase_since_s for rank in same))
+        who = _grouped(same)
+        yield Warned(f"late {what} {who}", f"waiting for {who}: {clean_name(what)}, {waited}")
+
+
+def _in_collectives(alive: Sequence[RankState], now_s: float) -> Iterable[Warned]:
+    waiting = [
+        rank
+        for rank in alive
+        if rank.waiting_in and now_s - rank.waiting_since_s > _LONG_COLLECTIVE_S
+    ]
+    names = list(dict.fromkeys(rank.waiting_in for rank in waiting))
+    if len(names) > 1 and len(waiting) == len(alive):
+        places = (f"rank {rank.rank} in {clean_name(rank.waiting_in)}" for rank in waiting[:8])
+        each = ", ".join(places)
+        yield Warned(f"disagree {names}", f"ranks disagree: {each}")
+        return
+    for name in names:
+        same = [rank for rank in waiting if rank.waiting_in == name]
+        absent = [rank for rank in alive if not rank.waiting_in]
+        waited = duration(max(now_s - rank.waiting_since_s for rank in same))
+        verb = "waits" if len(same) == 1 else "wait"
+        missing = f"; not there yet: {_grouped(absent)}" if absent else ""
+        text = f"{_grouped(same)} {verb} in {clean_name(name)} for {waited}{missing}"
+        yield Warned(f"in {name} {_grouped(same)}", text)
+
+
+def _waited_for(state: GangState, alive: Sequence[RankState], now_s: float) -> Iterable[Warned]:
+    late = late_by_now({rank.rank: rank.waits for rank in alive if rank.phase == "running"}, now_s)
+    if late is not None:
+        yield Warned(f"waited for {late.ranks}", late_text(late, state.rendezvous))
+
+
+def _silent(gang: str, alive: Sequence[RankState], now_s: float) -> Iterable[Warned]:
+    def is_silent(rank: RankState) -> bool:
+        quiet_s = now_s - max(rank.active_s, rank.phase_since_s)
+        expected = rank.phase in ("running", "finishing") and not rank.waiting_in
+        return expected and rank.process_state != "T" and quiet_s > _NO_PROGRESS_S
+
+    silent = [rank for rank in alive if is_silent(rank)]
+    if silent:
+        quiet_s = min(now_s - max(rank.active_s, rank.phase_since_s) for rank in silent)
+        who = _grouped(silent)
+        hint = f"%gang stacks {gang} shows where it is"
+        yield Warned(f"silent {who}", f"{who}: no progress for {duration(quiet_s)}: {hint}")
+
+
+def _grouped(ranks: Sequence[RankState]) -> str:
+    return ranks_text([rank.rank for rank in ranks])
+
+
+def _notice_text(level: str, text: str) -> str:
+    return f"{'' if level == 'info' else '! '}{clean_name(text)}"
+
+
+def _fit(line: str, width: int) -> str:
+    """Return ``line`` in at most ``width`` cells, cut with an ellipsis."""
+    if cell_len(line) <= width:
+        return line
+    return set_cell_size(line, width - 1).rstrip() + "…" if width > 1 else "…"[: max(0, width)]

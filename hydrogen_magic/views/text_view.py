@@ -1,0 +1,74 @@
+"""The view made of text: for terminals, for notebooks without a widget, and for logs.
+
+:class:`TextView` decides what is said; a *surface* knows how it is put there: above a block redrawn
+in place (terminal), as stream output beside one display (Jupyter kernel), or as lines (a pipe).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from hydrogen_magic.core.events import Event
+from hydrogen_magic.driver.state.gang_state import GangState
+from hydrogen_magic.views import ATTENDED_S
+from hydrogen_magic.views.elapsed import GangClock
+from hydrogen_magic.views.output_lines import Line, OutputLines
+from hydrogen_magic.views.outputs import KernelSurface, PlainSurface, Surface, TerminalSurface
+
+__all__ = ["TextView", "pick_surface"]
+
+
+class TextView:
+    """Output with the rank before every line, and how the gang stands.
+
+    ``quiet``: output only. ``clock`` returns seconds of a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        surface: Surface,
+        *,
+        quiet: bool = False,
+        interval_s: float = ATTENDED_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.interval_s = interval_s
+        self._surface = surface
+        self._quiet = quiet
+        self._clock = GangClock(clock)
+        self._output = OutputLines()
+
+    def update(self, state: GangState, fresh: Sequence[Event]) -> None:
+        """Show ``state``, and write the lines that ``fresh`` completes."""
+        if not self._quiet:  # first, because in a notebook the block stays where it was first shown
+            self._surface.show(state, self._clock.now_s(state))
+        self._write(state, self._output.feed(fresh, state.gang))
+
+    def close(self, state: GangState) -> None:
+        """Write what had no line's end, then show the end."""
+        self._write(state, self._output.flush())
+        self._surface.close(None if self._quiet else state, state.now_s)
+
+    def _write(self, state: GangState, lines: Sequence[Line]) -> None:
+        if lines:
+            self._surface.write(lines, len(state.ranks))
+
+
+def pick_surface(*, detached: bool = False) -> Surface:
+    """Return the surface for this process: Jupyter kernel, terminal, or plain lines."""
+    if _is_jupyter_kernel():
+        return KernelSurface()
+    # A block redrawn by a thread would fight with the prompt that the user types at.
+    if sys.stdout.isatty() and not detached:
+        return TerminalSurface()
+    return PlainSurface()
+
+
+def _is_jupyter_kernel() -> bool:
+    if "IPython" not in sys.modules:  # then there is no shell; a script should not pay its import
+        return False
+    from IPython.core.getipython import get_ipython
+
+    return getattr(get_ipython(), "kernel", None) is not None

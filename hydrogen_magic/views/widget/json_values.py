@@ -1,0 +1,97 @@
+"""Values as every front end takes them: JSON without NaN, text without tricks, columns as bytes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from hydrogen_magic.views.curves import Change
+from hydrogen_magic.views.failure import stack_lines
+from hydrogen_magic.views.output_lines import clean_name
+from hydrogen_magic.views.point_buckets import Buckets
+from hydrogen_magic.views.span_tracks import Lane
+
+__all__ = [
+    "curve_part",
+    "figure",
+    "finite",
+    "packed_buckets",
+    "plain",
+    "rounded",
+    "span_part",
+    "stack_text",
+]
+
+_LONGEST_STACKS = 64_000
+"""Characters of the stacks of one rank."""
+
+
+def plain(text: str, longest: int) -> str:
+    """Return one line of at most ``longest`` characters that is harmless to show."""
+    # Cut before it is cleaned: what a rank sends may be endless.
+    cleaned = clean_name(text[: 4 * longest])
+    return cleaned if len(cleaned) <= longest else f"{cleaned[: longest - 1]}…"
+
+
+def figure(value: float) -> float | str:
+    """Return a number of six digits that matter, or the word for what JSON cannot hold."""
+    found = _as_float(value)
+    return rounded(found) if math.isfinite(found) else str(found)
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number that JSON can hold; None for all else."""
+    found = math.nan if value is None else _as_float(value)
+    return rounded(found) if math.isfinite(found) else None
+
+
+def rounded(value: float) -> float:
+    """Return ``value`` with six digits that matter; whole numbers stay as they are."""
+    return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.6g}")
+
+
+def stack_text(stacks: str, cells: Mapping[str, str]) -> str:
+    """Return where threads are, with the notebook's names for its cells."""
+    lines = stack_lines(stacks[:_LONGEST_STACKS], cells)
+    return "\n".join(lines)
+
+
+def curve_part(change: Change, buffers: list[bytes]) -> dict[str, Any]:
+    """Return a ``CurveDelta``; its columns are appended to ``buffers``."""
+    series = []
+    for rank, buckets in change.series.items():
+        bad = {"bad_step": change.bad_steps[rank]} if rank in change.bad_steps else {}
+        series.append({"rank": rank, "n": len(buckets), **bad})
+    buffers.append(b"".join(map(packed_buckets, change.series.values())))
+    head = {"metric": change.metric, "width": change.width}
+    return {**head, "series": series, "at": len(buffers) - 1}
+
+
+def packed_buckets(buckets: Buckets) -> bytes:
+    """Return 24 bytes per bucket: key Float64, then count, mean, min, max Float32, by column."""
+    small = (buckets.counts, buckets.means, buckets.mins, buckets.maxs)
+    return _bytes(buckets.keys, "<f8") + b"".join(_bytes(column, "<f4") for column in small)
+
+
+def span_part(rank: int, track: str, lane: Lane, buffers: list[bytes]) -> dict[str, Any]:
+    """Return a ``SpanDelta``; its columns, 15 bytes per span, are appended to ``buffers``."""
+    columns = (
+        (lane.starts_s, "<f8"), (lane.durations_s, "<f4"), (lane.names, "<u2"), (lane.depths, "u1")
+    )  # fmt: skip
+    buffers.append(b"".join(_bytes(column, dtype) for column, dtype in columns))
+    head = {"rank": rank, "track": track, "n": len(lane)}
+    return {**head, "skipped": lane.skipped, "at": len(buffers) - 1}
+
+
+def _bytes(column: Any, dtype: str) -> bytes:
+    return bytes(np.asarray(column, dtype=dtype).tobytes())
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        return math.inf if value > 0 else -math.inf

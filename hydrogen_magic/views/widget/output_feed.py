@@ -1,0 +1,115 @@
+"""The ranks' output for the page: the newest lines, at a rate that a page can take."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.views.output_lines import Line, OutputLines, clean
+
+__all__ = ["LiveLines"]
+
+MOST_LINES = 500
+"""Lines of one message; at ten messages a second nobody reads more."""
+MOST_KEPT = 2000
+"""Lines that a page gets which arrives later."""
+LONGEST_LINE = 4000
+"""Characters of a line; the rest is in the rank's file."""
+
+_BYTES_PER_S = 80_000
+_MOST_AT_ONCE_BYTES = 160_000
+"""A long traceback of every rank passes whole; an endless stream is thinned out."""
+_KEPT_BYTES = 1 << 20
+_LAST_OF_RANK = 10
+_STREAMS = {"stdout": 0, "stderr": 1, ev.DRIVER: 0}
+_NOTE = 2
+
+_JsonLine = list[Any]
+"""Rank, stream, text, time: ``Line`` of the protocol."""
+
+
+class LiveLines:
+    """Lines of all ranks, put together, shortened, and left out where there are too many."""
+
+    def __init__(self) -> None:
+        self._output = OutputLines()
+        self._waiting: list[tuple[Line, float]] = []
+        self._kept: deque[tuple[Line, float]] = deque(maxlen=MOST_KEPT)
+        self._last: dict[int, deque[str]] = {}
+        self._n_before = 0
+        """Lines there were before the kept ones, those left out included."""
+        self._allowed_bytes = float(_MOST_AT_ONCE_BYTES)
+        self._taken_s = 0.0
+
+    def feed(self, events: Iterable[ev.Event], gang: str) -> None:
+        """Take Output, RankExited and AttemptStarted; other kinds may be there."""
+        for event in events:
+            if isinstance(event, (ev.Output, ev.RankExited, ev.AttemptStarted)):
+                self._add(self._output.feed((event,), gang), event.at_s)
+
+    def flush(self, at_s: float) -> None:
+        """Take what had no line's end for a line: nothing more will come."""
+        self._add(self._output.flush(), at_s)
+
+    def take(self, now_s: float) -> tuple[list[_JsonLine], int]:
+        """Return new lines, and how many were left out before them."""
+        elapsed_s = max(0.0, now_s - self._taken_s)
+        self._taken_s = now_s
+        grown = self._allowed_bytes + elapsed_s * _BYTES_PER_S
+        self._allowed_bytes = min(_MOST_AT_ONCE_BYTES, grown)
+        taken, spent = _newest(self._waiting, MOST_LINES, self._allowed_bytes)
+        self._allowed_bytes -= spent
+        # A note counts as one line of those it stands for.
+        n_noted = sum(max(0, line.n_left_out - 1) for line, _ in self._waiting)
+        n_left_out = len(self._waiting) - len(taken) + n_noted
+        self._waiting = []
+        self._keep(taken, n_left_out)
+        return [_json(*line) for line in taken], n_left_out
+
+    def whole(self) -> tuple[list[_JsonLine], int]:
+        """Return the last lines that were taken, and how many there were before them."""
+        newest, _ = _newest(self._kept, MOST_KEPT, _KEPT_BYTES)
+        return [_json(*line) for line in newest], self._n_before + len(self._kept) - len(newest)
+
+    def last_of(self, rank: int) -> list[str]:
+        """Return the last ten lines of one rank."""
+        return list(self._last.get(rank, ()))
+
+    def _add(self, lines: Iterable[Line], at_s: float) -> None:
+        for line in lines:
+            self._waiting.append((line, at_s))
+            if line.stream in _STREAMS:
+                self._last.setdefault(line.rank, deque(maxlen=_LAST_OF_RANK)).append(line.text)
+
+    def _keep(self, taken: list[tuple[Line, float]], n_left_out: int) -> None:
+        n_over = max(0, len(self._kept) + len(taken) - MOST_KEPT)
+        # What was left out lies between kept lines: a page that comes later is told of it before them.
+        self._n_before += n_over + n_left_out
+        self._kept.extend(taken)
+
+
+def _newest(
+    lines: Iterable[tuple[Line, float]], most: int, most_bytes: float
+) -> tuple[list[tuple[Line, float]], int]:
+    """Return the newest lines that fit, oldest first, and their bytes in a message, about."""
+    found: list[tuple[Line, float]] = []
+    spent = 0
+    for line in reversed(list(lines)):
+        size = len(line[0].text[:LONGEST_LINE].encode("utf-8", "replace")) + 30
+        if len(found) >= most or spent + size > most_bytes:
+            break
+        spent += size
+        found.append(line)
+    return found[::-1], spent
+
+
+def _json(line: Line, at_s: float) -> _JsonLine:
+    return [line.rank, _STREAMS.get(line.stream, _NOTE), _shortened(line.text), round(at_s, 3)]
+
+
+def _shortened(text: str) -> str:
+    if len(text) <= LONGEST_LINE:
+        return text
+    return f"{clean(text[:LONGEST_LINE])} … {len(text) - LONGEST_LINE} characters more"

@@ -1,0 +1,259 @@
+"""A gang's state as JSON of the protocol: header, rows of ranks, and all ranks in short."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from hydrogen_magic.core.events import RowsDone
+from hydrogen_magic.driver.state.culprit import evidence
+from hydrogen_magic.driver.state.gang_state import Bar, GangState, RankState
+from hydrogen_magic.driver.state.stragglers import is_waiting, progress, remaining_s
+from hydrogen_magic.views.curves import metric_name
+from hydrogen_magic.views.formatting import rows_left_s, rows_per_s
+from hydrogen_magic.views.text_table import MOST_ROWS, VICTIM, phase_text, slowest, warnings
+from hydrogen_magic.views.widget.json_values import figure, finite, plain
+
+__all__ = [
+    "MARKS",
+    "fleet_columns",
+    "followed_ranks",
+    "gang_row",
+    "marks",
+    "rank_row",
+    "shown_ranks",
+]
+
+MARKS = ("", "straggler", "stopped", "dead", "waiting")
+"""How a row stands out, in the order of the protocol."""
+
+_MOST_FAILED = 4
+_MOST_SLOW = 4
+_MOST_METRICS = 16
+"""Last values in a row; all metrics have curves."""
+_MOST_NOTICES = 50
+_MOST_WARNINGS = 10
+_LONGEST_NOTICE = 600
+_UNKNOWN = 255
+_LEVELS = ("info", "warning", "error")
+_LONGEST_REMAINING_S = 1e9
+"""Thirty years: a bar without an end, in other words."""
+_RATE_STALE_S = 5.0
+"""Steps are counted a few times a second: a rate that nothing was added to for so long has sunk."""
+
+_ENDS = {"SUCCEEDED": "done", "FAILED": "failed", "STOPPED": "stopped"}
+_PHASES = (
+    "waiting", "starting", "loading", "running", "finishing", "done", "failed", "stopped"
+)  # fmt: skip
+
+
+def gang_row(state: GangState, now_s: float) -> dict[str, Any]:
+    """Return the gang as a ``Gang``."""
+    running = [rank for rank in state.ranks if rank.phase == "running"]
+    rates = [rate for rank in running if (rate := _steps_per_s(rank, now_s)) is not None]
+    notices = state.notices[-_MOST_NOTICES:]
+    return {
+        "id": plain(state.gang, 40),
+        "title": plain(state.title, 300),
+        "np": len(state.ranks),
+        "state": _word(state),
+        "reason": plain(state.reason, _LONGEST_NOTICE),
+        "stop_reason": state.stop_reason,
+        "attempt": state.attempt,
+        "placement": plain(state.placement, 40),
+        "rendezvous": plain(state.rendezvous, 40),
+        "queued": None if state.queued is None else list(state.queued),
+        "wall_time": state.wall_time,
+        "ended_s": round(state.now_s, 3) if state.is_terminal else None,
+        "rows": None if state.rows is None else _rows(state.rows, state.is_terminal),
+        "remaining_s": None if state.is_terminal else _left_s(state, running, now_s),
+        "steps_per_s": _three_digits(min(rates)) if rates and not state.is_terminal else None,
+        "culprit": state.culprit,
+        "notices": [
+            {"level": _level(n.level), "text": plain(n.text, _LONGEST_NOTICE)} for n in notices
+        ],
+        "warnings": [plain(w.text, _LONGEST_NOTICE) for w in warnings(state, now_s)][
+            :_MOST_WARNINGS
+        ],
+        "recording": state.is_recording,
+        "profiling": plain(state.profiling, 20),
+    }
+
+
+def _rows(rows: RowsDone, is_over: bool) -> dict[str, Any]:
+    rate = rows_per_s(rows)
+    return {
+        "done": rows.done,
+        "total": rows.total,
+        "is_estimate": rows.is_estimate,
+        "per_s": None if rate is None else _three_digits(rate),
+        "in_flight": 0 if is_over else rows.in_flight,
+        "tasks": [rows.tasks_done or 0, rows.tasks] if rows.tasks else None,
+        "failed": rows.failed,
+    }
+
+
+def _left_s(state: GangState, running: Sequence[RankState], now_s: float) -> int | None:
+    """Return the seconds until the end. Rows are handed out by demand: they tell it of all ranks."""
+    if state.rows is None:
+        return _remaining_s(running, now_s)
+    left_s = rows_left_s(state.rows)
+    return None if left_s is None else round(left_s)
+
+
+def rank_row(rank: RankState, mark: str, now_s: float, why: str = "") -> dict[str, Any]:
+    """Return a rank as a ``Rank``; ``mark`` is what :func:`marks` found, ``why`` the reason."""
+    phase = _phase(rank, mark)
+    rate = _steps_per_s(rank, now_s)
+    last = list(rank.last_metrics.items())[:_MOST_METRICS]
+    return {
+        "rank": rank.rank,
+        "host": plain(rank.host, 80),
+        "device": plain(rank.device, 40),
+        "pid": rank.pid,
+        "phase": plain(phase, 20),
+        "doing": plain(phase_text(rank, now_s), 80) if phase == rank.phase else VICTIM,
+        "bar": _bar(rank.bar),
+        "steps": rank.steps,
+        "steps_per_s": None if rate is None else _three_digits(rate),
+        "metrics": {metric_name(name): figure(value) for name, value in last},
+        "rss_bytes": rank.rss_bytes,
+        "cpu_percent": finite(rank.cpu_percent) or 0,
+        "gpu_percent": finite(rank.gpu_percent),
+        "gpu_memory_bytes": rank.gpu_memory_bytes,
+        "mark": mark,
+        "why": plain(why, 80),
+    }
+
+
+def marks(state: GangState, behind: Container[int], now_s: float) -> list[str]:
+    """Return how each rank stands out, empty where it does not; ``behind``: the stragglers."""
+    return [_mark(rank, state.culprit, rank.rank in behind, now_s) for rank in state.ranks]
+
+
+def shown_ranks(
+    state: GangState, watched: Sequence[int], behind: Mapping[int, str]
+) -> Mapping[int, str]:
+    """Return the ranks with a row, in order, and why each has one.
+
+    A small gang shows all of them, a large one those that failed, hold it up, are slowest, or were
+    chosen. ``behind``: the stragglers and their reasons.
+    """
+    if len(state.ranks) <= MOST_ROWS:
+        return {rank.rank: behind.get(rank.rank, "") for rank in state.ranks}
+    alive = [rank for rank in state.ranks if not rank.is_over]
+    others = [rank for rank in state.ranks if rank.phase != "failed"]
+    slow = [rank.rank for rank in slowest(alive or others)[:_MOST_SLOW]]
+    reasons = {
+        **dict.fromkeys(slow, "among the slowest" if alive else "least progress"),
+        **dict.fromkeys(watched, "chosen"),
+        **dict(list(behind.items())[:_MOST_SLOW]),
+        **dict.fromkeys(_failed_ranks(state), "failed"),
+    }
+    return dict(sorted(reasons.items()))
+
+
+def followed_ranks(state: GangState, watched: Sequence[int]) -> list[int] | None:
+    """Return whose curves are sent beside those of all ranks together; None: those of all ranks.
+
+    Not the slowest ones: these change all the time, and each would bring all its past along.
+    """
+    if len(state.ranks) <= MOST_ROWS:
+        return None
+    return sorted({0, *_failed_ranks(state), *watched})
+
+
+def _failed_ranks(state: GangState) -> list[int]:
+    """Return the ranks that failed by themselves, the culprit first, at most four."""
+    failed = [
+        r.rank for r in state.ranks if r.phase == "failed" and not _is_victim(r, state.culprit)
+    ]
+    return sorted(failed, key=lambda rank: rank != state.culprit)[:_MOST_FAILED]
+
+
+def fleet_columns(
+    state: GangState, found_marks: Sequence[str], shown: Iterable[int]
+) -> tuple[dict[str, Any], bytes]:
+    """Return all ranks as a ``Fleet`` without its place, and its buffer."""
+    words = list(map(_phase, state.ranks, found_marks))
+    phases = [_PHASES.index(word) if word in _PHASES else 0 for word in words]
+    columns = (phases, map(_percent, state.ranks), map(MARKS.index, found_marks))
+    counts = Counter(plain(word, 20) for word in words)
+    head = {"counts": dict(counts), "phases": list(_PHASES), "shown": list(shown)}
+    return head, b"".join(np.fromiter(column, np.uint8).tobytes() for column in columns)
+
+
+def _word(state: GangState) -> str:
+    if state.is_terminal:
+        return _ENDS[state.state]
+    if state.stop_reason:
+        return "killing" if state.killed else "stopping"
+    if state.queued is not None:
+        return "queued"
+    return "starting" if state.state == "PENDING" else "running"
+
+
+def _remaining_s(running: Sequence[RankState], now_s: float) -> int | None:
+    """Return the seconds until the slowest rank is through with its bars."""
+    known = [left for rank in running if (left := remaining_s(rank, now_s)) is not None]
+    longest_s = max(known, default=math.inf)
+    return round(longest_s) if longest_s < _LONGEST_REMAINING_S else None
+
+
+def _level(level: str) -> str:
+    return level if level in _LEVELS else "warning"
+
+
+def _steps_per_s(rank: RankState, now_s: float) -> float | None:
+    rate = rank.steps_per_s
+    if rate is None or rank.is_over:
+        return None
+    (first_s, first), (last_s, last) = rank.step_marks[0], rank.step_marks[-1]
+    return rate if now_s - last_s < _RATE_STALE_S else (last - first) / (now_s - first_s)
+
+
+def _three_digits(rate: float) -> float | None:
+    return finite(float(f"{rate:.3g}"))
+
+
+def _bar(bar: Bar | None) -> dict[str, Any] | None:
+    if bar is None:
+        return None
+    rate = finite(bar.per_s)
+    return {
+        "desc": plain(bar.desc, 80),
+        "n": finite(bar.n) or 0,
+        "total": finite(bar.total),
+        "unit": plain(bar.unit, 12),
+        "per_s": None if rate is None else _three_digits(rate),
+    }
+
+
+def _phase(rank: RankState, mark: str) -> str:
+    """Return the phase as it is told: a victim's is ``stopped``, which nobody has to look into."""
+    return "stopped" if rank.phase == "failed" and mark != "dead" else rank.phase
+
+
+def _is_victim(rank: RankState, culprit: int | None) -> bool:
+    """Tell whether a failed rank ended as ranks do whose peer is gone."""
+    found = evidence(rank)
+    return rank.rank != culprit and (found is None or not found.strong)
+
+
+def _mark(rank: RankState, culprit: int | None, is_behind: bool, now_s: float) -> str:
+    if rank.phase == "failed":
+        return "" if _is_victim(rank, culprit) else "dead"
+    if rank.process_state == "T" and not rank.is_over:
+        return "stopped"
+    if is_behind:
+        return "straggler"
+    return "waiting" if not rank.is_over and is_waiting(rank, now_s) else ""
+
+
+def _percent(rank: RankState) -> int:
+    done = 1.0 if rank.phase == "done" else progress(rank)
+    return _UNKNOWN if done is None else int(100 * done)

@@ -1,0 +1,96 @@
+"""Header, rows and fleet as pages know them: what of them has changed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from hydrogen_magic.driver.state.gang_state import GangState
+from hydrogen_magic.driver.state.stragglers import stragglers
+from hydrogen_magic.views.text_table import MOST_ROWS
+from hydrogen_magic.views.widget.rank_rows import (
+    fleet_columns,
+    gang_row,
+    marks,
+    rank_row,
+    shown_ranks,
+)
+
+__all__ = ["Board"]
+
+_EVERY_S = 0.2
+"""Numbers that change more often cannot be read."""
+_EVERY_S_OF_MANY = 0.5
+"""The same for more than 16 ranks: looking through a thousand of them takes milliseconds."""
+
+
+class Board:
+    """Remembers what was told of a gang's state, and tells what differs from it."""
+
+    def __init__(self) -> None:
+        self._gang: dict[str, Any] = {}
+        self._rows: dict[int, dict[str, Any]] = {}
+        self._fleet: tuple[dict[str, Any], bytes] | None = None
+        self._looked_s = -math.inf
+        self._glance: tuple[object, ...] = ()
+
+    def hurry(self) -> None:
+        """Look at the state at the next call in any case."""
+        self._looked_s = -math.inf
+
+    def news(
+        self, state: GangState, watched: Sequence[int], now_s: float, buffers: list[bytes]
+    ) -> dict[str, Any]:
+        """Return ``gang``, ``ranks`` and ``fleet`` of a ``Delta``, as far as they have changed."""
+        if not self._is_time(state, now_s):
+            return {}
+        content: dict[str, Any] = {}
+        behind = stragglers(state, now_s)
+        found_marks = marks(state, behind, now_s)
+        gang = gang_row(state, now_s)
+        if gang != self._gang:
+            content["gang"] = self._gang = gang
+        shown = shown_ranks(state, watched, behind)
+        found = {
+            rank: rank_row(state.ranks[rank], found_marks[rank], now_s, why)
+            for rank, why in shown.items()
+        }
+        changed = [row for rank, row in found.items() if self._rows.get(rank) != row]
+        self._rows = found
+        if changed:
+            content["ranks"] = changed
+        if len(state.ranks) > MOST_ROWS:
+            fleet = fleet_columns(state, found_marks, shown)
+            if fleet != self._fleet:
+                self._fleet = fleet
+                content["fleet"] = _placed(fleet, buffers)
+        return content
+
+    def whole(self, buffers: list[bytes]) -> dict[str, Any]:
+        """Return all that was told."""
+        content: dict[str, Any] = {"gang": self._gang} if self._gang else {}
+        if self._rows:
+            content["ranks"] = [row for _, row in sorted(self._rows.items())]
+        if self._fleet is not None:
+            content["fleet"] = _placed(self._fleet, buffers)
+        return content
+
+    def _is_time(self, state: GangState, now_s: float) -> bool:
+        """Tell whether to look: now and then, and at once when the gang changes as a whole."""
+        glance = (
+            state.state, state.stop_reason, state.killed, state.attempt, len(state.notices),
+            state.is_recording, state.profiling, state.queued, len(state.ranks),
+        )  # fmt: skip
+        every_s = _EVERY_S if len(state.ranks) <= MOST_ROWS else _EVERY_S_OF_MANY
+        is_same = glance == self._glance and now_s - self._looked_s < every_s
+        if is_same and not state.is_terminal:
+            return False
+        self._glance, self._looked_s = glance, now_s
+        return bool(state.ranks)
+
+
+def _placed(fleet: tuple[dict[str, Any], bytes], buffers: list[bytes]) -> dict[str, Any]:
+    head, columns = fleet
+    buffers.append(columns)
+    return {**head, "at": len(buffers) - 1}

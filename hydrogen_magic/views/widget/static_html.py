@@ -1,0 +1,69 @@
+"""The picture of a gang that stays, from nothing but its events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hydrogen_magic.core.events import Event
+from hydrogen_magic.driver.state.gang_state import GangState
+from hydrogen_magic.views import failure
+from hydrogen_magic.views import static_svg as pictures
+from hydrogen_magic.views.curves import Curves
+from hydrogen_magic.views.output_lines import Line, OutputLines
+from hydrogen_magic.views.span_tracks import Lanes
+from hydrogen_magic.views.widget.feed import Feed
+
+__all__ = ["Still", "gathered", "still"]
+
+_N_LAST_LINES = 200
+"""Output in the picture."""
+_CULPRIT_LINES = 10
+
+
+@dataclass(frozen=True)
+class Still:
+    """What the picture that stays is made of, beside the gang's state."""
+
+    curves: Curves
+    lanes: Lanes
+    lines: Sequence[Line]
+    """All that the events have."""
+
+    @property
+    def last_lines(self) -> Sequence[Line]:
+        """The output that is shown."""
+        return self.lines[-_N_LAST_LINES:]
+
+    def html(self, state: GangState, *, with_output: bool, is_raised: bool = False) -> str:
+        """Return the picture; ``is_raised``: the cell's error has the failure's traceback."""
+        lines = self.last_lines if with_output else ()
+        report = self._report(state)
+        return pictures.html(state, self.curves, self.lanes, lines, report, is_folded=is_raised)
+
+    def _report(self, state: GangState) -> str:
+        """Return what to say of a failure; empty when there was none."""
+        if state.state != "FAILED" or state.culprit is None:
+            return ""
+        own = [line.text for line in self.lines if line.rank == state.culprit]
+        return failure.report(state, own[-_CULPRIT_LINES:])
+
+
+def gathered(events: Sequence[Event], gang: str, known: Feed | None = None) -> Still:
+    """Return what ``events`` tell.
+
+    ``known``: a feed that was told all of them, which spares seconds where millions of points are.
+    """
+    output = OutputLines()
+    lines = [*output.feed(events, gang), *output.flush()]
+    if known is not None:
+        return Still(known.curves, known.lanes, lines)
+    curves, lanes = Curves(), Lanes()
+    curves.feed(events)
+    lanes.feed(events)
+    return Still(curves, lanes, lines)
+
+
+def still(state: GangState, events: Sequence[Event]) -> str:
+    """Return the picture of a gang as HTML."""
+    return gathered(events, state.gang).html(state, with_output=True)
