@@ -38,7 +38,7 @@ def python() -> Iterator[Path]:
 def _wheel() -> Path:
     every = source_patches.for_standard
 
-    def without_writer(standard: int) -> tuple[source_patches.Change, ...]:
+    def without_writer(standard: int) -> tuple[source_patches.SourcePatch, ...]:
         return tuple(change for change in every(standard) if change not in source_patches.WRITER)
 
     with mock.patch.object(source_patches, "for_standard", without_writer):

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.gang_state import GangState, fold
-from hydrogen_magic.views.widget.feed import Feed, Message
+from hydrogen_magic.views.widget.feed import Message, PageFeed
 
 MESSAGES_PER_S = 10
 EVENTS_PER_S = 20
@@ -140,7 +140,7 @@ def health(np: int, now_s: float) -> Batch:
 
 def measured(case: Case, seconds: int) -> Found:
     """Run one case through a feed."""
-    feed, state = Feed(), GangState()
+    feed, state = PageFeed(), GangState()
     spent_s = fold_s = longest_s = 0.0
     by_second = [0] * (seconds + 1)
     n_messages = 0

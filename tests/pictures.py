@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.views.curves import Curves
-from hydrogen_magic.views.output_lines import Line
-from hydrogen_magic.views.span_tracks import Lanes
+from hydrogen_magic.views.output_lines import OutputLine
+from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.static_svg import html
 from tests import seconds
 
@@ -105,9 +105,9 @@ def ended(events: Sequence[ev.Event], state: str = "SUCCEEDED") -> list[ev.Event
     return [*events, *last, ev.GangEnded(at_s + 0.3, state, "")]
 
 
-def drawn(events: Sequence[ev.Event], lines: Sequence[Line] = (), report: str = "") -> str:
+def drawn(events: Sequence[ev.Event], lines: Sequence[OutputLine] = (), report: str = "") -> str:
     """Return the finished picture of a run."""
-    curves, lanes = Curves(), Lanes()
+    curves, lanes = Curves(), SpanTracks()
     curves.feed(events)
     lanes.feed(events)
     return html(replay(events), curves, lanes, lines, report)

@@ -6,14 +6,14 @@ from typing import Any
 
 from hydrogen_magic.driver.state.gang_results import RankResults
 from hydrogen_magic.node.worker import results
-from hydrogen_magic.node.worker.namespace import Loaded
-from hydrogen_magic.serialization.payload import Parcel
-from hydrogen_magic.serialization.result_stream import Part
+from hydrogen_magic.node.worker.namespace import LoadedClosure
+from hydrogen_magic.serialization.payload import Payload
+from hydrogen_magic.serialization.result_stream import ResultPart
 
 
-def delivered(loaded: Loaded, value: Any, rank: int = 0) -> RankResults:
+def delivered(loaded: LoadedClosure, value: Any, rank: int = 0) -> RankResults:
     """Return what a kernel has once this rank has sent ``value`` and its variables."""
-    sent: list[tuple[Part, Parcel]] = []
+    sent: list[tuple[ResultPart, Payload]] = []
     results.deliver(
         loaded, value, rank, lambda part, section, on_write: sent.append((part, section))
     )

@@ -225,7 +225,7 @@ def _on_other_disks() -> Iterator[None]:
 
     known = assignment.plan
 
-    def on_other_disks(*arguments: Any) -> assignment.Meant:
+    def on_other_disks(*arguments: Any) -> assignment.RankAssignment:
         return replace(known(*arguments), shares_disk=False)
 
     assignment.plan = on_other_disks

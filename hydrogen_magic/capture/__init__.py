@@ -19,23 +19,23 @@ from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.capture import script
-from hydrogen_magic.capture.analysis import CellNames, Use, analyse
+from hydrogen_magic.capture.analysis import CellNames, UnboundUse, analyse
 from hydrogen_magic.capture.build import Builder
 from hydrogen_magic.capture.imports import Imports
 from hydrogen_magic.capture.modules import find_without_importing, is_installed
 from hydrogen_magic.capture.needs import Needs, similar
 from hydrogen_magic.capture.reach import reads_of
 from hydrogen_magic.capture.scopes import imported_modules
-from hydrogen_magic.capture.values import Captured, CellText, Item
+from hydrogen_magic.capture.values import Captured, CapturedItem, CellText
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.serialization.closure import Header, bundle
-from hydrogen_magic.serialization.payload import Parcel
+from hydrogen_magic.serialization.payload import Payload
 
 __all__ = [
     "Captured",
     "CellText",
-    "Item",
+    "CapturedItem",
     "capture_call",
     "capture_cell",
     "capture_script",
@@ -123,7 +123,7 @@ def capture_script(target: str, args: Sequence[str], *, as_module: bool) -> Capt
         hint = f"; did you mean {near[0]}?" if near else ""
         raise CaptureError(f"there is no script {target} in {os.getcwd()}{hint}")
     header = Header("module" if as_module else "script", target=target, args=tuple(args))
-    return Captured(bundle(header, Parcel(b"")), (), _imports_of_script(file), {}, ())
+    return Captured(bundle(header, Payload(b"")), (), _imports_of_script(file), {}, ())
 
 
 _CHANGES_ENVIRONMENT = re.compile(
@@ -237,7 +237,7 @@ def _leading_blank_lines(body: str) -> int:
     return next((place for place, line in enumerate(lines) if line.strip()), 0)
 
 
-def _where(use: Use, code: str, offset: int) -> str:
+def _where(use: UnboundUse, code: str, offset: int) -> str:
     lines = code.splitlines()
     text = lines[use.line - 1].strip() if 0 < use.line <= len(lines) else ""
     return f"line {use.line + offset}: {text}"

@@ -10,17 +10,17 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass
 
-from hydrogen_magic.capture.flow import Flow, Inner, Use
+from hydrogen_magic.capture.flow import Flow, Inner, UnboundUse
 from hydrogen_magic.capture.scopes import imported_modules
 
-__all__ = ["CellNames", "Use", "analyse"]
+__all__ = ["CellNames", "UnboundUse", "analyse"]
 
 
 @dataclass(frozen=True)
 class CellNames:
     """What a cell does with global names."""
 
-    uses: tuple[Use, ...]
+    uses: tuple[UnboundUse, ...]
     """In the order of reading; a name comes again only where fewer names are bound."""
     assigned: frozenset[str]
     """Every name that the cell binds somewhere."""

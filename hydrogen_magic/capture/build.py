@@ -13,8 +13,8 @@ from hydrogen_magic.capture.analysis import CellNames
 from hydrogen_magic.capture.imports import Statement, used_submodules
 from hydrogen_magic.capture.modules import LocalModules, is_installed
 from hydrogen_magic.capture.needs import Needs
-from hydrogen_magic.capture.stream import Stream
-from hydrogen_magic.capture.values import Captured, Item
+from hydrogen_magic.capture.stream import NamedPickles
+from hydrogen_magic.capture.values import Captured, CapturedItem
 from hydrogen_magic.serialization.closure import Header, ImportLine, bundle
 
 __all__ = ["Builder"]
@@ -35,7 +35,7 @@ class Builder:
         self.cell_modules = names.modules if names else ()
         self.cell_attributes = names.attributes if names else frozenset()
         self.local = LocalModules()
-        self.stream = Stream(
+        self.stream = NamedPickles(
             needs,
             max_bytes=max_bytes,
             ranks_have_gpu=ranks_have_gpu,
@@ -114,18 +114,19 @@ class Builder:
         known = {m if m in sys.modules else m.partition(".")[0] for m in modules}
         return tuple(sorted(m for m in known if is_installed(m)))
 
-    def _inventory(self) -> tuple[Item, ...]:
+    def _inventory(self) -> tuple[CapturedItem, ...]:
         needs, sizes = self.needs, self.stream.sizes
         items = [
-            Item(name, _kind(needs.namespace[name]), sizes.get(name, 0), why)
+            CapturedItem(name, _kind(needs.namespace[name]), sizes.get(name, 0), why)
             for name, why in needs.values.items()
         ]
         items.sort(key=lambda item: -item.nbytes)
         items += [
-            Item(s.name, "import", 0, f"{s.text}; {why}") for s, why in needs.statements.values()
+            CapturedItem(s.name, "import", 0, f"{s.text}; {why}")
+            for s, why in needs.statements.values()
         ]
         items += [
-            Item(name, "module", len(module.source.encode()), f"local, from {module.path}")
+            CapturedItem(name, "module", len(module.source.encode()), f"local, from {module.path}")
             for name, module in self.local.sources.items()
         ]
         return tuple(items)

@@ -20,13 +20,13 @@ from hydrogen_magic.capture.scopes import (
     walrus_bindings,
 )
 
-__all__ = ["Flow", "Inner", "Use"]
+__all__ = ["Flow", "Inner", "UnboundUse"]
 
 _CATCHES_NAME_ERROR = {"NameError", "Exception", "BaseException"}
 
 
 @dataclass(frozen=True)
-class Use:
+class UnboundUse:
     """A name that may be read while the cell has not bound it yet."""
 
     name: str
@@ -50,7 +50,7 @@ class Flow(ast.NodeVisitor):
     def __init__(self, postponed: bool, inner: Inner) -> None:
         self.postponed = postponed
         self.inner = inner
-        self.uses: list[Use] = []
+        self.uses: list[UnboundUse] = []
         self.assigned: set[str] = set()
         self.has_star = False
         self.bound: set[str] | None = set()
@@ -85,10 +85,10 @@ class Flow(ast.NodeVisitor):
             return
         guarded = guarded or self.guarded
         if name not in self.bound:
-            self._use(Use(name, line, frozenset(self.bound), guarded, optional))
+            self._use(UnboundUse(name, line, frozenset(self.bound), guarded, optional))
         self._call_of(name)
 
-    def _use(self, use: Use) -> None:
+    def _use(self, use: UnboundUse) -> None:
         before = self.seen.get(use.name)
         is_known = before is not None and before <= use.bound
         if is_known and any(u.name == use.name and u.guarded <= use.guarded for u in self.uses):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydrogen_magic.capture.imports import Imports, Statement, module_name
-from hydrogen_magic.capture.reach import Read, reads_of, stored_names
+from hydrogen_magic.capture.reach import GlobalRead, reads_of, stored_names
 from hydrogen_magic.errors import CaptureError
 
 __all__ = ["Needs", "similar"]
@@ -25,7 +25,7 @@ _MODULE_NAMES = frozenset(
 
 
 @dataclass(frozen=True)
-class _Missing:
+class _MissingName:
     name: str
     where: str
     """``line 3: y = scale(x)``, or ``used by f() in Cell In[3], line 2``."""
@@ -55,7 +55,7 @@ class Needs:
         self.provided: set[str] = set()
         self.read: set[str] = set()
         """Every name that was asked for."""
-        self._missing: dict[str, _Missing] = {}
+        self._missing: dict[str, _MissingName] = {}
         self._done: dict[str, frozenset[str]] = {}
 
     def add(
@@ -77,7 +77,7 @@ class Needs:
         elif name in self.namespace:
             self._add_value(name, self.namespace[name], why, bound)
         elif not (may_lack or hasattr(builtins, name)):
-            self._missing.setdefault(name, _Missing(name, why))
+            self._missing.setdefault(name, _MissingName(name, why))
 
     def add_reads(self, value: Any, bound: frozenset[str] = frozenset()) -> None:
         """Ask for what the notebook's functions in ``value`` read."""
@@ -85,7 +85,7 @@ class Needs:
         for read in reads_of(value):
             self.add(read.name, self.describe(read), bound, read.guarded)
 
-    def describe(self, read: Read) -> str:
+    def describe(self, read: GlobalRead) -> str:
         """Say where a function of the notebook reads a name."""
         label = self.labels.get(read.filename)
         where = f" in {label}" if label else ""
@@ -124,7 +124,7 @@ class Needs:
             self.values.setdefault(name, why)
             self.add_reads(value, bound)
 
-    def _say(self, missing: _Missing) -> str:
+    def _say(self, missing: _MissingName) -> str:
         near = similar(missing.name, [*self.namespace, *self.assigned])
         hint = f"did you mean `{near[0]}`? Else define" if near else "define"
         return (

@@ -12,7 +12,7 @@ from typing import Any
 from hydrogen_magic.capture.scopes import QUERIES, variables_in_query
 from hydrogen_magic.serialization.pickler import global_names, is_main
 
-__all__ = ["Read", "code_objects", "imported_names", "reads_of", "stored_names"]
+__all__ = ["GlobalRead", "code_objects", "imported_names", "reads_of", "stored_names"]
 
 _MAX_OBJECTS = 5000
 """Looking further would be slower than pickling, which finds the rest."""
@@ -21,7 +21,7 @@ _MAX_CONTAINER = 200
 
 
 @dataclass(frozen=True)
-class Read:
+class GlobalRead:
     """A global name that a function of the notebook reads."""
 
     name: str
@@ -41,16 +41,16 @@ class Read:
         return _line_of(self.code, self.name) or self.code.co_firstlineno
 
 
-def reads_of(value: Any) -> Iterator[Read]:
+def reads_of(value: Any) -> Iterator[GlobalRead]:
     """Yield what is read by the notebook's functions that ``value`` is, has or holds."""
     for function in _functions_in(value):
         code = function.__code__
         guarded = "NameError" in code.co_names
         label = f"{function.__qualname__.replace('<locals>.', '')}()"
         for name in global_names(code):
-            yield Read(name, label, code, guarded)
+            yield GlobalRead(name, label, code, guarded)
         for name in _names_in_queries(code):
-            yield Read(name, label, code, guarded=True)
+            yield GlobalRead(name, label, code, guarded=True)
 
 
 def _names_in_queries(code: types.CodeType) -> Iterator[str]:

@@ -46,7 +46,7 @@ def write(path: str | os.PathLike[str], cell: CellText, needs: Needs, by: str) -
     target = Path(path)
     _check_target(target)
     body = _body(cell)
-    parts = _Parts(needs, target)
+    parts = _ScriptParts(needs, target)
     text = _MARKER + f'"""{cell.label} as a script: {_LAUNCHERS[by]} {target.name}"""\n\n'
     text += parts.text(body) + f"\n# ── {cell.label} ──\n\n" + body
     if parts.data:
@@ -87,7 +87,7 @@ def _body(cell: CellText) -> str:
         ) from error
 
 
-class _Parts:
+class _ScriptParts:
     """The notebook's part of the script, in an order that runs."""
 
     def __init__(self, needs: Needs, target: Path) -> None:

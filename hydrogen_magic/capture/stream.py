@@ -12,10 +12,10 @@ from hydrogen_magic.capture.pickler import CapturePickler
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.serialization.identity import Originals
-from hydrogen_magic.serialization.payload import Buffers, Parcel
+from hydrogen_magic.serialization.payload import Buffers, Payload
 from hydrogen_magic.serialization.pickling_errors import explain
 
-__all__ = ["Stream"]
+__all__ = ["NamedPickles"]
 
 _WARN_BYTES = 256 << 20
 """Sending this takes a moment that people notice, and every rank keeps it."""
@@ -38,7 +38,7 @@ class _Limited(io.BytesIO):
         return super().write(data)
 
 
-class Stream:
+class NamedPickles:
     """Pickles named values one after the other; errors and sizes have names that way.
 
     The reader must load them one by one from a single unpickler.
@@ -115,6 +115,6 @@ class Stream:
             )
         return f"the cell captures {size_text(total)}: {names}; every rank gets a copy"
 
-    def finish(self) -> Parcel:
+    def finish(self) -> Payload:
         """Return everything as one parcel."""
-        return Parcel(self._file.getbuffer(), tuple(self._buffers.taken))
+        return Payload(self._file.getbuffer(), tuple(self._buffers.taken))

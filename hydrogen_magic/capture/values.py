@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from hydrogen_magic.serialization.identity import Originals
-from hydrogen_magic.serialization.payload import Parcel
+from hydrogen_magic.serialization.payload import Payload
 
-__all__ = ["Captured", "CellText", "Item"]
+__all__ = ["Captured", "CellText", "CapturedItem"]
 
 
 @dataclass(frozen=True)
-class Item:
+class CapturedItem:
     """One thing that travels."""
 
     name: str
@@ -45,9 +45,9 @@ class CellText:
 class Captured:
     """A closure, ready to be sent, and what there is to say about it."""
 
-    parcel: Parcel
+    parcel: Payload
     """For :func:`hydrogen_magic.node.worker.namespace.load`."""
-    inventory: tuple[Item, ...]
+    inventory: tuple[CapturedItem, ...]
     """What travels, largest first among values."""
     preload: tuple[str, ...]
     """Third-party modules, by full name, that the ranks will import."""

@@ -11,16 +11,16 @@ import math
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.gang import Gang
-from hydrogen_magic.driver.placements import Attempt, Crew, Job, Sink
-from hydrogen_magic.driver.profiling import Profiling
+from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink, Job
+from hydrogen_magic.driver.profiling import GangProfiler
 from hydrogen_magic.driver.state.collective_waits import late_in_all
-from hydrogen_magic.driver.state.culprit import Missing, failed_independently, missing, verdict
+from hydrogen_magic.driver.state.culprit import MissingRanks, failed_independently, missing, verdict
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.views.failure import headline
 from hydrogen_magic.views.formatting import late_text, ranks_text
 
-__all__ = ["Conductor"]
+__all__ = ["GangController"]
 
 _WEIGH = (ev.RankFailed, ev.RankExited)
 _CHECK_START_S = 0.5
@@ -33,15 +33,17 @@ _STOP_WORDS = {
 }
 
 
-class Conductor:
+class GangController:
     """Conducts one gang. ``run`` on the loop; what asks for something from any thread."""
 
-    def __init__(self, gang: Gang, job: Job, crew: Crew, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, gang: Gang, job: Job, crew: AgentGroup, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self._gang = gang
         self._job = job
         self._crew = crew
         self._loop = loop
-        self._profiling = Profiling(gang, crew, job.record_dir, self._job.now_s)
+        self._profiling = GangProfiler(gang, crew, job.record_dir, self._job.now_s)
         if job.feed is not None:
             job.feed.attach(gang.emit, lambda: self.stop("failure"), job.now_s, self.dismiss)
         self._timer: asyncio.TimerHandle | None = None
@@ -123,7 +125,7 @@ class Conductor:
         self._culprit = None
         self._gang.emit(ev.AttemptStarted(self._job.now_s(), number))
         attempt = Attempt(self._gang.id, number, self._job)
-        sink = Sink(self._on_event, self._gang.deliver, self._profiling.on_trace)
+        sink = EventSink(self._on_event, self._gang.deliver, self._profiling.on_trace)
         watching = [asyncio.ensure_future(w) for w in (self._watch_start(), self._watch_meeting())]
         try:
             await self._crew.launch(attempt, sink)
@@ -240,7 +242,7 @@ class Conductor:
                 self._fail_missing(found, meets_in, limit_s)
                 return
 
-    def _fail_missing(self, found: Missing, meets_in: str, limit_s: float) -> None:
+    def _fail_missing(self, found: MissingRanks, meets_in: str, limit_s: float) -> None:
         text = (
             f"{ranks_text(found.absent)} did not come to {meets_in} within {limit_s:g} s, where"
             f" {ranks_text(found.waiting)} waited (start_timeout)"

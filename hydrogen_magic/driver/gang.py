@@ -23,8 +23,8 @@ from hydrogen_magic.errors import (
     RankFailedError,
     RendezvousError,
 )
-from hydrogen_magic.serialization.payload import Parcel
-from hydrogen_magic.serialization.result_stream import Part, label
+from hydrogen_magic.serialization.payload import Payload
+from hydrogen_magic.serialization.result_stream import ResultPart, label
 from hydrogen_magic.views import failure, still_picture
 from hydrogen_magic.views.output_lines import final_lines
 
@@ -262,7 +262,7 @@ class Gang:
         with self._changed:
             self._changed.notify_all()
 
-    def deliver(self, rank: int, part: Part, section: Parcel) -> None:
+    def deliver(self, rank: int, part: ResultPart, section: Payload) -> None:
         """Take one of a rank's results; it is opened when it is asked for."""
         part = replace(part, error=self._mask.text(part.error))
         self.received.add(rank, self._state.attempt, part, section)

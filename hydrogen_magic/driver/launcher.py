@@ -40,16 +40,16 @@ from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.core.masking import Mask, holds, secret_values
 from hydrogen_magic.driver import placements
 from hydrogen_magic.driver import rendezvous as rendezvous_rooms
-from hydrogen_magic.driver.controller import Conductor
+from hydrogen_magic.driver.controller import GangController
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import (
+    AgentGroup,
     Attempt,
     ClosureFile,
-    Crew,
-    Feed,
+    EventSink,
     Job,
     Placement,
-    Sink,
+    WorkFeed,
     inline,
 )
 from hydrogen_magic.driver.placements.local_agents import hub
@@ -117,7 +117,7 @@ def plan(spec: JobSpec) -> Plan:
 
 def launch_captured(
     captured: capture.Captured, spec: JobSpec, *, title: str,
-    feed: Feed | None = None, place: Placement | None = None,
+    feed: WorkFeed | None = None, place: Placement | None = None,
 ) -> Gang:  # fmt: skip
     """Start a gang, by ``feed`` if it gets work, at ``place`` if not the spec's; may raise PlacementError."""
     clock_zero_s, wall_time = time.monotonic(), time.time()
@@ -176,8 +176,8 @@ def _travelling(known: Iterable[str], captured: capture.Captured, spec: JobSpec)
     return tuple(s for s in known if s in given or any(holds(text, s) for text in pickles))
 
 
-def _conduct(gang: Gang, job: Job, crew: Crew, loop: asyncio.AbstractEventLoop) -> None:
-    conductor = Conductor(gang, job, crew, loop)
+def _conduct(gang: Gang, job: Job, crew: AgentGroup, loop: asyncio.AbstractEventLoop) -> None:
+    conductor = GangController(gang, job, crew, loop)
     gang.attach(conductor)
     _running[gang.id] = gang
     done = asyncio.run_coroutine_threadsafe(conductor.run(), loop)
@@ -196,7 +196,7 @@ def _run_inline(gang: Gang, job: Job) -> None:
     error: BaseException | None = None
     try:
         with interrupts_raise():
-            inline.run_here(Attempt(gang.id, 0, job), Sink(gang.emit, gang.deliver))
+            inline.run_here(Attempt(gang.id, 0, job), EventSink(gang.emit, gang.deliver))
     except BaseException as problem:  # the user's, an interrupt included: raised by raise_for_state
         error = problem
     job.close(keep_checkpoints=error is not None)

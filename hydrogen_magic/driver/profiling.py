@@ -15,10 +15,10 @@ from pathlib import Path
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver import profile_merge
 from hydrogen_magic.driver.gang import Gang
-from hydrogen_magic.driver.placements import Crew
+from hydrogen_magic.driver.placements import AgentGroup
 from hydrogen_magic.views.formatting import ranks_text
 
-__all__ = ["Profiling"]
+__all__ = ["GangProfiler"]
 
 _STEP_S = 120.0
 """How long ranks may take to their next optimizer step: a compiled one takes a minute, the first time."""
@@ -32,10 +32,12 @@ _CHUNK = 4000
 """Spans in one event: some 300 kB of JSON for the record."""
 
 
-class Profiling:
+class GangProfiler:
     """Profiles one gang, one time after the other."""
 
-    def __init__(self, gang: Gang, crew: Crew, folder: Path, now_s: Callable[[], float]) -> None:
+    def __init__(
+        self, gang: Gang, crew: AgentGroup, folder: Path, now_s: Callable[[], float]
+    ) -> None:
         self._gang = gang
         self._crew = crew
         self._folder = folder

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
-from hydrogen_magic.driver.rendezvous import Meeting, Service
+from hydrogen_magic.driver.rendezvous import RendezvousInfo, ServiceSpec
 from hydrogen_magic.driver.rendezvous.torchrun import place
 from hydrogen_magic.errors import PlacementError
 
@@ -51,7 +51,7 @@ class HorovodRendezvous:
 
     def prepare(
         self, plan: Plan, address: str, port: int, *, spec: JobSpec, gang: str, attempt: int
-    ) -> Meeting:
+    ) -> RendezvousInfo:
         shared = {
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
@@ -68,12 +68,14 @@ class HorovodRendezvous:
             shared["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
             hosts = sorted({slot.address for slot in plan.slots})
             options = {"token": _token(), "hosts": hosts if len(hosts) > 1 else []}
-            service = Service("hydrogen_magic.horovod.node.key_value_server:serve_keys", options)
+            service = ServiceSpec(
+                "hydrogen_magic.horovod.node.key_value_server:serve_keys", options
+            )
         n_ranks = Counter(slot.node_rank for slot in plan.slots)
         environments = tuple(
             {**place(slot), **shared, **_own(slot, n_ranks)} for slot in plan.slots
         )
-        return Meeting(environments, service)
+        return RendezvousInfo(environments, service)
 
     def serve_here(self, held: socket.socket, over: threading.Event) -> None:
         """Nothing to serve: a lone rank has nobody to meet."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.inference.result_columns import Gathered, owned
+from hydrogen_magic.inference.result_columns import ResultColumns, owned
 from hydrogen_magic.node.prediction import chunking
 from hydrogen_magic.node.prediction.column_names import refuse_repeated
 
@@ -24,7 +24,7 @@ __all__ = ["PolarsSource", "TableSource", "arrow_as_polars", "polars_as_arrow", 
 
 
 class TableSource:
-    """A PyArrow Table or RecordBatch; see :class:`hydrogen_magic.inference.sources.Source`."""
+    """A PyArrow Table or RecordBatch; see :class:`hydrogen_magic.inference.sources.FrameSource`."""
 
     kind = "arrow"
 
@@ -37,7 +37,7 @@ class TableSource:
         self.n_bytes: int | None = frame.nbytes
 
     def chunks(self, batch_size: int) -> Iterator[pa.Table]:
-        pace = chunking.Pace(batch_size)
+        pace = chunking.ChunkSizer(batch_size)
         for start, end in chunking.spans(self._table.num_rows, pace):
             chunk = self._table.slice(start, end - start)
             pace.saw(chunk)
@@ -71,7 +71,7 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
 
 
 class PolarsSource:
-    """A Polars DataFrame; see :class:`hydrogen_magic.inference.sources.Source`."""
+    """A Polars DataFrame; see :class:`hydrogen_magic.inference.sources.FrameSource`."""
 
     kind = "polars"
 
@@ -82,7 +82,7 @@ class PolarsSource:
         self.n_bytes: int | None = int(frame.estimated_size())
 
     def chunks(self, batch_size: int) -> Iterator[pa.Table]:
-        pace = chunking.Pace(batch_size)
+        pace = chunking.ChunkSizer(batch_size)
         for start, end in chunking.spans(self._frame.height, pace):
             chunk = polars_as_arrow(self._frame.slice(start, end - start))
             pace.saw(chunk)
@@ -143,13 +143,13 @@ def polars_schema(empty: pl.DataFrame) -> pa.Schema:
 
 
 class InMemoryResult:
-    """Predictions beside a frame in memory; see :class:`hydrogen_magic.inference.sources.Result`."""
+    """Predictions beside a frame in memory; see :class:`hydrogen_magic.inference.sources.FrameResult`."""
 
     is_bounded = False
     n_waiting = 0
 
     def __init__(self, n_rows: int, join: Callable[[pa.Table], Any]) -> None:
-        self._predicted = Gathered(n_rows)
+        self._predicted = ResultColumns(n_rows)
         self._join = join
 
     def begin(self, schema: pa.Schema) -> None:

@@ -15,7 +15,7 @@ from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.schema_unify import fit_table, has_unknown, merge_types
 
-__all__ = ["Chunk", "Work"]
+__all__ = ["Chunk", "ChunkQueue"]
 
 _SHARES = 3
 """A chunk is at most this part of a rank's share of what is left: near the end they get smaller, and
@@ -62,7 +62,7 @@ class _Answer:
         return int(self.chunk.table.nbytes + (0 if self.columns is None else self.columns.nbytes))
 
 
-class Work:
+class ChunkQueue:
     """``source`` and ``result`` are of :mod:`hydrogen_magic.inference.sources`."""
 
     def __init__(self, source: Any, result: Any, options: InferOptions, n_ranks: int) -> None:

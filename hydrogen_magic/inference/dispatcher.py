@@ -22,7 +22,7 @@ from typing import Any
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import speculation
-from hydrogen_magic.inference.chunk_queue import Work
+from hydrogen_magic.inference.chunk_queue import ChunkQueue
 from hydrogen_magic.inference.rank_channel import Channel
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.shared_buffers import IN_HAND
@@ -47,7 +47,7 @@ _Ready = Sequence[tuple[selectors.SelectorKey, int]]
 
 
 class Feeder:
-    """Feeds the ranks of one gang; see :class:`hydrogen_magic.driver.placements.Feed`.
+    """Feeds the ranks of one gang; see :class:`hydrogen_magic.driver.placements.WorkFeed`.
 
     ``source`` and ``result`` are of :mod:`hydrogen_magic.inference.sources`; ``key`` says which set-up
     this one may be run by. After the gang has ended well, :attr:`value` is the frame with its
@@ -61,13 +61,13 @@ class Feeder:
         self.options: Mapping[str, Any] = asdict(options)
         self.value: Any = None
         self._on_error = options.on_error
-        self._work = Work(source, result, options, n_ranks)
+        self._work = ChunkQueue(source, result, options, n_ranks)
         self._error: Exception | None = None
         self._emit: Callable[[ev.Event], None] = lambda event: None
         self._stop: Callable[[], None] = lambda: None
         self._now_s: Callable[[], float] = lambda: 0.0
         self._dismiss: Callable[[int], None] = lambda rank: None
-        self._patience = speculation.Patience()
+        self._patience = speculation.SilenceLimit()
         self._channels: list[Channel] = []
         self._thread: threading.Thread | None = None
         self._over: socket.socket | None = None
@@ -299,7 +299,7 @@ class Feeder:
             self._warn(_failures_text(self._work))
 
 
-def _failures_text(work: Work) -> str:
+def _failures_text(work: ChunkQueue) -> str:
     """Return what a person is told of rows without predictions; see ``predictor.RowFailure``."""
     told = [f"{_rows_text(f)}: {f['reason']}" for f in work.failures[:_MOST_TOLD]]
     n_more = work.n_failed_places - len(told)

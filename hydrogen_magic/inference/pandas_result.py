@@ -23,10 +23,10 @@ import pandas as pd
 import pyarrow as pa
 
 from hydrogen_magic.inference.result_columns import (
-    Column,
+    ChunkedColumn,
     FixedColumn,
-    Gathered,
-    Parts,
+    ResultColumn,
+    ResultColumns,
     is_fixed,
     owned,
 )
@@ -38,7 +38,7 @@ __all__ = ["PandasResult"]
 
 
 class PandasResult:
-    """See :class:`hydrogen_magic.inference.sources.Result`."""
+    """See :class:`hydrogen_magic.inference.sources.FrameResult`."""
 
     is_bounded = False
     n_waiting = 0
@@ -47,7 +47,7 @@ class PandasResult:
         self._frame = frame
         self._names = names
         self._kept = options.kept(names)
-        self._predicted = Gathered(len(frame), _column)
+        self._predicted = ResultColumns(len(frame), _column)
 
     def begin(self, schema: pa.Schema) -> None:
         self._predicted.begin(schema)
@@ -93,13 +93,13 @@ class _Objects:
         return pa.array(self.values, from_pandas=True)
 
 
-def _column(type_: pa.DataType, n_rows: int) -> Column:
+def _column(type_: pa.DataType, n_rows: int) -> ResultColumn:
     if pa.array([], type_).to_pandas().dtype == object:
         return _Objects(n_rows)
-    return FixedColumn(type_, n_rows) if is_fixed(type_) else Parts(type_)
+    return FixedColumn(type_, n_rows) if is_fixed(type_) else ChunkedColumn(type_)
 
 
-def _values(column: Column) -> Any:
+def _values(column: ResultColumn) -> Any:
     """Return a finished column as what pandas would have made of it."""
     if isinstance(column, _Objects):
         return column.values

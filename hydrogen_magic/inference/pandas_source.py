@@ -44,7 +44,7 @@ _TEXTS = {"string": str, "large_string": str, "binary": bytes, "large_binary": b
 
 
 class PandasSource:
-    """See :class:`hydrogen_magic.inference.sources.Source`."""
+    """See :class:`hydrogen_magic.inference.sources.FrameSource`."""
 
     kind = "pandas"
 
@@ -64,7 +64,7 @@ class PandasSource:
         self.schema = _with_labels(pa.schema(fields, metadata=_metadata(frame)), frame.columns)
 
     def chunks(self, batch_size: int) -> Iterator[pa.Table]:
-        pace = chunking.Pace(batch_size)
+        pace = chunking.ChunkSizer(batch_size)
         for start, end in chunking.spans(len(self._frame), pace):
             arrays = [column.chunk(start, end) for column in self._columns]
             table = chunking.table_of(arrays, self.schema, end - start)
@@ -79,7 +79,7 @@ class PandasSource:
 
 
 @dataclass(frozen=True, eq=False)
-class _Column:
+class _PandasColumn:
     """One column, ready to be cut."""
 
     values: Any
@@ -95,11 +95,11 @@ class _Column:
         return pa.array(values)
 
 
-def _column(name: str, series: Any) -> _Column:
+def _column(name: str, series: Any) -> _PandasColumn:
     if isinstance(series.dtype, np.dtype):
         values = series.to_numpy()
         if series.dtype == object:
-            return _Column(values, _type_of_objects(name, values), none_is_null=True)
+            return _PandasColumn(values, _type_of_objects(name, values), none_is_null=True)
     else:
         values = series.array
     try:
@@ -110,7 +110,7 @@ def _column(name: str, series: Any) -> _Column:
     if isinstance(inner, pa.BaseExtensionType) and inner.extension_name.startswith("pandas."):
         kind = str(series.dtype if inner is type_ else series.array.categories.dtype)
         raise _cannot(name, kind if inner is type_ else f"category of {kind}")
-    return _Column(values, type_, none_is_null=False)
+    return _PandasColumn(values, type_, none_is_null=False)
 
 
 def _cannot(name: str, dtype: str) -> InferError:

@@ -48,7 +48,7 @@ class Layout:
 
 
 class ParquetResult:
-    """See :class:`hydrogen_magic.inference.sources.Result`.
+    """See :class:`hydrogen_magic.inference.sources.FrameResult`.
 
     Rows are written in their order, so chunks that come early wait in memory for those before them.
     """

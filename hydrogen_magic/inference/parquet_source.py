@@ -38,7 +38,7 @@ _MAGIC = frozenset("*?[")
 
 
 class ParquetSource:
-    """See :class:`hydrogen_magic.inference.sources.Source`."""
+    """See :class:`hydrogen_magic.inference.sources.FrameSource`."""
 
     kind = "parquet"
 
@@ -59,7 +59,7 @@ class ParquetSource:
 
     def chunks(self, batch_size: int) -> Iterator[pa.Table]:
         tables = (table for piece in self._pieces for table in piece.tables(self.schema))
-        return chunking.rebatched(tables, self.schema, chunking.Pace(batch_size))
+        return chunking.rebatched(tables, self.schema, chunking.ChunkSizer(batch_size))
 
     def result(self, options: InferOptions) -> ParquetResult:
         kept = options.kept(self.schema.names)

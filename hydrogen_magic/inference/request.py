@@ -16,7 +16,7 @@ from hydrogen_magic.inference import sources
 from hydrogen_magic.notebook.arguments import InferArguments
 from hydrogen_magic.serialization.pickling_errors import describe
 
-__all__ = ["Run", "frame", "plan", "start"]
+__all__ = ["StartedRun", "frame", "plan", "start"]
 
 _LOOKS_LIKE_A_PATH = ("/", "*", ".")
 _WRITERS = {
@@ -28,7 +28,7 @@ _WRITERS = {
 """What writes each kind as Parquet."""
 
 
-class Run(Protocol):
+class StartedRun(Protocol):
     """What was started."""
 
     @property
@@ -95,7 +95,7 @@ def _refuse_path(given: Any, arguments: InferArguments) -> None:
         )
 
 
-def start(given: Any, captured: Captured, arguments: InferArguments, title: str) -> Run:
+def start(given: Any, captured: Captured, arguments: InferArguments, title: str) -> StartedRun:
     """Start to predict over the frame; a Spark DataFrame with a name for the result stays lazy."""
     if sources.kind_of(given) == "spark":
         return _start_on_spark(given, captured, arguments, title)
@@ -106,7 +106,9 @@ def start(given: Any, captured: Captured, arguments: InferArguments, title: str)
     )
 
 
-def _start_on_spark(given: Any, captured: Captured, arguments: InferArguments, title: str) -> Run:
+def _start_on_spark(
+    given: Any, captured: Captured, arguments: InferArguments, title: str
+) -> StartedRun:
     spec, options = arguments.spec, arguments.options
     if arguments.out is None:
         from hydrogen_magic.inference.spark.gang import infer_on_spark

@@ -17,11 +17,11 @@ import pyarrow as pa
 from hydrogen_magic.errors import InferError
 
 __all__ = [
-    "Column",
-    "Coverage",
+    "ResultColumn",
+    "RowCoverage",
     "FixedColumn",
-    "Gathered",
-    "Parts",
+    "ResultColumns",
+    "ChunkedColumn",
     "arrow_column",
     "is_fixed",
     "owned",
@@ -30,7 +30,7 @@ __all__ = [
 _FIXED_BITS = (8, 16, 32, 64)
 
 
-class Column(Protocol):
+class ResultColumn(Protocol):
     """One predicted column of a known number of rows."""
 
     def put(self, first_row: int, column: pa.ChunkedArray) -> None:
@@ -104,7 +104,7 @@ def _number(type_: pa.DataType) -> Any:
     return np.dtype(f"i{type_.bit_width // 8}")
 
 
-class Parts:
+class ChunkedColumn:
     """A column of texts, lists or whatever else, as chunks."""
 
     def __init__(self, type_: pa.DataType) -> None:
@@ -120,12 +120,12 @@ class Parts:
         return pa.chunked_array(arrays, type=self.type).unify_dictionaries()
 
 
-def arrow_column(type_: pa.DataType, n_rows: int) -> Column:
+def arrow_column(type_: pa.DataType, n_rows: int) -> ResultColumn:
     """Return an empty column for a frame that keeps Arrow types."""
-    return FixedColumn(type_, n_rows) if is_fixed(type_) else Parts(type_)
+    return FixedColumn(type_, n_rows) if is_fixed(type_) else ChunkedColumn(type_)
 
 
-class Coverage:
+class RowCoverage:
     """Which rows have come."""
 
     def __init__(self) -> None:
@@ -147,17 +147,17 @@ class Coverage:
             raise InferError(f"predictions came for {done} rows: the frame has {n_rows}")
 
 
-class Gathered:
+class ResultColumns:
     """All predicted columns of ``n_rows`` rows; the ``make`` of a column decides how it is kept."""
 
     def __init__(
-        self, n_rows: int, make: Callable[[pa.DataType, int], Column] = arrow_column
+        self, n_rows: int, make: Callable[[pa.DataType, int], ResultColumn] = arrow_column
     ) -> None:
         self.schema: pa.Schema | None = None
         self._n_rows = n_rows
         self._make = make
-        self._columns: list[Column] = []
-        self._coverage = Coverage()
+        self._columns: list[ResultColumn] = []
+        self._coverage = RowCoverage()
 
     def begin(self, schema: pa.Schema) -> None:
         self.schema = schema

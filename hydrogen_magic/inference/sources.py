@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from hydrogen_magic.node.prediction.options import InferOptions
 
-__all__ = ["Result", "Source", "kind_of", "source"]
+__all__ = ["FrameResult", "FrameSource", "kind_of", "source"]
 
 _TAKEN = (
     "It takes a pandas, Polars, PyArrow or Spark DataFrame, or the path of Parquet data: a file, a"
@@ -52,7 +52,7 @@ _REMEDIES = {
 """What to do with what people have in their hands when they want predictions."""
 
 
-class Source(Protocol):
+class FrameSource(Protocol):
     """A frame, seen as consecutive chunks of rows."""
 
     kind: str
@@ -71,11 +71,11 @@ class Source(Protocol):
         the result. Chunks are views where the frame's memory is laid out as Arrow wants it.
         """
 
-    def result(self, options: InferOptions) -> Result:
+    def result(self, options: InferOptions) -> FrameResult:
         """Return the still empty result. Raises InferError for columns that there are not."""
 
 
-class Result(Protocol):
+class FrameResult(Protocol):
     """The frame that comes back, while it is put together. For one thread at a time."""
 
     is_bounded: bool
@@ -120,7 +120,7 @@ def kind_of(frame: Any) -> str | None:
     return next((kind for kind, tests in kinds.items() if any(is_a(frame) for is_a in tests)), None)
 
 
-def source(frame: Any, target: str | os.PathLike[str] | None = None) -> Source:
+def source(frame: Any, target: str | os.PathLike[str] | None = None) -> FrameSource:
     """Return ``frame`` as a source of chunks.
 
     ``target`` is where the predictions for Parquet data are written: a file for a file, a folder
@@ -146,7 +146,7 @@ def source(frame: Any, target: str | os.PathLike[str] | None = None) -> Source:
     raise InferError(_not_a_frame(frame, kind))
 
 
-def _arrow_source(frame: Any, kind: str) -> Source:
+def _arrow_source(frame: Any, kind: str) -> FrameSource:
     from hydrogen_magic.inference import arrow_source, stream_source
 
     if kind == "polars":

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-__all__ = ["Patience"]
+__all__ = ["SilenceLimit"]
 
 FLOOR_S = 30.0
 """Nobody is thought to hang before: garbage is collected, disks and servers have bad moments."""
@@ -22,7 +22,7 @@ _MOST_REMEMBERED = 256
 """Chunks; the last ones, since a later part of the frame may be harder than the first."""
 
 
-class Patience:
+class SilenceLimit:
     """Learns from the chunks that were done, and from the ranks that were set up."""
 
     def __init__(self) -> None:

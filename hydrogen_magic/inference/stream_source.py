@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference.arrow_source import arrow_as_polars, polars_as_arrow, polars_schema
-from hydrogen_magic.inference.result_columns import Coverage, owned
+from hydrogen_magic.inference.result_columns import RowCoverage, owned
 from hydrogen_magic.node.prediction import chunking
 from hydrogen_magic.node.prediction.column_names import refuse_repeated
 
@@ -25,7 +25,7 @@ _READING = {"batch_size": 1 << 14, "batch_readahead": 2, "fragment_readahead": 1
 
 
 class StreamSource:
-    """Batches from somewhere; see :class:`hydrogen_magic.inference.sources.Source`."""
+    """Batches from somewhere; see :class:`hydrogen_magic.inference.sources.FrameSource`."""
 
     n_rows: int | None = None
     n_bytes: int | None = None
@@ -44,14 +44,14 @@ class StreamSource:
         self._make = make
 
     def chunks(self, batch_size: int) -> Iterator[pa.Table]:
-        return chunking.rebatched(self._read(), self.schema, chunking.Pace(batch_size))
+        return chunking.rebatched(self._read(), self.schema, chunking.ChunkSizer(batch_size))
 
     def result(self, options: InferOptions) -> StreamResult:
         return StreamResult(self.schema, options.kept(self.schema.names), self._make)
 
 
 class StreamResult:
-    """Rows in the order of reading with predictions; see :class:`hydrogen_magic.inference.sources.Result`."""
+    """Rows in the order of reading with predictions; see :class:`hydrogen_magic.inference.sources.FrameResult`."""
 
     is_bounded = False
     n_waiting = 0
@@ -61,7 +61,7 @@ class StreamResult:
         self._kept = kept
         self._make = make
         self._parts: dict[int, pa.Table] = {}
-        self._coverage = Coverage()
+        self._coverage = RowCoverage()
 
     def begin(self, schema: pa.Schema) -> None:
         """Do nothing: the columns come with each part."""

@@ -24,14 +24,14 @@ from hydrogen_magic.views.output_lines import clean, final_lines
 from hydrogen_magic.views.tables import gangs_table
 from hydrogen_magic.views.text_table import block
 
-__all__ = ["Past", "manage"]
+__all__ = ["RecordedGang", "manage"]
 
 _LISTED_RUNS = 10
 """Recorded runs in a list: as much as one remembers having started."""
 
 
 @dataclass(frozen=True)
-class Past:
+class RecordedGang:
     """A gang known from its record alone: of an earlier kernel, or of another one."""
 
     id: str
@@ -94,7 +94,7 @@ class Past:
 def _last_state(found: run_log.Summary) -> GangState:
     """Return what a list shows; of a run that is over, first and last event are enough for it."""
     if found.ended is None:
-        return Past(found.gang).snapshot()
+        return RecordedGang(found.gang).snapshot()
     return replay([found.launched, found.last])
 
 
@@ -133,7 +133,7 @@ def _show(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
         say(["", *report(state, final_lines(log)[-10:]).splitlines()])
 
 
-def _draw(gang: Gang | Past, state: GangState) -> None:
+def _draw(gang: Gang | RecordedGang, state: GangState) -> None:
     """Show a gang anew in a notebook: as it was, or beside its first view while it runs."""
     view = pick_view(detached=True, actions=gang)
     if isinstance(gang, Gang) and not state.is_terminal:
@@ -224,7 +224,7 @@ def _live(name: str | None) -> Gang:
     return gangs[_complete(name, list(gangs), "of this kernel")]
 
 
-def _find(name: str | None) -> Gang | Past:
+def _find(name: str | None) -> Gang | RecordedGang:
     """Return a gang of this kernel or a recorded one; the newest when None."""
     live = launcher.gangs()
     if name is None and live:
@@ -233,7 +233,7 @@ def _find(name: str | None) -> Gang | Past:
     if not recorded and not live:
         raise ArgumentsError("no gang has run yet: start one with %%distributed")
     found = _complete(name, [*recorded, *live], "")
-    return live.get(found) or Past(found)
+    return live.get(found) or RecordedGang(found)
 
 
 def _complete(name: str | None, known: list[str], whose: str) -> str:

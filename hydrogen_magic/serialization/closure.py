@@ -8,7 +8,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass, field
 
-from hydrogen_magic.serialization.payload import Parcel
+from hydrogen_magic.serialization.payload import Payload
 
 __all__ = ["Header", "ImportLine", "ModuleSource", "bundle", "unbundle"]
 
@@ -66,15 +66,15 @@ class Header:
     """Arguments of the script or module."""
 
 
-def bundle(header: Header, body: Parcel) -> Parcel:
+def bundle(header: Header, body: Payload) -> Payload:
     """Return one parcel with both."""
-    return Parcel(pickle.dumps(header, pickle.HIGHEST_PROTOCOL), (body.pickled, *body.buffers))
+    return Payload(pickle.dumps(header, pickle.HIGHEST_PROTOCOL), (body.pickled, *body.buffers))
 
 
-def unbundle(parcel: Parcel) -> tuple[Header, Parcel]:
+def unbundle(parcel: Payload) -> tuple[Header, Payload]:
     """Return what :func:`bundle` put together."""
     header = pickle.loads(parcel.pickled)
     if not isinstance(header, Header):
         raise ValueError("this parcel is not a closure")
     payload, *buffers = parcel.buffers
-    return header, Parcel(memoryview(payload), tuple(buffers))
+    return header, Payload(memoryview(payload), tuple(buffers))

@@ -21,7 +21,7 @@ from typing import Any
 from hydrogen_magic.serialization.pickler import Pickler
 
 __all__ = [
-    "Parcel",
+    "Payload",
     "copied",
     "digest",
     "from_memfd",
@@ -44,7 +44,7 @@ _COPY_THREADS = 4
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Payload:
     """An object as bytes."""
 
     pickled: bytes | memoryview
@@ -58,7 +58,7 @@ class Parcel:
         return len(self.pickled) + sum(_flat(buffer).nbytes for buffer in self.buffers)
 
 
-def pack(obj: Any, pickler: Callable[..., Any] = Pickler) -> Parcel:
+def pack(obj: Any, pickler: Callable[..., Any] = Pickler) -> Payload:
     """Return ``obj`` as a parcel that shares the memory of its arrays and tensors.
 
     ``pickler``: called as ``pickler(file, protocol, buffer_callback)``. Raises what pickling raises.
@@ -66,10 +66,10 @@ def pack(obj: Any, pickler: Callable[..., Any] = Pickler) -> Parcel:
     file = io.BytesIO()
     buffers = Buffers()
     pickler(file, pickle.HIGHEST_PROTOCOL, buffers.add).dump(obj)
-    return Parcel(file.getbuffer(), tuple(buffers.taken))
+    return Payload(file.getbuffer(), tuple(buffers.taken))
 
 
-def digest(parcel: Parcel) -> str:
+def digest(parcel: Payload) -> str:
     """Return what tells this parcel from others: SHA-256 of all its bytes, and where parts end."""
     found = hashlib.sha256()
     for part in (parcel.pickled, *parcel.buffers):
@@ -79,7 +79,7 @@ def digest(parcel: Parcel) -> str:
     return found.hexdigest()
 
 
-def unpack(parcel: Parcel) -> Any:
+def unpack(parcel: Payload) -> Any:
     """Return the object in ``parcel``; its arrays live in the parcel's memory."""
     return pickle.loads(parcel.pickled, buffers=parcel.buffers)
 
@@ -108,7 +108,7 @@ class Buffers:
 
 
 def to_memfd(
-    parcel: Parcel, name: str = "parcel", on_write: Callable[[int], None] = lambda nbytes: None
+    parcel: Payload, name: str = "parcel", on_write: Callable[[int], None] = lambda nbytes: None
 ) -> int:
     """Return a new descriptor (close-on-exec) of a memory file that holds ``parcel``.
 
@@ -123,7 +123,7 @@ def to_memfd(
     return fd
 
 
-def write(parcel: Parcel, fd: int, on_write: Callable[[int], None] = lambda nbytes: None) -> None:
+def write(parcel: Payload, fd: int, on_write: Callable[[int], None] = lambda nbytes: None) -> None:
     """Write ``parcel`` to the empty file ``fd``; :func:`from_memfd` reads it.
 
     ``on_write``: called with the bytes of each piece once it is written. Raises OSError.
@@ -136,7 +136,7 @@ def write(parcel: Parcel, fd: int, on_write: Callable[[int], None] = lambda nbyt
     _write_all(fd, list(zip(offsets, parts, strict=True)), on_write)
 
 
-def from_memfd(fd: int) -> Parcel:
+def from_memfd(fd: int) -> Payload:
     """Map the parcel in memory file ``fd``: no copy; what is written stays in this process.
 
     The descriptor may be closed afterwards. Raises ValueError when it holds no parcel.
@@ -148,7 +148,7 @@ def from_memfd(fd: int) -> Parcel:
     sizes = struct.unpack_from(f"<{count}Q", memory, len(_MAGIC) + 8)
     offsets, _ = _layout(sizes)
     parts = [memory[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
-    return Parcel(parts[0], tuple(parts[1:]))
+    return Payload(parts[0], tuple(parts[1:]))
 
 
 def _flat(buffer: Any) -> memoryview:
@@ -204,6 +204,6 @@ def _write(fd: int, offset: int, part: memoryview) -> None:
         part, offset = part[written:], offset + written
 
 
-def copied(parcel: Parcel) -> Parcel:
+def copied(parcel: Payload) -> Payload:
     """Return the same in memory of its own, so that the file it was mapped from can be closed."""
-    return Parcel(bytes(parcel.pickled), tuple(bytearray(buffer) for buffer in parcel.buffers))
+    return Payload(bytes(parcel.pickled), tuple(bytearray(buffer) for buffer in parcel.buffers))

@@ -23,14 +23,14 @@ from typing import Any
 from hydrogen_magic.core.validation import checked
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.identity import Originals, updating
-from hydrogen_magic.serialization.payload import Buffers, Parcel
+from hydrogen_magic.serialization.payload import Buffers, Payload
 from hydrogen_magic.serialization.tolerant_unpickling import MissingObject, TolerantUnpickler
 
 __all__ = [
     "CELL_VALUE",
     "MissingObject",
     "Packed",
-    "Part",
+    "ResultPart",
     "UnopenedPart",
     "label",
     "load",
@@ -49,7 +49,7 @@ def label(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class ResultPart:
     """One named result of one rank: the label that travels with its bytes."""
 
     name: str
@@ -75,7 +75,7 @@ class UnopenedPart:
 class Packed:
     """A stream on its rank."""
 
-    sections: Mapping[str, Parcel]
+    sections: Mapping[str, Payload]
     """Every part that could be pickled, in order."""
     failures: Mapping[str, tuple[BaseException, Any]] = field(default_factory=dict)
     """Every other part, with the error and the object that pickle had reached."""
@@ -92,7 +92,7 @@ class _PackError(Exception):
         self.name, self.error, self.last = name, error, last
 
 
-class _File(io.BytesIO):
+class _CountingFile(io.BytesIO):
     """A file in memory that reports its size; pickle writes to it every 64 KiB.
 
     Pickling a large list is a single call into C. Calling Python from there lets other threads of
@@ -130,9 +130,9 @@ def pack(
 
 def _pack_all(
     objects: Mapping[str, Any], pickler: Callable[..., Any], on_write: Callable[[str, int], None]
-) -> dict[str, Parcel]:
+) -> dict[str, Payload]:
     current = ""
-    file, buffers = _File(lambda nbytes: on_write(current, nbytes)), Buffers()
+    file, buffers = _CountingFile(lambda nbytes: on_write(current, nbytes)), Buffers()
     made = pickler(file, pickle.HIGHEST_PROTOCOL, buffers.add)
     ends: dict[str, tuple[int, int]] = {}
     for current, obj in objects.items():
@@ -149,22 +149,22 @@ def _pack_all(
 
 def _sections(
     pickled: memoryview, buffers: Sequence[Any], ends: Iterable[tuple[int, int]]
-) -> Iterator[Parcel]:
+) -> Iterator[Payload]:
     start = first = 0
     for end, last in ends:
-        yield Parcel(pickled[start:end], tuple(buffers[first:last]))
+        yield Payload(pickled[start:end], tuple(buffers[first:last]))
         start, first = end, last
 
 
 # ── opening ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def unpack(sections: Sequence[Parcel], originals: Originals | None = None) -> list[Any]:
+def unpack(sections: Sequence[Payload], originals: Originals | None = None) -> list[Any]:
     """Return the objects of a stream, and an :class:`UnopenedPart` for each that cannot be opened.
 
     ``originals``: objects of the notebook to update in place, if all objects can be opened.
     """
-    source = _Source()
+    source = _SectionReader()
     unpickler = pickle.Unpickler(source, buffers=source)
     try:
         with updating(originals) if originals is not None else nullcontext():
@@ -173,8 +173,8 @@ def unpack(sections: Sequence[Parcel], originals: Originals | None = None) -> li
         return _unpack_what_opens(sections)
 
 
-def _unpack_what_opens(sections: Sequence[Parcel]) -> list[Any]:
-    source = _Source()
+def _unpack_what_opens(sections: Sequence[Payload]) -> list[Any]:
+    source = _SectionReader()
     unpickler = TolerantUnpickler(source, buffers=source)
     found: list[Any] = []
     for section in sections:
@@ -189,14 +189,14 @@ def _unpack_what_opens(sections: Sequence[Parcel]) -> list[Any]:
     return found
 
 
-class _Source:
+class _SectionReader:
     """The file and the buffers that an unpickler reads: those of one section at a time."""
 
     def __init__(self) -> None:
         self._file = io.BytesIO()
         self._buffers: Iterator[Any] = iter(())
 
-    def open(self, section: Parcel) -> bool:
+    def open(self, section: Payload) -> bool:
         """Continue with ``section``."""
         self._file = io.BytesIO(section.pickled)
         self._buffers = iter(section.buffers)
@@ -221,7 +221,7 @@ class _Source:
 # ── files ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def save(parts: Sequence[tuple[Part, Parcel]], path: Path) -> None:
+def save(parts: Sequence[tuple[ResultPart, Payload]], path: Path) -> None:
     """Write the results of a rank to ``path``, whole or not at all; :func:`load` reads them.
 
     Raises OSError.
@@ -229,7 +229,7 @@ def save(parts: Sequence[tuple[Part, Parcel]], path: Path) -> None:
     counts = [len(section.buffers) for _, section in parts]
     labels = [asdict(part) for part, _ in parts]
     blocks = [block for _, section in parts for block in (section.pickled, *section.buffers)]
-    content = Parcel(json.dumps([labels, counts]).encode(), tuple(blocks))
+    content = Payload(json.dumps([labels, counts]).encode(), tuple(blocks))
     arriving = path.with_name(f".{path.name}.arriving")
     try:
         fd = os.open(arriving, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -242,14 +242,14 @@ def save(parts: Sequence[tuple[Part, Parcel]], path: Path) -> None:
         arriving.unlink(missing_ok=True)
 
 
-def load(path: Path) -> list[tuple[Part, Parcel]]:
+def load(path: Path) -> list[tuple[ResultPart, Payload]]:
     """Return what :func:`save` wrote. Raises OSError, and ValueError for another kind of file."""
     with path.open("rb") as file:
         content = payload.from_memfd(file.fileno())
     labels, counts = json.loads(bytes(content.pickled))
     blocks = iter(content.buffers)
-    found: list[tuple[Part, Parcel]] = []
+    found: list[tuple[ResultPart, Payload]] = []
     for fields, count in zip(labels, counts, strict=True):
-        section = Parcel(memoryview(next(blocks)), tuple(next(blocks) for _ in range(count)))
-        found.append((checked(Part, fields, "a result's label"), section))
+        section = Payload(memoryview(next(blocks)), tuple(next(blocks) for _ in range(count)))
+        found.append((checked(ResultPart, fields, "a result's label"), section))
     return found

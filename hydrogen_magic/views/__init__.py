@@ -66,11 +66,11 @@ def pick_view(
     ``quiet`` shows output only. A ``detached`` view is updated by a thread while the user types on.
     ``actions`` is what the view shows; a notebook's view needs it for what its reader may ask for.
     """
-    from hydrogen_magic.views.outputs import KernelSurface
+    from hydrogen_magic.views.outputs import NotebookOutput
     from hydrogen_magic.views.text_view import TextView, pick_surface
 
     surface = pick_surface(detached=detached)
-    if quiet or actions is None or not isinstance(surface, KernelSurface):
+    if quiet or actions is None or not isinstance(surface, NotebookOutput):
         return TextView(surface, quiet=quiet, interval_s=DETACHED_S if detached else ATTENDED_S)
     from hydrogen_magic.views.widget import WidgetView
 
@@ -79,10 +79,10 @@ def pick_view(
 
 def draws_widgets() -> bool:
     """Tell whether :func:`pick_view` picks a live widget here."""
-    from hydrogen_magic.views.outputs import KernelSurface
+    from hydrogen_magic.views.outputs import NotebookOutput
     from hydrogen_magic.views.text_view import pick_surface
 
-    if not isinstance(pick_surface(), KernelSurface):
+    if not isinstance(pick_surface(), NotebookOutput):
         return False
     from hydrogen_magic.views.widget.display import is_widget_expected
 

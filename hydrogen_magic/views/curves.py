@@ -29,7 +29,7 @@ from hydrogen_magic.views.point_buckets import (
     merged,
 )
 
-__all__ = ["ALL_RANKS", "Buckets", "Change", "Curves", "metric_name"]
+__all__ = ["ALL_RANKS", "Buckets", "CurveChange", "Curves", "metric_name"]
 
 ALL_RANKS = -1
 """The rank of the series that summarises all ranks."""
@@ -52,7 +52,7 @@ _LARGEST_STEP = 2**53
 
 
 @dataclass(frozen=True)
-class Change:
+class CurveChange:
     """What is new of one metric since the last call of :meth:`Curves.changes`."""
 
     metric: str
@@ -115,7 +115,7 @@ class Curves:
         """
         return self._curves[metric].detail(start, until, n_buckets)
 
-    def changes(self, ranks: Collection[int] | None, most_buckets: float) -> list[Change]:
+    def changes(self, ranks: Collection[int] | None, most_buckets: float) -> list[CurveChange]:
         """Return what is new since the last call, of ``ranks`` (None: all) and ALL_RANKS.
 
         At most about ``most_buckets`` (0 or more), those with the highest keys first; the rest
@@ -138,7 +138,7 @@ class Curves:
                 changes.append(change)
         return changes
 
-    def whole(self, ranks: Collection[int] | None) -> list[Change]:
+    def whole(self, ranks: Collection[int] | None) -> list[CurveChange]:
         """Return everything, of ``ranks`` (None: all) and ALL_RANKS, for one who knows nothing."""
         found = (self._settled(name, ranks).whole(ranks) for name in self._curves)
         return [change for change in found if change.series]
@@ -283,7 +283,7 @@ class _Curve:
             if rank in self._series:
                 self._series[rank].forget_sent()
 
-    def take(self, ranks: Collection[int] | None, most_buckets: float) -> Change:
+    def take(self, ranks: Collection[int] | None, most_buckets: float) -> CurveChange:
         """Return at most about so many changed buckets, and take them as sent."""
         shown = [(rank, self.series(rank)) for rank in (ALL_RANKS, *self._shown(ranks))]
         waiting = sorted((s.n_dirty, rank, s) for rank, s in shown if s.n_dirty)
@@ -295,7 +295,7 @@ class _Curve:
         self._told_bad.update(taken.keys() & self.bad_steps.keys())
         return self._change(taken)
 
-    def whole(self, ranks: Collection[int] | None) -> Change:
+    def whole(self, ranks: Collection[int] | None) -> CurveChange:
         shown = {rank: self.series(rank) for rank in (ALL_RANKS, *self._shown(ranks))}
         told = {r: s.buckets() for r, s in shown.items() if len(s)}
         told = {**dict.fromkeys(self.bad_steps, NOTHING), **told}
@@ -320,6 +320,6 @@ class _Curve:
     def _shown(self, ranks: Collection[int] | None) -> Iterable[int]:
         return self._points if ranks is None else [rank for rank in ranks if rank in self._points]
 
-    def _change(self, series: Mapping[int, Buckets]) -> Change:
+    def _change(self, series: Mapping[int, Buckets]) -> CurveChange:
         bad_steps = {rank: self.bad_steps[rank] for rank in series if rank in self.bad_steps}
-        return Change(self.metric, self.width, dict(sorted(series.items())), bad_steps)
+        return CurveChange(self.metric, self.width, dict(sorted(series.items())), bad_steps)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from hydrogen_magic.core.events import RowsDone
-from hydrogen_magic.driver.state.collective_waits import Late
+from hydrogen_magic.driver.state.collective_waits import LateRanks
 
 __all__ = [
     "duration",
@@ -52,7 +52,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def late_text(late: Late, rendezvous: str) -> str:
+def late_text(late: LateRanks, rendezvous: str) -> str:
     """Return ``ranks waited for rank 1 in negotiation: 34 % of the time``."""
     where = "negotiation" if rendezvous == "horovod" else "collectives"
     share = f"{100 * late.share:.0f} % of the time"

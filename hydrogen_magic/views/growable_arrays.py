@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Grown", "floats", "integers"]
+__all__ = ["GrowableArray", "floats", "integers"]
 
 
-class Grown:
+class GrowableArray:
     """An array that is appended to: doubling its room keeps a million appends cheap."""
 
     def __init__(self, dtype: type) -> None:

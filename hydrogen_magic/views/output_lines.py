@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.units import size_text
 
-__all__ = ["Line", "OutputLines", "clean", "clean_name", "final_lines", "without_colour"]
+__all__ = ["OutputLine", "OutputLines", "clean", "clean_name", "final_lines", "without_colour"]
 
 _LONGEST_PARTIAL = 16_384
 """Characters of a line without an end after which it is shown in pieces."""
 
 
 @dataclass(frozen=True)
-class Line:
+class OutputLine:
     """One line to print, without its end."""
 
     rank: int
@@ -38,9 +38,9 @@ class OutputLines:
     def __init__(self) -> None:
         self._partial: dict[tuple[int, str], str] = {}
 
-    def feed(self, events: Iterable[ev.Event], gang: str = "ID") -> list[Line]:
+    def feed(self, events: Iterable[ev.Event], gang: str = "ID") -> list[OutputLine]:
         """Return the lines that ``events`` complete, in order; other kinds may be there."""
-        lines: list[Line] = []
+        lines: list[OutputLine] = []
         for event in events:
             if isinstance(event, ev.Output):
                 lines += self._take(event, gang)
@@ -50,15 +50,15 @@ class OutputLines:
                 lines += self.flush()
         return lines
 
-    def flush(self, rank: int | None = None) -> list[Line]:
+    def flush(self, rank: int | None = None) -> list[OutputLine]:
         """Return what was still waiting for its line's end (of ``rank``, or of all)."""
         keys = [key for key in self._partial if rank is None or key[0] == rank]
         lines = [_line(*key, self._partial.pop(key)) for key in keys]
         return [line for line in lines if line.text]
 
-    def _take(self, event: ev.Output, gang: str) -> list[Line]:
+    def _take(self, event: ev.Output, gang: str) -> list[OutputLine]:
         key = (event.rank, event.stream)
-        lines: list[Line] = []
+        lines: list[OutputLine] = []
         if event.skipped_bytes:
             cut = [_line(*key, text) for text in [self._partial.pop(key, "")] if text]
             # The end of a line that was cut is counted with its beginning.
@@ -112,8 +112,8 @@ _CONTROL = re.compile(
 )
 
 
-def _line(rank: int, stream: str, text: str) -> Line:
-    return Line(rank, stream, clean(_rewritten(text)))
+def _line(rank: int, stream: str, text: str) -> OutputLine:
+    return OutputLine(rank, stream, clean(_rewritten(text)))
 
 
 def _rewritten(text: str) -> str:
@@ -130,9 +130,9 @@ def _shortened(partial: str) -> str:
     return _rewritten(partial) + ("\r" if partial.endswith("\r") else "")
 
 
-def _skipped(event: ev.Output, gang: str, n_lines: int) -> Line:
+def _skipped(event: ev.Output, gang: str, n_lines: int) -> OutputLine:
     text = (
         f"... {size_text(event.skipped_bytes)} not shown here; "
         f"all of it: %gang logs {gang} --rank {event.rank}"
     )
-    return Line(event.rank, "note", text, n_lines)
+    return OutputLine(event.rank, "note", text, n_lines)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
 from hydrogen_magic.core.events import Notice
 from hydrogen_magic.driver.state.gang_state import GangState
-from hydrogen_magic.views.output_lines import Line, clean_name, without_colour
+from hydrogen_magic.views.output_lines import OutputLine, clean_name, without_colour
 from hydrogen_magic.views.text_table import block, name_and_size, status_line, warnings
 
 if TYPE_CHECKING:
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-__all__ = ["KernelSurface", "PlainSurface", "Surface", "TerminalSurface", "update"]
+__all__ = ["NotebookOutput", "PlainOutput", "TextOutput", "TerminalOutput", "update"]
 
 T = TypeVar("T")
 
 
-class Surface(Protocol):
+class TextOutput(Protocol):
     """Where a :class:`~hydrogen_magic.views.text_view.TextView` writes."""
 
-    def write(self, lines: Sequence[Line], n_ranks: int) -> None:
+    def write(self, lines: Sequence[OutputLine], n_ranks: int) -> None:
         """Put out lines of ranks, for good."""
 
     def show(self, state: GangState, now_s: float) -> None:
@@ -37,14 +37,14 @@ class Surface(Protocol):
         """Show the end of the gang (None: nothing but its output is wanted) and let go."""
 
 
-def _prefix(line: Line, n_ranks: int) -> str:
+def _prefix(line: OutputLine, n_ranks: int) -> str:
     return f"[{line.rank}] " if n_ranks > 1 else ""
 
 
 # ── plain lines ──────────────────────────────────────────────────────────────────────────────────
 
 
-class PlainSurface:
+class PlainOutput:
     """Lines only: no colour, nothing redrawn. For pipes, CI logs and the like.
 
     ``stdout`` and ``stderr`` default to those of ``sys`` at the time of each write, because
@@ -64,7 +64,7 @@ class PlainSurface:
         self._warned: set[str] = set()
         self._n_notices = 0
 
-    def write(self, lines: Sequence[Line], n_ranks: int) -> None:
+    def write(self, lines: Sequence[OutputLine], n_ranks: int) -> None:
         for line in lines:
             stream = self._stderr or sys.stderr if line.stream == "stderr" else None
             self._print(f"{_prefix(line, n_ranks)}{without_colour(line.text)}", stream)
@@ -117,7 +117,7 @@ def _start_line(state: GangState) -> str:
 _RANK_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green")
 
 
-class TerminalSurface:
+class TerminalOutput:
     """One block redrawn in place at the bottom, the ranks' output scrolling above it."""
 
     def __init__(self, console: Console | None = None) -> None:
@@ -126,7 +126,7 @@ class TerminalSurface:
         self._console = console or Console(highlight=False)
         self._live: Live | None = None
 
-    def write(self, lines: Sequence[Line], n_ranks: int) -> None:
+    def write(self, lines: Sequence[OutputLine], n_ranks: int) -> None:
         from rich.text import Text
 
         text = Text("\n").join(self._line(line, n_ranks) for line in lines)
@@ -152,7 +152,7 @@ class TerminalSurface:
             self._live.stop()
             self._live = None
 
-    def _line(self, line: Line, n_ranks: int) -> Text:
+    def _line(self, line: OutputLine, n_ranks: int) -> Text:
         from rich.text import Text
 
         # Colour alone tells stderr: a word would break up what programs print there.
@@ -171,7 +171,7 @@ class TerminalSurface:
 # ── Jupyter kernel ───────────────────────────────────────────────────────────────────────────────
 
 
-class KernelSurface:
+class NotebookOutput:
     """Output as stream text of the cell; the block as one display that is updated in place.
 
     A saved notebook holds the block once, in its last state, also after ``nbconvert --execute``.
@@ -194,7 +194,7 @@ class KernelSurface:
         self._shown = ""
         self._shown_at = 0.0
 
-    def write(self, lines: Sequence[Line], n_ranks: int) -> None:
+    def write(self, lines: Sequence[OutputLine], n_ranks: int) -> None:
         previous: TextIO | None = None
         for line in lines:
             stream = sys.stderr if line.stream == "stderr" else sys.stdout

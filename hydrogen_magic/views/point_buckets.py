@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hydrogen_magic.views.growable_arrays import Grown
+from hydrogen_magic.views.growable_arrays import GrowableArray
 
 __all__ = ["NOTHING", "Buckets", "Points", "Series", "as_buckets", "bucketed", "merged"]
 
@@ -33,8 +33,8 @@ class Points:
     """What one rank logged of one metric, in the order it came."""
 
     def __init__(self) -> None:
-        self._steps = Grown(np.float64)
-        self._values = Grown(np.float32)
+        self._steps = GrowableArray(np.float64)
+        self._values = GrowableArray(np.float32)
         self._n_checked = 0
         self._rises = True
 

@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.backward_waits import Reduction, grouped, split
-from hydrogen_magic.views.growable_arrays import Grown, floats, integers
+from hydrogen_magic.views.growable_arrays import GrowableArray, floats, integers
 from hydrogen_magic.views.output_lines import clean_name
 
-__all__ = ["OTHER", "PHASES", "Lane", "Lanes"]
+__all__ = ["OTHER", "PHASES", "SpanTrack", "SpanTracks"]
 
 PHASES = "phases"
 """The track that is made here: what its phases and their details are."""
@@ -29,13 +29,13 @@ _SETTLE_S = 1.0
 
 
 @dataclass(frozen=True)
-class Lane:
+class SpanTrack:
     """Spans of one track of one rank, in the order in which they arrived: inner before outer."""
 
     starts_s: NDArray[np.float64]
     durations_s: NDArray[np.float32]
     names: NDArray[np.uint16]
-    """Indices in :attr:`Lanes.names`."""
+    """Indices in :attr:`SpanTracks.names`."""
     depths: NDArray[np.uint8]
     skipped: int
     """Spans that the rank dropped because it recorded faster than it could send."""
@@ -43,15 +43,15 @@ class Lane:
     def __len__(self) -> int:
         return len(self.starts_s)
 
-    def part(self, start: int, until: int) -> Lane:
+    def part(self, start: int, until: int) -> SpanTrack:
         """Return spans number ``start`` to ``until``, less one."""
-        return Lane(
+        return SpanTrack(
             self.starts_s[start:until], self.durations_s[start:until],
             self.names[start:until], self.depths[start:until], self.skipped,
         )  # fmt: skip
 
 
-class Lanes:
+class SpanTracks:
     """All lanes of a gang, put together from its events. They go on from attempt to attempt.
 
     Phases lie one after the other at depth 0, what a rank was busy with meanwhile ("importing
@@ -62,7 +62,7 @@ class Lanes:
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        """What :attr:`Lane.names` are indices of."""
+        """What :attr:`SpanTrack.names` are indices of."""
         self._index: dict[str, int] = {}
         self._lanes: dict[tuple[int, str], _Columns] = {}
         self._phases: dict[int, _Open] = {}
@@ -103,7 +103,7 @@ class Lanes:
             for each in split(group, self._np):
                 self._add(each.rank, ev.SPANS, each.name, each.start_s, each.end_s, each.depth)
 
-    def lanes(self) -> Mapping[tuple[int, str], Lane]:
+    def lanes(self) -> Mapping[tuple[int, str], SpanTrack]:
         """Return (rank, track) -> lane."""
         return {key: columns.lane() for key, columns in self._lanes.items()}
 
@@ -111,7 +111,7 @@ class Lanes:
         """Return (rank, track) -> number of spans."""
         return {key: len(columns) for key, columns in self._lanes.items()}
 
-    def lane(self, rank: int, track: str) -> Lane:
+    def lane(self, rank: int, track: str) -> SpanTrack:
         return self._lanes[rank, track].lane()
 
     def shares(self) -> Mapping[str, Mapping[int, float]]:
@@ -134,7 +134,7 @@ class Lanes:
             for rank, lane in self._told().items()
         }
 
-    def _told(self) -> Mapping[int, Lane]:
+    def _told(self) -> Mapping[int, SpanTrack]:
         """Return rank -> the lane that tells where its time goes.
 
         Of its tracks the first as they are shown; with a second one time would count twice.
@@ -146,7 +146,7 @@ class Lanes:
         first = {rank: min(found, key=_order) for rank, found in sorted(tracks.items())}
         return {rank: self.lane(rank, track) for rank, track in first.items()}
 
-    def _seconds(self, lane: Lane) -> Mapping[str, float]:
+    def _seconds(self, lane: SpanTrack) -> Mapping[str, float]:
         told = lane.depths == _telling_depth(lane)
         seconds = np.bincount(lane.names[told], lane.durations_s[told])
         return {self.names[index]: float(seconds[index]) for index in np.flatnonzero(seconds)}
@@ -276,22 +276,22 @@ def _order(track: str) -> int:
     return ev.TRACKS.index(track) if track in ev.TRACKS else len(ev.TRACKS)
 
 
-def _telling_depth(lane: Lane) -> int:
+def _telling_depth(lane: SpanTrack) -> int:
     """Return the outermost depth that has more than one name, or else the outermost."""
     depths = np.flatnonzero(np.bincount(lane.depths))
     several = (d for d in depths if np.ptp(lane.names[lane.depths == d]) > 0)
     return int(next(several, depths[0]))
 
 
-_RULES: Mapping[type, Callable[[Lanes, Any], None]] = {
-    ev.GangLaunched: Lanes._launched,
-    ev.AttemptStarted: Lanes._attempt,
-    ev.RankStarted: Lanes._started,
-    ev.RankPhase: Lanes._phase,
-    ev.RankExited: Lanes._exited,
-    ev.CollectiveWait: Lanes._wait,
-    ev.Spans: Lanes._spans,
-    ev.GangEnded: Lanes._ended,
+_RULES: Mapping[type, Callable[[SpanTracks, Any], None]] = {
+    ev.GangLaunched: SpanTracks._launched,
+    ev.AttemptStarted: SpanTracks._attempt,
+    ev.RankStarted: SpanTracks._started,
+    ev.RankPhase: SpanTracks._phase,
+    ev.RankExited: SpanTracks._exited,
+    ev.CollectiveWait: SpanTracks._wait,
+    ev.Spans: SpanTracks._spans,
+    ev.GangEnded: SpanTracks._ended,
 }
 
 
@@ -317,17 +317,17 @@ class _Columns:
     """A lane that grows."""
 
     def __init__(self) -> None:
-        self._starts_s = Grown(np.float64)
-        self._durations_s = Grown(np.float32)
-        self._names = Grown(np.uint16)
-        self._depths = Grown(np.uint8)
+        self._starts_s = GrowableArray(np.float64)
+        self._durations_s = GrowableArray(np.float32)
+        self._names = GrowableArray(np.uint16)
+        self._depths = GrowableArray(np.uint8)
         self.skipped = 0
 
     def __len__(self) -> int:
         return len(self._starts_s)
 
-    def lane(self) -> Lane:
-        return Lane(
+    def lane(self) -> SpanTrack:
+        return SpanTrack(
             self._starts_s.array, self._durations_s.array,
             self._names.array, self._depths.array, self.skipped,
         )  # fmt: skip

@@ -15,10 +15,10 @@ from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.views.formatting import duration
 from hydrogen_magic.views.output_lines import clean_name
 
-__all__ = ["Row", "gangs_table", "inventory_table", "plan_table", "table"]
+__all__ = ["CapturedRow", "gangs_table", "inventory_table", "plan_table", "table"]
 
 
-class Row(Protocol):
+class CapturedRow(Protocol):
     """One captured object: an ``Item`` of the capture."""
 
     @property
@@ -39,7 +39,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return ["  ".join(cells).rstrip() for cells in padded]
 
 
-def inventory_table(items: Sequence[Row], total_bytes: int) -> list[str]:
+def inventory_table(items: Sequence[CapturedRow], total_bytes: int) -> list[str]:
     """Return what a cell takes along, the biggest first, and its sum."""
     biggest_first = sorted(items, key=lambda item: -item.nbytes)
     rows = [(i.name, i.kind, size_text(i.nbytes), i.why) for i in biggest_first]

@@ -12,7 +12,7 @@ from rich.cells import cell_len, set_cell_size
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.driver.state.collective_waits import late_by_now
 from hydrogen_magic.driver.state.culprit import is_victim_error
-from hydrogen_magic.driver.state.gang_state import Bar, GangState, RankState
+from hydrogen_magic.driver.state.gang_state import GangState, ProgressBar, RankState
 from hydrogen_magic.views.formatting import duration, late_text, number, progress_text, ranks_text
 from hydrogen_magic.views.output_lines import clean_name
 from hydrogen_magic.views.short_names import short_names
@@ -179,7 +179,7 @@ def _over_text(rank: RankState) -> str:
     return rank.phase
 
 
-def _bar_cell(bar: Bar | None) -> str:
+def _bar_cell(bar: ProgressBar | None) -> str:
     if bar is None:
         return ""
     desc = set_cell_size(clean_name(bar.desc), min(16, cell_len(clean_name(bar.desc))))

@@ -14,8 +14,8 @@ from hydrogen_magic.core.events import Event
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.views import ATTENDED_S
 from hydrogen_magic.views.elapsed import GangClock
-from hydrogen_magic.views.output_lines import Line, OutputLines
-from hydrogen_magic.views.outputs import KernelSurface, PlainSurface, Surface, TerminalSurface
+from hydrogen_magic.views.output_lines import OutputLine, OutputLines
+from hydrogen_magic.views.outputs import NotebookOutput, PlainOutput, TerminalOutput, TextOutput
 
 __all__ = ["TextView", "pick_surface"]
 
@@ -28,7 +28,7 @@ class TextView:
 
     def __init__(
         self,
-        surface: Surface,
+        surface: TextOutput,
         *,
         quiet: bool = False,
         interval_s: float = ATTENDED_S,
@@ -51,19 +51,19 @@ class TextView:
         self._write(state, self._output.flush())
         self._surface.close(None if self._quiet else state, state.now_s)
 
-    def _write(self, state: GangState, lines: Sequence[Line]) -> None:
+    def _write(self, state: GangState, lines: Sequence[OutputLine]) -> None:
         if lines:
             self._surface.write(lines, len(state.ranks))
 
 
-def pick_surface(*, detached: bool = False) -> Surface:
+def pick_surface(*, detached: bool = False) -> TextOutput:
     """Return the surface for this process: Jupyter kernel, terminal, or plain lines."""
     if _is_jupyter_kernel():
-        return KernelSurface()
+        return NotebookOutput()
     # A block redrawn by a thread would fight with the prompt that the user types at.
     if sys.stdout.isatty() and not detached:
-        return TerminalSurface()
-    return PlainSurface()
+        return TerminalOutput()
+    return PlainOutput()
 
 
 def _is_jupyter_kernel() -> bool:

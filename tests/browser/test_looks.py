@@ -12,7 +12,7 @@ from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.views import still_picture
 from hydrogen_magic.views.static_svg.colours import of_rank
 from hydrogen_magic.views.static_svg.fills import FILLS
-from hydrogen_magic.views.widget.feed import Feed
+from hydrogen_magic.views.widget.feed import PageFeed
 from tests.browser.played import PlayedView, messages_of
 from tests.browser.scenes import SCENES, events_of
 from tests.pictures import launched, trained
@@ -101,7 +101,7 @@ def test_a_crash_is_told_once_and_whole(view: PlayedView) -> None:
 def test_a_profile_is_shown_when_it_has_come(view: PlayedView) -> None:
     events, now_s = events_of("profile")
     n_before = len(trained(2, 200))
-    feed = Feed()
+    feed = PageFeed()
     view.say(messages_of(events[:n_before], now_s, feed))
     timeline = view.widget.locator(".hm-timeline")
     expect(timeline.get_by_role("button", name="Profile", exact=True)).to_have_count(0)

@@ -63,12 +63,12 @@ def stand_in(**functions: Callable[..., Any]) -> types.ModuleType:
 def found(gpu: str | None, module: types.ModuleType | None, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return what is found of one rank's GPU once the thread has looked and ended."""
     monkeypatch.setitem(sys.modules, "pynvml", module)  # None: it cannot be imported
-    watched = gpus.Gpus({3: gpu})
+    watched = gpus.RankGpus({3: gpu})
     watched.look({3: PID})
     watched.close()
     if watched._thread is not None:
         deadline = time.monotonic() + PATIENCE_S
-        while watched.use_of(3) == gpus.Use() and watched._thread.is_alive():
+        while watched.use_of(3) == gpus.GpuUse() and watched._thread.is_alive():
             assert time.monotonic() < deadline
         watched._thread.join(PATIENCE_S)
     return watched.use_of(3)
@@ -76,20 +76,20 @@ def found(gpu: str | None, module: types.ModuleType | None, monkeypatch: pytest.
 
 @pytest.mark.parametrize("gpu", ["0", "GPU-8a3f"])
 def test_use_of_the_ranks_own(gpu: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found(gpu, stand_in(), monkeypatch) == gpus.Use(37.0, 5 << 30)
+    assert found(gpu, stand_in(), monkeypatch) == gpus.GpuUse(37.0, 5 << 30)
 
 
 def test_what_the_driver_does_not_report_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = gpus.Use()
+    nothing = gpus.GpuUse()
     assert found("0", None, monkeypatch) == nothing
     assert found("0", stand_in(nvmlInit=refuse), monkeypatch) == nothing
     assert found("MIG-1", stand_in(nvmlDeviceGetHandleByUUID=refuse), monkeypatch) == nothing
     no_rate = stand_in(nvmlDeviceGetUtilizationRates=refuse)
-    assert found("0", no_rate, monkeypatch) == gpus.Use(None, 5 << 30)
+    assert found("0", no_rate, monkeypatch) == gpus.GpuUse(None, 5 << 30)
     others = stand_in(nvmlDeviceGetComputeRunningProcesses=lambda handle: [
         SimpleNamespace(pid=PID, usedGpuMemory=None)
     ])  # fmt: skip
-    assert found("0", others, monkeypatch) == gpus.Use(37.0, None)
+    assert found("0", others, monkeypatch) == gpus.GpuUse(37.0, None)
     assert found(None, stand_in(), monkeypatch) == nothing
 
 

@@ -199,7 +199,7 @@ def test_a_compiler_too_old_for_torch_is_named(
 
 
 def test_a_source_that_is_not_the_release_is_refused(tmp_path: Path) -> None:
-    change = source_patches.Change("a.cc", "yield()", "sleep()", "it spins")
+    change = source_patches.SourcePatch("a.cc", "yield()", "sleep()", "it spins")
     _file(tmp_path / "a.cc", "yield(); yield();")
     with pytest.raises(BuildError, match=r"a\.cc .* 2 times .*it spins"):
         source_patches.apply([change], tmp_path)
@@ -208,7 +208,7 @@ def test_a_source_that_is_not_the_release_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_stretch_of_a_source_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    change = source_patches.Change("a.cc", "begin", "all", "it is ours", until="end\n")
+    change = source_patches.SourcePatch("a.cc", "begin", "all", "it is ours", until="end\n")
     _file(tmp_path / "a.cc", "x begin y\nend\nz end\n")
     source_patches.apply([change], tmp_path)
     assert (tmp_path / "a.cc").read_text() == "x allz end\n"
@@ -271,7 +271,7 @@ def _release(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, fails: bool) ->
     (tmp_path / "tmp").mkdir()
 
 
-def _make_wheel(said: list[str]) -> build.Outcome:
+def _make_wheel(said: list[str]) -> build.BuildOutcome:
     return build.build(is_forced=False, is_installed=False, say=said.append)
 
 
@@ -402,7 +402,7 @@ def test_progress_is_one_line_on_a_terminal_and_few_elsewhere() -> None:
     terminal, file = _Terminal(), io.StringIO()
     for out in (terminal, file):
         clock = iter(range(0, 1000, 10))
-        progress = subprocess_log.Progress(out, lambda clock=clock: float(next(clock)))  # type: ignore[misc]
+        progress = subprocess_log.CompilerProgress(out, lambda clock=clock: float(next(clock)))  # type: ignore[misc]
         for line in lines:
             progress.feed(line)
         progress.close()

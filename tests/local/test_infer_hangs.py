@@ -130,7 +130,7 @@ def test_a_rank_that_is_stopped_in_its_set_up(tmp_path: Path) -> None:
 
 
 def test_how_long_is_too_long() -> None:
-    known = speculation.Patience()
+    known = speculation.SilenceLimit()
     assert known.chunk_s(100) > 60  # nothing says what is usual
     for _ in range(10):
         known.took(2.0, 100)

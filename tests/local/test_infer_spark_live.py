@@ -12,9 +12,9 @@ import pytest
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.validation import checked
 from hydrogen_magic.driver.state.gang_state import GangState, fold
-from hydrogen_magic.inference.spark.progress import Tally
-from hydrogen_magic.node.worker.task_reporter import Teller
-from hydrogen_magic.node.worker.task_status import News, TaskNews
+from hydrogen_magic.inference.spark.progress import SparkProgress
+from hydrogen_magic.node.worker.task_reporter import TaskReporter
+from hydrogen_magic.node.worker.task_status import TaskProgress, TaskStatus
 from hydrogen_magic.transport.channel import Hub
 from hydrogen_magic.views.formatting import progress_text
 from hydrogen_magic.views.text_table import block
@@ -25,12 +25,12 @@ STAGE = 7
 
 def task(
     partition: int, attempt: int, rows: int = 0, phase: str = "running", **more: Any
-) -> TaskNews:
-    return TaskNews(STAGE, partition, attempt, more.pop("is_trial", False), phase, rows, **more)
+) -> TaskProgress:
+    return TaskProgress(STAGE, partition, attempt, more.pop("is_trial", False), phase, rows, **more)
 
 
-def heard(tally: Tally, now_s: float, worker: str, *tasks: TaskNews) -> list[ev.Event]:
-    tally.hear(News(worker, "host", 100 + int(worker), "cpu", tasks), now_s)
+def heard(tally: SparkProgress, now_s: float, worker: str, *tasks: TaskProgress) -> list[ev.Event]:
+    tally.hear(TaskStatus(worker, "host", 100 + int(worker), "cpu", tasks), now_s)
     return tally.events(now_s)
 
 
@@ -51,7 +51,7 @@ def shown(np: int, events: list[ev.Event]) -> GangState:
 
 
 def test_attempts_at_one_partition_count_once() -> None:
-    tally = Tally(2)
+    tally = SparkProgress(2)
     heard(tally, 1.0, "0", task(0, 10, 500))
     heard(tally, 1.2, "0", task(0, 10, 900, "failed", said="no good"))
     assert tally.culprit("no good: and where") == (0, "no good")
@@ -66,7 +66,7 @@ def test_attempts_at_one_partition_count_once() -> None:
 
 
 def test_rows_of_the_first_batch_are_not_counted() -> None:
-    tally = Tally(2)
+    tally = SparkProgress(2)
     trial = heard(tally, 1.0, "0", task(0, 1, is_trial=True, phase="loading"))
     assert [type(event) for event in trial] == [ev.RankStarted, ev.RankPhase, ev.RowsDone]
     assert rows_of(trial).done == 0
@@ -75,7 +75,7 @@ def test_rows_of_the_first_batch_are_not_counted() -> None:
 
 
 def test_partitions_that_are_done_foretell_the_rest() -> None:
-    tally = Tally(2)
+    tally = SparkProgress(2)
     tally.count({STAGE: (0, 4), 99: (1, 1)}, 0.5)
     assert rows_of(heard(tally, 1.0, "0", task(0, 1, 100))).total is None
     tally.count({STAGE: (1, 4), 99: (1, 1)}, 2.0)
@@ -91,7 +91,7 @@ def test_partitions_that_are_done_foretell_the_rest() -> None:
 
 
 def test_partitions_without_rows_foretell_none_and_other_stages_nothing() -> None:
-    tally = Tally(2)
+    tally = SparkProgress(2)
     tally.count({99: (40, 40)}, 0.5)
     assert rows_of(heard(tally, 1.0, "0", task(0, 1, 1000, "done"))).total is None
     tally.count({STAGE: (150, 200), 99: (40, 40)}, 2.0)  # 149 had no row, and no worker to say so
@@ -99,13 +99,13 @@ def test_partitions_without_rows_foretell_none_and_other_stages_nothing() -> Non
 
 
 def test_nothing_is_told_twice() -> None:
-    tally = Tally(2)
+    tally = SparkProgress(2)
     assert heard(tally, 1.0, "0", task(0, 1, 100))
     assert heard(tally, 1.2, "0", task(0, 1, 100)) == []
 
 
 def test_a_worker_is_a_rank_and_one_that_is_gone_leaves_its_place() -> None:
-    tally = Tally(2)
+    tally = SparkProgress(2)
     events = heard(tally, 1.0, "0", task(0, 1, 100)) + heard(tally, 1.0, "1", task(1, 2, 100))
     events += heard(tally, 4.0, "1", task(1, 2, 300))
     events += heard(tally, 8.0, "1", task(1, 2, 500))  # and nothing of the first for seven seconds
@@ -119,7 +119,7 @@ def test_a_worker_is_a_rank_and_one_that_is_gone_leaves_its_place() -> None:
 
 
 def test_where_no_worker_says_anything_spark_does() -> None:
-    tally = Tally(4)
+    tally = SparkProgress(4)
     tally.count({3: (1, 2), 4: (0, 6)}, 1.0)
     assert [type(event) for event in tally.events(1.5)] == [ev.RowsDone], "workers may yet come"
     events = tally.events(4.5)
@@ -136,7 +136,7 @@ def test_where_no_worker_says_anything_spark_does() -> None:
 
 
 def test_failed_rows_are_told_with_their_partition() -> None:
-    tally = Tally(2)
+    tally = SparkProgress(2)
     lines = [f"partition 1: row {n}: no" for n in range(5)]
     there = task(1, 1)
     there.count(1000, 5, lines)
@@ -151,7 +151,7 @@ def test_failed_rows_are_told_with_their_partition() -> None:
 
 
 def test_the_view_shows_rows_and_ranks() -> None:
-    tally = Tally(2)
+    tally = SparkProgress(2)
     tally.count({STAGE: (1, 4)}, 1.0)
     events = heard(tally, 1.0, "0", task(0, 1, 1000, "done"), task(1, 2, phase="loading"))
     events += heard(tally, 3.0, "0", task(1, 2, 1000))
@@ -190,9 +190,9 @@ def until(holds: Callable[[], Any], within_s: float = 10) -> None:
         time.sleep(0.01)
 
 
-def teller(hub: Hub, take: Callable[[dict[str, Any]], None]) -> Teller:
+def teller(hub: Hub, take: Callable[[dict[str, Any]], None]) -> TaskReporter:
     keys = on_loop(hub, lambda: hub.admit(take))
-    return Teller(
+    return TaskReporter(
         {
             "endpoints": [on_loop(hub, lambda: hub.listen("127.0.0.1"))], "every_s": 0.05,
             "server_key": keys.server_key, "key": keys.key, "secret": keys.secret,
@@ -201,8 +201,8 @@ def teller(hub: Hub, take: Callable[[dict[str, Any]], None]) -> Teller:
 
 
 def test_the_kernel_hears_of_a_task_until_it_wants_no_more(hub: Hub) -> None:
-    said: list[News] = []
-    voice = teller(hub, lambda message: said.append(checked(News, message, "news")))
+    said: list[TaskStatus] = []
+    voice = teller(hub, lambda message: said.append(checked(TaskStatus, message, "news")))
     there = task(3, 1)
     with voice.telling(there):
         there.count(700, 0, [])
@@ -213,8 +213,8 @@ def test_the_kernel_hears_of_a_task_until_it_wants_no_more(hub: Hub) -> None:
 
 
 def test_a_task_that_fails_says_so_before_its_process_ends(hub: Hub) -> None:
-    said: list[News] = []
-    voice = teller(hub, lambda message: said.append(checked(News, message, "news")))
+    said: list[TaskStatus] = []
+    voice = teller(hub, lambda message: said.append(checked(TaskStatus, message, "news")))
     until(lambda: said)
     with pytest.raises(ValueError, match="no good"), voice.telling(task(3, 1)):
         raise ValueError("no good")
@@ -227,7 +227,7 @@ def test_where_nobody_listens_a_task_goes_on() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     nowhere = {"endpoints": [f"tcp://127.0.0.1:{port}"], "every_s": 0.05}
-    voice = Teller({**nowhere, "server_key": "", "key": "", "secret": ""})
+    voice = TaskReporter({**nowhere, "server_key": "", "key": "", "secret": ""})
     with voice.telling(task(0, 1)):
         until(lambda: voice.is_over)
     began = time.monotonic()

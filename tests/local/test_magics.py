@@ -75,7 +75,7 @@ def finished(value: Any, out: dict[str, Any]) -> Gang:
     gang = Gang("3f2a", run_log.Record(Path(), None, lambda text: None))
     sent = result_stream.pack({**out, result_stream.CELL_VALUE: value}, Pickler)
     for name, section in sent.sections.items():
-        gang.deliver(0, result_stream.Part(name), section)
+        gang.deliver(0, result_stream.ResultPart(name), section)
     gang.finish()
     return gang
 

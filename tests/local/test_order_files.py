@@ -19,15 +19,15 @@ class Made:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.has_begun, self.goes_on = threading.Event(), threading.Event()
         self.came: queue.Queue[tuple[str, Any]] = queue.Queue()
-        self.maker = downloads.Maker(lambda order, made: self.came.put((order["id"], made)))
+        self.maker = downloads.DownloadMaker(lambda order, made: self.came.put((order["id"], made)))
         monkeypatch.setattr(downloads, "make_file", self._make)
 
-    def _make(self, actions: Any, order: Mapping[str, Any]) -> downloads.File:
+    def _make(self, actions: Any, order: Mapping[str, Any]) -> downloads.DownloadFile:
         self.has_begun.set()
         assert self.goes_on.wait(10)
         if order["id"] == "2":
             raise MemoryError("not enough")
-        return downloads.File(order["id"], "", b"")
+        return downloads.DownloadFile(order["id"], "", b"")
 
     def ask(self, number: int) -> None:
         self.maker.make(None, {"id": str(number), "do": "csv"})  # type: ignore[arg-type]

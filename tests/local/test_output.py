@@ -24,7 +24,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import RankFailedError
-from hydrogen_magic.node.agent.output import Allowance, LivePart, LiveText, RankLog
+from hydrogen_magic.node.agent.output import LivePart, LiveText, RankLog, TokenBucket
 from hydrogen_magic.views.output_lines import OutputLines
 from tests import leaks
 from tests.gangs import PATIENCE_S, ended, said, until
@@ -50,8 +50,8 @@ ODD = st.sampled_from(
 CHUNKS = st.lists(st.one_of(ODD, st.binary(max_size=40)), max_size=40)
 
 
-def endless() -> Allowance:
-    return Allowance(lambda: 0.0, burst=1e9)
+def endless() -> TokenBucket:
+    return TokenBucket(lambda: 0.0, burst=1e9)
 
 
 @given(CHUNKS)
@@ -67,7 +67,7 @@ def test_text_is_that_of_all_bytes_wherever_they_are_cut(chunks: list[bytes]) ->
 @given(st.lists(st.text(max_size=3000).map(str.encode), max_size=30), st.integers(0, 2000))
 def test_what_is_left_out_is_counted_and_cuts_no_character(chunks: list[bytes], per_s: int) -> None:
     now = 0.0
-    live, allowance = LiveText(), Allowance(lambda: now, per_s, burst=500)
+    live, allowance = LiveText(), TokenBucket(lambda: now, per_s, burst=500)
     taken: list[LivePart] = []
     for chunk in chunks:
         now += 0.05

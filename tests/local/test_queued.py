@@ -13,12 +13,12 @@ import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import controller
-from hydrogen_magic.driver.placements import Attempt, Crew, Sink
+from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink
 from hydrogen_magic.driver.placements.local import LocalPlacement
 from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.views.text_table import headline
 from hydrogen_magic.views.widget import rank_rows
-from hydrogen_magic.views.widget.feed import Feed
+from hydrogen_magic.views.widget.feed import PageFeed
 from tests import ranks
 
 START_TIMEOUT_S = 0.5
@@ -66,7 +66,7 @@ def test_stopping_is_said_rather_than_waiting() -> None:
 
 
 def test_pages_hear_of_every_slot_at_once() -> None:
-    feed, state = Feed(), waiting()
+    feed, state = PageFeed(), waiting()
     feed.update(state, [], 2.0)
     event = ev.Queued(2.01, 3, 4)
     message = feed.update(waiting(event), [event], 2.01)
@@ -83,7 +83,7 @@ class WaitingCrew:
         self.has_room = threading.Event()
         self._over = asyncio.Event()
 
-    async def launch(self, attempt: Attempt, sink: Sink) -> None:
+    async def launch(self, attempt: Attempt, sink: EventSink) -> None:
         zero_s = attempt.job.clock_zero_s
         sink.emit(ev.Queued(time.monotonic() - zero_s, 1, 2))
         await asyncio.to_thread(self.has_room.wait, 10)
@@ -113,7 +113,7 @@ class WaitingCrew:
 def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[WaitingCrew]:
     made = WaitingCrew()
 
-    def opened(placement: LocalPlacement, spec: JobSpec) -> Crew:
+    def opened(placement: LocalPlacement, spec: JobSpec) -> AgentGroup:
         return made
 
     monkeypatch.setattr(LocalPlacement, "open", opened)

@@ -28,7 +28,7 @@ from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.gang_state import RankState
 from hydrogen_magic.node.worker import commands, profiler, reporter
 from hydrogen_magic.transport import framing
-from hydrogen_magic.views.span_tracks import Lanes
+from hydrogen_magic.views.span_tracks import SpanTracks
 from tests import seconds, training
 from tests.gangs import ended, notices_of, spans_of, until, until_reported_again
 from tests.observed import Ended, run
@@ -144,7 +144,7 @@ def test_waiting_for_gradients_is_not_the_ranks_own_work() -> None:
         own = {name: [s for s in found[rank] if s[0] == name] for name, *_ in found[rank]}
         assert inside(own[ev.GRADIENTS], own["plain"])
         assert len(own["backward"]) == 2 * n_steps
-    lanes = Lanes()
+    lanes = SpanTracks()
     lanes.feed(gang.events())
     waited_s = []
     for rank in (0, 1):
@@ -308,7 +308,7 @@ def test_malformed_orders_are_reported_and_ignored() -> None:
     ours, theirs = socket.socketpair()
     sent: list[ev.Event] = []
     rank = reporter.Reporter(0, time.monotonic(), sent.extend)
-    taken = commands.Orders(
+    taken = commands.AgentCommands(
         framing.FrameReader(theirs), rank, profiler.Profiler(rank, lambda number, fd: None)
     )
     with ours, theirs:
@@ -405,7 +405,7 @@ class ProfiledGang:
     def __init__(self, folder: Path) -> None:
         self.emitted: list[ev.Event] = []
         self.ranks = (RankState(0, phase="running"),)
-        self.profiling = profiling.Profiling(self, self, folder, lambda: 1.0)  # type: ignore[arg-type]
+        self.profiling = profiling.GangProfiler(self, self, folder, lambda: 1.0)  # type: ignore[arg-type]
 
     def emit(self, event: ev.Event) -> None:
         self.emitted.append(event)

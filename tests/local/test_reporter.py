@@ -20,7 +20,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.node.worker import api, metric_points
 from hydrogen_magic.node.worker import reporter as reporters
 from hydrogen_magic.node.worker.main_thread import Watch, report_exception
-from hydrogen_magic.node.worker.send_interval import Pace
+from hydrogen_magic.node.worker.send_interval import SendInterval
 
 TIMEOUT_S = 60.0
 
@@ -510,7 +510,7 @@ def test_a_failure_is_sent_even_when_the_thread_that_sends_has_died(
 
 def test_in_a_large_gang_posts_and_full_queues_do_not_wait(sent: Sent) -> None:
     """By a clock that stands still it is never this rank's turn."""
-    rank = reporters.Reporter(0, 0.0, sent, pace=Pace(63, 100_000, clock=lambda: 0.0))
+    rank = reporters.Reporter(0, 0.0, sent, pace=SendInterval(63, 100_000, clock=lambda: 0.0))
     reporters.install(rank)
     rank.start()
     api.log(loss=1.0)

@@ -17,10 +17,10 @@ from hydrogen_magic.core import memory_settings
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.placements.spark import session as sessions
-from hydrogen_magic.driver.placements.spark.remote_agents import Fleet
+from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgentPool
 from hydrogen_magic.errors import GangStoppedError, InferError
-from hydrogen_magic.inference.spark.gang import OnSpark, infer_on_spark
-from hydrogen_magic.inference.spark.prepared import Prepared, infer_spark, prepare
+from hydrogen_magic.inference.spark.gang import SparkInferGang, infer_on_spark
+from hydrogen_magic.inference.spark.prepared import PreparedRun, infer_spark, prepare
 from hydrogen_magic.inference.spark.run import SparkRun
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.notebook import magics
@@ -68,7 +68,7 @@ def inferred(frame: Any, body: str, *, spec: JobSpec = NO_GPU, **options: Any) -
     return infer_spark(frame, captured(body, namespace), spec, InferOptions(**options))
 
 
-def prepared(frame: Any, body: str, **options: Any) -> Prepared:
+def prepared(frame: Any, body: str, **options: Any) -> PreparedRun:
     return prepare(frame, captured(body), NO_GPU, InferOptions(**options))
 
 
@@ -396,17 +396,17 @@ HOLDS_ON = HANGS.replace(
 HANGS_IN_THE_CELL = "import time\ntime.sleep(120)\n" + TWICE
 
 
-def launched(spark: Any, body: str, n_rows: int = N_ROWS, **options: Any) -> OnSpark:
+def launched(spark: Any, body: str, n_rows: int = N_ROWS, **options: Any) -> SparkInferGang:
     frame = spark.range(0, n_rows, 1, 4)
     given = InferOptions(**{"batch_size": 1000, "schema": "twice bigint", **options})
     return infer_on_spark(frame, captured(body), NO_GPU, given, title="%%infer df")
 
 
-def rows_done(run: OnSpark) -> list[ev.RowsDone]:
+def rows_done(run: SparkInferGang) -> list[ev.RowsDone]:
     return [event for event in run.gang.events() if isinstance(event, ev.RowsDone)]
 
 
-def pids_at(run: OnSpark, phase: str, least: int = 2) -> set[int]:
+def pids_at(run: SparkInferGang, phase: str, least: int = 2) -> set[int]:
     """Return the Python workers that are in a phase, once they are so many."""
 
     def found() -> set[int]:
@@ -516,7 +516,7 @@ def test_rows_of_a_retried_task_count_once(spark: Any, tmp_path: Path) -> None:
 def test_tasks_that_cannot_reach_the_kernel_go_on(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Fleet, "endpoints", lambda self, session: ["tcp://127.0.0.1:9"])
+    monkeypatch.setattr(RemoteAgentPool, "endpoints", lambda self, session: ["tcp://127.0.0.1:9"])
     run = launched(spark, SLEEPS)
     assert run.gang.wait(PATIENCE_S)
     assert run.result.count() == N_ROWS

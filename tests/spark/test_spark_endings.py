@@ -104,7 +104,7 @@ def test_stop_while_a_checkpoint_travels(tmp_path: Path, monkeypatch: pytest.Mon
         travels.set()
         await asyncio.Event().wait()
 
-    def on_another_disk(*known: Any) -> assignment.Meant:
+    def on_another_disk(*known: Any) -> assignment.RankAssignment:
         return dataclasses.replace(meant(*known), shares_disk=False)
 
     travels, meant = threading.Event(), assignment.plan

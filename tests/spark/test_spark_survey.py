@@ -17,10 +17,14 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.placements.spark import capacity_check as surveys
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.application_limits import registered_cores
-from hydrogen_magic.driver.placements.spark.capacity_check import Survey, free_slots, survey
-from hydrogen_magic.driver.placements.spark.executors import Executor, Roster, roster
+from hydrogen_magic.driver.placements.spark.capacity_check import (
+    ClusterCapacity,
+    free_slots,
+    survey,
+)
+from hydrogen_magic.driver.placements.spark.executors import Executor, ExecutorList, roster
 from hydrogen_magic.driver.placements.spark.session import Session
-from hydrogen_magic.driver.placements.spark.session_settings import Settings
+from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 from hydrogen_magic.errors import PlacementError
 from tests import spark_rig
 from tests.gangs import PATIENCE_S
@@ -126,8 +130,8 @@ def test_a_connect_server_is_asked_by_its_ui(connect: Any) -> None:
     spark_rig.until(
         lambda: roster(session, 5.0) is not None, PATIENCE_S
     )  # its first answer is slow
-    assert survey(session, JobSpec(np=2)) == Survey(4, False, None)
-    spark_rig.until(lambda: free_slots(session, Survey(4, False, None)) == 4, PATIENCE_S)
+    assert survey(session, JobSpec(np=2)) == ClusterCapacity(4, False, None)
+    spark_rig.until(lambda: free_slots(session, ClusterCapacity(4, False, None)) == 4, PATIENCE_S)
     with pytest.raises(PlacementError) as refused:
         survey(session, JobSpec(np=8))
     assert str(refused.value) == (
@@ -143,12 +147,12 @@ def test_what_never_fits_is_refused_while_executors_are_still_coming(
     known = roster(session, 1.0)
     assert known is not None
     young = replace(known, executors=(), changed_at_s=known.at_s)
-    unbounded = replace(Settings.read(session), max_cores=None, executor_cores=None)
+    unbounded = replace(SessionSettings.read(session), max_cores=None, executor_cores=None)
     monkeypatch.setattr(surveys, "roster", lambda session, within_s: young)
     with pytest.raises(PlacementError, match="np 8, the cluster has 4 slots"):
         survey(session, JobSpec(np=8))
     assert survey(session, JobSpec(np=4)).slots == 4, "Spark's scheduler knows of them"
-    monkeypatch.setattr(Settings, "read", lambda session: unbounded)
+    monkeypatch.setattr(SessionSettings, "read", lambda session: unbounded)
     n_cores = spark_rig.CORES
     with pytest.raises(PlacementError, match=f"np {n_cores + 1}, the cluster has {n_cores} slots"):
         survey(session, JobSpec(np=n_cores + 1))
@@ -164,13 +168,15 @@ def test_what_never_fits_is_refused_while_executors_are_still_coming(
 def test_slots_without_sparks_ui(kind: str, request: pytest.FixtureRequest) -> None:
     """The question is the same SQL for executors of a cluster and through Connect."""
     session = sessions._session(request.getfixturevalue(kind))
-    assert registered_cores(session, Settings.read(session)) == 4
+    assert registered_cores(session, SessionSettings.read(session)) == 4
 
 
 # ── imagined clusters ──────────────────────────────────────────────────────────────────
 
 
-def imagined(monkeypatch: pytest.MonkeyPatch, seen: Roster | None, **settings: str) -> Session:
+def imagined(
+    monkeypatch: pytest.MonkeyPatch, seen: ExecutorList | None, **settings: str
+) -> Session:
     """Return a Connect session of which no more is known than its settings and executors."""
     monkeypatch.setattr(surveys, "roster", lambda session, within_s: seen)
     known = {name.replace("__", "."): value for name, value in settings.items()}
@@ -184,11 +190,11 @@ class _Imagined:
     conf: Any
 
 
-def executors(*gpus: tuple[str, ...], host: str = "node-{}", age_s: float = 60) -> Roster:
+def executors(*gpus: tuple[str, ...], host: str = "node-{}", age_s: float = 60) -> ExecutorList:
     found = tuple(
         Executor(str(n), host.format(n), 2, 0, addresses) for n, addresses in enumerate(gpus)
     )
-    return Roster(found, 1000.0, 1000.0 + age_s)
+    return ExecutorList(found, 1000.0, 1000.0 + age_s)
 
 
 STANDALONE = {"spark__master": "spark://there:7077"}
@@ -222,7 +228,7 @@ def test_dynamic_allocation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_gpus_that_ranks_cannot_have_for_themselves(
-    monkeypatch: pytest.MonkeyPatch, seen: Roster, settings: dict[str, str], reason: str
+    monkeypatch: pytest.MonkeyPatch, seen: ExecutorList, settings: dict[str, str], reason: str
 ) -> None:
     session = imagined(monkeypatch, seen, **settings)
     with pytest.raises(PlacementError, match=reason):
@@ -235,7 +241,7 @@ def test_gpus_that_ranks_cannot_have_for_themselves(
 def test_gpus_of_a_session_that_gives_every_task_one(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {**WITH_GPUS, "spark__task__resource__gpu__amount": "1"}
     session = imagined(monkeypatch, executors(("0", "1"), ("2", "3")), **settings)
-    assert survey(session, JobSpec(np=4)) == Survey(4, True, None)
+    assert survey(session, JobSpec(np=4)) == ClusterCapacity(4, True, None)
 
 
 def test_executors_that_are_still_coming_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.views.curves import ALL_RANKS, Buckets, Change, Curves
+from hydrogen_magic.views.curves import ALL_RANKS, Buckets, CurveChange, Curves
 from hydrogen_magic.views.widget.json_values import curve_part
 from tests.mirror import MirroredCurve
 
@@ -54,7 +54,7 @@ def assert_same(buckets: Buckets, expected: dict[float, list[float]]) -> None:
     np.testing.assert_allclose(buckets.means, means, rtol=1e-5, atol=1e-6 * scale + smallest)
 
 
-def tell(change: Change, page: MirroredCurve) -> None:
+def tell(change: CurveChange, page: MirroredCurve) -> None:
     buffers: list[bytes] = []
     part = curve_part(change, buffers)
     page.apply(part, buffers[part["at"]])

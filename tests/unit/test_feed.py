@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.gang_state import GangState, fold
-from hydrogen_magic.views.widget.feed import Feed, Message
+from hydrogen_magic.views.widget.feed import Message, PageFeed
 from tests import seconds
 from tests.mirror import Mirror, MirroredCurve, columns
 
@@ -51,7 +51,7 @@ class Rig:
     """A feed, and the pages that follow it."""
 
     def __init__(self, *pages: Mirror) -> None:
-        self.feed = Feed()
+        self.feed = PageFeed()
         self.state = GangState()
         self.now_s = 0.0
         self.pages = list(pages) or [Mirror()]

@@ -21,9 +21,9 @@ from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.driver.state.stragglers import stragglers
 from hydrogen_magic.horovod.node import timeline_file
 from hydrogen_magic.horovod.node.timeline_file import cut
-from hydrogen_magic.horovod.node.timeline_follower import Kept, Timelines
-from hydrogen_magic.horovod.node.timeline_spans import Span, Weaver
-from hydrogen_magic.node.agent.log_shipping import Logs
+from hydrogen_magic.horovod.node.timeline_follower import ShippedFile, Timelines
+from hydrogen_magic.horovod.node.timeline_spans import Span, SpanBuilder
+from hydrogen_magic.node.agent.log_shipping import LogShipper
 from hydrogen_magic.views.text_table import warnings
 from tests import seconds
 from tests.horovod_timeline_files import ORIGIN_US, Written
@@ -45,7 +45,7 @@ def training(n_steps: int = 3) -> Written:
 
 
 def spans_of(data: bytes) -> list[Span]:
-    weaver = Weaver()
+    weaver = SpanBuilder()
     weaver.take(cut(data).events)
     return weaver.drain()
 
@@ -73,7 +73,7 @@ def test_a_file_cut_anywhere_gives_the_same_spans() -> None:
     data = training().data
     whole = spans_of(data)
     for until, bracket in itertools.product(range(len(data)), (b"", b"]")):
-        weaver = Weaver()
+        weaver = SpanBuilder()
         first = cut(data[:until] + bracket)
         assert first.n_bytes <= until and first.n_lost == 0
         weaver.take(first.events)
@@ -130,7 +130,7 @@ def test_events_in_a_row_are_cut_as_each_by_itself() -> None:
                     b"9" * 30,
                 ]
             )
-        by_itself = timeline_file.Cut()
+        by_itself = timeline_file.ParsedEvents()
         timeline_file._cut_objects(bytes(data), by_itself, timeline_file._LONGEST)
         assert cut(bytes(data)) == by_itself
 
@@ -380,7 +380,7 @@ def test_a_timeline_is_shipped_as_it_settles(tmp_path: Path) -> None:
         json.loads(bytes(copy) + b"]")
 
     async def ship() -> None:
-        logs = Logs(tmp_path / "none", followed.timelines.kept, send)
+        logs = LogShipper(tmp_path / "none", followed.timelines.kept, send)
         logs.begin()
         for start, until in itertools.pairwise((0, 700, 5000, len(data))):
             with followed.path.open("ab") as file:
@@ -392,7 +392,7 @@ def test_a_timeline_is_shipped_as_it_settles(tmp_path: Path) -> None:
 
     asyncio.run(ship())
     assert bytes(copy) + b"]" == followed.path.read_bytes()
-    assert isinstance(followed.timelines.kept[0], Kept)
+    assert isinstance(followed.timelines.kept[0], ShippedFile)
 
 
 # ── whom ranks wait for ──────────────────────────────────────────────────────────────────────────

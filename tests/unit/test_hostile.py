@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.gang_state import replay
-from hydrogen_magic.node.agent.server import Agent
+from hydrogen_magic.node.agent.server import AgentServer
 from hydrogen_magic.node.worker import api
 from hydrogen_magic.node.worker import reporter as reporters
-from hydrogen_magic.node.worker.send_interval import TICK_S, Pace
+from hydrogen_magic.node.worker.send_interval import TICK_S, SendInterval
 from hydrogen_magic.views.text_table import block
-from hydrogen_magic.views.widget.feed import Feed
+from hydrogen_magic.views.widget.feed import PageFeed
 from hydrogen_magic.views.widget.static_html import still
 
 # ── at the border ────────────────────────────────────────────────────────────────────────────────
@@ -110,7 +110,7 @@ def test_what_passes_the_border_is_shown(said: list[ev.Event], end: str) -> None
         *(ev.RankPhase(0.1, rank, "running") for rank in range(2)),
         *(ev.decode(json.loads(json.dumps(ev.encode(event)))) for event in said),
     ]
-    state, feed, last = replay(events), Feed(), ev.GangEnded(5.0, end, "\ud800", 0)
+    state, feed, last = replay(events), PageFeed(), ev.GangEnded(5.0, end, "\ud800", 0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for fresh, now_s in ((events, 2.0), ([last], 5.0)):
@@ -141,7 +141,7 @@ class Sent:
         self.times.append(time.monotonic())
 
 
-def reporter(sent: Sent, pace: Pace | None = None) -> reporters.Reporter:
+def reporter(sent: Sent, pace: SendInterval | None = None) -> reporters.Reporter:
     made = reporters.Reporter(0, time.monotonic(), sent, pace=pace)
     reporters.install(made)
     return made
@@ -206,7 +206,7 @@ def test_what_is_too_large_for_one_message_goes_in_several() -> None:
         sent.append(message)
 
     agent = SimpleNamespace(_send=send)
-    agent._send_events = partial(Agent._send_events, agent)
+    agent._send_events = partial(AgentServer._send_events, agent)
     crew: Any = SimpleNamespace(gang="cafe", attempt=0, now_s=lambda: 1.0)
     steps = [ev.encode(ev.Steps(1.0, 0, number)) for number in range(100)]
     huge = ev.encode(ev.Output(1.0, 0, "stdout", "x" * 5000))
@@ -225,7 +225,7 @@ def test_what_is_too_large_for_one_message_goes_in_several() -> None:
 )
 def test_the_more_ranks_the_rarer_each_sends(world_size: int, interval_s: float) -> None:
     now_s = 100.0
-    pace = Pace(7, world_size, clock=lambda: now_s)
+    pace = SendInterval(7, world_size, clock=lambda: now_s)
     assert pace.interval_s == pytest.approx(interval_s)
     n_ticks, n_sent = 1000, 0
     for _ in range(n_ticks):
@@ -236,7 +236,7 @@ def test_the_more_ranks_the_rarer_each_sends(world_size: int, interval_s: float)
 
 def test_what_is_urgent_goes_at_once_and_ranks_take_turns() -> None:
     now_s = 0.0
-    paces = [Pace(rank, 1024, clock=lambda: now_s) for rank in range(64)]
+    paces = [SendInterval(rank, 1024, clock=lambda: now_s) for rank in range(64)]
     assert paces[1].is_due(is_urgent=True) and not paces[1].is_due(is_urgent=False)
     due = []
     for _ in range(round(0.8 / TICK_S) + 1):

@@ -12,7 +12,7 @@ import pytest
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import chunk_queue as works
-from hydrogen_magic.inference.chunk_queue import Chunk, Work
+from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue
 from hydrogen_magic.node.prediction.options import InferOptions
 
 DOUBLES = pa.schema({"y": pa.float64()})
@@ -60,9 +60,9 @@ class Result:
         self.parts.clear()
 
 
-def work(n_rows: int, n_ranks: int = 2, batch_size: int = 10) -> tuple[Work, Result]:
+def work(n_rows: int, n_ranks: int = 2, batch_size: int = 10) -> tuple[ChunkQueue, Result]:
     result = Result()
-    return Work(Rows(n_rows), result, InferOptions(batch_size=batch_size), n_ranks), result
+    return ChunkQueue(Rows(n_rows), result, InferOptions(batch_size=batch_size), n_ranks), result
 
 
 def doubled(chunk: Chunk, kind: pa.DataType | None = None) -> pa.Table:
@@ -220,10 +220,10 @@ def test_other_columns_are_made_again_also_where_a_type_stays_unknown() -> None:
     assert result.schema.field("y").type == pa.float64()
 
 
-def small_work(monkeypatch: pytest.MonkeyPatch, n_rows: int) -> tuple[Work, Result]:
+def small_work(monkeypatch: pytest.MonkeyPatch, n_rows: int) -> tuple[ChunkQueue, Result]:
     monkeypatch.setattr(works, "_MOST_WAITING_BYTES", 10_000)
     result = Result(is_bounded=True)
-    return Work(Rows(n_rows), result, InferOptions(batch_size=10), 2), result
+    return ChunkQueue(Rows(n_rows), result, InferOptions(batch_size=10), 2), result
 
 
 def test_a_result_that_is_to_stay_small_does_not_wait_for_a_type_for_ever(

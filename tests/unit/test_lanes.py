@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.views.span_tracks import OTHER, Lanes
+from hydrogen_magic.views.span_tracks import OTHER, SpanTracks
 from tests import seconds
 
 Span = tuple[str, float, float, int]
@@ -22,13 +22,13 @@ def spans(rank: int, *rows: Span, track: str = "spans", skipped: int = 0) -> ev.
     return seconds.spans(0.0, rank, names, starts, ends, depths, skipped, track)
 
 
-def fed(*events: ev.Event) -> Lanes:
-    lanes = Lanes()
+def fed(*events: ev.Event) -> SpanTracks:
+    lanes = SpanTracks()
     lanes.feed(events)
     return lanes
 
 
-def rows(lanes: Lanes, rank: int, track: str) -> list[Span]:
+def rows(lanes: SpanTracks, rank: int, track: str) -> list[Span]:
     """Return a lane as rows, times rounded to what a test writes."""
     if (rank, track) not in lanes.lanes():
         return []
@@ -156,7 +156,7 @@ def test_a_wait_that_was_recorded_as_a_span_is_there_once(comes: str) -> None:
 
 
 def test_ranks_wait_for_the_last_one_until_gradients_are_reduced() -> None:
-    lanes = Lanes()
+    lanes = SpanTracks()
     lanes.feed([ev.GangLaunched(0.0, "3f2a", "", 3, "local", "torch", 1.0, "", {})])
     for step in (0.0, 10.0):
         starts = (step + 1.0, step + 4.0, step + 1.00001)
@@ -176,7 +176,7 @@ def test_ranks_wait_for_the_last_one_until_gradients_are_reduced() -> None:
 
 
 def test_a_reduction_of_which_not_all_ranks_tell_names_none() -> None:
-    lanes = Lanes()
+    lanes = SpanTracks()
     lanes.feed([ev.GangLaunched(0.0, "3f2a", "", 3, "local", "torch", 1.0, "", {})])
     lanes.feed(spans(rank, (ev.GRADIENTS, 1.0 + rank, 5.0, 0)) for rank in (0, 1))
     lanes.settle(5.5)
@@ -201,7 +201,7 @@ def test_the_end_leaves_nothing_open() -> None:
 
 
 def test_names_that_come_too_late_for_an_index_share_the_last_one() -> None:
-    lanes = Lanes()
+    lanes = SpanTracks()
     for start in range(0, OTHER + 2000, 1000):
         lanes.feed([spans(0, *((f"name {start + i}", 0.0, 1.0, 0) for i in range(1000)))])
     lane = lanes.lanes()[0, "spans"]

@@ -13,9 +13,9 @@ import pytest
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.errors import HydrogenError
-from hydrogen_magic.notebook.gang_command import Past
+from hydrogen_magic.notebook.gang_command import RecordedGang
 from hydrogen_magic.views.widget import downloads
-from hydrogen_magic.views.widget.page_commands import Desk
+from hydrogen_magic.views.widget.page_commands import CommandHandler
 from tests.fake_gang import FakeGang
 
 
@@ -25,7 +25,7 @@ class Hearing:
     def __init__(self, gang: Any) -> None:
         self.sent: list[dict[str, Any]] = []
         self.asked: list[Mapping[str, Any]] = []
-        self.desk = Desk(gang, self._send, self.asked.append)
+        self.desk = CommandHandler(gang, self._send, self.asked.append)
 
     def _send(self, content: Mapping[str, Any], buffers: Sequence[bytes] = ()) -> None:
         self.sent.append(dict(content))
@@ -106,7 +106,7 @@ def test_after_the_end_only_data_are_given(tmp_path: Path) -> None:
 
 
 def test_a_gang_of_another_kernel_refuses_orders(tmp_path: Path) -> None:
-    class Elsewhere(Past):
+    class Elsewhere(RecordedGang):
         def snapshot(self) -> GangState:
             return FakeGang(tmp_path).snapshot()
 

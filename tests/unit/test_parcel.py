@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydrogen_magic.serialization import payload
-from hydrogen_magic.serialization.payload import Parcel
+from hydrogen_magic.serialization.payload import Payload
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def through_memory() -> Iterator[object]:
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.binary(max_size=9000), max_size=8), st.binary(max_size=100))
 def test_any_parts_come_back(parts: list[bytes], pickled: bytes) -> None:
-    fd = payload.to_memfd(Parcel(pickled, tuple(parts)))
+    fd = payload.to_memfd(Payload(pickled, tuple(parts)))
     back = payload.from_memfd(fd)
     os.close(fd)
     assert bytes(back.pickled) == pickled and [bytes(b) for b in back.buffers] == parts
@@ -40,9 +40,14 @@ def test_any_parts_come_back(parts: list[bytes], pickled: bytes) -> None:
 
 
 def test_a_digest_tells_where_parts_end() -> None:
-    two = [Parcel(b"ab", (b"c",)), Parcel(b"a", (b"bc",)), Parcel(b"abc"), Parcel(b"ab", (b"d",))]
+    two = [
+        Payload(b"ab", (b"c",)),
+        Payload(b"a", (b"bc",)),
+        Payload(b"abc"),
+        Payload(b"ab", (b"d",)),
+    ]
     assert len(set(map(payload.digest, two))) == 4
-    assert payload.digest(two[0]) == payload.digest(Parcel(memoryview(b"ab"), (bytearray(b"c"),)))
+    assert payload.digest(two[0]) == payload.digest(Payload(memoryview(b"ab"), (bytearray(b"c"),)))
 
 
 def test_arrays_and_tensors(through_memory) -> None:  # type: ignore[no-untyped-def]

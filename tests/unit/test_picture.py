@@ -22,8 +22,8 @@ from nbconvert import HTMLExporter, MarkdownExporter
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.views.curves import Curves
-from hydrogen_magic.views.output_lines import Line
-from hydrogen_magic.views.span_tracks import Lanes
+from hydrogen_magic.views.output_lines import OutputLine
+from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.static_svg import colours, html
 from hydrogen_magic.views.static_svg.ansi import to_html
 from hydrogen_magic.views.static_svg.fills import FILLS, KINDS
@@ -118,7 +118,7 @@ def checked(fragment: str) -> Parsed:
 
 
 def test_a_run_is_told_in_tables_curves_and_a_timeline() -> None:
-    lines = [Line(1, "stdout", "hello"), Line(0, "stderr", "oh \x1b[31mred\x1b[0m")]
+    lines = [OutputLine(1, "stdout", "hello"), OutputLine(0, "stderr", "oh \x1b[31mred\x1b[0m")]
     parsed = checked(drawn(ended(trained(4, 200, ("loss", "lr"))), lines))
     assert "✓ gang 3f2a · 4 ranks · succeeded in 4.3 s · local · torch" in parsed.text
     assert parsed.cells[:8] == [
@@ -220,7 +220,7 @@ def test_long_names_that_end_alike_stay_different() -> None:
 
 def test_a_failure_that_the_cell_shows_too_is_folded() -> None:
     folded = html(
-        replay(launched(2)), Curves(), Lanes(), [], "rank 1 failed\n  line", is_folded=True
+        replay(launched(2)), Curves(), SpanTracks(), [], "rank 1 failed\n  line", is_folded=True
     )
     assert "<summary>rank 1 failed</summary>" in folded and "line" in checked(folded).text
 
@@ -252,7 +252,7 @@ def test_stretches_of_time_hold_what_lies_in_them(spans: list[tuple[float, float
 
 
 def test_a_gang_of_which_nothing_is_known() -> None:
-    assert "running" not in checked(html(GangState(), Curves(), Lanes(), [], "")).text
+    assert "running" not in checked(html(GangState(), Curves(), SpanTracks(), [], "")).text
 
 
 def test_a_gang_that_failed_before_it_started() -> None:
@@ -317,7 +317,11 @@ def test_whatever_ranks_say_is_text(one: str, two: str, three: str) -> None:
         ev.RankFailed(1.8, 1, ev.ErrorReport(three, one), "running"),
         ev.RankExited(1.9, 1, None, two), ev.GangEnded(2.0, "FAILED", three, 1),
     ]  # fmt: skip
-    lines = [Line(0, "stdout", one), Line(1, "stderr", two), Line(1, "note", three)]
+    lines = [
+        OutputLine(0, "stdout", one),
+        OutputLine(1, "stderr", two),
+        OutputLine(1, "note", three),
+    ]
     fragment = drawn(events, lines, report=f"{two}\n{three}")
     fragment.encode("utf-8")
     assert "\n\n" not in fragment and "\x1b" not in fragment and "\u202e" not in fragment
@@ -385,7 +389,7 @@ def whole(page: str) -> Parsed:
 
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_text_stays_text_in_what_nbconvert_makes(hostile: str) -> None:
-    lines = [Line(0, "stdout", text) for text in ("before", "", hostile, "", hostile)]
+    lines = [OutputLine(0, "stdout", text) for text in ("before", "", hostile, "", hostile)]
     fragment = drawn(ended(trained(2, 20, (f"loss {hostile}",))), lines, report=f"x\n\n{hostile}")
     notebook = notebook_with(fragment)
     page, _ = HTMLExporter(template_name="basic").from_notebook_node(notebook)
@@ -401,7 +405,7 @@ def test_text_stays_text_in_what_nbconvert_makes(hostile: str) -> None:
 
 def test_a_common_run_is_small() -> None:
     events = ended(trained(4, 10_000, ("loss", "accuracy", "lr", "grad_norm")))
-    lines = [Line(n % 4, "stdout", f"step {n} loss 0.123") for n in range(500)]
+    lines = [OutputLine(n % 4, "stdout", f"step {n} loss 0.123") for n in range(500)]
     assert len(drawn(events, lines)) < 150_000
 
 
@@ -413,7 +417,7 @@ def test_no_run_is_big(np: int, steps: int) -> None:
         replace(e, track=track)
         for e in rich for track in ("collectives", "profiler", "horovod") if isinstance(e, ev.Spans)
     ]  # fmt: skip
-    lines = [Line(0, "stdout", "".join(f"\x1b[3{n % 8};1mx&" for n in range(2000)))] * 200
+    lines = [OutputLine(0, "stdout", "".join(f"\x1b[3{n % 8};1mx&" for n in range(2000)))] * 200
     report = "\n".join(["&" * 5000] * 500)
     assert len(drawn(ended(events), lines, report)) < 400_000
 

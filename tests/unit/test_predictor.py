@@ -19,7 +19,7 @@ from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference.pandas_source import PandasSource
 from hydrogen_magic.node.prediction.ddl import parse_schema, schema_text
 from hydrogen_magic.node.prediction.options import InferOptions
-from hydrogen_magic.node.prediction.predictor import Output, Predictor
+from hydrogen_magic.node.prediction.predictor import ChunkOutput, Predictor
 from hydrogen_magic.node.prediction.schema_unify import fit_table
 from hydrogen_magic.node.prediction.shared_buffers import SlotReader, SlotWriter
 from tests import infer_data as data
@@ -569,7 +569,7 @@ def test_no_rows() -> None:
     def predict(batch: pa.Table) -> Any:
         raise AssertionError("called without rows")
 
-    assert Predictor(predict, ALL).run(frame(0), 0) == Output(pa.table({}))
+    assert Predictor(predict, ALL).run(frame(0), 0) == ChunkOutput(pa.table({}))
     declared = Predictor(predict, InferOptions(schema="y double"))
     assert declared.run(frame(0), 0).columns.schema == pa.schema([("y", pa.float64())])
 

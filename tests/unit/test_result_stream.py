@@ -14,9 +14,14 @@ from hypothesis import strategies as st
 from hydrogen_magic.driver.state.gang_results import GangResults, RankResults
 from hydrogen_magic.errors import ResultError
 from hydrogen_magic.serialization import result_stream
-from hydrogen_magic.serialization.payload import Parcel
+from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.serialization.pickler import Pickler
-from hydrogen_magic.serialization.result_stream import CELL_VALUE, MissingObject, Part, UnopenedPart
+from hydrogen_magic.serialization.result_stream import (
+    CELL_VALUE,
+    MissingObject,
+    ResultPart,
+    UnopenedPart,
+)
 
 
 class Unpicklable:
@@ -47,9 +52,9 @@ def opened(objects: dict[str, Any]) -> dict[str, Any]:
     return dict(zip(packed.sections, found, strict=True))
 
 
-def received(*parts: Part, objects: dict[str, Any]) -> RankResults:
+def received(*parts: ResultPart, objects: dict[str, Any]) -> RankResults:
     sections = result_stream.pack(objects, Pickler).sections
-    return RankResults(0, [(part, sections.get(part.name, Parcel(b""))) for part in parts])
+    return RankResults(0, [(part, sections.get(part.name, Payload(b""))) for part in parts])
 
 
 plain = st.recursive(
@@ -98,7 +103,7 @@ def test_a_part_that_refers_to_a_lost_object_is_not_opened() -> None:
 
 def test_results_of_a_rank_name_what_is_missing() -> None:
     results = received(
-        Part("a"), Part("b", error="`b` cannot be sent"), Part("c"), Part(CELL_VALUE),
+        ResultPart("a"), ResultPart("b", error="`b` cannot be sent"), ResultPart("c"), ResultPart(CELL_VALUE),
         objects={"a": [1], "c": Unopenable(), CELL_VALUE: 7},
     )  # fmt: skip
     assert dict(results.variables()) == {"a": [1]} and results.value() == 7
@@ -116,7 +121,9 @@ def test_results_of_a_rank_name_what_is_missing() -> None:
 
 def test_results_survive_on_disk(tmp_path: Path) -> None:
     objects = {"a": np.arange(10_000), CELL_VALUE: {"x": [1, 2]}}
-    results = received(Part("a"), Part("b", error="why"), Part(CELL_VALUE), objects=objects)
+    results = received(
+        ResultPart("a"), ResultPart("b", error="why"), ResultPart(CELL_VALUE), objects=objects
+    )
     path = tmp_path / "results-0"
     result_stream.save(results.parts, path)
     again = RankResults(0, result_stream.load(path))
@@ -128,9 +135,9 @@ def test_results_survive_on_disk(tmp_path: Path) -> None:
 def test_a_later_attempt_replaces_results_only_when_it_sends_some() -> None:
     results = GangResults()
     section = result_stream.pack({CELL_VALUE: 1}, Pickler).sections[CELL_VALUE]
-    results.add(0, 0, Part(CELL_VALUE), section)
+    results.add(0, 0, ResultPart(CELL_VALUE), section)
     assert results.value(0) == 1
     newer = result_stream.pack({CELL_VALUE: 2}, Pickler).sections[CELL_VALUE]
-    results.add(0, 1, Part(CELL_VALUE), newer)
+    results.add(0, 1, ResultPart(CELL_VALUE), newer)
     assert results.value(0) == 2
     assert isinstance(results.value_or_error(1), ResultError)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hydrogen_magic as hm
-from hydrogen_magic.node.worker.shard import Share
+from hydrogen_magic.node.worker.shard import IndexShare
 
 RANKS = st.integers(1, 9)
 
@@ -174,7 +174,7 @@ def test_shuffled_parts_have_the_same_order_in_every_kind(name: str) -> None:
 def test_arrays_and_tensors_are_not_copied() -> None:
     array, values = np.arange(10), tensor()
     for rank in range(4):
-        start, _ = Share(rank, 4, drop_last=False).bounds(10)
+        start, _ = IndexShare(rank, 4, drop_last=False).bounds(10)
         assert np.shares_memory(parts(array, 4)[rank], array)
         assert parts(values, 4)[rank].data_ptr() == values[start:].data_ptr()
 

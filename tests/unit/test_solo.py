@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hydrogen_magic.node.worker.unsynchronized import Solo
+from hydrogen_magic.node.worker.unsynchronized import ExchangeCounter
 
 
 class Group:
@@ -33,28 +33,28 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Group:
 
 
 def test_ten_steps_without_a_collective_are_reported_once(group: Group) -> None:
-    solo = Solo(0)
+    solo = ExchangeCounter(0)
     solo.entered("init_process_group")
     assert [bool(solo.look(steps, False)) for steps in (0, 1, 9, 10, 11)] == [0, 0, 0, 1, 0]
-    assert Solo(1).look(10, True) == ""
-    (text,) = {Solo(0).look(1, True)}
+    assert ExchangeCounter(1).look(10, True) == ""
+    (text,) = {ExchangeCounter(0).look(1, True)}
     assert text.startswith("1 optimizer step without any collective: each of the 4 ranks")
 
 
 def test_steps_between_collectives_are_not_reported(group: Group) -> None:
-    solo = Solo(0)
+    solo = ExchangeCounter(0)
     group.count = 3  # parameters were broadcast
     assert not solo.look(50, False)
     assert not solo.look(149, False)
     assert solo.look(150, False).startswith("100 optimizer steps without any collective")
-    averaging = Solo(0)
+    averaging = ExchangeCounter(0)
     assert not averaging.look(50, False)
     group.count += 1
     assert not averaging.look(500, True)
 
 
 def test_what_a_destroyed_group_exchanged_counts(group: Group) -> None:
-    solo = Solo(0)
+    solo = ExchangeCounter(0)
     group.count = 8
     solo.leave()
     sys.modules["torch.distributed.distributed_c10d"]._world.pg_map.clear()
@@ -63,13 +63,13 @@ def test_what_a_destroyed_group_exchanged_counts(group: Group) -> None:
 
 def test_backends_that_do_not_count_and_calls_of_horovod(group: Group) -> None:
     group.count = -1
-    assert not Solo(0).look(50, True)
+    assert not ExchangeCounter(0).look(50, True)
     group.count = 0
-    horovods = Solo(0)
+    horovods = ExchangeCounter(0)
     horovods.entered("hvd.synchronize")
     assert not horovods.look(50, True)
 
 
 def test_one_rank_trains_alone_by_right(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert not Solo(0).look(50, True)
+    assert not ExchangeCounter(0).look(50, True)

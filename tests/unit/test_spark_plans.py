@@ -20,12 +20,12 @@ class _Agent:
         self.interface = "eth0"
 
 
-def place(agent: _Agent, partition: int, machine: str) -> assignment.Place:
+def place(agent: _Agent, partition: int, machine: str) -> assignment.BarrierTask:
     about: dict[str, Any] = {
         "partition": partition, "machine": machine, "gpus": [], "gpus_visible": None,
         "versions": {}, "shares_disk": True,
     }  # fmt: skip
-    return assignment.Place(cast(RemoteAgent, agent), about)
+    return assignment.BarrierTask(cast(RemoteAgent, agent), about)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.views.failure import headline, report
 from hydrogen_magic.views.formatting import duration, ranks_text
 from hydrogen_magic.views.output_lines import OutputLines, clean
-from hydrogen_magic.views.outputs import KernelSurface, PlainSurface, TerminalSurface
+from hydrogen_magic.views.outputs import NotebookOutput, PlainOutput, TerminalOutput
 from hydrogen_magic.views.text_table import block, warnings
 from hydrogen_magic.views.text_view import TextView
 
@@ -230,7 +230,7 @@ class Clock:
 
 def test_plain_lines_have_a_start_growing_intervals_and_an_end() -> None:
     written, clock = io.StringIO(), Clock()
-    view = TextView(PlainSurface(written, written), clock=clock)
+    view = TextView(PlainOutput(written, written), clock=clock)
     state = replay(busy())
     for _ in range(3000):
         clock.now += 0.1
@@ -247,7 +247,7 @@ def test_plain_lines_have_a_start_growing_intervals_and_an_end() -> None:
 def test_plain_lines_carry_rank_and_stream_and_survive_an_ascii_log() -> None:
     raw = io.BytesIO()
     stdout, stderr = io.TextIOWrapper(raw, encoding="ascii"), io.StringIO()
-    view = TextView(PlainSurface(stdout, stderr), quiet=True)
+    view = TextView(PlainOutput(stdout, stderr), quiet=True)
     view.update(replay(running()), [out(0, "\x1b[31mrot\x1b[0m é\n"), out(1, "oops\n", "stderr")])
     view.close(replay(running()))
     stdout.flush()
@@ -257,7 +257,7 @@ def test_plain_lines_carry_rank_and_stream_and_survive_an_ascii_log() -> None:
 
 def test_one_rank_has_no_prefix() -> None:
     written = io.StringIO()
-    view = TextView(PlainSurface(written, written), quiet=True)
+    view = TextView(PlainOutput(written, written), quiet=True)
     view.update(replay(running(1)), [out(0, "[bold]hello[/bold]\n")])
     assert written.getvalue() == "[bold]hello[/bold]\n"
 
@@ -265,7 +265,7 @@ def test_one_rank_has_no_prefix() -> None:
 def test_a_terminal_shows_output_above_one_block_and_no_markup() -> None:
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=80, color_system="standard")
-    view = TextView(TerminalSurface(console))
+    view = TextView(TerminalOutput(console))
     view.update(replay(running()), [out(0, "[bold]x[/bold] \x1b[32mgreen\x1b[0m\n")])
     view.update(replay(busy()), [out(1, "bad\n", "stderr")])
     view.close(replay([*busy(), ev.GangEnded(4.0, "SUCCEEDED", "")]))
@@ -278,7 +278,7 @@ def test_a_terminal_shows_output_above_one_block_and_no_markup() -> None:
 
 def test_a_quiet_terminal_shows_no_block() -> None:
     written = io.StringIO()
-    view = TextView(TerminalSurface(Console(file=written, force_terminal=True)), quiet=True)
+    view = TextView(TerminalOutput(Console(file=written, force_terminal=True)), quiet=True)
     view.update(replay(running()), [out(0, "x\n")])
     view.close(replay([*running(), ev.GangEnded(4.0, "SUCCEEDED", "")]))
     assert "gang" not in written.getvalue()
@@ -292,7 +292,7 @@ def test_a_kernel_updates_one_display_at_most_twice_a_second() -> None:
         return "id"
 
     clock = Clock()
-    view = TextView(KernelSurface(send, clock), clock=clock)
+    view = TextView(NotebookOutput(send, clock), clock=clock)
     for tick in range(100):
         clock.now += 0.1
         view.update(replay([*busy(), ev.Steps(3.0 + tick / 10, 0, 100 + tick)]), [])

@@ -1,7 +1,7 @@
 """Where ranks run: a placement plans without effect, then opens a crew that can be launched.
 
 ``plan(spec)`` says who runs where or raises what is impossible; ``--dry-run`` prints it. A
-:class:`Crew` is the kernel's handle on the agents of one gang; what ranks do comes back as events.
+:class:`AgentGroup` is the kernel's handle on the agents of one gang; what ranks do comes back as events.
 """
 
 from __future__ import annotations
@@ -19,13 +19,22 @@ from hydrogen_magic.core.events import Event
 from hydrogen_magic.core.job import PLACEMENTS, JobSpec, Plan
 from hydrogen_magic.driver.rendezvous import Rendezvous
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.serialization.payload import Parcel, to_memfd
-from hydrogen_magic.serialization.result_stream import Part
+from hydrogen_magic.serialization.payload import Payload, to_memfd
+from hydrogen_magic.serialization.result_stream import ResultPart
 
-__all__ = ["Attempt", "ClosureFile", "Crew", "Feed", "Job", "Placement", "Sink", "get"]
+__all__ = [
+    "Attempt",
+    "ClosureFile",
+    "AgentGroup",
+    "WorkFeed",
+    "Job",
+    "Placement",
+    "EventSink",
+    "get",
+]
 
 
-class Feed(Protocol):
+class WorkFeed(Protocol):
     """Gives the ranks work while they run and takes what comes of it, on a thread of its own."""
 
     options: Mapping[str, Any]
@@ -65,7 +74,7 @@ class ClosureFile:
     The notebook's arrays are not kept: they may be deleted while the gang runs.
     """
 
-    def __init__(self, closure: Parcel) -> None:
+    def __init__(self, closure: Payload) -> None:
         self._fd = to_memfd(closure, "closure")
 
     def dup(self) -> int:
@@ -85,7 +94,7 @@ class Job:
 
     spec: JobSpec
     plan: Plan
-    closure: ClosureFile | Parcel
+    closure: ClosureFile | Payload
     """What the ranks unpack and run; a parcel for the inline placement."""
     preload: tuple[str, ...]
     """Modules that the ranks will import."""
@@ -97,7 +106,7 @@ class Job:
     """``time.monotonic()`` of this process that is ``at_s == 0``."""
     secrets: tuple[str, ...] = ()
     """Of the kernel's secrets those that travel with the gang: agents mask them too."""
-    feed: Feed | None = None
+    feed: WorkFeed | None = None
     """What the ranks work on once the cell has run, None where the cell is all."""
 
     def now_s(self) -> float:
@@ -133,20 +142,20 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class Sink:
+class EventSink:
     """Where a crew tells what happens; called on the hub's loop."""
 
     emit: Callable[[Event], None]
-    deliver: Callable[[int, Part, Parcel], None]
+    deliver: Callable[[int, ResultPart, Payload], None]
     """Takes one of a rank's results; one with an error has no bytes."""
     take_trace: Callable[[int, int, mmap.mmap], None] = lambda rank, number, trace: None
     """Takes what a rank answers to ``profile``: rank, number, and the file's bytes."""
 
 
-class Crew(Protocol):
+class AgentGroup(Protocol):
     """The kernel's handle on the agents of one gang. Its methods are called on the hub's loop."""
 
-    async def launch(self, attempt: Attempt, sink: Sink) -> None:
+    async def launch(self, attempt: Attempt, sink: EventSink) -> None:
         """Start the ranks and return when nothing of this attempt is left, however it ended."""
         ...
 
@@ -189,7 +198,7 @@ class Placement(Protocol):
         """Return who runs where; raises PlacementError when that is impossible. No effect."""
         ...
 
-    def open(self, spec: JobSpec) -> Crew:
+    def open(self, spec: JobSpec) -> AgentGroup:
         """Return a crew for one gang; the inline placement has none and runs in the kernel itself."""
         ...
 

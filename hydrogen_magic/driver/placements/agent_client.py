@@ -13,22 +13,22 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.driver.placements import Sink
+from hydrogen_magic.driver.placements import EventSink
 from hydrogen_magic.transport.channel import Hub
 
-__all__ = ["Peer"]
+__all__ = ["AgentClient"]
 
 _RESPONSE_S = {"stop": 10.0, "kill": 3.0}
 """How long an agent may stay silent after a command. Its event loop answers within milliseconds; on a
 machine under heavy load it may take seconds."""
 
 
-class Peer(ABC):
+class AgentClient(ABC):
     """One agent as the kernel knows it. Made, used and ended on the hub's loop."""
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
-        self.sink: Sink | None = None
+        self.sink: EventSink | None = None
         self.attempt: tuple[str, int] | None = None
         self.alive = True
         self.last_message_s = time.monotonic()

@@ -16,7 +16,7 @@ from typing import Any
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
-from hydrogen_magic.driver.placements import Attempt, Crew, Feed, Job, Sink, devices
+from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink, Job, WorkFeed, devices
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker import (
     checkpoint,
@@ -26,7 +26,7 @@ from hydrogen_magic.node.worker import (
     reporter,
     results,
 )
-from hydrogen_magic.serialization.payload import Parcel
+from hydrogen_magic.serialization.payload import Payload
 
 __all__ = ["InlinePlacement", "run_here"]
 
@@ -45,11 +45,11 @@ class InlinePlacement:
             (Slot(0, 0, 0, 1, 1, 1, os.uname().nodename, gpus[0], interface=LOOPBACK),), notes
         )
 
-    def open(self, spec: JobSpec) -> Crew:
+    def open(self, spec: JobSpec) -> AgentGroup:
         raise PlacementError("the inline placement runs in the kernel itself and has no crew")
 
 
-def run_here(attempt: Attempt, sink: Sink) -> None:
+def run_here(attempt: Attempt, sink: EventSink) -> None:
     """Run the attempt's one rank now and deliver its result. Raises what the cell raises."""
     job = attempt.job
 
@@ -75,9 +75,9 @@ def run_here(attempt: Attempt, sink: Sink) -> None:
             raise
 
 
-def _run(job: Job, sink: Sink, said: reporter.Reporter) -> None:
+def _run(job: Job, sink: EventSink, said: reporter.Reporter) -> None:
     said.post(ev.RankPhase(said.now_s(), 0, "loading"))
-    assert isinstance(job.closure, Parcel)
+    assert isinstance(job.closure, Payload)
     loaded = namespace.load(job.closure, types.ModuleType("__main__"))
     said.post(ev.RankPhase(said.now_s(), 0, "running"))
     value = loaded.run()
@@ -91,7 +91,7 @@ def _run(job: Job, sink: Sink, said: reporter.Reporter) -> None:
     said.post(ev.RankExited(said.now_s(), 0, 0))
 
 
-def _serve(feed: Feed, predict: Any, sink: Sink, said: reporter.Reporter) -> None:
+def _serve(feed: WorkFeed, predict: Any, sink: EventSink, said: reporter.Reporter) -> None:
     """Predict here and now; what the frame is read by has a thread of its own here, too."""
     feed.attach(sink.emit, lambda: None, said.now_s, lambda rank: None)
     (channel,) = feed.open(1)

@@ -13,11 +13,18 @@ from typing import Any
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
-from hydrogen_magic.driver.placements import Attempt, ClosureFile, Job, Sink, devices, local_agents
+from hydrogen_magic.driver.placements import (
+    Attempt,
+    ClosureFile,
+    EventSink,
+    Job,
+    devices,
+    local_agents,
+)
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.node.worker import checkpoint
 
-__all__ = ["LocalCrew", "LocalPlacement"]
+__all__ = ["LocalAgentGroup", "LocalPlacement"]
 
 _PING_S = 1.0
 _LATE_S = 4.0
@@ -47,8 +54,8 @@ class LocalPlacement:
         )
         return Plan(slots, notes)
 
-    def open(self, spec: JobSpec) -> LocalCrew:
-        return LocalCrew()
+    def open(self, spec: JobSpec) -> LocalAgentGroup:
+        return LocalAgentGroup()
 
 
 def _threads(plan: Plan, is_fed: bool) -> dict[str, str]:
@@ -62,16 +69,16 @@ def _threads(plan: Plan, is_fed: bool) -> dict[str, str]:
     return {"OMP_NUM_THREADS": str(max(1, share))}
 
 
-class LocalCrew:
-    """See :class:`hydrogen_magic.driver.placements.Crew`."""
+class LocalAgentGroup:
+    """See :class:`hydrogen_magic.driver.placements.AgentGroup`."""
 
     def __init__(self) -> None:
-        self._agent: local_agents.Agent | None = None
+        self._agent: local_agents.LocalAgent | None = None
         self._cancelled = asyncio.Event()
         self._is_recording: bool | None = None
         """What was ordered; None: what the job says."""
 
-    async def launch(self, attempt: Attempt, sink: Sink) -> None:
+    async def launch(self, attempt: Attempt, sink: EventSink) -> None:
         job = attempt.job
         digest = local_agents.fingerprint({**os.environ, **dict(job.spec.env)})
         agent = await self._responding_agent(digest, job.preload)
@@ -92,7 +99,9 @@ class LocalCrew:
             watching.cancel()
             agent.sink = agent.attempt = None
 
-    async def _responding_agent(self, digest: str, preload: Sequence[str]) -> local_agents.Agent:
+    async def _responding_agent(
+        self, digest: str, preload: Sequence[str]
+    ) -> local_agents.LocalAgent:
         """Return an agent that responds. A warm one may have been stopped since its last gang."""
         pool, hub = local_agents.pool(), local_agents.hub()
         if self._agent is None or not self._agent.alive:
@@ -103,7 +112,7 @@ class LocalCrew:
         await self._started(self._agent)
         return self._agent
 
-    async def _started(self, agent: local_agents.Agent) -> None:
+    async def _started(self, agent: local_agents.LocalAgent) -> None:
         """Wait for the agent's hello, for a moment only once the gang is to be stopped."""
         ready = asyncio.ensure_future(agent.ready())
         cancelled = asyncio.ensure_future(self._cancelled.wait())
@@ -151,7 +160,7 @@ class LocalCrew:
             self._agent = None
 
 
-async def _watch(agent: local_agents.Agent, attempt: Attempt, sink: Sink) -> None:
+async def _watch(agent: local_agents.LocalAgent, attempt: Attempt, sink: EventSink) -> None:
     """Report an agent that does not respond, and end it once the gang is to be stopped."""
     is_silent = False
     looked_s = time.monotonic()
@@ -175,7 +184,7 @@ async def _watch(agent: local_agents.Agent, attempt: Attempt, sink: Sink) -> Non
             sink.emit(ev.Notice(attempt.job.now_s(), "warning" if is_silent else "info", text))
 
 
-def _silence(agent: local_agents.Agent, silence_s: float) -> str:
+def _silence(agent: local_agents.LocalAgent, silence_s: float) -> str:
     text = f"has not responded for {silence_s:.0f} s"
     states = [process.state for process in processes.processes([agent.process.pid])]
     if states == ["T"]:
@@ -183,7 +192,7 @@ def _silence(agent: local_agents.Agent, silence_s: float) -> str:
     return f"{text}; stopping the gang ends it"
 
 
-def _end_all(attempt: Attempt, sink: Sink) -> None:
+def _end_all(attempt: Attempt, sink: EventSink) -> None:
     """Report the end of all ranks, which the agent can report no longer."""
     for slot in attempt.job.plan.slots:
         now_s = attempt.job.now_s()
@@ -202,7 +211,7 @@ def _fed(attempt: Attempt, slots: Sequence[Mapping[str, Any]], digest: str) -> d
     return {"infer": {"options": dict(feed.options)}, "stay": key if feed.key else ""}
 
 
-def _launch(agent: local_agents.Agent, message: dict[str, Any], job: Job) -> None:
+def _launch(agent: local_agents.LocalAgent, message: dict[str, Any], job: Job) -> None:
     assert isinstance(job.closure, ClosureFile)
     channels = job.feed.open(len(job.plan.slots)) if job.feed is not None else []
     closure = job.closure.dup()
@@ -213,7 +222,9 @@ def _launch(agent: local_agents.Agent, message: dict[str, Any], job: Job) -> Non
             os.close(fd)
 
 
-def _launch_message(attempt: Attempt, agent: local_agents.Agent, digest: str) -> dict[str, Any]:
+def _launch_message(
+    attempt: Attempt, agent: local_agents.LocalAgent, digest: str
+) -> dict[str, Any]:
     job = attempt.job
     plan, spec = job.plan, job.spec
     meeting = job.rendezvous.prepare(

@@ -29,17 +29,17 @@ from typing import Any
 
 from hydrogen_magic.core import processes, run_log
 from hydrogen_magic.core.validation import checked
-from hydrogen_magic.driver.placements import Sink
-from hydrogen_magic.driver.placements.agent_client import Peer
+from hydrogen_magic.driver.placements import EventSink
+from hydrogen_magic.driver.placements.agent_client import AgentClient
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.node.agent import command_line
 from hydrogen_magic.serialization import payload
-from hydrogen_magic.serialization.result_stream import Part
+from hydrogen_magic.serialization.result_stream import ResultPart
 from hydrogen_magic.transport import framing
 from hydrogen_magic.transport.channel import Hub
 
 __all__ = [
-    "Agent",
+    "LocalAgent",
     "before_closing",
     "close",
     "directory",
@@ -88,7 +88,7 @@ class _CapturedStderr:
         os.close(self.fd)
 
 
-class Agent(Peer):
+class LocalAgent(AgentClient):
     """One agent process on this machine."""
 
     def __init__(self, hub: Hub, digest: str, preload: Sequence[str]) -> None:
@@ -233,9 +233,9 @@ class Agent(Peer):
             await self._sweep()
 
 
-def _pass_on(sink: Sink, message: Mapping[str, Any], fd: int) -> None:
+def _pass_on(sink: EventSink, message: Mapping[str, Any], fd: int) -> None:
     if "profile" not in message:
-        part = checked(Part, message["result"], "a result's label")
+        part = checked(ResultPart, message["result"], "a result's label")
         sink.deliver(message["rank"], part, payload.from_memfd(fd))
     elif os.fstat(fd).st_size:  # nothing can be mapped of an empty file, and it answers nothing
         trace = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
@@ -328,18 +328,18 @@ class _Pool:
     """The agents of this kernel: as many as gangs run at once, one of which stays when all have ended."""
 
     def __init__(self) -> None:
-        self.all: list[Agent] = []
-        self.idle: list[Agent] = []
+        self.all: list[LocalAgent] = []
+        self.idle: list[LocalAgent] = []
 
-    def take(self, hub: Hub, digest: str, preload: Sequence[str]) -> Agent:
+    def take(self, hub: Hub, digest: str, preload: Sequence[str]) -> LocalAgent:
         self.idle = [agent for agent in self.idle if agent.alive]
         if self.idle:
             return self.idle.pop()
-        agent = Agent(hub, digest, preload)
+        agent = LocalAgent(hub, digest, preload)
         self.all.append(agent)
         return agent
 
-    async def give_back(self, agent: Agent) -> None:
+    async def give_back(self, agent: LocalAgent) -> None:
         self.all = [one for one in self.all if one.alive]
         if agent.alive and agent.is_ready and not self.idle:
             self.idle.append(agent)

@@ -22,11 +22,11 @@ _CLASSES = {
     "horovod": "hydrogen_magic.horovod.rendezvous:HorovodRendezvous",
 }
 
-__all__ = ["Meeting", "Rendezvous", "Service", "check", "get"]
+__all__ = ["RendezvousInfo", "Rendezvous", "ServiceSpec", "check", "get"]
 
 
 @dataclass(frozen=True)
-class Service:
+class ServiceSpec:
     """What the first host's agent runs for the ranks to meet at."""
 
     function: str
@@ -35,12 +35,12 @@ class Service:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class RendezvousInfo:
     """How one attempt's ranks find each other."""
 
     environments: tuple[Mapping[str, str], ...]
     """Per slot, in rank order."""
-    service: Service | None = None
+    service: ServiceSpec | None = None
 
 
 class Rendezvous(Protocol):
@@ -62,7 +62,7 @@ class Rendezvous(Protocol):
 
     def prepare(
         self, plan: Plan, address: str, port: int, *, spec: JobSpec, gang: str, attempt: int
-    ) -> Meeting:
+    ) -> RendezvousInfo:
         """Return how the plan's ranks meet at ``address:port``, held by rank 0's host. No effect."""
         ...
 

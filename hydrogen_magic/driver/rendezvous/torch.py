@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
-from hydrogen_magic.driver.rendezvous import Meeting, Service
+from hydrogen_magic.driver.rendezvous import RendezvousInfo, ServiceSpec
 from hydrogen_magic.driver.rendezvous.torchrun import place
 from hydrogen_magic.node.rendezvous.connection_guard import serve_guarded
 
@@ -39,7 +39,7 @@ class TorchRendezvous:
 
     def prepare(
         self, plan: Plan, address: str, port: int, *, spec: JobSpec, gang: str, attempt: int
-    ) -> Meeting:
+    ) -> RendezvousInfo:
         shared = {
             "MASTER_ADDR": address,
             "MASTER_PORT": str(port),
@@ -51,8 +51,8 @@ class TorchRendezvous:
         }
         environments = tuple({**shared, **place(slot), **_interface(slot)} for slot in plan.slots)
         hosts = sorted({slot.address for slot in plan.slots}) if plan.slots[0].n_nodes > 1 else []
-        service = Service(f"{__name__}:serve_store", {"hosts": hosts})
-        return Meeting(environments, service)
+        service = ServiceSpec(f"{__name__}:serve_store", {"hosts": hosts})
+        return RendezvousInfo(environments, service)
 
     def serve_here(self, held: socket.socket, over: threading.Event) -> None:
         while not select.select([held], [], [], _POLL_S)[0]:

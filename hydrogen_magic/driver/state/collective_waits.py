@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hydrogen_magic.core import events as ev
 
-__all__ = ["Late", "Waits", "added", "has_waits", "late_by_now", "late_in_all"]
+__all__ = ["LateRanks", "RankWaits", "added", "has_waits", "late_by_now", "late_in_all"]
 
 _MEMORY_S = 30.0
 """A wait counts for a third after so long: steps that take seconds are evened out, and news shows."""
@@ -27,7 +27,7 @@ _NO_STEPS = ("hvd.init", "hvd.shutdown", "init_process_group")
 
 
 @dataclass(frozen=True)
-class Waits:
+class RankWaits:
     """How long a rank has waited, as far as it was recorded."""
 
     since_s: float = math.inf
@@ -40,7 +40,7 @@ class Waits:
 
 
 @dataclass(frozen=True)
-class Late:
+class LateRanks:
     """Ranks that the others have waited for."""
 
     ranks: tuple[int, ...]
@@ -53,7 +53,7 @@ def has_waits(event: ev.Spans) -> bool:
     return event.track == ev.COLLECTIVES or ev.GRADIENTS in event.names
 
 
-def added(waits: Waits, event: ev.Spans) -> Waits:
+def added(waits: RankWaits, event: ev.Spans) -> RankWaits:
     """Return ``waits`` with the collectives in ``event``."""
     is_all = event.track == ev.COLLECTIVES
     since_s, until_s, total_s, recent_s = (
@@ -67,13 +67,13 @@ def added(waits: Waits, event: ev.Spans) -> Waits:
         recent_s = recent_s * _left(end_s - until_s) + end_s - start_s
         total_s += end_s - start_s
         until_s = max(until_s, end_s)
-    return Waits(since_s, until_s, total_s, recent_s)
+    return RankWaits(since_s, until_s, total_s, recent_s)
 
 
-def late_by_now(by_rank: Mapping[int, Waits], now_s: float) -> Late | None:
+def late_by_now(by_rank: Mapping[int, RankWaits], now_s: float) -> LateRanks | None:
     """Return the ranks that the others have waited for lately; None when no rank stands out."""
 
-    def recent_s(waits: Waits) -> float:
+    def recent_s(waits: RankWaits) -> float:
         return waits.recent_s * _left(now_s - waits.until_s)
 
     since_s = min((waits.since_s for waits in by_rank.values()), default=math.inf)
@@ -82,7 +82,7 @@ def late_by_now(by_rank: Mapping[int, Waits], now_s: float) -> Late | None:
     return _late(by_rank, recent_s, _MEMORY_S * (1 - _left(now_s - since_s)))
 
 
-def late_in_all(by_rank: Mapping[int, Waits]) -> Late | None:
+def late_in_all(by_rank: Mapping[int, RankWaits]) -> LateRanks | None:
     """Return the ranks that the others have waited for in all the recorded time, or None."""
     since_s = min((waits.since_s for waits in by_rank.values()), default=math.inf)
     until_s = max((waits.until_s for waits in by_rank.values()), default=0.0)
@@ -97,8 +97,8 @@ def _left(seconds: float) -> float:
 
 
 def _late(
-    by_rank: Mapping[int, Waits], waited_s: Callable[[Waits], float], of_s: float
-) -> Late | None:
+    by_rank: Mapping[int, RankWaits], waited_s: Callable[[RankWaits], float], of_s: float
+) -> LateRanks | None:
     waited = {rank: waited_s(waits) for rank, waits in by_rank.items()}
     if len(waited) < 2 or not of_s > 0:
         return None
@@ -110,4 +110,4 @@ def _late(
         return None
     late_s = sum(waited[rank] for rank in late) / len(late)
     share = (sum(others_s) / len(others_s) - late_s) / of_s
-    return Late(late, min(1.0, share)) if share >= _LEAST_SHARE else None
+    return LateRanks(late, min(1.0, share)) if share >= _LEAST_SHARE else None

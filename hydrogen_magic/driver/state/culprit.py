@@ -20,7 +20,7 @@ from hydrogen_magic.core.events import ErrorReport, Frame
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 
 __all__ = [
-    "Missing",
+    "MissingRanks",
     "MissedCollective",
     "Verdict",
     "collective_of",
@@ -88,7 +88,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingRanks:
     """Ranks that others wait for in vain."""
 
     absent: tuple[int, ...]
@@ -247,7 +247,9 @@ def verdict(state: GangState, now_s: float) -> Verdict | None:
     return Verdict(first.rank if absent is None else absent, now_s)
 
 
-def missing(state: GangState, meets_in: str, patience_s: float, now_s: float) -> Missing | None:
+def missing(
+    state: GangState, meets_in: str, patience_s: float, now_s: float
+) -> MissingRanks | None:
     """Return who has not come to where others have waited for all too long; None while it is too early.
 
     A rank that has come and gone on was met by all: then nobody else can be missing.
@@ -257,7 +259,7 @@ def missing(state: GangState, meets_in: str, patience_s: float, now_s: float) ->
     if now_s - since_s < patience_s + _SEEN_WAITING_S:
         return None
     absent = tuple(rank.rank for rank in state.ranks if rank not in waiting)
-    return Missing(absent, tuple(rank.rank for rank in waiting)) if absent else None
+    return MissingRanks(absent, tuple(rank.rank for rank in waiting)) if absent else None
 
 
 def _earliest(found: Iterable[Evidence]) -> Evidence | None:

@@ -10,8 +10,8 @@ from typing import Any
 from hydrogen_magic.errors import ResultError
 from hydrogen_magic.serialization import payload, result_stream
 from hydrogen_magic.serialization.identity import Originals
-from hydrogen_magic.serialization.payload import Parcel
-from hydrogen_magic.serialization.result_stream import CELL_VALUE, Part, UnopenedPart, label
+from hydrogen_magic.serialization.payload import Payload
+from hydrogen_magic.serialization.result_stream import CELL_VALUE, ResultPart, UnopenedPart, label
 
 __all__ = ["GangResults", "RankResults", "load_saved", "saved_path"]
 
@@ -24,14 +24,16 @@ _SMALL_BYTES = 1 << 20
 class RankResults:
     """The results of one rank: its value and the ``--out`` variables. Opened when first needed."""
 
-    def __init__(self, rank: int, parts: Sequence[tuple[Part, Parcel]], attempt: int = 0) -> None:
+    def __init__(
+        self, rank: int, parts: Sequence[tuple[ResultPart, Payload]], attempt: int = 0
+    ) -> None:
         self.rank = rank
         self.attempt = attempt
         self.parts = list(parts)
         self._opened: dict[str, Any] | None = None
         self._opening = threading.Lock()
 
-    def add(self, part: Part, section: Parcel) -> None:
+    def add(self, part: ResultPart, section: Payload) -> None:
         """Take a part that has arrived."""
         small = section.nbytes <= _SMALL_BYTES
         self.parts.append((part, payload.copied(section) if small else section))
@@ -145,7 +147,7 @@ class GangResults:
     def __init__(self) -> None:
         self._ranks: dict[int, RankResults] = {}
 
-    def add(self, rank: int, attempt: int, part: Part, section: Parcel) -> None:
+    def add(self, rank: int, attempt: int, part: ResultPart, section: Payload) -> None:
         """Take a part that has arrived; results of earlier attempts of this rank are dropped."""
         known = self._ranks.get(rank)
         if known is None or known.attempt != attempt:

@@ -12,9 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.driver.state.collective_waits import Waits, added, has_waits
+from hydrogen_magic.driver.state.collective_waits import RankWaits, added, has_waits
 
-__all__ = ["Bar", "GangState", "RankState", "TERMINAL_STATES", "fold", "replay"]
+__all__ = ["ProgressBar", "GangState", "RankState", "TERMINAL_STATES", "fold", "replay"]
 
 TERMINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 
@@ -25,7 +25,7 @@ _RATE_WINDOW_S = 5.0
 
 
 @dataclass(frozen=True)
-class Bar:
+class ProgressBar:
     """A progress bar on a rank."""
 
     desc: str
@@ -61,7 +61,7 @@ class RankState:
     then ``done``, ``failed`` or ``stopped``."""
     detail: str = ""
     phase_since_s: float = 0.0
-    bars: Mapping[int, Bar] = field(default_factory=lambda: MappingProxyType({}))
+    bars: Mapping[int, ProgressBar] = field(default_factory=lambda: MappingProxyType({}))
     steps: int = 0
     step_marks: tuple[tuple[float, int], ...] = ()
     """Recent ``(at_s, steps)``, for the rate."""
@@ -77,7 +77,7 @@ class RankState:
     waiting_in: str = ""
     """Collective it is inside of: ``all_reduce #7``; empty otherwise."""
     waiting_since_s: float = 0.0
-    waits: Waits = field(default_factory=Waits)
+    waits: RankWaits = field(default_factory=RankWaits)
     active_s: float = 0.0
     """When it last did anything that can be seen."""
     output_bytes: int = 0
@@ -89,7 +89,7 @@ class RankState:
     stacks: str = ""
 
     @property
-    def bar(self) -> Bar | None:
+    def bar(self) -> ProgressBar | None:
         """The bar to show: the innermost that is open, else the last one."""
         opened = [bar for bar in self.bars.values() if not bar.closed]
         known = opened or list(self.bars.values())
@@ -272,7 +272,7 @@ def _metrics(rank: RankState, e: ev.Metrics) -> RankState:
 def _progress(rank: RankState, e: ev.Progress) -> RankState:
     known = rank.bars.get(e.bar)
     started = known.started_s if known else e.at_s
-    bar = Bar(e.desc, e.n, e.total, e.unit, started, e.at_s, e.closed)
+    bar = ProgressBar(e.desc, e.n, e.total, e.unit, started, e.at_s, e.closed)
     kept = {key: old for key, old in rank.bars.items() if not old.closed or key == e.bar}
     return replace(rank, bars=MappingProxyType({**kept, e.bar: bar}), active_s=e.at_s)
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from hydrogen_magic.driver.state.collective_waits import late_by_now
-from hydrogen_magic.driver.state.gang_state import Bar, GangState, RankState
+from hydrogen_magic.driver.state.gang_state import GangState, ProgressBar, RankState
 
 __all__ = ["is_waiting", "progress", "remaining_s", "stragglers"]
 
@@ -99,10 +99,10 @@ def _behind(done: Mapping[int, float], at_least: float, words: str) -> Mapping[i
     return {rank: words.format(value, middle) for rank, value in done.items() if value < limit}
 
 
-def _tells(bar: Bar) -> bool:
+def _tells(bar: ProgressBar) -> bool:
     return math.isfinite(bar.n) and 0 < (bar.total or 0.0) < math.inf
 
 
-def _telling(bars: Iterable[Bar]) -> list[Bar]:
+def _telling(bars: Iterable[ProgressBar]) -> list[ProgressBar]:
     """Return the open bars with a total, outermost first."""
     return [bar for bar in bars if not bar.closed and _tells(bar)]

@@ -19,9 +19,9 @@ from pathlib import Path
 from hydrogen_magic.horovod.build import (wheel_cache, source_patches, subprocess_log, fetching, installing, toolchain,)
 from hydrogen_magic.horovod import installation
 from hydrogen_magic.horovod.build.errors import BuildError
-from hydrogen_magic.horovod.build.plan import Plan, plan
+from hydrogen_magic.horovod.build.plan import BuildPlan, plan
 
-__all__ = ["Outcome", "build"]
+__all__ = ["BuildOutcome", "build"]
 
 Say = Callable[[str], None]
 
@@ -30,7 +30,7 @@ _BUILD = "from setuptools.build_meta import __legacy__ as backend; backend.build
 
 
 @dataclass(frozen=True)
-class Outcome:
+class BuildOutcome:
     """What came out."""
 
     wheel: Path
@@ -40,7 +40,7 @@ class Outcome:
     took_s: float
 
 
-def build(*, is_forced: bool, is_installed: bool, say: Say) -> Outcome:
+def build(*, is_forced: bool, is_installed: bool, say: Say) -> BuildOutcome:
     """Build Horovod if need be, install it if asked, and try it out; BuildError says why not."""
     started = time.monotonic()
     wanted = plan(toolchain.look(), os.environ)
@@ -54,13 +54,13 @@ def build(*, is_forced: bool, is_installed: bool, say: Say) -> Outcome:
         if is_installed:
             installing.install(wheel, wanted.key, is_forced=is_forced, say=say)
             installing.try_out()
-    return Outcome(wheel, wanted.operations, was_compiled, time.monotonic() - started)
+    return BuildOutcome(wheel, wanted.operations, was_compiled, time.monotonic() - started)
 
 
 # ── the wheel ────────────────────────────────────────────────────────────────────────────────────
 
 
-def _compile(wanted: Plan, say: Say) -> Path:
+def _compile(wanted: BuildPlan, say: Say) -> Path:
     toolchain.check_compiler(wanted.machine)
     log = wheel_cache.directory() / f"{wanted.key}.log"
     log.write_text(f"{wanted}\n\n")
@@ -76,7 +76,7 @@ def _compile(wanted: Plan, say: Say) -> Path:
         wheels = place / "wheels"
         wheels.mkdir()
         environment = _environment(wanted, tools, place, n_jobs)
-        progress = subprocess_log.Progress(sys.stderr)
+        progress = subprocess_log.CompilerProgress(sys.stderr)
         try:
             code = subprocess_log.run(
                 [sys.executable, "-u", "-c", _BUILD.format(str(wheels))],
@@ -93,7 +93,7 @@ def _compile(wanted: Plan, say: Say) -> Path:
         return wheel_cache.keep(built, wanted.key)
 
 
-def _environment(wanted: Plan, tools: Path, place: Path, n_jobs: int) -> dict[str, str]:
+def _environment(wanted: BuildPlan, tools: Path, place: Path, n_jobs: int) -> dict[str, str]:
     """Return the build's environment: what it is built with, and nothing of an outer make."""
     outer = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHONPATH"}
     found = {name: value for name, value in os.environ.items() if name not in outer}
@@ -128,7 +128,7 @@ def _linkable(nccl: Path, key: str) -> Path:
     return folder
 
 
-def _explain_failure(wanted: Plan, log: Path) -> str:
+def _explain_failure(wanted: BuildPlan, log: Path) -> str:
     text = log.read_text(errors="replace").rpartition("\n$ ")[2]  # of the last command
     lines = ["Horovod did not build:", *(f"  {line}" for line in subprocess_log.relevant(text))]
     if "Killed" in text:

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from hydrogen_magic.horovod.build import source_patches
 from hydrogen_magic.horovod.build.toolchain import Machine
 
-__all__ = ["Plan", "plan"]
+__all__ = ["BuildPlan", "plan"]
 
 _CHOICES = re.compile(
     r"HOROVOD_(WITH_|WITHOUT_|GPU|CPU_OPERATIONS|CUDA_|NCCL_|NVTX_|BUILD_|ALLOW_MIXED|DEBUG).*"
@@ -24,7 +24,7 @@ _CHOICES = re.compile(
 
 
 @dataclass(frozen=True)
-class Plan:
+class BuildPlan:
     """One build."""
 
     machine: Machine
@@ -32,12 +32,12 @@ class Plan:
     """Of ``gloo``, ``mpi``, ``nccl``: what it shall have."""
     choices: Mapping[str, str]
     """Variables that say so."""
-    changes: tuple[source_patches.Change, ...]
+    changes: tuple[source_patches.SourcePatch, ...]
     key: str
     """Names the wheel in the cache; differs where the wheel would."""
 
 
-def plan(machine: Machine, environment: Mapping[str, str]) -> Plan:
+def plan(machine: Machine, environment: Mapping[str, str]) -> BuildPlan:
     """Return what to build on this machine; ``environment`` may choose otherwise."""
     own = {name: value for name, value in environment.items() if value and _CHOICES.fullmatch(name)}
     choices = _choices(machine) | own
@@ -51,7 +51,7 @@ def plan(machine: Machine, environment: Mapping[str, str]) -> Plan:
         if is_chosen
     )
     edits = source_patches.for_standard(machine.standard)
-    return Plan(machine, operations, choices, edits, _key(machine, operations, choices, edits))
+    return BuildPlan(machine, operations, choices, edits, _key(machine, operations, choices, edits))
 
 
 def _choices(machine: Machine) -> dict[str, str]:
@@ -76,7 +76,7 @@ def _key(
     machine: Machine,
     operations: tuple[str, ...],
     choices: Mapping[str, str],
-    edits: tuple[source_patches.Change, ...],
+    edits: tuple[source_patches.SourcePatch, ...],
 ) -> str:
     """Return a name that a person can read, with a digest of all that the wheel depends on."""
     facts = asdict(machine) | {

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hydrogen_magic.horovod.build.errors import BuildError
 
-__all__ = ["Change", "VERSION", "WRITER", "SDIST_SHA256", "apply", "digest", "for_standard"]
+__all__ = ["SourcePatch", "VERSION", "WRITER", "SDIST_SHA256", "apply", "digest", "for_standard"]
 
 VERSION = "0.28.1"
 """The last release, of June 2023."""
@@ -20,7 +20,7 @@ SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
 
 
 @dataclass(frozen=True)
-class Change:
+class SourcePatch:
     """One text of one file replaced by another."""
 
     file: str
@@ -48,7 +48,7 @@ _WRITES = (
     "of memory that no cache holds; and what is not written yet when Horovod is shut down is lost"
 )
 WRITER = (
-    Change(
+    SourcePatch(
         "horovod/common/timeline.h",
         "  void DoWriteEvent(",
         """  bool MayAppend(std::unique_lock<std::recursive_mutex>& guard);
@@ -59,7 +59,7 @@ WRITER = (
         _WRITES,
         until="  void WriteAtFileStart();\n",
     ),
-    Change(
+    SourcePatch(
         "horovod/common/timeline.h",
         "  // Timeline record queue.\n",
         """  std::string text_;      // to be written next, whoever tells it
@@ -68,20 +68,20 @@ WRITER = (
         _WRITES,
         until="record_queue_;\n",
     ),
-    Change(
+    SourcePatch(
         "horovod/common/timeline.cc",
         "    if (!record_queue_.empty()) {\n      LOG",
         "    if (!text_.empty()) {\n      LOG",
         _WRITES,
     ),
-    Change(
+    SourcePatch(
         "horovod/common/timeline.cc",
         "void TimelineWriter::EnqueueWriteEvent(",
         Path(__file__).with_name("timeline_writer.cc").read_text("utf-8"),
         _WRITES,
         until="    std::this_thread::yield();\n  }\n}\n",
     ),
-    Change(
+    SourcePatch(
         "horovod/common/timeline.cc",
         "  active_.exchange(0);\n  healthy_.exchange(0);\n  try {",
         """  {
@@ -92,7 +92,7 @@ WRITER = (
   try {""",
         "a timeline begun while Horovod is shut down keeps its writer, and so the shutdown, from ending",
     ),
-    Change(
+    SourcePatch(
         "horovod/common/timeline.cc",
         "  std::stringstream args;\n",
         """  std::string args;
@@ -114,13 +114,13 @@ WRITER = (
 
 _ALWAYS = (
     *WRITER,
-    Change(
+    SourcePatch(
         "horovod/torch/mpi_ops_v2.cc",
         "std::this_thread::yield();",
         "std::this_thread::sleep_for(std::chrono::microseconds(50));",
         "a rank that waits for the others takes a core, and the GIL over and over, from whoever has work",
     ),
-    Change(
+    SourcePatch(
         "horovod/common/gloo/gloo_context.cc",
         "device_attr.iface = gloo_iface_;\n"
         "  device_attr.ai_family = AF_UNSPEC;\n"
@@ -135,38 +135,38 @@ _ALWAYS = (
         "process sets, that of all ranks included, listen where the host's name leads instead of at the "
         "interface that was given, and end the process where it leads nowhere",
     ),
-    Change(
+    SourcePatch(
         "horovod/runner/js_run.py",
         "from distutils.spawn import find_executable",
         "from shutil import which as find_executable",
         "Python has no distutils from 3.12 on, and `import horovod` imports this",
     ),
-    Change(
+    SourcePatch(
         "horovod/torch/CMakeLists.txt",
         "from distutils.sysconfig import get_python_inc; print(get_python_inc())",
         "import sysconfig; print(sysconfig.get_path('include'))",
         "Python has no distutils from 3.12 on",
     ),
-    Change(
+    SourcePatch(
         "third_party/gloo/CMakeLists.txt",
         "cmake_minimum_required(VERSION 2.8.12 FATAL_ERROR)",
         "cmake_minimum_required(VERSION 3.13 FATAL_ERROR)",
         "CMake 4 refuses what asks for less than 3.5; Horovod itself asks for 3.13",
     ),
-    Change(
+    SourcePatch(
         "CMakeLists.txt",
         'string(REPLACE "-O2" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO',
         'string(REPLACE "-O2 -g" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO',
         "what debuggers need is a third of the compiler's time and memory, and nine tenths of the wheel",
     ),
-    Change(
+    SourcePatch(
         "CMakeLists.txt",
         '-pthread -fPIC -Wall -ftree-vectorize")',
         '-pthread -fPIC -w -ftree-vectorize -include cstdint")',
         "from GCC 13 on other headers no longer bring <cstdint>, which Gloo takes for granted; and "
         "warnings about code that nobody mends would bury the errors",
     ),
-    Change(
+    SourcePatch(
         "CMakeLists.txt",
         r'file(APPEND "${CMAKE_LIBRARY_OUTPUT_DIRECTORY_ROOT}/metadata.json" "\"dummy\": \"none\"\n}")',
         _WRITE_DOWN,
@@ -175,17 +175,17 @@ _ALWAYS = (
 )
 
 
-def for_standard(standard: int) -> tuple[Change, ...]:
+def for_standard(standard: int) -> tuple[SourcePatch, ...]:
     """Return the changes for a torch whose headers are C++ of this ``standard`` (14, 17, 20 …)."""
     reason = f"headers of this torch are C++{standard}"
     old, new = "set(CMAKE_CXX_STANDARD 14)", f"set(CMAKE_CXX_STANDARD {standard})"
     if old == new:
         return _ALWAYS
     files = ("CMakeLists.txt", "horovod/torch/CMakeLists.txt")
-    return (*(Change(file, old, new, reason) for file in files), *_ALWAYS)
+    return (*(SourcePatch(file, old, new, reason) for file in files), *_ALWAYS)
 
 
-def apply(changes: Sequence[Change], root: Path) -> None:
+def apply(changes: Sequence[SourcePatch], root: Path) -> None:
     """Change the source below ``root``; BuildError where a text is not there exactly once."""
     for change in changes:
         path = root / change.file
@@ -205,7 +205,7 @@ def apply(changes: Sequence[Change], root: Path) -> None:
         path.write_text(f"{before}{change.new}{after}")
 
 
-def digest(changes: Sequence[Change]) -> str:
+def digest(changes: Sequence[SourcePatch]) -> str:
     """Return what differs when the source that is built does."""
     parts = [SDIST_SHA256, *(part for c in changes for part in (c.file, c.old, c.new, c.until))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

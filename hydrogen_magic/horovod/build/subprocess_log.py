@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-__all__ = ["Progress", "relevant", "run"]
+__all__ = ["CompilerProgress", "relevant", "run"]
 
 _GRACE_S = 5.0
 _STEP_PERCENT = 20
 """How often it says how far it is where a line cannot be written over."""
 
 
-class Progress:
+class CompilerProgress:
     """How far the compiler is: one line that changes on a terminal, a few lines elsewhere."""
 
     def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:

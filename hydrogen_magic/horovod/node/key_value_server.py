@@ -14,7 +14,7 @@ import hmac
 import socket
 from collections.abc import Callable, Sequence
 
-__all__ = ["Keys", "serve_keys"]
+__all__ = ["KeyValueStore", "serve_keys"]
 
 _HOLD_S = 0.25
 """How long a question for a missing key is kept open; clients look at their own deadline in between."""
@@ -34,7 +34,7 @@ _ACCEPTED_AT_ONCE = 128
 _STATUS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 413: "Too Large"}
 
 
-class Keys:
+class KeyValueStore:
     """What is known, and who waits for what is not."""
 
     def __init__(self) -> None:
@@ -85,20 +85,24 @@ def serve_keys(listen_fd: int, token: str, hosts: Sequence[str] = ()) -> None:
 
 
 async def _serve(listening: socket.socket, token: str, hosts: frozenset[str]) -> None:
-    keys, strangers = Keys(), dict[_Client, None]()
+    keys, strangers = KeyValueStore(), dict[_Request, None]()
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
-        lambda: _Client(keys, token, hosts, strangers), sock=listening, backlog=_ACCEPTED_AT_ONCE
+        lambda: _Request(keys, token, hosts, strangers), sock=listening, backlog=_ACCEPTED_AT_ONCE
     )
     listening.listen(_BACKLOG)
     await server.serve_forever()
 
 
-class _Client(asyncio.Protocol):
+class _Request(asyncio.Protocol):
     """One connection: one request, one answer. ``strangers``: :data:`_MAX_STRANGERS`, oldest first."""
 
     def __init__(
-        self, keys: Keys, token: str, hosts: frozenset[str], strangers: dict[_Client, None]
+        self,
+        keys: KeyValueStore,
+        token: str,
+        hosts: frozenset[str],
+        strangers: dict[_Request, None],
     ) -> None:
         self._keys = keys
         self._token = token

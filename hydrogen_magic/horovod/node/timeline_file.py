@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["Cut", "Event", "count_spans", "cut", "last_border", "named_tensors"]
+__all__ = ["ParsedEvents", "Event", "count_spans", "cut", "last_border", "named_tensors"]
 
 Event = tuple[bytes, bytes, bytes, int]
 """Phase (``B`` begin, ``E`` end, ``X`` a rank is ready, ``i`` a cycle begins), name (empty for ``E``), time
@@ -48,7 +48,7 @@ _BORDER = b'},{"ph": "'
 
 
 @dataclass
-class Cut:
+class ParsedEvents:
     """What :func:`cut` found."""
 
     events: list[Event] = field(default_factory=list)
@@ -72,18 +72,18 @@ _LONGEST_KNOWN = 1 << 10
 """Bytes."""
 
 
-def cut(data: bytes, *, is_end: bool = False) -> Cut:
+def cut(data: bytes, *, is_end: bool = False) -> ParsedEvents:
     """Return the events in ``data``, which begins at a border of two objects, up to the last whole one.
 
     ``is_end``: nothing will come behind it, so that what is not whole before something else is damage.
     """
-    found = Cut()
+    found = ParsedEvents()
     _cut_events(data, found)
     _cut_objects(data, found, _LONGEST if not is_end else 0)
     return found
 
 
-def _cut_events(data: bytes, found: Cut) -> None:
+def _cut_events(data: bytes, found: ParsedEvents) -> None:
     """Find what is nothing but events, each behind the other, except the last: most of a file is that."""
     first, *parts = _TIME.split(data)
     head = _FIRST_HEAD.fullmatch(first)
@@ -116,12 +116,12 @@ def _taken_apart(text: bytes) -> _Between | None:
     return this
 
 
-def _cut_objects(data: bytes, found: Cut, patience: int) -> None:
+def _cut_objects(data: bytes, found: ParsedEvents, patience: int) -> None:
     """Find whatever there is behind what has been found.
 
     ``patience``: bytes that may be there behind something that is not whole; with more it is damage.
     """
-    names = _Names(data)
+    names = _NameFinder(data)
     at = found.n_bytes
     while (match := _OBJECT.search(data, at)) is not None:
         start, end = match.span()
@@ -164,14 +164,14 @@ def count_spans(data: bytes) -> int:
 
 def named_tensors(data: bytes) -> Iterator[tuple[int, bytes]]:
     """Yield where names of tensors stand in ``data``, and what they are."""
-    names = _Names(data)
+    names = _NameFinder(data)
     for match in _ONLY_TENSOR.finditer(data):
         named = names.behind(match.end(), match[1])
         if named is not None:
             yield match.end(), named[0]
 
 
-class _Names:
+class _NameFinder:
     """Finds where names end in ``data``, in one pass: asked for places that follow each other."""
 
     def __init__(self, data: bytes) -> None:

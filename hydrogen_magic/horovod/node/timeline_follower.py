@@ -16,15 +16,15 @@ from typing import Any
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.horovod.node.timeline_file import (
-    Cut,
+    ParsedEvents,
     count_spans,
     cut,
     last_border,
     named_tensors,
 )
-from hydrogen_magic.horovod.node.timeline_spans import Weaver
+from hydrogen_magic.horovod.node.timeline_spans import SpanBuilder
 
-__all__ = ["GIVEN", "Kept", "Timelines", "path_prefix"]
+__all__ = ["GIVEN", "ShippedFile", "Timelines", "path_prefix"]
 
 _NAME = "horovod-timeline-"
 GIVEN = "given"
@@ -54,7 +54,7 @@ def path_prefix(record_dir: str, attempt: int) -> str:
 
 
 @dataclass
-class Kept:
+class ShippedFile:
     """A file that is to be shipped as it grows."""
 
     path: Path
@@ -68,7 +68,7 @@ class Timelines:
     """What rank 0's Horovod writes in one attempt: one file after the other."""
 
     def __init__(self, zero_s: float, emit: Callable[[ev.Event], None]) -> None:
-        self.kept: list[Kept] = []
+        self.kept: list[ShippedFile] = []
         """Those that belong to the gang's record."""
         self._zero_s = zero_s
         self._emit = emit
@@ -86,7 +86,7 @@ class Timelines:
             return
         self._rank = rank
         path = Path(order["path"])
-        kept = Kept(path, path.stem.removeprefix(_NAME)) if order["is_kept"] else None
+        kept = ShippedFile(path, path.stem.removeprefix(_NAME)) if order["is_kept"] else None
         if kept is not None:
             self.kept.append(kept)
         wall_zero_s = self._zero_s + float(order["wall_ahead_s"])
@@ -132,7 +132,7 @@ class Timelines:
 class _Follower:
     """One file. ``wall_zero_s``: what the wall clock said at the gang's time 0."""
 
-    def __init__(self, path: Path, kept: Kept | None, wall_zero_s: float) -> None:
+    def __init__(self, path: Path, kept: ShippedFile | None, wall_zero_s: float) -> None:
         self._path = path
         self._kept = kept
         self._wall_zero_s = wall_zero_s
@@ -141,7 +141,7 @@ class _Follower:
         self._fd = -1
         self._read = 0
         """Bytes that are whole objects, and were read."""
-        self._weaver = Weaver()
+        self._weaver = SpanBuilder()
         self._skipped = 0
 
     def look(self, now_s: float) -> None:
@@ -232,7 +232,7 @@ class _Follower:
         if self._kept is not None:
             self._kept.settled = self._read
 
-    def _note_origin(self, found: Cut) -> None:
+    def _note_origin(self, found: ParsedEvents) -> None:
         if found.origin_us is not None:
             origin_s = found.origin_us / 1e6 - self._wall_zero_s
             self._origin_s = origin_s if abs(origin_s) < _LONGEST_S else None

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from hydrogen_magic.horovod.node.timeline_file import Event
 from hydrogen_magic.node.worker.spans import LONGEST_NAME
 
-__all__ = ["Span", "Weaver"]
+__all__ = ["Span", "SpanBuilder"]
 
 Span = tuple[str, int, int, int]
 """Name, start and end in microseconds of the timeline, depth."""
@@ -37,7 +37,7 @@ _MOST_RANKS = 1 << 14
 """Told apart where one is waited for."""
 
 
-class Weaver:
+class SpanBuilder:
     """Takes events in the order in which they were written."""
 
     def __init__(self) -> None:
@@ -46,8 +46,8 @@ class Weaver:
         """Tensor -> what was begun for it and has not ended, outermost first."""
         self._ready: dict[int, tuple[int, int, int]] = {}
         """Tensor -> when the last but one rank was ready, when the last, and which that was."""
-        self._outer = _Row(0)
-        self._inner = _Row(1)
+        self._outer = _SpanRow(0)
+        self._inner = _SpanRow(1)
         self._late: dict[int, tuple[int, int]] = {}
         """Rank -> from when until when the others waited for it."""
         self._waits: list[Span] = []
@@ -155,7 +155,7 @@ class Weaver:
         return self._names[written]
 
 
-class _Row:
+class _SpanRow:
     """Spans of one depth, one after the other: of what is open the one that tells most.
 
     That is what began last, and negotiating only while nothing else is open.

@@ -23,22 +23,22 @@ from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.core.validation import checked
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
-from hydrogen_magic.driver.placements import Attempt, Crew, Sink
+from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink
 from hydrogen_magic.driver.placements.local_agents import hub
 from hydrogen_magic.driver.placements.spark.application_limits import most_cores
-from hydrogen_magic.driver.placements.spark.capacity_check import Survey, slots_now
+from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity, slots_now
 from hydrogen_magic.driver.placements.spark.remote_agents import fleet
-from hydrogen_magic.driver.placements.spark.session_settings import Settings
+from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 from hydrogen_magic.errors import InferError, PlacementError
-from hydrogen_magic.inference.spark.prepared import Prepared, prepare
-from hydrogen_magic.inference.spark.progress import Tally
+from hydrogen_magic.inference.spark.prepared import PreparedRun, prepare
+from hydrogen_magic.inference.spark.progress import SparkProgress
 from hydrogen_magic.inference.spark.run import SparkRun
 from hydrogen_magic.node.prediction.options import InferOptions
-from hydrogen_magic.node.worker.task_status import News
+from hydrogen_magic.node.worker.task_status import TaskStatus
 from hydrogen_magic.serialization import payload
-from hydrogen_magic.serialization.result_stream import CELL_VALUE, Part
+from hydrogen_magic.serialization.result_stream import CELL_VALUE, ResultPart
 
-__all__ = ["OnSpark", "infer_on_spark"]
+__all__ = ["SparkInferGang", "infer_on_spark"]
 
 _TELL_S = 0.2
 """How often the view is told: it draws no more often."""
@@ -57,10 +57,10 @@ _FEWEST = 2
 """Ranks where nobody can say how many tasks run at once."""
 
 
-class OnSpark:
+class SparkInferGang:
     """A run of ``%%infer`` over a Spark DataFrame in the user's hands."""
 
-    def __init__(self, gang: Gang, crew: TaskCrew) -> None:
+    def __init__(self, gang: Gang, crew: TaskAgentGroup) -> None:
         self.gang = gang
         """A rank for each task that Spark can run at once."""
         self._crew = crew
@@ -82,25 +82,27 @@ class OnSpark:
 
 def infer_on_spark(
     frame: Any, captured: Captured, spec: JobSpec, options: InferOptions, *, title: str
-) -> OnSpark:
+) -> SparkInferGang:
     """Have Spark run what was captured, and its ``predict`` over ``frame``. Returns at once.
 
     Raises what :func:`~hydrogen_magic.inference.spark.prepared.prepare` raises; nothing was started then.
     """
-    place = _Place(prepare(frame, captured, spec, options))
+    place = _TaskPlacement(prepare(frame, captured, spec, options))
     # No rank is late: a partition may come to it in an hour. The cell is with Spark already.
     spec = replace(spec, placement="spark", np=place.n_ranks, start_timeout_s=math.inf)
     captured = replace(captured, parcel=payload.pack(None))
-    return OnSpark(launcher.launch_captured(captured, spec, title=title, place=place), place.crew)
+    return SparkInferGang(
+        launcher.launch_captured(captured, spec, title=title, place=place), place.crew
+    )
 
 
-class _Place:
+class _TaskPlacement:
     """See :class:`hydrogen_magic.driver.placements.Placement`."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: PreparedRun) -> None:
         session, share = prepared.session, prepared.share
         self.n_ranks = _n_slots(prepared)
-        self.crew = TaskCrew(prepared, self.n_ranks)
+        self.crew = TaskAgentGroup(prepared, self.n_ranks)
         self._where = session.where
         self._gpu = "one that Spark gives" if share.for_ranks else None
         self._notes = share.notes
@@ -110,24 +112,24 @@ class _Place:
         slots = (Slot(rank, 0, 0, np, np, 1, where, gpu, address="") for rank in range(np))
         return Plan(tuple(slots), self._notes)
 
-    def open(self, spec: JobSpec) -> Crew:
+    def open(self, spec: JobSpec) -> AgentGroup:
         return self.crew
 
 
-def _n_slots(prepared: Prepared) -> int:
+def _n_slots(prepared: PreparedRun) -> int:
     """Return how many tasks Spark can run at once, as far as that is known: executors may yet come."""
     session, share = prepared.session, prepared.share
-    slots = slots_now(session, Survey(None, share.for_ranks, share.profile))
+    slots = slots_now(session, ClusterCapacity(None, share.for_ranks, share.profile))
     if not slots:
-        settings = Settings.read(session)
+        settings = SessionSettings.read(session)
         slots = (most_cores(session, settings) or 0) // settings.task_cpus
     return slots or _FEWEST
 
 
-class TaskCrew:
-    """See :class:`hydrogen_magic.driver.placements.Crew`: Spark's Python workers, as far as they run this."""
+class TaskAgentGroup:
+    """See :class:`hydrogen_magic.driver.placements.AgentGroup`: Spark's Python workers, as far as they run this."""
 
-    def __init__(self, prepared: Prepared, n_ranks: int) -> None:
+    def __init__(self, prepared: PreparedRun, n_ranks: int) -> None:
         self.value: Any = None
         """The result, after a good end."""
         self._n_ranks = n_ranks
@@ -135,7 +137,7 @@ class TaskCrew:
         self._run = SparkRun(prepared)
         self._work = _inheriting(prepared, self._run.result)
         self._every_s = max(_TELL_S, n_ranks / _TOLD_PER_S)
-        self._tally = Tally(n_ranks, self._every_s)
+        self._tally = SparkProgress(n_ranks, self._every_s)
         self._now_s: Callable[[], float] = time.monotonic
         self._key = ""
         self._order = ""
@@ -146,7 +148,7 @@ class TaskCrew:
 
     # ── the attempt ──
 
-    async def launch(self, attempt: Attempt, sink: Sink) -> None:
+    async def launch(self, attempt: Attempt, sink: EventSink) -> None:
         self._now_s = attempt.job.now_s
         keys = hub().admit(self._hear)
         self._key = keys.key
@@ -155,7 +157,9 @@ class TaskCrew:
         finally:
             hub().dismiss(keys.key)
 
-    async def _attempt(self, tell: dict[str, Any] | None, attempt: Attempt, sink: Sink) -> None:
+    async def _attempt(
+        self, tell: dict[str, Any] | None, attempt: Attempt, sink: EventSink
+    ) -> None:
         job = _in_thread(lambda: self._work(tell), f"hydrogen_magic run {attempt.gang}")
         try:
             await self._watch(job, sink)
@@ -176,7 +180,7 @@ class TaskCrew:
             "secret": keys.secret, "every_s": self._every_s,
         }  # fmt: skip
 
-    async def _watch(self, job: asyncio.Future[Any], sink: Sink) -> None:
+    async def _watch(self, job: asyncio.Future[Any], sink: EventSink) -> None:
         """Tell how far it is until Spark's job has ended."""
         look_at = time.monotonic()
         while not job.done():
@@ -209,7 +213,7 @@ class TaskCrew:
             return self._tally.busy(self._now_s()) > 0
         return bool(self._tally.workers) and self._tally.rows < self._run.n_rows
 
-    def _end(self, job: asyncio.Future[Any], sink: Sink) -> None:
+    def _end(self, job: asyncio.Future[Any], sink: EventSink) -> None:
         """Say how it ended. Raises what ended it."""
         now_s, error = self._now_s(), job.exception()
         if error is None:
@@ -231,11 +235,11 @@ class TaskCrew:
         if error is not None:
             raise error
 
-    def _end_rank(self, rank: int, is_well: bool, now_s: float, sink: Sink) -> None:
+    def _end_rank(self, rank: int, is_well: bool, now_s: float, sink: EventSink) -> None:
         """Say of a rank that it is over: its Python worker is Spark's again."""
         if is_well:
             value = payload.pack(None)  # the value of the cell is not used
-            sink.deliver(rank, Part(CELL_VALUE), value)
+            sink.deliver(rank, ResultPart(CELL_VALUE), value)
             sink.emit(ev.RankResult(now_s, rank, value.nbytes))
         sink.emit(ev.RankExited(now_s, rank, 0 if is_well else None, asked=True))
 
@@ -251,7 +255,7 @@ class TaskCrew:
     # ── what workers say ──
 
     def _hear(self, message: dict[str, Any]) -> None:
-        news = checked(News, message, "what a Python worker says")
+        news = checked(TaskStatus, message, "what a Python worker says")
         self._tally.hear(news, self._now_s())
         if self._order:
             hub().send(self._key, {"do": self._order})  # to the one that we have just heard
@@ -288,7 +292,7 @@ class TaskCrew:
         """Python workers are Spark's."""
 
 
-def _inheriting(prepared: Prepared, work: Callable[..., Any]) -> Callable[..., Any]:
+def _inheriting(prepared: PreparedRun, work: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``work`` as this very thread would do it: a classic session's pool is its thread's."""
     if prepared.session.is_connect:
         return work

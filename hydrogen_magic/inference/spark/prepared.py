@@ -28,14 +28,14 @@ from hydrogen_magic.driver.placements.spark import forwarded_settings, gpu_resou
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.executors import roster
 from hydrogen_magic.driver.placements.spark.session import Session, SparkJobError
-from hydrogen_magic.driver.placements.spark.session_settings import Settings
+from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 from hydrogen_magic.errors import HydrogenError, InferError, PlacementError
 from hydrogen_magic.inference.spark import shipping as sending
 from hydrogen_magic.node.prediction.ddl import parse_schema, schema_text
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.spark.inference_task import END
 
-__all__ = ["Prepared", "as_error", "infer_spark", "prepare"]
+__all__ = ["PreparedRun", "as_error", "infer_spark", "prepare"]
 
 _GLANCE_S = 0.5
 """How long a look at the executors' GPUs may take."""
@@ -61,7 +61,7 @@ def infer_spark(frame: Any, captured: Captured, spec: JobSpec, options: InferOpt
         raise as_error(error) from error
 
 
-def prepare(frame: Any, captured: Captured, spec: JobSpec, options: InferOptions) -> Prepared:
+def prepare(frame: Any, captured: Captured, spec: JobSpec, options: InferOptions) -> PreparedRun:
     """Check what is asked, and send the cell. No job runs; raises as :func:`infer_spark` does."""
     kept = _checked(frame, options)
     session = sessions.of(frame)
@@ -71,21 +71,21 @@ def prepare(frame: Any, captured: Captured, spec: JobSpec, options: InferOptions
         options.check_names(predicted.names, frame.columns)
         _schemas(frame, kept, options.result_schema(predicted))
     sent = sending.send(session, captured.parcel)
-    return Prepared(
+    return PreparedRun(
         frame, session, options, share, sent, kept, _boot(captured, spec, options, sent, share)
     )
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """Predictions that have been checked and whose cell is with Spark; nothing of it has run."""
 
     frame: Any
     session: Session
     options: InferOptions
-    share: gpu_resources.Share
+    share: gpu_resources.TaskResources
     """What each task gets."""
-    sent: sending.Sent
+    sent: sending.SentCell
     kept: list[str]
     """The frame's columns that come back."""
     boot: Mapping[str, Any]
@@ -174,9 +174,9 @@ def _refuse_what_arrow_has_not(schema: Any) -> None:
             ) from None
 
 
-def _share(session: Session, spec: JobSpec) -> gpu_resources.Share:
+def _share(session: Session, spec: JobSpec) -> gpu_resources.TaskResources:
     """Return what each task gets. How many run at once is Spark's business, not ``--np``'s."""
-    settings = Settings.read(session)
+    settings = SessionSettings.read(session)
     may_have_gpus = bool(settings.executor_gpus) and spec.gpu is not False
     seen = roster(session, _GLANCE_S) if may_have_gpus else None
     try:
@@ -192,8 +192,8 @@ def _boot(
     captured: Captured,
     spec: JobSpec,
     options: InferOptions,
-    sent: sending.Sent,
-    share: gpu_resources.Share,
+    sent: sending.SentCell,
+    share: gpu_resources.TaskResources,
 ) -> dict[str, Any]:
     """Return what a task is told; without ``columns`` it says what the first batch's are."""
     needs = {name.partition(".")[0] for name in captured.needs} - _SHIPPED
@@ -205,7 +205,7 @@ def _boot(
     }  # fmt: skip
 
 
-def _task(boot: dict[str, Any], sent: sending.Sent) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def _task(boot: dict[str, Any], sent: sending.SentCell) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return what Spark pickles: by value, since executors do not have this package."""
     source = packaging.source("hydrogen_magic.node.spark.inference_task")
     boot, package, closure = dict(boot), sent.package, sent.closure

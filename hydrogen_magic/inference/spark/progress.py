@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.node.worker.task_status import News, TaskNews
+from hydrogen_magic.node.worker.task_status import TaskProgress, TaskStatus
 
-__all__ = ["Tally"]
+__all__ = ["SparkProgress"]
 
 _BAR = -1
 """Number of the bar that counts a rank's rows."""
@@ -31,16 +31,16 @@ _UNTOLD_S = 3.0
 
 
 @dataclass
-class _Worker:
+class _WorkerStatus:
     rank: int
     rows: dict[int, int] = field(default_factory=dict)
     """Of each attempt."""
     heard_s: float = 0.0
-    task: TaskNews | None = None
+    task: TaskProgress | None = None
     """What it is at."""
 
 
-class Tally:
+class SparkProgress:
     """Times are the gang's. ``every_s``: how often each worker says something."""
 
     def __init__(self, n_ranks: int, every_s: float = 0.0) -> None:
@@ -48,8 +48,8 @@ class Tally:
         self._said: deque[tuple[int, str]] = deque(maxlen=_MOST_SAID)
         """Ranks of the attempts that failed, and why."""
         self._n_ranks = n_ranks
-        self._workers: dict[str, _Worker] = {}
-        self._partitions: dict[int, TaskNews] = {}
+        self._workers: dict[str, _WorkerStatus] = {}
+        self._partitions: dict[int, TaskProgress] = {}
         """The attempt that is furthest."""
         self._stage: int | None = None
         """The stage that predicts, None before one of its tasks has come."""
@@ -66,13 +66,13 @@ class Tally:
 
     # ── what is said ──
 
-    def hear(self, news: News, now_s: float) -> None:
+    def hear(self, news: TaskStatus, now_s: float) -> None:
         """Take what a worker says."""
         worker = self._workers.get(news.worker)
         if worker is None:
             if not news.tasks:
                 return
-            worker = self._workers[news.worker] = _Worker(self._free_rank(now_s))
+            worker = self._workers[news.worker] = _WorkerStatus(self._free_rank(now_s))
             self._fresh.append(ev.RankStarted(now_s, worker.rank, news.pid, news.host, news.device))
             self._shown.pop(("phase", worker.rank), None)
         worker.task, worker.heard_s = None, now_s
@@ -81,7 +81,7 @@ class Tally:
         if news.stacks:
             self._fresh.append(ev.RankStacks(now_s, worker.rank, news.stacks))
 
-    def _take(self, worker: _Worker, task: TaskNews, now_s: float) -> None:
+    def _take(self, worker: _WorkerStatus, task: TaskProgress, now_s: float) -> None:
         is_over = task.phase in ("done", "failed", "left")
         worker.task = None if is_over else task
         if task.phase == "failed":
@@ -138,7 +138,7 @@ class Tally:
         """Return how many workers are at a task."""
         return sum(self._is_busy(worker, now_s) for worker in self._workers.values())
 
-    def _is_busy(self, worker: _Worker, now_s: float) -> bool:
+    def _is_busy(self, worker: _WorkerStatus, now_s: float) -> bool:
         return worker.task is not None and now_s - worker.heard_s < self._gone_s
 
     def _failed(self) -> int:
@@ -218,5 +218,5 @@ class Tally:
         yield "rows", told
 
 
-def _reach(task: TaskNews) -> tuple[bool, int]:
+def _reach(task: TaskProgress) -> tuple[bool, int]:
     return task.phase == "done", task.rows

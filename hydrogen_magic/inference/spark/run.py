@@ -10,7 +10,7 @@ from typing import Any
 
 from hydrogen_magic.driver.placements.spark.session import SparkJobError
 from hydrogen_magic.errors import GangStoppedError, HydrogenError
-from hydrogen_magic.inference.spark.prepared import Prepared, as_error
+from hydrogen_magic.inference.spark.prepared import PreparedRun, as_error
 
 __all__ = ["SparkRun", "Tasks"]
 
@@ -24,7 +24,7 @@ class SparkRun:
     :meth:`result` blocks; the others may be called meanwhile, from any thread.
     """
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: PreparedRun) -> None:
         self.n_rows: int | None = None
         """Rows of the result, None before its end."""
         self._prepared = prepared
@@ -39,7 +39,7 @@ class SparkRun:
     def result(self, tell: Mapping[str, Any] | None = None) -> Any:
         """Have Spark predict every row; return the DataFrame, kept by Spark (``cache``).
 
-        ``tell``: whom the tasks tell how far they are, see :meth:`Prepared.predicted`. Raises InferError
+        ``tell``: whom the tasks tell how far they are, see :meth:`PreparedRun.predicted`. Raises InferError
         for what the cell or ``predict`` raise, GangStoppedError after :meth:`stop`.
         """
         try:

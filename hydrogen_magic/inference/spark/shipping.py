@@ -18,9 +18,9 @@ from typing import Any
 from hydrogen_magic.driver.placements.spark import packaging
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.serialization import payload
-from hydrogen_magic.serialization.payload import Parcel
+from hydrogen_magic.serialization.payload import Payload
 
-__all__ = ["Sent", "send"]
+__all__ = ["SentCell", "send"]
 
 _MOST_KEPT = 8
 """Cells whose broadcast is kept here to be used again; frames made with others keep theirs."""
@@ -30,7 +30,7 @@ _sent: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionar
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentCell:
     """A cell that executors can get, for ``spark_task.serve``."""
 
     package: Any
@@ -40,7 +40,7 @@ class Sent:
     closure_digest: str
 
 
-def send(session: Session, closure: Parcel) -> Sent:
+def send(session: Session, closure: Payload) -> SentCell:
     """Make the package and ``closure`` known to the session's executors; once for equal ones."""
     code = packaging.code()
     digests = hashlib.sha256(code).hexdigest(), payload.digest(closure)
@@ -51,7 +51,7 @@ def send(session: Session, closure: Parcel) -> Sent:
     known[digests[1]] = sent  # the last one is the newest
     for old in [digest for digest in known if digest != digests[0]][:-_MOST_KEPT]:
         del known[old]
-    return Sent(known[digests[0]], sent, *digests)
+    return SentCell(known[digests[0]], sent, *digests)
 
 
 def _send_package(session: Session, code: bytes, digest: str) -> Any:
@@ -63,7 +63,7 @@ def _send_package(session: Session, code: bytes, digest: str) -> Any:
         return _add_file(session, path)
 
 
-def _send_closure(session: Session, closure: Parcel, digest: str) -> Any:
+def _send_closure(session: Session, closure: Payload, digest: str) -> Any:
     if not session.is_connect:
         own = payload.copied(closure)
         return session.spark.sparkContext.broadcast((own.pickled, own.buffers))

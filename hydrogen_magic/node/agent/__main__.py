@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hydrogen_magic.core import processes
-from hydrogen_magic.node.agent.worker_pool import Nursery
+from hydrogen_magic.node.agent.worker_pool import WorkerPool
 from hydrogen_magic.transport import framing
 
 if TYPE_CHECKING:
-    from hydrogen_magic.node.agent.kernel_link import Tether
+    from hydrogen_magic.node.agent.kernel_link import KernelLink
 
 _GARBAGE = 20_000
 """Objects made between two looks for garbage in cycles, of which an agent makes little. The events of a
@@ -31,22 +31,22 @@ def main(arguments: Sequence[str]) -> None:
     processes.become_subreaper()
     processes.give_way()  # and ranks with us
     gc.set_threshold(_GARBAGE)
-    nursery = Nursery()
+    nursery = WorkerPool()
     nursery.start(boot["fingerprint"], boot["env"], boot["sys_path"], boot["preload"])
 
-    from hydrogen_magic.node.agent.server import Agent
+    from hydrogen_magic.node.agent.server import AgentServer
 
-    asyncio.run(Agent(boot, _tether(boot, handover, fds), nursery).run())
+    asyncio.run(AgentServer(boot, _tether(boot, handover, fds), nursery).run())
 
 
-def _tether(boot: dict[str, Any], handover: socket.socket, fds: list[int]) -> Tether:
+def _tether(boot: dict[str, Any], handover: socket.socket, fds: list[int]) -> KernelLink:
     if boot["kernel_pid"] is None:
-        from hydrogen_magic.node.agent.remote_link import Afar
+        from hydrogen_magic.node.agent.remote_link import RemoteLink
 
-        return Afar(boot, socket.socket(fileno=fds[0]))
-    from hydrogen_magic.node.agent.kernel_link import Beside
+        return RemoteLink(boot, socket.socket(fileno=fds[0]))
+    from hydrogen_magic.node.agent.kernel_link import LocalLink
 
-    return Beside(boot, handover)
+    return LocalLink(boot, handover)
 
 
 if __name__ == "__main__":

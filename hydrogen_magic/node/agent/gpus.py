@@ -13,11 +13,11 @@ from typing import Any
 
 from hydrogen_magic.core import processes
 
-__all__ = ["Gpus", "Use"]
+__all__ = ["RankGpus", "GpuUse"]
 
 
 @dataclass(frozen=True)
-class Use:
+class GpuUse:
     """Of one rank's GPU; None where the driver does not tell."""
 
     percent: float | None = None
@@ -25,15 +25,15 @@ class Use:
     """Held by the rank and its children."""
 
 
-_NOTHING = Use()
+_NOTHING = GpuUse()
 
 
-class Gpus:
+class RankGpus:
     """The GPUs of the ranks of one crew: rank -> index or UUID, None without one."""
 
     def __init__(self, gpus: Mapping[int, str | None]) -> None:
         self._gpus = {rank: gpu for rank, gpu in gpus.items() if gpu is not None}
-        self._found: dict[int, Use] = {}
+        self._found: dict[int, GpuUse] = {}
         self._pids: dict[int, int] = {}
         self._wake = threading.Event()
         self._closing = False
@@ -49,7 +49,7 @@ class Gpus:
             self._thread = threading.Thread(target=self._run, name="gpus", daemon=True)
             self._thread.start()
 
-    def use_of(self, rank: int) -> Use:
+    def use_of(self, rank: int) -> GpuUse:
         """Return what was found last."""
         return self._found.get(rank, _NOTHING)
 
@@ -76,7 +76,7 @@ class Gpus:
         pynvml.nvmlShutdown()
 
 
-def _ask(nvml: Any, gpu: str, pids: set[int]) -> Use:
+def _ask(nvml: Any, gpu: str, pids: set[int]) -> GpuUse:
     try:
         handle = (
             nvml.nvmlDeviceGetHandleByIndex(int(gpu))
@@ -85,7 +85,7 @@ def _ask(nvml: Any, gpu: str, pids: set[int]) -> Use:
         )
     except nvml.NVMLError:
         return _NOTHING
-    return Use(_percent(nvml, handle), _memory(nvml, handle, pids))
+    return GpuUse(_percent(nvml, handle), _memory(nvml, handle, pids))
 
 
 def _percent(nvml: Any, handle: Any) -> float | None:

@@ -17,18 +17,18 @@ from typing import Any, Protocol
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
-from hydrogen_magic.node.agent.rank_group import Crew
+from hydrogen_magic.node.agent.rank_group import RankGroup
 from hydrogen_magic.transport import framing
 from hydrogen_magic.transport.channel import AgentLink
 
-__all__ = ["Beside", "Tether"]
+__all__ = ["LocalLink", "KernelLink"]
 
 
 _KERNELS_END_S = 1.0
 """A kernel that ends closes its sockets some moments before its process is gone."""
 
 
-class Tether(Protocol):
+class KernelLink(Protocol):
     """What an agent asks of whoever knows where its kernel is."""
 
     bind: str
@@ -55,7 +55,7 @@ class Tether(Protocol):
         """Return a ``launch`` with this machine's paths, environment and clock."""
         ...
 
-    async def handed(self, crew: Crew) -> list[int]:
+    async def handed(self, crew: RankGroup) -> list[int]:
         """Return descriptors, the caller's to close: of what ``crew`` runs, then its ranks' channels.
 
         There are channels, one for each rank, where the ranks are fed while they run.
@@ -66,7 +66,7 @@ class Tether(Protocol):
         """Pass a rank's file on to the kernel; ``fd`` stays the caller's."""
         ...
 
-    async def finish(self, crew: Crew) -> None:
+    async def finish(self, crew: RankGroup) -> None:
         """Return when all that was handed over has arrived, and what served this gang alone is gone."""
         ...
 
@@ -74,15 +74,15 @@ class Tether(Protocol):
         """The kernel knows that nothing of the attempt is left."""
         ...
 
-    def kernel_ended(self, crew: Crew) -> None:
+    def kernel_ended(self, crew: RankGroup) -> None:
         """The gang is ended because the kernel has."""
         ...
 
     def close(self) -> None: ...
 
 
-class Beside:
-    """See :class:`Tether`."""
+class LocalLink:
+    """See :class:`KernelLink`."""
 
     def __init__(self, boot: dict[str, Any], handover: socket.socket) -> None:
         self.bind = str(boot["bind"])
@@ -123,7 +123,7 @@ class Beside:
     def localized(self, launch: dict[str, Any]) -> dict[str, Any]:
         return launch
 
-    async def handed(self, crew: Crew) -> list[int]:
+    async def handed(self, crew: RankGroup) -> list[int]:
         """Take what the kernel handed over just before its ``launch`` message."""
         while (received := framing.receive(self._handed_over)) is not None:
             message, fds = received
@@ -136,13 +136,13 @@ class Beside:
     def hand_over(self, label: dict[str, Any], fd: int) -> None:
         framing.send(self._handover, label, [fd])
 
-    async def finish(self, crew: Crew) -> None:
+    async def finish(self, crew: RankGroup) -> None:
         """It has arrived with the call."""
 
     def released(self, gang: str, attempt: int) -> None:
         """Nobody waits for that here."""
 
-    def kernel_ended(self, crew: Crew) -> None:
+    def kernel_ended(self, crew: RankGroup) -> None:
         """Finish the run's record in the kernel's stead: it has gone and cannot."""
         if not self._is_cut_off:
             run_log.write_end(Path(crew.record_dir), ev.KERNEL_ENDED)

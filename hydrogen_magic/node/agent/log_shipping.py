@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from hydrogen_magic.horovod.node.timeline_follower import Kept
+from hydrogen_magic.horovod.node.timeline_follower import ShippedFile
 from hydrogen_magic.transport.file_transfer import PART_BYTES
 
-__all__ = ["Clock", "Logs", "usable_directory"]
+__all__ = ["Clock", "LogShipper", "usable_directory"]
 
 _SHIP_S = 0.2
 _QUICK_S = 0.005
@@ -46,7 +46,7 @@ class Clock:
         return kernels_s - self._offset_s
 
 
-class Logs:
+class LogShipper:
     """Sends on what ranks' log files get, as it comes and whole: the kernel keeps the run's record.
 
     ``timelines``: Horovod's that are kept as well, as far as they have settled. ``send`` takes what the
@@ -56,7 +56,7 @@ class Logs:
     def __init__(
         self,
         folder: Path,
-        timelines: Sequence[Kept],
+        timelines: Sequence[ShippedFile],
         send: Callable[[dict[str, Any], bytes], Awaitable[None]],
     ) -> None:
         self._folder = folder

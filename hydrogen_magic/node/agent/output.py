@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["Allowance", "LivePart", "LiveText", "RankLog"]
+__all__ = ["TokenBucket", "LivePart", "LiveText", "RankLog"]
 
 CHUNK = 1 << 16
 
@@ -30,7 +30,7 @@ _NOTE_BYTES = 64
 """Room for the line that tells of a gap in a log."""
 
 
-class Allowance:
+class TokenBucket:
     """How much live output a gang may send: a bucket that fills at ``per_s`` up to ``burst`` bytes.
 
     A front end takes 200 kB/s without lagging, and a Jupyter server drops everything above 1 MB/s.
@@ -147,7 +147,7 @@ class LiveText:
         if len(self._waiting) > 2 * _TAIL_BYTES:  # rarely, by a lot: a cut moves what is left
             self._skip(len(self._waiting) - _TAIL_BYTES)
 
-    def take(self, allowance: Allowance) -> LivePart | None:
+    def take(self, allowance: TokenBucket) -> LivePart | None:
         """Return what may be sent now, None when there is nothing to send."""
         granted = allowance.take(len(self._waiting))
         if granted == 0:

@@ -16,14 +16,14 @@ from hydrogen_magic.core import processes
 from hydrogen_magic.core.masking import Mask, secret_values
 from hydrogen_magic.errors import RendezvousError
 from hydrogen_magic.horovod.node.timeline_follower import Timelines, path_prefix
-from hydrogen_magic.node.agent.gpus import Gpus
-from hydrogen_magic.node.agent.output import Allowance, RankLog
-from hydrogen_magic.node.agent.rank_process import Rank, log_path
-from hydrogen_magic.node.agent.rendezvous_service import Service
-from hydrogen_magic.node.agent.worker_pool import Nursery, Worker
-from hydrogen_magic.node.agent.worker_reuse import Kept, KeptWorker
+from hydrogen_magic.node.agent.gpus import RankGpus
+from hydrogen_magic.node.agent.output import RankLog, TokenBucket
+from hydrogen_magic.node.agent.rank_process import RankProcess, log_path
+from hydrogen_magic.node.agent.rendezvous_service import RunningService
+from hydrogen_magic.node.agent.worker_pool import PooledWorker, WorkerPool
+from hydrogen_magic.node.agent.worker_reuse import RetainedWorker, RetainedWorkers
 
-__all__ = ["Crew"]
+__all__ = ["RankGroup"]
 
 _T = TypeVar("_T")
 
@@ -40,17 +40,17 @@ _GIVE_UP_S = 10.0
 """A process that survives SIGKILL this long hangs in the system (state D); waiting will not help."""
 
 
-class Crew:
+class RankGroup:
     """Starts and ends the ranks that one ``launch`` message names."""
 
     def __init__(
         self,
         launch: dict[str, Any],
-        nursery: Nursery,
-        kept: Kept,
+        nursery: WorkerPool,
+        kept: RetainedWorkers,
         emit: Callable[[ev.Event], None],
         hand_over: Callable[[dict[str, Any], int], None],
-        service: Service | None,
+        service: RunningService | None,
     ) -> None:
         self.gang = str(launch["gang"])
         self.attempt = int(launch["attempt"])
@@ -65,8 +65,8 @@ class Crew:
         self.timelines = Timelines(self._zero_s, emit)
         """Horovod's, where it is rank 0's host."""
         self._grace_s = float(launch["grace_s"])
-        self._ranks: dict[int, Rank] = {}
-        self._gpus = Gpus({slot["rank"]: slot["gpu"] for slot in launch["slots"]})
+        self._ranks: dict[int, RankProcess] = {}
+        self._gpus = RankGpus({slot["rank"]: slot["gpu"] for slot in launch["slots"]})
         self._service = service
         self._ending: asyncio.Task[None] | None = None
         self._starting: asyncio.Future[None] | None = None
@@ -75,7 +75,7 @@ class Crew:
         """Every process of the gang that was ever seen."""
         self._began = time.time() - _CLOCK_SLACK_S
         self._all_exited = asyncio.Event()
-        self._allowance = Allowance(time.monotonic)
+        self._allowance = TokenBucket(time.monotonic)
         env = {**os.environ, **launch["env"]}
         self._mask = Mask((*launch["secrets"], *secret_values(env)))
 
@@ -120,7 +120,7 @@ class Crew:
     def _keep(self) -> bool:
         """Have the ranks wait for a gang like this one, if they all can and nobody wanted an end."""
         ranks = sorted(self._ranks.values(), key=lambda rank: rank.rank)
-        staying = [KeptWorker(one.worker, one.stays) for one in ranks if one.stays is not None]
+        staying = [RetainedWorker(one.worker, one.stays) for one in ranks if one.stays is not None]
         if self._ending is not None or len(staying) < len(self._launch["slots"]):
             return False
         self._kept.hold(self._launch["stay"], staying)
@@ -187,10 +187,10 @@ class Crew:
         modules = self._launch["preload"]
         return f"importing {', '.join(modules[:3])}" if modules else ""
 
-    def _send_off(self, slot: dict[str, Any], worker: Worker, fds: Sequence[int]) -> None:
+    def _send_off(self, slot: dict[str, Any], worker: PooledWorker, fds: Sequence[int]) -> None:
         rank = int(slot["rank"])
         log = RankLog(log_path(self.record_dir, rank))
-        one = Rank(rank, worker, log, self.now_s, self._emit, self._hand_over, self._mask)
+        one = RankProcess(rank, worker, log, self.now_s, self._emit, self._hand_over, self._mask)
         self._ranks[rank] = one
         message = {
             "kind": "rank", "rank": rank, "clock_zero_s": self._zero_s,

@@ -14,13 +14,13 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.masking import Mask
 from hydrogen_magic.node.agent.exit_watch import ExitWatch
-from hydrogen_magic.node.agent.gpus import Use
-from hydrogen_magic.node.agent.output import CHUNK, Allowance, LivePart, LiveText, RankLog
-from hydrogen_magic.node.agent.worker_pool import Worker
+from hydrogen_magic.node.agent.gpus import GpuUse
+from hydrogen_magic.node.agent.output import CHUNK, LivePart, LiveText, RankLog, TokenBucket
+from hydrogen_magic.node.agent.worker_pool import PooledWorker
 from hydrogen_magic.node.worker import checkpoint
 from hydrogen_magic.transport import framing
 
-__all__ = ["Rank"]
+__all__ = ["RankProcess"]
 
 _PACKAGE = f'File "{Path(__file__).parents[2]}{os.sep}'
 _OUR_THREAD = _PACKAGE + "node/worker/reporter.py"
@@ -32,13 +32,13 @@ _DRAIN_CHUNKS = 32
 """A pipe holds at most 1 MB; more than twice that is somebody who still writes."""
 
 
-class Rank:
+class RankProcess:
     """One rank of the attempt that runs on this host."""
 
     def __init__(
         self,
         rank: int,
-        worker: Worker,
+        worker: PooledWorker,
         log: RankLog,
         now_s: Callable[[], float],
         emit: Callable[[ev.Event], None],
@@ -178,7 +178,7 @@ class Rank:
         self.heard = True
         asyncio.get_running_loop().remove_reader(self.worker.interrupted)
 
-    def send_output(self, allowance: Allowance) -> None:
+    def send_output(self, allowance: TokenBucket) -> None:
         """Emit what has been written since last time, as far as the allowance goes."""
         for stream, live in self._live.items():
             self._emit_text(stream, live.take(allowance))
@@ -189,7 +189,7 @@ class Rank:
 
     # ── how it is ──
 
-    def check_health(self, gpu: Use) -> str:
+    def check_health(self, gpu: GpuUse) -> str:
         """Emit what ``/proc`` and the GPU say of the process; return its state letter."""
         found = next(iter(processes.processes([self.worker.pid])), None)
         if found is None or self.exited:

@@ -26,16 +26,16 @@ from hydrogen_magic.core.events import ErrorReport
 from hydrogen_magic.core.job import DYNAMIC, HOROVOD_TIMELINE
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.horovod.node.timeline_follower import GIVEN, path_prefix
-from hydrogen_magic.node.agent.log_shipping import Clock, Logs, usable_directory
+from hydrogen_magic.node.agent.log_shipping import Clock, LogShipper, usable_directory
 from hydrogen_magic.node.agent.network import interface_of
-from hydrogen_magic.node.agent.rank_group import Crew
+from hydrogen_magic.node.agent.rank_group import RankGroup
 from hydrogen_magic.node.worker import checkpoint
 from hydrogen_magic.serialization.payload import memory_file
 from hydrogen_magic.transport import framing
 from hydrogen_magic.transport.channel import AgentLink
 from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, keep
 
-__all__ = ["Afar"]
+__all__ = ["RemoteLink"]
 
 _BEAT_S = 2.0
 _POLL_S = 0.02
@@ -67,8 +67,8 @@ class _Task:
         return False
 
 
-class Afar:
-    """See :class:`hydrogen_magic.node.agent.kernel_link.Tether`."""
+class RemoteLink:
+    """See :class:`hydrogen_magic.node.agent.kernel_link.KernelLink`."""
 
     def __init__(self, boot: dict[str, Any], listening: socket.socket) -> None:
         self.bind = str(boot["bind"])
@@ -80,7 +80,7 @@ class Afar:
         """Whose tasks are attached."""
         self._attached: dict[int, _Task] = {}
         """By partition."""
-        self._crew: Crew | None = None
+        self._crew: RankGroup | None = None
         self._ranks: dict[int, int] = {}
         """Partition -> rank."""
         self._executors: dict[int, int] = {}
@@ -90,7 +90,7 @@ class Afar:
         self._handing_over: set[asyncio.Task[None]] = set()
         self._background: list[asyncio.Task[None]] = []
         self._clock = Clock()
-        self._logs: Logs | None = None
+        self._logs: LogShipper | None = None
         self._idle_since = time.monotonic()
         self._is_retiring = False
 
@@ -158,7 +158,7 @@ class Afar:
             asyncio.get_running_loop().remove_reader(self._listening)
             self._listening.close()
 
-    def kernel_ended(self, crew: Crew) -> None:
+    def kernel_ended(self, crew: RankGroup) -> None:
         """Nothing of its record is here."""
 
     def close(self) -> None:
@@ -325,10 +325,10 @@ class Afar:
         folder = Path(shared) if shared else self._own_checkpoints(launch["gang"])
         return dict(checkpoint.environment(folder, is_shared=bool(shared)))
 
-    async def handed(self, crew: Crew) -> list[int]:
+    async def handed(self, crew: RankGroup) -> list[int]:
         """Wait for the closure, which comes in parts; it stays here for the gang's other attempts."""
         self._crew = crew
-        self._logs = Logs(Path(crew.record_dir), crew.timelines.kept, self._send_log)
+        self._logs = LogShipper(Path(crew.record_dir), crew.timelines.kept, self._send_log)
         self._logs.begin()
         while crew.gang not in self._closures and not crew.is_cancelled:
             await asyncio.sleep(_POLL_S)
@@ -369,7 +369,7 @@ class Afar:
         assert self._crew is not None
         await self._outgoing.send({**label, "gang": self._crew.gang}, memoryview(data))
 
-    async def finish(self, crew: Crew) -> None:
+    async def finish(self, crew: RankGroup) -> None:
         while self._handing_over:
             await asyncio.wait(self._handing_over)
         if self._logs is not None:

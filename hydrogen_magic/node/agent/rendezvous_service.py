@@ -11,10 +11,10 @@ import socket
 from typing import Any
 
 from hydrogen_magic.core import processes
-from hydrogen_magic.node.agent.worker_pool import Nursery, Worker
+from hydrogen_magic.node.agent.worker_pool import PooledWorker, WorkerPool
 from hydrogen_magic.transport import framing
 
-__all__ = ["Service", "listen"]
+__all__ = ["RunningService", "listen"]
 
 _BACKLOG = 4096
 """Connections of other users wait in the same queue as those of ranks, until the server refuses them.
@@ -26,10 +26,10 @@ def listen(held: socket.socket) -> None:
     held.listen(_BACKLOG)
 
 
-class Service:
+class RunningService:
     """A function that serves on a socket which the agent holds, for one attempt."""
 
-    def __init__(self, launch: dict[str, Any], held: socket.socket, nursery: Nursery) -> None:
+    def __init__(self, launch: dict[str, Any], held: socket.socket, nursery: WorkerPool) -> None:
         self.what: dict[str, Any] = launch["service"]
         self._message = {
             "kind": "service", "service": self.what["function"], "options": self.what["options"],
@@ -37,7 +37,7 @@ class Service:
         }  # fmt: skip
         self._held = held
         self._nursery = nursery
-        self._worker: Worker | None = None
+        self._worker: PooledWorker | None = None
         self._pid = 0
         self._ended = False
 

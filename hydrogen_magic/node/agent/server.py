@@ -17,14 +17,14 @@ from typing import Any
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.node.agent import rendezvous_service
-from hydrogen_magic.node.agent.kernel_link import Tether
-from hydrogen_magic.node.agent.rank_group import Crew
-from hydrogen_magic.node.agent.rendezvous_service import Service
-from hydrogen_magic.node.agent.worker_pool import Nursery
-from hydrogen_magic.node.agent.worker_reuse import Kept
+from hydrogen_magic.node.agent.kernel_link import KernelLink
+from hydrogen_magic.node.agent.rank_group import RankGroup
+from hydrogen_magic.node.agent.rendezvous_service import RunningService
+from hydrogen_magic.node.agent.worker_pool import WorkerPool
+from hydrogen_magic.node.agent.worker_reuse import RetainedWorkers
 from hydrogen_magic.transport.channel import AgentLink
 
-__all__ = ["Agent"]
+__all__ = ["AgentServer"]
 
 _BATCH_S = 0.05
 """Events that need not be seen at once leave together: one message instead of fifty."""
@@ -41,21 +41,21 @@ _MAX_SPARES = 16
 """More ranks than this are forked when asked for: waiting ones cost some memory each."""
 
 
-class Agent:
+class AgentServer:
     """Talks to the kernel, owns the nursery and at most one crew."""
 
-    def __init__(self, boot: dict[str, Any], tether: Tether, nursery: Nursery) -> None:
+    def __init__(self, boot: dict[str, Any], tether: KernelLink, nursery: WorkerPool) -> None:
         self._boot = boot
         self._tether = tether
         self._nursery = nursery
-        self._kept = Kept()
-        self._crew: Crew | None = None
+        self._kept = RetainedWorkers()
+        self._crew: RankGroup | None = None
         self._link = AgentLink(boot["endpoint"], boot["server_key"], boot["key"], boot["secret"])
         self._outbox: list[list[Any]] = []
         self._flushing: asyncio.TimerHandle | None = None
         self._held = _reserved(tether.bind)
         self._closing = asyncio.Event()
-        self._standing: Service | None = None
+        self._standing: RunningService | None = None
         """What serves the next gang's rendezvous already, most likely."""
         self._preparing: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -158,12 +158,14 @@ class Agent:
             self._idle.cancel()
         # At once: a stop may be the next message, and must find the crew.
         serves = self._service_for(message)
-        self._crew = Crew(message, self._nursery, self._kept, self._emit, self._hand_over, serves)
+        self._crew = RankGroup(
+            message, self._nursery, self._kept, self._emit, self._hand_over, serves
+        )
         self._start(self._serve(self._crew, message))
 
     # ── a gang ──
 
-    async def _serve(self, crew: Crew, launch: dict[str, Any]) -> None:
+    async def _serve(self, crew: RankGroup, launch: dict[str, Any]) -> None:
         try:
             handed = await self._tether.handed(crew)
             if self._preparing is not None:
@@ -182,7 +184,7 @@ class Agent:
     def _start_template(self, launch: dict[str, Any]) -> None:
         self._nursery.start(launch["fingerprint"], launch["env"], launch["sys_path"])
 
-    def _finish(self, crew: Crew) -> None:
+    def _finish(self, crew: RankGroup) -> None:
         """Tell the kernel that nothing of the gang is left, and hold a port for the next."""
         self._flush()
         self._crew = None
@@ -201,7 +203,7 @@ class Agent:
         """Get ready for another gang like this one: the most likely next."""
         try:
             if launch["service"]:
-                self._standing = Service(launch, self._held, self._nursery)
+                self._standing = RunningService(launch, self._held, self._nursery)
                 await self._standing.begin()
             n_spares = min(len(launch["slots"]), _MAX_SPARES)
             await self._nursery.stock(n_spares)
@@ -209,14 +211,14 @@ class Agent:
         except OSError:
             pass  # the template was ended meanwhile, or forks are refused: the next launch will say
 
-    def _service_for(self, launch: dict[str, Any]) -> Service | None:
+    def _service_for(self, launch: dict[str, Any]) -> RunningService | None:
         """Return what the launch wants served: the standing one if that is it, else a new one."""
         standing, self._standing = self._standing, None
         if standing is not None and standing.fits(launch):
             return standing
         if standing is not None:
             standing.end()
-        return Service(launch, self._held, self._nursery) if launch["service"] else None
+        return RunningService(launch, self._held, self._nursery) if launch["service"] else None
 
     def _emit(self, event: ev.Event) -> None:
         self._outbox.append(ev.encode(event))
@@ -234,7 +236,7 @@ class Agent:
             batch, self._outbox = self._outbox, []
             self._send_events(self._crew, batch)
 
-    def _send_events(self, crew: Crew, batch: list[Any]) -> None:
+    def _send_events(self, crew: RankGroup, batch: list[Any]) -> None:
         try:
             self._send({"events": batch, "gang": crew.gang, "attempt": crew.attempt})
         except ValueError as error:  # too large for one message

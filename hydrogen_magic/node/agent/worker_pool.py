@@ -18,7 +18,7 @@ from hydrogen_magic.node.agent import command_line
 from hydrogen_magic.node.agent.forkserver import FDS_PER_WORKER
 from hydrogen_magic.transport import framing
 
-__all__ = ["Nursery", "Worker"]
+__all__ = ["WorkerPool", "PooledWorker"]
 
 _DIED = "the forkserver exited unexpectedly"
 _MAX_EXITS = 64
@@ -27,7 +27,7 @@ _BATCH = framing.MAX_FDS // FDS_PER_WORKER
 
 
 @dataclass
-class Worker:
+class PooledWorker:
     """The agent's ends of one worker's pipes.
 
     See :class:`~hydrogen_magic.node.worker.process_setup.WorkerPipes`.
@@ -48,7 +48,7 @@ class Worker:
 
 
 @dataclass
-class _Template:
+class _Forkserver:
     """A running template process and what it has imported."""
 
     pid: int
@@ -80,12 +80,12 @@ _ON_FIRST_USE = (("torch", "torch._dynamo"),)
 """Module -> what it imports when it is first used. Making an optimizer does that, for over a second."""
 
 
-class Nursery:
+class WorkerPool:
     """Hands out workers that have imported what is asked for."""
 
     def __init__(self) -> None:
-        self._template: _Template | None = None
-        self._spares: list[Worker] = []
+        self._template: _Forkserver | None = None
+        self._spares: list[PooledWorker] = []
         self._avoid: set[str] = set()
         """Modules that made a template unsafe to fork: ranks import them themselves."""
         self._exits: dict[int, tuple[int, int]] = {}
@@ -123,7 +123,7 @@ class Nursery:
             stdin=subprocess.DEVNULL, cwd="/",
         )  # fmt: skip
         theirs.close()
-        self._template = _Template(
+        self._template = _Forkserver(
             process.pid, ours, framing.FrameReader(ours), fingerprint, tuple(preload)
         )
 
@@ -138,7 +138,7 @@ class Nursery:
             loaded = self._template.loaded if self._template is not None else ()
             await self._preload([more for name, more in _ON_FIRST_USE if name in loaded])
 
-    async def take(self, count: int, modules: Sequence[str]) -> list[Worker]:
+    async def take(self, count: int, modules: Sequence[str]) -> list[PooledWorker]:
         """Return ``count`` workers with ``modules`` imported; they are the caller's from now on."""
         async with self._lock:
             await self._preload(modules)
@@ -215,7 +215,7 @@ class Nursery:
         self._note_loaded(template, missing, await self._answer(missing))
 
     def _note_loaded(
-        self, template: _Template, modules: Sequence[str], answer: dict[str, Any]
+        self, template: _Forkserver, modules: Sequence[str], answer: dict[str, Any]
     ) -> None:
         template.loaded.update(modules)
         template.files.update((file, _modified(file)) for file in answer["files"])
@@ -223,8 +223,8 @@ class Nursery:
             self._avoid.update(modules)
             template.fingerprint = ""  # replaced before the next gang; its forks so far are fine
 
-    async def _fork(self, count: int) -> list[Worker]:
-        workers: list[Worker] = []
+    async def _fork(self, count: int) -> list[PooledWorker]:
+        workers: list[PooledWorker] = []
         try:
             while len(workers) < count:
                 workers += await self._fork_batch(min(_BATCH, count - len(workers)))
@@ -233,8 +233,8 @@ class Nursery:
             raise
         return workers
 
-    async def _fork_batch(self, count: int) -> list[Worker]:
-        workers: list[Worker] = []
+    async def _fork_batch(self, count: int) -> list[PooledWorker]:
+        workers: list[PooledWorker] = []
         theirs: list[int] = []
         try:
             for _ in range(count):
@@ -270,30 +270,30 @@ class Nursery:
         answer: dict[str, Any] = received[0]
         return answer
 
-    def _ask(self, template: _Template, request: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    def _ask(self, template: _Forkserver, request: dict[str, Any], fds: Sequence[int] = ()) -> None:
         try:
             framing.send(template.sock, request, fds)
         except OSError as error:
             raise _died(template) from error
 
-    def _running(self) -> _Template:
+    def _running(self) -> _Forkserver:
         if self._template is None:
             raise ChildProcessError(_DIED)
         return self._template
 
 
-def _died(template: _Template) -> ChildProcessError:
+def _died(template: _Forkserver) -> ChildProcessError:
     """Return the error for a template that does not answer; it serves no later launch."""
     template.fingerprint = ""
     return ChildProcessError(_DIED)
 
 
-def _close_all(workers: Sequence[Worker]) -> None:
+def _close_all(workers: Sequence[PooledWorker]) -> None:
     for worker in workers:
         worker.close()
 
 
-def _new_worker() -> tuple[Worker, list[int]]:
+def _new_worker() -> tuple[PooledWorker, list[int]]:
     """Return the agent's ends and the worker's five descriptors, in the order of ``WorkerPipes``."""
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
@@ -303,7 +303,7 @@ def _new_worker() -> tuple[Worker, list[int]]:
     stacks = _memory_file()
     for fd in (out_read, err_read, ack_read):
         os.set_blocking(fd, False)
-    worker = Worker(ours, out_read, err_read, ack_read, stacks)
+    worker = PooledWorker(ours, out_read, err_read, ack_read, stacks)
     return worker, [theirs.detach(), out_write, err_write, ack_write, os.dup(stacks)]
 
 

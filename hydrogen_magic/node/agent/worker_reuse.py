@@ -14,19 +14,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hydrogen_magic.core import processes
-from hydrogen_magic.node.agent.worker_pool import Worker
+from hydrogen_magic.node.agent.worker_pool import PooledWorker
 
-__all__ = ["Kept", "KeptWorker"]
+__all__ = ["RetainedWorkers", "RetainedWorker"]
 
 _IDLE_S = 600.0
 """They may hold gigabytes, on a GPU too: long enough for a person who tries things."""
 
 
 @dataclass(frozen=True)
-class KeptWorker:
+class RetainedWorker:
     """A rank that waits for its next ``go``."""
 
-    worker: Worker
+    worker: PooledWorker
     files: Mapping[str, int]
     """What its cell read, with the files' times in ns when it did."""
 
@@ -34,22 +34,22 @@ class KeptWorker:
         return any(_modified(file) != when for file, when in self.files.items())
 
 
-class Kept:
+class RetainedWorkers:
     """The ranks of one earlier gang, in rank order, or nothing."""
 
     def __init__(self) -> None:
         self._key = ""
-        self._ranks: list[KeptWorker] = []
+        self._ranks: list[RetainedWorker] = []
         self._since = 0.0
         self._idle: asyncio.TimerHandle | None = None
 
-    def hold(self, key: str, ranks: Sequence[KeptWorker]) -> None:
+    def hold(self, key: str, ranks: Sequence[RetainedWorker]) -> None:
         """Keep ``ranks`` for a launch with the same key."""
         self._key, self._ranks = key, list(ranks)
         self._since = time.time()
         self._idle = asyncio.get_running_loop().call_later(_IDLE_S, self.end)
 
-    def take(self, key: str) -> list[Worker]:
+    def take(self, key: str) -> list[PooledWorker]:
         """Return the workers if they are what ``key`` asks for; otherwise end them, and return none."""
         if not key or key != self._key or any(rank.is_stale() for rank in self._ranks):
             self.end()

@@ -20,7 +20,7 @@ from typing import Any
 
 from hydrogen_magic.errors import InferError
 
-__all__ = ["Wanted", "wanted_by"]
+__all__ = ["BatchType", "wanted_by"]
 
 PANDAS = "pandas"
 TABLE = "pa.Table"
@@ -64,7 +64,7 @@ _USUAL_CLASSES = {
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BatchType:
     """What ``predict`` is called with."""
 
     kind: str
@@ -73,14 +73,14 @@ class Wanted:
     """Called once with an iterator over such batches, not with each."""
 
 
-def wanted_by(function: Callable[..., Any], otherwise: str = PANDAS) -> Wanted:
+def wanted_by(function: Callable[..., Any], otherwise: str = PANDAS) -> BatchType:
     """Return what ``function`` asks for; ``otherwise``: the kind where it does not say.
 
     Raises InferError where it cannot be called with one argument, or asks for something unknown.
     """
     parameter = _only_parameter(function)
     if parameter is None or parameter.annotation is inspect.Parameter.empty:
-        return Wanted(otherwise)
+        return BatchType(otherwise)
     annotation = parameter.annotation
     try:
         if isinstance(annotation, str):
@@ -88,7 +88,7 @@ def wanted_by(function: Callable[..., Any], otherwise: str = PANDAS) -> Wanted:
         return _read(annotation, otherwise, parameter)
     except InferError:
         if inspect.ismethod(function):  # model.predict: not the user's to annotate
-            return Wanted(otherwise)
+            return BatchType(otherwise)
         raise
 
 
@@ -112,7 +112,7 @@ def _only_parameter(function: Callable[..., Any]) -> inspect.Parameter | None:
 # ── the annotation ───────────────────────────────────────────────────────────────────────────────
 
 
-def _read(annotation: Any, otherwise: str, parameter: inspect.Parameter) -> Wanted:
+def _read(annotation: Any, otherwise: str, parameter: inspect.Parameter) -> BatchType:
     annotation = _bare(annotation)
     origin = typing.get_origin(annotation) or annotation
     if origin in _ITERATORS:
@@ -127,7 +127,7 @@ def _read(annotation: Any, otherwise: str, parameter: inspect.Parameter) -> Want
         raise InferError(
             f"predict({parameter.name}: {said}) asks for what no batch can be; it can be {_TAKEN}"
         )
-    return Wanted(kind, is_stream)
+    return BatchType(kind, is_stream)
 
 
 def _says_nothing(annotation: Any) -> bool:
@@ -163,7 +163,7 @@ def _kind_of_class(found: type) -> str | None:
 
 
 def _evaluated(text: str, function: Callable[..., Any]) -> Any:
-    names = _Names(_globals_of(function))
+    names = _AnnotationNames(_globals_of(function))
     try:
         found = eval(text, {"__builtins__": {}}, names)
         return eval(found, {"__builtins__": {}}, names) if isinstance(found, str) else found
@@ -174,7 +174,7 @@ def _evaluated(text: str, function: Callable[..., Any]) -> Any:
         ) from error
 
 
-class _Names(dict[str, Any]):
+class _AnnotationNames(dict[str, Any]):
     """The names an annotation may use: the notebook's, Python's, and the usual ones of libraries."""
 
     def __missing__(self, name: str) -> Any:

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.node.prediction.annotations import TENSOR, Wanted, wanted_by
+from hydrogen_magic.node.prediction.annotations import TENSOR, BatchType, wanted_by
 from hydrogen_magic.serialization.pickling_errors import describe
 
 __all__ = ["Caller", "caller_of"]
@@ -47,8 +47,8 @@ def caller_of(predict: Any) -> Caller:
     wanted = wanted_by(predict)
     if inspect.isgeneratorfunction(function):
         _refuse_batch_of_generator(predict, wanted)
-        return _Stream(predict, wanted.kind)
-    return (_Stream if wanted.is_stream else Caller)(predict, wanted.kind)
+        return _StreamCaller(predict, wanted.kind)
+    return (_StreamCaller if wanted.is_stream else Caller)(predict, wanted.kind)
 
 
 def _refuse_what_cannot_be_called(predict: Any) -> None:
@@ -83,7 +83,7 @@ def _function_of(predict: Any) -> Any:
     return predict if is_plain else getattr(predict, "__call__", predict)  # noqa: B004
 
 
-def _refuse_batch_of_generator(predict: Any, wanted: Wanted) -> None:
+def _refuse_batch_of_generator(predict: Any, wanted: BatchType) -> None:
     says = any(
         parameter.annotation is not inspect.Parameter.empty
         for parameter in inspect.signature(predict).parameters.values()
@@ -117,7 +117,7 @@ class _ModuleCaller(Caller):
 # ── an iterator over batches ─────────────────────────────────────────────────────────────────────
 
 
-class _Stream(Caller):
+class _StreamCaller(Caller):
     """A ``predict`` that takes an iterator of batches and yields one output for each.
 
     One call lives as long as the rank does, as its set-up before the loop should run once. Where it

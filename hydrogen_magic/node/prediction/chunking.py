@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["CHUNK_BYTES", "Pace", "in_groups", "rebatched", "spans", "table_of"]
+__all__ = ["CHUNK_BYTES", "ChunkSizer", "in_groups", "rebatched", "spans", "table_of"]
 
 CHUNK_BYTES = 4 << 20
 """What a chunk should hold: large enough that handing it out costs nothing, small enough for a few
@@ -18,7 +18,7 @@ _MADE_AHEAD = 16
 """Batches."""
 
 
-class Pace:
+class ChunkSizer:
     """How many rows the next chunk should have, learned from the last one."""
 
     def __init__(self, batch_size: int) -> None:
@@ -43,7 +43,7 @@ def _row_bytes(table: pa.Table) -> int:
     )
 
 
-def spans(n_rows: int, pace: Pace) -> Iterator[tuple[int, int]]:
+def spans(n_rows: int, pace: ChunkSizer) -> Iterator[tuple[int, int]]:
     """Yield first row and end of every chunk; one empty one where there are no rows."""
     start = 0
     while True:
@@ -54,7 +54,7 @@ def spans(n_rows: int, pace: Pace) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def rebatched(pieces: Iterable[Any], schema: pa.Schema, pace: Pace) -> Iterator[pa.Table]:
+def rebatched(pieces: Iterable[Any], schema: pa.Schema, pace: ChunkSizer) -> Iterator[pa.Table]:
     """Yield the rows of tables or record batches of any size in chunks of ``pace.rows``."""
     waiting: list[pa.Table] = []
     n_waiting = n_yielded = 0

@@ -47,10 +47,10 @@ _MAX_DEPTH = 50
 
 def parse_schema(text: str) -> pa.Schema:
     """Return the columns in ``text``; InferError where it cannot be read."""
-    return pa.schema(_Parser(text).columns())
+    return pa.schema(_DdlParser(text).columns())
 
 
-class _Parser:
+class _DdlParser:
     """One reading of a text, from left to right."""
 
     def __init__(self, text: str) -> None:

@@ -20,7 +20,7 @@ __all__ = ["NumberColumns"]
 
 
 @dataclass(frozen=True, eq=False)
-class _Column:
+class _BufferedColumn:
     type: pa.DataType
     buffer: pa.Buffer
     values: Any
@@ -79,7 +79,7 @@ class NumberColumns:
         return self._columns[name].array(start, stop)
 
 
-def _column(found: pa.DataType, n_rows: int) -> _Column | None:
+def _column(found: pa.DataType, n_rows: int) -> _BufferedColumn | None:
     shape: tuple[int, ...] = (n_rows,)
     numbers = found
     if pa.types.is_fixed_size_list(found):
@@ -88,4 +88,4 @@ def _column(found: pa.DataType, n_rows: int) -> _Column | None:
         return None
     kind = np.dtype(numbers.to_pandas_dtype())
     buffer = pa.allocate_buffer(int(np.prod(shape)) * kind.itemsize)
-    return _Column(found, buffer, np.frombuffer(buffer, kind).reshape(shape))
+    return _BufferedColumn(found, buffer, np.frombuffer(buffer, kind).reshape(shape))

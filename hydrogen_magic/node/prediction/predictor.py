@@ -30,7 +30,7 @@ from hydrogen_magic.node.prediction.outputs import columns_of
 from hydrogen_magic.node.prediction.row_labels import first_row_text, rows_text
 from hydrogen_magic.node.prediction.schema_unify import MisfitError, fit, merge
 
-__all__ = ["Output", "Predictor", "RowFailure"]
+__all__ = ["ChunkOutput", "Predictor", "RowFailure"]
 
 _MOST_RETRIES = 256
 """Calls to find the guilty rows of one batch; where so many are, what is left counts as guilty."""
@@ -54,7 +54,7 @@ class RowFailure:
 
 
 @dataclass(frozen=True)
-class Output:
+class ChunkOutput:
     """What one chunk gave."""
 
     columns: pa.Table
@@ -68,7 +68,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _RowRange:
     """Some consecutive rows of a chunk: predicted, or failed."""
 
     n_rows: int
@@ -114,7 +114,7 @@ class Predictor:
         except MisfitError as error:
             raise InferError(str(error)) from None
 
-    def run(self, table: pa.Table | pa.RecordBatch, first_row: int) -> Output:
+    def run(self, table: pa.Table | pa.RecordBatch, first_row: int) -> ChunkOutput:
         """Return the predictions for ``table``, whose first row has the number ``first_row``.
 
         Neither they nor what ``predict`` may keep have any of its memory.
@@ -122,13 +122,13 @@ class Predictor:
         where ``on_error`` is ``fail``, caused by what ``predict`` raised.
         """
         self._numbers, self._rows = None, range(first_row, first_row + table.num_rows)
-        parts: list[_Part] = []
+        parts: list[_RowRange] = []
         for rows in _in_one_piece(table):
             self._check_names(rows.schema.names)
             parts += self._run(rows, first_row)
             first_row += rows.num_rows
         failures = tuple(part.failure for part in parts if part.failure is not None)
-        return Output(self._assembled(parts), failures)
+        return ChunkOutput(self._assembled(parts), failures)
 
     def close(self) -> None:
         """End a ``predict`` that reads an iterator; its ``finally`` runs now."""
@@ -136,7 +136,7 @@ class Predictor:
 
     # ── batches ──────────────────────────────────────────────────────────────────────────────────
 
-    def _run(self, rows: pa.RecordBatch, first_row: int) -> Iterator[_Part]:
+    def _run(self, rows: pa.RecordBatch, first_row: int) -> Iterator[_RowRange]:
         """Yield what each batch of ``rows`` gave, in order."""
         size, end = self._options.batch_size, rows.num_rows
         todo = deque((start, min(start + size, end)) for start in range(0, end, size))
@@ -144,7 +144,7 @@ class Predictor:
             try:
                 for columns in self._attempt(rows, first_row, tuple(todo)):
                     start, stop = todo.popleft()
-                    yield _Part(stop - start, columns)
+                    yield _RowRange(stop - start, columns)
             except Exception as error:
                 if not todo:  # predict yields on after the last batch
                     raise
@@ -216,7 +216,7 @@ class Predictor:
             raise
         self._names_checked_for = frame_names
 
-    def _assembled(self, parts: list[_Part]) -> pa.Table:
+    def _assembled(self, parts: list[_RowRange]) -> pa.Table:
         """Return the parts one under the other; the schema is what is known by now."""
         n_rows = sum(part.n_rows for part in parts)
         fields = [] if self.schema is None else list(self.schema)
@@ -228,7 +228,7 @@ class Predictor:
             return _rows_without_columns(n_rows)
         return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
-    def _column(self, parts: list[_Part], field: pa.Field) -> Iterator[pa.Array]:
+    def _column(self, parts: list[_RowRange], field: pa.Field) -> Iterator[pa.Array]:
         """Yield one column's arrays; of parts that have been put in their places, one for several."""
         start = 0
         for is_placed, group in groupby(parts, key=_is_placed):
@@ -260,7 +260,9 @@ class Predictor:
             f"the first of them: {first_row_text(rows)}"
         ) from error
 
-    def _search(self, rows: pa.RecordBatch, first_row: int, error: Exception) -> Iterator[_Part]:
+    def _search(
+        self, rows: pa.RecordBatch, first_row: int, error: Exception
+    ) -> Iterator[_RowRange]:
         """Yield what can be predicted of a batch that failed; what cannot is as few rows as it takes."""
         todo = _halves(0, rows.num_rows, error)
         retries = _MOST_RETRIES
@@ -275,7 +277,7 @@ class Predictor:
             retries -= 1
             try:
                 (columns,) = self._attempt(piece, first_row + start, ((0, stop - start),))
-                yield _Part(stop - start, columns)
+                yield _RowRange(stop - start, columns)
             except Exception as again:
                 if again is self._refusal:
                     raise
@@ -290,10 +292,10 @@ def _halves(start: int, stop: int, reason: Exception) -> list[tuple[int, int, Ex
     return [(middle, stop, reason), (start, middle, reason)] if stop - start > 1 else []
 
 
-def _failed(rows: pa.RecordBatch, first_row: int, error: Exception) -> _Part:
+def _failed(rows: pa.RecordBatch, first_row: int, error: Exception) -> _RowRange:
     last_row = first_row + rows.num_rows - 1
     failure = RowFailure(first_row, last_row, _reason(error), first_row_text(rows))
-    return _Part(rows.num_rows, failure=failure)
+    return _RowRange(rows.num_rows, failure=failure)
 
 
 def _named_types(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
@@ -320,11 +322,11 @@ def _in_one_piece(table: pa.Table | pa.RecordBatch) -> list[pa.RecordBatch]:
     return [rows for rows in table.to_batches() if rows.num_rows]
 
 
-def _is_placed(part: _Part) -> bool:
+def _is_placed(part: _RowRange) -> bool:
     return part.columns is None and part.failure is None
 
 
-def _reasons(part: _Part) -> pa.Array:
+def _reasons(part: _RowRange) -> pa.Array:
     if part.failure is None:
         return pa.nulls(part.n_rows, pa.string())
     return pa.array([part.failure.reason] * part.n_rows, pa.string())

@@ -117,7 +117,7 @@ class _Guard:
             self._server = self._start(socket.create_server(self.inner, backlog=512).detach())
         loop = asyncio.get_running_loop()
         admitting = asyncio.ensure_future(
-            loop.connect_accepted_socket(lambda: _Client(self.inner), sock)
+            loop.connect_accepted_socket(lambda: _GuardedConnection(self.inner), sock)
         )
         self._admitting.add(admitting)
         admitting.add_done_callback(self._admitting.discard)
@@ -164,7 +164,7 @@ class _End(asyncio.Protocol):
             self.other.transport.close()
 
 
-class _Client(_End):
+class _GuardedConnection(_End):
     """The outer end. ``inner``: address of the real server."""
 
     def __init__(self, inner: tuple[str, int]) -> None:

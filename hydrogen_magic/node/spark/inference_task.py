@@ -61,16 +61,16 @@ def serve(batches: Any, boot: dict[str, Any], package: Any, closure: Any) -> Any
 # ── guests ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _guest(boot: dict[str, Any]) -> _Guest:
+def _guest(boot: dict[str, Any]) -> _CellGuest:
     """Return the guest for this cell on this task's device, the one from earlier tasks if there is one."""
     kept = sys.modules.setdefault(_KEPT, types.ModuleType(_KEPT))
-    guests: OrderedDict[Any, _Guest] = kept.__dict__.setdefault("guests", OrderedDict())
+    guests: OrderedDict[Any, _CellGuest] = kept.__dict__.setdefault("guests", OrderedDict())
     device = _device() if boot["gpu"] else "cpu"
     key = (boot["package"], boot["closure"], tuple(boot["env"]), device)
     guest = guests.pop(key, None)
     while len(guests) >= _MOST_GUESTS:
         guests.popitem(last=False)
-    guests[key] = guest = guest or _Guest(dict(boot["env"]), boot["of_worker"], device)
+    guests[key] = guest = guest or _CellGuest(dict(boot["env"]), boot["of_worker"], device)
     return guest
 
 
@@ -92,7 +92,7 @@ def _device() -> str:
     return f"cuda:{address}"
 
 
-class _Guest:
+class _CellGuest:
     """One cell in this worker process. As a context manager: what is here for it while it runs."""
 
     def __init__(self, env: dict[str, str], of_worker: dict[str, str], device: str) -> None:
@@ -123,7 +123,7 @@ class _Guest:
         with spark_inference.task_of(boot) as task:
             try:
                 if self._worker is None:
-                    self._worker = spark_inference.Worker(self, boot, closure)
+                    self._worker = spark_inference.CellWorker(self, boot, closure)
                 task.phase = "running"
                 yield from self._worker.serve(batches, boot, task)
             except GeneratorExit:  # nobody wants more of this partition

@@ -43,7 +43,7 @@ class Pump:
         self.room = asyncio.Event()
         """Set while more may be read."""
         self.room.set()
-        self.lines: dict[int, _Line] = {}
+        self.lines: dict[int, _Connection] = {}
         self._connect = connect
         self._outbox: deque[bytes] = deque()
         self._outbox_bytes = 0
@@ -51,7 +51,7 @@ class Pump:
     def add(self, number: int, opening: Awaitable[Streams]) -> None:
         """Have a connection that came to this side, and so one of the other side."""
         self.put(number, _OPEN)
-        self.lines[number] = _Line(self, number, opening)
+        self.lines[number] = _Connection(self, number, opening)
 
     def put(self, number: int, kind: int, body: bytes = b"", n_bytes: int = 0) -> None:
         """Leave a frame to be taken."""
@@ -84,7 +84,7 @@ class Pump:
             at += _FRAME.size
             kinds.add(kind)
             if kind == _OPEN and self._connect is not None:
-                self.lines[number] = _Line(self, number, self._connect())
+                self.lines[number] = _Connection(self, number, self._connect())
             elif number in self.lines:
                 self.lines[number].take(kind, data[at : at + size] if kind == _DATA else b"", size)
             at += size if kind == _DATA else 0
@@ -95,7 +95,7 @@ class Pump:
         await cancelled([line.task for line in self.lines.values()])
 
 
-class _Line:
+class _Connection:
     """One connection of a pump."""
 
     def __init__(self, pump: Pump, number: int, opening: Awaitable[Streams]) -> None:

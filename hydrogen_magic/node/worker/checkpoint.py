@@ -156,7 +156,7 @@ def environment(folder: Path, *, is_shared: bool) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Folder:
     """Where checkpoints of this process go."""
 
     folder: Path
@@ -170,21 +170,21 @@ _temporary: list[Path] = []
 """The folder of this plain process, once something was saved."""
 
 
-def _place(folder: str | os.PathLike[str] | None) -> _Place | None:
+def _place(folder: str | os.PathLike[str] | None) -> _Folder | None:
     """Return where to look, None in a plain process that has saved nothing."""
     if folder is not None:
-        return _Place(Path(folder).expanduser().absolute(), is_carried=False)
+        return _Folder(Path(folder).expanduser().absolute(), is_carried=False)
     if FOLDER in os.environ:
-        return _Place(Path(os.environ[FOLDER]).absolute(), os.environ.get(IS_SHARED) != "1")
+        return _Folder(Path(os.environ[FOLDER]).absolute(), os.environ.get(IS_SHARED) != "1")
     if api.world_size() > 1:
         raise RuntimeError(
             f"hm.checkpoint outside of a gang, with {api.world_size()} ranks: say where, by"
             f" hm.checkpoint.save(state, folder) or the environment variable {FOLDER}"
         )
-    return _Place(_temporary[0], is_carried=False) if _temporary else None
+    return _Folder(_temporary[0], is_carried=False) if _temporary else None
 
 
-def _temporary_place() -> _Place:
+def _temporary_place() -> _Folder:
     folder = Path(tempfile.mkdtemp(prefix="hydrogen_magic-checkpoints-"))
     _temporary.append(folder)
     atexit.register(_remove_temporary, folder, os.getpid())
@@ -193,7 +193,7 @@ def _temporary_place() -> _Place:
         " process; hm.checkpoint.save(state, folder) keeps it",
         stacklevel=3,
     )
-    return _Place(folder, is_carried=False)
+    return _Folder(folder, is_carried=False)
 
 
 def _remove_temporary(folder: Path, owner_pid: int) -> None:
@@ -201,7 +201,7 @@ def _remove_temporary(folder: Path, owner_pid: int) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _check_shared(place: _Place) -> None:
+def _check_shared(place: _Folder) -> None:
     if place.is_carried:
         raise RuntimeError(
             "hm.checkpoint.save() got a sharded state, whose parts every rank writes: it needs a"

@@ -266,14 +266,14 @@ class _Tracer(pickle.Pickler):
         return "tensor" if hasattr(type(obj), "__torch_function__") else None
 
 
-class _Nowhere:
+class _DiscardingStream:
     def write(self, data: Any) -> int:
         return len(data)
 
 
 def _why_not(state: Any) -> str:
     """Return which part of ``state`` cannot be pickled, and why; empty when all of it can."""
-    tracer = _Tracer(_Nowhere(), protocol=pickle.HIGHEST_PROTOCOL)
+    tracer = _Tracer(_DiscardingStream(), protocol=pickle.HIGHEST_PROTOCOL)
     try:
         tracer.dump(state)
     except Exception as error:

@@ -16,10 +16,10 @@ from hydrogen_magic.node.worker.profiler import Profiler
 from hydrogen_magic.node.worker.reporter import Reporter
 from hydrogen_magic.transport import framing
 
-__all__ = ["Orders"]
+__all__ = ["AgentCommands"]
 
 
-class Orders:
+class AgentCommands:
     """Takes orders from ``reader``; ``poll`` is what the reporter calls at every tick."""
 
     def __init__(self, reader: framing.FrameReader, reporter: Reporter, profiler: Profiler) -> None:

@@ -20,7 +20,7 @@ from hydrogen_magic.node.worker import file_tracking
 from hydrogen_magic.transport import framing
 
 if TYPE_CHECKING:
-    from hydrogen_magic.node.worker.namespace import Loaded
+    from hydrogen_magic.node.worker.namespace import LoadedClosure
 
 __all__ = ["SetUp", "serve", "set_up"]
 
@@ -29,7 +29,7 @@ __all__ = ["SetUp", "serve", "set_up"]
 class SetUp:
     """What is there once the cell has run."""
 
-    loaded: Loaded
+    loaded: LoadedClosure
     predict: Any
     files: dict[str, int]
     """What the cell read, with the files' times in ns."""
@@ -46,7 +46,7 @@ class SetUp:
         return not is_bound and len(self.files) <= file_tracking.MOST
 
 
-def set_up(loaded: Loaded) -> SetUp:
+def set_up(loaded: LoadedClosure) -> SetUp:
     """Run the cell. Raises what that raises."""
     with file_tracking.noted() as files:
         value = loaded.run()

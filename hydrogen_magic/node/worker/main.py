@@ -27,7 +27,7 @@ from hydrogen_magic.transport import framing
 if TYPE_CHECKING:
     from hydrogen_magic.node.worker import inference, namespace
     from hydrogen_magic.serialization import result_stream
-    from hydrogen_magic.serialization.payload import Parcel
+    from hydrogen_magic.serialization.payload import Payload
 
 __all__ = ["run_worker"]
 
@@ -145,7 +145,7 @@ class _Rank:
         self.phase = "starting"
         self.reporter = reporter.Reporter(
             self.rank, go["clock_zero_s"], self._send_events,
-            pace=send_interval.Pace(self.rank, api.world_size()),
+            pace=send_interval.SendInterval(self.rank, api.world_size()),
         )  # fmt: skip
         reporter.install(self.reporter)
         checkpoint.install(self._send_checkpoint)
@@ -153,7 +153,7 @@ class _Rank:
         self.reporter.is_recording = bool(go["record"])
         observe.forward.follow(self.reporter.is_recording)
         self.profiler = profiler.Profiler(self.reporter, self._send_trace)
-        self.reporter.on_tick = commands.Orders(reader, self.reporter, self.profiler).poll
+        self.reporter.on_tick = commands.AgentCommands(reader, self.reporter, self.profiler).poll
 
     def run(self) -> int:
         """Load, run, deliver; return the exit code."""
@@ -197,7 +197,7 @@ class _Rank:
         self._deliver(loaded, value)
         return 0
 
-    def _load(self) -> namespace.Loaded:
+    def _load(self) -> namespace.LoadedClosure:
         from hydrogen_magic.node.worker import api, namespace
         from hydrogen_magic.serialization import payload
 
@@ -211,7 +211,7 @@ class _Rank:
                 self.reporter.post(ev.Notice(self.reporter.now_s(), "warning", text))
         return loaded
 
-    def _infer(self, loaded: namespace.Loaded) -> None:
+    def _infer(self, loaded: namespace.LoadedClosure) -> None:
         """Predict until there is nothing left. The cell's own value is not asked for."""
         from hydrogen_magic.node.worker import inference
 
@@ -244,7 +244,7 @@ class _Rank:
         )  # fmt: skip
         return left or _exit_code(error) or 1
 
-    def _deliver(self, loaded: namespace.Loaded, value: Any) -> None:
+    def _deliver(self, loaded: namespace.LoadedClosure, value: Any) -> None:
         """Send the results, and say that they are complete: from then on the process should exit."""
         from hydrogen_magic.node.worker import results
 
@@ -253,7 +253,7 @@ class _Rank:
             framing.send(self.control, {"delivered": nbytes})
 
     def _send_result(
-        self, part: result_stream.Part, section: Parcel, on_write: Callable[[int], None]
+        self, part: result_stream.ResultPart, section: Payload, on_write: Callable[[int], None]
     ) -> None:
         from hydrogen_magic.serialization import payload
 

@@ -11,7 +11,7 @@ from typing import Any
 from hydrogen_magic.core import events as ev
 
 __all__ = [
-    "Gaps",
+    "DroppedCounter",
     "Point",
     "as_float",
     "as_metrics",
@@ -35,7 +35,7 @@ Point = tuple[int, float, int, dict[str, Any], "tuple[Any, ...]"]
 """Number of the call, when, step, values, CUDA events after which the values can be read."""
 
 
-class Gaps:
+class DroppedCounter:
     """Counts what a full queue dropped, from the numbers of what came out of it."""
 
     def __init__(self) -> None:

@@ -25,16 +25,16 @@ from hydrogen_magic.node.worker.result_pickler import ResultPickler
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.closure import Header, unbundle
 from hydrogen_magic.serialization.identity import take_numbered
-from hydrogen_magic.serialization.payload import Parcel
+from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.serialization.reducers import take_writers
 
-__all__ = ["Loaded", "load"]
+__all__ = ["LoadedClosure", "load"]
 
 _VALUE = "__hydrogen_magic_value__"
 """Name that takes the last expression's value for a moment; no user writes it."""
 
 
-def load(closure: Parcel, module: types.ModuleType | None = None) -> Loaded:
+def load(closure: Payload, module: types.ModuleType | None = None) -> LoadedClosure:
     """Restore a closure into ``__main__``, or into ``module`` for a rank inside the kernel.
 
     In a process of its own a rank also gets the notebook's local modules in their present form and
@@ -44,13 +44,13 @@ def load(closure: Parcel, module: types.ModuleType | None = None) -> Loaded:
     if not own_process:
         closure = _copied(closure)
     header, body = unbundle(closure)
-    loaded = Loaded(header, module or sys.modules["__main__"], own_process)
+    loaded = LoadedClosure(header, module or sys.modules["__main__"], own_process)
     with loaded.as_main():
         loaded.restore(body)
     return loaded
 
 
-def _copied(closure: Parcel) -> Parcel:
+def _copied(closure: Payload) -> Payload:
     """Return a closure whose arrays are not the kernel's own."""
     fd = payload.to_memfd(closure)
     try:
@@ -59,7 +59,7 @@ def _copied(closure: Parcel) -> Parcel:
         os.close(fd)
 
 
-class Loaded:
+class LoadedClosure:
     """A closure on a rank, ready to run."""
 
     def __init__(self, header: Header, module: types.ModuleType, own_process: bool) -> None:
@@ -87,7 +87,7 @@ class Loaded:
 
     # ── restoring ────────────────────────────────────────────────────────────────────────────────
 
-    def restore(self, body: Parcel) -> None:
+    def restore(self, body: Payload) -> None:
         """Bring back modules, imports and names."""
         if self.is_script:
             return
@@ -117,7 +117,7 @@ class Loaded:
             with contextlib.suppress(ImportError):  # imported in the kernel, perhaps not used here
                 importlib.import_module(name)
 
-    def _read_names(self, body: Parcel, namespace: dict[str, Any]) -> None:
+    def _read_names(self, body: Payload, namespace: dict[str, Any]) -> None:
         take_writers()
         take_numbered()
         unpickler = pickle.Unpickler(io.BytesIO(body.pickled), buffers=body.buffers)
@@ -238,7 +238,7 @@ def _is_in_loop() -> bool:
 
 
 def _keep_last_value(tree: ast.Module) -> None:
-    """Turn a last expression into an assignment that :meth:`Loaded.run` picks up."""
+    """Turn a last expression into an assignment that :meth:`LoadedClosure.run` picks up."""
     if tree.body and isinstance(tree.body[-1], ast.Expr):
         last = tree.body[-1]
         target = ast.copy_location(ast.Name(_VALUE, ast.Store()), last)

@@ -21,7 +21,7 @@ from typing import Any
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.node.worker.main_thread import Watch
 from hydrogen_magic.node.worker.metric_points import (
-    Gaps,
+    DroppedCounter,
     Point,
     as_float,
     as_metrics,
@@ -30,9 +30,9 @@ from hydrogen_magic.node.worker.metric_points import (
     chunks,
     is_computed,
 )
-from hydrogen_magic.node.worker.send_interval import TICK_S, Pace
+from hydrogen_magic.node.worker.send_interval import TICK_S, SendInterval
 from hydrogen_magic.node.worker.spans import LONGEST_NAME, SpanQueue
-from hydrogen_magic.node.worker.unsynchronized import Solo
+from hydrogen_magic.node.worker.unsynchronized import ExchangeCounter
 
 __all__ = ["Reporter", "current", "install"]
 
@@ -65,7 +65,7 @@ class Reporter:
         clock_zero_s: float,
         send: Callable[[Sequence[ev.Event]], None],
         *,
-        pace: Pace | None = None,
+        pace: SendInterval | None = None,
     ) -> None:
         self.rank = rank
         self.phase = "running"
@@ -78,10 +78,10 @@ class Reporter:
         """Called after every step of an optimizer, by the thread that took it."""
         self.on_tick: Callable[[], None] | None = None
         """Called every 50 ms by the reporter's thread; must not raise."""
-        self.solo = Solo(rank)
+        self.solo = ExchangeCounter(rank)
         """What the rank exchanges with others."""
         self._zero_ns = round(clock_zero_s * 1e9)
-        self._pace = pace or Pace()
+        self._pace = pace or SendInterval()
         self._send = send
         self._gone = False
         self._thread: threading.Thread | None = None
@@ -94,7 +94,7 @@ class Reporter:
         self._held: deque[Point] = deque()
         """Taken from ``_points``, not sent: the first one's value is still being computed."""
         self._point_numbers = itertools.count()
-        self._points_seen = Gaps()
+        self._points_seen = DroppedCounter()
         self._auto_steps = itertools.count()
         self._spans = SpanQueue()
         self._bars: dict[int, ev.Progress] = {}

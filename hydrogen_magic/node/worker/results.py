@@ -13,14 +13,20 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from hydrogen_magic.core.units import size_text
-from hydrogen_magic.node.worker.namespace import Loaded
+from hydrogen_magic.node.worker.namespace import LoadedClosure
 from hydrogen_magic.node.worker.result_pickler import ResultPickler
 from hydrogen_magic.node.worker.unsharding import unshard
 from hydrogen_magic.serialization import pickling_errors
-from hydrogen_magic.serialization.payload import Parcel
-from hydrogen_magic.serialization.result_stream import CELL_VALUE, MissingObject, Part, label, pack
+from hydrogen_magic.serialization.payload import Payload
+from hydrogen_magic.serialization.result_stream import (
+    CELL_VALUE,
+    MissingObject,
+    ResultPart,
+    label,
+    pack,
+)
 
-__all__ = ["Send", "deliver"]
+__all__ = ["PartSender", "deliver"]
 
 _REPORT_S = 0.5
 """Results that are sent sooner need no progress report; then one report each interval."""
@@ -29,19 +35,19 @@ _MAX_LEFT_OUT = 100
 """Unpicklable objects that a partial result may lack; each one takes another attempt."""
 
 
-class Send(Protocol):
+class PartSender(Protocol):
     """Sends a part to the kernel."""
 
-    def __call__(self, part: Part, section: Parcel, on_write: Callable[[int], None]) -> None:
+    def __call__(self, part: ResultPart, section: Payload, on_write: Callable[[int], None]) -> None:
         """Return when the part has been handed over; raises OSError when it cannot be."""
         ...
 
 
 def deliver(
-    loaded: Loaded,
+    loaded: LoadedClosure,
     value: Any,
     rank: int,
-    send: Send,
+    send: PartSender,
     report: Callable[[str], None] = lambda text: None,
 ) -> int:
     """Send the results of this rank; return their size in bytes.
@@ -50,13 +56,13 @@ def deliver(
     operation: all ranks call this function. ``report``: called with a line about the progress.
     """
     with loaded.as_main():
-        return _Delivery(loaded, send, _Progress(report)).run(value, rank)
+        return _Delivery(loaded, send, _PackingProgress(report)).run(value, rank)
 
 
 class _Delivery:
     """The results of one rank on their way."""
 
-    def __init__(self, loaded: Loaded, send: Send, progress: _Progress) -> None:
+    def __init__(self, loaded: LoadedClosure, send: PartSender, progress: _PackingProgress) -> None:
         self._loaded = loaded
         self._send = send
         self._progress = progress
@@ -89,11 +95,11 @@ class _Delivery:
             self._progress.begin(sum(section.nbytes for section in packed.sections.values()))
             for name, section in packed.sections.items():
                 del todo[name]
-                if not self._send_part(Part(name, self._streams), section):
+                if not self._send_part(ResultPart(name, self._streams), section):
                     break
             self._streams += 1
 
-    def _send_part(self, part: Part, section: Parcel) -> bool:
+    def _send_part(self, part: ResultPart, section: Payload) -> bool:
         try:
             self._send(part, section, self._progress.written)
         except (OSError, MemoryError) as error:
@@ -103,7 +109,7 @@ class _Delivery:
         return True
 
     def _fail(self, name: str, why: str) -> None:
-        self._send(Part(name, error=why), Parcel(b""), lambda nbytes: None)
+        self._send(ResultPart(name, error=why), Payload(b""), lambda nbytes: None)
 
     def _send_partial(
         self, name: str, obj: Any, last: Any, pickler: Callable[..., ResultPickler]
@@ -117,7 +123,7 @@ class _Delivery:
             packed = pack({name: obj}, functools.partial(pickler, left_out=left_out))
             if name in packed.sections:
                 self._streams += 1
-                part = Part(name, self._streams, is_partial=True)
+                part = ResultPart(name, self._streams, is_partial=True)
                 self._send_part(part, packed.sections[name])
                 self._streams += 1
                 return
@@ -125,7 +131,7 @@ class _Delivery:
 
 
 def _pickler(
-    loaded: Loaded,
+    loaded: LoadedClosure,
     tensors: Mapping[int, Any],
     *args: Any,
     left_out: Mapping[int, MissingObject] | None = None,
@@ -135,7 +141,7 @@ def _pickler(
     return made
 
 
-def _explain(loaded: Loaded, name: str, obj: Any, error: BaseException, last: Any) -> str:
+def _explain(loaded: LoadedClosure, name: str, obj: Any, error: BaseException, last: Any) -> str:
     """Return why a result cannot be sent. Never raises, whatever objects do when they are looked at."""
     try:
         message = pickling_errors.explain(name or "value", obj, error, last, _ADVICE)
@@ -149,7 +155,7 @@ def _explain(loaded: Loaded, name: str, obj: Any, error: BaseException, last: An
     return f"the returned value cannot be sent to the notebook: {message}"
 
 
-class _Progress:
+class _PackingProgress:
     """Reports what happens to results that take a while."""
 
     def __init__(self, report: Callable[[str], None]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-__all__ = ["TICK_S", "Pace"]
+__all__ = ["TICK_S", "SendInterval"]
 
 TICK_S = 0.05
 """How often a rank looks at itself; 20 wake-ups a second cost nothing that can be measured."""
@@ -17,7 +17,7 @@ _LONGEST_S = 1.0
 """What a person does not call standing still yet."""
 
 
-class Pace:
+class SendInterval:
     """Tells when a rank is to send: every 0.1 s in a gang of 128, every 0.8 s in one of 1,024."""
 
     def __init__(

@@ -2,7 +2,7 @@
 
 Parts are contiguous, so that a slice will do: arrays, frames and tensors are not copied. All ranks
 get the same number of items, since the first to finish an epoch would wait for the others in its
-next collective. Which items is a matter of numbers alone (:class:`Share`); how they are taken is the
+next collective. Which items is a matter of numbers alone (:class:`IndexShare`); how they are taken is the
 business of the data's kind. Nothing is imported for data of a library that is not loaded.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 from hydrogen_magic.node.worker import api, sharded_streams
 from hydrogen_magic.serialization.pickling_errors import describe
 
-__all__ = ["Share", "shard"]
+__all__ = ["IndexShare", "shard"]
 
 _TAKEN = (
     "It takes a list, tuple, range or other sequence, a NumPy array, a torch tensor or Dataset, a"
@@ -72,7 +72,7 @@ def shard(data: Any, *, drop_last: bool = False, shuffle: bool = False, seed: in
 
         loader = DataLoader(hm.shard(dataset), batch_size=32, shuffle=True)
     """
-    share = Share(api.rank(), api.world_size(), drop_last)
+    share = IndexShare(api.rank(), api.world_size(), drop_last)
     order = seed if shuffle else None
     if isinstance(data, (str, os.PathLike)):
         _refuse_shuffle(shuffle, "Parquet data", "shard the table that pyarrow.parquet reads")
@@ -95,7 +95,7 @@ def _refuse_shuffle(shuffle: bool, what: str, remedy: str) -> None:
 
 
 @dataclass(frozen=True)
-class Share:
+class IndexShare:
     """The numbers of one rank's part."""
 
     rank: int
@@ -121,7 +121,7 @@ class Share:
         return start, start + size
 
 
-def _part(data: Any, kind: _Kind, n_items: int, share: Share, seed: int | None) -> Any:
+def _part(data: Any, kind: _Kind, n_items: int, share: IndexShare, seed: int | None) -> Any:
     start, stop = share.bounds(n_items)
     if seed is None:
         return kind.cut(data, start, stop)
@@ -130,7 +130,7 @@ def _part(data: Any, kind: _Kind, n_items: int, share: Share, seed: int | None) 
     return kind.pick(data, order[start:stop])
 
 
-def _shard_mapping(data: Mapping[Any, Any], share: Share, seed: int | None) -> dict[Any, Any]:
+def _shard_mapping(data: Mapping[Any, Any], share: IndexShare, seed: int | None) -> dict[Any, Any]:
     kinds = {name: _kind_of(value) for name, value in data.items()}
     counts = {name: kind.count(data[name]) for name, kind in kinds.items()}
     if len(set(counts.values())) != 1:

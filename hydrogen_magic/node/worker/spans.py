@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.node.worker.metric_points import Gaps
+from hydrogen_magic.node.worker.metric_points import DroppedCounter
 from hydrogen_magic.node.worker.send_interval import TICK_S
 
 __all__ = ["LONGEST_NAME", "SpanQueue", "depth"]
@@ -42,7 +42,7 @@ class SpanQueue:
     def __init__(self) -> None:
         self._waiting: deque[_Span] = deque(maxlen=_MOST)
         self._numbers = itertools.count()
-        self._seen = Gaps()
+        self._seen = DroppedCounter()
         self._due_s = 0.0
 
     def add(self, name: str, start_ns: int, end_ns: int, depth: int, track: str) -> None:

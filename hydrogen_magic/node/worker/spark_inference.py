@@ -18,18 +18,18 @@ import pyarrow as pa
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.node.prediction.chunking import Pace, rebatched
+from hydrogen_magic.node.prediction.chunking import ChunkSizer, rebatched
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor, RowFailure
 from hydrogen_magic.node.prediction.row_labels import rows_text
 from hydrogen_magic.node.worker import main_thread, module_importer, namespace
 from hydrogen_magic.node.worker.task_reports import task_of
-from hydrogen_magic.node.worker.task_status import TaskNews
+from hydrogen_magic.node.worker.task_status import TaskProgress
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.closure import unbundle
-from hydrogen_magic.serialization.payload import Parcel
+from hydrogen_magic.serialization.payload import Payload
 
-__all__ = ["Worker", "task_of", "told"]
+__all__ = ["CellWorker", "task_of", "told"]
 
 _MOST_FRAMES = 6
 """Lines of the user's own in a message; more is a recursion."""
@@ -37,16 +37,16 @@ _CHUNK_S = 0.5
 """How long a chunk may take, if it is more than one batch."""
 
 
-class Guest(Protocol):
+class CellEnvironment(Protocol):
     """See ``spark_task``."""
 
     def hide(self, names: set[str]) -> None: ...
 
 
-class Worker:
+class CellWorker:
     """A cell whose set-up has run."""
 
-    def __init__(self, guest: Guest, boot: Mapping[str, Any], closure: Any) -> None:
+    def __init__(self, guest: CellEnvironment, boot: Mapping[str, Any], closure: Any) -> None:
         """Run the cell, which defines ``predict``, or the call, which returns it.
 
         Raises what that raises, and InferError for modules that are not here.
@@ -56,13 +56,13 @@ class Worker:
         guest.hide({name.partition(".")[0] for name in header.modules})
         module_importer.install(header.modules)
         with _on_device("torch" in boot["needs"]):
-            loaded = namespace.Loaded(header, sys.modules["__main__"], own_process=False)
+            loaded = namespace.LoadedClosure(header, sys.modules["__main__"], own_process=False)
             loaded.restore(body)
             value = loaded.run()
         self._predict = loaded.predict(value)
 
     def serve(
-        self, batches: Iterator[pa.RecordBatch], boot: Mapping[str, Any], task: TaskNews
+        self, batches: Iterator[pa.RecordBatch], boot: Mapping[str, Any], task: TaskProgress
     ) -> Iterator[pa.RecordBatch]:
         """Yield, for ``batches`` of one partition, what ``boot`` asks for, in their order.
 
@@ -77,12 +77,12 @@ class Worker:
                 yield from _predicted(predictor, chunks, boot, task)
 
 
-def _received(closure: Any) -> Parcel:
+def _received(closure: Any) -> Payload:
     """Return what came as a broadcast variable, or as a file of that name."""
     if hasattr(closure, "value"):
         pickled, buffers = closure.value
         vars(closure).pop("_value", None)  # Spark would keep it for as long as this process lives
-        return Parcel(pickled, tuple(buffers))
+        return Payload(pickled, tuple(buffers))
     from pyspark import SparkFiles
 
     fd = os.open(SparkFiles.get(closure), os.O_RDONLY)
@@ -120,7 +120,7 @@ def _on_device(has_torch: bool) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
-class _TimedPace(Pace):
+class _TimedPace(ChunkSizer):
     """Makes chunks of a slow ``predict`` smaller: rows count as done by the chunk."""
 
     def __init__(self, batch_size: int) -> None:
@@ -171,7 +171,7 @@ def _predicted(
     predictor: Predictor,
     chunks: Iterator[tuple[int, pa.Table]],
     boot: Mapping[str, Any],
-    task: TaskNews,
+    task: TaskProgress,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the columns that are kept and those that are predicted."""
     kept, of_spark = list(boot["kept"]), pa.ipc.read_schema(pa.py_buffer(boot["of_spark"]))

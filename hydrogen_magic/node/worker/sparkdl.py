@@ -38,14 +38,16 @@ def install() -> None:
 
 def install_if_asked() -> None:
     """Find sparkdl's modules here if the environment says so. Twice is once."""
-    if VARIABLE not in os.environ or any(isinstance(each, _Finder) for each in sys.meta_path):
+    if VARIABLE not in os.environ or any(
+        isinstance(each, _SparkdlFinder) for each in sys.meta_path
+    ):
         return
     for name in [name for name in sys.modules if name.partition(".")[0] == "sparkdl"]:
         del sys.modules[name]  # the original
-    sys.meta_path.insert(0, _Finder())
+    sys.meta_path.insert(0, _SparkdlFinder())
 
 
-class _Finder(MetaPathFinder):
+class _SparkdlFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:

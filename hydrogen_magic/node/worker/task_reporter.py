@@ -19,10 +19,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
 
-from hydrogen_magic.node.worker.task_status import News, TaskNews
+from hydrogen_magic.node.worker.task_status import TaskProgress, TaskStatus
 from hydrogen_magic.transport.channel import AgentLink
 
-__all__ = ["Teller"]
+__all__ = ["TaskReporter"]
 
 _REACH_S = 3.0
 """How long one of the kernel's addresses may take to answer."""
@@ -35,7 +35,7 @@ _LONGEST = 4000
 """Characters of what a failed task says."""
 
 
-class Teller:
+class TaskReporter:
     """Tells of the tasks of one run in this process, which has one at a time."""
 
     def __init__(self, tell: Mapping[str, Any]) -> None:
@@ -44,8 +44,8 @@ class Teller:
         """Nobody listens any more, or ever did."""
         self._tell = tell
         self._lock = threading.Lock()
-        self._task: TaskNews | None = None
-        self._ended: list[TaskNews] = []
+        self._task: TaskProgress | None = None
+        self._ended: list[TaskProgress] = []
         self._stacks = ""
         self._has_told = threading.Event()
         """Set when there was nothing more to say."""
@@ -61,7 +61,7 @@ class Teller:
     # ── beside the task ──
 
     @contextmanager
-    def telling(self, task: TaskNews) -> Iterator[None]:
+    def telling(self, task: TaskProgress) -> Iterator[None]:
         """Tell of ``task`` until the block ends, and how it ended."""
         self._task = task
         phase = "failed"
@@ -133,7 +133,7 @@ class Teller:
             stacks, self._stacks = self._stacks, ""
             if self._task is not None:
                 tasks.append(self._task)
-            news = asdict(News(**self._about, tasks=tuple(tasks), stacks=stacks))
+            news = asdict(TaskStatus(**self._about, tasks=tuple(tasks), stacks=stacks))
         link.send(news)
         self._has_told.set()
 
@@ -162,7 +162,7 @@ class Teller:
             if self._is_at(task):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def _is_at(self, task: TaskNews | None) -> bool:
+    def _is_at(self, task: TaskProgress | None) -> bool:
         return task is not None and self._task is task
 
 

@@ -11,16 +11,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from hydrogen_magic.node.worker.task_status import TaskNews
+from hydrogen_magic.node.worker.task_status import TaskProgress
 
 if TYPE_CHECKING:
-    from hydrogen_magic.node.worker.task_reporter import Teller
+    from hydrogen_magic.node.worker.task_reporter import TaskReporter
 
 __all__ = ["task_of"]
 
 
 @contextmanager
-def task_of(boot: Mapping[str, Any]) -> Iterator[TaskNews]:
+def task_of(boot: Mapping[str, Any]) -> Iterator[TaskProgress]:
     """Give the status that a task of ``boot`` updates; it is reported if the kernel asks for that."""
     task = _task(boot)
     teller = _teller_for(boot.get("tell"))
@@ -31,28 +31,28 @@ def task_of(boot: Mapping[str, Any]) -> Iterator[TaskNews]:
         yield task
 
 
-def _task(boot: Mapping[str, Any]) -> TaskNews:
+def _task(boot: Mapping[str, Any]) -> TaskProgress:
     from pyspark import TaskContext
 
     context = TaskContext.get()
     assert context is not None
     ids = context.stageId(), context.partitionId(), context.taskAttemptId()
-    return TaskNews(*ids, is_trial=boot["columns"] is None)
+    return TaskProgress(*ids, is_trial=boot["columns"] is None)
 
 
-_teller: Teller | None = None
+_teller: TaskReporter | None = None
 """The last run's; those of earlier runs end by themselves."""
 
 
-def _teller_for(tell: Mapping[str, Any] | None) -> Teller | None:
+def _teller_for(tell: Mapping[str, Any] | None) -> TaskReporter | None:
     global _teller
     if tell is None:
         return None
     if _teller is None or _teller.key != tell["key"]:
         try:
-            from hydrogen_magic.node.worker.task_reporter import Teller
+            from hydrogen_magic.node.worker.task_reporter import TaskReporter
 
-            _teller = Teller(tell)
+            _teller = TaskReporter(tell)
         except (ImportError, RuntimeError):  # no pyzmq here, or no room for one more thread
             return None
     return None if _teller.is_over else _teller

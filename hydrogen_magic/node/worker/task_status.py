@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["News", "TaskNews"]
+__all__ = ["TaskStatus", "TaskProgress"]
 
 _MOST_FAILURES = 3
 """Failed places whose text a task tells; all of them are counted."""
 
 
 @dataclass
-class TaskNews:
+class TaskProgress:
     """One attempt at one partition, so far."""
 
     stage: int
@@ -41,7 +41,7 @@ class TaskNews:
 
 
 @dataclass
-class News:
+class TaskStatus:
     """What a worker says."""
 
     worker: str
@@ -49,7 +49,7 @@ class News:
     host: str
     pid: int
     device: str
-    tasks: tuple[TaskNews, ...]
+    tasks: tuple[TaskProgress, ...]
     """The one under way, and those that ended since the last time."""
     stacks: str = ""
     """Where its threads are, when that was asked."""

@@ -105,7 +105,7 @@ def _find(name: str, obj: Any, make_pickler: Callable[..., Any]) -> dict[str, An
         found.setdefault(id(tensor), tensor)
         return int, ()
 
-    pickler = make_pickler(_Nowhere(), None, lambda buffer: False)
+    pickler = make_pickler(_NullFile(), None, lambda buffer: False)
     pickler.handlers[DTensor] = note
     try:
         pickler.dump(obj)
@@ -126,7 +126,7 @@ def _by_path(name: str, obj: Any, found: dict[int, Any]) -> dict[str, Any]:
     return {path: labelled[path] for path in sorted(labelled)}
 
 
-class _Nowhere(io.RawIOBase):
+class _NullFile(io.RawIOBase):
     """A file that forgets what is written to it."""
 
     def write(self, data: Any) -> int:

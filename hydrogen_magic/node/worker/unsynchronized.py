@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-__all__ = ["Solo"]
+__all__ = ["ExchangeCounter"]
 
 _STEPS = 10
 """Steps without any collective before it is reported; sooner at the end of the cell."""
@@ -20,7 +20,7 @@ _JOINING = frozenset(("init_process_group", "hvd.init", "hvd.shutdown"))
 """Calls by which ranks meet, and exchange nothing of their training."""
 
 
-class Solo:
+class ExchangeCounter:
     """What one rank exchanges with others. ``entered`` and ``leave`` are called by the user's thread."""
 
     def __init__(self, rank: int) -> None:

@@ -10,7 +10,7 @@ from hydrogen_magic.core.argument_types import python_file, typed
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.notebook.arguments.parsing import (
     ArgumentsError,
-    Parser,
+    LineParser,
     add_limits,
     add_meeting,
     add_names,
@@ -67,8 +67,8 @@ def usage(is_cell: bool = True) -> str:
     return _parser(is_cell).format_help()
 
 
-def _parser(is_cell: bool) -> Parser:
-    parser = Parser(
+def _parser(is_cell: bool) -> LineParser:
+    parser = LineParser(
         prog="%%distributed" if is_cell else "%distributed",
         usage=None if is_cell else "%(prog)s [options] script.py [args] | -m module [args]",
         description="Run this cell on every rank of a new gang."

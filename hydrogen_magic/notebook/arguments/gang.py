@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hydrogen_magic.core.argument_types import count, not_one_of, parse_duration_s, typed
 from hydrogen_magic.notebook.arguments.parsing import (
     ArgumentsError,
-    Parser,
+    LineParser,
     options_of,
     split,
 )
@@ -65,8 +65,8 @@ def parse_gang(line: str) -> GangCommand:
     return command
 
 
-def _gang_parser(verb: str) -> Parser:
-    parser = Parser(prog=f"%gang {verb}", add_help=False, allow_abbrev=False)
+def _gang_parser(verb: str) -> LineParser:
+    parser = LineParser(prog=f"%gang {verb}", add_help=False, allow_abbrev=False)
     if verb not in ("list", "doctor"):
         parser.add_argument("gang", nargs="?")
     if verb == "stop":

@@ -12,7 +12,7 @@ from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.options import ON_ERROR, InferOptions
 from hydrogen_magic.notebook.arguments.parsing import (
     ArgumentsError,
-    Parser,
+    LineParser,
     add_limits,
     add_shown,
     add_where,
@@ -67,8 +67,8 @@ def infer_usage() -> str:
     return _parser().format_help()
 
 
-def _parser() -> Parser:
-    parser = Parser(
+def _parser() -> LineParser:
+    parser = LineParser(
         prog="%%infer",
         usage="%(prog)s DF [options]",
         description="Run this cell once on every rank, then the `predict` it defines on every batch "

@@ -24,7 +24,7 @@ from hydrogen_magic.core.job import PLACEMENTS, RENDEZVOUS, JobSpec
 
 __all__ = [
     "ArgumentsError",
-    "Parser",
+    "LineParser",
     "add_limits",
     "add_meeting",
     "add_names",
@@ -41,7 +41,7 @@ class ArgumentsError(ValueError):
     """A magic's line is wrong; the message says what was given and what would be right."""
 
 
-class Parser(argparse.ArgumentParser):
+class LineParser(argparse.ArgumentParser):
     """Raises instead of ending the process, which is the kernel here."""
 
     def error(self, message: str) -> NoReturn:
@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
 # ── options ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def add_where(parser: Parser) -> None:
+def add_where(parser: LineParser) -> None:
     """Add how many ranks run, and where."""
     add = parser.add_argument
     add("-n", "--np", type=typed(ranks), metavar="N", help="ranks; -N: N ranks on this machine")
@@ -63,7 +63,7 @@ def add_where(parser: Parser) -> None:
         help="environment variable of every rank; repeatable")  # fmt: skip
 
 
-def add_meeting(parser: Parser) -> None:
+def add_meeting(parser: LineParser) -> None:
     """Add how ranks find each other."""
     parser.add_argument(
         "--with", dest="rendezvous", type=choice(RENDEZVOUS), metavar="|".join(RENDEZVOUS),
@@ -71,7 +71,7 @@ def add_meeting(parser: Parser) -> None:
     )  # fmt: skip
 
 
-def add_limits(parser: Parser) -> None:
+def add_limits(parser: LineParser) -> None:
     """Add what bounds a gang in time and size."""
     add = parser.add_argument
     add("--retries", type=typed(count), metavar="N", help="restarts of the gang after a failure")
@@ -85,7 +85,7 @@ def add_limits(parser: Parser) -> None:
         help="bound of everything captured: 2GiB")  # fmt: skip
 
 
-def add_names(parser: Parser) -> None:
+def add_names(parser: LineParser) -> None:
     """Add which variables come back."""
     parser.add_argument(
         "--out", action="append", type=typed(variable_names), default=[], metavar="NAME[,NAME]",
@@ -93,7 +93,7 @@ def add_names(parser: Parser) -> None:
     )  # fmt: skip
 
 
-def add_shown(parser: Parser) -> None:
+def add_shown(parser: LineParser) -> None:
     """Add what is seen of it."""
     add = parser.add_argument
     file = typed(lambda text: text and new_file(text))
@@ -168,12 +168,12 @@ def split(line: str) -> list[str]:
     return found
 
 
-def options_of(parser: Parser) -> list[str]:
+def options_of(parser: LineParser) -> list[str]:
     """Return all its options as they are written."""
     return [name for action in parser._actions for name in action.option_strings]
 
 
-def unknown_message(word: str, parser: Parser) -> str:
+def unknown_message(word: str, parser: LineParser) -> str:
     """Return what to say of a word that is none of the line's."""
     options = options_of(parser)
     if word.startswith("-"):

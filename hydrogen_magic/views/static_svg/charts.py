@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 import hydrogen_magic.views.static_svg.svg as svg
 from hydrogen_magic.driver.state.gang_state import GangState
-from hydrogen_magic.views.curves import ALL_RANKS, Buckets, Change, Curves, metric_name
+from hydrogen_magic.views.curves import ALL_RANKS, Buckets, CurveChange, Curves, metric_name
 from hydrogen_magic.views.formatting import number, ranks_text
 from hydrogen_magic.views.short_names import short_names
 from hydrogen_magic.views.static_svg.ansi import name_html
@@ -105,7 +105,7 @@ def _last_values(state: GangState) -> Mapping[str, float]:
 # ── one chart ────────────────────────────────────────────────────────────────────────────────────
 
 
-class _Line:
+class _ChartLine:
     """A series with at most so many points, lowest and highest kept."""
 
     def __init__(self, buckets: Buckets, width: int, most: int) -> None:
@@ -132,14 +132,14 @@ class _Chart:
     """One metric. ``colour`` is that of all ranks together."""
 
     def __init__(
-        self, curve: Change, name: str, bad: Mapping[int, int], points: int, colour: str
+        self, curve: CurveChange, name: str, bad: Mapping[int, int], points: int, colour: str
     ) -> None:
         self._metric = curve.metric
         self._name = name
         self._colour = colour
         self._bad = bad
         self._lines = {
-            rank: _Line(buckets, curve.width, points)
+            rank: _ChartLine(buckets, curve.width, points)
             for rank, buckets in sorted(curve.series.items())
             if len(buckets.keys)
         }
@@ -169,7 +169,7 @@ class _Chart:
         drawn = [self._curve(rank, line, steps, values) for rank, line in shown.items()]
         return [*_axes(steps, values), *drawn, *self._bad_mark(steps)]
 
-    def _told_apart(self, steps: Scale, values: Scale) -> Mapping[int, _Line]:
+    def _told_apart(self, steps: Scale, values: Scale) -> Mapping[int, _ChartLine]:
         """Return the lines to draw: the mean alone where every rank lies on it."""
         main = self._lines.get(ALL_RANKS)
         if main is None or self._bad:
@@ -181,7 +181,7 @@ class _Chart:
         ]
         return self._lines if max(apart) > _APART else {ALL_RANKS: main}
 
-    def _curve(self, rank: int, line: _Line, steps: Scale, values: Scale) -> str:
+    def _curve(self, rank: int, line: _ChartLine, steps: Scale, values: Scale) -> str:
         """Return a line, with a band around it for all ranks together or for the only one."""
         is_main = rank == ALL_RANKS or len(self._lines) == 1
         colour = self._colour if rank == ALL_RANKS else of_rank(rank)

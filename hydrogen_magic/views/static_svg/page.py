@@ -13,8 +13,8 @@ from itertools import accumulate
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.views.curves import Curves
 from hydrogen_magic.views.formatting import number, progress_text
-from hydrogen_magic.views.output_lines import Line
-from hydrogen_magic.views.span_tracks import Lanes
+from hydrogen_magic.views.output_lines import OutputLine
+from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.static_svg.ansi import name_html, to_html
 from hydrogen_magic.views.static_svg.charts import charts_html
 from hydrogen_magic.views.static_svg.colours import ERROR
@@ -37,8 +37,8 @@ _MARKS = {"SUCCEEDED": "✓", "FAILED": "✕", "STOPPED": "■"}
 def html(
     state: GangState,
     curves: Curves,
-    lanes: Lanes,
-    lines: Sequence[Line],
+    lanes: SpanTracks,
+    lines: Sequence[OutputLine],
     report: str,
     *,
     is_folded: bool = False,
@@ -99,7 +99,7 @@ def _failure(report: str, is_folded: bool) -> list[str]:
     return [f'<details style="{bar}">', title, _preformatted(kept[1:]), "</details>"]
 
 
-def _output(lines: Sequence[Line], n_ranks: int) -> list[str]:
+def _output(lines: Sequence[OutputLine], n_ranks: int) -> list[str]:
     if not lines:
         return []
     last = lines[-_MOST_LINES:]

@@ -16,7 +16,7 @@ from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.views.formatting import duration, late_text
 from hydrogen_magic.views.output_lines import clean_name
-from hydrogen_magic.views.span_tracks import PHASES, Lane, Lanes
+from hydrogen_magic.views.span_tracks import PHASES, SpanTrack, SpanTracks
 from hydrogen_magic.views.static_svg.colours import EITHER, ERROR, INK
 from hydrogen_magic.views.static_svg.scales import Scale, seconds_ticks
 from hydrogen_magic.views.static_svg.times import Times, list_html
@@ -36,7 +36,9 @@ _PHASES = {
 """Opacity in the strip below spans, which have the colours; colour where there are no spans."""
 
 
-def timeline_html(state: GangState, lanes: Lanes, times: Times, ranks: Sequence[int]) -> list[str]:
+def timeline_html(
+    state: GangState, lanes: SpanTracks, times: Times, ranks: Sequence[int]
+) -> list[str]:
     """Return caption, picture and list as lines of HTML, of ``ranks`` only; none without a lane."""
     rows = _rows(lanes, ranks)
     if not rows:
@@ -55,18 +57,18 @@ def timeline_html(state: GangState, lanes: Lanes, times: Times, ranks: Sequence[
 
 
 @dataclass(frozen=True)
-class _Row:
+class _TrackRow:
     """A lane and where it is drawn; the first of a rank is the highest and has its name."""
 
     rank: int
     track: str
-    lane: Lane
+    lane: SpanTrack
     is_first: bool
     height: int
 
 
-def _rows(lanes: Lanes, ranks: Sequence[int]) -> list[_Row]:
-    by_rank: dict[int, dict[str, Lane]] = {rank: {} for rank in ranks}
+def _rows(lanes: SpanTracks, ranks: Sequence[int]) -> list[_TrackRow]:
+    by_rank: dict[int, dict[str, SpanTrack]] = {rank: {} for rank in ranks}
     for (rank, track), lane in lanes.lanes().items():
         if rank in by_rank and len(lane.starts_s):
             by_rank[rank][track] = lane
@@ -74,13 +76,13 @@ def _rows(lanes: Lanes, ranks: Sequence[int]) -> list[_Row]:
     return [row for rank in ranks for row in _rows_of(rank, by_rank[rank], has_all)]
 
 
-def _rows_of(rank: int, lanes: Mapping[str, Lane], has_all: bool) -> list[_Row]:
+def _rows_of(rank: int, lanes: Mapping[str, SpanTrack], has_all: bool) -> list[_TrackRow]:
     others = sorted(set(lanes) - {*TRACKS, PHASES})
     tracks = [track for track in (*TRACKS, *others) if track in lanes]
     tracks = [*(tracks if has_all else tracks[:1]), *([PHASES] if PHASES in lanes else [])]
     heights = [18, *(3 if track == PHASES else 7 for track in tracks[1:])]
     return [
-        _Row(rank, track, lanes[track], number == 0, heights[number])
+        _TrackRow(rank, track, lanes[track], number == 0, heights[number])
         for number, track in enumerate(tracks)
     ]
 
@@ -100,7 +102,7 @@ class _Picture:
     """The rows from top to bottom, over one axis of seconds."""
 
     def __init__(
-        self, state: GangState, names: Sequence[str], times: Times, rows: Sequence[_Row]
+        self, state: GangState, names: Sequence[str], times: Times, rows: Sequence[_TrackRow]
     ) -> None:
         self._state = state
         self._names = names
@@ -144,15 +146,15 @@ class _Picture:
             parts.append(svg.label(x, bottom + 15, text, text_anchor=anchor, font_size=10))
         return parts
 
-    def _is_stacked(self, row: _Row) -> bool:
+    def _is_stacked(self, row: _TrackRow) -> bool:
         return row.track != PHASES and len(row.lane.starts_s) > self._most_boxes
 
-    def _lane(self, row: _Row, y: float) -> list[str]:
+    def _lane(self, row: _TrackRow, y: float) -> list[str]:
         return self._stacked(row, y) if self._is_stacked(row) else self._boxes(row, y)
 
     # ── few spans: every one a box ──
 
-    def _boxes(self, row: _Row, y: float) -> list[str]:
+    def _boxes(self, row: _TrackRow, y: float) -> list[str]:
         """Return the spans, inner ones thinner, with their names where there is room."""
         lane = row.lane
         left = self._x(lane.starts_s)
@@ -187,7 +189,7 @@ class _Picture:
 
     # ── many spans: what share of each stretch of time went to each name ──
 
-    def _stacked(self, row: _Row, y: float) -> list[str]:
+    def _stacked(self, row: _TrackRow, y: float) -> list[str]:
         """Return one area per colour, the longest name at the bottom.
 
         Each area reaches down to the bottom and is covered by the next, so one edge is enough.
@@ -204,7 +206,7 @@ class _Picture:
         ]
         return areas[::-1]
 
-    def _layers(self, lane: Lane) -> list[tuple[str, NDArray[np.float64]]]:
+    def _layers(self, lane: SpanTrack) -> list[tuple[str, NDArray[np.float64]]]:
         """Return colour -> seconds per column of the outermost spans; INK for all other names."""
         edges = np.linspace(0.0, self._until_s, self._columns + 1)
         outermost = lane.depths == 0

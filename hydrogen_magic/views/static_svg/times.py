@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hydrogen_magic.views.formatting import duration
-from hydrogen_magic.views.span_tracks import Lanes
+from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.static_svg.ansi import name_html
 from hydrogen_magic.views.static_svg.colours import INK
 from hydrogen_magic.views.static_svg.fills import fills
@@ -25,7 +25,7 @@ class Times:
     """What ranks spent their time on, the longest first."""
 
     seconds: Mapping[str, Mapping[int, float]]
-    """Name -> rank -> seconds, see :meth:`Lanes.shares`."""
+    """Name -> rank -> seconds, see :meth:`SpanTracks.shares`."""
     colours: Mapping[str, str]
     recorded_s: float
     """Of all ranks together."""
@@ -37,7 +37,7 @@ class Times:
         return f"{percent:.0f} %" if percent >= 1 or not percent else "< 1 %"
 
 
-def times_of(lanes: Lanes) -> Times:
+def times_of(lanes: SpanTracks) -> Times:
     """Return the names of the outermost spans of all ranks, sorted and coloured."""
     shares = lanes.shares()
     longest_first = sorted(shares, key=lambda name: -sum(shares[name].values()))

@@ -30,13 +30,13 @@ from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.views import DETACHED_S, Actions
 from hydrogen_magic.views.elapsed import GangClock
 from hydrogen_magic.views.output_lines import without_colour
-from hydrogen_magic.views.outputs import KernelSurface
+from hydrogen_magic.views.outputs import NotebookOutput
 from hydrogen_magic.views.text_table import block
 from hydrogen_magic.views.text_view import TextView
 from hydrogen_magic.views.widget.display import Display, is_widget_expected
-from hydrogen_magic.views.widget.downloads import File, Maker, parts
-from hydrogen_magic.views.widget.feed import Feed, Message
-from hydrogen_magic.views.widget.page_commands import Desk, Order
+from hydrogen_magic.views.widget.downloads import DownloadFile, DownloadMaker, parts
+from hydrogen_magic.views.widget.feed import Message, PageFeed
+from hydrogen_magic.views.widget.page_commands import CommandHandler, Order
 from hydrogen_magic.views.widget.retained_views import keep
 from hydrogen_magic.views.widget.static_html import gathered, still
 
@@ -53,7 +53,7 @@ _SERVING_S = 0.05
 """For what pages ask, between two updates: half of the time."""
 _PARTS_AT_A_TIME = 4
 """Of files, between two updates: 40 MB/s, and the view goes on."""
-_WIDTH = KernelSurface.width
+_WIDTH = NotebookOutput.width
 
 
 class WidgetView:
@@ -73,12 +73,12 @@ class WidgetView:
         self._clock = clock
         self._gang_clock = GangClock(clock)
         self._display = Display()
-        self._desk = Desk(actions, self._send, self._later)
-        self._maker = Maker(self._on_file)
+        self._desk = CommandHandler(actions, self._send, self._later)
+        self._maker = DownloadMaker(self._on_file)
         self._state = GangState()
         self._n_seen = 0
         """Events so far, of those that ``actions`` has."""
-        self._feed: Feed | None = None
+        self._feed: PageFeed | None = None
         """What pages are told; made when the first one comes, for where none does it costs nothing."""
         self._fresh: list[Event] = []
         """Events that it has not taken yet."""
@@ -207,9 +207,9 @@ class WidgetView:
         else:
             self._start_text()
 
-    def _begin(self) -> Feed:
+    def _begin(self) -> PageFeed:
         """Start to follow the gang for pages; the first one is told everything at once."""
-        feed = Feed(is_raised=self._blocking)
+        feed = PageFeed(is_raised=self._blocking)
         state, fresh = self._state, self._events()
         while feed.update(state, fresh, self._gang_clock.now_s(state)) and state.is_terminal:
             fresh = []
@@ -289,7 +289,7 @@ class WidgetView:
         else:
             self._maker.make(actions, order)
 
-    def _answer_detail(self, feed: Feed, order: Order) -> None:
+    def _answer_detail(self, feed: PageFeed, order: Order) -> None:
         try:
             found = feed.detail(order)
         except ValueError as error:  # of a metric that the next attempt has not logged yet
@@ -297,7 +297,7 @@ class WidgetView:
         else:
             self._send(*found)
 
-    def _on_file(self, order: Order, made: File | str) -> None:
+    def _on_file(self, order: Order, made: DownloadFile | str) -> None:
         """Take a file that was made, or what to say in its place; in the maker's thread."""
         if isinstance(made, str):
             self._desk.answer(order, ok=False, text=made)
@@ -318,7 +318,7 @@ class WidgetView:
             self._start_text().update(state, self._events())
 
     def _start_text(self) -> TextView:
-        self._text = TextView(KernelSurface(self._display.put_text), clock=self._clock)
+        self._text = TextView(NotebookOutput(self._display.put_text), clock=self._clock)
         return self._text
 
     def _return_to_page(self, state: GangState) -> None:

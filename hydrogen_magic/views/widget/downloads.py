@@ -19,7 +19,7 @@ from hydrogen_magic.views import Actions
 from hydrogen_magic.views.widget.feed import Message
 from hydrogen_magic.views.widget.page_commands import Order
 
-__all__ = ["File", "Maker", "make_file", "parts"]
+__all__ = ["DownloadFile", "DownloadMaker", "make_file", "parts"]
 
 _PART_BYTES = 1 << 20
 """Of a message: a server hands on others in between."""
@@ -32,7 +32,7 @@ _MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
-class File:
+class DownloadFile:
     """A file as a browser saves it."""
 
     name: str
@@ -40,14 +40,14 @@ class File:
     data: bytes
 
 
-class Maker:
+class DownloadMaker:
     """Makes files one after the other, in a thread while there are any to make.
 
     Seconds may pass over one of them, in which the view and the kernel's cells go on. ``done`` gets
     the order with the file, or with what to say in its place.
     """
 
-    def __init__(self, done: Callable[[Order, File | str], None]) -> None:
+    def __init__(self, done: Callable[[Order, DownloadFile | str], None]) -> None:
         self._done = done
         self._waiting: deque[tuple[Actions, Order]] = deque()
         self._is_busy = False
@@ -68,7 +68,7 @@ class Maker:
         while (asked := self._next()) is not None:
             actions, order = asked
             try:
-                made: File | str = make_file(actions, order)
+                made: DownloadFile | str = make_file(actions, order)
             except HydrogenError as error:
                 made = str(error)
             except Exception as error:  # no memory for a table, or a fault of ours: it is said
@@ -81,7 +81,7 @@ class Maker:
             return self._waiting.popleft() if self._waiting else None
 
 
-def make_file(actions: Actions, order: Order) -> File:
+def make_file(actions: Actions, order: Order) -> DownloadFile:
     """Return the file that an order asks for.
 
     Raises HydrogenError when there is none, or when it is too large; then it says where it lies.
@@ -92,7 +92,7 @@ def make_file(actions: Actions, order: Order) -> File:
         raise HydrogenError(f"the file could not be made: {error}") from error
 
 
-def parts(file: File, order: Order) -> Iterator[Message]:
+def parts(file: DownloadFile, order: Order) -> Iterator[Message]:
     """Yield a file as messages; an empty one is one empty part."""
     n_parts = max(1, -(-len(file.data) // _PART_BYTES))
     for part in range(n_parts):
@@ -104,10 +104,10 @@ def parts(file: File, order: Order) -> Iterator[Message]:
         yield Message(content, [file.data[start : start + _PART_BYTES]])
 
 
-def _csv(actions: Actions, order: Order) -> File:
+def _csv(actions: Actions, order: Order) -> DownloadFile:
     _check_table(actions)
     data = actions.metrics.to_csv(index=False).encode("utf-8", "replace")
-    return _bounded(actions, File(f"gang-{actions.id}-metrics.csv", "text/csv", data))
+    return _bounded(actions, DownloadFile(f"gang-{actions.id}-metrics.csv", "text/csv", data))
 
 
 def _check_table(actions: Actions) -> None:
@@ -123,17 +123,19 @@ def _check_table(actions: Actions) -> None:
         )
 
 
-def _trace(actions: Actions, order: Order) -> File:
+def _trace(actions: Actions, order: Order) -> DownloadFile:
     with tempfile.TemporaryDirectory(prefix="hydrogen_magic-") as folder:
         plain = chrome_trace.write_chrome_trace(actions.events(), Path(folder) / "trace.json")
         packed = plain.with_suffix(".json.gz")
         with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=5) as target:
             shutil.copyfileobj(source, target)
         data = packed.read_bytes()
-    return _bounded(actions, File(f"gang-{actions.id}-trace.json.gz", "application/gzip", data))
+    return _bounded(
+        actions, DownloadFile(f"gang-{actions.id}-trace.json.gz", "application/gzip", data)
+    )
 
 
-def _bounded(actions: Actions, file: File) -> File:
+def _bounded(actions: Actions, file: DownloadFile) -> DownloadFile:
     """Return ``file``; leave it beside the ranks' logs when it is too large for a page."""
     if len(file.data) <= _MOST_BYTES:
         return file
@@ -142,7 +144,7 @@ def _bounded(actions: Actions, file: File) -> File:
     raise HydrogenError(_too_large(len(file.data), str(path)))
 
 
-def _log(actions: Actions, order: Order) -> File:
+def _log(actions: Actions, order: Order) -> DownloadFile:
     rank = order["rank"]
     known = [each.rank for each in actions.snapshot().ranks]
     if rank is not None and rank not in known:
@@ -157,7 +159,7 @@ def _log(actions: Actions, order: Order) -> File:
     data = b"".join(
         _read(each, path, rank is None) for each, path in zip(chosen, paths, strict=True)
     )
-    return File(f"gang-{actions.id}{whose}.log", "text/plain", data)
+    return DownloadFile(f"gang-{actions.id}{whose}.log", "text/plain", data)
 
 
 def _read(rank: int, path: Path, titled: bool) -> bytes:
@@ -173,7 +175,7 @@ def _too_large(n_bytes: int, where: str) -> str:
     )
 
 
-_MAKERS: Mapping[str, Callable[[Actions, Order], File]] = {
+_MAKERS: Mapping[str, Callable[[Actions, Order], DownloadFile]] = {
     "csv": _csv,
     "trace": _trace,
     "log": _log,

@@ -13,16 +13,16 @@ from typing import Any, NamedTuple, TypeGuard
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.gang_state import GangState
-from hydrogen_magic.views.curves import ALL_RANKS, Change, Curves
+from hydrogen_magic.views.curves import ALL_RANKS, CurveChange, Curves
 from hydrogen_magic.views.failure import report
-from hydrogen_magic.views.span_tracks import Lanes
+from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.text_table import MOST_ROWS
 from hydrogen_magic.views.widget.json_values import curve_part, span_part, stack_text
 from hydrogen_magic.views.widget.output_feed import LiveLines
 from hydrogen_magic.views.widget.rank_rows import followed_ranks
-from hydrogen_magic.views.widget.state_diff import Board
+from hydrogen_magic.views.widget.state_diff import StateDiff
 
-__all__ = ["Feed", "Message"]
+__all__ = ["PageFeed", "Message"]
 
 _HEARTBEAT_S = 1.0
 """A page that hears nothing for a few seconds says so."""
@@ -55,7 +55,7 @@ class Message(NamedTuple):
     buffers: list[bytes]
 
 
-class Feed:
+class PageFeed:
     """Follows one gang and says what is new.
 
     Of more than 16 ranks, curves are sent of rank 0, failed ranks and those that :meth:`watch` asked
@@ -67,9 +67,9 @@ class Feed:
     def __init__(self, *, is_raised: bool = False) -> None:
         self._is_raised = is_raised
         self.curves = Curves()
-        self.lanes = Lanes()
+        self.lanes = SpanTracks()
         self._lines = LiveLines()
-        self._board = Board()
+        self._board = StateDiff()
         self._watched: tuple[int, ...] = ()
         self._laned: tuple[int, ...] = tuple(range(MOST_ROWS))
         self._state = GangState()
@@ -123,7 +123,7 @@ class Feed:
         buffers: list[bytes] = []
         ranks = self._ranks()
         shown = {r: b for r, b in series.items() if ranks is None or r in ranks or r == ALL_RANKS}
-        change = Change(metric, width, shown, self.curves.bad_steps(metric))
+        change = CurveChange(metric, width, shown, self.curves.bad_steps(metric))
         head = {"kind": "detail", "to": order.get("client", ""), "id": order.get("id", "")}
         part = curve_part(change, buffers)
         return Message({**head, "from": start, "until": until, **part}, buffers)

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from hydrogen_magic.views.curves import Change
+from hydrogen_magic.views.curves import CurveChange
 from hydrogen_magic.views.failure import stack_lines
 from hydrogen_magic.views.output_lines import clean_name
 from hydrogen_magic.views.point_buckets import Buckets
-from hydrogen_magic.views.span_tracks import Lane
+from hydrogen_magic.views.span_tracks import SpanTrack
 
 __all__ = [
     "curve_part",
@@ -59,7 +59,7 @@ def stack_text(stacks: str, cells: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
-def curve_part(change: Change, buffers: list[bytes]) -> dict[str, Any]:
+def curve_part(change: CurveChange, buffers: list[bytes]) -> dict[str, Any]:
     """Return a ``CurveDelta``; its columns are appended to ``buffers``."""
     series = []
     for rank, buckets in change.series.items():
@@ -76,7 +76,7 @@ def packed_buckets(buckets: Buckets) -> bytes:
     return _bytes(buckets.keys, "<f8") + b"".join(_bytes(column, "<f4") for column in small)
 
 
-def span_part(rank: int, track: str, lane: Lane, buffers: list[bytes]) -> dict[str, Any]:
+def span_part(rank: int, track: str, lane: SpanTrack, buffers: list[bytes]) -> dict[str, Any]:
     """Return a ``SpanDelta``; its columns, 15 bytes per span, are appended to ``buffers``."""
     columns = (
         (lane.starts_s, "<f8"), (lane.durations_s, "<f4"), (lane.names, "<u2"), (lane.depths, "u1")

@@ -17,7 +17,7 @@ from traitlets import Bool, Unicode
 
 from hydrogen_magic.views.widget import display
 from hydrogen_magic.views.widget.display import Display
-from hydrogen_magic.views.widget.shell_interceptor import Switchboard, switchboard
+from hydrogen_magic.views.widget.shell_interceptor import ShellInterceptor, switchboard
 
 __all__ = ["GangModel", "Page"]
 
@@ -51,7 +51,7 @@ class Page:
         """Class of the element that a page puts the live view into."""
         self._model: GangModel | None = None
         self._is_made = threading.Event()
-        self._board: Switchboard | None = None
+        self._board: ShellInterceptor | None = None
         self._is_pumped = False
         self._cell: Any = None
         """Request of the cell that shows the widget."""
@@ -164,7 +164,7 @@ def _kernel() -> Any:
     return getattr(get_ipython(), "kernel", None)
 
 
-def _board() -> Switchboard | None:
+def _board() -> ShellInterceptor | None:
     return switchboard(_kernel())
 
 

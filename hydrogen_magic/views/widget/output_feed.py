@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.views.output_lines import Line, OutputLines, clean
+from hydrogen_magic.views.output_lines import OutputLine, OutputLines, clean
 
 __all__ = ["LiveLines"]
 
@@ -27,7 +27,7 @@ _STREAMS = {"stdout": 0, "stderr": 1, ev.DRIVER: 0}
 _NOTE = 2
 
 _JsonLine = list[Any]
-"""Rank, stream, text, time: ``Line`` of the protocol."""
+"""Rank, stream, text, time: ``OutputLine`` of the protocol."""
 
 
 class LiveLines:
@@ -35,8 +35,8 @@ class LiveLines:
 
     def __init__(self) -> None:
         self._output = OutputLines()
-        self._waiting: list[tuple[Line, float]] = []
-        self._kept: deque[tuple[Line, float]] = deque(maxlen=MOST_KEPT)
+        self._waiting: list[tuple[OutputLine, float]] = []
+        self._kept: deque[tuple[OutputLine, float]] = deque(maxlen=MOST_KEPT)
         self._last: dict[int, deque[str]] = {}
         self._n_before = 0
         """Lines there were before the kept ones, those left out included."""
@@ -77,13 +77,13 @@ class LiveLines:
         """Return the last ten lines of one rank."""
         return list(self._last.get(rank, ()))
 
-    def _add(self, lines: Iterable[Line], at_s: float) -> None:
+    def _add(self, lines: Iterable[OutputLine], at_s: float) -> None:
         for line in lines:
             self._waiting.append((line, at_s))
             if line.stream in _STREAMS:
                 self._last.setdefault(line.rank, deque(maxlen=_LAST_OF_RANK)).append(line.text)
 
-    def _keep(self, taken: list[tuple[Line, float]], n_left_out: int) -> None:
+    def _keep(self, taken: list[tuple[OutputLine, float]], n_left_out: int) -> None:
         n_over = max(0, len(self._kept) + len(taken) - MOST_KEPT)
         # What was left out lies between kept lines: a page that comes later is told of it before them.
         self._n_before += n_over + n_left_out
@@ -91,10 +91,10 @@ class LiveLines:
 
 
 def _newest(
-    lines: Iterable[tuple[Line, float]], most: int, most_bytes: float
-) -> tuple[list[tuple[Line, float]], int]:
+    lines: Iterable[tuple[OutputLine, float]], most: int, most_bytes: float
+) -> tuple[list[tuple[OutputLine, float]], int]:
     """Return the newest lines that fit, oldest first, and their bytes in a message, about."""
-    found: list[tuple[Line, float]] = []
+    found: list[tuple[OutputLine, float]] = []
     spent = 0
     for line in reversed(list(lines)):
         size = len(line[0].text[:LONGEST_LINE].encode("utf-8", "replace")) + 30
@@ -105,7 +105,7 @@ def _newest(
     return found[::-1], spent
 
 
-def _json(line: Line, at_s: float) -> _JsonLine:
+def _json(line: OutputLine, at_s: float) -> _JsonLine:
     return [line.rank, _STREAMS.get(line.stream, _NOTE), _shortened(line.text), round(at_s, 3)]
 
 

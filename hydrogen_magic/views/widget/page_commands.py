@@ -16,7 +16,7 @@ from hydrogen_magic.driver.profile_merge import MAX_STEPS
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.views import Actions
 
-__all__ = ["Desk", "Order"]
+__all__ = ["CommandHandler", "Order"]
 
 Order = Mapping[str, Any]
 
@@ -27,20 +27,20 @@ _MOST_BUCKETS = 100_000
 _MOST_RANKS_ASKED = 1024
 
 
-class Send(Protocol):
+class PageSender(Protocol):
     """Sends a message to the pages."""
 
     def __call__(self, content: Mapping[str, Any], buffers: Sequence[bytes] = (), /) -> None: ...
 
 
-class Desk:
+class CommandHandler:
     """Takes orders from pages, in any thread, and returns at once.
 
     What acts on the gang is done here and now. What asks for data is checked and handed to ``later``,
     in the same form; files are acknowledged when they are made (:meth:`answer`).
     """
 
-    def __init__(self, actions: Actions, send: Send, later: Callable[[Order], None]) -> None:
+    def __init__(self, actions: Actions, send: PageSender, later: Callable[[Order], None]) -> None:
         self._actions: Actions | None = actions
         self._gang = actions.id
         self._send = send

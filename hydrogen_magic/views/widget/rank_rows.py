@@ -11,7 +11,7 @@ import numpy as np
 
 from hydrogen_magic.core.events import RowsDone
 from hydrogen_magic.driver.state.culprit import evidence
-from hydrogen_magic.driver.state.gang_state import Bar, GangState, RankState
+from hydrogen_magic.driver.state.gang_state import GangState, ProgressBar, RankState
 from hydrogen_magic.driver.state.stragglers import is_waiting, progress, remaining_s
 from hydrogen_magic.views.curves import metric_name
 from hydrogen_magic.views.formatting import rows_left_s, rows_per_s
@@ -220,7 +220,7 @@ def _three_digits(rate: float) -> float | None:
     return finite(float(f"{rate:.3g}"))
 
 
-def _bar(bar: Bar | None) -> dict[str, Any] | None:
+def _bar(bar: ProgressBar | None) -> dict[str, Any] | None:
     if bar is None:
         return None
     rate = finite(bar.per_s)

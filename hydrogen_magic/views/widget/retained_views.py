@@ -14,7 +14,7 @@ _N_FADED = 32
 """Each holds its picture and the view's program, some 200 kB."""
 
 
-class Ended(Protocol):
+class EndedView(Protocol):
     """A view whose gang has ended."""
 
     def fade(self) -> None:
@@ -24,15 +24,15 @@ class Ended(Protocol):
         """Take the widget itself back; some other thread may still be in :meth:`fade`."""
 
 
-_kept: deque[Ended] = deque()
+_kept: deque[EndedView] = deque()
 """Those that still answer, newest last."""
-_faded: deque[Ended] = deque()
+_faded: deque[EndedView] = deque()
 """Older ones, whose pages have nothing but the final picture left."""
 _moving = threading.Lock()
 """Detached gangs end in threads of their own."""
 
 
-def keep(view: Ended) -> None:
+def keep(view: EndedView) -> None:
     """Remember an ended view, and let go of older ones."""
     with _moving:
         _kept.append(view)

@@ -3,14 +3,14 @@
 A Jupyter kernel takes what pages send from one stream, its shell channel, and hands it on to the main
 thread, where it waits until the running cell has ended: a Stop comes when there is nothing to stop,
 and a page that was reloaded meanwhile cannot even ask which widgets there are. A
-:class:`Switchboard` stands before that stream while gangs are shown. What is for a gang's view it
+:class:`ShellInterceptor` stands before that stream while gangs are shown. What is for a gang's view it
 takes out and answers at once; while a cell waits for a gang, also the questions with which a page
 comes back. All else goes on to the kernel as it came, in its order: cells are never touched.
 
 - ipykernel 7 reads the stream in a thread of its own, so the switchboard works in that thread.
   Neither a front end that knows subshells is needed, nor the right subshell (7.4 sends comm messages
   back to the shell that last used the comm, which is the blocked one).
-- ipykernel 6 reads it in the main thread: the waiting cell calls :meth:`Switchboard.pump`.
+- ipykernel 6 reads it in the main thread: the waiting cell calls :meth:`ShellInterceptor.pump`.
 
 Where a kernel has not what this needs, :func:`switchboard` is None, and words arrive when the kernel
 is idle; a page that gets no answer to a Stop interrupts the kernel through its server instead.
@@ -26,7 +26,7 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Switchboard", "switchboard"]
+__all__ = ["ShellInterceptor", "switchboard"]
 
 Message = dict[str, Any]
 """A Jupyter message as ``jupyter_client`` unpacks it."""
@@ -44,7 +44,7 @@ _PUMPED = 64
 
 
 @dataclass(frozen=True)
-class _Line:
+class _CommRoute:
     """Whom messages of one comm are for."""
 
     receive: Callable[[Message], None]
@@ -55,13 +55,13 @@ class _Line:
     blocking: bool
 
 
-class Switchboard:
+class ShellInterceptor:
     """Takes messages for views out of a kernel's shell stream. One per kernel, see module."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
         self._stream = kernel.shell_stream
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str, _CommRoute] = {}
         self._onward: Callable[[Any], Any] | None = None
         self._lock = threading.Lock()
         self.is_pumped = not getattr(kernel, "shell_channel_thread", None)
@@ -74,7 +74,7 @@ class Switchboard:
         """
         cell = self._kernel.get_parent("shell")
         with self._lock:
-            self._lines[comm_id] = _Line(receive, copy_context(), cell, blocking)
+            self._lines[comm_id] = _CommRoute(receive, copy_context(), cell, blocking)
         self._in_stream_thread(self._install)
 
     def disconnect(self, comm_id: str) -> None:
@@ -131,7 +131,7 @@ class Switchboard:
             self._kernel.log.exception("hydrogen_magic could not answer a page")
         return None
 
-    def _line_for(self, parts: list[Any]) -> _Line | None:
+    def _line_for(self, parts: list[Any]) -> _CommRoute | None:
         """Return who answers a message, None when the kernel does."""
         unpack = self._kernel.session.unpack
         header = unpack(parts[1].bytes)
@@ -148,7 +148,7 @@ class Switchboard:
         return blocked if kind in _QUESTIONS else None
 
     @property
-    def _blocked(self) -> _Line | None:
+    def _blocked(self) -> _CommRoute | None:
         """A view whose cell holds the main thread."""
         return next((line for line in list(self._lines.values()) if line.blocking), None)
 
@@ -158,12 +158,12 @@ class Switchboard:
 
     # ── answering ──
 
-    def _answer(self, line: _Line, idents: Any, message: Message) -> None:
+    def _answer(self, line: _CommRoute, idents: Any, message: Message) -> None:
         with self._busy_with(message):
             # A copy: a context can be entered once at a time.
             line.context.copy().run(self._handle, line, idents, message)
 
-    def _handle(self, line: _Line, idents: Any, message: Message) -> None:
+    def _handle(self, line: _CommRoute, idents: Any, message: Message) -> None:
         kind = message["header"]["msg_type"]
         if kind in _QUESTIONS:
             _run_to_end(self._kernel.shell_handlers[kind](self._stream, idents, message))
@@ -211,14 +211,14 @@ def _run_to_end(result: Any) -> None:
     raise RuntimeError("this kernel's handler waits for something: a page gets no answer")
 
 
-_board: Switchboard | None = None
+_board: ShellInterceptor | None = None
 
 
-def switchboard(kernel: Any) -> Switchboard | None:
+def switchboard(kernel: Any) -> ShellInterceptor | None:
     """Return the kernel's switchboard; None for a kernel that is made otherwise."""
     global _board
     if _board is None or _board._kernel is not kernel:
-        _board = Switchboard(kernel) if _fits(kernel) else None
+        _board = ShellInterceptor(kernel) if _fits(kernel) else None
     return _board
 
 

@@ -17,7 +17,7 @@ from hydrogen_magic.views.widget.rank_rows import (
     shown_ranks,
 )
 
-__all__ = ["Board"]
+__all__ = ["StateDiff"]
 
 _EVERY_S = 0.2
 """Numbers that change more often cannot be read."""
@@ -25,7 +25,7 @@ _EVERY_S_OF_MANY = 0.5
 """The same for more than 16 ranks: looking through a thousand of them takes milliseconds."""
 
 
-class Board:
+class StateDiff:
     """Remembers what was told of a gang's state, and tells what differs from it."""
 
     def __init__(self) -> None:

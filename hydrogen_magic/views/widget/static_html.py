@@ -10,11 +10,11 @@ from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.views import failure
 from hydrogen_magic.views import static_svg as pictures
 from hydrogen_magic.views.curves import Curves
-from hydrogen_magic.views.output_lines import Line, OutputLines
-from hydrogen_magic.views.span_tracks import Lanes
-from hydrogen_magic.views.widget.feed import Feed
+from hydrogen_magic.views.output_lines import OutputLine, OutputLines
+from hydrogen_magic.views.span_tracks import SpanTracks
+from hydrogen_magic.views.widget.feed import PageFeed
 
-__all__ = ["Still", "gathered", "still"]
+__all__ = ["StaticView", "gathered", "still"]
 
 _N_LAST_LINES = 200
 """Output in the picture."""
@@ -22,16 +22,16 @@ _CULPRIT_LINES = 10
 
 
 @dataclass(frozen=True)
-class Still:
+class StaticView:
     """What the picture that stays is made of, beside the gang's state."""
 
     curves: Curves
-    lanes: Lanes
-    lines: Sequence[Line]
+    lanes: SpanTracks
+    lines: Sequence[OutputLine]
     """All that the events have."""
 
     @property
-    def last_lines(self) -> Sequence[Line]:
+    def last_lines(self) -> Sequence[OutputLine]:
         """The output that is shown."""
         return self.lines[-_N_LAST_LINES:]
 
@@ -49,7 +49,7 @@ class Still:
         return failure.report(state, own[-_CULPRIT_LINES:])
 
 
-def gathered(events: Sequence[Event], gang: str, known: Feed | None = None) -> Still:
+def gathered(events: Sequence[Event], gang: str, known: PageFeed | None = None) -> StaticView:
     """Return what ``events`` tell.
 
     ``known``: a feed that was told all of them, which spares seconds where millions of points are.
@@ -57,11 +57,11 @@ def gathered(events: Sequence[Event], gang: str, known: Feed | None = None) -> S
     output = OutputLines()
     lines = [*output.feed(events, gang), *output.flush()]
     if known is not None:
-        return Still(known.curves, known.lanes, lines)
-    curves, lanes = Curves(), Lanes()
+        return StaticView(known.curves, known.lanes, lines)
+    curves, lanes = Curves(), SpanTracks()
     curves.feed(events)
     lanes.feed(events)
-    return Still(curves, lanes, lines)
+    return StaticView(curves, lanes, lines)
 
 
 def still(state: GangState, events: Sequence[Event]) -> str:

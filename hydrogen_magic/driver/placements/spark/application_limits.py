@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from hydrogen_magic.driver.placements.spark.session import Session
-from hydrogen_magic.driver.placements.spark.session_settings import Settings
+from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 
 __all__ = ["most_cores", "registered_cores"]
 
@@ -21,7 +21,7 @@ _GUESS = 2
 """What Spark takes for the number of cores where there are fewer."""
 
 
-def most_cores(session: Session, settings: Settings) -> int | None:
+def most_cores(session: Session, settings: SessionSettings) -> int | None:
     """Return how many cores the application's executors can have at most; None where unknown."""
     known = [settings.most_cores]
     if not session.is_connect and settings.master.startswith("spark://"):
@@ -29,7 +29,7 @@ def most_cores(session: Session, settings: Settings) -> int | None:
     return min((cores for cores in known if cores is not None), default=None)
 
 
-def registered_cores(session: Session, settings: Settings) -> int | None:
+def registered_cores(session: Session, settings: SessionSettings) -> int | None:
     """Return how many cores all executors have now, by the number of parts that Spark cuts a range in.
 
     It is the one thing about them that every session tells, the UI out of reach or off: a plan shows

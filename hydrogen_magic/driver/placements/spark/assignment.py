@@ -10,11 +10,11 @@ from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
 from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgent
 from hydrogen_magic.errors import PlacementError
 
-__all__ = ["Meant", "Place", "plan"]
+__all__ = ["RankAssignment", "BarrierTask", "plan"]
 
 
 @dataclass(frozen=True)
-class Place:
+class BarrierTask:
     """A barrier task that waits for its rank."""
 
     agent: RemoteAgent
@@ -23,7 +23,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Meant:
+class RankAssignment:
     """Who runs where."""
 
     plan: Plan
@@ -43,7 +43,7 @@ class Meant:
         return [rank for rank, placed in enumerate(self.placed) if placed is agent]
 
 
-def plan(spec: JobSpec, places: Mapping[int, Place], uses_gpus: bool) -> Meant:
+def plan(spec: JobSpec, places: Mapping[int, BarrierTask], uses_gpus: bool) -> RankAssignment:
     """Return the plan for the tasks that came. Raises PlacementError where they cannot be ranks."""
     # Not by agent: another may have become free between two tasks of one machine.
     by_machine: dict[str, list[int]] = {}
@@ -64,10 +64,10 @@ def plan(spec: JobSpec, places: Mapping[int, Place], uses_gpus: bool) -> Meant:
     order = tuple(p for partitions in by_machine.values() for p in partitions)
     placed = tuple(places[p].agent for p in order)
     shares = all(place.about["shares_disk"] for place in places.values())
-    return Meant(Plan(tuple(slots), _notes(places)), placed, order, shares)
+    return RankAssignment(Plan(tuple(slots), _notes(places)), placed, order, shares)
 
 
-def _gpus(places: list[Place]) -> dict[int, str]:
+def _gpus(places: list[BarrierTask]) -> dict[int, str]:
     """Return the GPU of each task of one host; Spark's addresses may be places in a shorter list."""
     found: dict[int, str] = {}
     for place in places:
@@ -92,7 +92,7 @@ def _visible(address: str, visible: str | None) -> str:
     return address
 
 
-def _notes(places: Mapping[int, Place]) -> tuple[str, ...]:
+def _notes(places: Mapping[int, BarrierTask]) -> tuple[str, ...]:
     """Name libraries that are of another version there: pickles may mean something else then."""
     from importlib import metadata
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from hydrogen_magic.driver.placements import Attempt, Job, local_agents
 from hydrogen_magic.driver.placements.spark import forwarded_settings, packaging
-from hydrogen_magic.driver.placements.spark.capacity_check import Survey
-from hydrogen_magic.driver.placements.spark.remote_agents import Fleet, RemoteAgent
+from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity
+from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgent, RemoteAgentPool
 from hydrogen_magic.driver.placements.spark.session import Session, SparkJobError
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.node.spark.barrier_task import PROBLEM
@@ -76,7 +76,11 @@ class BarrierJob:
 
 
 def submit(
-    session: Session, survey: Survey, fleet: Fleet, invited: list[RemoteAgent], attempt: Attempt
+    session: Session,
+    survey: ClusterCapacity,
+    fleet: RemoteAgentPool,
+    invited: list[RemoteAgent],
+    attempt: Attempt,
 ) -> BarrierJob:
     """Submit the stage of an attempt's tasks, one for each of the agents that may come."""
     boot = _boot(session, fleet, invited, attempt)
@@ -88,7 +92,7 @@ def submit(
 
 
 def _boot(
-    session: Session, fleet: Fleet, invited: list[RemoteAgent], attempt: Attempt
+    session: Session, fleet: RemoteAgentPool, invited: list[RemoteAgent], attempt: Attempt
 ) -> dict[str, Any]:
     job = attempt.job
     return {

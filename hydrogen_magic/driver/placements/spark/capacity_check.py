@@ -13,13 +13,13 @@ from typing import Any
 
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.placements.spark.application_limits import most_cores, registered_cores
-from hydrogen_magic.driver.placements.spark.executors import Roster, roster
-from hydrogen_magic.driver.placements.spark.gpu_resources import Share, share
+from hydrogen_magic.driver.placements.spark.executors import ExecutorList, roster
+from hydrogen_magic.driver.placements.spark.gpu_resources import TaskResources, share
 from hydrogen_magic.driver.placements.spark.session import Session
-from hydrogen_magic.driver.placements.spark.session_settings import Settings
+from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 from hydrogen_magic.errors import PlacementError
 
-__all__ = ["Survey", "free_slots", "slots_now", "survey"]
+__all__ = ["ClusterCapacity", "free_slots", "slots_now", "survey"]
 
 _PATIENCE_S = 0.8
 """How long a survey may take where more executors may come, or the answer does."""
@@ -33,7 +33,7 @@ _GLANCE_S = 0.5
 
 
 @dataclass(frozen=True)
-class Survey:
+class ClusterCapacity:
     """What was found."""
 
     slots: int | None
@@ -46,9 +46,9 @@ class Survey:
     """What the user should know."""
 
 
-def survey(session: Session, spec: JobSpec) -> Survey:
+def survey(session: Session, spec: JobSpec) -> ClusterCapacity:
     """Return what this job may expect. Raises PlacementError when it could never run."""
-    settings = Settings.read(session)
+    settings = SessionSettings.read(session)
     _refuse_dynamic_allocation(settings)
     seen, more_come = _watched(session, settings, spec)
     part = share(session, settings, spec, seen, more_come=more_come)
@@ -61,21 +61,21 @@ def survey(session: Session, spec: JobSpec) -> Survey:
         if not more_come:
             raise PlacementError(_too_many(settings, spec, part, slots, seen))
         note = f"{_count(slots, 'slot')} of {spec.np} so far: executors are still coming"
-        return Survey(None, part.for_ranks, part.profile, (*part.notes, note))
-    return Survey(slots, part.for_ranks, part.profile, part.notes)
+        return ClusterCapacity(None, part.for_ranks, part.profile, (*part.notes, note))
+    return ClusterCapacity(slots, part.for_ranks, part.profile, part.notes)
 
 
-def slots_now(session: Session, survey: Survey) -> int | None:
+def slots_now(session: Session, survey: ClusterCapacity) -> int | None:
     """Return how many tasks of this job could run at once now; None where it cannot be known.
 
     Executors come and go. Spark looks only every fifteen seconds whether a gang fits.
     """
     seen = roster(session, _GLANCE_S) if session.is_connect else None
-    settings = Settings.read(session)
+    settings = SessionSettings.read(session)
     return _slots(session, settings, survey.profile, int(survey.gpus), seen)
 
 
-def free_slots(session: Session, survey: Survey) -> int | None:
+def free_slots(session: Session, survey: ClusterCapacity) -> int | None:
     """Return how many of the survey's slots no task holds now; None where it cannot be known.
 
     Classic sessions ask the scheduler itself: what the UI shows may be ten seconds old.
@@ -98,7 +98,7 @@ def _running_tasks(session: Session) -> int:
     return total
 
 
-def _refuse_dynamic_allocation(settings: Settings) -> None:
+def _refuse_dynamic_allocation(settings: SessionSettings) -> None:
     if settings.has_dynamic_allocation and not settings.is_local:  # which ignores it
         raise PlacementError(
             "this session has dynamic allocation, with which Spark runs no gang (SPARK-24942): "
@@ -110,7 +110,9 @@ def _refuse_dynamic_allocation(settings: Settings) -> None:
 # ── slots ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _watched(session: Session, settings: Settings, spec: JobSpec) -> tuple[Roster | None, bool]:
+def _watched(
+    session: Session, settings: SessionSettings, spec: JobSpec
+) -> tuple[ExecutorList | None, bool]:
     """Return the executors, and whether more may come; looks until they are enough, if it may."""
     deadline_s = time.monotonic() + _PATIENCE_S
     seen = roster(session, _PATIENCE_S)
@@ -124,12 +126,12 @@ def _watched(session: Session, settings: Settings, spec: JobSpec) -> tuple[Roste
     return seen, False
 
 
-def _is_complete(seen: Roster, settings: Settings, spec: JobSpec) -> bool:
+def _is_complete(seen: ExecutorList, settings: SessionSettings, spec: JobSpec) -> bool:
     n_slots = seen.slots(settings.task_cpus, int(spec.gpu is True))
     return n_slots >= spec.np or _is_settled(seen, settings)
 
 
-def _is_settled(seen: Roster, settings: Settings) -> bool:
+def _is_settled(seen: ExecutorList, settings: SessionSettings) -> bool:
     """True when no more executors are to be expected."""
     if settings.is_local:
         return True
@@ -140,7 +142,11 @@ def _is_settled(seen: Roster, settings: Settings) -> bool:
 
 
 def _slots(
-    session: Session, settings: Settings, profile: Any, gpus_per_task: int, seen: Roster | None
+    session: Session,
+    settings: SessionSettings,
+    profile: Any,
+    gpus_per_task: int,
+    seen: ExecutorList | None,
 ) -> int | None:
     if not session.is_connect:
         return _slots_by_scheduler(session, profile)
@@ -164,7 +170,11 @@ def _slots_by_scheduler(session: Session, profile: Any) -> int:
 
 
 def _too_many(
-    settings: Settings, spec: JobSpec, part: Share, slots: int, seen: Roster | None
+    settings: SessionSettings,
+    spec: JobSpec,
+    part: TaskResources,
+    slots: int,
+    seen: ExecutorList | None,
 ) -> str:
     who = settings.master if settings.is_local else "the cluster"
     found = f"np {spec.np}, {who} has {_count(slots, 'slot')}"
@@ -182,7 +192,7 @@ def _too_many(
     return f"{found} ({_made_of(settings, part, seen)}): {fewer}{more}"
 
 
-def _made_of(settings: Settings, part: Share, seen: Roster | None) -> str:
+def _made_of(settings: SessionSettings, part: TaskResources, seen: ExecutorList | None) -> str:
     """Say what the slots are made of: ``2 executors x 2 cores, 1 core per task``."""
     per_task = f"{_count(settings.task_cpus, 'core')} per task"
     if part.per_task:
@@ -200,7 +210,7 @@ def _made_of(settings: Settings, part: Share, seen: Roster | None) -> str:
     return f"{_count(n_executors, 'executor')} with {in_all} in all, {per_task}"
 
 
-def _of_one(n_cores: int, n_gpus: int, part: Share) -> str:
+def _of_one(n_cores: int, n_gpus: int, part: TaskResources) -> str:
     gpus = f" and {_count(n_gpus, 'GPU')}" if part.per_task else ""
     return f"{_count(n_cores, 'core')}{gpus}"
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from hydrogen_magic.driver.placements.spark.session import Session
 
-__all__ = ["Executor", "Roster", "roster"]
+__all__ = ["Executor", "ExecutorList", "roster"]
 
 _FIRST_UI_PORT = 4040
 """Default of ``spark.ui.port``."""
@@ -47,7 +47,7 @@ class Executor:
 
 
 @dataclass(frozen=True)
-class Roster:
+class ExecutorList:
     """All executors at one moment."""
 
     executors: tuple[Executor, ...]
@@ -69,20 +69,20 @@ class Roster:
         return sum(max(0, e.slots(cpus, n_gpus) - e.active_tasks) for e in self.executors)
 
 
-def roster(session: Session, within_s: float) -> Roster | None:
+def roster(session: Session, within_s: float) -> ExecutorList | None:
     """Return the executors; None where they cannot be known (Connect, UI out of reach or off)."""
     if not session.is_connect:
         return _parsed(_from_store(session), time.time())
     return _from_ui(session, time.monotonic() + within_s)
 
 
-def _parsed(text: str, at_s: float) -> Roster:
+def _parsed(text: str, at_s: float) -> ExecutorList:
     rows = json.loads(text)
     alive = [row for row in rows if row["isActive"] and not row.get("isExcluded")]
     # The driver is the first and without cores, unless it is what runs the tasks.
     found = tuple(_executor(row) for row in alive if row["totalCores"] > 0)
     changes = [row[key] for row in rows for key in ("addTime", "removeTime") if row.get(key)]
-    return Roster(found, max(map(_seconds, changes), default=at_s), at_s)
+    return ExecutorList(found, max(map(_seconds, changes), default=at_s), at_s)
 
 
 def _executor(row: dict[str, Any]) -> Executor:
@@ -110,7 +110,7 @@ def _from_store(session: Session) -> str:
 # ── the UI of a driver elsewhere ─────────────────────────────────────────────────────────────────
 
 
-def _from_ui(session: Session, deadline_s: float) -> Roster | None:
+def _from_ui(session: Session, deadline_s: float) -> ExecutorList | None:
     conf = session.spark.conf
     if conf.get("spark.ui.enabled", "true") == "false":
         return None
@@ -135,7 +135,7 @@ def _from_ui(session: Session, deadline_s: float) -> Roster | None:
     return None
 
 
-def _ask(host: str, port: int, application: str, timeout_s: float) -> Roster | None:
+def _ask(host: str, port: int, application: str, timeout_s: float) -> ExecutorList | None:
     """Return what the UI there says; None when it is another application's."""
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:

@@ -13,19 +13,19 @@ from functools import lru_cache
 from typing import Any
 
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.driver.placements.spark.executors import Roster
+from hydrogen_magic.driver.placements.spark.executors import ExecutorList
 from hydrogen_magic.driver.placements.spark.job_errors import explained
 from hydrogen_magic.driver.placements.spark.session import Session
-from hydrogen_magic.driver.placements.spark.session_settings import Settings
+from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 from hydrogen_magic.errors import PlacementError
 
-__all__ = ["Share", "share"]
+__all__ = ["TaskResources", "share"]
 
 _RESOURCE = "gpu"
 
 
 @dataclass(frozen=True)
-class Share:
+class TaskResources:
     """What one task takes besides its cores."""
 
     per_task: int
@@ -38,8 +38,13 @@ class Share:
 
 
 def share(
-    session: Session, settings: Settings, spec: JobSpec, seen: Roster | None, *, more_come: bool
-) -> Share:
+    session: Session,
+    settings: SessionSettings,
+    spec: JobSpec,
+    seen: ExecutorList | None,
+    *,
+    more_come: bool,
+) -> TaskResources:
     """Return who gets GPUs. Raises PlacementError when ``--gpu`` asks for what cannot be had.
 
     ``seen``: the executors, None when they cannot be known. ``more_come``: there may be more soon.
@@ -49,7 +54,7 @@ def share(
     obstacle = _obstacle(session, settings, spec.np, None if more_come else seen)
     if obstacle is None:
         own = None if settings.task_gpus == 1 else _profile(session, settings.task_cpus, 1)
-        return Share(1, True, own)
+        return TaskResources(1, True, own)
     reason, remedy = obstacle
     if spec.gpu:
         raise PlacementError(f"`--np {spec.np} --gpu` cannot be had: {reason}: {remedy}")
@@ -58,18 +63,20 @@ def share(
     return _without(session, settings, notes)
 
 
-def _without(session: Session, settings: Settings, notes: tuple[str, ...] = ()) -> Share:
+def _without(
+    session: Session, settings: SessionSettings, notes: tuple[str, ...] = ()
+) -> TaskResources:
     """Return a share without GPUs, whatever the session gives to its tasks."""
     if not settings.task_gpus:
-        return Share(0, False, None, notes)
+        return TaskResources(0, False, None, notes)
     try:
-        return Share(0, False, _profile(session, settings.task_cpus, 0), notes)
+        return TaskResources(0, False, _profile(session, settings.task_cpus, 0), notes)
     except PlacementError:  # then each task holds one, which the ranks do not see
-        return Share(1, False, None, notes)
+        return TaskResources(1, False, None, notes)
 
 
 def _obstacle(
-    session: Session, settings: Settings, np: int, seen: Roster | None
+    session: Session, settings: SessionSettings, np: int, seen: ExecutorList | None
 ) -> tuple[str, str] | None:
     """Return why ranks cannot have GPUs and what to do, None when they can."""
     if settings.is_local:
@@ -92,7 +99,7 @@ def _obstacle(
     return _shared(seen) or _too_few(settings, np, seen) or _no_profile(session, settings)
 
 
-def _shared(seen: Roster | None) -> tuple[str, str] | None:
+def _shared(seen: ExecutorList | None) -> tuple[str, str] | None:
     """Spark knows the addresses of each worker apart; two workers of a host may report the same."""
     counts = Counter((e.host, gpu) for e in (seen.executors if seen else ()) for gpu in e.gpus)
     twice = next((where for where, n in counts.items() if n > 1), None)
@@ -106,7 +113,9 @@ def _shared(seen: Roster | None) -> tuple[str, str] | None:
     )
 
 
-def _too_few(settings: Settings, np: int, seen: Roster | None) -> tuple[str, str] | None:
+def _too_few(
+    settings: SessionSettings, np: int, seen: ExecutorList | None
+) -> tuple[str, str] | None:
     if seen is None or seen.slots(settings.task_cpus, 0) < np:
         return None  # not known, or not for want of GPUs
     found = seen.slots(settings.task_cpus, 1)
@@ -118,7 +127,7 @@ def _too_few(settings: Settings, np: int, seen: Roster | None) -> tuple[str, str
     return f"{np} ranks need {np} GPUs, the cluster has {found}{besides}", fewer
 
 
-def _no_profile(session: Session, settings: Settings) -> tuple[str, str] | None:
+def _no_profile(session: Session, settings: SessionSettings) -> tuple[str, str] | None:
     if settings.task_gpus == 1:
         return None
     try:

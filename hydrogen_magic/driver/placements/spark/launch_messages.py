@@ -14,7 +14,7 @@ __all__ = ["messages"]
 
 
 def messages(
-    attempt: Attempt, meant: assignment.Meant, is_recording: bool | None
+    attempt: Attempt, meant: assignment.RankAssignment, is_recording: bool | None
 ) -> dict[RemoteAgent, dict[str, Any]]:
     """Return what each agent is told: its own slots; the first also what serves the rendezvous."""
     job, spec = attempt.job, attempt.job.spec

@@ -7,7 +7,7 @@ import time
 
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.driver.placements.spark import capacity_check, forwarded_settings, session
-from hydrogen_magic.driver.placements.spark.spark_gang import SparkCrew
+from hydrogen_magic.driver.placements.spark.spark_gang import SparkAgentGroup
 from hydrogen_magic.errors import PlacementError
 
 __all__ = ["SparkPlacement"]
@@ -28,11 +28,11 @@ class SparkPlacement:
         )
         return Plan(slots, surveyed.notes, forwarded_settings.forwarded())
 
-    def open(self, spec: JobSpec) -> SparkCrew:
-        return SparkCrew(*_look(spec))
+    def open(self, spec: JobSpec) -> SparkAgentGroup:
+        return SparkAgentGroup(*_look(spec))
 
 
-def _look(spec: JobSpec) -> tuple[session.Session, capacity_check.Survey]:
+def _look(spec: JobSpec) -> tuple[session.Session, capacity_check.ClusterCapacity]:
     """Return the notebook's session and what its cluster has, asked anew after a moment.
 
     One cell asks for its plan, then for that of its gang, then for its crew.
@@ -45,4 +45,4 @@ def _look(spec: JobSpec) -> tuple[session.Session, capacity_check.Survey]:
 
 
 _FRESH_S = 0.5
-_seen: tuple[JobSpec, object, float, capacity_check.Survey] | None = None
+_seen: tuple[JobSpec, object, float, capacity_check.ClusterCapacity] | None = None

@@ -52,7 +52,7 @@ class Relay:
         self._spark = spark
         self._target = target
         self._address: Future[tuple[str, int]] = Future()
-        self._line: _Line | None = None
+        self._line: _RelayRequests | None = None
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
@@ -122,22 +122,22 @@ class Relay:
             await relay_multiplexer.cancelled(both)
             await pump.close()
 
-    def _open(self) -> tuple[_Line, tuple[str, int]]:
+    def _open(self) -> tuple[_RelayRequests, tuple[str, int]]:
         host = self._spark.conf.get("spark.driver.host")
-        self._line = _Line(self._spark)
+        self._line = _RelayRequests(self._spark)
         return self._line, (host, self._line.start(host))
 
-    async def _fetch(self, line: _Line, pump: relay_multiplexer.Pump) -> None:
+    async def _fetch(self, line: _RelayRequests, pump: relay_multiplexer.Pump) -> None:
         for number in itertools.count(1):
             pump.feed(await line.ask(relay_endpoint.PULL, number))
 
-    async def _bring(self, line: _Line, pump: relay_multiplexer.Pump) -> None:
+    async def _bring(self, line: _RelayRequests, pump: relay_multiplexer.Pump) -> None:
         for number in itertools.count(1):
             await pump.ready.wait()
             await line.ask(relay_endpoint.PUSH, number, pump.take())
 
 
-class _Line:
+class _RelayRequests:
     """Requests to the driver's host, in a session of their own on the notebook's server.
 
     What the user registers, interrupts or sets in the notebook's session stays untouched, and ending

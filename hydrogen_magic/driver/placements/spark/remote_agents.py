@@ -13,24 +13,24 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.validation import checked
 from hydrogen_magic.driver.placements import Attempt, ClosureFile, local_agents
-from hydrogen_magic.driver.placements.agent_client import Peer
+from hydrogen_magic.driver.placements.agent_client import AgentClient
 from hydrogen_magic.driver.placements.spark.relay import Relay
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.serialization import payload
-from hydrogen_magic.serialization.result_stream import Part
+from hydrogen_magic.serialization.result_stream import ResultPart
 from hydrogen_magic.transport.channel import Hub
 from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, keep
 
 if TYPE_CHECKING:
     import mmap
 
-    from hydrogen_magic.driver.placements import Sink
+    from hydrogen_magic.driver.placements import EventSink
 
-__all__ = ["Fleet", "RemoteAgent", "fleet"]
+__all__ = ["RemoteAgentPool", "RemoteAgent", "fleet"]
 
 
-class Waiting(Protocol):
+class AttemptWaiter(Protocol):
     """Who waits for an attempt's tasks."""
 
     def kill(self) -> None:
@@ -46,10 +46,10 @@ class Waiting(Protocol):
         ...
 
 
-class RemoteAgent(Peer):
+class RemoteAgent(AgentClient):
     """An agent that may come: its keys travel in a task, which starts it where there is none yet."""
 
-    def __init__(self, hub: Hub, fleet: Fleet) -> None:
+    def __init__(self, hub: Hub, fleet: RemoteAgentPool) -> None:
         super().__init__(hub)
         self.host = ""
         self.interface = ""
@@ -113,7 +113,7 @@ class RemoteAgent(Peer):
         elif "profile" in label:
             self._take_trace(rank, int(label["profile"]), fd)
         else:
-            part = checked(Part, label["result"], "a result's label")
+            part = checked(ResultPart, label["result"], "a result's label")
             self.sink.deliver(rank, part, payload.from_memfd(fd))
 
     def _take_trace(self, rank: int, number: int, fd: int) -> None:
@@ -152,7 +152,9 @@ class RemoteAgent(Peer):
 
     # ── what it is told ──
 
-    def launch(self, attempt: Attempt, sink: Sink, message: dict[str, Any]) -> asyncio.Future[None]:
+    def launch(
+        self, attempt: Attempt, sink: EventSink, message: dict[str, Any]
+    ) -> asyncio.Future[None]:
         """Start what ``message`` says; return what is done when nothing of it is left."""
         self.sink, self.job = sink, attempt
         self.attempt = (attempt.gang, attempt.number)
@@ -192,7 +194,7 @@ class RemoteAgent(Peer):
             self._incoming.drop()
 
 
-class Fleet:
+class RemoteAgentPool:
     """The remote agents of this kernel, warm ones and those whose keys are on their way."""
 
     def __init__(self, hub: Hub) -> None:
@@ -200,7 +202,7 @@ class Fleet:
         self.token = secrets.token_hex(16)
         """By which tasks find this kernel's agents on their machine."""
         self.owner = run_log.owner_of_this_process()
-        self.crews: dict[tuple[str, int], Waiting] = {}
+        self.crews: dict[tuple[str, int], AttemptWaiter] = {}
         self._agents: set[RemoteAgent] = set()
         self._relays: dict[str, tuple[Relay, str]] = {}
         """Application -> what its executors reach us by, and where."""
@@ -293,13 +295,13 @@ def _listen(hub: Hub, addresses: tuple[str, ...]) -> list[str]:
     return endpoints
 
 
-_fleet: Fleet | None = None
+_fleet: RemoteAgentPool | None = None
 
 
-def fleet() -> Fleet:
+def fleet() -> RemoteAgentPool:
     """Return this kernel's fleet; used on the hub's loop."""
     global _fleet
     current = local_agents.hub()
     if _fleet is None or _fleet.hub is not current:
-        _fleet = Fleet(current)
+        _fleet = RemoteAgentPool(current)
     return _fleet

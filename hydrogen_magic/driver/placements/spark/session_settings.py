@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from hydrogen_magic.driver.placements.spark.session import Session
 
-__all__ = ["Settings"]
+__all__ = ["SessionSettings"]
 
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,.*)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
@@ -16,7 +16,7 @@ _PARALLELISM = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParalleli
 
 
 @dataclass(frozen=True)
-class Settings:
+class SessionSettings:
     """Settings that cannot change while the session lives."""
 
     master: str
@@ -37,7 +37,7 @@ class Settings:
     """Somebody has said in how many parts Spark cuts what has no parts of its own."""
 
     @classmethod
-    def read(cls, session: Session) -> Settings:
+    def read(cls, session: Session) -> SessionSettings:
         found = session.spark.conf.getAll
         master = found.get("spark.master", "")
         cluster = _LOCAL_CLUSTER.fullmatch(master)

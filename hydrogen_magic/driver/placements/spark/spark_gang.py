@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Any
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.driver.placements import Attempt, Sink
+from hydrogen_magic.driver.placements import Attempt, EventSink
 from hydrogen_magic.driver.placements.spark import (
     assignment,
     barrier_job,
@@ -23,16 +23,16 @@ from hydrogen_magic.driver.placements.spark import (
     launch_messages,
 )
 from hydrogen_magic.driver.placements.spark.capacity_check import (
-    Survey,
+    ClusterCapacity,
     free_slots,
     slots_now,
     survey,
 )
-from hydrogen_magic.driver.placements.spark.remote_agents import Fleet, RemoteAgent, fleet
+from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgent, RemoteAgentPool, fleet
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.errors import HydrogenError
 
-__all__ = ["SparkCrew"]
+__all__ = ["SparkAgentGroup"]
 
 _QUEUED_S = 1.0
 """How often a gang that waits for slots is told how many are free."""
@@ -66,13 +66,13 @@ _JOB_END_S = 1.5
 """Tasks return within milliseconds once their agents let them; then Spark is asked to end them."""
 
 
-class SparkCrew:
-    """See :class:`hydrogen_magic.driver.placements.Crew`."""
+class SparkAgentGroup:
+    """See :class:`hydrogen_magic.driver.placements.AgentGroup`."""
 
-    def __init__(self, session: Session, survey: Survey) -> None:
+    def __init__(self, session: Session, survey: ClusterCapacity) -> None:
         self._session = session
         self._survey = survey
-        self._places: dict[int, assignment.Place] = {}
+        self._places: dict[int, assignment.BarrierTask] = {}
         """By partition."""
         self._changed = asyncio.Event()
         self._job: barrier_job.BarrierJob | None = None
@@ -91,7 +91,7 @@ class SparkCrew:
 
     # ── an attempt ──
 
-    async def launch(self, attempt: Attempt, sink: Sink) -> None:
+    async def launch(self, attempt: Attempt, sink: EventSink) -> None:
         ships = fleet()
         key = (attempt.gang, attempt.number)
         self._places, self._lost, self._running, self._sweeps = {}, set(), [], []
@@ -108,7 +108,7 @@ class SparkCrew:
             self._dismiss(attempt)
 
     async def _assemble(
-        self, ships: Fleet, invited: list[RemoteAgent], attempt: Attempt, sink: Sink
+        self, ships: RemoteAgentPool, invited: list[RemoteAgent], attempt: Attempt, sink: EventSink
     ) -> barrier_job.BarrierJob:
         """Submit the stage and wait for its tasks; by a relay where they cannot reach this machine."""
         job = await self._gather(ships, invited, attempt, sink)
@@ -123,7 +123,7 @@ class SparkCrew:
         return job
 
     async def _gather(
-        self, ships: Fleet, invited: list[RemoteAgent], attempt: Attempt, sink: Sink
+        self, ships: RemoteAgentPool, invited: list[RemoteAgent], attempt: Attempt, sink: EventSink
     ) -> barrier_job.BarrierJob:
         """Wait until all tasks have come, or their stage has ended; tell who waits for slots."""
         wanted = attempt.job.spec.np
@@ -145,7 +145,7 @@ class SparkCrew:
             sink.emit(ev.Queued(attempt.job.now_s(), wanted, wanted))
         return job
 
-    async def _wait_for_room(self, attempt: Attempt, sink: Sink) -> bool | None:
+    async def _wait_for_room(self, attempt: Attempt, sink: EventSink) -> bool | None:
         """Wait until the cluster is large enough for the gang; return whether others hold its slots.
 
         None where that cannot be seen. Spark itself would look only every fifteen seconds whether a
@@ -168,7 +168,10 @@ class SparkCrew:
         return None if free is None else free < wanted
 
     async def _tell_queue(
-        self, look: Callable[[Session, Survey], int | None], attempt: Attempt, sink: Sink
+        self,
+        look: Callable[[Session, ClusterCapacity], int | None],
+        attempt: Attempt,
+        sink: EventSink,
     ) -> int | None:
         """Show how many slots there are for the gang, as ``look`` finds; return it."""
         wanted = attempt.job.spec.np
@@ -179,14 +182,16 @@ class SparkCrew:
 
     def on_attached(self, agent: RemoteAgent, about: dict[str, Any]) -> None:
         """A task has come."""
-        self._places[int(about["partition"])] = assignment.Place(agent, about)
+        self._places[int(about["partition"])] = assignment.BarrierTask(agent, about)
         self._changed.set()
 
     def on_detached(self, about: dict[str, Any], why: str) -> None:
         """A task has gone before its rank was started; Spark's own word of it follows."""
         self._places.pop(int(about["partition"]), None)
 
-    async def _conduct(self, job: barrier_job.BarrierJob, attempt: Attempt, sink: Sink) -> None:
+    async def _conduct(
+        self, job: barrier_job.BarrierJob, attempt: Attempt, sink: EventSink
+    ) -> None:
         meant = assignment.plan(attempt.job.spec, self._places, self._survey.gpus)
         for text in meant.plan.notes:
             sink.emit(ev.Notice(attempt.job.now_s(), "warning", text))
@@ -219,7 +224,7 @@ class SparkCrew:
                 one.result()  # raises what ended it
 
     async def _bring_checkpoint(
-        self, job: barrier_job.BarrierJob, meant: assignment.Meant, attempt: Attempt
+        self, job: barrier_job.BarrierJob, meant: assignment.RankAssignment, attempt: Attempt
     ) -> None:
         """Bring the last one to all hosts, for as long as the gang is wanted and has its places."""
         bringing = asyncio.gather(*(agent.bring_checkpoint(attempt) for agent in meant.agents))
@@ -240,7 +245,11 @@ class SparkCrew:
     # ── what may happen ──
 
     async def _watch(
-        self, job: barrier_job.BarrierJob, meant: assignment.Meant, attempt: Attempt, sink: Sink
+        self,
+        job: barrier_job.BarrierJob,
+        meant: assignment.RankAssignment,
+        attempt: Attempt,
+        sink: EventSink,
     ) -> None:
         """Look after hosts and job until cancelled; raise when Spark has ended the job."""
         looked_s = time.monotonic()
@@ -267,7 +276,7 @@ class SparkCrew:
 
     def _check_silence(
         self, agent: RemoteAgent, silence_s: float, silent: set[RemoteAgent],
-        meant: assignment.Meant, attempt: Attempt, sink: Sink,
+        meant: assignment.RankAssignment, attempt: Attempt, sink: EventSink,
     ) -> None:  # fmt: skip
         if silence_s > _LOST_S or agent.is_unresponsive:
             self._has_unresponsive = self._has_unresponsive or agent.is_unresponsive
@@ -287,7 +296,11 @@ class SparkCrew:
             sink.emit(ev.Notice(attempt.job.now_s(), "info", text))
 
     async def _on_job_end(
-        self, job: barrier_job.BarrierJob, meant: assignment.Meant, attempt: Attempt, sink: Sink
+        self,
+        job: barrier_job.BarrierJob,
+        meant: assignment.RankAssignment,
+        attempt: Attempt,
+        sink: EventSink,
     ) -> None:
         """The stage has ended under its ranks. Agents that live know more about it: let them speak."""
         error = job.error
@@ -304,18 +317,18 @@ class SparkCrew:
             await asyncio.wait(self._sweeps, timeout=_END_S)
             raise barrier_job.as_error(error, self._session)
 
-    def _listening(self, sink: Sink) -> Sink:
+    def _listening(self, sink: EventSink) -> EventSink:
         def emit(event: ev.Event) -> None:
             self._has_failed = self._has_failed or isinstance(
                 event, (ev.RankFailed, ev.AttemptFailed)
             )
             sink.emit(event)
 
-        return Sink(emit, sink.deliver, sink.take_trace)
+        return EventSink(emit, sink.deliver, sink.take_trace)
 
     def _lose_host(
-        self, agent: RemoteAgent, kind: str, why: str, meant: assignment.Meant, attempt: Attempt,
-        sink: Sink,
+        self, agent: RemoteAgent, kind: str, why: str, meant: assignment.RankAssignment, attempt: Attempt,
+        sink: EventSink,
     ) -> None:  # fmt: skip
         """Count a host's ranks as ended, since nobody there will say so."""
         self._lost.add(agent)

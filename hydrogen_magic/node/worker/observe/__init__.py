@@ -58,14 +58,14 @@ _OBSERVERS: dict[str, Callable[[ModuleType], None]] = {
 
 def install() -> None:
     """Attach the observers to what is imported, and to the rest when it comes. Twice is once."""
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+    if any(isinstance(finder, _ObserverFinder) for finder in sys.meta_path):
         return
     pending = dict(_OBSERVERS)
     for name in _OBSERVERS:
         module = sys.modules.get(name)
         if module is not None:
             _attach(pending.pop(name), module)
-    sys.meta_path.insert(0, _Finder(pending))
+    sys.meta_path.insert(0, _ObserverFinder(pending))
 
 
 def _attach(observer: Callable[[ModuleType], None], module: ModuleType) -> None:
@@ -75,7 +75,7 @@ def _attach(observer: Callable[[ModuleType], None], module: ModuleType) -> None:
         metrics.cannot_observe(module.__name__, error)
 
 
-class _Finder(MetaPathFinder):
+class _ObserverFinder(MetaPathFinder):
     """Lets the other finders find, and has the observer called after the module ran."""
 
     def __init__(self, pending: dict[str, Callable[[ModuleType], None]]) -> None:

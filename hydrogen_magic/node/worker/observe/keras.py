@@ -25,7 +25,7 @@ _seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def attach(module: ModuleType) -> None:
     """Have every ``CallbackList`` call ours too; ``module`` is ``keras.callbacks``."""
-    observer = type("HydrogenCallback", (_Observer, module.Callback), {})
+    observer = type("HydrogenCallback", (_KerasHooks, module.Callback), {})
     original = module.CallbackList.__init__
 
     @functools.wraps(original)
@@ -56,7 +56,7 @@ def _join(callbacks: Any, observer: type[Any]) -> None:
     _seen.add(callbacks.model)
 
 
-class _Observer:
+class _KerasHooks:
     """The hooks of our callback. Those for batches may be called in threads, in any order."""
 
     model: Any
@@ -65,8 +65,8 @@ class _Observer:
     def __init__(self) -> None:
         super().__init__()
         self._lock = threading.Lock()
-        self._bar = metrics.Bar()
-        self._inner = metrics.Bar()
+        self._bar = metrics.LibraryBar()
+        self._inner = metrics.LibraryBar()
         self._is_fitting = False
         self._title = ""
         self._first_step = 0

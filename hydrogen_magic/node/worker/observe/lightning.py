@@ -52,10 +52,10 @@ def _observer(package: str) -> Any:
 @functools.cache
 def _observer_class(package: str) -> type[Any]:
     callback = importlib.import_module(f"{package}.callbacks").Callback
-    return type("HydrogenCallback", (_Observer, callback), {"_package": package})
+    return type("HydrogenCallback", (_LightningHooks, callback), {"_package": package})
 
 
-class _Observer:
+class _LightningHooks:
     """The hooks of our callback; the Trainer is only ever read, but for a rich bar."""
 
     _package = ""
@@ -65,8 +65,8 @@ class _Observer:
         self._last: dict[str, Any] = {}
         self._shows_bars = False
         self._n_batches: float = math.inf
-        self._training = metrics.Bar()
-        self._evaluating = metrics.Bar()
+        self._training = metrics.LibraryBar()
+        self._evaluating = metrics.LibraryBar()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Trainers are pickled for strategies that spawn, and our class has no name to be found by.

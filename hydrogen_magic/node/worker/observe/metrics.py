@@ -13,7 +13,7 @@ from typing import Any
 
 from hydrogen_magic.node.worker import reporter as _reporter
 
-__all__ = ["Bar", "cannot_observe", "claimed", "claiming", "is_claimed", "log", "safely"]
+__all__ = ["LibraryBar", "cannot_observe", "claimed", "claiming", "is_claimed", "log", "safely"]
 
 _unnumbered: Counter[str] = Counter()
 """Calls without a step, by the first name each of them logs."""
@@ -98,7 +98,7 @@ def is_claimed() -> bool:
 # ── progress ─────────────────────────────────────────────────────────────────────────────────────
 
 
-class Bar:
+class LibraryBar:
     """A progress bar of this rank; after it was closed, showing it opens a new one."""
 
     def __init__(self, unit: str = "batch") -> None:

@@ -16,11 +16,11 @@ __all__ = ["attach", "with_parts"]
 _STEP = "optimizer step"
 
 
-class _Parts(threading.local):
+class _StepTimes(threading.local):
     depth = 0
 
 
-_parts = _Parts()
+_parts = _StepTimes()
 
 
 def with_parts(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ _SUMMARY = "train_runtime"
 
 def attach(module: ModuleType) -> None:
     """Add our callback to those that every Trainer has; ``module`` is ``transformers.trainer``."""
-    observer = type("HydrogenCallback", (_Observer, module.TrainerCallback), {})
+    observer = type("HydrogenCallback", (_TransformersHooks, module.TrainerCallback), {})
     module.DEFAULT_CALLBACKS.append(observer)
 
 
@@ -30,12 +30,12 @@ def attach_to_integrations(module: ModuleType) -> None:
     module.TensorBoardCallback.on_log = metrics.claiming(module.TensorBoardCallback.on_log)
 
 
-class _Observer:
+class _TransformersHooks:
     """The hooks of our callback; it never changes the Trainer's ``control``."""
 
     def __init__(self) -> None:
-        self._training = metrics.Bar("step")
-        self._predicting = metrics.Bar("batch")
+        self._training = metrics.LibraryBar("step")
+        self._predicting = metrics.LibraryBar("batch")
         self._n_predicted = 0
 
     @metrics.safely
