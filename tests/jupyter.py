@@ -101,9 +101,9 @@ class Client:
             raise AssertionError(f"nothing more came after {waiting_for.messages}") from None
         self._take(message)
 
-    def _receive(self, get: Callable[..., dict[str, Any]], patience_s: float) -> dict[str, Any]:
+    def _receive(self, get: Callable[..., dict[str, Any]], join_timeout_s: float) -> dict[str, Any]:
         """Return a channel's next message. Raises queue.Empty."""
-        deadline = time.monotonic() + patience_s
+        deadline = time.monotonic() + join_timeout_s
         while True:
             if self._manager.leaves_unread and time.monotonic() - self._asked_at > _UNREAD_S:
                 self._asked_at = time.monotonic()

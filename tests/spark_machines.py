@@ -221,18 +221,18 @@ def again(stage: Stage) -> Any:
 @contextmanager
 def _on_other_disks() -> Iterator[None]:
     """Have machines seem to share no disk with the kernel."""
-    from hydrogen_magic.driver.placements.spark import assignment
+    from hydrogen_magic.driver.placements.spark import rank_assignment
 
-    known = assignment.plan
+    known = rank_assignment.plan
 
-    def on_other_disks(*arguments: Any) -> assignment.RankAssignment:
+    def on_other_disks(*arguments: Any) -> rank_assignment.RankAssignment:
         return replace(known(*arguments), shares_disk=False)
 
-    assignment.plan = on_other_disks
+    rank_assignment.plan = on_other_disks
     try:
         yield
     finally:
-        assignment.plan = known
+        rank_assignment.plan = known
 
 
 def carried(stage: Stage) -> Any:

@@ -250,7 +250,7 @@ class RankPhase:
     at_s: float
     rank: int
     phase: str
-    """``starting`` (process, imports of the template), ``loading`` (closure), ``running`` (the cell's
+    """``starting`` (process, imports of the forkserver), ``loading`` (closure), ``running`` (the cell's
     own lines), ``finishing`` (result sent, exit handlers run)."""
     detail: str = ""
     """What it is busy with: ``importing torch``."""

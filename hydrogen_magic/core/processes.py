@@ -29,7 +29,7 @@ __all__ = [
     "end_descendants",
     "end_marked",
     "family",
-    "give_way",
+    "use_batch_scheduling",
     "is_sending",
     "is_tracker",
     "oom_kills",
@@ -63,7 +63,7 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def give_way() -> None:
+def use_batch_scheduling() -> None:
     """Have this thread, and what it starts, wait for its turn when it wakes up (``SCHED_BATCH``).
 
     It gets its share of a core all the same, somewhat later. Ranks wait for each other in every step, so

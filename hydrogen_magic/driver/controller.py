@@ -37,13 +37,13 @@ class GangController:
     """Conducts one gang. ``run`` on the loop; what asks for something from any thread."""
 
     def __init__(
-        self, gang: Gang, job: Job, crew: AgentGroup, loop: asyncio.AbstractEventLoop
+        self, gang: Gang, job: Job, agent_group: AgentGroup, loop: asyncio.AbstractEventLoop
     ) -> None:
         self._gang = gang
         self._job = job
-        self._crew = crew
+        self._agent_group = agent_group
         self._loop = loop
-        self._profiling = GangProfiler(gang, crew, job.record_dir, self._job.now_s)
+        self._profiling = GangProfiler(gang, agent_group, job.record_dir, self._job.now_s)
         if job.feed is not None:
             job.feed.attach(gang.emit, lambda: self.stop("failure"), job.now_s, self.dismiss)
         self._timer: asyncio.TimerHandle | None = None
@@ -63,7 +63,7 @@ class GangController:
 
     def ask_stacks(self) -> None:
         """Have every rank's stacks sent as events."""
-        self._loop.call_soon_threadsafe(self._crew.ask_stacks)
+        self._loop.call_soon_threadsafe(self._agent_group.ask_stacks)
 
     def record(self, on: bool) -> None:
         """Have the ranks record what they do as spans, or leave it."""
@@ -98,7 +98,7 @@ class GangController:
         finally:
             if limit is not None:
                 limit.cancel()
-            await self._crew.release()
+            await self._agent_group.release()
             self._job.close(keep_checkpoints=self._outcome() != "SUCCEEDED")
             await self._profiling.close(is_wanted=self._outcome() == "SUCCEEDED")
             await self._save_results(error is None and self._outcome() == "SUCCEEDED")
@@ -128,7 +128,7 @@ class GangController:
         sink = EventSink(self._on_event, self._gang.deliver, self._profiling.on_trace)
         watching = [asyncio.ensure_future(w) for w in (self._watch_start(), self._watch_meeting())]
         try:
-            await self._crew.launch(attempt, sink)
+            await self._agent_group.launch(attempt, sink)
         finally:
             for watch in watching:
                 watch.cancel()
@@ -174,7 +174,7 @@ class GangController:
         if failed_independently(state.ranks[found.culprit]):
             self._stop("failure", False)
             return
-        self._crew.ask_stacks()  # where the ranks wait, or what keeps one of them from it
+        self._agent_group.ask_stacks()  # where the ranks wait, or what keeps one of them from it
         self._timer = self._loop.call_later(_STACKS_S, self._stop, "failure", False)
 
     def _blame(self, state: GangState, culprit: int) -> None:
@@ -188,17 +188,17 @@ class GangController:
         if state.is_terminal or heard or known:
             return
         self._gang.emit(ev.StopRequested(self._job.now_s(), reason, kill))
-        self._crew.kill() if kill else self._crew.stop()
+        self._agent_group.kill() if kill else self._agent_group.stop()
 
     def _dismiss(self, rank: int) -> None:
         if not self._gang.ranks[rank].is_over:
             self._gang.emit(ev.RankResult(self._job.now_s(), rank, 0))
-            self._crew.dismiss(rank)
+            self._agent_group.dismiss(rank)
 
     def _record(self, on: bool) -> None:
         state = self._gang.snapshot()
         if not state.is_terminal and state.is_recording != on:
-            self._crew.record(on)
+            self._agent_group.record(on)
             self._gang.emit(ev.Recording(self._job.now_s(), on))
 
     def _profile(self, steps: int) -> None:
@@ -233,18 +233,18 @@ class GangController:
 
     async def _watch_meeting(self) -> None:
         """Fail the ranks that do not come to where the others wait for them to begin."""
-        meets_in = self._job.rendezvous.meets_in
-        limit_s = self._job.rendezvous.patience_s(self._job.spec)
-        while meets_in:
+        init_collective = self._job.rendezvous.init_collective
+        limit_s = self._job.rendezvous.join_timeout_s(self._job.spec)
+        while init_collective:
             await asyncio.sleep(_CHECK_START_S)
-            found = missing(self._gang.snapshot(), meets_in, limit_s, self._job.now_s())
+            found = missing(self._gang.snapshot(), init_collective, limit_s, self._job.now_s())
             if found is not None:
-                self._fail_missing(found, meets_in, limit_s)
+                self._fail_missing(found, init_collective, limit_s)
                 return
 
-    def _fail_missing(self, found: MissingRanks, meets_in: str, limit_s: float) -> None:
+    def _fail_missing(self, found: MissingRanks, init_collective: str, limit_s: float) -> None:
         text = (
-            f"{ranks_text(found.absent)} did not come to {meets_in} within {limit_s:g} s, where"
+            f"{ranks_text(found.absent)} did not come to {init_collective} within {limit_s:g} s, where"
             f" {ranks_text(found.waiting)} waited (start_timeout)"
         )
         for rank in found.absent:

@@ -6,7 +6,7 @@ magics ── arguments ──► JobSpec ─┐
    └──── capture ─────► Captured ┤
                                  ▼
                   placement.plan (pure)
-                   Conductor ────┼── hub ════ wire, encrypted ════ agent ── template
+                   Conductor ────┼── hub ════ wire, encrypted ════ agent ── forkserver
                        ▲         │             │                     │          │ fork
                        │         └── closure ──┼── memory file ──────┼──────► worker
                        │                       │                     │          │ load, run
@@ -124,7 +124,7 @@ def launch_captured(
     planned = plan(spec) if place is None else place.plan(spec)
     is_inline = spec.placement == "inline"
     # Whatever can still be refused is, before there is a gang.
-    crew = None if is_inline else (place or placements.get(spec.placement)).open(spec)
+    agent_group = None if is_inline else (place or placements.get(spec.placement)).open(spec)
     loop = None if is_inline else hub().loop
     # Here and now: what a running gang sees must not change with the notebook's arrays.
     closure = captured.parcel if is_inline else ClosureFile(captured.parcel)
@@ -137,10 +137,10 @@ def launch_captured(
         rendezvous_rooms.get(spec.rendezvous), gang.folder, clock_zero_s,
         _travelling(known, captured, spec), feed,
     )  # fmt: skip
-    if crew is None or loop is None:
+    if agent_group is None or loop is None:
         _run_inline(gang, job)
     else:
-        _conduct(gang, job, crew, loop)
+        _conduct(gang, job, agent_group, loop)
     return gang
 
 
@@ -176,8 +176,10 @@ def _travelling(known: Iterable[str], captured: capture.Captured, spec: JobSpec)
     return tuple(s for s in known if s in given or any(holds(text, s) for text in pickles))
 
 
-def _conduct(gang: Gang, job: Job, crew: AgentGroup, loop: asyncio.AbstractEventLoop) -> None:
-    conductor = GangController(gang, job, crew, loop)
+def _conduct(
+    gang: Gang, job: Job, agent_group: AgentGroup, loop: asyncio.AbstractEventLoop
+) -> None:
+    conductor = GangController(gang, job, agent_group, loop)
     gang.attach(conductor)
     _running[gang.id] = gang
     done = asyncio.run_coroutine_threadsafe(conductor.run(), loop)

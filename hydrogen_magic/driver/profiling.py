@@ -36,10 +36,10 @@ class GangProfiler:
     """Profiles one gang, one time after the other."""
 
     def __init__(
-        self, gang: Gang, crew: AgentGroup, folder: Path, now_s: Callable[[], float]
+        self, gang: Gang, agent_group: AgentGroup, folder: Path, now_s: Callable[[], float]
     ) -> None:
         self._gang = gang
-        self._crew = crew
+        self._agent_group = agent_group
         self._folder = folder
         self._now_s = now_s
         self._number = 0
@@ -67,7 +67,7 @@ class GangProfiler:
             self._missing, self._traces, self._is_told = running, {}, False
             self._enter("waiting")
             self._wait(_STEP_S)
-            self._crew.profile(self._number, steps)
+            self._agent_group.profile(self._number, steps)
 
     def on_event(self, event: ev.Event) -> bool:
         """Take note of a rank's event; True for one that concerns nobody else."""
@@ -123,7 +123,7 @@ class GangProfiler:
         else:
             text = f"the profile goes without {late}: no end of the steps within {waited_s:g} s"
         self._notice("warning", text)
-        self._crew.profile(self._number, 0)
+        self._agent_group.profile(self._number, 0)
         self._missing.clear()
         self._read()
 

@@ -43,9 +43,9 @@ class HorovodRendezvous:
     """See :class:`hydrogen_magic.driver.rendezvous.Rendezvous`."""
 
     library = "hydrogen_magic.horovod.installation"
-    meets_in = "hvd.init"
+    init_collective = "hvd.init"
 
-    def patience_s(self, spec: JobSpec) -> float:
+    def join_timeout_s(self, spec: JobSpec) -> float:
         given_s = _given_s(spec)
         return spec.start_timeout_s if given_s is None else max(1.0, given_s - _LATER_S)
 

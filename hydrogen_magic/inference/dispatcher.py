@@ -156,7 +156,7 @@ class Feeder:
         self._tell_end()
         for channel in self._channels:
             channel.tell({"do": "end"})
-        self._see_off(selector)
+        self._wait_then_cancel(selector)
 
     def _listen(self, selector: selectors.BaseSelector, ready: _Ready) -> bool:
         """Hear those who have something to say; False when the attempt is over."""
@@ -167,7 +167,7 @@ class Feeder:
                 selector.unregister(key.fileobj)
         return True
 
-    def _see_off(self, selector: selectors.BaseSelector) -> None:
+    def _wait_then_cancel(self, selector: selectors.BaseSelector) -> None:
         """Wait until every rank has left, and have those ended that do not."""
         end_s = time.monotonic()
         while staying := [channel for channel in self._channels if channel.is_there]:

@@ -51,7 +51,7 @@ class StreamSource:
 
 
 class StreamResult:
-    """Rows in the order of reading with predictions; see :class:`hydrogen_magic.inference.sources.FrameResult`."""
+    """Rows as they were read, with predictions; see :class:`hydrogen_magic.inference.sources.FrameResult`."""
 
     is_bounded = False
     n_waiting = 0

@@ -142,7 +142,7 @@ class Hub:
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)
         try:
-            processes.give_way()
+            processes.use_batch_scheduling()
             self.loop.run_until_complete(self._serve())
         except Exception as error:
             self._failure = error

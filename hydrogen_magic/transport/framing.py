@@ -1,6 +1,6 @@
 """Length-prefixed JSON over a Unix stream socket, with file descriptors beside it.
 
-The one format between kernel and agent (what must not go over the network), agent and template, and
+The one format between kernel and agent (what must not go over the network), agent and forkserver, and
 agent and worker. Each message says how many descriptors belong to it, so that they stay in order.
 """
 

@@ -218,9 +218,9 @@ def bound_of(spec: JobSpec) -> str:
 
 def test_a_bound_of_the_users_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     rendezvous = HorovodRendezvous()
-    assert rendezvous.patience_s(JobSpec(start_timeout_s=7)) == 7
+    assert rendezvous.join_timeout_s(JobSpec(start_timeout_s=7)) == 7
     given = JobSpec(env=(("HOROVOD_GLOO_TIMEOUT_SECONDS", "600"),))
-    assert rendezvous.patience_s(given) == 597, "before Gloo aborts those who wait"
+    assert rendezvous.join_timeout_s(given) == 597, "before Gloo aborts those who wait"
     assert bound_of(given) == "600"
     monkeypatch.setenv("HOROVOD_GLOO_TIMEOUT_SECONDS", "20")
     assert bound_of(JobSpec()) == "20"

@@ -22,7 +22,7 @@ import pytest
 import hydrogen_magic as hm
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import Attempt, local_agents
-from hydrogen_magic.driver.placements.spark import assignment
+from hydrogen_magic.driver.placements.spark import rank_assignment
 from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgent, fleet
 from hydrogen_magic.errors import GangStoppedError, HydrogenError
 from tests import ranks, spark_ranks, spark_rig
@@ -104,11 +104,11 @@ def test_stop_while_a_checkpoint_travels(tmp_path: Path, monkeypatch: pytest.Mon
         travels.set()
         await asyncio.Event().wait()
 
-    def on_another_disk(*known: Any) -> assignment.RankAssignment:
+    def on_another_disk(*known: Any) -> rank_assignment.RankAssignment:
         return dataclasses.replace(meant(*known), shares_disk=False)
 
-    travels, meant = threading.Event(), assignment.plan
-    monkeypatch.setattr(assignment, "plan", on_another_disk)
+    travels, meant = threading.Event(), rank_assignment.plan
+    monkeypatch.setattr(rank_assignment, "plan", on_another_disk)
     monkeypatch.setattr(RemoteAgent, "bring_checkpoint", travel)
     gang = launch(spark_ranks.fail_once, str(tmp_path / "tried"), np=2, retries=1)
     assert travels.wait(PATIENCE_S)

@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from hydrogen_magic.core.job import LOOPBACK, JobSpec
-from hydrogen_magic.driver.placements.spark import assignment
+from hydrogen_magic.driver.placements.spark import rank_assignment
 from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgent
 
 
@@ -20,12 +20,12 @@ class _Agent:
         self.interface = "eth0"
 
 
-def place(agent: _Agent, partition: int, machine: str) -> assignment.BarrierTask:
+def place(agent: _Agent, partition: int, machine: str) -> rank_assignment.BarrierTask:
     about: dict[str, Any] = {
         "partition": partition, "machine": machine, "gpus": [], "gpus_visible": None,
         "versions": {}, "shares_disk": True,
     }  # fmt: skip
-    return assignment.BarrierTask(cast(RemoteAgent, agent), about)
+    return rank_assignment.BarrierTask(cast(RemoteAgent, agent), about)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def spec() -> JobSpec:
 def test_tasks_that_alternate_between_uneven_hosts(spec: JobSpec) -> None:
     one, other = _Agent("one"), _Agent("other")
     on = {0: one, 1: other, 2: one, 3: one}
-    meant = assignment.plan(spec, {p: place(a, p, a.host) for p, a in on.items()}, False)
+    meant = rank_assignment.plan(spec, {p: place(a, p, a.host) for p, a in on.items()}, False)
     assert meant.partitions == (0, 2, 3, 1)
     assert [slot.local_rank for slot in meant.plan.slots] == [0, 1, 2, 0]
     assert [slot.local_world_size for slot in meant.plan.slots] == [3, 3, 3, 1]
@@ -48,7 +48,7 @@ def test_two_agents_of_a_machine_serve_neighbours(spec: JobSpec) -> None:
     """The first was busy with another gang when the first task came, and free for the next."""
     first, second = _Agent("one"), _Agent("one")
     on = {0: second, 1: first, 2: first, 3: second}
-    meant = assignment.plan(spec, {p: place(a, p, "m") for p, a in on.items()}, False)
+    meant = rank_assignment.plan(spec, {p: place(a, p, "m") for p, a in on.items()}, False)
     assert [slot.local_rank for slot in meant.plan.slots] == [0, 1, 2, 3]
     assert {(s.node_rank, s.n_nodes, s.interface) for s in meant.plan.slots} == {(0, 1, LOOPBACK)}
     assert meant.agents == (second, first)

@@ -1,4 +1,4 @@
-"""Where ranks run: a placement plans without effect, then opens a crew that can be launched.
+"""Where ranks run: a placement plans without effect, then opens a agent_group that can be launched.
 
 ``plan(spec)`` says who runs where or raises what is impossible; ``--dry-run`` prints it. A
 :class:`AgentGroup` is the kernel's handle on the agents of one gang; what ranks do comes back as events.
@@ -143,7 +143,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class EventSink:
-    """Where a crew tells what happens; called on the hub's loop."""
+    """Where a agent_group tells what happens; called on the hub's loop."""
 
     emit: Callable[[Event], None]
     deliver: Callable[[int, ResultPart, Payload], None]
@@ -187,7 +187,7 @@ class AgentGroup(Protocol):
         ...
 
     async def release(self) -> None:
-        """Give back what the crew holds; warm agents may be kept for the next gang."""
+        """Give back what the agent_group holds; warm agents may be kept for the next gang."""
         ...
 
 
@@ -199,7 +199,7 @@ class Placement(Protocol):
         ...
 
     def open(self, spec: JobSpec) -> AgentGroup:
-        """Return a crew for one gang; the inline placement has none and runs in the kernel itself."""
+        """Return a agent_group for one gang; the inline placement has none and runs in the kernel itself."""
         ...
 
 

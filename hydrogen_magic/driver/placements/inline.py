@@ -46,7 +46,9 @@ class InlinePlacement:
         )
 
     def open(self, spec: JobSpec) -> AgentGroup:
-        raise PlacementError("the inline placement runs in the kernel itself and has no crew")
+        raise PlacementError(
+            "the inline placement runs in the kernel itself and has no agent_group"
+        )
 
 
 def run_here(attempt: Attempt, sink: EventSink) -> None:

@@ -245,7 +245,7 @@ def _pass_on(sink: EventSink, message: Mapping[str, Any], fd: int) -> None:
 def _start_agent_process(
     theirs: socket.socket, stderr: int, marks: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start it in a session of its own: a Ctrl-C meant for the kernel must not reach it."""
+    """Start it in a session of its own: a Ctrl-C assignment for the kernel must not reach it."""
     return subprocess.Popen(
         command_line.command("hydrogen_magic.node.agent.__main__", import_path(), str(theirs.fileno())),
         pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL,
@@ -296,7 +296,7 @@ def directory() -> str:
         ) from None
 
 
-# ── what a template depends on ───────────────────────────────────────────────────────────────────
+# ── what a forkserver depends on ───────────────────────────────────────────────────────────────────
 
 _MATTERS = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "DYLD_", "PYTHON", "CUDA", "NVIDIA_",
             "TORCH", "PYTORCH", "XLA_", "TF_", "JAX_", "HF_", "TRANSFORMERS_", "MALLOC_")  # fmt: skip
@@ -304,7 +304,7 @@ _MATTERS = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "DYLD_", "PYTHON", "CUDA
 
 
 def fingerprint(env: Mapping[str, str]) -> str:
-    """Return a digest of all that a template cannot change once it has imported modules.
+    """Return a digest of all that a forkserver cannot change once it has imported modules.
 
     Installing a package changes its directory's time; files of imported modules are the agent's to watch.
     """

@@ -49,12 +49,12 @@ class Rendezvous(Protocol):
     library: str
     """Module whose ``fault()`` says what is wrong with the library on a machine and what to do, or
     None; empty where nothing can be. It imports the standard library only: its text is run anywhere."""
-    meets_in: str
+    init_collective: str
     """The collective in which ranks wait for all others to come; empty where its library has a bound
     of its own for that, and says who is missing."""
 
-    def patience_s(self, spec: JobSpec) -> float:
-        """Return how long ranks wait in :attr:`meets_in` before those that are missing have failed.
+    def join_timeout_s(self, spec: JobSpec) -> float:
+        """Return how long ranks wait in :attr:`init_collective` before those that are missing have failed.
 
         Raises PlacementError when the user has set something else than a time.
         """
@@ -95,7 +95,7 @@ def check(spec: JobSpec) -> None:
     On Spark it is the executors that must have the library: they are asked before their ranks start.
     """
     rendezvous = get(spec.rendezvous)
-    rendezvous.patience_s(spec)  # which looks at what the user has set
+    rendezvous.join_timeout_s(spec)  # which looks at what the user has set
     library = rendezvous.library if spec.placement != "spark" else ""
     fault = importlib.import_module(library).fault() if library else None
     if fault is not None:

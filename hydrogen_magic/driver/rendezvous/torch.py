@@ -32,9 +32,9 @@ class TorchRendezvous:
     """See :class:`hydrogen_magic.driver.rendezvous.Rendezvous`."""
 
     library = ""
-    meets_in = ""
+    init_collective = ""
 
-    def patience_s(self, spec: JobSpec) -> float:
+    def join_timeout_s(self, spec: JobSpec) -> float:
         return math.inf
 
     def prepare(

@@ -248,15 +248,15 @@ def verdict(state: GangState, now_s: float) -> Verdict | None:
 
 
 def missing(
-    state: GangState, meets_in: str, patience_s: float, now_s: float
+    state: GangState, init_collective: str, join_timeout_s: float, now_s: float
 ) -> MissingRanks | None:
     """Return who has not come to where others have waited for all too long; None while it is too early.
 
     A rank that has come and gone on was met by all: then nobody else can be missing.
     """
-    waiting = [rank for rank in state.ranks if rank.waiting_in.startswith(f"{meets_in} #")]
+    waiting = [rank for rank in state.ranks if rank.waiting_in.startswith(f"{init_collective} #")]
     since_s = min((rank.waiting_since_s for rank in waiting), default=now_s)
-    if now_s - since_s < patience_s + _SEEN_WAITING_S:
+    if now_s - since_s < join_timeout_s + _SEEN_WAITING_S:
         return None
     absent = tuple(rank.rank for rank in state.ranks if rank not in waiting)
     return MissingRanks(absent, tuple(rank.rank for rank in waiting)) if absent else None

@@ -27,7 +27,7 @@ from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink
 from hydrogen_magic.driver.placements.local_agents import hub
 from hydrogen_magic.driver.placements.spark.application_limits import most_cores
 from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity, slots_now
-from hydrogen_magic.driver.placements.spark.remote_agents import fleet
+from hydrogen_magic.driver.placements.spark.remote_agents import agent_pool
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 from hydrogen_magic.errors import InferError, PlacementError
 from hydrogen_magic.inference.spark.prepared import PreparedRun, prepare
@@ -60,10 +60,10 @@ _FEWEST = 2
 class SparkInferGang:
     """A run of ``%%infer`` over a Spark DataFrame in the user's hands."""
 
-    def __init__(self, gang: Gang, crew: TaskAgentGroup) -> None:
+    def __init__(self, gang: Gang, agent_group: TaskAgentGroup) -> None:
         self.gang = gang
         """A rank for each task that Spark can run at once."""
-        self._crew = crew
+        self._agent_group = agent_group
 
     @property
     def result(self) -> Any:
@@ -74,7 +74,7 @@ class SparkInferGang:
         """
         self.gang.wait()
         self.gang.raise_for_state()
-        return self._crew.value
+        return self._agent_group.value
 
     def __repr__(self) -> str:
         return f"<Inference by {self.gang!r}>"
@@ -92,7 +92,7 @@ def infer_on_spark(
     spec = replace(spec, placement="spark", np=place.n_ranks, start_timeout_s=math.inf)
     captured = replace(captured, parcel=payload.pack(None))
     return SparkInferGang(
-        launcher.launch_captured(captured, spec, title=title, place=place), place.crew
+        launcher.launch_captured(captured, spec, title=title, place=place), place.agent_group
     )
 
 
@@ -102,7 +102,7 @@ class _TaskPlacement:
     def __init__(self, prepared: PreparedRun) -> None:
         session, share = prepared.session, prepared.share
         self.n_ranks = _n_slots(prepared)
-        self.crew = TaskAgentGroup(prepared, self.n_ranks)
+        self.agent_group = TaskAgentGroup(prepared, self.n_ranks)
         self._where = session.where
         self._gpu = "one that Spark gives" if share.for_ranks else None
         self._notes = share.notes
@@ -113,7 +113,7 @@ class _TaskPlacement:
         return Plan(tuple(slots), self._notes)
 
     def open(self, spec: JobSpec) -> AgentGroup:
-        return self.crew
+        return self.agent_group
 
 
 def _n_slots(prepared: PreparedRun) -> int:
@@ -127,7 +127,7 @@ def _n_slots(prepared: PreparedRun) -> int:
 
 
 class TaskAgentGroup:
-    """See :class:`hydrogen_magic.driver.placements.AgentGroup`: Spark's Python workers, as far as they run this."""
+    """Spark's Python workers that run this; see :class:`hydrogen_magic.driver.placements.AgentGroup`."""
 
     def __init__(self, prepared: PreparedRun, n_ranks: int) -> None:
         self.value: Any = None
@@ -172,7 +172,7 @@ class TaskAgentGroup:
     def _address(self, keys: Any) -> dict[str, Any] | None:
         """Return where and how tasks tell how far they are, None where they cannot."""
         try:
-            endpoints = fleet().endpoints(self._session)
+            endpoints = agent_pool().endpoints(self._session)
         except PlacementError:
             return None
         return {
@@ -201,10 +201,10 @@ class TaskAgentGroup:
 
     async def _last_words(self, job: asyncio.Future[Any]) -> None:
         """Wait for what workers have still to say; after a bad end until they have left their tasks."""
-        patience_s = max(_LAST_S, 1.5 * self._every_s)
+        join_timeout_s = max(_LAST_S, 1.5 * self._every_s)
         if job.exception() is not None:
-            self._order, patience_s = "stop", _END_S
-        deadline = time.monotonic() + patience_s
+            self._order, join_timeout_s = "stop", _END_S
+        deadline = time.monotonic() + join_timeout_s
         while self._is_awaited() and time.monotonic() < deadline:
             await asyncio.sleep(_TELL_S / 10)
 

@@ -22,24 +22,24 @@ quarter of a second are thousands."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Start the template first: its imports take longest and can run beside ours."""
+    """Start the forkserver first: its imports take longest and can run beside ours."""
     handover = socket.socket(fileno=int(arguments[0]))
     received = framing.receive(framing.FrameReader(handover))
     if received is None:
         return  # the kernel has gone already
     boot, fds = received
     processes.become_subreaper()
-    processes.give_way()  # and ranks with us
+    processes.use_batch_scheduling()  # and ranks with us
     gc.set_threshold(_GARBAGE)
-    nursery = WorkerPool()
-    nursery.start(boot["fingerprint"], boot["env"], boot["sys_path"], boot["preload"])
+    pool = WorkerPool()
+    pool.start(boot["fingerprint"], boot["env"], boot["sys_path"], boot["preload"])
 
     from hydrogen_magic.node.agent.server import AgentServer
 
-    asyncio.run(AgentServer(boot, _tether(boot, handover, fds), nursery).run())
+    asyncio.run(AgentServer(boot, _kernel_link(boot, handover, fds), pool).run())
 
 
-def _tether(boot: dict[str, Any], handover: socket.socket, fds: list[int]) -> KernelLink:
+def _kernel_link(boot: dict[str, Any], handover: socket.socket, fds: list[int]) -> KernelLink:
     if boot["kernel_pid"] is None:
         from hydrogen_magic.node.agent.remote_link import RemoteLink
 

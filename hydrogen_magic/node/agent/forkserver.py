@@ -1,4 +1,4 @@
-"""The template: a small single-threaded process that has imported what ranks need, and forks them.
+"""The forkserver: a small single-threaded process that has imported what ranks need, and forks them.
 
 A fork of it costs milliseconds where a fresh interpreter with torch costs more than a second. It
 never runs user code and never touches a GPU, so its forks may. It serves its agent over one socket:
@@ -7,7 +7,7 @@ never runs user code and never touches a GPU, so its forks may. It serves its ag
 - ``fork``: fork so many workers, five descriptors each; answers with their pids
 
 Workers are forked through a go-between that exits at once, which makes them children of the agent
-(a subreaper): the agent, not the template, reaps them, and a template can be replaced at any time.
+(a subreaper): the agent, not the forkserver, reaps them, and a forkserver can be replaced at any time.
 """
 
 from __future__ import annotations
@@ -108,21 +108,21 @@ def _unsafe_to_fork() -> list[str]:
 
 def _fork_workers(sock: socket.socket, fds: Sequence[int], agent_pid: int) -> list[int]:
     read_end, write_end = os.pipe()
-    go_between = os.fork()
-    if go_between == 0:
+    intermediate = os.fork()
+    if intermediate == 0:
         try:
             os.close(read_end)
-            _be_go_between(sock, fds, agent_pid, write_end)
+            _be_intermediate(sock, fds, agent_pid, write_end)
         finally:
             os._exit(1)
     os.close(write_end)
     with open(read_end, "rb") as pipe:
         pids: list[int] = json.loads(pipe.read() or b"[]")
-    os.waitpid(go_between, 0)
+    os.waitpid(intermediate, 0)
     return pids
 
 
-def _be_go_between(
+def _be_intermediate(
     sock: socket.socket, fds: Sequence[int], agent_pid: int, write_end: int
 ) -> NoReturn:
     pids: list[int] = []

@@ -29,7 +29,7 @@ _NOTHING = GpuUse()
 
 
 class RankGpus:
-    """The GPUs of the ranks of one crew: rank -> index or UUID, None without one."""
+    """The GPUs of the ranks of one group: rank -> index or UUID, None without one."""
 
     def __init__(self, gpus: Mapping[int, str | None]) -> None:
         self._gpus = {rank: gpu for rank, gpu in gpus.items() if gpu is not None}

@@ -48,15 +48,15 @@ class KernelLink(Protocol):
         ...
 
     def take(self, message: dict[str, Any]) -> bool:
-        """Take a message of the kernel; False when it is not for the tether."""
+        """Take a message of the kernel; False when it is not for the kernel_link."""
         ...
 
     def localized(self, launch: dict[str, Any]) -> dict[str, Any]:
         """Return a ``launch`` with this machine's paths, environment and clock."""
         ...
 
-    async def handed(self, crew: RankGroup) -> list[int]:
-        """Return descriptors, the caller's to close: of what ``crew`` runs, then its ranks' channels.
+    async def handed(self, group: RankGroup) -> list[int]:
+        """Return descriptors, the caller's to close: of what ``group`` runs, then its ranks' channels.
 
         There are channels, one for each rank, where the ranks are fed while they run.
         """
@@ -66,7 +66,7 @@ class KernelLink(Protocol):
         """Pass a rank's file on to the kernel; ``fd`` stays the caller's."""
         ...
 
-    async def finish(self, crew: RankGroup) -> None:
+    async def finish(self, group: RankGroup) -> None:
         """Return when all that was handed over has arrived, and what served this gang alone is gone."""
         ...
 
@@ -74,7 +74,7 @@ class KernelLink(Protocol):
         """The kernel knows that nothing of the attempt is left."""
         ...
 
-    def kernel_ended(self, crew: RankGroup) -> None:
+    def kernel_ended(self, group: RankGroup) -> None:
         """The gang is ended because the kernel has."""
         ...
 
@@ -123,11 +123,11 @@ class LocalLink:
     def localized(self, launch: dict[str, Any]) -> dict[str, Any]:
         return launch
 
-    async def handed(self, crew: RankGroup) -> list[int]:
+    async def handed(self, group: RankGroup) -> list[int]:
         """Take what the kernel handed over just before its ``launch`` message."""
         while (received := framing.receive(self._handed_over)) is not None:
             message, fds = received
-            if (message["gang"], message["attempt"]) == (crew.gang, crew.attempt):
+            if (message["gang"], message["attempt"]) == (group.gang, group.attempt):
                 return fds
             for fd in fds:  # of a launch that never came
                 os.close(fd)
@@ -136,16 +136,16 @@ class LocalLink:
     def hand_over(self, label: dict[str, Any], fd: int) -> None:
         framing.send(self._handover, label, [fd])
 
-    async def finish(self, crew: RankGroup) -> None:
+    async def finish(self, group: RankGroup) -> None:
         """It has arrived with the call."""
 
     def released(self, gang: str, attempt: int) -> None:
         """Nobody waits for that here."""
 
-    def kernel_ended(self, crew: RankGroup) -> None:
+    def kernel_ended(self, group: RankGroup) -> None:
         """Finish the run's record in the kernel's stead: it has gone and cannot."""
         if not self._is_cut_off:
-            run_log.write_end(Path(crew.record_dir), ev.KERNEL_ENDED)
+            run_log.write_end(Path(group.record_dir), ev.KERNEL_ENDED)
 
     def close(self) -> None:
         if self._watching is not None:

@@ -46,7 +46,7 @@ class RankGroup:
     def __init__(
         self,
         launch: dict[str, Any],
-        nursery: WorkerPool,
+        pool: WorkerPool,
         kept: RetainedWorkers,
         emit: Callable[[ev.Event], None],
         hand_over: Callable[[dict[str, Any], int], None],
@@ -56,7 +56,7 @@ class RankGroup:
         self.attempt = int(launch["attempt"])
         self.record_dir = str(launch["record_dir"])
         self._launch = launch
-        self._nursery = nursery
+        self._pool = pool
         self._kept = kept
         self._emit = emit
         self._hand_over = hand_over
@@ -134,7 +134,7 @@ class RankGroup:
             self._emit(ev.RankPhase(self.now_s(), slot["rank"], "starting", self._first_detail()))
         workers = self._kept.take(self._launch.get("stay", ""))
         if not workers:
-            take = functools.partial(self._nursery.take, len(slots), self._launch["preload"])
+            take = functools.partial(self._pool.take, len(slots), self._launch["preload"])
             workers = await self._with_template(take, start_template)
         if self._service is not None:
             await self._with_template(self._service.begin, start_template)
@@ -145,7 +145,7 @@ class RankGroup:
     async def _with_template(
         self, take: Callable[[], Awaitable[_T]], start_template: Callable[[], None]
     ) -> _T:
-        """Call ``take``, which forks from the template; if that dies, start another and call it once more.
+        """Call ``take``, which forks from the forkserver; if that dies, start another and call it once more.
 
         The second one leaves out the imports under which the first died: ranks make them themselves.
         """
@@ -202,7 +202,7 @@ class RankGroup:
         one.on_stay = self._on_rank_over
         one.on_timeline = functools.partial(self.timelines.turn_to, rank)
         one.go(message, fds, slot["device"])
-        ended = self._nursery.take_exit(worker.pid)
+        ended = self._pool.take_exit(worker.pid)
         if ended is not None:  # before anybody knew it was to be this rank
             self.on_exit(worker.pid, *ended)
 
@@ -249,7 +249,7 @@ class RankGroup:
                 self._family |= processes.family(rank.worker.pid)
 
     def on_exit(self, pid: int, status: int, max_rss_bytes: int) -> bool:
-        """Take note of a reaped child; return whether it was a rank of this crew."""
+        """Take note of a reaped child; return whether it was a rank of this group."""
         for rank in self._ranks.values():
             if rank.worker.pid == pid and not rank.exited:
                 rank.on_exit(status, max_rss_bytes)
@@ -316,10 +316,10 @@ class RankGroup:
     def _abort_start(self) -> None:
         self._cancelled = True
         if self._starting is None:
-            self._nursery.abort()  # we wait for what it does for the next gang, which is this one
+            self._pool.abort()  # we wait for what it does for the next gang, which is this one
         elif not self._starting.done():
             self._starting.cancel()
-            self._nursery.abort()
+            self._pool.abort()
 
     async def _end(self) -> None:
         """Walk the ladder: SIGINT, SIGTERM, SIGKILL; what descends from the ranks is swept later."""
@@ -341,7 +341,7 @@ class RankGroup:
             await asyncio.sleep(0.01)
 
     async def sweep(self) -> None:
-        """Kill whatever descends from this agent, template and waiting workers apart."""
+        """Kill whatever descends from this agent, forkserver and waiting workers apart."""
         seen, left = await processes.end_descendants(os.getpid(), _GIVE_UP_S, self._keepers)
         self._family |= seen
         if left:
@@ -350,9 +350,9 @@ class RankGroup:
             processes.unlink_shared_memory(self._family, self._began)
 
     def _keepers(self) -> set[int]:
-        """Return the pids that are not the gang's: template, waiting workers, what serves the ranks."""
+        """Return the pids that are not the gang's: forkserver, waiting workers, what serves the ranks."""
         served = self._service.pids() if self._service else set()
-        return self._nursery.keepers() | self._kept.pids() | served
+        return self._pool.keepers() | self._kept.pids() | served
 
     def _give_up(self, left: list[processes.Process]) -> None:
         said = ", ".join(f"{process.pid} (state {process.state})" for process in left)

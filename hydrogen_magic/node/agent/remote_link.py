@@ -80,7 +80,7 @@ class RemoteLink:
         """Whose tasks are attached."""
         self._attached: dict[int, _Task] = {}
         """By partition."""
-        self._crew: RankGroup | None = None
+        self._group: RankGroup | None = None
         self._ranks: dict[int, int] = {}
         """Partition -> rank."""
         self._executors: dict[int, int] = {}
@@ -111,7 +111,7 @@ class RemoteLink:
     async def _beat(self) -> None:
         """Tell the kernel that we are alive, compare clocks, and leave when nobody came for long."""
         while True:
-            if self._attached or self._crew is not None:
+            if self._attached or self._group is not None:
                 self._idle_since = time.monotonic()
             if time.monotonic() - self._idle_since > self._boot["idle_s"]:
                 self._leave()
@@ -149,7 +149,7 @@ class RemoteLink:
         """Serve no gang after this one: our files lie in a directory that goes with that executor."""
         self._is_retiring = True
         self._stop_listening()
-        if not self._attached and self._crew is None:
+        if not self._attached and self._group is None:
             self._leave()
 
     def _stop_listening(self) -> None:
@@ -158,7 +158,7 @@ class RemoteLink:
             asyncio.get_running_loop().remove_reader(self._listening)
             self._listening.close()
 
-    def kernel_ended(self, crew: RankGroup) -> None:
+    def kernel_ended(self, group: RankGroup) -> None:
         """Nothing of its record is here."""
 
     def close(self) -> None:
@@ -236,11 +236,11 @@ class RemoteLink:
             return
         rank = self._ranks.get(task.hello["partition"])
         where = f"executor {task.hello['executor']} on host {os.uname().nodename}"
-        if self._crew is not None and rank is not None:
-            self._crew.lose(rank, ErrorReport("SparkTaskLost", f"{why} ({where})"))
+        if self._group is not None and rank is not None:
+            self._group.lose(rank, ErrorReport("SparkTaskLost", f"{why} ({where})"))
         else:
             self._link.send({"detached": task.hello, "why": f"{why} ({where})"})
-        if not self._attached and self._crew is None:
+        if not self._attached and self._group is None:
             self._serving = None
 
     def _release(self, key: _Key) -> None:
@@ -325,14 +325,14 @@ class RemoteLink:
         folder = Path(shared) if shared else self._own_checkpoints(launch["gang"])
         return dict(checkpoint.environment(folder, is_shared=bool(shared)))
 
-    async def handed(self, crew: RankGroup) -> list[int]:
+    async def handed(self, group: RankGroup) -> list[int]:
         """Wait for the closure, which comes in parts; it stays here for the gang's other attempts."""
-        self._crew = crew
-        self._logs = LogShipper(Path(crew.record_dir), crew.timelines.kept, self._send_log)
+        self._group = group
+        self._logs = LogShipper(Path(group.record_dir), group.timelines.kept, self._send_log)
         self._logs.begin()
-        while crew.gang not in self._closures and not crew.is_cancelled:
+        while group.gang not in self._closures and not group.is_cancelled:
             await asyncio.sleep(_POLL_S)
-        fd = self._closures.get(crew.gang)
+        fd = self._closures.get(group.gang)
         return [memory_file("nothing") if fd is None else os.dup(fd)]
 
     def hand_over(self, label: dict[str, Any], fd: int) -> None:
@@ -351,32 +351,32 @@ class RemoteLink:
 
     def _progress(self, label: dict[str, Any]) -> Callable[[int, int], None]:
         """Return what reports how much of a rank's result has been sent, if that takes a while."""
-        crew, reported_s = self._crew, time.monotonic()
+        group, reported_s = self._group, time.monotonic()
 
         def report(sent: int, size: int) -> None:
             nonlocal reported_s
             is_over = sent == size
-            if crew is None or "result" not in label or size < _LARGE_BYTES:
+            if group is None or "result" not in label or size < _LARGE_BYTES:
                 return
             if is_over or time.monotonic() - reported_s > _REPORT_S:
                 reported_s = time.monotonic()
                 text = f"sending {size_text(sent)} of {size_text(size)}"
-                crew.report_progress(label["rank"], "" if is_over else text)
+                group.report_progress(label["rank"], "" if is_over else text)
 
         return report
 
     async def _send_log(self, label: dict[str, Any], data: bytes) -> None:
-        assert self._crew is not None
-        await self._outgoing.send({**label, "gang": self._crew.gang}, memoryview(data))
+        assert self._group is not None
+        await self._outgoing.send({**label, "gang": self._group.gang}, memoryview(data))
 
-    async def finish(self, crew: RankGroup) -> None:
+    async def finish(self, group: RankGroup) -> None:
         while self._handing_over:
             await asyncio.wait(self._handing_over)
         if self._logs is not None:
             await self._logs.finish()
             self._logs = None
-        shutil.rmtree(crew.record_dir, ignore_errors=True)
-        self._crew = None
+        shutil.rmtree(group.record_dir, ignore_errors=True)
+        self._group = None
         self._ranks = {}
 
     def released(self, gang: str, attempt: int) -> None:

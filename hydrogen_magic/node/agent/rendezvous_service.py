@@ -29,14 +29,14 @@ def listen(held: socket.socket) -> None:
 class RunningService:
     """A function that serves on a socket which the agent holds, for one attempt."""
 
-    def __init__(self, launch: dict[str, Any], held: socket.socket, nursery: WorkerPool) -> None:
+    def __init__(self, launch: dict[str, Any], held: socket.socket, pool: WorkerPool) -> None:
         self.what: dict[str, Any] = launch["service"]
         self._message = {
             "kind": "service", "service": self.what["function"], "options": self.what["options"],
             "env": launch["env"], "cwd": launch["cwd"], "sys_path": launch["sys_path"],
         }  # fmt: skip
         self._held = held
-        self._nursery = nursery
+        self._pool = pool
         self._worker: PooledWorker | None = None
         self._pid = 0
         self._ended = False
@@ -49,7 +49,7 @@ class RunningService:
     async def begin(self) -> None:
         """Start to serve; nothing happens if that was done before."""
         if self._worker is None:
-            (worker,) = await self._nursery.take(1, ())
+            (worker,) = await self._pool.take(1, ())
             if self._ended:
                 worker.close()
                 return

@@ -1,7 +1,7 @@
 """The agent's main loop: messages from the kernel in, events out, and the end of everything.
 
 It serves one gang at a time; a second gang of the same kernel gets an agent of its own. So whatever
-descends from an agent, its template and waiting workers apart, belongs to the gang it serves.
+descends from an agent, its forkserver and waiting workers apart, belongs to the gang it serves.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ _MAX_SPARES = 16
 
 
 class AgentServer:
-    """Talks to the kernel, owns the nursery and at most one crew."""
+    """Talks to the kernel, owns the pool and at most one group."""
 
-    def __init__(self, boot: dict[str, Any], tether: KernelLink, nursery: WorkerPool) -> None:
+    def __init__(self, boot: dict[str, Any], kernel_link: KernelLink, pool: WorkerPool) -> None:
         self._boot = boot
-        self._tether = tether
-        self._nursery = nursery
+        self._kernel_link = kernel_link
+        self._pool = pool
         self._kept = RetainedWorkers()
-        self._crew: RankGroup | None = None
+        self._group: RankGroup | None = None
         self._link = AgentLink(boot["endpoint"], boot["server_key"], boot["key"], boot["secret"])
         self._outbox: list[list[Any]] = []
         self._flushing: asyncio.TimerHandle | None = None
-        self._held = _reserved(tether.bind)
+        self._held = _reserved(kernel_link.bind)
         self._closing = asyncio.Event()
         self._standing: RunningService | None = None
         """What serves the next gang's rendezvous already, most likely."""
@@ -68,7 +68,7 @@ class AgentServer:
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         loop.add_signal_handler(signal.SIGTERM, self._closing.set)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        self._tether.begin(self._link, self._closing.set, self._expect_ranks)
+        self._kernel_link.begin(self._link, self._closing.set, self._expect_ranks)
         self._link.send(self._hello())
         self._start(self._get_ready())
         receiving = asyncio.ensure_future(self._receive())
@@ -79,14 +79,14 @@ class AgentServer:
         await asyncio.wait([receiving])
         if not receiving.cancelled() and receiving.exception() is not None:
             print("hydrogen_magic agent:", repr(receiving.exception()), file=sys.stderr)
-        self._tether.close()
+        self._kernel_link.close()
         for signum in (signal.SIGCHLD, signal.SIGTERM):
             loop.remove_signal_handler(signum)
         self._link.close()
 
     async def _get_ready(self) -> None:
         """Import what the kernel has named."""
-        await self._nursery.preload(self._boot["preload"])
+        await self._pool.preload(self._boot["preload"])
         self._when_idle(0)
 
     def _when_idle(self, n_spares: int) -> None:
@@ -99,13 +99,13 @@ class AgentServer:
     def _begin_import_ahead(self, n_spares: int) -> None:
         # A gang waits for it as for all that is prepared: at a gang's end whatever descends from us
         # is killed, and workers that are just being forked would be as well.
-        if self._crew is None:
+        if self._group is None:
             self._preparing = asyncio.ensure_future(self._import_ahead(n_spares))
 
     async def _import_ahead(self, n_spares: int) -> None:
         try:
-            await self._nursery.preload_ahead()
-            await self._nursery.stock(n_spares)  # those there were have not imported it
+            await self._pool.preload_ahead()
+            await self._pool.stock(n_spares)  # those there were have not imported it
         except OSError:
             pass  # as in _prepare()
 
@@ -113,7 +113,7 @@ class AgentServer:
         return {
             "hello": {
                 "pid": os.getpid(), "host": os.uname().nodename,
-                "python": platform.python_version(), **self._tether.hello(),
+                "python": platform.python_version(), **self._kernel_link.hello(),
             },
             "held": self._held.getsockname()[:2],
         }  # fmt: skip
@@ -126,7 +126,7 @@ class AgentServer:
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        # A template that was ended under its work is replaced at the next launch; that is no news.
+        # A forkserver that was ended under its work is replaced at the next launch; that is no news.
         if error is not None and not isinstance(error, (ChildProcessError, BrokenPipeError)):
             print("hydrogen_magic agent:", repr(error), file=sys.stderr)
 
@@ -136,18 +136,18 @@ class AgentServer:
         while True:
             message = await self._link.receive()
             action = message["do"]
-            if self._tether.take(message):
+            if self._kernel_link.take(message):
                 pass
             elif action == "launch":
-                self._launch(self._tether.localized(message))
+                self._launch(self._kernel_link.localized(message))
             elif action == "quit":
                 self._closing.set()
             elif action == "ping":
                 self._send({"pong": True})
             elif action == "stacks":
                 self._start(self._tell_stacks())
-            elif self._crew is not None and message["gang"] == self._crew.gang:
-                self._crew.obey(message)
+            elif self._group is not None and message["gang"] == self._group.gang:
+                self._group.obey(message)
 
     def _expect_ranks(self) -> None:
         """Queue connections of the next gang's ranks: those on other hosts may be faster than we."""
@@ -156,60 +156,60 @@ class AgentServer:
     def _launch(self, message: dict[str, Any]) -> None:
         if self._idle is not None:
             self._idle.cancel()
-        # At once: a stop may be the next message, and must find the crew.
+        # At once: a stop may be the next message, and must find the group.
         serves = self._service_for(message)
-        self._crew = RankGroup(
-            message, self._nursery, self._kept, self._emit, self._hand_over, serves
+        self._group = RankGroup(
+            message, self._pool, self._kept, self._emit, self._hand_over, serves
         )
-        self._start(self._serve(self._crew, message))
+        self._start(self._serve(self._group, message))
 
     # ── a gang ──
 
-    async def _serve(self, crew: RankGroup, launch: dict[str, Any]) -> None:
+    async def _serve(self, group: RankGroup, launch: dict[str, Any]) -> None:
         try:
-            handed = await self._tether.handed(crew)
+            handed = await self._kernel_link.handed(group)
             if self._preparing is not None:
                 await asyncio.wait([self._preparing])
-            await crew.run(handed, lambda: self._start_template(launch))
+            await group.run(handed, lambda: self._start_template(launch))
         except Exception as error:  # whatever it is, the kernel waits for this gang's end
-            crew.report_fault(error)
+            group.report_fault(error)
         finally:
             self._flush()
             try:
-                await self._tether.finish(crew)
+                await self._kernel_link.finish(group)
             finally:  # whatever could not be handed over, the kernel waits for this word
-                self._finish(crew)
+                self._finish(group)
         self._preparing = asyncio.ensure_future(self._prepare(launch))
 
     def _start_template(self, launch: dict[str, Any]) -> None:
-        self._nursery.start(launch["fingerprint"], launch["env"], launch["sys_path"])
+        self._pool.start(launch["fingerprint"], launch["env"], launch["sys_path"])
 
-    def _finish(self, crew: RankGroup) -> None:
+    def _finish(self, group: RankGroup) -> None:
         """Tell the kernel that nothing of the gang is left, and hold a port for the next."""
         self._flush()
-        self._crew = None
+        self._group = None
         self._held.close()  # a store must never serve two attempts
-        swept = {"swept": crew.gang, "attempt": crew.attempt}
+        swept = {"swept": group.gang, "attempt": group.attempt}
         try:
-            self._held = _reserved(self._tether.bind)
+            self._held = _reserved(self._kernel_link.bind)
         except OSError:
             self._send({**swept, "held": None})
             self._closing.set()  # of no use without a port; the kernel starts another agent
             raise
         self._send({**swept, "held": self._held.getsockname()[:2]})
-        self._tether.released(crew.gang, crew.attempt)
+        self._kernel_link.released(group.gang, group.attempt)
 
     async def _prepare(self, launch: dict[str, Any]) -> None:
         """Get ready for another gang like this one: the most likely next."""
         try:
             if launch["service"]:
-                self._standing = RunningService(launch, self._held, self._nursery)
+                self._standing = RunningService(launch, self._held, self._pool)
                 await self._standing.begin()
             n_spares = min(len(launch["slots"]), _MAX_SPARES)
-            await self._nursery.stock(n_spares)
+            await self._pool.stock(n_spares)
             self._when_idle(n_spares)
         except OSError:
-            pass  # the template was ended meanwhile, or forks are refused: the next launch will say
+            pass  # the forkserver was ended meanwhile, or forks are refused: the next launch will say
 
     def _service_for(self, launch: dict[str, Any]) -> RunningService | None:
         """Return what the launch wants served: the standing one if that is it, else a new one."""
@@ -218,7 +218,7 @@ class AgentServer:
             return standing
         if standing is not None:
             standing.end()
-        return RunningService(launch, self._held, self._nursery) if launch["service"] else None
+        return RunningService(launch, self._held, self._pool) if launch["service"] else None
 
     def _emit(self, event: ev.Event) -> None:
         self._outbox.append(ev.encode(event))
@@ -232,21 +232,21 @@ class AgentServer:
         if self._flushing is not None:
             self._flushing.cancel()
             self._flushing = None
-        if self._outbox and self._crew is not None:
+        if self._outbox and self._group is not None:
             batch, self._outbox = self._outbox, []
-            self._send_events(self._crew, batch)
+            self._send_events(self._group, batch)
 
-    def _send_events(self, crew: RankGroup, batch: list[Any]) -> None:
+    def _send_events(self, group: RankGroup, batch: list[Any]) -> None:
         try:
-            self._send({"events": batch, "gang": crew.gang, "attempt": crew.attempt})
+            self._send({"events": batch, "gang": group.gang, "attempt": group.attempt})
         except ValueError as error:  # too large for one message
             half = len(batch) // 2
             if half == 0:
                 text = f"something was left out: {batch[0][0]} is too large ({error})"
-                self._send_events(crew, [ev.encode(ev.Notice(crew.now_s(), "warning", text))])
+                self._send_events(group, [ev.encode(ev.Notice(group.now_s(), "warning", text))])
                 return
-            self._send_events(crew, batch[:half])
-            self._send_events(crew, batch[half:])
+            self._send_events(group, batch[:half])
+            self._send_events(group, batch[half:])
 
     def _send(self, message: dict[str, Any]) -> None:
         if not self._closing.is_set():  # a kernel that let go of us listens no more
@@ -254,26 +254,26 @@ class AgentServer:
 
     def _hand_over(self, label: dict[str, Any], fd: int) -> None:
         """Pass a file of a rank's on to the kernel: its result, or its profile."""
-        if self._crew is not None:
-            message = {"gang": self._crew.gang, "attempt": self._crew.attempt, **label}
-            self._tether.hand_over(message, fd)
+        if self._group is not None:
+            message = {"gang": self._group.gang, "attempt": self._group.attempt, **label}
+            self._kernel_link.hand_over(message, fd)
         os.close(fd)
 
     async def _tell_stacks(self) -> None:
-        crew = self._crew
-        if crew is None:
+        group = self._group
+        if group is None:
             return
-        crew.ask_stacks()
+        group.ask_stacks()
         await asyncio.sleep(_STACKS_S)
-        if crew is self._crew:
-            for rank, text in crew.read_stacks().items():
-                self._emit(ev.RankStacks(crew.now_s(), rank, text))
+        if group is self._group:
+            for rank, text in group.read_stacks().items():
+                self._emit(ev.RankStacks(group.now_s(), rank, text))
             self._flush()
 
     # ── children ──
 
     def _reap(self) -> None:
-        """Collect every child that has ended: ranks, the template, orphans of the gang."""
+        """Collect every child that has ended: ranks, the forkserver, orphans of the gang."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -282,23 +282,23 @@ class AgentServer:
             if pid == 0:
                 return
             # Linux gives ru_maxrss in KiB (getrusage(2)).
-            claimed = self._crew is not None and self._crew.on_exit(
+            claimed = self._group is not None and self._group.on_exit(
                 pid, status, usage.ru_maxrss << 10
             )
             claimed = claimed or self._kept.forget(pid)
             if not claimed and not (self._standing is not None and self._standing.forget(pid)):
-                self._nursery.forget(pid, (status, usage.ru_maxrss << 10))
+                self._pool.forget(pid, (status, usage.ru_maxrss << 10))
 
     async def _end(self) -> None:
         """End the gang and everything else that descends from us, at once."""
-        if self._crew is not None:
-            self._crew.kill()
-            self._tether.kernel_ended(self._crew)
-            await self._crew.sweep()
+        if self._group is not None:
+            self._group.kill()
+            self._kernel_link.kernel_ended(self._group)
+            await self._group.sweep()
         if self._standing is not None:
             self._standing.end()
         self._kept.end()
-        self._nursery.end()
+        self._pool.end()
 
 
 def _reserved(address: str) -> socket.socket:

@@ -1,4 +1,4 @@
-"""The agent's stock of workers: one template, and workers forked from it, some ahead of time."""
+"""The agent's stock of workers: one forkserver, and workers forked from it, some ahead of time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PooledWorker:
 
 @dataclass
 class _Forkserver:
-    """A running template process and what it has imported."""
+    """A running forkserver process and what it has imported."""
 
     pid: int
     sock: socket.socket
@@ -84,17 +84,17 @@ class WorkerPool:
     """Hands out workers that have imported what is asked for."""
 
     def __init__(self) -> None:
-        self._template: _Forkserver | None = None
+        self._forkserver: _Forkserver | None = None
         self._spares: list[PooledWorker] = []
         self._avoid: set[str] = set()
-        """Modules that made a template unsafe to fork: ranks import them themselves."""
+        """Modules that made a forkserver unsafe to fork: ranks import them themselves."""
         self._exits: dict[int, tuple[int, int]] = {}
         self._lock = asyncio.Lock()
 
     def keepers(self) -> set[int]:
         """Return the pids that must survive the end of a gang."""
-        template = {self._template.pid} if self._template else set()
-        return template | {worker.pid for worker in self._spares}
+        forkserver = {self._forkserver.pid} if self._forkserver else set()
+        return forkserver | {worker.pid for worker in self._spares}
 
     def start(
         self,
@@ -103,11 +103,11 @@ class WorkerPool:
         sys_path: Sequence[str],
         preload: Sequence[str] = (),
     ) -> None:
-        """Have a template of this fingerprint; one of another is replaced.
+        """Have a forkserver of this fingerprint; one of another is replaced.
 
         A new one begins to import ``preload`` at once, without waiting to be asked.
         """
-        current = self._template
+        current = self._forkserver
         if current is not None and current.fingerprint == fingerprint and not current.is_stale():
             return
         self.close()
@@ -123,19 +123,19 @@ class WorkerPool:
             stdin=subprocess.DEVNULL, cwd="/",
         )  # fmt: skip
         theirs.close()
-        self._template = _Forkserver(
+        self._forkserver = _Forkserver(
             process.pid, ours, framing.FrameReader(ours), fingerprint, tuple(preload)
         )
 
     async def preload(self, modules: Sequence[str]) -> None:
-        """Have the template import ``modules`` that it has not imported yet."""
+        """Have the forkserver import ``modules`` that it has not imported yet."""
         async with self._lock:
             await self._preload(modules)
 
     async def preload_ahead(self) -> None:
-        """Have the template import what its modules would import on first use, in every rank."""
+        """Have the forkserver import what its modules would import on first use, in every rank."""
         async with self._lock:
-            loaded = self._template.loaded if self._template is not None else ()
+            loaded = self._forkserver.loaded if self._forkserver is not None else ()
             await self._preload([more for name, more in _ON_FIRST_USE if name in loaded])
 
     async def take(self, count: int, modules: Sequence[str]) -> list[PooledWorker]:
@@ -152,9 +152,9 @@ class WorkerPool:
     async def stock(self, count: int) -> None:
         """Fork ahead until ``count`` workers wait."""
         async with self._lock:
-            template = self._template
-            forked = await self._fork(count - len(self._spares)) if template is not None else []
-            if self._template is template:
+            forkserver = self._forkserver
+            forked = await self._fork(count - len(self._spares)) if forkserver is not None else []
+            if self._forkserver is forkserver:
                 self._spares += forked
             else:  # replaced meanwhile: these have imported other things
                 _close_all(forked)
@@ -166,7 +166,7 @@ class WorkerPool:
                 self._spares.remove(worker)
                 worker.close()
                 return
-        if self._template is not None and self._template.pid == pid:
+        if self._forkserver is not None and self._forkserver.pid == pid:
             self.close()
             return
         self._exits[pid] = ended  # an orphan of the gang, or a fork whose pid we have not heard yet
@@ -178,50 +178,50 @@ class WorkerPool:
         return self._exits.pop(pid, None)
 
     def abort(self) -> None:
-        """End the template although it is busy, in an import that hangs perhaps; the next replaces it."""
-        if self._template is not None and self._lock.locked():
-            processes.send_signal(self._template.pid, signal.SIGKILL)
-            self._template.fingerprint = ""  # fits no launch: the next one replaces it
-            self._template.aborted = True
+        """End the forkserver although it is busy, in an import that hangs perhaps; the next replaces it."""
+        if self._forkserver is not None and self._lock.locked():
+            processes.send_signal(self._forkserver.pid, signal.SIGKILL)
+            self._forkserver.fingerprint = ""  # fits no launch: the next one replaces it
+            self._forkserver.aborted = True
 
     def end(self) -> None:
-        """Let go of everything at once: the template may import from a folder that goes with us."""
-        if self._template is not None:
-            processes.send_signal(self._template.pid, signal.SIGKILL)
+        """Let go of everything at once: the forkserver may import from a folder that goes with us."""
+        if self._forkserver is not None:
+            processes.send_signal(self._forkserver.pid, signal.SIGKILL)
         self.close()
 
     def close(self) -> None:
-        """Let go of everything: template and waiting workers exit when their sockets close."""
+        """Let go of everything: forkserver and waiting workers exit when their sockets close."""
         _close_all(self._spares)
         self._spares.clear()
-        if self._template is not None:
+        if self._forkserver is not None:
             # A thread may be reading from it, and would be for ever: closing alone wakes nobody.
             with suppress(OSError):
-                self._template.sock.shutdown(socket.SHUT_RDWR)
-            self._template.sock.close()
-            self._template = None
+                self._forkserver.sock.shutdown(socket.SHUT_RDWR)
+            self._forkserver.sock.close()
+            self._forkserver = None
 
     async def _preload(self, modules: Sequence[str]) -> None:
-        template = self._running()
-        if template.first:
-            first, template.first = template.first, ()
-            self._note_loaded(template, first, await self._answer(first))
-        missing = [m for m in modules if m not in template.loaded and m not in self._avoid]
+        forkserver = self._running()
+        if forkserver.first:
+            first, forkserver.first = forkserver.first, ()
+            self._note_loaded(forkserver, first, await self._answer(first))
+        missing = [m for m in modules if m not in forkserver.loaded and m not in self._avoid]
         if not missing:
             return
         _close_all(self._spares)
         self._spares.clear()
-        self._ask(template, {"do": "preload", "modules": missing})
-        self._note_loaded(template, missing, await self._answer(missing))
+        self._ask(forkserver, {"do": "preload", "modules": missing})
+        self._note_loaded(forkserver, missing, await self._answer(missing))
 
     def _note_loaded(
-        self, template: _Forkserver, modules: Sequence[str], answer: dict[str, Any]
+        self, forkserver: _Forkserver, modules: Sequence[str], answer: dict[str, Any]
     ) -> None:
-        template.loaded.update(modules)
-        template.files.update((file, _modified(file)) for file in answer["files"])
+        forkserver.loaded.update(modules)
+        forkserver.files.update((file, _modified(file)) for file in answer["files"])
         if answer["unsafe"]:
             self._avoid.update(modules)
-            template.fingerprint = ""  # replaced before the next gang; its forks so far are fine
+            forkserver.fingerprint = ""  # replaced before the next gang; its forks so far are fine
 
     async def _fork(self, count: int) -> list[PooledWorker]:
         workers: list[PooledWorker] = []
@@ -256,35 +256,37 @@ class WorkerPool:
         return workers
 
     async def _answer(self, importing: Sequence[str]) -> dict[str, Any]:
-        """Return the template's next answer; ``importing``: what it imports meanwhile."""
-        template = self._running()
+        """Return the forkserver's next answer; ``importing``: what it imports meanwhile."""
+        forkserver = self._running()
         loop = asyncio.get_running_loop()
         try:
-            received = await loop.run_in_executor(None, framing.receive, template.reader)
+            received = await loop.run_in_executor(None, framing.receive, forkserver.reader)
         except OSError:  # it has died, and the socket was closed when that was noticed
             received = None
         if received is None:
-            if not template.aborted:  # perhaps one kills whoever imports it: let a rank show it
+            if not forkserver.aborted:  # perhaps one kills whoever imports it: let a rank show it
                 self._avoid.update(importing)
-            raise _died(template)
+            raise _died(forkserver)
         answer: dict[str, Any] = received[0]
         return answer
 
-    def _ask(self, template: _Forkserver, request: dict[str, Any], fds: Sequence[int] = ()) -> None:
+    def _ask(
+        self, forkserver: _Forkserver, request: dict[str, Any], fds: Sequence[int] = ()
+    ) -> None:
         try:
-            framing.send(template.sock, request, fds)
+            framing.send(forkserver.sock, request, fds)
         except OSError as error:
-            raise _died(template) from error
+            raise _died(forkserver) from error
 
     def _running(self) -> _Forkserver:
-        if self._template is None:
+        if self._forkserver is None:
             raise ChildProcessError(_DIED)
-        return self._template
+        return self._forkserver
 
 
-def _died(template: _Forkserver) -> ChildProcessError:
-    """Return the error for a template that does not answer; it serves no later launch."""
-    template.fingerprint = ""
+def _died(forkserver: _Forkserver) -> ChildProcessError:
+    """Return the error for a forkserver that does not answer; it serves no later launch."""
+    forkserver.fingerprint = ""
     return ChildProcessError(_DIED)
 
 

@@ -1,4 +1,4 @@
-"""One rank: a process forked from the template, from its first instruction to its exit code.
+"""One rank: a process forked from the forkserver, from its first instruction to its exit code.
 
 It talks to nobody but its agent, over an inherited socket: ``go`` comes in with the closure, events
 and the result go out. Output is not its business: descriptors 1 and 2 are pipes that the agent reads.
@@ -37,10 +37,10 @@ _EARLY_EXIT = "exit code 0 before the end of the cell counts as a failure of the
 
 
 def run_worker(pipes: process_setup.WorkerPipes, agent_pid: int, go_between_pid: int) -> NoReturn:
-    """Be a worker until the end of this process; called in a fresh fork of the template."""
+    """Be a worker until the end of this process; called in a fresh fork of the forkserver."""
     code = 1
     try:
-        process_setup.settle_in(pipes, agent_pid, go_between_pid)
+        process_setup.detach(pipes, agent_pid, go_between_pid)
         process_setup.get_ready()
         control = socket.socket(fileno=pipes.control)
         reader = framing.FrameReader(control)
@@ -49,7 +49,7 @@ def run_worker(pipes: process_setup.WorkerPipes, agent_pid: int, go_between_pid:
             os._exit(0)  # forked ahead of time and not needed any more
         go, fds = received
         if go["kind"] == "service":
-            process_setup.move_in(go)
+            process_setup.enter_environment(go)
             _serve(go, fds)
         code = _run(control, reader, go, fds)
     except (BrokenPipeError, ConnectionResetError):
@@ -85,7 +85,7 @@ def _run(
 ) -> int:
     """Be a rank; one that has set up for inference may be the same rank of later gangs, too."""
     try:
-        process_setup.move_in(go)
+        process_setup.enter_environment(go)
         rank = _Rank(control, reader, go, fds)
     except Exception as error:  # a working directory that is gone, modules that cannot be read
         _report_start(control, go, error)
@@ -96,7 +96,7 @@ def _run(
         if received is None:
             os._exit(0)  # nobody needs it any more
         later, fds = received
-        process_setup.move_on(go["env"], later["env"])
+        process_setup.update_environment(go["env"], later["env"])
         rank, go = _Rank(control, reader, later, fds, rank.set_up), later
         code = rank.run()
     return code

@@ -1,4 +1,4 @@
-"""How a fork of the template becomes a process of its own, and then one of the notebook's ranks."""
+"""How a fork of the forkserver becomes a process of its own, and then one of the notebook's ranks."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = [
     "flush",
     "get_ready",
     "let_interrupt",
-    "move_in",
-    "move_on",
-    "settle_in",
+    "enter_environment",
+    "update_environment",
+    "detach",
 ]
 
 _IOLBF = 1
@@ -75,7 +75,7 @@ class WorkerPipes:
 # ── becoming a process of its own ────────────────────────────────────────────────────────────────
 
 
-def settle_in(pipes: WorkerPipes, agent_pid: int, go_between_pid: int) -> None:
+def detach(pipes: WorkerPipes, agent_pid: int, go_between_pid: int) -> None:
     os.setsid()
     _wait_for_parent(agent_pid, go_between_pid)
     processes.die_with_parent()
@@ -123,7 +123,7 @@ def _pass_on_death() -> None:
 
 
 def _disown_finalizers() -> None:
-    """Leave to the template what its modules wanted done at exit: it is theirs, not this rank's.
+    """Leave to the forkserver what its modules wanted done at exit: it is theirs, not this rank's.
 
     A temporary directory that a library made at import must not go with the first rank; and torch
     takes 30 ms to unregister operators one by one.
@@ -169,7 +169,7 @@ def get_ready() -> None:
 # ── moving in ────────────────────────────────────────────────────────────────────────────────────
 
 
-def move_in(go: dict[str, Any]) -> None:
+def enter_environment(go: dict[str, Any]) -> None:
     """Take over the kernel's environment, directory and module path; become ``__main__``."""
     os.environ.clear()
     os.environ.update(go["env"])
@@ -177,9 +177,9 @@ def move_in(go: dict[str, Any]) -> None:
     sys.path[:] = go["sys_path"]
     sys.argv = [""]
     sparkdl.install_if_asked()
-    # ``multiprocessing`` knows the second name, which the template's own main module has had.
+    # ``multiprocessing`` knows the second name, which the forkserver's own main module has had.
     sys.modules["__main__"] = sys.modules["__mp_main__"] = types.ModuleType("__main__")
-    # New ones: the template's were made for whatever its descriptors were.
+    # New ones: the forkserver's were made for whatever its descriptors were.
     sys.stdout = _text_stream(1)
     sys.stderr = _text_stream(2)
     threads = os.environ.get("OMP_NUM_THREADS", "")
@@ -188,7 +188,7 @@ def move_in(go: dict[str, Any]) -> None:
         _set_threads(wanted)
 
 
-def move_on(before: Mapping[str, str], after: Mapping[str, str]) -> None:
+def update_environment(before: Mapping[str, str], after: Mapping[str, str]) -> None:
     """Take over what is different in the environment; what the user's code changed in it stays."""
     for name in before.keys() - after.keys():
         os.environ.pop(name, None)
@@ -208,7 +208,7 @@ def _line_buffer_c() -> None:
 
 
 def _set_threads(threads: int) -> None:
-    """Tell libraries that the template loaded, without ``OMP_NUM_THREADS``, how many to use."""
+    """Tell libraries that the forkserver loaded, without ``OMP_NUM_THREADS``, how many to use."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
     if "threadpoolctl" in sys.modules:

@@ -61,7 +61,7 @@ class BarrierJob:
         self._over.set()
         self.on_end()
 
-    async def see_off(self, patience_s: float) -> None:
+    async def wait_then_cancel(self, join_timeout_s: float) -> None:
         """Wait for the stage's end, then have Spark end it; at once when this kernel ends.
 
         Spark would start a stage anew whose tasks have lost their agents.
@@ -69,7 +69,7 @@ class BarrierJob:
         self.on_end = lambda: None
         try:
             with suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._over.wait(), patience_s)
+                await asyncio.wait_for(self._over.wait(), join_timeout_s)
         finally:
             if not self.is_over:
                 self._session.cancel(self._tag)
@@ -77,30 +77,30 @@ class BarrierJob:
 
 def submit(
     session: Session,
-    survey: ClusterCapacity,
-    fleet: RemoteAgentPool,
+    capacity: ClusterCapacity,
+    agent_pool: RemoteAgentPool,
     invited: list[RemoteAgent],
     attempt: Attempt,
 ) -> BarrierJob:
     """Submit the stage of an attempt's tasks, one for each of the agents that may come."""
-    boot = _boot(session, fleet, invited, attempt)
+    boot = _boot(session, agent_pool, invited, attempt)
     tag = f"hydrogen_magic-{attempt.gang}-{attempt.number}"
     ranks = "1 rank" if len(invited) == 1 else f"{len(invited)} ranks"
     job = BarrierJob(session, tag, f"hydrogen_magic gang {attempt.gang}, {ranks}")
-    job.start(_task(boot), attempt.job.spec.np, survey.profile)
+    job.start(_task(boot), attempt.job.spec.np, capacity.profile)
     return job
 
 
 def _boot(
-    session: Session, fleet: RemoteAgentPool, invited: list[RemoteAgent], attempt: Attempt
+    session: Session, agent_pool: RemoteAgentPool, invited: list[RemoteAgent], attempt: Attempt
 ) -> dict[str, Any]:
     job = attempt.job
     return {
-        "gang": attempt.gang, "attempt": attempt.number, "token": fleet.token,
-        "owner": fleet.owner, "python": list(sys.version_info[:2]),
+        "gang": attempt.gang, "attempt": attempt.number, "token": agent_pool.token,
+        "owner": agent_pool.owner, "python": list(sys.version_info[:2]),
         "needs": sorted({"zmq", *(name.partition(".")[0] for name in job.needs)} - _SHIPPED),
         "with": job.spec.rendezvous, "library": packaging.source(job.rendezvous.library),
-        "endpoints": fleet.endpoints(session),
+        "endpoints": agent_pool.endpoints(session),
         "server_key": invited[0].keys.server_key,
         "keys": [(agent.keys.key, agent.keys.secret) for agent in invited],
         "fingerprint": fingerprint(job), "preload": list(job.preload),
@@ -121,7 +121,7 @@ def _task(boot: dict[str, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 
 def fingerprint(job: Job) -> str:
-    """Return what a template on an executor must have been started with to serve this gang."""
+    """Return what a forkserver on an executor must have been started with to serve this gang."""
     return local_agents.fingerprint(forwarded_settings.environment(job))
 
 

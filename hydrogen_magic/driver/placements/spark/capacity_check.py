@@ -19,10 +19,10 @@ from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 from hydrogen_magic.errors import PlacementError
 
-__all__ = ["ClusterCapacity", "free_slots", "slots_now", "survey"]
+__all__ = ["ClusterCapacity", "free_slots", "slots_now", "capacity"]
 
 _PATIENCE_S = 0.8
-"""How long a survey may take where more executors may come, or the answer does."""
+"""How long a capacity may take where more executors may come, or the answer does."""
 _POLL_S = 0.05
 _SETTLED_S = 10.0
 """Executors of one application come within seconds of each other."""
@@ -46,7 +46,7 @@ class ClusterCapacity:
     """What the user should know."""
 
 
-def survey(session: Session, spec: JobSpec) -> ClusterCapacity:
+def capacity(session: Session, spec: JobSpec) -> ClusterCapacity:
     """Return what this job may expect. Raises PlacementError when it could never run."""
     settings = SessionSettings.read(session)
     _refuse_dynamic_allocation(settings)
@@ -65,29 +65,29 @@ def survey(session: Session, spec: JobSpec) -> ClusterCapacity:
     return ClusterCapacity(slots, part.for_ranks, part.profile, part.notes)
 
 
-def slots_now(session: Session, survey: ClusterCapacity) -> int | None:
+def slots_now(session: Session, capacity: ClusterCapacity) -> int | None:
     """Return how many tasks of this job could run at once now; None where it cannot be known.
 
     Executors come and go. Spark looks only every fifteen seconds whether a gang fits.
     """
     seen = roster(session, _GLANCE_S) if session.is_connect else None
     settings = SessionSettings.read(session)
-    return _slots(session, settings, survey.profile, int(survey.gpus), seen)
+    return _slots(session, settings, capacity.profile, int(capacity.gpus), seen)
 
 
-def free_slots(session: Session, survey: ClusterCapacity) -> int | None:
-    """Return how many of the survey's slots no task holds now; None where it cannot be known.
+def free_slots(session: Session, capacity: ClusterCapacity) -> int | None:
+    """Return how many of the capacity's slots no task holds now; None where it cannot be known.
 
     Classic sessions ask the scheduler itself: what the UI shows may be ten seconds old.
     """
     if not session.is_connect:
-        return max(0, _slots_by_scheduler(session, survey.profile) - _running_tasks(session))
+        return max(0, _slots_by_scheduler(session, capacity.profile) - _running_tasks(session))
     seen = roster(session, _GLANCE_S)
     if seen is None:
         return None
     cpus = int(session.spark.conf.get("spark.task.cpus", "1"))
-    free = seen.free_slots(cpus, int(survey.gpus))
-    return free if survey.slots is None else min(free, survey.slots)
+    free = seen.free_slots(cpus, int(capacity.gpus))
+    return free if capacity.slots is None else min(free, capacity.slots)
 
 
 def _running_tasks(session: Session) -> int:

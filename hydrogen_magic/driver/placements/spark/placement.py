@@ -35,12 +35,12 @@ class SparkPlacement:
 def _look(spec: JobSpec) -> tuple[session.Session, capacity_check.ClusterCapacity]:
     """Return the notebook's session and what its cluster has, asked anew after a moment.
 
-    One cell asks for its plan, then for that of its gang, then for its crew.
+    One cell asks for its plan, then for that of its gang, then for its agent_group.
     """
     global _seen
     found = session.find()
     if _seen is None or _seen[:2] != (spec, found.spark) or time.monotonic() > _seen[2] + _FRESH_S:
-        _seen = (spec, found.spark, time.monotonic(), capacity_check.survey(found, spec))
+        _seen = (spec, found.spark, time.monotonic(), capacity_check.capacity(found, spec))
     return found, _seen[3]
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from hydrogen_magic.driver.placements import EventSink
 
-__all__ = ["RemoteAgentPool", "RemoteAgent", "fleet"]
+__all__ = ["RemoteAgentPool", "RemoteAgent", "agent_pool"]
 
 
 class AttemptWaiter(Protocol):
@@ -49,7 +49,7 @@ class AttemptWaiter(Protocol):
 class RemoteAgent(AgentClient):
     """An agent that may come: its keys travel in a task, which starts it where there is none yet."""
 
-    def __init__(self, hub: Hub, fleet: RemoteAgentPool) -> None:
+    def __init__(self, hub: Hub, agent_pool: RemoteAgentPool) -> None:
         super().__init__(hub)
         self.host = ""
         self.interface = ""
@@ -57,7 +57,7 @@ class RemoteAgent(AgentClient):
         self.outgoing = Outgoing(self._send_part)
         self.job: Attempt | None = None
         """What runs there."""
-        self._fleet = fleet
+        self._agent_pool = agent_pool
         self._incoming = Incoming()
         self._closure_of = ""
         self._log_problem = ""
@@ -79,11 +79,11 @@ class RemoteAgent(AgentClient):
             self.send("got")
             self._take_part(message["part"], message["blob"])
         elif "bye" in message:
-            self._fleet.drop(self)
+            self._agent_pool.drop(self)
         elif "attached" in message:
-            self._fleet.attached(self, message["attached"])
+            self._agent_pool.attached(self, message["attached"])
         elif "detached" in message:
-            self._fleet.detached(message["detached"], message["why"])
+            self._agent_pool.detached(message["detached"], message["why"])
         else:
             if "hello" in message:
                 self.host = message["hello"]["host"]
@@ -255,22 +255,22 @@ class RemoteAgentPool:
         await asyncio.gather(*(asyncio.to_thread(relay.close) for relay, _ in relays.values()))
 
     def attached(self, agent: RemoteAgent, about: dict[str, Any]) -> None:
-        crew = self.crews.get((about["gang"], about["attempt"]))
-        if crew is not None:
-            crew.on_attached(agent, about)
+        agent_group = self.crews.get((about["gang"], about["attempt"]))
+        if agent_group is not None:
+            agent_group.on_attached(agent, about)
         else:  # it came when nobody waited any more
             agent.send("release", gang=about["gang"], attempt=about["attempt"])
 
     def detached(self, about: dict[str, Any], why: str) -> None:
-        crew = self.crews.get((about["gang"], about["attempt"]))
-        if crew is not None:
-            crew.on_detached(about, why)
+        agent_group = self.crews.get((about["gang"], about["attempt"]))
+        if agent_group is not None:
+            agent_group.on_detached(about, why)
 
     async def close(self) -> None:
         """End all agents, and the gangs that run there or wait for them."""
         there = [agent for agent in self._agents if agent.is_ready]
-        for crew in self.crews.values():
-            crew.kill()
+        for agent_group in self.crews.values():
+            agent_group.kill()
         for agent in there:
             agent.send("quit")
             agent.fail(ChildProcessError("this kernel's agents were ended, and their ranks"))
@@ -295,13 +295,13 @@ def _listen(hub: Hub, addresses: tuple[str, ...]) -> list[str]:
     return endpoints
 
 
-_fleet: RemoteAgentPool | None = None
+_agent_pool: RemoteAgentPool | None = None
 
 
-def fleet() -> RemoteAgentPool:
-    """Return this kernel's fleet; used on the hub's loop."""
-    global _fleet
+def agent_pool() -> RemoteAgentPool:
+    """Return this kernel's agent_pool; used on the hub's loop."""
+    global _agent_pool
     current = local_agents.hub()
-    if _fleet is None or _fleet.hub is not current:
-        _fleet = RemoteAgentPool(current)
-    return _fleet
+    if _agent_pool is None or _agent_pool.hub is not current:
+        _agent_pool = RemoteAgentPool(current)
+    return _agent_pool

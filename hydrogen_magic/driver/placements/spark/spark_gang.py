@@ -17,18 +17,22 @@ from typing import Any
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.placements import Attempt, EventSink
 from hydrogen_magic.driver.placements.spark import (
-    assignment,
     barrier_job,
     forwarded_settings,
     launch_messages,
+    rank_assignment,
 )
 from hydrogen_magic.driver.placements.spark.capacity_check import (
     ClusterCapacity,
+    capacity,
     free_slots,
     slots_now,
-    survey,
 )
-from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgent, RemoteAgentPool, fleet
+from hydrogen_magic.driver.placements.spark.remote_agents import (
+    RemoteAgent,
+    RemoteAgentPool,
+    agent_pool,
+)
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.errors import HydrogenError
 
@@ -69,10 +73,10 @@ _JOB_END_S = 1.5
 class SparkAgentGroup:
     """See :class:`hydrogen_magic.driver.placements.AgentGroup`."""
 
-    def __init__(self, session: Session, survey: ClusterCapacity) -> None:
+    def __init__(self, session: Session, capacity: ClusterCapacity) -> None:
         self._session = session
-        self._survey = survey
-        self._places: dict[int, assignment.BarrierTask] = {}
+        self._capacity = capacity
+        self._places: dict[int, rank_assignment.BarrierTask] = {}
         """By partition."""
         self._changed = asyncio.Event()
         self._job: barrier_job.BarrierJob | None = None
@@ -92,7 +96,7 @@ class SparkAgentGroup:
     # ── an attempt ──
 
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
-        ships = fleet()
+        ships = agent_pool()
         key = (attempt.gang, attempt.number)
         self._places, self._lost, self._running, self._sweeps = {}, set(), [], []
         self._has_failed = self._is_unwanted = self._has_unresponsive = False
@@ -129,7 +133,7 @@ class SparkAgentGroup:
         wanted = attempt.job.spec.np
         queued = await self._wait_for_room(attempt, sink)
         unseen_since_s = time.monotonic() if queued is None else math.inf
-        job = barrier_job.submit(self._session, self._survey, ships, invited, attempt)
+        job = barrier_job.submit(self._session, self._capacity, ships, invited, attempt)
         self._job, job.on_end = job, self._changed.set
         while len(self._places) < wanted and not self._is_unwanted and not job.is_over:
             self._changed.clear()
@@ -153,16 +157,16 @@ class SparkAgentGroup:
         """
         wanted = attempt.job.spec.np
         is_first = attempt.number == 0
-        while not (is_first and self._survey.slots is not None) and not self._is_unwanted:
+        while not (is_first and self._capacity.slots is not None) and not self._is_unwanted:
             slots = await self._tell_queue(slots_now, attempt, sink)
             if slots is None or slots >= wanted:
                 break
             if is_first:  # executors were still coming; refused once no more do
-                self._survey = await asyncio.to_thread(survey, self._session, attempt.job.spec)
+                self._capacity = await asyncio.to_thread(capacity, self._session, attempt.job.spec)
             self._changed.clear()
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), _ROOM_S)
-        free = await asyncio.to_thread(free_slots, self._session, self._survey)
+        free = await asyncio.to_thread(free_slots, self._session, self._capacity)
         if free is not None and free < wanted:
             sink.emit(ev.Queued(attempt.job.now_s(), free, wanted))
         return None if free is None else free < wanted
@@ -175,14 +179,14 @@ class SparkAgentGroup:
     ) -> int | None:
         """Show how many slots there are for the gang, as ``look`` finds; return it."""
         wanted = attempt.job.spec.np
-        slots = await asyncio.to_thread(look, self._session, self._survey)
+        slots = await asyncio.to_thread(look, self._session, self._capacity)
         if slots is not None and not self._places:
             sink.emit(ev.Queued(attempt.job.now_s(), min(slots, wanted), wanted))
         return slots
 
     def on_attached(self, agent: RemoteAgent, about: dict[str, Any]) -> None:
         """A task has come."""
-        self._places[int(about["partition"])] = assignment.BarrierTask(agent, about)
+        self._places[int(about["partition"])] = rank_assignment.BarrierTask(agent, about)
         self._changed.set()
 
     def on_detached(self, about: dict[str, Any], why: str) -> None:
@@ -192,21 +196,21 @@ class SparkAgentGroup:
     async def _conduct(
         self, job: barrier_job.BarrierJob, attempt: Attempt, sink: EventSink
     ) -> None:
-        meant = assignment.plan(attempt.job.spec, self._places, self._survey.gpus)
-        for text in meant.plan.notes:
+        assignment = rank_assignment.plan(attempt.job.spec, self._places, self._capacity.gpus)
+        for text in assignment.plan.notes:
             sink.emit(ev.Notice(attempt.job.now_s(), "warning", text))
-        if attempt.number > 0 and not meant.shares_disk:
-            await self._bring_checkpoint(job, meant, attempt)
+        if attempt.number > 0 and not assignment.shares_disk:
+            await self._bring_checkpoint(job, assignment, attempt)
             if self._is_unwanted:
                 return
-        messages = launch_messages.messages(attempt, meant, self._is_recording)
+        messages = launch_messages.messages(attempt, assignment, self._is_recording)
         self._running = list(messages)
         sweeps = [agent.launch(attempt, sink, message) for agent, message in messages.items()]
         self._sweeps = sweeps
         sending = [asyncio.ensure_future(agent.send_closure(attempt)) for agent in messages]
         if self._is_unwanted:  # while the lines above were under way
             self._tell("stop")
-        watching = asyncio.ensure_future(self._watch(job, meant, attempt, sink))
+        watching = asyncio.ensure_future(self._watch(job, assignment, attempt, sink))
         try:
             over: list[asyncio.Future[Any]] = [asyncio.gather(*sweeps), watching]
             await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
@@ -224,10 +228,13 @@ class SparkAgentGroup:
                 one.result()  # raises what ended it
 
     async def _bring_checkpoint(
-        self, job: barrier_job.BarrierJob, meant: assignment.RankAssignment, attempt: Attempt
+        self,
+        job: barrier_job.BarrierJob,
+        assignment: rank_assignment.RankAssignment,
+        attempt: Attempt,
     ) -> None:
         """Bring the last one to all hosts, for as long as the gang is wanted and has its places."""
-        bringing = asyncio.gather(*(agent.bring_checkpoint(attempt) for agent in meant.agents))
+        bringing = asyncio.gather(*(agent.bring_checkpoint(attempt) for agent in assignment.agents))
         deadline_s = time.monotonic() + _BRING_S
         try:
             while not (bringing.done() or self._is_unwanted or job.is_over):
@@ -247,7 +254,7 @@ class SparkAgentGroup:
     async def _watch(
         self,
         job: barrier_job.BarrierJob,
-        meant: assignment.RankAssignment,
+        assignment: rank_assignment.RankAssignment,
         attempt: Attempt,
         sink: EventSink,
     ) -> None:
@@ -258,16 +265,16 @@ class SparkAgentGroup:
         while True:
             now_s = time.monotonic()
             if now_s - looked_s > _LATE_S:
-                for agent in meant.agents:
+                for agent in assignment.agents:
                     agent.last_message_s = now_s
             looked_s = now_s
-            for agent in set(meant.agents) - self._lost:
+            for agent in set(assignment.agents) - self._lost:
                 self._check_silence(
-                    agent, now_s - agent.last_message_s, silent, meant, attempt, sink
+                    agent, now_s - agent.last_message_s, silent, assignment, attempt, sink
                 )
             if job.is_over and not told:
                 told = True
-                await self._on_job_end(job, meant, attempt, sink)
+                await self._on_job_end(job, assignment, attempt, sink)
             self._changed.clear()
             try:
                 await asyncio.wait_for(self._changed.wait(), 1.0)
@@ -276,7 +283,7 @@ class SparkAgentGroup:
 
     def _check_silence(
         self, agent: RemoteAgent, silence_s: float, silent: set[RemoteAgent],
-        meant: assignment.RankAssignment, attempt: Attempt, sink: EventSink,
+        assignment: rank_assignment.RankAssignment, attempt: Attempt, sink: EventSink,
     ) -> None:  # fmt: skip
         if silence_s > _LOST_S or agent.is_unresponsive:
             self._has_unresponsive = self._has_unresponsive or agent.is_unresponsive
@@ -285,7 +292,7 @@ class SparkAgentGroup:
                 " (network failure, or the agent is stopped or has crashed)"
             )
             sink.emit(ev.Notice(attempt.job.now_s(), "warning", f"{why}; {_ENDS_BY_ITSELF}"))
-            self._lose_host(agent, "HostLost", why, meant, attempt, sink)
+            self._lose_host(agent, "HostLost", why, assignment, attempt, sink)
         elif silence_s > _SILENCE_S and agent not in silent:
             silent.add(agent)
             text = f"connection to host {agent.host} lost for {silence_s:.0f} s: waiting for it"
@@ -298,17 +305,17 @@ class SparkAgentGroup:
     async def _on_job_end(
         self,
         job: barrier_job.BarrierJob,
-        meant: assignment.RankAssignment,
+        assignment: rank_assignment.RankAssignment,
         attempt: Attempt,
         sink: EventSink,
     ) -> None:
         """The stage has ended under its ranks. Agents that live know more about it: let them speak."""
         error = job.error
         problem = barrier_job.problem_of(error)
-        ended = [a for a in meant.agents if problem and a.host == problem["host"]]
+        ended = [a for a in assignment.agents if problem and a.host == problem["host"]]
         if problem and problem["kind"] == "agent_ended":
             for agent in ended:
-                self._lose_host(agent, "AgentLost", problem["text"], meant, attempt, sink)
+                self._lose_host(agent, "AgentLost", problem["text"], assignment, attempt, sink)
             return
         if error is None or error.kind not in ("cancelled", "stopped"):
             await asyncio.sleep(_HEARSAY_S)
@@ -327,19 +334,24 @@ class SparkAgentGroup:
         return EventSink(emit, sink.deliver, sink.take_trace)
 
     def _lose_host(
-        self, agent: RemoteAgent, kind: str, why: str, meant: assignment.RankAssignment, attempt: Attempt,
+        self,
+        agent: RemoteAgent,
+        kind: str,
+        why: str,
+        assignment: rank_assignment.RankAssignment,
+        attempt: Attempt,
         sink: EventSink,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Count a host's ranks as ended, since nobody there will say so."""
         self._lost.add(agent)
-        first, *others = meant.ranks_on(agent)
+        first, *others = assignment.ranks_on(agent)
         now_s = attempt.job.now_s()
         report = ev.ErrorReport(kind, f"{why} (host {agent.host})")
         sink.emit(ev.RankFailed(now_s, first, report, "running"))
         for rank in (first, *others):
             sink.emit(ev.RankExited(now_s, rank, None, "SIGKILL", True, "its host is lost", ""))
         agent.count_as_swept()
-        fleet().drop(agent)
+        agent_pool().drop(agent)
 
     # ── orders ──
 
@@ -382,7 +394,9 @@ class SparkAgentGroup:
             place.agent.send("release", gang=attempt.gang, attempt=attempt.number)
         job, self._job = self._job, None
         if job is not None:
-            patience_s = _TASKS_NOTICE_S if self._has_unresponsive else _JOB_END_S
-            seeing_off = asyncio.ensure_future(job.see_off(patience_s if self._places else 0))
+            join_timeout_s = _TASKS_NOTICE_S if self._has_unresponsive else _JOB_END_S
+            seeing_off = asyncio.ensure_future(
+                job.wait_then_cancel(join_timeout_s if self._places else 0)
+            )
             self._seen_off.add(seeing_off)
             seeing_off.add_done_callback(self._seen_off.discard)

@@ -76,14 +76,16 @@ def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None
                 return start(file_path, *args, **kwargs)
 
         return (
-            begin() if _timeline is None else _timeline.give_way(os.path.abspath(file_path), begin)
+            begin()
+            if _timeline is None
+            else _timeline.hand_over(os.path.abspath(file_path), begin)
         )
 
     @functools.wraps(stop)
     def noting_stop(*args: Any, **kwargs: Any) -> Any:
         if _timeline is None:
             return stop(*args, **kwargs)
-        return _timeline.give_way("", lambda: stop(*args, **kwargs))
+        return _timeline.hand_over("", lambda: stop(*args, **kwargs))
 
     replace(init, noting_init)
     replace(shutdown, noting_shutdown)
@@ -156,7 +158,7 @@ class _Timeline:
             self._switch(self._end)
             self._wait()
 
-    def give_way(self, path: str, call: Callable[[], Any]) -> Any:
+    def hand_over(self, path: str, call: Callable[[], Any]) -> Any:
         """Have the user begin a timeline at ``path``, or end one (empty), by ``call``."""
         if self._is_initialized is None:
             return call()
