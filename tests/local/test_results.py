@@ -18,6 +18,8 @@ from tests import result_checks, result_ranks
 from tests.gangs import ended, until
 from tests.result_checks import run_cell
 
+pytestmark = pytest.mark.usefixtures("warm_agents")
+
 
 def test_every_name_comes_home_or_is_reported(
     notebook_shell: InteractiveShell, capsys: pytest.CaptureFixture[str]

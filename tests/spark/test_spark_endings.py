@@ -221,6 +221,7 @@ def test_a_python_worker_is_killed(standalone: spark_rig.Standalone) -> None:
     assert "Spark task" in error and HOST in error
 
 
+@pytest.mark.exhaustive  # the notebook about Spark kills an executor too
 def test_a_lost_executor_costs_an_attempt(standalone: spark_rig.Standalone) -> None:
     """The next one starts when Spark has replaced it, which takes some seconds."""
     gang = launch(spark_ranks.count, 50, np=4, retries=1)
