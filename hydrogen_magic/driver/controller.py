@@ -15,10 +15,10 @@ from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink, Job
 from hydrogen_magic.driver.profiling import GangProfiler
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.culprit import MissingRanks, failed_independently, missing, verdict
+from hydrogen_magic.driver.state.failure_report import headline
+from hydrogen_magic.driver.state.formatting import late_text, ranks_text
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 from hydrogen_magic.errors import HydrogenError
-from hydrogen_magic.views.failure import headline
-from hydrogen_magic.views.formatting import late_text, ranks_text
 
 __all__ = ["GangController"]
 

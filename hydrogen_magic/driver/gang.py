@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,8 +14,10 @@ from hydrogen_magic.core import run_log
 from hydrogen_magic.core.events import Event, Output, RankStacks
 from hydrogen_magic.core.masking import Mask
 from hydrogen_magic.driver.profile_merge import MAX_STEPS
+from hydrogen_magic.driver.state import failure_report
 from hydrogen_magic.driver.state.gang_results import GangResults
 from hydrogen_magic.driver.state.gang_state import GangState, RankState, fold
+from hydrogen_magic.driver.state.output_lines import final_lines
 from hydrogen_magic.errors import (
     GangStoppedError,
     GangTimeoutError,
@@ -25,8 +27,6 @@ from hydrogen_magic.errors import (
 )
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.serialization.result_stream import ResultPart, label
-from hydrogen_magic.views import failure, still_picture
-from hydrogen_magic.views.output_lines import final_lines
 
 if TYPE_CHECKING:
     import pandas
@@ -41,6 +41,10 @@ _SHOWN_CHARS = 8 << 20
 """Live output kept in memory; the ranks' log files have all of it."""
 _STACKS_S = 3.0
 """How long to wait for ranks' stacks: ``faulthandler`` writes them within milliseconds."""
+
+
+Picture = Callable[[GangState, Sequence[Event]], str]
+"""Draws a gang that has ended as HTML."""
 
 
 class Control(Protocol):
@@ -58,8 +62,15 @@ class Gang:
     Made by :func:`hydrogen_magic.launch` and by the magics. Safe to use from any thread.
     """
 
-    def __init__(self, gang_id: str, gang_record: run_log.Record, mask: Mask | None = None) -> None:
+    def __init__(
+        self,
+        gang_id: str,
+        gang_record: run_log.Record,
+        mask: Mask | None = None,
+        picture: Picture | None = None,
+    ) -> None:
         self.id = gang_id
+        self._picture = picture
         self._mask = mask or Mask()
         self._record = gang_record
         self._events: list[Event] = []
@@ -194,7 +205,7 @@ class Gang:
             if state.culprit is None:
                 is_rendezvous = state.fault and state.fault.type == RendezvousError.__name__
                 raise (RendezvousError if is_rendezvous else HydrogenError)(state.reason)
-            report = failure.report(state, self._last_lines(state.culprit))
+            report = failure_report.report(state, self._last_lines(state.culprit))
             raise RankFailedError(state.reason, rank=state.culprit, report=report)
         if state.state == "STOPPED":
             kind = GangTimeoutError if state.stop_reason == "timeout" else GangStoppedError
@@ -240,8 +251,8 @@ class Gang:
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         """Return how IPython displays it: a picture once it is over; before, its view is there."""
         shown = {"text/plain": repr(self)}
-        if self._state.is_terminal:
-            shown["text/html"] = still_picture(self._state, self._events)
+        if self._state.is_terminal and self._picture is not None:
+            shown["text/html"] = self._picture(self._state, self._events)
         return shown
 
     # ── for the conductor ──

@@ -56,7 +56,7 @@ from hydrogen_magic.driver.placements.local_agents import hub
 from hydrogen_magic.driver.state import gang_results
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.node.worker.nesting import refuse_nested
-from hydrogen_magic.views import View, pick_view
+from hydrogen_magic.views import View, pick_view, still_picture
 
 __all__ = [
     "attend",
@@ -151,7 +151,7 @@ def _new_gang(
     gang_id = _new_id()
     problems: list[str] = []
     gang_record = run_log.Record.create(gang_id, problems.append)
-    gang = Gang(gang_id, gang_record, Mask(known))
+    gang = Gang(gang_id, gang_record, Mask(known), still_picture)
     _known[gang_id] = gang
     _recent.append(gang)
     gang.emit(

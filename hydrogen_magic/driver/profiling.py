@@ -16,7 +16,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver import profile_merge
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import AgentGroup
-from hydrogen_magic.views.formatting import ranks_text
+from hydrogen_magic.driver.state.formatting import ranks_text
 
 __all__ = ["GangProfiler"]
 

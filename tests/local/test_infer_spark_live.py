@@ -11,12 +11,12 @@ import pytest
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.validation import checked
+from hydrogen_magic.driver.state.formatting import progress_text
 from hydrogen_magic.driver.state.gang_state import GangState, fold
 from hydrogen_magic.inference.spark.progress import SparkProgress
 from hydrogen_magic.node.worker.task_reporter import TaskReporter
 from hydrogen_magic.node.worker.task_status import TaskProgress, TaskStatus
 from hydrogen_magic.transport.channel import Hub
-from hydrogen_magic.views.formatting import progress_text
 from hydrogen_magic.views.text_table import block
 from hydrogen_magic.views.widget import rank_rows as widget_rows
 

@@ -30,9 +30,9 @@ LAYERS = (
         "driver.placements",
         "horovod",
     ),
-    ("driver.chrome_trace", "driver.metrics", "driver.profile_merge"),
+    ("driver",),
     ("views",),
-    ("driver", "inference"),
+    ("driver.launcher", "inference"),
     ("compat", "notebook", "__init__"),
 )
 """Rooms of the package, lowest first. A room imports its own layer and those below."""

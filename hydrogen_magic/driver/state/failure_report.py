@@ -15,9 +15,9 @@ from hydrogen_magic.driver.state.culprit import (
     is_victim_error,
     missed_collective,
 )
+from hydrogen_magic.driver.state.formatting import ranks_text
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
-from hydrogen_magic.views.formatting import ranks_text
-from hydrogen_magic.views.output_lines import clean, clean_name, final_lines
+from hydrogen_magic.driver.state.output_lines import clean, clean_name, final_lines
 
 __all__ = ["headline", "report", "stack_lines"]
 
