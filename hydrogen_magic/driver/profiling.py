@@ -222,5 +222,5 @@ async def _in_thread(work: Callable[[], profile_merge.Profile]) -> profile_merge
         except RuntimeError:
             pass  # the loop was closed meanwhile, with the kernel
 
-    threading.Thread(target=run, name="hydrogen_magic.driver.profile_merge", daemon=True).start()
+    threading.Thread(target=run, name="hydrogen_magic.profiles", daemon=True).start()
     return await done

@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from hydrogen_magic.core.job import RENDEZVOUS, JobSpec
+from hydrogen_magic.driver import placements, rendezvous
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "hydrogen_magic"
 
@@ -245,6 +248,16 @@ def test_what_is_sent_to_other_machines_imports_nothing_that_stays() -> None:
         if _is_in(found.file, SENT) and not _is_in(file, SENT) and file != "__init__"
     ]
     assert wrong == []
+
+
+@pytest.mark.parametrize("name", RENDEZVOUS)
+def test_what_a_rendezvous_serves_is_sent_to_other_machines(name: str) -> None:
+    spec = JobSpec(np=2, gpu=False, rendezvous=name)
+    plan = placements.get("local").plan(spec)
+    info = rendezvous.get(name).prepare(plan, "10.0.0.1", 1, spec=spec, gang="g", attempt=0)
+    assert info.service is not None
+    module = info.service.function.partition(":")[0]
+    assert _is_in(module.removeprefix("hydrogen_magic."), SENT)
 
 
 def test_a_rank_imports_nothing_of_a_notebook() -> None:
