@@ -84,6 +84,9 @@ def _run(
     control: socket.socket, reader: framing.FrameReader, go: dict[str, Any], fds: Sequence[int]
 ) -> int:
     """Be a rank; one that has set up for inference may be the same rank of later gangs, too."""
+    from hydrogen_magic.node.worker import main_thread
+
+    main_thread.hide_our_frames()
     try:
         process_setup.enter_environment(go)
         rank = _Rank(control, reader, go, fds)
