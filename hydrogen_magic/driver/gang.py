@@ -204,8 +204,11 @@ class Gang:
         if state.state == "FAILED":
             if state.culprit is None:
                 is_rendezvous = state.fault and state.fault.type == RendezvousError.__name__
-                raise (RendezvousError if is_rendezvous else HydrogenError)(state.reason)
-            report = failure_report.report(state, self._last_lines(state.culprit))
+                reason = state.fault.message if state.fault else state.reason
+                raise (RendezvousError if is_rendezvous else HydrogenError)(reason)
+            report = failure_report.report(
+                state, self._last_lines(state.culprit), self._saved_results
+            )
             raise RankFailedError(state.reason, rank=state.culprit, report=report)
         if state.state == "STOPPED":
             kind = GangTimeoutError if state.stop_reason == "timeout" else GangStoppedError
@@ -278,16 +281,21 @@ class Gang:
         part = replace(part, error=self._mask.text(part.error))
         self.received.add(rank, self._state.attempt, part, section)
 
+    def has_results_to_save(self, has_succeeded: bool) -> bool:
+        """Whether :meth:`save_results` has something to do."""
+        return not self._saved_results and self.received.of(0).is_worth_saving(has_succeeded)
+
     def save_results(self, has_succeeded: bool) -> str:
         """Keep rank 0's results in the run log if the notebook may not get all of them.
 
         That is the case after a failure or a stop, and for results that arrived in part. Returns a
         sentence about it, empty when there is nothing to keep.
         """
-        results = self.received.of(0)
-        if self._saved_results or not results.is_worth_saving(has_succeeded):
+        if not self.has_results_to_save(has_succeeded):
             return self._saved_results
-        names = ", ".join(map(label, results.names))
+        names = ", ".join(map(label, self.received.of(0).names))
+        is_whole = not has_succeeded and self._state.ranks[0].result_bytes is not None
+        which = "the results of rank 0" if is_whole else "partial results"
         try:
             self.received.save(0, self._record.path)
         except OSError as error:
@@ -297,7 +305,7 @@ class Gang:
             if not has_succeeded:
                 self.received.clear()
         load = f"hydrogen_magic.load_results({self.id!r})"
-        self._saved_results = f"partial results ({names}) are {where}; load them with {load}"
+        self._saved_results = f"{which} ({names}) are {where}; load them with {load}"
         return self._saved_results
 
     def finish(self, error: BaseException | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,8 +16,7 @@ from hydrogen_magic.serialization.result_stream import CELL_VALUE, ResultPart, U
 
 __all__ = ["GangResults", "RankResults", "load_saved", "saved_path"]
 
-_NONE_BYTES = 16
-"""A pickled None is smaller."""
+_NONE = pickle.dumps(None, pickle.HIGHEST_PROTOCOL)
 _SMALL_BYTES = 1 << 20
 """Smaller results are copied, so that they do not hold a file descriptor until they are opened."""
 
@@ -62,7 +62,7 @@ class RankResults:
             return any(part.is_partial for part, _ in self.parts) or any(
                 isinstance(obj, UnopenedPart) for obj in opened
             )
-        return any(part.name or section.nbytes > _NONE_BYTES for part, section in self.parts)
+        return any(part.name or section.payload != _NONE for part, section in self.parts)
 
     def value(self) -> Any:
         """Return the value of the cell. Raises ResultError when it did not arrive."""
