@@ -35,7 +35,7 @@ from weakref import WeakValueDictionary
 
 from hydrogen_magic import capture
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core import processes, run_log
+from hydrogen_magic.core import file_limit, processes, run_log
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.core.masking import Mask, holds, secret_values
 from hydrogen_magic.driver import placements
@@ -54,7 +54,7 @@ from hydrogen_magic.driver.placements import (
 )
 from hydrogen_magic.driver.placements.local_agents import hub
 from hydrogen_magic.driver.state import gang_results
-from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.node.worker.nesting import refuse_nested
 from hydrogen_magic.views import View, pick_view, still_picture
 
@@ -72,6 +72,9 @@ __all__ = [
     "show",
     "sweep_abandoned",
 ]
+
+_LAUNCH_FILES = 48
+"""Files that this process opens for its first gang, at most: the hub's sockets, an agent, a run log."""
 
 _running: dict[str, Gang] = {}
 _recent: deque[Gang] = deque(maxlen=4)
@@ -123,6 +126,7 @@ def launch_captured(
     clock_zero_s, wall_time = time.monotonic(), time.time()
     planned = plan(spec) if place is None else place.plan(spec)
     is_inline = spec.placement == "inline"
+    _check_file_limit(spec.np if feed is not None else 0)
     # Whatever can still be refused is, before there is a gang.
     agent_group = None if is_inline else (place or placements.get(spec.placement)).open(spec)
     loop = None if is_inline else hub().loop
@@ -142,6 +146,13 @@ def launch_captured(
     else:
         _conduct(gang, job, agent_group, loop)
     return gang
+
+
+def _check_file_limit(n_channels: int) -> None:
+    try:
+        file_limit.check(_LAUNCH_FILES + 2 * n_channels, "a gang")
+    except file_limit.LimitError as error:
+        raise PlacementError(file_limit.explained(error)) from None
 
 
 def _new_gang(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core import processes
+from hydrogen_magic.core import file_limit, processes
 from hydrogen_magic.core.masking import Mask, secret_values
 from hydrogen_magic.errors import RendezvousError
 from hydrogen_magic.horovod.node.timeline_follower import Timelines, path_prefix
@@ -163,9 +163,10 @@ class RankGroup:
 
     def report_fault(self, error: BaseException) -> None:
         """Report a fault for which no rank is to blame; the kernel ends the attempt."""
-        message = str(error)
+        message = file_limit.explained(error)
         if not self._ranks:
-            detail = self._first_detail()
+            is_limit = isinstance(error, file_limit.LimitError)
+            detail = "" if is_limit else self._first_detail()
             where = f" ({detail})" if detail else ""
             message = f"the ranks could not be started: {message}{where}"
         report = ev.ErrorReport(type(error).__name__, message)
