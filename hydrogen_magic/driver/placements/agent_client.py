@@ -65,14 +65,14 @@ class AgentClient(ABC):
         )
 
     async def responds(self) -> bool:
-        """Return whether the agent answers a message."""
+        """Return whether the agent answers a message. One that ends does not."""
         self._message_arrived.clear()
         self.send("ping")
         try:
             await asyncio.wait_for(self._message_arrived.wait(), _RESPONSE_S["kill"])
         except asyncio.TimeoutError:
             return False
-        return True
+        return self.alive
 
     def expect_sweep(self) -> asyncio.Future[None]:
         """Return what is done when nothing of the launched attempt is left."""

@@ -21,7 +21,7 @@ from hydrogen_magic.driver.placements import (
     devices,
     local_agents,
 )
-from hydrogen_magic.errors import HydrogenError, PlacementError
+from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker import checkpoint
 
 __all__ = ["LocalAgentGroup", "LocalPlacement"]
@@ -79,37 +79,48 @@ class LocalAgentGroup:
         """What was ordered; None: what the job says."""
 
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
-        job = attempt.job
-        digest = local_agents.fingerprint({**os.environ, **dict(job.spec.env)})
-        agent = await self._responding_agent(digest, job.preload)
-        if self._cancelled.is_set():
+        self._cancelled.clear()  # a stop of the attempt before
+        agent = await self._launched(attempt, sink)
+        if agent is None:
             return
-        message = _launch_message(attempt, agent, digest)
-        if self._is_recording is not None:
-            message["record"] = self._is_recording
-        agent.sink, agent.attempt = sink, (attempt.gang, attempt.number)
         watching = asyncio.ensure_future(_watch(agent, attempt, sink))
         try:
-            _launch(agent, message, job)
             await agent.swept()
-        except HydrogenError:  # the agent has ended
-            _end_all(attempt, sink)
-            raise
         finally:
             watching.cancel()
-            agent.sink = agent.attempt = None
+            agent.let_go()
 
-    async def _responding_agent(
-        self, digest: str, preload: Sequence[str]
-    ) -> local_agents.LocalAgent:
-        """Return an agent that responds. A warm one may have been stopped since its last gang."""
-        pool, hub = local_agents.pool(), local_agents.hub()
-        if self._agent is None or not self._agent.alive:
-            self._agent = pool.take(hub, digest, preload)
-        if self._agent.is_ready and not await self._agent.responds():
-            self._agent.kill()
-            self._agent = pool.take(hub, digest, preload)
-        await self._started(self._agent)
+    async def _launched(self, attempt: Attempt, sink: EventSink) -> local_agents.LocalAgent | None:
+        """Return the agent that runs the attempt, None once the gang is to be stopped.
+
+        A warm one may have been stopped since its last gang. It does not respond and is replaced.
+        """
+        job = attempt.job
+        digest = local_agents.fingerprint({**os.environ, **dict(job.spec.env)})
+        handed: list[int] = []
+        try:
+            while True:
+                agent = self._take_agent(digest, job.preload)
+                is_warm = agent.is_ready
+                await self._started(agent)
+                if self._cancelled.is_set():
+                    return None
+                handed = handed or _handed(job)
+                message = _launch_message(attempt, agent, digest)
+                if self._is_recording is not None:
+                    message["record"] = self._is_recording
+                agent.launch(message, handed, sink)
+                if not is_warm or await agent.responds():
+                    return agent
+                agent.let_go()
+                agent.kill()
+        finally:
+            for fd in handed:
+                os.close(fd)
+
+    def _take_agent(self, digest: str, preload: Sequence[str]) -> local_agents.LocalAgent:
+        if self._agent is None or not self._agent.alive or self._agent.is_being_killed:
+            self._agent = local_agents.pool().take(local_agents.hub(), digest, preload)
         return self._agent
 
     async def _started(self, agent: local_agents.LocalAgent) -> None:
@@ -136,10 +147,9 @@ class LocalAgentGroup:
             self._agent.send("kill", rank=rank)
 
     def _tell(self, action: str) -> None:
+        self._cancelled.set()  # it may not be launched yet
         if self._agent is not None and self._agent.attempt is not None:
             self._agent.command(action)
-        else:
-            self._cancelled.set()  # not launched yet
 
     def ask_stacks(self) -> None:
         if self._agent is not None and self._agent.attempt is not None:
@@ -192,13 +202,6 @@ def _silence(agent: local_agents.LocalAgent, silence_s: float) -> str:
     return f"{text}; stopping the gang ends it"
 
 
-def _end_all(attempt: Attempt, sink: EventSink) -> None:
-    """Report the end of all ranks, which the agent can report no longer."""
-    for slot in attempt.job.plan.slots:
-        now_s = attempt.job.now_s()
-        sink.emit(ev.RankExited(now_s, slot.rank, None, "SIGKILL", True, "its agent has ended"))
-
-
 def _fed(attempt: Attempt, slots: Sequence[Mapping[str, Any]], digest: str) -> dict[str, Any]:
     """Return what a launch says of ranks that are fed: how, and what kept ones must have been set up by."""
     feed, spec = attempt.job.feed, attempt.job.spec
@@ -211,15 +214,11 @@ def _fed(attempt: Attempt, slots: Sequence[Mapping[str, Any]], digest: str) -> d
     return {"infer": {"options": dict(feed.options)}, "stay": key if feed.key else ""}
 
 
-def _launch(agent: local_agents.LocalAgent, message: dict[str, Any], job: Job) -> None:
+def _handed(job: Job) -> list[int]:
+    """Return what an agent needs beside the launch message: the closure, a channel for each fed rank."""
     assert isinstance(job.closure, ClosureFile)
     channels = job.feed.open(len(job.plan.slots)) if job.feed is not None else []
-    closure = job.closure.dup()
-    try:
-        agent.launch(message, closure, channels)
-    finally:
-        for fd in (closure, *channels):
-            os.close(fd)
+    return [job.closure.dup(), *channels]
 
 
 def _launch_message(
