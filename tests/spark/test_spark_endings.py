@@ -172,13 +172,20 @@ def test_an_agent_is_killed() -> None:
     assert "agent" in error and HOST in error
 
 
+def test_an_agent_that_is_killed_costs_an_attempt() -> None:
+    gang = launch(spark_ranks.count, 50, np=4, retries=1)
+    until(gang, said(gang, "step 5"))
+    for pid in agent_pids():
+        if b"hydrogen_magic.node.agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+    assert ended(gang, 2 * PATIENCE_S).result == 50
+    assert gang.snapshot().attempt == 1
+
+
 def test_an_agent_that_does_not_respond_is_given_up() -> None:
     """The kernel cannot signal it; its task can, and ends what it has started."""
     gang, family = training()
-    stopped = [pid for pid in agent_pids() if pid not in family]
-    for pid in stopped:
-        if b"hydrogen_magic.node.agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, signal.SIGSTOP)
+    stopped = stop_agents(family)
     gang.stop(kill=True)
     assert ended(gang).state == "STOPPED"
     assert f"host {HOST} has not responded" in notices_of(gang)
@@ -231,15 +238,29 @@ def test_a_lost_executor_costs_an_attempt(standalone: spark_rig.Standalone) -> N
     assert gang.snapshot().attempt == 1
 
 
+@pytest.mark.parametrize("agents_are", ["running", "stopped"])
 @pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
-def test_executors_are_killed(count: int, spark: Any, standalone: spark_rig.Standalone) -> None:
-    """With the second one the host's agent has lost its last task."""
+def test_executors_are_killed(
+    count: int, agents_are: str, spark: Any, standalone: spark_rig.Standalone
+) -> None:
+    """With the second one the host's agent has lost its last task. A stopped one cannot see that."""
     gang, family = training()
+    if agents_are == "stopped":
+        family += stop_agents(family)
     for pid in executors_of_this_session(standalone)[:count]:
         os.kill(pid, signal.SIGKILL)
     error = str(lost(gang, family))
     assert "executor" in error and HOST in error
     spark_rig.wait_for_executors(spark, 2)
+
+
+def stop_agents(family: list[int]) -> list[int]:
+    """Stop the agents (SIGSTOP); return their pids, and those of what waits beside the ranks."""
+    started = [pid for pid in agent_pids() if pid not in family]
+    for pid in started:
+        if b"hydrogen_magic.node.agent\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGSTOP)
+    return started
 
 
 def executors_of_this_session(standalone: spark_rig.Standalone) -> list[int]:

@@ -86,7 +86,9 @@ _ON_FIRST_USE = (("torch", "torch._dynamo"),)
 class WorkerPool:
     """Hands out workers that have imported what is asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, kernel: int) -> None:
+        """``kernel``: its pidfd, -1 where it is on another machine."""
+        self._kernel = kernel
         self._forkserver: _Forkserver | None = None
         self._spares: list[PooledWorker] = []
         self._avoid: set[str] = set()
@@ -119,9 +121,10 @@ class WorkerPool:
         process = subprocess.Popen(
             command_line.command(
                 "hydrogen_magic.node.agent.forkserver", sys_path,
-                str(theirs.fileno()), str(os.getpid()), json.dumps(list(sys_path)), *preload,
+                str(theirs.fileno()), str(self._kernel), str(os.getpid()),
+                json.dumps(list(sys_path)), *preload,
             ),
-            pass_fds=[theirs.fileno()],
+            pass_fds=[fd for fd in (theirs.fileno(), self._kernel) if fd >= 0],
             env=command_line.environment({**memory_settings.ENVIRONMENT, **env}),
             stdin=subprocess.DEVNULL, cwd="/",
         )  # fmt: skip
