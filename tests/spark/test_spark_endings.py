@@ -250,7 +250,9 @@ def test_executors_are_killed(
     for pid in executors_of_this_session(standalone)[:count]:
         os.kill(pid, signal.SIGKILL)
     error = str(lost(gang, family))
-    assert "executor" in error and HOST in error
+    assert "executor" in error
+    if agents_are == "running":
+        assert HOST in error
     spark_rig.wait_for_executors(spark, 2)
 
 
