@@ -276,6 +276,10 @@ class Gang:
         with self._changed:
             self._changed.notify_all()
 
+    def masked(self, text: str) -> str:
+        """Return ``text`` without secrets."""
+        return self._mask.text(text)
+
     def deliver(self, rank: int, part: ResultPart, section: Payload) -> None:
         """Take one of a rank's results; it is opened when it is asked for."""
         part = replace(part, error=self._mask.text(part.error))

@@ -142,7 +142,9 @@ class GangProfiler:
         written = ""
         try:
             profile = await _in_thread(
-                lambda: profile_merge.merge(traces, path, lambda: not self._unwanted.is_set())
+                lambda: profile_merge.merge(
+                    traces, path, lambda: not self._unwanted.is_set(), self._gang.masked
+                )
             )
             await self._tell(profile)
             written = str(path) if profile.ranks else ""

@@ -12,7 +12,7 @@ from typing import Any
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
-from hydrogen_magic.core.masking import Mask
+from hydrogen_magic.core.masking import Mask, masked_file
 from hydrogen_magic.node.agent.exit_watch import ExitWatch
 from hydrogen_magic.node.agent.gpus import GpuUse
 from hydrogen_magic.node.agent.output import CHUNK, LivePart, LiveText, RankLog, TokenBucket
@@ -121,7 +121,8 @@ class RankProcess:
             self.has_delivered = True
             self._emit(ev.RankResult(self._now_s(), self.rank, int(message["delivered"])))
         if "profile" in message:
-            self._hand_over({"rank": self.rank, "profile": int(message["profile"])}, fds[0])
+            trace = masked_file(fds[0], self._mask)
+            self._hand_over({"rank": self.rank, "profile": int(message["profile"])}, trace)
         if "stays" in message:
             self._stay(dict(message["stays"]))
         if "timeline" in message:
