@@ -79,13 +79,16 @@ _LAUNCH_FILES = 48
 _running: dict[str, Gang] = {}
 _recent: deque[Gang] = deque(maxlen=4)
 """What a person may still want to look at; more would hold results, which may be large."""
+_LARGE_BYTES = 64 << 20
+"""Results of this size that the notebook has taken are not kept for that."""
 _known: WeakValueDictionary[str, Gang] = WeakValueDictionary()
 
 
 def gangs() -> dict[str, Gang]:
     """Return this kernel's gangs by id, newest last: those that run, the last four, and held ones.
 
-    Older ones are in the records that ``%gang`` lists.
+    Of the last four, those whose large results became variables of the notebook are left out. Older
+    ones are in the records that ``%gang`` lists.
     """
     return dict(_known)
 
@@ -93,15 +96,16 @@ def gangs() -> dict[str, Gang]:
 def load_results(gang_id: str, rank: int = 0) -> dict[str, Any]:
     """Return the saved results of a rank whose gang failed, was stopped, or returned only part of them.
 
-    The value of the cell is named ``_``; ``MissingObject`` replaces every missing object. Raises
-    HydrogenError when nothing is saved under this id.
+    The value of the cell is named ``_``, or ``""`` if ``--out`` names a variable ``_``;
+    ``MissingObject`` replaces every missing object. Raises HydrogenError when nothing is saved under this
+    id.
     """
     try:
         kept = gang_results.load_saved(run_log.run_dir(gang_id), rank)
     except OSError:
         known = gangs().get(gang_id)
         kept = known.received.of(rank) if known else gang_results.RankResults(rank, [])
-    found = {name or "_": value for name, value in kept.everything().items()}
+    found = {name or kept.key_of_value: value for name, value in kept.everything().items()}
     if not found:
         why = "".join(f": {text}" for text in kept.errors.values())
         raise HydrogenError(f"no results of rank {rank} are saved for run {gang_id!r}{why}")
@@ -164,6 +168,7 @@ def _new_gang(
     gang_record = run_log.Record.create(gang_id, problems.append)
     gang = Gang(gang_id, gang_record, Mask(known), still_picture)
     _known[gang_id] = gang
+    _forget_large_results()
     _recent.append(gang)
     gang.emit(
         ev.GangLaunched(
@@ -177,6 +182,13 @@ def _new_gang(
     for text in problems:
         gang.emit(ev.Notice(0.0, "warning", text))
     return gang
+
+
+def _forget_large_results() -> None:
+    """Let go of gangs with large results that the notebook has taken; their handles keep them."""
+    for gang in list(_recent):
+        if gang.received.of(0).is_taken and gang.received.nbytes > _LARGE_BYTES:
+            _recent.remove(gang)
 
 
 def _travelling(known: Iterable[str], captured: capture.Captured, spec: JobSpec) -> tuple[str, ...]:

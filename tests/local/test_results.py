@@ -65,16 +65,25 @@ def test_sharded_results() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "why"),
+    ("function", "args", "why"),
     [
-        (result_ranks.sharded_on_rank_0_alone, "rank 1 has no such tensor"),
-        (result_ranks.sharded_and_left, "its process group has been destroyed"),
+        (result_ranks.sharded_on_rank_0_alone, (), "rank 1 has no such tensor"),
+        (result_ranks.sharded_and_left, (0, 1), "this rank has destroyed its process group"),
+        (result_ranks.sharded_and_left, (1,), "rank 1 has destroyed its process group"),
     ],
 )
-def test_sharded_results_that_cannot_be_gathered_are_refused(function: Any, why: str) -> None:
+def test_sharded_results_that_cannot_be_gathered_are_refused(
+    function: Any, args: tuple[int, ...], why: str
+) -> None:
     with pytest.raises(ResultError, match=why) as caught:
-        _ = hm.launch(function, np=2).result
+        _ = ended(hm.launch(function, *args, np=2)).result
     assert ".full_tensor()" in str(caught.value)
+
+
+def test_a_crash_while_packing_loses_nothing_that_was_packed(
+    notebook_shell: InteractiveShell,
+) -> None:
+    result_checks.check_crash_while_packing(notebook_shell, "")
 
 
 def test_a_rank_that_never_exits_does_not_hold_the_result() -> None:

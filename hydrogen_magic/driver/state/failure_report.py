@@ -118,10 +118,14 @@ def _how(rank: RankState) -> str:
 
 
 def _exit_status(rank: RankState, exited: RankExited) -> str:
-    return f"exited with status {exited.exit_code}{_after_result(rank) or _BEFORE_THE_END}"
+    hint = f" ({exited.hint})" if exited.hint else ""
+    return f"exited with status {exited.exit_code}{_when_exited(rank)}{hint}"
 
 
-_BEFORE_THE_END = " without finishing the cell"
+def _when_exited(rank: RankState) -> str:
+    is_packing = rank.exited_in == "finishing"
+    before = " before it had sent all results" if is_packing else " without finishing the cell"
+    return _after_result(rank) or before
 
 
 def _after_result(rank: RankState) -> str:
@@ -172,7 +176,7 @@ def _exit(rank: RankState, exited: RankExited, cells: Mapping[str, str]) -> list
         when = _after_result(rank)
         line = f"rank {rank.rank} was killed by {clean_name(exited.signal_name)}{when}{hint}"
     else:
-        line = f"rank {rank.rank} {_exit_status(rank, exited)}{hint}"
+        line = f"rank {rank.rank} {clean_name(_exit_status(rank, exited))}"
     if rank.exited_in == "loading":
         line += ", while loading it"
     return [line, *_stack(exited.crash_stack, cells)]

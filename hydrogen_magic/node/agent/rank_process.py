@@ -56,6 +56,8 @@ class RankProcess:
         """For its process the gang is over, which waits for another one: the files that it depends on."""
         self.has_delivered = False
         """All its results have arrived here."""
+        self._doing = ""
+        """What it does with its results just now, such as "packing `model`"."""
         self.exit_watch: ExitWatch | None = None
         """Since the end of its cell."""
         self.on_stay: Callable[[], None] = lambda: None
@@ -117,8 +119,11 @@ class RankProcess:
     def _take(self, message: dict[str, Any], fds: list[int]) -> None:
         if "result" in message:
             self._hand_over({"rank": self.rank, "result": message["result"]}, fds[0])
+        if "next" in message:
+            self._doing = str(message["next"])
         if "delivered" in message:
             self.has_delivered = True
+            self._doing = ""
             self._emit(ev.RankResult(self._now_s(), self.rank, int(message["delivered"])))
         if "profile" in message:
             trace = masked_file(fds[0], self._mask)
@@ -272,8 +277,14 @@ class RankProcess:
         )  # fmt: skip
 
     def _hint(self, signal_name: str, max_rss_bytes: int) -> str:
-        if signal_name != "SIGKILL" or self.asked:
+        if self.asked:
             return ""
+        hints = [f"while {self._doing}"] if self._doing else []
+        if signal_name == "SIGKILL":
+            hints.append(self._why_killed(max_rss_bytes))
+        return "; ".join(hints)
+
+    def _why_killed(self, max_rss_bytes: int) -> str:
         peak = f"it used up to {max_rss_bytes / 1e9:.1f} GB of memory"
         if processes.oom_kills() > self._oom_kills:
             return f"out of memory: the system's OOM killer was at work; {peak}"

@@ -251,9 +251,16 @@ class _Rank:
         """Send the results, and say that they are complete: from then on the process should exit."""
         from hydrogen_magic.node.worker import results
 
-        nbytes = results.deliver(loaded, value, self.rank, self._send_result, self._say_progress)
+        nbytes = results.deliver(
+            loaded, value, self.rank, self._send_result, self._say_progress, self._say_next
+        )
         with self.lock:
             framing.send(self.control, {"delivered": nbytes})
+
+    def _say_next(self, text: str) -> None:
+        """Say what the process does next, at once: it may crash."""
+        with self.lock:
+            framing.send(self.control, {"next": text})
 
     def _send_result(
         self, part: result_stream.ResultPart, section: Payload, on_write: Callable[[int], None]
