@@ -62,7 +62,9 @@ class RankGroup:
         self._hand_over = hand_over
         self._is_recording = bool(launch["record"])
         self._zero_s = float(launch["clock_zero_s"])
-        self.timelines = Timelines(self._zero_s, emit)
+        env = {**os.environ, **launch["env"]}
+        self._mask = Mask((*launch["secrets"], *secret_values(env)))
+        self.timelines = Timelines(self._zero_s, emit, self._mask)
         """Horovod's, where it is rank 0's host."""
         self._grace_s = float(launch["grace_s"])
         self._ranks: dict[int, RankProcess] = {}
@@ -76,8 +78,6 @@ class RankGroup:
         self._began = time.time() - _CLOCK_SLACK_S
         self._all_exited = asyncio.Event()
         self._allowance = TokenBucket(time.monotonic)
-        env = {**os.environ, **launch["env"]}
-        self._mask = Mask((*launch["secrets"], *secret_values(env)))
 
     def now_s(self) -> float:
         return time.monotonic() - self._zero_s
