@@ -18,7 +18,7 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from hydrogen_magic.node.worker import api
+from hydrogen_magic.node.worker import api, reporter
 from hydrogen_magic.serialization.pickling_errors import walk
 from hydrogen_magic.serialization.result_stream import label
 
@@ -181,7 +181,7 @@ class _Peers:
         if self._store is not None:
             with suppress(Exception):  # stores raise errors of many types
                 self._store.set(_key("arrived", _rank()), "1")
-        elif self._gangs_store is not None:
+        elif _had_group() and self._gangs_store is not None:
             with suppress(Exception):
                 self._gangs_store.set(_key("left", api.rank()), "1")
 
@@ -267,6 +267,12 @@ def _store() -> Any:
     import torch.distributed as dist
 
     return dist.distributed_c10d._get_default_store() if dist.is_initialized() else None
+
+
+def _had_group() -> bool:
+    """Whether this rank may have joined a process group: others connect to no store in vain."""
+    current = reporter.current()
+    return current is not None and current.collectives > 0
 
 
 def _gangs_store() -> Any:
