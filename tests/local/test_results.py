@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import ResultError
 from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 from tests import result_checks, result_ranks
@@ -97,6 +100,8 @@ def test_a_forked_child_sends_no_results() -> None:
 def test_packing_a_result_may_take_longer_than_exiting() -> None:
     gang = ended(hm.launch(result_ranks.Slow, 6.0, np=1))
     assert gang.result.seconds == 6.0
+    phases = [event for event in gang.events() if isinstance(event, ev.RankPhase)]
+    assert any(event.detail == "packing the value" for event in phases), "the view shows why"
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────
@@ -122,6 +127,27 @@ def test_the_closure_is_freed_once_the_ranks_run(tmp_path: Path) -> None:
     over.touch()
     assert ended(gang).results == [len(data)] * 2 and ended(again).result == len(data)
     assert closure_files() == []
+
+
+def test_results_are_freed_with_the_notebooks_variables(
+    notebook_shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "_LARGE_BYTES", 1 << 20)
+    run_cell(notebook_shell, "import numpy as np\nold = np.zeros(2 << 20, np.uint8)")
+    run_cell(notebook_shell, "%%distributed --np 1 --quiet --out old\nold += 1")
+    assert mapped_results() == [], "the array has got the new values"
+    run_cell(notebook_shell, "%%distributed --np 1 --quiet --out new\nnew = old + 1")
+    assert len(mapped_results()) == 1 and notebook_shell.user_ns["new"].sum() == 4 << 20
+    run_cell(notebook_shell, "del new")
+    ended(hm.launch(len, [], np=1))
+    gc.collect()
+    assert mapped_results() == []
+
+
+def mapped_results() -> list[str]:
+    """Return the results of ranks whose bytes this process holds."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in maps if "hydrogen_magic:result" in line]
 
 
 def closure_files() -> list[str]:

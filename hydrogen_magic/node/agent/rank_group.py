@@ -238,6 +238,7 @@ class RankGroup:
         self._gpus.look({r.rank: r.worker.pid for r in self._ranks.values() if not r.exited})
         for rank in self._ranks.values():
             rank.check_health(self._gpus.use_of(rank.rank))
+            rank.report_packing()
             why = rank.hangs_at_exit()
             if why:
                 text = f"rank {rank.rank} {why}: killed"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -26,6 +27,8 @@ _PACKAGE = f'File "{Path(__file__).parents[2]}{os.sep}'
 _OUR_THREAD = _PACKAGE + "node/worker/reporter.py"
 _OUR_HOOKS = (_PACKAGE + "node/worker/observe", _PACKAGE + "horovod/node/observe")
 _BELOW_THE_CELL = (_PACKAGE + "node/worker/namespace.py", _PACKAGE + "node/worker/main.py")
+_LONG_S = 1.0
+"""Packing a result that takes longer is reported: a user's ``__getstate__`` may compute for minutes."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 _DRAIN_CHUNKS = 32
@@ -58,6 +61,7 @@ class RankProcess:
         """All its results have arrived here."""
         self._doing = ""
         """What it does with its results just now, such as "packing `model`"."""
+        self._doing_since_s = 0.0
         self.exit_watch: ExitWatch | None = None
         """Since the end of its cell."""
         self.on_stay: Callable[[], None] = lambda: None
@@ -120,7 +124,7 @@ class RankProcess:
         if "result" in message:
             self._hand_over({"rank": self.rank, "result": message["result"]}, fds[0])
         if "next" in message:
-            self._doing = str(message["next"])
+            self._doing, self._doing_since_s = str(message["next"]), time.monotonic()
         if "delivered" in message:
             self.has_delivered = True
             self._doing = ""
@@ -212,6 +216,13 @@ class RankProcess:
             )
         )  # fmt: skip
         return found.state
+
+    def report_packing(self) -> None:
+        """Emit once what it does with its results, if that takes a while."""
+        waited_s = time.monotonic() - self._doing_since_s
+        if self._doing and not self.exited and waited_s > _LONG_S:
+            self._doing_since_s = math.inf
+            self._emit(ev.RankPhase(self._now_s(), self.rank, "finishing", self._doing))
 
     def hangs_at_exit(self) -> str:
         """Return why the process has to be killed after its cell, empty while it need not be."""
