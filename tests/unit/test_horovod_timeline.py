@@ -256,7 +256,6 @@ def test_secrets_in_names_are_masked(tmp_path: Path) -> None:
     followed.timelines.finish()
     assert b"sesame" not in followed.path.read_bytes()
     assert b'"open-*************-1"' in followed.path.read_bytes()
-    assert "open-***-1" in repr(followed.told) and "sesame" not in repr(followed.told)
 
 
 @pytest.mark.parametrize("length", [512, 513, 5_000, 16_384])

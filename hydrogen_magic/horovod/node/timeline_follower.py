@@ -127,7 +127,7 @@ class Timelines:
         event = ev.Spans(
             self._now_s(), self._rank, names, starts_ns, ends_ns, depths, skipped, ev.HOROVOD
         )
-        self._emit(self._mask.event(event))
+        self._emit(event)
 
     def _now_s(self) -> float:
         return time.monotonic() - self._zero_s
