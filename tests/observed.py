@@ -17,7 +17,7 @@ TIMEOUT_S = 240.0
 
 RANK = """
 import atexit, json, os, sys, time
-from hydrogen_magic import events as ev
+from hydrogen_magic.core import events as ev
 from hydrogen_magic.node.worker import observe, reporter
 sent = []
 rank = reporter.Reporter(int(os.environ.get("RANK", 0)), time.monotonic(), sent.extend)

@@ -104,7 +104,8 @@ class Packer:
         self, pickler: Callable[..., Any], on_write: Callable[[int], None] = lambda nbytes: None
     ) -> None:
         """``pickler``: called as ``pickler(file, protocol, buffer_callback)``, makes a
-        :class:`~hydrogen_magic.serialization.pickler.Pickler`. ``on_write``: called with the size of the section so far.
+        :class:`~hydrogen_magic.serialization.pickler.Pickler`. ``on_write``: called with the size of
+        the section so far.
         """
         self._file = _CountingFile(on_write)
         self._buffers = Buffers()

@@ -23,7 +23,7 @@ import hydrogen_magic as hm
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import Attempt, local_agents
 from hydrogen_magic.driver.placements.spark import rank_assignment
-from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgent, fleet
+from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgent, agent_pool
 from hydrogen_magic.errors import GangStoppedError, HydrogenError
 from tests import ranks, spark_ranks, spark_rig
 from tests.gangs import (
@@ -198,8 +198,8 @@ def test_an_agent_that_was_given_up_ends() -> None:
 
     async def give_up() -> list[int]:
         given_up = agent_pids()
-        for agent in list(fleet()._agents):
-            fleet().drop(agent)
+        for agent in list(agent_pool()._agents):
+            agent_pool().drop(agent)
         return given_up
 
     ended(launch(ranks.gather, np=2)).raise_for_state()

@@ -30,13 +30,13 @@ pytestmark = [
 DIGITS = Path(__file__).parents[2] / "example_notebooks" / "01_first_gang.ipynb"
 LOCAL_CLUSTER = "local-cluster[2,2,1024]"
 NO_WAY = """
-from hydrogen_magic.driver.placements import agents
-from hydrogen_magic.driver.placements.spark import agents as remote
-agents.close()  # those that are warm have found their way
+from hydrogen_magic.driver.placements import local_agents
+from hydrogen_magic.driver.placements.spark import remote_agents as remote
+local_agents.close()  # those that are warm have found their way
 direct, remote._listen = remote._listen, lambda hub, addresses: ["tcp://127.0.0.1:9"]
 """
 A_WAY = """
-agents.close()
+local_agents.close()
 remote._listen = direct
 """
 FAMILY = textwrap.dedent(

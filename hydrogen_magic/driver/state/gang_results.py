@@ -72,7 +72,7 @@ class RankResults:
             return any(part.is_partial for part, _ in self.parts) or any(
                 isinstance(obj, UnopenedPart) for obj in opened
             )
-        return any(part.name or section.payload != _NONE for part, section in self.parts)
+        return any(part.name or section.pickled != _NONE for part, section in self.parts)
 
     def value(self) -> Any:
         """Return the value of the cell. Raises ResultError when it did not arrive."""
