@@ -211,11 +211,11 @@ class SparkAgentGroup:
         if self._is_unwanted:  # while the lines above were under way
             self._tell("stop")
         watching = asyncio.ensure_future(self._watch(job, assignment, attempt, sink))
-        over: list[asyncio.Future[Any]] = [asyncio.gather(*sweeps), watching]
         try:
+            over: list[asyncio.Future[Any]] = [asyncio.gather(*sweeps), watching]
             await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (*sending, *over):
+            for task in (*sending, watching):
                 task.cancel()
             for agent in messages:
                 agent.let_go()
