@@ -175,8 +175,8 @@ async def _watch(agent: local_agents.LocalAgent, attempt: Attempt, sink: EventSi
     is_silent = False
     looked_s = time.monotonic()
     while True:
-        agent.send("ping")
         await asyncio.sleep(_PING_S)
+        agent.send("ping")
         late_s = time.monotonic() - looked_s
         agent.last_message_s += late_s if late_s > _LATE_S else 0.0
         looked_s = time.monotonic()
