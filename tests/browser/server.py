@@ -54,8 +54,6 @@ class Server:
             "ServerApp.root_dir": str(self.notebooks),
             "ServerApp.allow_root": "True",
             "LabApp.expose_app_in_browser": "True",
-            # So that a flood exceeds it on a busy machine, too.
-            "ZMQChannelsWebsocketConnection.iopub_msg_rate_limit": "300",
             "JupyterNotebookApp.expose_app_in_browser": "True",
         }
         arguments = [f"--{name}={value}" for name, value in options.items()]

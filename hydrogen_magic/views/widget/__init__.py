@@ -8,6 +8,13 @@ Three ways a gang is shown in a kernel, one after another where need be:
   printed and a block of text updated in place, from the first event on;
 - at the end: a picture made of HTML alone, that a saved notebook and nbconvert show.
 
+A flood of other messages makes the server drop messages, ours among them. A page that knows of the
+widget asks for what it misses. Once the flood is over, a widget that no page has heard of is opened
+again, and the end of its cell is reported again (:meth:`WidgetView._send_again`). Two limits remain.
+Messages that a slow server has queued are shown after those before them, however late. An output that
+was dropped is displayed again only in JupyterLab and Notebook 7: other front ends do not let a page see
+whether the notebook has it, and an output that is displayed twice stays in the notebook twice.
+
 Pages' orders come in other threads while a cell waits, see ``routes``. What they ask for is served in
 :meth:`WidgetView.update`; after the end, in the thread that the order came in.
 """
@@ -33,9 +40,10 @@ from hydrogen_magic.views.elapsed import GangClock
 from hydrogen_magic.views.outputs import NotebookOutput
 from hydrogen_magic.views.text_table import block
 from hydrogen_magic.views.text_view import TextView
-from hydrogen_magic.views.widget.display import Display, is_widget_expected
+from hydrogen_magic.views.widget.display import Display, is_view_needed, is_widget_expected
 from hydrogen_magic.views.widget.downloads import DownloadFile, DownloadMaker, parts
 from hydrogen_magic.views.widget.feed import Message, PageFeed
+from hydrogen_magic.views.widget.flood import FloodWatch
 from hydrogen_magic.views.widget.page_commands import CommandHandler, Order
 from hydrogen_magic.views.widget.retained_views import keep
 from hydrogen_magic.views.widget.static_html import gathered, still
@@ -53,6 +61,10 @@ _SERVING_S = 0.05
 """For what pages ask, between two updates: half of the time."""
 _PARTS_AT_A_TIME = 4
 """Of files, between two updates: 40 MB/s, and the view goes on."""
+_CALM_EVERY_S = 0.25
+"""Between two looks whether a flood is over."""
+_AGAIN_AFTER_S = (0.0, 1.0, 2.0)
+"""After a flood, when the server may still drop messages, or have many to read before ours."""
 _WIDTH = NotebookOutput.width
 
 
@@ -73,6 +85,7 @@ class WidgetView:
         self._clock = clock
         self._gang_clock = GangClock(clock)
         self._display = Display()
+        self._flood = FloodWatch(clock=clock)
         self._desk = CommandHandler(actions, self._send, self._later)
         self._maker = DownloadMaker(self._on_file)
         self._state = GangState()
@@ -111,6 +124,8 @@ class WidgetView:
         self._n_seen += len(fresh)
         try:
             self._tell_pages(state, fresh)
+            if self._flood.look():
+                self._send_again()
         except Exception as error:  # a fault of ours: the gang and its output matter more
             self._give_up(error)
         if not self._is_heard.is_set():
@@ -131,6 +146,26 @@ class WidgetView:
         self._text = None
         if self._page is not None:
             keep(self)
+            self._flood.look()
+            if self._flood.is_recent:
+                threading.Thread(target=self._send_again_when_calm, daemon=True).start()
+
+    def _send_again_when_calm(self) -> None:
+        while self._flood.is_on and self._page is not None:
+            time.sleep(_CALM_EVERY_S)
+            self._flood.look()
+        for wait_s in _AGAIN_AFTER_S:
+            time.sleep(wait_s)
+            self._send_again()
+
+    def _send_again(self) -> None:
+        """Send again what a page cannot ask for because it does not know of it."""
+        page = self._page
+        if page is None:
+            return
+        if not self._is_heard.is_set() and not is_view_needed():
+            page.open_again()
+        page.free_prompt()
 
     def _tell_pages(self, state: GangState, fresh: Sequence[Event]) -> None:
         if self._opened_at is None:
@@ -280,8 +315,9 @@ class WidgetView:
             self._send(*feed.whole(order["client"]))
         elif what == "detail":
             self._answer_detail(feed, order)
-        elif what == "picture":
-            self._show_picture_again()
+        elif what == "show":
+            self._show_again(order["what"])
+            self._desk.answer(order, ok=True)
         elif what in ("rows", "lanes"):
             (feed.watch if what == "rows" else feed.show_lanes)(order["ranks"])
             if self._is_closed:  # no update comes any more
@@ -336,7 +372,8 @@ class WidgetView:
         text = block(state, state.now_s, _WIDTH)
         if not is_printed:
             text += [f"[{line.rank}] {without_colour(line.text)}" for line in drawn.last_lines]
-        if self._page is not None and (self._is_heard.is_set() or not is_printed):
+        may_come = self._is_heard.is_set() or self._flood.is_recent
+        if self._page is not None and (may_come or not is_printed):
             self._picture = html, "\n".join(text)
             self._page.end(*self._picture)
             return
@@ -345,11 +382,16 @@ class WidgetView:
             self._page.close()
             self._page = None
 
-    def _show_picture_again(self) -> None:
-        """Display the end once more: the server drops messages of a kernel that sends too many."""
-        if self._page is not None and self._picture is not None:
-            self._page.end(*self._picture)
-            self._page.free_prompt()
+    def _show_again(self, what: str) -> None:
+        """Display again what a page has not got: the output itself, or what it should show."""
+        page = self._page
+        if what == "output":
+            self._display.put_as_new()
+        elif page is not None and self._picture is not None:
+            page.end(*self._picture)
+            page.free_prompt()
+        elif page is not None:
+            page.show("\n".join(block(self._state, self._state.now_s, _WIDTH)))
 
     def fade(self) -> None:
         """Let go of the gang and its data; pages keep the final picture."""
@@ -357,6 +399,7 @@ class WidgetView:
             self._desk.forget()
             self._feed, self._actions, self._state = None, None, GangState()
             self._picture = None
+            self._display.forget()
 
     def end(self) -> None:
         """Take the widget itself back."""

@@ -14,7 +14,16 @@ from typing import Any
 
 from hydrogen_magic.views.outputs import update
 
-__all__ = ["BUNDLE", "Display", "is_view_needed", "is_widget_expected", "kernel_id"]
+__all__ = [
+    "BUNDLE",
+    "Display",
+    "ipython_kernel",
+    "is_view_needed",
+    "is_widget_expected",
+    "kernel_id",
+    "running_cell",
+    "send_under",
+]
 
 BUNDLE = Path(__file__).parent / "static" / "gang.js"
 """The live view as one module; ``make front`` builds it."""
@@ -27,11 +36,16 @@ class Display:
 
     def __init__(self) -> None:
         self._id: str | None = None
+        self._data: Mapping[str, Any] = {}
+        self._cell: Any = None
+        """Request of the cell, None outside of any."""
 
     def put(self, data: Mapping[str, Any]) -> None:
         """Show ``data``, by MIME type, in place of what was there."""
+        self._data = data
         publish = partial(self._publish, data)
         if self._id is None:
+            self._cell = running_cell()
             publish()
         else:
             update(publish)
@@ -41,6 +55,17 @@ class Display:
         self.put({"text/plain": text})
         return self._id or ""
 
+    def put_as_new(self) -> None:
+        """Show the same once more as a new output of the cell, in a page that never got the first one."""
+        if self._cell is not None:
+            transient = {"display_id": self._id}
+            content = {"data": dict(self._data), "metadata": {}, "transient": transient}
+            send_under(self._cell, "display_data", content)
+
+    def forget(self) -> None:
+        """Let go of the data; pages keep what they show."""
+        self._data = {}
+
     def _publish(self, data: Mapping[str, Any]) -> None:
         from IPython.display import publish_display_data
 
@@ -49,6 +74,26 @@ class Display:
         publish_display_data(  # type: ignore[no-untyped-call]
             data=dict(data), transient={"display_id": self._id}, update=is_update
         )
+
+
+def ipython_kernel() -> Any:
+    """Return the kernel that this process is, None if it is none."""
+    from IPython.core.getipython import get_ipython
+
+    return getattr(get_ipython(), "kernel", None)
+
+
+def running_cell() -> Any:
+    """Return the shell message that the kernel works on, None outside of any."""
+    parent: Any = getattr(ipython_kernel(), "get_parent", lambda channel: {})("shell")
+    return parent if parent and parent.get("header") else None
+
+
+def send_under(cell: Any, kind: str, content: Mapping[str, Any]) -> None:
+    """Publish a message under a cell, which may have ended; from any thread."""
+    kernel = ipython_kernel()
+    ident = f"kernel.{kernel.ident}.{kind}".encode()
+    kernel.session.send(kernel.iopub_socket, kind, dict(content), parent=cell, ident=ident)
 
 
 def is_widget_expected() -> bool:

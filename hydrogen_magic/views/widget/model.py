@@ -13,10 +13,16 @@ from html import escape
 from typing import Any
 
 from anywidget import AnyWidget
+from ipywidgets import __protocol_version__  # type: ignore[import-untyped]  # it has no stubs
 from traitlets import Bool, Unicode
 
 from hydrogen_magic.views.widget import display
-from hydrogen_magic.views.widget.display import Display
+from hydrogen_magic.views.widget.display import (
+    Display,
+    ipython_kernel,
+    running_cell,
+    send_under,
+)
 from hydrogen_magic.views.widget.shell_interceptor import ShellInterceptor, switchboard
 
 __all__ = ["GangModel", "Page"]
@@ -34,6 +40,7 @@ class GangModel(AnyWidget):
     kernel_id = Unicode().tag(sync=True)
     blocking = Bool(False).tag(sync=True)
     place = Unicode().tag(sync=True)
+    session = Unicode().tag(sync=True)
 
 
 class Page:
@@ -58,8 +65,8 @@ class Page:
 
     def open(self, gang_id: str, *, blocking: bool) -> None:
         """Make the widget; ``blocking``: a cell waits for the gang until :meth:`unblock`."""
-        self._board = _board()
-        self._cell = _running_cell()
+        self._board = switchboard(ipython_kernel())
+        self._cell = running_cell()
         self._is_pumped = blocking and self._board is not None and self._board.is_pumped
         if self._board is not None:  # first: a page may speak as soon as it hears of the model
             self._board.connect(self._comm_id, self._take, blocking=blocking)
@@ -70,6 +77,7 @@ class Page:
             kernel_id=display.kernel_id(),
             blocking=blocking,
             place=self._place,
+            session=self._cell["header"].get("session", "") if self._cell else "",
         )
         model.on_msg(lambda _, content, buffers: self._receive(content))
         # The comm's own would call what hangs on cells, in whatever thread this is (matplotlib draws).
@@ -121,14 +129,25 @@ class Page:
         self._put(html, text)
 
     def free_prompt(self) -> None:
-        """Report that the cell is idle once more, if it is: where that was lost, it has ``[*]`` for ever."""
-        kernel, cell = _kernel(), self._cell
-        if not cell or _running_cell() == cell:
-            return
-        kernel.session.send(
-            kernel.iopub_socket, "status", {"execution_state": "idle"}, parent=cell,
-            ident=f"kernel.{kernel.ident}.status".encode(),
-        )  # fmt: skip
+        """Report once more that the cell is idle, when it is: pages that missed it show ``[*]`` for ever.
+
+        They ignore it where they have heard it before. The kernel's loop runs as soon as no cell does.
+        """
+        loop = getattr(ipython_kernel(), "io_loop", None)
+        if loop is not None and self._cell is not None:
+            idle = {"execution_state": "idle"}
+            loop.add_callback(send_under, self._cell, "status", idle)
+
+    def open_again(self) -> None:
+        """Have pages make the widget anew; where none has heard of it, there is nothing to close."""
+        self._context.copy().run(self._announce)
+
+    def _announce(self) -> None:
+        assert self._model is not None, "what is announced again was opened"
+        for widget in (self._model.layout, self._model):
+            widget.comm.close(deleting=True)  # it stays the kernel's
+            data = {"state": widget.get_state(), "buffer_paths": []}
+            widget.comm.open(data, {"version": __protocol_version__})
 
     def _set_unblocked(self) -> None:
         assert self._model is not None, "what ends was opened"
@@ -156,19 +175,3 @@ class Page:
             return {}
         view = {"version_major": 2, "version_minor": 0, "model_id": self._comm_id}
         return {_WIDGET_VIEW: view}
-
-
-def _kernel() -> Any:
-    from IPython.core.getipython import get_ipython
-
-    return getattr(get_ipython(), "kernel", None)
-
-
-def _board() -> ShellInterceptor | None:
-    return switchboard(_kernel())
-
-
-def _running_cell() -> Any:
-    """Return the shell message that the kernel works on, None outside of any."""
-    parent: Any = getattr(_kernel(), "get_parent", lambda channel: {})("shell")
-    return parent if parent and parent.get("header") else None

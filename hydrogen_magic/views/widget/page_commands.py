@@ -37,7 +37,7 @@ class CommandHandler:
     """Takes orders from pages, in any thread, and returns at once.
 
     What acts on the gang is done here and now. What asks for data is checked and handed to ``later``,
-    in the same form; files are acknowledged when they are made (:meth:`answer`).
+    in the same form; files and outputs are acknowledged when they are made (:meth:`answer`).
     """
 
     def __init__(self, actions: Actions, send: PageSender, later: Callable[[Order], None]) -> None:
@@ -107,7 +107,7 @@ class CommandHandler:
             self._ask(_ASKED[what](order))
 
     def _ask(self, order: Order) -> None:
-        if order["do"] not in _FILES:
+        if order["do"] not in _ANSWERED_LATER:
             self.answer(order, ok=True)
         self._later(order)
 
@@ -171,6 +171,13 @@ def _rows(order: Order) -> Order:
     return {**_plain(order), "ranks": ranks[:_MOST_RANKS_ASKED]}
 
 
+def _show(order: Order) -> Order:
+    what = order["what"]
+    if what not in ("output", "content"):
+        raise ValueError(f"what: {what!r:.80}")
+    return {**_plain(order), "what": what}
+
+
 def _log(order: Order) -> Order:
     rank = order["rank"]
     if rank is not None and type(rank) is not int:
@@ -183,12 +190,12 @@ _ASKED: Mapping[str, Callable[[Order], Order]] = {
     "detail": _detail,
     "rows": _rows,
     "lanes": _rows,
-    "picture": _plain,
+    "show": _show,
     "csv": _plain,
     "trace": _plain,
     "log": _log,
 }
-_FILES = ("csv", "trace", "log")
+_ANSWERED_LATER = ("show", "csv", "trace", "log")
 
 
 def _whole(order: Order, name: str, least: int, most: int) -> int:

@@ -5,9 +5,10 @@ const REPEAT_MS = 350;
 /** Said quickly this often: past it the kernel is busy, and what it has queued is enough. */
 const N_QUICK = 4;
 const SLOWER = 1.5;
-const MAX_REPEAT_MS = 2500;
+/** After a flood of other messages, the next repetition is the first one that is answered. */
+const MAX_REPEAT_MS = 1500;
 /** About two minutes; a page without a kernel must not go on for ever. */
-const N_TRIES = 50;
+const N_TRIES = 80;
 
 interface Waiting {
   sent: Sent;

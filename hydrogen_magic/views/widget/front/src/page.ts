@@ -1,6 +1,7 @@
 import { Channel, randomId } from "./channel";
 import { Files } from "./download";
 import { interruptKernel } from "./interrupt";
+import { heldBy, isFrom, type Manager } from "./notebook";
 import type { Ack, Delta, FromKernel, Traits } from "./protocol";
 import { Stopping } from "./stopping";
 import { Store } from "./store";
@@ -19,6 +20,7 @@ export interface Model {
   on(event: string, callback: (...args: never[]) => void): void;
   off(event: string, callback: (...args: never[]) => void): void;
   send(content: unknown): void;
+  widget_manager?: Manager;
 }
 
 /**
@@ -33,11 +35,14 @@ export class Page {
   said: Ack | null = null;
   /** Why the kernel tells nothing of this gang; empty while it may still come. */
   refusal = "";
-  /** Whether the notebook shows something else than the finished picture though the gang has ended. */
+  /** Whether the page shows something else than the finished picture though the gang has ended. */
   isPictureMissing: () => boolean = () => false;
   private readonly files = new Files();
   /** Whether everything has come since something was lost. */
   private isWhole = false;
+  /** Whether the notebook has held the gang's output: a reader may have cleared it since. */
+  private wasHeld = false;
+  private isShowAsked = false;
   /** Checks to let pass until something is asked for again. */
   private n_toWait = 0;
   private readonly timer: ReturnType<typeof setInterval>;
@@ -85,11 +90,34 @@ export class Page {
     this.n_toWait -= 1;
     if (this.refusal !== "" || this.n_toWait > 0) return;
     const { store } = this;
-    if (!this.isWhole || (!store.isOver && store.silenceS() > SILENCE_S)) this.hello();
-    else if (store.isOver && this.isPictureMissing()) {
-      this.n_toWait = PATIENCE;
-      void this.channel.ask({ do: "picture" });
+    if (!this.isWhole || (!store.isOver && store.silenceS() > SILENCE_S)) {
+      this.hello();
+    } else if (!this.isShowAsked) {
+      const what = this.missing();
+      if (what !== null) void this.show(what);
     }
+  }
+
+  /** Whether the notebook lacks the cell's output, or holds other content than it should. */
+  private missing(): "output" | "content" | null {
+    const { model, place } = this;
+    const held = heldBy(model.widget_manager, place, model.get("gang_id"));
+    this.wasHeld ||= held !== null && held !== "nothing";
+    if (held === "nothing") {
+      // Only the page that ran the cell gets its outputs.
+      const isOurs = !this.wasHeld && isFrom(model.widget_manager, model.get("session"));
+      return isOurs ? "output" : null;
+    }
+    const isUnfinished = held === "place" || (held === null && this.isPictureMissing());
+    return held === "text" || (this.store.isOver && isUnfinished) ? "content" : null;
+  }
+
+  /** The kernel sends the output before its answer: once that came, so has the output, or it is lost. */
+  private async show(what: "output" | "content"): Promise<void> {
+    this.isShowAsked = true;
+    await this.channel.ask({ do: "show", what });
+    this.isShowAsked = false;
+    this.n_toWait = PATIENCE;
   }
 
   /** Class of the element in the cell's output that the live view is put into. */

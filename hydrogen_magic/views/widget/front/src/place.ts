@@ -1,3 +1,5 @@
+import { FINISHED } from "./notebook";
+
 /** What notebooks put around HTML of users, with rules for their tables and text that are not for us. */
 const FOREIGN_STYLES = ["jp-RenderedHTMLCommon", "rendered_html"];
 
@@ -31,7 +33,7 @@ export class Place {
     this.observer.observe(document.body, { childList: true, subtree: true });
   }
 
-  /** Whether the notebook's own copy of the output is not the finished picture. */
+  /** Whether some place in the page has something else than the finished picture. */
   isPictureMissing(): boolean {
     this.look();
     const pictures = [...this.taken.values()].map(({ picture }) => picture);
@@ -76,9 +78,7 @@ export class Place {
   }
 }
 
-/** The finished picture has a class of its own, which the text before it has not. */
-const isFinished = (node: Node) =>
-  node instanceof Element && node.classList.contains("hydrogen-magic");
+const isFinished = (node: Node) => node instanceof Element && node.classList.contains(FINISHED);
 
 /** Takes the notebook's styles for HTML off what is around `element`; returns how to undo it. */
 function withoutForeignStyles(element: Element): () => void {

@@ -239,8 +239,8 @@ export type Order =
   | { do: "rows"; ranks: number[] }
   /** Send the spans of these ranks too; large gangs start with those of the first 16. */
   | { do: "lanes"; ranks: number[] }
-  /** The gang has ended, and the notebook does not show the finished picture: display it again. */
-  | { do: "picture" }
+  /** Display again what was lost: the output itself, or what it should show. */
+  | { do: "show"; what: "output" | "content" }
   | { do: "csv" }
   | { do: "trace" }
   /** A rank's whole output; null: all ranks, one after the other. */
@@ -258,4 +258,6 @@ export interface Traits {
   blocking: boolean;
   /** Class of the element in the cell's output that the live view is put into. */
   place: string;
+  /** Session of the client that sent the cell; empty when unknown. */
+  session: string;
 }

@@ -1,3 +1,4 @@
+import type { Manager } from "../src/notebook";
 import type { Ack, Delta, FromKernel, Gang, Line, Rank, Sent, Traits } from "../src/protocol";
 
 type Callback = (...args: never[]) => void;
@@ -7,6 +8,7 @@ export class FakeModel {
   readonly sent: Sent[] = [];
   /** What the kernel does with an order; by default nothing, as a kernel that is busy. */
   answer: (order: Sent) => void = () => {};
+  widget_manager: Manager = {};
   private readonly callbacks = new Map<string, Set<Callback>>();
 
   constructor(readonly traits: Traits = noTraits()) {}
@@ -44,6 +46,7 @@ export const noTraits = (): Traits => ({
   kernel_id: "k-1",
   blocking: true,
   place: "hm-place-0",
+  session: "s-1",
 });
 
 export const gangWith = (changes: Partial<Gang> = {}): Gang => ({
@@ -103,6 +106,16 @@ export const lineOf = (rank: number, text: string, stream: Line[1] = 0): Line =>
   text,
   1,
 ];
+
+/** A widget manager of JupyterLab's whose notebook has these outputs. */
+export function managerOf(clientId: string, outputs: readonly string[]): Manager {
+  const list = <T>(items: readonly T[]) => ({
+    length: items.length,
+    get: (index: number) => items[index] as T,
+  });
+  const held = { outputs: list(outputs.map((html) => ({ data: { "text/html": html } }))) };
+  return { context: { model: { cells: list([{}, held]) } }, kernel: { clientId } };
+}
 
 /** Columns of numbers one after the other, as the kernel packs them. */
 export function packed(...columns: readonly ArrayBufferView[]): ArrayBuffer {

@@ -1,5 +1,5 @@
 import { describe, expect, test, vi } from "vitest";
-import { deltaWith, FakeModel, gangWith, lineOf, noTraits, rankWith } from "./kernel";
+import { deltaWith, FakeModel, gangWith, lineOf, managerOf, noTraits, rankWith } from "./kernel";
 import { setStage } from "./stage";
 
 const stage = setStage();
@@ -169,7 +169,7 @@ test("an ended gang without its finished picture has it displayed again", async 
   const place = document.body.appendChild(document.createElement("div"));
   place.className = "hm-place-lost";
   place.innerHTML = "<pre>still running when this was saved</pre>";
-  const asked = () => stage.orders.filter((what) => what === "picture").length;
+  const asked = () => stage.orders.filter((what) => what === "show").length;
   stage.model.answer = (order) => stage.model.ack(order);
   stage.say({ full: true, gang: gangWith({ state: "done", ended_s: 2 }) });
   await stage.pass(5000);
@@ -183,4 +183,47 @@ test("an ended gang without its finished picture has it displayed again", async 
   await stage.pass(5000);
   expect(asked()).toBe(n_asked);
   finished.remove();
+});
+
+describe("a page whose notebook can be read", () => {
+  const TEXT = '<div class="hm-place-0"><pre>starting</pre></div>';
+  const PICTURE = '<div class="hm-place-0"><div class="hydrogen-magic"></div></div>';
+  const shown = () => stage.model.sent.flatMap((sent) => (sent.do === "show" ? [sent.what] : []));
+
+  function hold(outputs: readonly string[], session = "s-1"): void {
+    stage.model.widget_manager = managerOf(session, outputs);
+  }
+
+  test("asks for the output, then for its content, until the notebook has them", async () => {
+    stage.model.answer = (order) => stage.model.ack(order);
+    hold([]);
+    stage.say({ full: true, gang: gangWith() });
+    await stage.pass(4000);
+    expect(new Set(shown())).toEqual(new Set(["output"]));
+    expect(shown().length).toBeGreaterThan(1);
+    hold([TEXT]);
+    const n_before = shown().length;
+    await stage.pass(2000);
+    expect(shown()).toHaveLength(n_before);
+    stage.say({ gang: gangWith({ state: "done", ended_s: 2 }) });
+    await stage.pass(3000);
+    expect(shown().at(-1)).toBe("content");
+    hold([PICTURE]);
+    const n_asked = shown().length;
+    await stage.pass(5000);
+    expect(shown()).toHaveLength(n_asked);
+  });
+
+  test.each([
+    ["ran in another page", () => hold([], "s-2")],
+    ["was cleared by the reader", () => hold([TEXT])],
+  ])("asks for no output of a cell that %s", async (_, begin) => {
+    begin();
+    stage.say({ full: true, gang: gangWith() });
+    await stage.pass(2000);
+    hold([], stage.model.widget_manager.kernel?.clientId);
+    stage.say({});
+    await stage.pass(3000);
+    expect(shown()).toEqual([]);
+  });
 });

@@ -1,0 +1,63 @@
+"""Whether the kernel sends so many messages that pages may miss some of them.
+
+Jupyter's server drops messages of a kernel that sends more than 1,000 a second
+(``iopub_msg_rate_limit``), and the kernel's own socket drops messages that a busy server has not read.
+Neither reports a loss to the kernel.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from hydrogen_magic.views.widget.display import ipython_kernel
+
+__all__ = ["FloodWatch", "messages_sent"]
+
+_WINDOW_S = 1.0
+_MANY_PER_S = 250.0
+"""Far more than a view and a cell's own output send; servers are rarely set to drop fewer."""
+_RECENT_S = 30.0
+"""A busy server has read a flood's last messages by then."""
+
+
+def messages_sent() -> int:
+    """Return how many messages this kernel has sent so far; 0 if it is not counted."""
+    session = getattr(ipython_kernel(), "session", None)
+    return getattr(session, "message_count", 0)
+
+
+class FloodWatch:
+    """Detects floods from the number of messages, which ``count`` returns. ``clock`` is in seconds."""
+
+    def __init__(
+        self,
+        count: Callable[[], int] = messages_sent,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._count = count
+        self._clock = clock
+        self._mark = clock(), count()
+        """Beginning of the present window."""
+        self._last_s = -math.inf
+        """When the last flood was seen."""
+        self.is_on = False
+
+    def look(self) -> bool:
+        """Take a look, several times a second; return True when a flood has ended since the last one."""
+        now, count = self._clock(), self._count()
+        since, before = self._mark
+        was_on = self.is_on
+        if count - before > _MANY_PER_S * max(_WINDOW_S, now - since):
+            self.is_on, self._last_s = True, now
+        elif now - since >= _WINDOW_S:
+            self.is_on = False
+        if now - since >= _WINDOW_S:
+            self._mark = now, count
+        return was_on and not self.is_on
+
+    @property
+    def is_recent(self) -> bool:
+        """True during a flood, and as long afterwards as its messages may be on their way."""
+        return self._clock() - self._last_s < _RECENT_S

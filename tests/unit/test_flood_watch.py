@@ -1,0 +1,43 @@
+"""When the kernel is found to send more messages than pages may get."""
+
+from __future__ import annotations
+
+from hydrogen_magic.views.widget.flood import FloodWatch
+
+
+class Kernel:
+    """Sends messages at a rate, while the time passes."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.n_sent = 5000.0
+        self.watch = FloodWatch(lambda: int(self.n_sent), lambda: self.now_s)
+
+    def send(self, per_s: float, for_s: float) -> list[bool]:
+        """Return what each look found, ten a second."""
+        found = []
+        for _ in range(round(for_s * 10)):
+            self.now_s += 0.1
+            self.n_sent += per_s / 10
+            found.append(self.watch.look())
+        return found
+
+
+def test_the_end_of_a_flood_is_found_once_and_within_two_seconds() -> None:
+    kernel = Kernel()
+    assert not any(kernel.send(1000, 5)) and kernel.watch.is_on
+    assert kernel.send(20, 2).count(True) == 1 and not kernel.watch.is_on
+    assert kernel.watch.is_recent
+    assert not any(kernel.send(20, 60)) and not kernel.watch.is_recent
+
+
+def test_what_a_view_and_a_progress_bar_send_is_no_flood() -> None:
+    kernel = Kernel()
+    assert not any(kernel.send(100, 5))
+    assert not kernel.watch.is_on and not kernel.watch.is_recent
+
+
+def test_a_short_burst_is_a_flood() -> None:
+    kernel = Kernel()
+    kernel.send(5000, 0.1)
+    assert kernel.watch.is_on and kernel.send(0, 2).count(True) == 1
