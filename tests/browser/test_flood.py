@@ -17,24 +17,19 @@ from tests.browser.tabs import Tabs
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("warm_agents")]
 
-FLOOD = """import pathlib, threading, time
+FLOOD = """import pathlib
 kernel = get_ipython().kernel
 send = kernel.iopub_thread._really_send
 def send_unless_flooded(message, *rest, **more):
     if not pathlib.Path("flood").exists():
         return send(message, *rest, **more)
+    kernel.session.message_count += 1000
     parts = [bytes(part) for part in message]
-    if parts[-1] == b'{"execution_state": "idle"}' and b"execute_request" in parts[-3]:
-        pathlib.Path("idle-is-lost").touch()
+    is_end = parts[-1] == b'{"execution_state": "idle"}' and b"execute_request" in parts[-3]
+    pathlib.Path("end-is-lost" if is_end else "is-flooded").touch()
 kernel.iopub_thread._really_send = send_unless_flooded
-def count():
-    while True:
-        if pathlib.Path("flood").exists():
-            kernel.session.message_count += 200
-        time.sleep(0.1)
-threading.Thread(target=count, daemon=True).start()
 """
-"""As long as there is a file ``flood``: 2,000 messages a second, and none of the kernel's arrives."""
+"""As long as there is a file ``flood``, the kernel counts a thousand messages for each, and sends none."""
 FLOODED = """%%distributed --np 1
 import pathlib, time
 print("started", flush=True)
@@ -58,9 +53,11 @@ def test_first_and_last_messages_of_a_gang_are_shown_though_they_were_dropped(
     flood.unlink()
     expect(page.state(FLOODED)).to_have_attribute("data-state", "running")
     expect(page.widget(FLOODED)).to_contain_text("started")
+    (server.notebooks / "is-flooded").unlink()
     flood.touch()
+    wait_until((server.notebooks / "is-flooded").exists, "a dropped message")
     (server.notebooks / "go").touch()
-    wait_until((server.notebooks / "idle-is-lost").exists, "the end of the cell")
+    wait_until((server.notebooks / "end-is-lost").exists, "the end of the cell")
     assert page.is_running(FLOODED)
     flood.unlink()
     expect(page.state(FLOODED)).to_have_attribute("data-state", "done")
