@@ -211,8 +211,9 @@ def _conduct(
 
 def _on_conducted(gang: Gang, done: Future[None]) -> None:
     _running.pop(gang.id, None)
-    if done.cancelled() or done.exception() is not None:  # ours: nobody may wait for ever
-        gang.finish(HydrogenError(f"the gang was lost: {done.exception()!r}"))
+    error = "its controller was cancelled" if done.cancelled() else done.exception()
+    if error is not None:  # a fault of ours; callers wait for the gang's end
+        gang.finish(HydrogenError(f"the gang was lost: {error!r}"))
 
 
 def _run_inline(gang: Gang, job: Job) -> None:

@@ -48,6 +48,7 @@ DOORS = {
     "IPython": ("notebook", "views", "node.worker.ipython_shell", "__init__"),
     "cloudpickle": ("serialization.pickler", "capture", "node.worker"),
     "ipykernel": ("notebook", "views"),
+    "ipywidgets": ("views",),
     "narwhals": ("inference.sources",),
     "pandas": ("driver.metrics", "driver.gang", "capture", "views", "inference", "node.prediction"),
     "polars": ("inference", "node.prediction"),

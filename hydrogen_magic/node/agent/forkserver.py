@@ -39,11 +39,21 @@ __all__ = ["FDS_PER_WORKER", "main", "serve"]
 
 FDS_PER_WORKER = 5
 
-_ALWAYS = ("cloudpickle", "hydrogen_magic.serialization.payload", "hydrogen_magic.node.worker.namespace",
-           "hydrogen_magic.node.worker.reporter", "hydrogen_magic.node.worker.api",
-           "hydrogen_magic.node.worker.commands", "hydrogen_magic.node.worker.profiler", "hydrogen_magic.node.worker.results",
-           "hydrogen_magic.node.worker.main_thread", "hydrogen_magic.node.worker.observe",
-           "hydrogen_magic.node.worker.spawn", "asyncio", "multiprocessing.reduction")  # fmt: skip
+_ALWAYS = (
+    "cloudpickle",
+    "hydrogen_magic.serialization.payload",
+    "hydrogen_magic.node.worker.namespace",
+    "hydrogen_magic.node.worker.reporter",
+    "hydrogen_magic.node.worker.api",
+    "hydrogen_magic.node.worker.commands",
+    "hydrogen_magic.node.worker.profiler",
+    "hydrogen_magic.node.worker.results",
+    "hydrogen_magic.node.worker.main_thread",
+    "hydrogen_magic.node.worker.observe",
+    "hydrogen_magic.node.worker.spawn",
+    "asyncio",
+    "multiprocessing.reduction",
+)
 """What every rank imports."""
 
 
