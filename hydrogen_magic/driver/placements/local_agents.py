@@ -28,6 +28,7 @@ from contextlib import suppress
 from typing import Any
 
 from hydrogen_magic.core import file_limit, processes, run_log
+from hydrogen_magic.core.messages import LaunchRequest, encode
 from hydrogen_magic.core.validation import checked
 from hydrogen_magic.driver.placements import AgentLostError, EventSink
 from hydrogen_magic.driver.placements.agent_client import AgentClient
@@ -135,19 +136,19 @@ class LocalAgent(AgentClient):
         """Whether :meth:`kill` was called."""
         return self._killing is not None
 
-    def launch(self, message: dict[str, Any], handed: Sequence[int], sink: EventSink) -> None:
-        """Have the agent start what ``message`` says, and tell ``sink`` what happens.
+    def launch(self, request: LaunchRequest, handed: Sequence[int], sink: EventSink) -> None:
+        """Have the agent start the ranks of ``request``, and tell ``sink`` what happens.
 
         ``handed``: descriptors of the closure and of the channels by which ranks are fed.
         """
-        self.sink, self.attempt = sink, (message["gang"], message["attempt"])
+        self.sink, self.attempt = sink, (request.gang, request.attempt)
         self.expect_sweep()
-        label = {"gang": message["gang"], "attempt": message["attempt"]}
+        label = {"gang": request.gang, "attempt": request.attempt}
         self._handover.setblocking(True)
         with suppress(BrokenPipeError, ConnectionResetError):  # it has died: see _on_exit
             framing.send(self._handover, label, handed)
         self._handover.setblocking(False)
-        self.send("launch", **message)
+        self.send("launch", request=encode(request))
 
     def let_go(self) -> None:
         """The attempt is over for us, or another agent runs it."""

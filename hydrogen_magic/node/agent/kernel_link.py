@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
+from hydrogen_magic.core.messages import LaunchRequest
 from hydrogen_magic.node.agent.rank_group import RankGroup
 from hydrogen_magic.transport import framing
 from hydrogen_magic.transport.channel import AgentLink
@@ -51,8 +52,8 @@ class KernelLink(Protocol):
         """Take a message of the kernel; False when it is not for the kernel_link."""
         ...
 
-    def localized(self, launch: dict[str, Any]) -> dict[str, Any]:
-        """Return a ``launch`` with this machine's paths, environment and clock."""
+    def localized(self, request: LaunchRequest) -> LaunchRequest:
+        """Return a ``request`` with this machine's paths, environment and clock."""
         ...
 
     async def handed(self, group: RankGroup) -> list[int]:
@@ -120,8 +121,8 @@ class LocalLink:
     def take(self, message: dict[str, Any]) -> bool:
         return False
 
-    def localized(self, launch: dict[str, Any]) -> dict[str, Any]:
-        return launch
+    def localized(self, request: LaunchRequest) -> LaunchRequest:
+        return request
 
     async def handed(self, group: RankGroup) -> list[int]:
         """Take what the kernel handed over just before its ``launch`` message."""

@@ -17,13 +17,14 @@ import struct
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.events import ErrorReport
 from hydrogen_magic.core.job import DYNAMIC, HOROVOD_TIMELINE
+from hydrogen_magic.core.messages import LaunchRequest
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.horovod.node.timeline_follower import GIVEN, path_prefix
 from hydrogen_magic.node.agent.log_shipping import Clock, LogShipper, usable_directory
@@ -303,26 +304,30 @@ class RemoteLink:
 
     # ── a gang ──
 
-    def localized(self, launch: dict[str, Any]) -> dict[str, Any]:
-        record_dir = self._folder / "runs" / launch["gang"]
+    def localized(self, request: LaunchRequest) -> LaunchRequest:
+        record_dir = self._folder / "runs" / request.gang
         record_dir.mkdir(parents=True, exist_ok=True)
-        self._ranks = {slot["partition"]: slot["rank"] for slot in launch["slots"]}
+        self._ranks = {
+            one.partition: one.rank for one in request.ranks if one.partition is not None
+        }
         env = {"OMP_NUM_THREADS": "1", **self._boot["env"]}
-        env |= {**self._checkpoints(launch), **launch["env"]}
+        env |= {**self._checkpoints(request), **request.env}
         if env.get(HOROVOD_TIMELINE, DYNAMIC) != DYNAMIC:
             # A path of the kernel's machine: the kernel writes what we send it there.
-            env[HOROVOD_TIMELINE] = f"{path_prefix(str(record_dir), launch['attempt'])}{GIVEN}.json"
-        return {
-            **launch, "record_dir": str(record_dir), "env": env,
-            "cwd": usable_directory(launch["cwd"], self._folder / "work"),
-            "sys_path": self._boot["sys_path"],
-            "clock_zero_s": self._clock.here(launch["clock_zero_s"]),
-        }  # fmt: skip
+            env[HOROVOD_TIMELINE] = f"{path_prefix(str(record_dir), request.attempt)}{GIVEN}.json"
+        return replace(
+            request,
+            record_dir=str(record_dir),
+            env=env,
+            cwd=usable_directory(request.cwd, self._folder / "work"),
+            sys_path=tuple(self._boot["sys_path"]),
+            clock_zero_s=self._clock.here(request.clock_zero_s),
+        )
 
-    def _checkpoints(self, launch: dict[str, Any]) -> dict[str, str]:
+    def _checkpoints(self, request: LaunchRequest) -> dict[str, str]:
         """Return where checkpoints go: the kernel's own directory where all machines see it."""
-        shared = launch["checkpoints"]
-        folder = Path(shared) if shared else self._own_checkpoints(launch["gang"])
+        shared = request.checkpoint_dir
+        folder = Path(shared) if shared else self._own_checkpoints(request.gang)
         return dict(checkpoint.environment(folder, is_shared=bool(shared)))
 
     async def handed(self, group: RankGroup) -> list[int]:

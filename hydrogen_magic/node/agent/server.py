@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.messages import LaunchRequest, decode
 from hydrogen_magic.node.agent import rendezvous_service
 from hydrogen_magic.node.agent.kernel_link import KernelLink
 from hydrogen_magic.node.agent.rank_group import RankGroup
@@ -139,7 +140,8 @@ class AgentServer:
             if self._kernel_link.take(message):
                 pass
             elif action == "launch":
-                self._launch(self._kernel_link.localized(message))
+                request = decode(message["request"], LaunchRequest)
+                self._launch(self._kernel_link.localized(request))
             elif action == "quit":
                 self._closing.set()
             elif action == "ping":
@@ -153,24 +155,24 @@ class AgentServer:
         """Queue connections of the next gang's ranks: those on other hosts may be faster than we."""
         rendezvous_service.listen(self._held)
 
-    def _launch(self, message: dict[str, Any]) -> None:
+    def _launch(self, request: LaunchRequest) -> None:
         if self._idle is not None:
             self._idle.cancel()
         # At once: a stop may be the next message, and must find the group.
-        serves = self._service_for(message)
+        serves = self._service_for(request)
         self._group = RankGroup(
-            message, self._pool, self._kept, self._emit, self._hand_over, serves
+            request, self._pool, self._kept, self._emit, self._hand_over, serves
         )
-        self._start(self._serve(self._group, message))
+        self._start(self._serve(self._group, request))
 
     # ── a gang ──
 
-    async def _serve(self, group: RankGroup, launch: dict[str, Any]) -> None:
+    async def _serve(self, group: RankGroup, request: LaunchRequest) -> None:
         try:
             handed = await self._kernel_link.handed(group)
             if self._preparing is not None:
                 await asyncio.wait([self._preparing])
-            await group.run(handed, lambda: self._start_template(launch))
+            await group.run(handed, lambda: self._start_template(request))
         except Exception as error:  # whatever it is, the kernel waits for this gang's end
             group.report_fault(error)
         finally:
@@ -179,10 +181,10 @@ class AgentServer:
                 await self._kernel_link.finish(group)
             finally:  # whatever could not be handed over, the kernel waits for this word
                 self._finish(group)
-        self._preparing = asyncio.ensure_future(self._prepare(launch))
+        self._preparing = asyncio.ensure_future(self._prepare(request))
 
-    def _start_template(self, launch: dict[str, Any]) -> None:
-        self._pool.start(launch["fingerprint"], launch["env"], launch["sys_path"])
+    def _start_template(self, request: LaunchRequest) -> None:
+        self._pool.start(request.fingerprint, request.env, request.sys_path)
 
     def _finish(self, group: RankGroup) -> None:
         """Tell the kernel that nothing of the gang is left, and hold a port for the next."""
@@ -199,26 +201,28 @@ class AgentServer:
         self._send({**swept, "held": self._held.getsockname()[:2]})
         self._kernel_link.released(group.gang, group.attempt)
 
-    async def _prepare(self, launch: dict[str, Any]) -> None:
+    async def _prepare(self, request: LaunchRequest) -> None:
         """Get ready for another gang like this one: the most likely next."""
         try:
-            if launch["service"]:
-                self._standing = RunningService(launch, self._held, self._pool)
+            if request.service is not None:
+                self._standing = RunningService(request.service, request, self._held, self._pool)
                 await self._standing.begin()
-            n_spares = min(len(launch["slots"]), _MAX_SPARES)
+            n_spares = min(len(request.ranks), _MAX_SPARES)
             await self._pool.stock(n_spares)
             self._when_idle(n_spares)
         except OSError:
             pass  # the forkserver was ended meanwhile, or forks are refused: the next launch will say
 
-    def _service_for(self, launch: dict[str, Any]) -> RunningService | None:
+    def _service_for(self, request: LaunchRequest) -> RunningService | None:
         """Return what the launch wants served: the standing one if that is it, else a new one."""
         standing, self._standing = self._standing, None
-        if standing is not None and standing.fits(launch):
+        if standing is not None and standing.fits(request):
             return standing
         if standing is not None:
             standing.end()
-        return RunningService(launch, self._held, self._pool) if launch["service"] else None
+        if request.service is None:
+            return None
+        return RunningService(request.service, request, self._held, self._pool)
 
     def _emit(self, event: ev.Event) -> None:
         self._outbox.append(ev.encode(event))

@@ -139,7 +139,7 @@ class _Rank:
         self.rank = int(go["rank"])
         self.pid = os.getpid()
         self.closure_fd, *self.channels = fds
-        self.infer = go["infer"]
+        self.infer_options = go["infer"]
         self.set_up = set_up
         self.stays = False
         """It waits for another gang when this one is over."""
@@ -188,7 +188,7 @@ class _Rank:
         os.close(self.closure_fd)
         self._enter("running")
         value = None
-        if self.infer is not None:
+        if self.infer_options is not None:
             self._infer(loaded)
         else:
             value = _run_script(loaded) if loaded.is_script else loaded.run()
@@ -220,7 +220,7 @@ class _Rank:
 
         if self.set_up is None:
             self.set_up = inference.set_up(loaded)
-        is_done = inference.serve(self.channels[0], self.set_up.predict, self.infer["options"])
+        is_done = inference.serve(self.channels[0], self.set_up.predict, self.infer_options)
         self.stays = is_done and self.set_up.can_stay
 
     def _enter(self, phase: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
+from hydrogen_magic.core.messages import LaunchRequest, encode
 from hydrogen_magic.core.validation import checked
 from hydrogen_magic.driver.placements import Attempt, ClosureFile, local_agents
 from hydrogen_magic.driver.placements.agent_client import AgentClient
@@ -153,13 +154,13 @@ class RemoteAgent(AgentClient):
     # ── what it is told ──
 
     def launch(
-        self, attempt: Attempt, sink: EventSink, message: dict[str, Any]
+        self, attempt: Attempt, sink: EventSink, request: LaunchRequest
     ) -> asyncio.Future[None]:
-        """Start what ``message`` says; return what is done when nothing of it is left."""
+        """Start the ranks of ``request``; return what is done when nothing of them is left."""
         self.sink, self.job = sink, attempt
         self.attempt = (attempt.gang, attempt.number)
         swept = self.expect_sweep()
-        self.send("launch", **message)
+        self.send("launch", request=encode(request))
         return swept
 
     async def bring_checkpoint(self, attempt: Attempt) -> None:
