@@ -11,12 +11,12 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.masking import Mask
+from hydrogen_magic.core.messages import LogPart, TimelinePart
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.driver.state.stragglers import stragglers
@@ -385,13 +385,13 @@ def test_a_timeline_is_shipped_as_it_settles(tmp_path: Path) -> None:
     followed = Followed(tmp_path / "horovod-timeline-1.json")
     data, copy = training(40).data, bytearray()
 
-    async def send(label: dict[str, Any], part: bytes) -> None:
-        assert label == {"timeline": "1", "offset": len(copy)}
+    async def send(label: LogPart | TimelinePart, part: bytes) -> None:
+        assert label == TimelinePart("cafe", "1", len(copy))
         copy.extend(part)
         json.loads(bytes(copy) + b"]")
 
     async def ship() -> None:
-        logs = LogShipper(tmp_path / "none", followed.timelines.kept, send)
+        logs = LogShipper("cafe", tmp_path / "none", followed.timelines.kept, send)
         logs.begin()
         for start, until in itertools.pairwise((0, 700, 5000, len(data))):
             with followed.path.open("ab") as file:

@@ -12,7 +12,14 @@ from collections.abc import Sequence
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
-from hydrogen_magic.core.messages import LaunchRequest
+from hydrogen_magic.core.messages import (
+    KillRanks,
+    LaunchRequest,
+    Ping,
+    ProfileSteps,
+    RecordSpans,
+    ReportStacks,
+)
 from hydrogen_magic.driver.placements import (
     Attempt,
     ClosureFile,
@@ -136,32 +143,36 @@ class LocalAgentGroup:
             agent.kill()
 
     def stop(self) -> None:
-        self._tell("stop")
+        self._cancelled.set()  # it may not be launched yet
+        if (agent := self._launched_agent()) is not None:
+            agent.stop_ranks()
 
     def kill(self) -> None:
-        self._tell("kill")
+        self._cancelled.set()
+        if (agent := self._launched_agent()) is not None:
+            agent.kill_ranks()
 
     def dismiss(self, rank: int) -> None:
-        if self._agent is not None and self._agent.attempt is not None:
-            self._agent.send("kill", rank=rank)
+        if (agent := self._launched_agent()) is not None:
+            agent.send(KillRanks(agent.gang, rank))
 
-    def _tell(self, action: str) -> None:
-        self._cancelled.set()  # it may not be launched yet
-        if self._agent is not None and self._agent.attempt is not None:
-            self._agent.command(action)
+    def _launched_agent(self) -> local_agents.LocalAgent | None:
+        """Return the agent that runs the ranks, None before the launch and after the end."""
+        is_launched = self._agent is not None and self._agent.attempt is not None
+        return self._agent if is_launched else None
 
     def ask_stacks(self) -> None:
-        if self._agent is not None and self._agent.attempt is not None:
-            self._agent.send("stacks")
+        if (agent := self._launched_agent()) is not None:
+            agent.send(ReportStacks())
 
     def record(self, on: bool) -> None:
         self._is_recording = on
-        if self._agent is not None and self._agent.attempt is not None:
-            self._agent.send("record", on=on)
+        if (agent := self._launched_agent()) is not None:
+            agent.send(RecordSpans(agent.gang, on))
 
     def profile(self, number: int, steps: int) -> None:
-        if self._agent is not None and self._agent.attempt is not None:
-            self._agent.send("profile", number=number, steps=steps)
+        if (agent := self._launched_agent()) is not None:
+            agent.send(ProfileSteps(agent.gang, number, steps))
 
     async def release(self) -> None:
         if self._agent is not None:
@@ -174,7 +185,7 @@ async def _watch(agent: local_agents.LocalAgent, attempt: Attempt, sink: EventSi
     is_silent = False
     looked_s = time.monotonic()
     while True:
-        agent.send("ping")
+        agent.send(Ping())
         await asyncio.sleep(_PING_S)
         late_s = time.monotonic() - looked_s
         agent.last_message_s += late_s if late_s > _LATE_S else 0.0

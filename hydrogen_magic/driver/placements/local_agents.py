@@ -11,7 +11,6 @@ import atexit
 import hashlib
 import itertools
 import json
-import mmap
 import os
 import secrets
 import signal
@@ -28,14 +27,11 @@ from contextlib import suppress
 from typing import Any
 
 from hydrogen_magic.core import file_limit, processes, run_log
-from hydrogen_magic.core.messages import LaunchRequest, encode
-from hydrogen_magic.core.validation import checked
+from hydrogen_magic.core.messages import LaunchFiles, LaunchRequest, RankFile, decode, encode
 from hydrogen_magic.driver.placements import AgentLostError, EventSink
-from hydrogen_magic.driver.placements.agent_client import AgentClient
+from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.node.agent import command_line
-from hydrogen_magic.serialization import payload
-from hydrogen_magic.serialization.result_stream import ResultPart
 from hydrogen_magic.transport import framing
 from hydrogen_magic.transport.channel import Hub
 
@@ -143,12 +139,12 @@ class LocalAgent(AgentClient):
         """
         self.sink, self.attempt = sink, (request.gang, request.attempt)
         self.expect_sweep()
-        label = {"gang": request.gang, "attempt": request.attempt}
+        label = encode(LaunchFiles(request.gang, request.attempt))
         self._handover.setblocking(True)
         with suppress(BrokenPipeError, ConnectionResetError):  # it has died: see _on_exit
             framing.send(self._handover, label, handed)
         self._handover.setblocking(False)
-        self.send("launch", request=encode(request))
+        self.send(request)
 
     def let_go(self) -> None:
         """The attempt is over for us, or another agent runs it."""
@@ -204,8 +200,9 @@ class LocalAgent(AgentClient):
             self.hub.loop.remove_reader(self._handover)
         for message, fds in self._handed_over.messages():
             try:
-                if self.sink is not None and self.attempt == (message["gang"], message["attempt"]):
-                    _pass_on(self.sink, message, fds[0])
+                file = decode(message, RankFile)
+                if self.sink is not None and self.attempt == (file.gang, file.attempt):
+                    take_file(self.sink, file, fds[0])
             finally:
                 for fd in fds:
                     os.close(fd)
@@ -265,15 +262,6 @@ class LocalAgent(AgentClient):
         self._disconnect()
         if self._killing is not None:
             await self._sweep()
-
-
-def _pass_on(sink: EventSink, message: Mapping[str, Any], fd: int) -> None:
-    if "profile" not in message:
-        part = checked(ResultPart, message["result"], "a result's label")
-        sink.deliver(message["rank"], part, payload.from_memfd(fd))
-    elif os.fstat(fd).st_size:  # nothing can be mapped of an empty file, and it answers nothing
-        trace = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-        sink.take_trace(message["rank"], message["profile"], trace)
 
 
 def _start_agent_process(

@@ -9,12 +9,21 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import file_limit, processes
 from hydrogen_magic.core.masking import Mask, secret_values
-from hydrogen_magic.core.messages import LaunchRequest, RankLaunch
+from hydrogen_magic.core.messages import (
+    FileContent,
+    KillRanks,
+    LaunchRequest,
+    ProfileSteps,
+    RankLaunch,
+    RanksCommand,
+    RecordSpans,
+    StopRanks,
+)
 from hydrogen_magic.errors import RendezvousError
 from hydrogen_magic.horovod.node.timeline_follower import Timelines, path_prefix
 from hydrogen_magic.node.agent.gpus import RankGpus
@@ -50,7 +59,7 @@ class RankGroup:
         pool: WorkerPool,
         kept: RetainedWorkers,
         emit: Callable[[ev.Event], None],
-        hand_over: Callable[[dict[str, Any], int], None],
+        hand_over: Callable[[int, FileContent, int], None],
         service: RunningService | None,
     ) -> None:
         self.gang = request.gang
@@ -270,19 +279,19 @@ class RankGroup:
 
     # ── orders ──
 
-    def obey(self, message: dict[str, Any]) -> None:
+    def obey(self, command: RanksCommand) -> None:
         """Do what the kernel says about this gang."""
-        action = message["do"]
-        if action == "stop":
-            self.stop()
-        elif action == "kill":
-            self.kill(message.get("rank"))
-        elif action == "record":
-            self._is_recording = bool(message["on"])
-            for rank in self._ranks.values():
-                rank.tell({"do": "record", "on": self._is_recording})
-        elif action == "profile":
-            self._profile(int(message["number"]), int(message["steps"]))
+        match command:
+            case StopRanks():
+                self.stop()
+            case KillRanks():
+                self.kill(command.rank)
+            case RecordSpans():
+                self._is_recording = command.on
+                for rank in self._ranks.values():
+                    rank.tell({"do": "record", "on": self._is_recording})
+            case ProfileSteps():
+                self._profile(command.number, command.steps)
 
     def _profile(self, number: int, steps: int) -> None:
         for rank in self._ranks.values():

@@ -14,6 +14,8 @@ from typing import Any
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.masking import Mask, masked_file
+from hydrogen_magic.core.messages import FileContent, ProfileTrace, ResultPart, SavedCheckpoint
+from hydrogen_magic.core.validation import checked
 from hydrogen_magic.node.agent.exit_watch import ExitWatch
 from hydrogen_magic.node.agent.gpus import GpuUse
 from hydrogen_magic.node.agent.output import CHUNK, LivePart, LiveText, RankLog, TokenBucket
@@ -45,7 +47,7 @@ class RankProcess:
         log: RankLog,
         now_s: Callable[[], float],
         emit: Callable[[ev.Event], None],
-        hand_over: Callable[[dict[str, Any], int], None],
+        hand_over: Callable[[int, FileContent, int], None],
         mask: Mask,
     ) -> None:
         self.rank = rank
@@ -122,7 +124,8 @@ class RankProcess:
 
     def _take(self, message: dict[str, Any], fds: list[int]) -> None:
         if "result" in message:
-            self._hand_over({"rank": self.rank, "result": message["result"]}, fds[0])
+            part = checked(ResultPart, message["result"], "a result's label")
+            self._hand_over(self.rank, part, fds[0])
         if "next" in message:
             self._doing, self._doing_since_s = str(message["next"]), time.monotonic()
         if "delivered" in message:
@@ -131,7 +134,7 @@ class RankProcess:
             self._emit(ev.RankResult(self._now_s(), self.rank, int(message["delivered"])))
         if "profile" in message:
             trace = masked_file(fds[0], self._mask)
-            self._hand_over({"rank": self.rank, "profile": int(message["profile"])}, trace)
+            self._hand_over(self.rank, ProfileTrace(int(message["profile"])), trace)
         if "stays" in message:
             self._stay(dict(message["stays"]))
         if "timeline" in message:
@@ -154,7 +157,7 @@ class RankProcess:
             fd = os.open(os.path.join(self._checkpoints, os.path.basename(name)), os.O_RDONLY)
         except FileNotFoundError:
             return  # a newer one has replaced it already, and comes next
-        self._hand_over({"rank": self.rank, "checkpoint": os.path.basename(name)}, fd)
+        self._hand_over(self.rank, SavedCheckpoint(os.path.basename(name)), fd)
 
     def _note(self, event: ev.Event) -> None:
         is_finishing = isinstance(event, ev.RankPhase) and event.phase == "finishing"
