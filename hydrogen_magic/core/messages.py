@@ -348,6 +348,49 @@ class WorkerReport(Message):
 
 
 @dataclass(frozen=True)
+class RankEvents(WorkerReport):
+    """What happened on the rank."""
+
+    events: tuple[object, ...]
+    """Each as :func:`hydrogen_magic.core.events.encode` returns it; one that is malformed is reported."""
+
+
+@dataclass(frozen=True)
+class PackingResult(WorkerReport):
+    """The rank begins a step with its results, in which it may crash."""
+
+    step: str
+    """Such as "packing `model`"."""
+
+
+@dataclass(frozen=True)
+class ResultsDelivered(WorkerReport):
+    """All results of the rank have been sent: its process should exit now."""
+
+    result_bytes: int
+
+
+@dataclass(frozen=True)
+class WorkerRetained(WorkerReport):
+    """The process waits for another gang instead of exiting."""
+
+    files: Mapping[str, int]
+    """What its cell read, with the files' times in ns when it did."""
+
+
+@dataclass(frozen=True)
+class TimelineFile(WorkerReport):
+    """The rank's Horovod begins to write a timeline, or has ended one."""
+
+    path: str
+    """Empty: none is written any more."""
+    is_kept: bool
+    """It belongs to the gang's record."""
+    wall_ahead: float
+    """Seconds by which the wall clock was ahead of the monotonic one at the timeline's origin."""
+
+
+@dataclass(frozen=True)
 class ResultPart(WorkerReport):
     """One named result of one rank: the label that travels with its bytes."""
 
@@ -448,6 +491,100 @@ class TimelinePart(AgentReport):
 @dataclass(frozen=True)
 class PartTaken(AgentCommand, AgentReport):
     """Acknowledges one part of any kind."""
+
+
+# ── workers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class WorkerCommand(Message):
+    """From an agent to one of its workers."""
+
+
+@dataclass(frozen=True)
+class WorkerStart(WorkerCommand):
+    """Become a process of the notebook: the first message to a worker."""
+
+    env: Mapping[str, str] = field(repr=False)
+    """The whole environment."""
+    cwd: str
+    sys_path: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RankStart(WorkerStart):
+    """Be a rank. The closure comes with it, and a channel where the rank is fed."""
+
+    rank: int
+    clock_zero_s: float
+    is_recording: bool
+    infer_options: Mapping[str, object] | None
+    """:attr:`LaunchRequest.infer_options`."""
+    timeline_prefix: str
+    """What the paths of the attempt's Horovod timelines begin with."""
+
+
+@dataclass(frozen=True)
+class ServiceStart(WorkerStart):
+    """Run a service on the listening socket that comes with it."""
+
+    service: ServiceSpec
+
+
+@dataclass(frozen=True)
+class SetRecording(WorkerCommand):
+    """Record spans, or no longer."""
+
+    on: bool
+
+
+@dataclass(frozen=True)
+class StartProfile(WorkerCommand):
+    """Profile the next steps."""
+
+    number: int
+    """:attr:`ProfileSteps.number`."""
+    steps: int
+    path: str
+    """Where the trace may be written until it is sent."""
+
+
+# ── the forkserver ───────────────────────────────────────────────────────────────────────────────
+
+
+class ForkserverRequest(Message):
+    """From an agent to its forkserver."""
+
+
+class ForkserverAnswer(Message):
+    """From a forkserver to its agent: one for each request, in their order."""
+
+
+@dataclass(frozen=True)
+class PreloadModules(ForkserverRequest):
+    """Import modules now."""
+
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ForkWorkers(ForkserverRequest):
+    """Fork a worker for every five of the descriptors that come with it."""
+
+
+@dataclass(frozen=True)
+class ModulesPreloaded(ForkserverAnswer):
+    """The modules were imported, apart from those that raise."""
+
+    files: tuple[str, ...]
+    unsafe: tuple[str, ...]
+    """Why the process should not be forked any more; empty if it may be."""
+
+
+@dataclass(frozen=True)
+class WorkersForked(ForkserverAnswer):
+    """The workers are running; fewer than asked for if the machine refused."""
+
+    pids: tuple[int, ...]
 
 
 # ── tasks of %%infer on Spark ────────────────────────────────────────────────────────────────────

@@ -27,7 +27,7 @@ from contextlib import suppress
 from typing import Any
 
 from hydrogen_magic.core import file_limit, processes, run_log
-from hydrogen_magic.core.messages import LaunchFiles, LaunchRequest, RankFile, decode, encode
+from hydrogen_magic.core.messages import LaunchFiles, LaunchRequest, RankFile, decode
 from hydrogen_magic.driver.placements import AgentLostError, EventSink
 from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
 from hydrogen_magic.errors import HydrogenError, PlacementError
@@ -139,10 +139,10 @@ class LocalAgent(AgentClient):
         """
         self.sink, self.attempt = sink, (request.gang, request.attempt)
         self.expect_sweep()
-        label = encode(LaunchFiles(request.gang, request.attempt))
+        files = LaunchFiles(request.gang, request.attempt)
         self._handover.setblocking(True)
         with suppress(BrokenPipeError, ConnectionResetError):  # it has died: see _on_exit
-            framing.send(self._handover, label, handed)
+            framing.send(self._handover, files, handed)
         self._handover.setblocking(False)
         self.send(request)
 

@@ -23,7 +23,6 @@ from hydrogen_magic.core.messages import (
     LaunchRequest,
     RankFile,
     decode,
-    encode,
 )
 from hydrogen_magic.node.agent.rank_group import RankGroup
 from hydrogen_magic.transport import framing
@@ -140,7 +139,7 @@ class LocalLink:
         raise ConnectionError("the kernel closed the connection")
 
     def hand_over(self, file: RankFile, fd: int) -> None:
-        framing.send(self._handover, encode(file), [fd])
+        framing.send(self._handover, file, [fd])
 
     async def finish(self, group: RankGroup) -> None:
         """It has arrived with the call."""

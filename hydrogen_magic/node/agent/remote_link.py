@@ -52,7 +52,6 @@ from hydrogen_magic.core.messages import (
     TaskReleased,
     TimelinePart,
     decode,
-    encode,
 )
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.horovod.node.timeline_follower import GIVEN, path_prefix
@@ -88,7 +87,7 @@ class _Task:
     def answer(self, message: TaskAnswer) -> bool:
         """Return whether it was still there to hear it."""
         with suppress(OSError):
-            framing.send(self.sock, encode(message))
+            framing.send(self.sock, message)
             return True
         return False
 
