@@ -23,11 +23,79 @@ from typing import Any, TypeVar
 from hydrogen_magic.core.validation import EventError, checked, plain
 
 __all__ = [
+    "Address",
+    "AgentBusy",
+    "AgentCommand",
+    "AgentConfig",
+    "AgentReport",
+    "CheckpointCopy",
+    "ClockReading",
+    "ClosureLabel",
+    "EndTask",
+    "EventBatch",
+    "FileContent",
+    "FilePart",
+    "ForgetCheckpoints",
+    "ForkWorkers",
+    "ForkserverAnswer",
+    "ForkserverRequest",
+    "Heartbeat",
+    "Hello",
+    "KillRanks",
+    "LaunchFiles",
     "LaunchRequest",
+    "Leaving",
+    "LocalAgentConfig",
+    "LogPart",
+    "MESSAGE_TYPES",
     "Message",
     "MessageError",
+    "ModulesPreloaded",
+    "PackingResult",
+    "PartTaken",
+    "Ping",
+    "Pong",
+    "PreloadModules",
+    "ProfileSteps",
+    "ProfileTrace",
+    "Quit",
+    "RankEvents",
+    "RankFile",
     "RankLaunch",
+    "RankStart",
+    "RanksCommand",
+    "RecordSpans",
+    "ReleaseTasks",
+    "RemoteAgentConfig",
+    "ReportStacks",
+    "ResultPart",
+    "ResultsDelivered",
+    "SavedCheckpoint",
     "ServiceSpec",
+    "ServiceStart",
+    "SetRecording",
+    "StartProfile",
+    "StopRanks",
+    "Swept",
+    "TaskAccepted",
+    "TaskAnswer",
+    "TaskAttached",
+    "TaskCommand",
+    "TaskDetached",
+    "TaskHello",
+    "TaskMessage",
+    "TaskPing",
+    "TaskPong",
+    "TaskProgress",
+    "TaskReleased",
+    "TaskStatus",
+    "TimelineFile",
+    "TimelinePart",
+    "WorkerCommand",
+    "WorkerReport",
+    "WorkerRetained",
+    "WorkerStart",
+    "WorkersForked",
     "decode",
     "encode",
 ]
@@ -61,6 +129,48 @@ class Address:
     port: int
 
 
+# ── start of an agent ────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class AgentConfig(Message):
+    """What a new agent reads from the socket that it inherits."""
+
+    endpoint: str
+    """Where the kernel listens."""
+    server_key: str
+    key: str
+    """The agent's own key pair, with :attr:`secret`."""
+    secret: str = field(repr=False)
+    bind: str
+    """Address for what ranks meet at."""
+    env: Mapping[str, str] = field(repr=False)
+    """Environment of the forkserver."""
+    sys_path: tuple[str, ...]
+    fingerprint: str
+    """As in :class:`LaunchRequest`."""
+    preload: tuple[str, ...]
+    """Modules that the forkserver imports at once."""
+
+
+@dataclass(frozen=True)
+class LocalAgentConfig(AgentConfig):
+    """For an agent on the kernel's machine."""
+
+    kernel_pid: int
+
+
+@dataclass(frozen=True)
+class RemoteAgentConfig(AgentConfig):
+    """For an agent that a barrier task starts; the listening socket for tasks comes with it."""
+
+    folder: str
+    """The agent's own directory."""
+    idle_s: float
+    """How long it waits for another gang."""
+    executor_pid: int
+
+
 # ── launch ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -83,7 +193,7 @@ class RankLaunch:
     """``cpu`` or ``cuda:<local_rank>``."""
     gpu: str | None
     """Index or UUID of the rank's own GPU on its host, None without one."""
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(repr=False)
     """Variables of this rank, on top of :attr:`LaunchRequest.env`."""
     partition: int | None = None
     """The Spark task that waits for the rank, None without Spark."""

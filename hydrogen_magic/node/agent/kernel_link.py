@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
@@ -21,6 +21,7 @@ from hydrogen_magic.core.messages import (
     AgentCommand,
     LaunchFiles,
     LaunchRequest,
+    LocalAgentConfig,
     RankFile,
     decode,
 )
@@ -91,9 +92,9 @@ class LocalLink:
 
     interface = ""
 
-    def __init__(self, boot: dict[str, Any], handover: socket.socket) -> None:
-        self.bind = str(boot["bind"])
-        self._kernel_pid = int(boot["kernel_pid"])
+    def __init__(self, config: LocalAgentConfig, handover: socket.socket) -> None:
+        self.bind = config.bind
+        self._kernel_pid = config.kernel_pid
         self._handover = handover
         self._handed_over = framing.FrameReader(handover)
         self._kernel = -1
