@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hydrogen_magic.core.messages import ResultPart
 from hydrogen_magic.core.validation import checked
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.identity import Originals, updating
@@ -46,18 +47,6 @@ CELL_VALUE = ""
 def label(name: str) -> str:
     """Return how messages refer to a result."""
     return f"`{name}`" if name else "the value"
-
-
-@dataclass(frozen=True)
-class ResultPart:
-    """One named result of one rank: the label that travels with its bytes."""
-
-    name: str
-    """A variable of ``--out``, or :data:`CELL_VALUE`."""
-    error: str = ""
-    """Why the object could not be sent; the part then has no bytes."""
-    is_partial: bool = False
-    """Its unpicklable objects were replaced by :class:`MissingObject`: for the run log only."""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import pytest
 import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
+from hydrogen_magic.core.messages import Ping
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.errors import (
     GangStoppedError,
@@ -401,7 +402,7 @@ def test_an_agent_that_lost_its_connection_ends_the_gang() -> None:
     family = family_of(gang)
     (agent,) = local_agents.pool().all
     too_large = bytes(65 << 20)  # ZeroMQ drops the message, and the connection with it
-    agent.hub.loop.call_soon_threadsafe(agent.hub.send, agent.keys.key, {"do": "ping"}, too_large)
+    agent.hub.loop.call_soon_threadsafe(agent.hub.send, agent.keys.key, Ping(), too_large)
     ended(gang)
     with pytest.raises(hm.errors.HydrogenError, match="lost the connection to the kernel"):
         gang.raise_for_state()

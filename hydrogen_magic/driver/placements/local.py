@@ -7,18 +7,26 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
+from hydrogen_magic.core.messages import (
+    KillRanks,
+    LaunchRequest,
+    Ping,
+    ProfileSteps,
+    RecordSpans,
+    ReportStacks,
+)
 from hydrogen_magic.driver.placements import (
     Attempt,
     ClosureFile,
     EventSink,
     Job,
     devices,
+    launch_request,
     local_agents,
 )
 from hydrogen_magic.errors import PlacementError
@@ -106,10 +114,8 @@ class LocalAgentGroup:
                 if self._cancelled.is_set():
                     return None
                 handed = handed or _handed(job)
-                message = _launch_message(attempt, agent, digest)
-                if self._is_recording is not None:
-                    message["record"] = self._is_recording
-                agent.launch(message, handed, sink)
+                request = _launch_request(attempt, agent, digest, self._is_recording)
+                agent.launch(request, handed, sink)
                 if not is_warm or await agent.responds():
                     return agent
                 agent.let_go()
@@ -137,32 +143,36 @@ class LocalAgentGroup:
             agent.kill()
 
     def stop(self) -> None:
-        self._tell("stop")
+        self._cancelled.set()  # it may not be launched yet
+        if (agent := self._launched_agent()) is not None:
+            agent.stop_ranks()
 
     def kill(self) -> None:
-        self._tell("kill")
+        self._cancelled.set()
+        if (agent := self._launched_agent()) is not None:
+            agent.kill_ranks()
 
     def dismiss(self, rank: int) -> None:
-        if self._agent is not None and self._agent.attempt is not None:
-            self._agent.send("kill", rank=rank)
+        if (agent := self._launched_agent()) is not None:
+            agent.send(KillRanks(agent.gang, rank))
 
-    def _tell(self, action: str) -> None:
-        self._cancelled.set()  # it may not be launched yet
-        if self._agent is not None and self._agent.attempt is not None:
-            self._agent.command(action)
+    def _launched_agent(self) -> local_agents.LocalAgent | None:
+        """Return the agent that runs the ranks, None before the launch and after the end."""
+        is_launched = self._agent is not None and self._agent.attempt is not None
+        return self._agent if is_launched else None
 
     def ask_stacks(self) -> None:
-        if self._agent is not None and self._agent.attempt is not None:
-            self._agent.send("stacks")
+        if (agent := self._launched_agent()) is not None:
+            agent.send(ReportStacks())
 
     def record(self, on: bool) -> None:
         self._is_recording = on
-        if self._agent is not None and self._agent.attempt is not None:
-            self._agent.send("record", on=on)
+        if (agent := self._launched_agent()) is not None:
+            agent.send(RecordSpans(agent.gang, on))
 
     def profile(self, number: int, steps: int) -> None:
-        if self._agent is not None and self._agent.attempt is not None:
-            self._agent.send("profile", number=number, steps=steps)
+        if (agent := self._launched_agent()) is not None:
+            agent.send(ProfileSteps(agent.gang, number, steps))
 
     async def release(self) -> None:
         if self._agent is not None:
@@ -176,7 +186,7 @@ async def _watch(agent: local_agents.LocalAgent, attempt: Attempt, sink: EventSi
     looked_s = time.monotonic()
     while True:
         await asyncio.sleep(_PING_S)
-        agent.send("ping")
+        agent.send(Ping())
         late_s = time.monotonic() - looked_s
         agent.last_message_s += late_s if late_s > _LATE_S else 0.0
         looked_s = time.monotonic()
@@ -202,16 +212,16 @@ def _silence(agent: local_agents.LocalAgent, silence_s: float) -> str:
     return f"{text}; stopping the gang ends it"
 
 
-def _fed(attempt: Attempt, slots: Sequence[Mapping[str, Any]], digest: str) -> dict[str, Any]:
-    """Return what a launch says of ranks that are fed: how, and what kept ones must have been set up by."""
-    feed, spec = attempt.job.feed, attempt.job.spec
-    if feed is None:
-        return {"infer": None, "stay": ""}
-    places = [(slot["rank"], slot["device"], slot["gpu"]) for slot in slots]
-    what = [feed.key, places, digest, {**os.environ, **dict(spec.env)}, local_agents.directory(),
-            local_agents.import_path()]  # fmt: skip
-    key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
-    return {"infer": {"options": dict(feed.options)}, "stay": key if feed.key else ""}
+def _worker_key(job: Job, digest: str) -> str:
+    """Return the key under which ranks may be kept for an equal gang, empty if they may not."""
+    if job.feed is None or not job.feed.key:
+        return ""
+    places = [(slot.rank, devices.device_name(slot), slot.gpu) for slot in job.plan.slots]
+    env = {**os.environ, **dict(job.spec.env)}
+    depends_on = [
+        job.feed.key, places, digest, env, local_agents.directory(), local_agents.import_path(),
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()
 
 
 def _handed(job: Job) -> list[int]:
@@ -221,38 +231,25 @@ def _handed(job: Job) -> list[int]:
     return [job.closure.dup(), *channels]
 
 
-def _launch_message(
-    attempt: Attempt, agent: local_agents.LocalAgent, digest: str
-) -> dict[str, Any]:
+def _launch_request(
+    attempt: Attempt, agent: local_agents.LocalAgent, digest: str, is_recording: bool | None
+) -> LaunchRequest:
     job = attempt.job
     plan, spec = job.plan, job.spec
-    meeting = job.rendezvous.prepare(
+    rendezvous = job.rendezvous.prepare(
         plan, *agent.held, spec=spec, gang=attempt.gang, attempt=attempt.number
     )
     checkpoints = checkpoint.environment(job.checkpoints, is_shared=True)
-    slots = [
-        {
-            "rank": slot.rank,
-            "device": devices.device_name(slot),
-            "gpu": slot.gpu,
-            "env": {
-                **devices.environment(plan, slot), **_threads(plan, job.feed is not None),
-                **checkpoints, **meet,
-                **dict(spec.env),
-            },
-        }
-        for slot, meet in zip(plan.slots, meeting.environments, strict=True)
-    ]  # fmt: skip
-    service = meeting.service
-    marks = {**agent.marks, processes.COOKIE: attempt.gang}
-    return {
-        "gang": attempt.gang, "attempt": attempt.number, "slots": slots,
-        "secrets": list(job.secrets),
-        "preload": [*local_agents.shadowed_modules(), *job.preload],
-        "service": service and {"function": service.function, "options": dict(service.options)},
-        "env": {**os.environ, **dict(spec.env), **marks}, "cwd": local_agents.directory(),
-        "sys_path": local_agents.import_path(), "fingerprint": digest,
-        "clock_zero_s": job.clock_zero_s, "grace_s": spec.grace_s,
-        "record_dir": str(job.record_dir), "record": spec.timeline is not None,
-        **_fed(attempt, slots, digest),
-    }  # fmt: skip
+    host = launch_request.HostLaunch(
+        slots=plan.slots,
+        env={**os.environ, **dict(spec.env), **agent.marks},
+        cwd=local_agents.directory(),
+        preload=(*local_agents.shadowed_modules(), *job.preload),
+        fingerprint=digest,
+        user_env=dict(spec.env),
+        rank_env={**_threads(plan, job.feed is not None), **checkpoints},
+        sys_path=local_agents.import_path(),
+        record_dir=str(job.record_dir),
+        worker_key=_worker_key(job, digest),
+    )
+    return launch_request.build(attempt, plan, rendezvous, host, is_recording)

@@ -11,7 +11,6 @@ import atexit
 import hashlib
 import itertools
 import json
-import mmap
 import os
 import secrets
 import signal
@@ -25,16 +24,19 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from typing import Any
 
 from hydrogen_magic.core import file_limit, processes, run_log
-from hydrogen_magic.core.validation import checked
+from hydrogen_magic.core.messages import (
+    LaunchFiles,
+    LaunchRequest,
+    LocalAgentConfig,
+    RankFile,
+    decode,
+)
 from hydrogen_magic.driver.placements import AgentLostError, EventSink
-from hydrogen_magic.driver.placements.agent_client import AgentClient
+from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.node.agent import command_line
-from hydrogen_magic.serialization import payload
-from hydrogen_magic.serialization.result_stream import ResultPart
 from hydrogen_magic.transport import framing
 from hydrogen_magic.transport.channel import Hub
 
@@ -109,19 +111,25 @@ class LocalAgent(AgentClient):
         self.process = _start_agent_process(theirs, self._stderr.fd, self._marks)
         theirs.close()
         with suppress(BrokenPipeError):  # it has ended already, as its descriptor tells
-            framing.send(self._handover, self._boot(digest, preload))
+            framing.send(self._handover, self._config(digest, preload))
         self._exit_fd = os.pidfd_open(self.process.pid)
         hub.loop.add_reader(self._exit_fd, self._on_exit)
         self._handover.setblocking(False)
         hub.loop.add_reader(self._handover, self._on_handover)
 
-    def _boot(self, digest: str, preload: Sequence[str]) -> dict[str, Any]:
-        return {
-            "endpoint": self.keys.endpoint, "server_key": self.keys.server_key,
-            "key": self.keys.key, "secret": self.keys.secret,
-            "kernel_pid": os.getpid(), "bind": _LOOPBACK, "env": {**os.environ, **self._marks},
-            "sys_path": import_path(), "fingerprint": digest, "preload": [*shadowed_modules(), *preload],
-        }  # fmt: skip
+    def _config(self, digest: str, preload: Sequence[str]) -> LocalAgentConfig:
+        return LocalAgentConfig(
+            endpoint=self.keys.endpoint,
+            server_key=self.keys.server_key,
+            key=self.keys.key,
+            secret=self.keys.secret,
+            bind=_LOOPBACK,
+            env={**os.environ, **self._marks},
+            sys_path=tuple(import_path()),
+            fingerprint=digest,
+            preload=(*shadowed_modules(), *preload),
+            kernel_pid=os.getpid(),
+        )
 
     # ── messages ──
 
@@ -135,19 +143,19 @@ class LocalAgent(AgentClient):
         """Whether :meth:`kill` was called."""
         return self._killing is not None
 
-    def launch(self, message: dict[str, Any], handed: Sequence[int], sink: EventSink) -> None:
-        """Have the agent start what ``message`` says, and tell ``sink`` what happens.
+    def launch(self, request: LaunchRequest, handed: Sequence[int], sink: EventSink) -> None:
+        """Have the agent start the ranks of ``request``, and tell ``sink`` what happens.
 
         ``handed``: descriptors of the closure and of the channels by which ranks are fed.
         """
-        self.sink, self.attempt = sink, (message["gang"], message["attempt"])
+        self.sink, self.attempt = sink, (request.gang, request.attempt)
         self.expect_sweep()
-        label = {"gang": message["gang"], "attempt": message["attempt"]}
+        files = LaunchFiles(request.gang, request.attempt)
         self._handover.setblocking(True)
         with suppress(BrokenPipeError, ConnectionResetError):  # it has died: see _on_exit
-            framing.send(self._handover, label, handed)
+            framing.send(self._handover, files, handed)
         self._handover.setblocking(False)
-        self.send("launch", **message)
+        self.send(request)
 
     def let_go(self) -> None:
         """The attempt is over for us, or another agent runs it."""
@@ -203,8 +211,9 @@ class LocalAgent(AgentClient):
             self.hub.loop.remove_reader(self._handover)
         for message, fds in self._handed_over.messages():
             try:
-                if self.sink is not None and self.attempt == (message["gang"], message["attempt"]):
-                    _pass_on(self.sink, message, fds[0])
+                file = decode(message, RankFile)
+                if self.sink is not None and self.attempt == (file.gang, file.attempt):
+                    take_file(self.sink, file, fds[0])
             finally:
                 for fd in fds:
                     os.close(fd)
@@ -264,15 +273,6 @@ class LocalAgent(AgentClient):
         self._disconnect()
         if self._killing is not None:
             await self._sweep()
-
-
-def _pass_on(sink: EventSink, message: Mapping[str, Any], fd: int) -> None:
-    if "profile" not in message:
-        part = checked(ResultPart, message["result"], "a result's label")
-        sink.deliver(message["rank"], part, payload.from_memfd(fd))
-    elif os.fstat(fd).st_size:  # nothing can be mapped of an empty file, and it answers nothing
-        trace = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-        sink.take_trace(message["rank"], message["profile"], trace)
 
 
 def _start_agent_process(

@@ -11,10 +11,11 @@ import importlib
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from hydrogen_magic.core.job import RENDEZVOUS, JobSpec, Plan
+from hydrogen_magic.core.messages import ServiceSpec
 from hydrogen_magic.errors import PlacementError
 
 _CLASSES = {
@@ -23,15 +24,6 @@ _CLASSES = {
 }
 
 __all__ = ["RendezvousInfo", "Rendezvous", "ServiceSpec", "check", "get"]
-
-
-@dataclass(frozen=True)
-class ServiceSpec:
-    """What the first host's agent runs for the ranks to meet at."""
-
-    function: str
-    """``module:function``, called with the listening socket's descriptor and the options."""
-    options: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

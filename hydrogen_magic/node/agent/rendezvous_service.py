@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import signal
 import socket
-from typing import Any
 
 from hydrogen_magic.core import processes
+from hydrogen_magic.core.messages import LaunchRequest, ServiceSpec, ServiceStart
 from hydrogen_magic.node.agent.worker_pool import PooledWorker, WorkerPool
 from hydrogen_magic.transport import framing
 
@@ -29,22 +29,20 @@ def listen(held: socket.socket) -> None:
 class RunningService:
     """A function that serves on a socket which the agent holds, for one attempt."""
 
-    def __init__(self, launch: dict[str, Any], held: socket.socket, pool: WorkerPool) -> None:
-        self.what: dict[str, Any] = launch["service"]
-        self._message = {
-            "kind": "service", "service": self.what["function"], "options": self.what["options"],
-            "env": launch["env"], "cwd": launch["cwd"], "sys_path": launch["sys_path"],
-        }  # fmt: skip
+    def __init__(
+        self, service: ServiceSpec, request: LaunchRequest, held: socket.socket, pool: WorkerPool
+    ) -> None:
+        self._start = ServiceStart(request.env, request.cwd, request.sys_path, service)
         self._held = held
         self._pool = pool
         self._worker: PooledWorker | None = None
         self._pid = 0
         self._ended = False
 
-    def fits(self, launch: dict[str, Any]) -> bool:
+    def fits(self, request: LaunchRequest) -> bool:
         """Whether this is what the launch would have served, by the same code."""
-        same_code = self._message["sys_path"] == launch["sys_path"]
-        return self.what == launch["service"] and same_code and self._worker is not None
+        same_code = self._start.sys_path == request.sys_path
+        return self._start.service == request.service and same_code and self._worker is not None
 
     async def begin(self) -> None:
         """Start to serve; nothing happens if that was done before."""
@@ -57,7 +55,7 @@ class RunningService:
             self._pid = self._worker.pid
             self._worker.control.setblocking(True)
             listen(self._held)  # here and now: the ranks start next
-            framing.send(self._worker.control, self._message, [self._held.fileno()])
+            framing.send(self._worker.control, self._start, [self._held.fileno()])
 
     def pids(self) -> set[int]:
         """Return the pid of the process that serves, if there is or was one."""

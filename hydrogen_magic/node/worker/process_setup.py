@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from hydrogen_magic.core import processes
+from hydrogen_magic.core.messages import WorkerStart
 from hydrogen_magic.node.worker import sparkdl
 
 __all__ = [
@@ -169,12 +170,12 @@ def get_ready() -> None:
 # ── moving in ────────────────────────────────────────────────────────────────────────────────────
 
 
-def enter_environment(go: dict[str, Any]) -> None:
+def enter_environment(start: WorkerStart) -> None:
     """Take over the kernel's environment, directory and module path; become ``__main__``."""
     os.environ.clear()
-    os.environ.update(go["env"])
-    os.chdir(go["cwd"])
-    sys.path[:] = go["sys_path"]
+    os.environ.update(start.env)
+    os.chdir(start.cwd)
+    sys.path[:] = start.sys_path
     sys.argv = [""]
     sparkdl.install_if_asked()
     # ``multiprocessing`` knows the second name, which the forkserver's own main module has had.
