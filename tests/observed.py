@@ -10,19 +10,20 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from hydrogen_magic import plugins
 from hydrogen_magic.core import events as ev
 
 TIMEOUT_S = 240.0
 """For a process that imports torch and its compiler on a machine that is busy with other tests."""
 
 RANK = """
-import atexit, json, os, sys, time
-from hydrogen_magic import events as ev
+import atexit, json, os, sys, time, types
+from hydrogen_magic.core import events as ev
 from hydrogen_magic.node.worker import observe, reporter
 sent = []
 rank = reporter.Reporter(int(os.environ.get("RANK", 0)), time.monotonic(), sent.extend)
 reporter.install(rank)
-observe.install()
+observe.install(json.loads(os.environ.pop("OBSERVERS")))
 rank.start()
 def flush():
     rank.post(ev.Notice(0.0, "info", "flush"))
@@ -57,7 +58,7 @@ class Ended:
 def start(code: str, events: Path, **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", RANK + textwrap.dedent(code)],
-        env={**os.environ, "EVENTS": str(events), **env},
+        env={**os.environ, "EVENTS": str(events), "OBSERVERS": json.dumps(plugins.observers()), **env},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 

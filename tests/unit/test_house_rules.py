@@ -23,6 +23,7 @@ LAYERS = (
     ("transport",),
     ("node", "horovod.node"),
     (
+        "plugins",
         "capture",
         "notebook.arguments",
         "driver.state",

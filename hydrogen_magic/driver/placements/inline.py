@@ -16,7 +16,7 @@ from typing import Any
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
-from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink, Job, WorkFeed, devices
+from hydrogen_magic.driver.placements import Attempt, EventSink, Job, Placement, WorkFeed, devices
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker import (
     checkpoint,
@@ -28,11 +28,13 @@ from hydrogen_magic.node.worker import (
 )
 from hydrogen_magic.serialization.payload import Payload
 
-__all__ = ["InlinePlacement", "run_here"]
+__all__ = ["InlinePlacement"]
 
 
-class InlinePlacement:
-    """See :class:`hydrogen_magic.driver.placements.Placement`."""
+class InlinePlacement(Placement):
+    """One rank inside this process."""
+
+    in_process = True
 
     def plan(self, spec: JobSpec) -> Plan:
         if spec.np != 1:
@@ -45,14 +47,11 @@ class InlinePlacement:
             (Slot(0, 0, 0, 1, 1, 1, os.uname().nodename, gpus[0], interface=LOOPBACK),), notes
         )
 
-    def open(self, spec: JobSpec) -> AgentGroup:
-        raise PlacementError(
-            "the inline placement runs in the kernel itself and has no agent_group"
-        )
+    def run_here(self, attempt: Attempt, sink: EventSink) -> None:
+        _run_here(attempt, sink)
 
 
-def run_here(attempt: Attempt, sink: EventSink) -> None:
-    """Run the attempt's one rank now and deliver its result. Raises what the cell raises."""
+def _run_here(attempt: Attempt, sink: EventSink) -> None:
     job = attempt.job
 
     def send(batch: Sequence[ev.Event]) -> None:

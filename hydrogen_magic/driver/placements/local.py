@@ -18,6 +18,7 @@ from hydrogen_magic.driver.placements import (
     ClosureFile,
     EventSink,
     Job,
+    Placement,
     devices,
     local_agents,
 )
@@ -35,8 +36,8 @@ _START_S = 3.0
 """How long an agent that is starting may take once the gang is to be stopped."""
 
 
-class LocalPlacement:
-    """See :class:`hydrogen_magic.driver.placements.Placement`."""
+class LocalPlacement(Placement):
+    """One process for each rank on this machine."""
 
     def plan(self, spec: JobSpec) -> Plan:
         if not hasattr(os, "pidfd_open"):
@@ -248,7 +249,7 @@ def _launch_message(
     marks = {**agent.marks, processes.COOKIE: attempt.gang}
     return {
         "gang": attempt.gang, "attempt": attempt.number, "slots": slots,
-        "secrets": list(job.secrets),
+        "secrets": list(job.secrets), "observers": list(job.observers),
         "preload": [*local_agents.shadowed_modules(), *job.preload],
         "service": service and {"function": service.function, "options": dict(service.options)},
         "env": {**os.environ, **dict(spec.env), **marks}, "cwd": local_agents.directory(),

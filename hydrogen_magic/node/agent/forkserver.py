@@ -4,7 +4,7 @@ A fork of it costs milliseconds where a fresh interpreter with torch costs more 
 never runs user code and never touches a GPU, so its forks may. It serves its agent over one socket:
 
 - ``preload``: import these modules now; answers with those that are loaded (in any way safe to fork)
-- ``fork``: fork so many workers, five descriptors each; answers with their pids
+- ``fork``: fork so many workers, five descriptors each, that attach these observers; answers with their pids
 
 Workers are forked through a go-between that exits at once, which makes them children of the agent
 (a subreaper): the agent, not the forkserver, reaps them, and a forkserver can be replaced at any time.
@@ -35,8 +35,8 @@ FDS_PER_WORKER = 5
 
 _ALWAYS = ("cloudpickle", "hydrogen_magic.serialization.payload", "hydrogen_magic.node.worker.namespace",
            "hydrogen_magic.node.worker.reporter", "hydrogen_magic.node.worker.api",
-           "hydrogen_magic.node.worker.main_thread", "hydrogen_magic.node.worker.observe",
-           "hydrogen_magic.node.worker.spawn", "asyncio", "multiprocessing.reduction")  # fmt: skip
+           "hydrogen_magic.node.worker.main_thread", "hydrogen_magic.node.worker.spawn",
+           "asyncio", "multiprocessing.reduction")  # fmt: skip
 """What every rank imports."""
 
 
@@ -53,6 +53,7 @@ def serve(sock: socket.socket, sys_path: Sequence[str], first: Sequence[str]) ->
     warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
     for name in _ALWAYS:
         importlib.import_module(name)
+    importlib.import_module("hydrogen_magic.node.worker.observe").import_ours()
     sys.path[:] = sys_path
     if first:
         framing.send(sock, _preload(first))
@@ -62,7 +63,8 @@ def serve(sock: socket.socket, sys_path: Sequence[str], first: Sequence[str]) ->
         if request["do"] == "preload":
             framing.send(sock, _preload(request["modules"]))
         else:
-            framing.send(sock, {"pids": _fork_workers(sock, fds, agent_pid)})
+            pids = _fork_workers(sock, fds, agent_pid, request["observers"])
+            framing.send(sock, {"pids": pids})
             for fd in fds:
                 os.close(fd)
 
@@ -106,13 +108,18 @@ def _unsafe_to_fork() -> list[str]:
     return reasons
 
 
-def _fork_workers(sock: socket.socket, fds: Sequence[int], agent_pid: int) -> list[int]:
+_Observers = Sequence[Sequence[str]]
+
+
+def _fork_workers(
+    sock: socket.socket, fds: Sequence[int], agent_pid: int, observers: _Observers
+) -> list[int]:
     read_end, write_end = os.pipe()
     intermediate = os.fork()
     if intermediate == 0:
         try:
             os.close(read_end)
-            _be_intermediate(sock, fds, agent_pid, write_end)
+            _be_intermediate(sock, fds, agent_pid, write_end, observers)
         finally:
             os._exit(1)
     os.close(write_end)
@@ -123,7 +130,11 @@ def _fork_workers(sock: socket.socket, fds: Sequence[int], agent_pid: int) -> li
 
 
 def _be_intermediate(
-    sock: socket.socket, fds: Sequence[int], agent_pid: int, write_end: int
+    sock: socket.socket,
+    fds: Sequence[int],
+    agent_pid: int,
+    write_end: int,
+    observers: _Observers,
 ) -> NoReturn:
     pids: list[int] = []
     go_between_pid = os.getpid()
@@ -134,7 +145,7 @@ def _be_intermediate(
             # A descriptor of a sibling kept open here would hide that sibling's end of file.
             for fd in {sock.detach(), write_end, *fds} - set(own.all()):
                 os.close(fd)
-            run_worker(own, agent_pid, go_between_pid)
+            run_worker(own, agent_pid, go_between_pid, observers)
         pids.append(pid)
     os.write(write_end, json.dumps(pids).encode())
     os._exit(0)

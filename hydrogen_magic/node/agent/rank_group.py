@@ -134,7 +134,8 @@ class RankGroup:
             self._emit(ev.RankPhase(self.now_s(), slot["rank"], "starting", self._first_detail()))
         workers = self._kept.take(self._launch.get("stay", ""))
         if not workers:
-            take = functools.partial(self._pool.take, len(slots), self._launch["preload"])
+            wanted = len(slots), self._launch["preload"], self._launch["observers"]
+            take = functools.partial(self._pool.take, *wanted)
             workers = await self._with_template(take, start_template)
         if self._service is not None:
             await self._with_template(self._service.begin, start_template)

@@ -36,12 +36,20 @@ _INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
 _EARLY_EXIT = "exit code 0 before the end of the cell counts as a failure of the rank"
 
 
-def run_worker(pipes: process_setup.WorkerPipes, agent_pid: int, go_between_pid: int) -> NoReturn:
-    """Be a worker until the end of this process; called in a fresh fork of the forkserver."""
+def run_worker(
+    pipes: process_setup.WorkerPipes,
+    agent_pid: int,
+    go_between_pid: int,
+    observers: Sequence[Sequence[str]],
+) -> NoReturn:
+    """Be a worker until the end of this process; called in a fresh fork of the forkserver.
+
+    ``observers``: see :func:`hydrogen_magic.node.worker.observe.install`.
+    """
     code = 1
     try:
         process_setup.detach(pipes, agent_pid, go_between_pid)
-        process_setup.get_ready()
+        process_setup.get_ready(observers)
         control = socket.socket(fileno=pipes.control)
         reader = framing.FrameReader(control)
         received = framing.receive(reader)
@@ -132,6 +140,7 @@ class _Rank:
             reporter,
             send_interval,
         )
+        from hydrogen_magic.node.worker.observe import forward
 
         self.rank = int(go["rank"])
         self.pid = os.getpid()
@@ -148,10 +157,11 @@ class _Rank:
             pace=send_interval.SendInterval(self.rank, api.world_size()),
         )  # fmt: skip
         reporter.install(self.reporter)
+        observe.report_failures()
         checkpoint.install(self._send_checkpoint)
         horovod_timeline.install(go["timelines"], self._send_timeline)
         self.reporter.is_recording = bool(go["record"])
-        observe.forward.follow(self.reporter.is_recording)
+        forward.follow(self.reporter.is_recording)
         self.profiler = profiler.Profiler(self.reporter, self._send_trace)
         self.reporter.on_tick = commands.AgentCommands(reader, self.reporter, self.profiler).poll
 

@@ -7,22 +7,23 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from hydrogen_magic.core.job import DYNAMIC, HOROVOD_TIMELINE, RENDEZVOUS_VARIABLES
+from hydrogen_magic import plugins
+from hydrogen_magic.core.job import DYNAMIC, HOROVOD_TIMELINE
 from hydrogen_magic.driver.placements import Attempt, Job
 from hydrogen_magic.horovod.node.timeline_follower import GIVEN, path_prefix
 from hydrogen_magic.node.worker import sparkdl
 
 __all__ = ["environment", "forwarded", "leave_timeline"]
 
-_PREFIXES = ("GLOO_", "HOROVOD_", "NCCL_", "OMP_", "TORCH_", sparkdl.VARIABLE)
+_PREFIXES = ("OMP_", sparkdl.VARIABLE)
+"""Beside those of each rendezvous."""
 
 
 def forwarded(environ: Mapping[str, str] = os.environ) -> tuple[tuple[str, str], ...]:
     """Return the variables of the notebook that ranks on executors get too."""
-    names = (name for name in environ if name.startswith(_PREFIXES))
-    return tuple(
-        (name, environ[name]) for name in sorted(names) if name not in RENDEZVOUS_VARIABLES
-    )
+    prefixes, owned = (*_PREFIXES, *plugins.forwarded()), plugins.owned_variables()
+    names = (name for name in environ if name.startswith(prefixes))
+    return tuple((name, environ[name]) for name in sorted(names) if name not in owned)
 
 
 def environment(job: Job) -> dict[str, str]:

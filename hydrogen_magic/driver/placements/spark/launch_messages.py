@@ -48,6 +48,7 @@ def messages(
                 for slot in map(assignment.plan.slots.__getitem__, ranks)
             ],
             "service": service if 0 in ranks else None, "secrets": list(job.secrets),
+            "observers": list(job.observers),
             "env": {**env, COOKIE: attempt.gang}, "cwd": local_agents.directory(),
             "fingerprint": barrier_job.fingerprint(job), "clock_zero_s": job.clock_zero_s,
             "grace_s": spec.grace_s,

@@ -13,7 +13,7 @@ __all__ = ["code", "source"]
 
 _PACKAGE = Path(__file__).parents[3]
 _SENT = ("core", "serialization", "transport", "node", "horovod/node", "compat")
-"""Packages that agents and ranks import, with the modules beside them at the root."""
+"""Packages that agents and ranks import, with ``errors``."""
 _STAMP = (2020, 1, 1, 0, 0, 0)
 """One time for all: equal files make an equal zip."""
 
@@ -36,7 +36,8 @@ def code() -> bytes:
 
 
 def _sent_files() -> Iterator[Path]:
-    yield from _PACKAGE.glob("*.py")
+    yield _PACKAGE / "__init__.py"
+    yield _PACKAGE / "errors.py"
     yield _PACKAGE / "horovod" / "__init__.py"
     for package in _SENT:
         yield from (_PACKAGE / package).rglob("*.py")

@@ -76,9 +76,7 @@ def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None
                 return start(file_path, *args, **kwargs)
 
         return (
-            begin()
-            if _timeline is None
-            else _timeline.hand_over(os.path.abspath(file_path), begin)
+            begin() if _timeline is None else _timeline.hand_over(os.path.abspath(file_path), begin)
         )
 
     @functools.wraps(stop)
