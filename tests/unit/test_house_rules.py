@@ -21,7 +21,7 @@ LAYERS = (
     ("errors", "core"),
     ("serialization",),
     ("transport",),
-    ("node", "horovod.node"),
+    ("node", "horovod.node", "testing.ranks"),
     (
         "plugins",
         "capture",
@@ -34,11 +34,11 @@ LAYERS = (
     ("driver.chrome_trace", "driver.metrics", "driver.profile_merge"),
     ("views",),
     ("driver", "inference"),
-    ("compat", "notebook", "__init__"),
+    ("compat", "notebook", "testing", "__init__"),
 )
 """Rooms of the package, lowest first. A room imports its own layer and those below."""
 
-SENT = ("errors", "core", "serialization", "transport", "node", "horovod.node")
+SENT = ("errors", "core", "serialization", "transport", "node", "horovod.node", "testing.ranks")
 """What machines with ranks have: it imports nothing else of this package."""
 
 DOORS = {
@@ -47,6 +47,7 @@ DOORS = {
     "cloudpickle": ("serialization.pickler", "capture", "node.worker"),
     "ipykernel": ("notebook", "views"),
     "narwhals": ("inference.sources",),
+    "pytest": ("testing",),
     "pandas": ("driver.metrics", "driver.gang", "capture", "views", "inference", "node.prediction"),
     "polars": ("inference", "node.prediction"),
     "pynvml": ("node.agent",),

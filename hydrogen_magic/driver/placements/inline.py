@@ -26,9 +26,9 @@ from hydrogen_magic.node.worker import (
     reporter,
     results,
 )
-from hydrogen_magic.serialization.payload import Payload
+from hydrogen_magic.serialization.payload import Payload, from_memfd
 
-__all__ = ["InlinePlacement"]
+__all__ = ["InlinePlacement", "run_here"]
 
 
 class InlinePlacement(Placement):
@@ -48,10 +48,11 @@ class InlinePlacement(Placement):
         )
 
     def run_here(self, attempt: Attempt, sink: EventSink) -> None:
-        _run_here(attempt, sink)
+        run_here(attempt, sink)
 
 
-def _run_here(attempt: Attempt, sink: EventSink) -> None:
+def run_here(attempt: Attempt, sink: EventSink) -> None:
+    """Run the attempt's one rank now and deliver its result. Raises what the cell raises."""
     job = attempt.job
 
     def send(batch: Sequence[ev.Event]) -> None:
@@ -78,8 +79,7 @@ def _run_here(attempt: Attempt, sink: EventSink) -> None:
 
 def _run(job: Job, sink: EventSink, said: reporter.Reporter) -> None:
     said.post(ev.RankPhase(said.now_s(), 0, "loading"))
-    assert isinstance(job.closure, Payload)
-    loaded = namespace.load(job.closure, types.ModuleType("__main__"))
+    loaded = namespace.load(_closure(job), types.ModuleType("__main__"))
     said.post(ev.RankPhase(said.now_s(), 0, "running"))
     value = loaded.run()
     if job.feed is not None:
@@ -90,6 +90,16 @@ def _run(job: Job, sink: EventSink, said: reporter.Reporter) -> None:
     )
     said.post(ev.RankResult(said.now_s(), 0, nbytes))
     said.post(ev.RankExited(said.now_s(), 0, 0))
+
+
+def _closure(job: Job) -> Payload:
+    if isinstance(job.closure, Payload):
+        return job.closure
+    fd = job.closure.dup()
+    try:
+        return from_memfd(fd)
+    finally:
+        os.close(fd)
 
 
 def _serve(feed: WorkFeed, predict: Any, sink: EventSink, said: reporter.Reporter) -> None:

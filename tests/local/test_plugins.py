@@ -1,0 +1,49 @@
+"""A plug-in's placement, rendezvous and observer, found by entry points, in gangs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.testing.contract import GangContract
+from tests import plug_in
+from tests.gangs import ended, notices_of
+
+pytestmark = pytest.mark.usefixtures("installed")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory, warm_agents: None) -> Iterator[None]:
+    with plug_in.installed(tmp_path_factory.mktemp("plug_in")):
+        yield
+
+
+class TestPlacementOfAPlugIn(GangContract):
+    placement = "mine"
+    rendezvous = "mine"
+
+
+class TestInProcess(GangContract):
+    placement = "in-process"
+    np = 1
+
+
+def observed() -> tuple[bool, str]:
+    import os
+    import sys
+
+    import watched_library  # type: ignore[import-not-found]  # of the plug-in
+
+    assert "colorsys" in sys.modules
+    return watched_library.OBSERVED, os.environ["MY_STORE"]
+
+
+def test_ranks_attach_observers_of_plug_ins() -> None:
+    """One observer cannot be imported: a warning says so, and the rank goes on."""
+    gang = ended(launcher.launch(observed, np=1, on="mine", rendezvous="mine"))
+    assert gang.result == (True, "yes")
+    assert "planned by the plug-in" in notices_of(gang)
+    assert "watched_library runs, but cannot be observed" in notices_of(gang)
+    assert "No module named 'no_such_module'" in notices_of(gang)
