@@ -4,7 +4,7 @@
 #   make quick     linters, types and the tests that start no process; a minute
 #   make test      the same, and tests of every kind: gangs, Horovod, Spark, a browser, notebooks
 #   make test-all  all tests: also older ipykernels, machines in namespaces, other Pythons
-#   make bench     launch, closure, step and stop benchmarks beside the peers
+#   make bench     launch, closure, step, Spark and stop benchmarks, beside the peers
 #   make front     the live view's JavaScript; the others build it when it is out of date
 #
 # Choices: make PYTHON=python3.12 TORCH=torch==2.9.1 test ; make test ARGS='-k capture'

@@ -7,6 +7,7 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import socket
 import statistics
 import subprocess
@@ -87,20 +88,20 @@ def _measure_once(peer: Peer) -> None:
         os.environ.update(environment)
 
 
-def print_table(title: str, peers: Sequence[Peer], floor: str) -> None:
-    """Print medians, spreads and ratios to the peer named ``floor``."""
+def print_table(title: str, peers: Sequence[Peer], floor: str = "") -> None:
+    """Print medians and spreads, and ratios to the peer named ``floor`` if one is given."""
     base = next((peer.median_s for peer in peers if peer.name == floor and peer.seconds), None)
-    print(f"\n{title}\n")
-    print(f"| {'way':28} | n | median s | min to max s    | x {floor} |")
-    print(f"|{'-' * 30}|---|----------|-----------------|{'-' * (len(floor) + 4)}|")
+    head = f"| {'way':30} | n | median s | min to max s    |" + (f" x {floor} |" if floor else "")
+    print(f"\n{title}\n\n{head}\n{re.sub('[^|]', '-', head)}")
     for peer in sorted(peers, key=lambda peer: peer.median_s if peer.seconds else float("inf")):
         if not peer.seconds:
-            print(f"| {peer.name:28} | not measured: {peer.missing or 'no round'} |")
+            print(f"| {peer.name:30} | not measured: {peer.missing or 'no round'} |")
             continue
         ratio = f"{peer.median_s / base:.2f}" if base else "-"
         spread = f"{min(peer.seconds):.3f} to {max(peer.seconds):.3f}"
         n = len(peer.seconds)
-        print(f"| {peer.name:28} | {n} | {peer.median_s:8.3f} | {spread:15} | {ratio:>5} |")
+        row = f"| {peer.name:30} | {n} | {peer.median_s:8.3f} | {spread:15} |"
+        print(row + (f" {ratio:>{len(floor) + 2}} |" if floor else ""))
 
 
 def machine() -> str:

@@ -1,4 +1,4 @@
-"""Page: what the live view costs in a real JupyterLab, and how fast its page answers meanwhile.
+"""Page: what the live view costs in JupyterLab, how fast its page answers, and how old its values are.
 
     python benchmarks/page.py
     python benchmarks/page.py --only paced --seconds 20
@@ -7,8 +7,9 @@ Eight ranks log four metrics, at 1,000 points a second each or as fast as they c
 with ``--quiet`` in turn (A B B A). The browser draws on the machine that the ranks run on: on a small
 one it takes from the ranks what it would take from nobody elsewhere, so its share is printed too.
 
-Answer: from a click on the page to the frame after the one that has what was clicked for. Ranks,
-kernel and the others: seconds of CPU, of the seconds they were watched.
+Answer: from a click on the page to the frame after the one that has what was clicked for. Age: from
+``hm.log`` on a rank to now, of the values that the table of ranks shows half a second after each click.
+Ranks, kernel and the others: seconds of CPU, of the seconds they were watched.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from hydrogen_magic.core import run_log
 
 NP = 8
 N_CLICKS = 20
+AGE_GOAL_MS = 1000
 WARM_UP_S = 3.0
 """From a cell's start until all its ranks log."""
 MB = 1e6
@@ -44,7 +46,7 @@ done, start_s, elapsed_s = 0, time.monotonic(), 0.0
 while (elapsed_s := time.monotonic() - start_s) < {seconds}:
     until = {until}
     for step in range(done, until):
-        hm.log(step, loss=1 / (step + 1), accuracy=step % 997, lr=1e-3, norm=step % 7 + elapsed_s)
+        hm.log(step, loss=1 / (step + 1), accuracy=step % 997, lr=1e-3, clock=time.time() % 100)
     done = until
     {rest}
 """
@@ -72,6 +74,15 @@ document.addEventListener("click", (event) => {
   wait();
 }, true);
 """
+AGES_MS = """(table) => {
+  const at = [...table.tHead.rows[0].cells].findIndex((cell) => cell.title === "clock");
+  return [...table.tBodies[0].rows].map((row) => {
+    const ageMs = Math.round((Date.now() % 100_000) - 1000 * row.cells[at].textContent);
+    return ageMs < -50_000 ? ageMs + 100_000 : ageMs;
+  });
+}
+"""
+"""The ages of the clock values in a table of ranks; these values start again at 0 every 100 s."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,7 @@ class Measured:
     n_kept: int
     """Points that reached the kernel: of ranks that log too fast the oldest are dropped."""
     answers_ms: list[float]
+    ages_ms: list[float]
     longest_ms: float
     """Task of the page's thread."""
 
@@ -140,8 +152,9 @@ class Bench:
         self._notebook.start(cell)
         self._wait(WARM_UP_S)
         before, began_ms = self.used(), self._page.evaluate("performance.now()")
+        ages: list[float] = []
         if is_shown:
-            self._click_for(cell, watched_s)
+            ages = self._click_for(cell, watched_s)
         else:
             self._wait(watched_s)
         used = self.used().since(before)
@@ -159,17 +172,24 @@ class Bench:
         last = {event.rank: event.steps[-1] for event in points}
         n_kept = sum(len(event.steps) for event in points)
         assert len(last) == NP and len(answers) == N_CLICKS * is_shown, (last, answers)
-        return Measured(used, sum(last.values()) + NP, n_kept, answers, longest)
+        return Measured(used, sum(last.values()) + NP, n_kept, answers, ages, longest)
 
-    def _click_for(self, cell: str, seconds: float) -> None:
-        """Click on what changes most: charts folded and drawn anew, and drawn in another way."""
+    def _click_for(self, cell: str, seconds: float) -> list[float]:
+        """Click on what changes most: charts folded and drawn anew, and drawn in another way.
+
+        Returns the ages of values that the page shows.
+        """
         curves = self._notebook.widget(cell).locator(".hm-curves")
         fold = curves.locator(".hm-fold")
         ways = [fold, fold] + [curves.get_by_role("button", name=n) for n in ("mean", "both")]
         end_s = time.monotonic() + seconds
+        table = self._notebook.widget(cell).locator(".hm-ranks-table")
+        ages: list[float] = []
         for number in range(N_CLICKS):
             ways[number % len(ways)].click()
             self._wait((end_s - time.monotonic()) / (N_CLICKS - number))
+            ages += table.evaluate(AGES_MS)
+        return ages
 
     def _wait(self, seconds: float) -> None:
         self._page.wait_for_timeout(max(0.0, seconds) * 1000)
@@ -240,10 +260,13 @@ def run(way: str, seconds: float, rounds: int) -> tuple[list[Measured], list[Mea
 
 def print_table(way: str, shown: list[Measured], quiet: list[Measured]) -> None:
     answers = [ms for each in shown for ms in each.answers_ms]
+    ages = [ms for each in shown for ms in each.ages_ms]
     longest = max(each.longest_ms for each in shown)
     print(f"\n{way}\n")
     print(f"answer to {len(answers)} clicks: median {statistics.median(answers):.0f} ms,", end=" ")
-    print(f"longest {max(answers):.0f} ms; longest task {longest:.0f} ms\n")
+    print(f"longest {max(answers):.0f} ms; longest task {longest:.0f} ms")
+    print(f"age of {len(ages)} values: median {statistics.median(ages):.0f} ms,", end=" ")
+    print(f"oldest {max(ages):.0f} ms (goal: {AGE_GOAL_MS} ms)\n")
     print(f"| {'':24} | {'view':>9} | {'quiet':>9} | {'difference':>10} |")
     print(f"|{'-' * 26}|{'-' * 11}|{'-' * 11}|{'-' * 12}|")
     for name in ("ranks", "kernel", "server", "browser", "driver"):

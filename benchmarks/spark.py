@@ -1,9 +1,14 @@
-"""Spark: from the call to rank 0's result after one all_reduce, two ranks on a standalone cluster.
+"""Spark: how fast a standalone cluster starts a gang, refuses one that cannot fit, and stops one.
 
     python benchmarks/spark.py --rounds 5
 
-Beside pyspark's TorchDistributor, in turn, in the same session: a master and two workers of two cores
-each on this machine. The session is up and each way was taken once before anything is counted.
+Start: from the call to rank 0's result after one all_reduce of two ranks, beside pyspark's TorchDistributor.
+Refusal: from the call with more ranks than slots to its PlacementError; once in a session that has just
+started, where more executors might still register, and in each round. Stop: as in ``benchmarks/stop.py``,
+to the end of the last rank on the executors.
+
+All run in turn in the same session: two executors with two cores each, on this machine. The session is up
+and each way was taken once before anything is counted, except the first refusal.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 from _common import (
@@ -22,13 +28,18 @@ from _common import (
     print_table,
     round_robin,
     shown_elsewhere,
+    timed,
 )
 from launch import NP, checked
+from stop import GOAL_S, WAYS
+from stop import product as stopped
 
 PRODUCT = "hydrogen_magic"
 PEER = "TorchDistributor"
 GOAL = 15
 """How many times faster than its peer this should be."""
+REFUSAL_GOAL_S = 1.0
+N_SLOTS = 4
 
 PAUSE_S = 4.0
 """Trainers of the peer take a second to end after it has returned."""
@@ -61,22 +72,44 @@ def torch_distributor() -> float:
         return checked(lambda: distributor.run(all_reduce_once))
 
 
+def refused() -> float:
+    """Return the seconds until a gang with one rank more than there are slots is refused."""
+    import hydrogen_magic as hm
+
+    def call() -> None:
+        try:
+            hm.launch(all_reduce_once, np=N_SLOTS + 1, on="spark").stop()
+        except hm.errors.PlacementError:
+            return
+        raise RuntimeError(f"np {N_SLOTS + 1} was not refused")
+
+    return timed(call)
+
+
 def main() -> None:
     arguments = parse_arguments(__doc__.splitlines()[0], rounds=5, quick_rounds=2)
     missing = lacks("pyspark") or ("" if shutil.which("java") else "no Java runtime")
-    peers = [Peer(PRODUCT, product, missing), Peer(PEER, torch_distributor, missing)]
-    peers = chosen(peers, arguments.only)
+    starts = [Peer(PRODUCT, product, missing), Peer(PEER, torch_distributor, missing)]
+    early = [Peer("refusal, new session", refused, missing)]
+    later = [Peer("refusal, later", refused, missing)]
+    stops = [Peer(f"stop, {way}", partial(stopped, way, "spark"), missing) for way in WAYS]
+    starts, early, later, stops = (
+        chosen(peers, arguments.only) for peers in (starts, early, later, stops)
+    )
     print(f"spark: np {NP}, {machine()}", flush=True)
     if not missing:
-        measure(peers, arguments.rounds)
-    print_table("on Spark, warm: call to rank 0's result after one all_reduce", peers, PRODUCT)
-    by_name = {peer.name: peer for peer in peers if peer.seconds}
+        measure(early, [*starts, *later, *stops], arguments.rounds)
+    print_table("on Spark, warm: call to rank 0's result after one all_reduce", starts, PRODUCT)
+    by_name = {peer.name: peer for peer in starts if peer.seconds}
     if len(by_name) == 2:
         ratio = by_name[PEER].median_s / by_name[PRODUCT].median_s
         print(f"\n{ratio:.1f} times faster than {PEER} (goal: {GOAL})")
+    print_table(f"on Spark: call to the refusal (goal: {REFUSAL_GOAL_S:.0f} s)", [*early, *later])
+    print_table(f"on Spark: Stop to the end of the last rank (goal: {GOAL_S:.0f} s)", stops)
 
 
-def measure(peers: list[Peer], rounds: int) -> None:
+def measure(early: list[Peer], peers: list[Peer], rounds: int) -> None:
+    """Measure ``early`` once in a new session, then the others in rounds."""
     from tests import spark_rig
 
     with tempfile.TemporaryDirectory(prefix="hydrogen-bench-") as folder:
@@ -85,6 +118,7 @@ def measure(peers: list[Peer], rounds: int) -> None:
             closing(spark_rig.Standalone(site)) as cluster,
             spark_rig.session(site, cluster.url),
         ):
+            round_robin(early, 1)
             for peer in peers:
                 peer.measure()  # what starts processes and JVM code that stay warm
             round_robin(peers, rounds, PAUSE_S)

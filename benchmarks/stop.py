@@ -2,8 +2,9 @@
 
     python benchmarks/stop.py --rounds 5
 
-Ranks sleep, wait in an all_reduce that a peer never enters, hold Python's lock in C, or ignore SIGINT and
-SIGTERM. torchrun gets SIGTERM, as from ``kill``.
+Ranks sleep, wait in an all_reduce that rank 1 never enters, hold the GIL in C code, or ignore SIGINT and
+SIGTERM. torchrun gets SIGTERM, as from ``kill``; it waits 30 s for ranks that ignore signals.
+``benchmarks/spark.py`` measures the same gangs on a Spark cluster.
 """
 
 from __future__ import annotations
@@ -32,29 +33,40 @@ from _common import (
 from hydrogen_magic.core import processes
 
 NP = 2
-WAYS = ("sleeps", "all_reduce", "holds the lock", "ignores signals")
+WAYS = ("sleep", "all_reduce", "hold the GIL", "ignore signals")
+GOAL_S = 1.0
+"""Within this time Stop ends all processes of a gang."""
 _READY = "ready"
 _START_S = 60.0
+_SETTLE_S = 0.2
+"""Time that ranks get to enter the code in which they hang after they report that they are ready."""
 _GONE_S = 120.0
 
 
 def hang(way: str) -> None:
     """What every rank runs; nothing but a stop ends it."""
     if way == "all_reduce":
-        import torch
         import torch.distributed as dist
 
         dist.init_process_group("gloo", timeout=timedelta(minutes=30))
-        print(_READY, flush=True)
-        if dist.get_rank() == 0:
-            dist.all_reduce(torch.ones(1))
-    if way == "ignores signals":
+    if way == "ignore signals":
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     print(_READY, flush=True)
-    if way == "holds the lock":
+    if way == "all_reduce":
+        wait_in_all_reduce()
+    if way == "hold the GIL":
         sum(itertools.repeat(0))
     time.sleep(1000)
+
+
+def wait_in_all_reduce() -> None:
+    """Enter a collective on rank 0 only."""
+    import torch
+    import torch.distributed as dist
+
+    if dist.get_rank() == 0:
+        dist.all_reduce(torch.ones(1))
 
 
 def gone_after(stop: float, pids: Iterable[int]) -> float:
@@ -67,15 +79,17 @@ def gone_after(stop: float, pids: Iterable[int]) -> float:
     return time.monotonic() - stop
 
 
-def product(way: str) -> float:
+def product(way: str, on: str = "local") -> float:
+    """Return the seconds from ``stop()`` to the end of all ranks."""
     import hydrogen_magic as hm
 
     with shown_elsewhere():
-        gang = hm.launch(hang, way, np=NP)
+        gang = hm.launch(hang, way, np=NP, on=on)
         started = time.monotonic()
         while not all(_READY in gang.logs.get(rank, "") for rank in range(NP)):
             if gang.wait(0.01) or time.monotonic() - started > _START_S:
                 raise RuntimeError(gang.snapshot().reason or "the ranks did not start")
+        time.sleep(_SETTLE_S)
         pids = [rank.pid for rank in gang.ranks if rank.pid is not None]
         stop = time.monotonic()
         gang.stop()
@@ -92,7 +106,9 @@ def torchrun(way: str) -> float:
     )
     assert launcher.stdout is not None
     for _ in range(NP):
-        launcher.stdout.readline()
+        if not launcher.stdout.readline():
+            raise RuntimeError("torchrun exited before its ranks were ready")
+    time.sleep(_SETTLE_S)
     ranks = [process.pid for process in processes.descendants(launcher.pid)]
     stop = time.monotonic()
     launcher.send_signal(signal.SIGTERM)
@@ -118,7 +134,7 @@ def main() -> None:
     peers = chosen(peers, arguments.only)
     print(f"stop: np {NP}, {machine()}", flush=True)
     round_robin(peers, arguments.rounds)
-    print_table("call to the end of the last process", peers, f"hydrogen_magic, {WAYS[0]}")
+    print_table(f"Stop to the end of the last process (goal: {GOAL_S:.0f} s)", peers)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""View: what following a gang costs the kernel, and what is sent to the page, without either.
+"""View: what following a gang costs the kernel, what is sent to the page, and how old points are.
 
     python benchmarks/view.py
 
-Events as ranks send them are made up beforehand and given to the feed of the live view ten times a
-second of their own time, as fast as it takes them. Share: the seconds that took, of the seconds the
-events last: the part of one core that the live view uses. Bytes: messages with their JSON, in the
-second that had most of them.
+Cost, without ranks and a page: events as ranks send them are made up beforehand and given to the feed of
+the live view ten times a second of their own time, as fast as it takes them. Share: the seconds that took,
+of the seconds the events last: the part of one core that the live view uses. Bytes: messages with their
+JSON, in the second that had most of them.
+
+Age, with ranks on this machine: from ``hm.log`` on a rank to the update that gives the point to a view in
+the kernel. ``benchmarks/page.py`` measures the age of values that the page shows.
 """
 
 from __future__ import annotations
@@ -14,12 +17,15 @@ import argparse
 import itertools
 import json
 import random
+import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.launcher import attend, launch
 from hydrogen_magic.driver.state.gang_state import GangState, fold
+from hydrogen_magic.views import ATTENDED_S
 from hydrogen_magic.views.widget.feed import Message, PageFeed
 
 MESSAGES_PER_S = 10
@@ -170,12 +176,56 @@ def size(message: Message) -> int:
     return len(text.encode()) + sum(map(len, message.buffers))
 
 
+# ── age ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def log_times(seconds: float, per_s: int) -> None:
+    """What every rank runs: log the present time at ``per_s`` steps a second."""
+    import hydrogen_magic as hm
+
+    start_s, step = time.monotonic(), 0
+    while (elapsed_s := time.monotonic() - start_s) < seconds:
+        while step < elapsed_s * per_s:
+            hm.log(step, logged_s=time.monotonic())
+            step += 1
+        time.sleep(0.005)
+
+
+class AgeView:
+    """A view that records the age of every point at the update that brings it."""
+
+    interval_s = ATTENDED_S
+
+    def __init__(self) -> None:
+        self.ages_s: list[float] = []
+
+    def update(self, state: GangState, fresh: Sequence[ev.Event]) -> None:
+        now_s = time.monotonic()
+        for event in fresh:
+            if isinstance(event, ev.Metrics):
+                self.ages_s += [now_s - time_s for time_s in event.values["logged_s"] if time_s]
+
+    def close(self, state: GangState) -> None: ...
+
+
+def ages_s(np: int, per_s: int, seconds: int) -> list[float]:
+    """Return the ages of the points of one gang."""
+    view = AgeView()
+    gang = launch(log_times, seconds, per_s, np=np)
+    attend(gang, view)
+    gang.raise_for_state()
+    return view.ages_s
+
+
 CASES: dict[str, Case] = {
     "8 ranks, 4 metrics, 1,000 points/s each": points(8, 4, 1000),
     "8 ranks, 50,000 spans each in 10 s": spans(8, 5000),
     "1,024 ranks, progress and health": many(1024),
     "4 ranks, idle": idle(4),
 }
+LOGGING = {"2 ranks, 10 points/s each": (2, 10), "8 ranks, 1,000 points/s each": (8, 1000)}
+"""Names of gangs -> ranks, and points that each of them logs in a second."""
+AGE_GOAL_S = 1.0
 
 
 def main() -> None:
@@ -183,15 +233,29 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=10, help="that the events last")
     parser.add_argument("--only", nargs="+", default=(), help="cases whose names contain this")
     asked = parser.parse_args()
-    print(f"{'':42} {'share':>7} {'state':>7} {'kB/s':>7} {'most':>7} {'longest':>9}")
-    for name, case in CASES.items():
-        if not asked.only or any(word in name for word in asked.only):
-            found = measured(case, asked.seconds)
-            print(
-                f"{name:42} {found.share:7.1%} {found.fold_share:7.1%} "
-                f"{found.bytes_per_s / 1000:7.1f} {found.most_bytes_per_s / 1000:7.1f} "
-                f"{found.longest_s * 1000:6.1f} ms"
-            )
+    names = [n for n in (*CASES, *LOGGING) if not asked.only or any(w in n for w in asked.only)]
+    print_costs([name for name in names if name in CASES], asked.seconds)
+    print_ages([name for name in names if name in LOGGING], asked.seconds)
+
+
+def print_costs(names: Sequence[str], seconds: int) -> None:
+    print(f"{'cost':42} {'share':>7} {'state':>7} {'kB/s':>7} {'most':>7} {'longest':>9}")
+    for name in names:
+        found = measured(CASES[name], seconds)
+        print(
+            f"{name:42} {found.share:7.1%} {found.fold_share:7.1%} "
+            f"{found.bytes_per_s / 1000:7.1f} {found.most_bytes_per_s / 1000:7.1f} "
+            f"{found.longest_s * 1000:6.1f} ms"
+        )
+
+
+def print_ages(names: Sequence[str], seconds: int) -> None:
+    title = f"age of points (goal: {AGE_GOAL_S:.0f} s)"
+    print(f"\n{title:42} {'points':>7} {'median':>9} {'oldest':>9}")
+    for name in names:
+        ages = ages_s(*LOGGING[name], seconds)
+        median_ms, oldest_ms = 1000 * statistics.median(ages), 1000 * max(ages)
+        print(f"{name:42} {len(ages):7,} {median_ms:6.0f} ms {oldest_ms:6.0f} ms")
 
 
 if __name__ == "__main__":

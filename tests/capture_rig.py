@@ -30,7 +30,7 @@ SERVER = """
 import os, pathlib, socket, sys, traceback, types
 import numpy, torch
 torch.set_num_threads(1)
-from hydrogen_magic import parcel, result_stream
+from hydrogen_magic.serialization import payload, result_stream
 from hydrogen_magic.node.worker import namespace, results
 
 def serve(request, closure):
@@ -40,7 +40,7 @@ def serve(request, closure):
     sys.argv = [""]
     answer, sent = {"error": None, "stdout": ""}, []
     try:
-        loaded = namespace.load(parcel.from_memfd(closure))
+        loaded = namespace.load(payload.from_memfd(closure))
         answer["warnings"] = loaded.warnings
         value = loaded.run()
         results.deliver(loaded, value, 0, lambda part, section, on_write: sent.append((part, section)))

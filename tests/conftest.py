@@ -183,7 +183,7 @@ def notebook_shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell
     magics.load(shell)
     yield shell
     magics.unload(shell)
-    shell.reset()
+    shell.user_ns.clear()  # reset() would collect all garbage, which takes long beside torch
     InteractiveShell.clear_instance()
 
 

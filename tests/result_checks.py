@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
@@ -35,6 +36,18 @@ def check_updates_in_place(shell: InteractiveShell, options: str) -> None:
         "changed = first.clone()\nnet(torch.ones(1, 2)).sum().backward()\nopt.step()\n"
         "assert net.weight is first and torch.allclose(first, changed - 1)",
     )
+
+
+def check_crash_while_packing(shell: InteractiveShell, options: str) -> None:
+    run_cell(shell, "from tests.result_ranks import Crashes")
+    with pytest.raises(RankFailedError, match=r"SIGSEGV \(while packing `crashes`\)"):
+        run_cell(
+            shell,
+            f"%%distributed --np 2 --quiet --out kept,_,crashes,lost {options}\n"
+            "kept, _, crashes, lost = [1], 'variable', Crashes(), 2",
+        )
+    gang = list(hm.gangs().values())[-1]
+    assert hm.load_results(gang.id) == {"kept": [1], "_": "variable"}
 
 
 def check_unpicklable_parts(**options: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from typing import Any
@@ -20,6 +22,14 @@ class Slow:
     def __getstate__(self) -> dict[str, Any]:
         time.sleep(self.seconds)
         return {"seconds": self.seconds}
+
+
+class Crashes:
+    """Ends the process that pickles it."""
+
+    def __reduce__(self) -> Any:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        raise AssertionError
 
 
 def partly_unpicklable() -> Any:
@@ -45,8 +55,6 @@ def returns_and_hangs() -> int:
 
 def forks() -> int:
     """The child returns, too."""
-    import os
-
     pid = os.fork()
     if pid:
         os.waitpid(pid, 0)
@@ -55,8 +63,6 @@ def forks() -> int:
 
 def waits_for_a_file(data: Any, path: str) -> int:
     """Keep a captured array until the file is there."""
-    import os
-
     while not os.path.exists(path):
         time.sleep(0.02)
     return len(data)
@@ -109,10 +115,11 @@ def sharded_on_rank_0_alone() -> Any:
     return tensor if hm.rank() == 0 else None
 
 
-def sharded_and_left() -> Any:
-    """The process group is gone when the results are collected."""
+def sharded_and_left(*ranks: int) -> Any:
+    """The process group of these ranks is gone when the results are collected."""
     import torch.distributed as dist
 
     tensor = sharded()["tensor"]
-    dist.destroy_process_group()
+    if hm.rank() in ranks:
+        dist.destroy_process_group()
     return tensor

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
-from hydrogen_magic.core.validation import EventError, checked
+from hydrogen_magic.core.validation import EventError, checked, plain
 
 __all__ = [
     "COLLECTIVES",
@@ -455,7 +455,7 @@ EVENT_TYPES: Mapping[str, type[Any]] = {cls.__name__: cls for cls in typing.get_
 
 def encode(event: Event) -> list[Any]:
     """Return ``[kind, fields]``, ready for ``json.dumps``."""
-    return [type(event).__name__, _plain(event)]
+    return [type(event).__name__, plain(event)]
 
 
 def decode(message: object) -> Event:
@@ -468,16 +468,6 @@ def decode(message: object) -> Event:
     event: Event = checked(cls, message[1], message[0])
     _check_lengths(event)
     return event
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(type(value), "__dataclass_fields__"):
-        return {f.name: _plain(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, tuple):
-        # Columns of a type: where the first is a plain value all are, thousands of them perhaps.
-        is_nested = bool(value) and hasattr(type(value[0]), "__dataclass_fields__")
-        return [_plain(item) for item in value] if is_nested else list(value)
-    return value
 
 
 def _check_lengths(event: Event) -> None:

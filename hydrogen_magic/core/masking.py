@@ -6,15 +6,17 @@ environment. The kernel masks every event once more before it keeps it: it knows
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-__all__ = ["MASK", "Mask", "MaskedStream", "holds", "secret_values"]
+__all__ = ["MASK", "Mask", "MaskedStream", "holds", "masked_file", "secret_values"]
 
 T = TypeVar("T")
 
@@ -100,9 +102,10 @@ def _encoded(text: str) -> bytes:
 
 
 def _spellings(secret: str) -> set[str]:
-    """Return the forms in which a secret is printed: as it is, by ``repr``, and in a URL."""
+    """Return the forms in which a secret is printed: as it is, by ``repr``, in a URL, and in JSON."""
     quoted = [quote(secret, safe, errors="replace") for safe in ("", "/")]
-    return {secret, repr(secret)[1:-1], *quoted}
+    dumped = [json.dumps(secret, ensure_ascii=is_ascii)[1:-1] for is_ascii in (True, False)]
+    return {secret, repr(secret)[1:-1], *quoted, *dumped}
 
 
 class Mask:
@@ -133,6 +136,12 @@ class Mask:
         if not any(form in data for form in self._bytes):
             return data
         return self._in_bytes.sub(MASK.encode(), data)
+
+    def blanked(self, data: bytes) -> bytes:
+        """Return ``data`` with an asterisk for every byte of a secret."""
+        if not any(form in data for form in self._bytes):
+            return data
+        return self._in_bytes.sub(lambda found: b"*" * len(found[0]), data)
 
     def event(self, event: T) -> T:
         """Return an event with its texts masked."""
@@ -188,6 +197,23 @@ class MaskedStream:
         """Return what was held back, at the end of the stream."""
         held, self._held = self._held, b""
         return self._mask.data(held)
+
+
+def masked_file(fd: int, mask: Mask) -> int:
+    """Return the descriptor of a file with the contents of ``fd``, masked; ``fd`` is closed if it differs."""
+    if mask.is_empty:
+        return fd
+    with open(fd, "rb", closefd=False) as file:
+        file.seek(0)
+        data = file.read()
+    masked = mask.data(data)
+    if masked is data:
+        return fd
+    os.close(fd)
+    with tempfile.TemporaryFile() as target:
+        target.write(masked)
+        target.flush()
+        return os.dup(target.fileno())
 
 
 def _begun(data: bytes, secret: bytes) -> int:

@@ -10,10 +10,11 @@ import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from functools import cache
 from typing import Any, Union
 
-__all__ = ["EventError", "checked"]
+__all__ = ["EventError", "checked", "plain"]
 
 
 class EventError(ValueError):
@@ -58,6 +59,8 @@ def checked(declared: Any, value: Any, where: str) -> Any:
         if declared is int:
             _check_integers((value,), where)
         return value
+    if declared is object:  # any JSON, which the reader checks
+        return value
     origin = typing.get_origin(declared)
     if hasattr(declared, "__dataclass_fields__"):
         return _checked_dataclass(declared, value, where)
@@ -66,12 +69,20 @@ def checked(declared: Any, value: Any, where: str) -> Any:
     if origin is tuple and isinstance(value, list):
         return _checked_column(typing.get_args(declared)[0], value, where)
     if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
-        item = typing.get_args(declared)[1]
-        return {str(key): checked(item, part, f"{where}[{key}]") for key, part in value.items()}
+        return _checked_mapping(typing.get_args(declared)[1], value, where)
     raise EventError(f"{where} should be {declared}, got {type(value).__name__}")
 
 
+def _checked_mapping(item: Any, values: dict[Any, Any], where: str) -> dict[str, Any]:
+    return {
+        str(key): part if _is_plainly(item, part) else checked(item, part, f"{where}[{key}]")
+        for key, part in values.items()
+    }
+
+
 def _checked_column(item: Any, values: list[Any], where: str) -> tuple[Any, ...]:
+    if item is object:
+        return tuple(values)
     kinds = set(map(type, values))
     if not kinds <= _SCALARS.get(item, frozenset()) or (int in kinds and item is not int):
         return tuple(checked(item, value, where) for value in values)
@@ -138,3 +149,14 @@ def _checked_union(declared: Any, value: Any, where: str) -> Any:
             except EventError:
                 continue
     raise EventError(f"{where} should be {declared}, got {type(value).__name__}")
+
+
+def plain(value: Any) -> Any:
+    """Return what ``json.dumps`` takes for a dataclass: the reverse of :func:`checked`."""
+    if hasattr(type(value), "__dataclass_fields__"):
+        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple):
+        # Columns of a type: where the first is a plain value all are, thousands of them perhaps.
+        is_nested = bool(value) and hasattr(type(value[0]), "__dataclass_fields__")
+        return [plain(item) for item in value] if is_nested else list(value)
+    return value

@@ -10,15 +10,16 @@ import asyncio
 import math
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import file_limit
 from hydrogen_magic.driver.gang import Gang
-from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink, Job
+from hydrogen_magic.driver.placements import AgentGroup, AgentLostError, Attempt, EventSink, Job
 from hydrogen_magic.driver.profiling import GangProfiler
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.culprit import MissingRanks, failed_independently, missing, verdict
+from hydrogen_magic.driver.state.failure_report import headline
+from hydrogen_magic.driver.state.formatting import late_text, ranks_text
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 from hydrogen_magic.errors import HydrogenError
-from hydrogen_magic.views.failure import headline
-from hydrogen_magic.views.formatting import late_text, ranks_text
 
 __all__ = ["GangController"]
 
@@ -93,7 +94,7 @@ class GangController:
         except HydrogenError as problem:
             error = problem
         except Exception as problem:  # the agent died, or a fault of ours: the user must be told
-            error = HydrogenError(f"{type(problem).__name__}: {problem}")
+            error = HydrogenError(f"{type(problem).__name__}: {file_limit.explained(problem)}")
             error.__cause__ = problem
         finally:
             if limit is not None:
@@ -106,6 +107,8 @@ class GangController:
 
     async def _save_results(self, has_succeeded: bool) -> None:
         """Keep results that the notebook may not get. Never raises: the gang has to end."""
+        if not self._gang.has_results_to_save(has_succeeded):
+            return
         try:
             kept = await asyncio.to_thread(self._gang.save_results, has_succeeded)
         except Exception as error:  # no thread can be started while the interpreter exits
@@ -129,6 +132,8 @@ class GangController:
         watching = [asyncio.ensure_future(w) for w in (self._watch_start(), self._watch_meeting())]
         try:
             await self._agent_group.launch(attempt, sink)
+        except AgentLostError as error:
+            self._lose(error)
         finally:
             for watch in watching:
                 watch.cancel()
@@ -140,6 +145,19 @@ class GangController:
             found = verdict(state, math.inf)
             if found is not None and found.culprit is not None:
                 self._blame(state, found.culprit)
+
+    def _lose(self, error: AgentLostError) -> None:
+        """Report the end of all ranks, which their agents can report no longer."""
+        now_s = self._job.now_s()
+        left = [rank.rank for rank in self._gang.ranks if not rank.is_over]
+        if not left:
+            self._notice("warning", f"{error}; all ranks had ended before")
+            return
+        self._gang.emit(ev.AttemptFailed(now_s, ev.ErrorReport("AgentLostError", str(error))))
+        for rank in left:
+            self._gang.emit(
+                ev.RankExited(now_s, rank, None, "SIGKILL", True, "its agent has ended")
+            )
 
     def _on_event(self, event: ev.Event) -> None:
         if self._profiling.on_event(event):
@@ -268,7 +286,8 @@ class GangController:
         state = self._gang.snapshot()
         if self._is_unwanted() and self._culprit is None:
             return "STOPPED"
-        return "SUCCEEDED" if all(rank.phase == "done" for rank in state.ranks) else "FAILED"
+        is_done = state.fault is None and all(rank.phase == "done" for rank in state.ranks)
+        return "SUCCEEDED" if is_done else "FAILED"
 
     def _reason(self, outcome: str) -> str:
         state = self._gang.snapshot()
@@ -277,7 +296,7 @@ class GangController:
         if outcome == "STOPPED":
             return _STOP_WORDS[state.stop_reason].format(timeout=self._job.spec.timeout_s or 0)
         if self._culprit is None:
-            return state.fault.message if state.fault is not None else "the gang failed"
+            return _first_line(state.fault.message) if state.fault else "the gang failed"
         return self._headline
 
     def _finish(self, error: BaseException | None) -> None:
@@ -290,7 +309,7 @@ class GangController:
         if late is not None:
             self._notice("info", late_text(late, self._job.spec.rendezvous))
         if error is not None and outcome != "STOPPED":
-            reason = str(error).partition("\n")[0]  # the error itself has the rest
+            reason = _first_line(str(error))  # the error itself has the rest
             self._gang.emit(ev.GangEnded(self._job.now_s(), "FAILED", reason))
         else:
             culprit = self._culprit if outcome == "FAILED" else None
@@ -301,3 +320,7 @@ class GangController:
 
     def _notice(self, level: str, text: str) -> None:
         self._gang.emit(ev.Notice(self._job.now_s(), level, text))
+
+
+def _first_line(text: str) -> str:
+    return text.partition("\n")[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -14,8 +14,10 @@ from hydrogen_magic.core import run_log
 from hydrogen_magic.core.events import Event, Output, RankStacks
 from hydrogen_magic.core.masking import Mask
 from hydrogen_magic.driver.profile_merge import MAX_STEPS
+from hydrogen_magic.driver.state import failure_report
 from hydrogen_magic.driver.state.gang_results import GangResults
 from hydrogen_magic.driver.state.gang_state import GangState, RankState, fold
+from hydrogen_magic.driver.state.output_lines import final_lines
 from hydrogen_magic.errors import (
     GangStoppedError,
     GangTimeoutError,
@@ -25,8 +27,6 @@ from hydrogen_magic.errors import (
 )
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.serialization.result_stream import ResultPart, label
-from hydrogen_magic.views import failure, still_picture
-from hydrogen_magic.views.output_lines import final_lines
 
 if TYPE_CHECKING:
     import pandas
@@ -41,6 +41,10 @@ _SHOWN_CHARS = 8 << 20
 """Live output kept in memory; the ranks' log files have all of it."""
 _STACKS_S = 3.0
 """How long to wait for ranks' stacks: ``faulthandler`` writes them within milliseconds."""
+
+
+Picture = Callable[[GangState, Sequence[Event]], str]
+"""Draws a gang that has ended as HTML."""
 
 
 class Control(Protocol):
@@ -58,8 +62,15 @@ class Gang:
     Made by :func:`hydrogen_magic.launch` and by the magics. Safe to use from any thread.
     """
 
-    def __init__(self, gang_id: str, gang_record: run_log.Record, mask: Mask | None = None) -> None:
+    def __init__(
+        self,
+        gang_id: str,
+        gang_record: run_log.Record,
+        mask: Mask | None = None,
+        picture: Picture | None = None,
+    ) -> None:
         self.id = gang_id
+        self._picture = picture
         self._mask = mask or Mask()
         self._record = gang_record
         self._events: list[Event] = []
@@ -193,8 +204,11 @@ class Gang:
         if state.state == "FAILED":
             if state.culprit is None:
                 is_rendezvous = state.fault and state.fault.type == RendezvousError.__name__
-                raise (RendezvousError if is_rendezvous else HydrogenError)(state.reason)
-            report = failure.report(state, self._last_lines(state.culprit))
+                reason = state.fault.message if state.fault else state.reason
+                raise (RendezvousError if is_rendezvous else HydrogenError)(reason)
+            report = failure_report.report(
+                state, self._last_lines(state.culprit), self._saved_results
+            )
             raise RankFailedError(state.reason, rank=state.culprit, report=report)
         if state.state == "STOPPED":
             kind = GangTimeoutError if state.stop_reason == "timeout" else GangStoppedError
@@ -240,8 +254,8 @@ class Gang:
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         """Return how IPython displays it: a picture once it is over; before, its view is there."""
         shown = {"text/plain": repr(self)}
-        if self._state.is_terminal:
-            shown["text/html"] = still_picture(self._state, self._events)
+        if self._state.is_terminal and self._picture is not None:
+            shown["text/html"] = self._picture(self._state, self._events)
         return shown
 
     # ── for the conductor ──
@@ -262,10 +276,18 @@ class Gang:
         with self._changed:
             self._changed.notify_all()
 
+    def masked(self, text: str) -> str:
+        """Return ``text`` without secrets."""
+        return self._mask.text(text)
+
     def deliver(self, rank: int, part: ResultPart, section: Payload) -> None:
         """Take one of a rank's results; it is opened when it is asked for."""
         part = replace(part, error=self._mask.text(part.error))
         self.received.add(rank, self._state.attempt, part, section)
+
+    def has_results_to_save(self, has_succeeded: bool) -> bool:
+        """Whether :meth:`save_results` has something to do."""
+        return not self._saved_results and self.received.of(0).is_worth_saving(has_succeeded)
 
     def save_results(self, has_succeeded: bool) -> str:
         """Keep rank 0's results in the run log if the notebook may not get all of them.
@@ -273,10 +295,11 @@ class Gang:
         That is the case after a failure or a stop, and for results that arrived in part. Returns a
         sentence about it, empty when there is nothing to keep.
         """
-        results = self.received.of(0)
-        if self._saved_results or not results.is_worth_saving(has_succeeded):
+        if not self.has_results_to_save(has_succeeded):
             return self._saved_results
-        names = ", ".join(map(label, results.names))
+        names = ", ".join(map(label, self.received.of(0).names))
+        is_whole = not has_succeeded and self._state.ranks[0].result_bytes is not None
+        which = "the results of rank 0" if is_whole else "partial results"
         try:
             self.received.save(0, self._record.path)
         except OSError as error:
@@ -286,7 +309,7 @@ class Gang:
             if not has_succeeded:
                 self.received.clear()
         load = f"hydrogen_magic.load_results({self.id!r})"
-        self._saved_results = f"partial results ({names}) are {where}; load them with {load}"
+        self._saved_results = f"{which} ({names}) are {where}; load them with {load}"
         return self._saved_results
 
     def finish(self, error: BaseException | None = None) -> None:

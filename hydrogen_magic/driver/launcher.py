@@ -35,7 +35,7 @@ from weakref import WeakValueDictionary
 
 from hydrogen_magic import capture, plugins
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core import processes, run_log
+from hydrogen_magic.core import file_limit, processes, run_log
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.core.masking import Mask, holds, secret_values
 from hydrogen_magic.driver.controller import GangController
@@ -51,9 +51,9 @@ from hydrogen_magic.driver.placements import (
 )
 from hydrogen_magic.driver.placements.local_agents import hub
 from hydrogen_magic.driver.state import gang_results
-from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.node.worker.nesting import refuse_nested
-from hydrogen_magic.views import View, pick_view
+from hydrogen_magic.views import View, pick_view, still_picture
 
 __all__ = [
     "attend",
@@ -70,16 +70,22 @@ __all__ = [
     "sweep_abandoned",
 ]
 
+_LAUNCH_FILES = 48
+"""Files that this process opens for its first gang, at most: the hub's sockets, an agent, a run log."""
+
 _running: dict[str, Gang] = {}
 _recent: deque[Gang] = deque(maxlen=4)
 """What a person may still want to look at; more would hold results, which may be large."""
+_LARGE_BYTES = 64 << 20
+"""Results of this size that the notebook has taken are not kept for that."""
 _known: WeakValueDictionary[str, Gang] = WeakValueDictionary()
 
 
 def gangs() -> dict[str, Gang]:
     """Return this kernel's gangs by id, newest last: those that run, the last four, and held ones.
 
-    Older ones are in the records that ``%gang`` lists.
+    Of the last four, those whose large results became variables of the notebook are left out. Older
+    ones are in the records that ``%gang`` lists.
     """
     return dict(_known)
 
@@ -87,15 +93,16 @@ def gangs() -> dict[str, Gang]:
 def load_results(gang_id: str, rank: int = 0) -> dict[str, Any]:
     """Return the saved results of a rank whose gang failed, was stopped, or returned only part of them.
 
-    The value of the cell is named ``_``; ``MissingObject`` replaces every missing object. Raises
-    HydrogenError when nothing is saved under this id.
+    The value of the cell is named ``_``, or ``""`` if ``--out`` names a variable ``_``;
+    ``MissingObject`` replaces every missing object. Raises HydrogenError when nothing is saved under this
+    id.
     """
     try:
         kept = gang_results.load_saved(run_log.run_dir(gang_id), rank)
     except OSError:
         known = gangs().get(gang_id)
         kept = known.received.of(rank) if known else gang_results.RankResults(rank, [])
-    found = {name or "_": value for name, value in kept.everything().items()}
+    found = {name or kept.key_of_value: value for name, value in kept.everything().items()}
     if not found:
         why = "".join(f": {text}" for text in kept.errors.values())
         raise HydrogenError(f"no results of rank {rank} are saved for run {gang_id!r}{why}")
@@ -120,6 +127,7 @@ def launch_captured(
     clock_zero_s, wall_time = time.monotonic(), time.time()
     planned = plan(spec) if place is None else place.plan(spec)
     placement = place or plugins.placement(spec.placement)
+    _check_file_limit(spec.np if feed is not None else 0)
     # Whatever can still be refused is, before there is a gang.
     agent_group = None if placement.in_process else placement.open(spec)
     loop = None if placement.in_process else hub().loop
@@ -142,6 +150,13 @@ def launch_captured(
     return gang
 
 
+def _check_file_limit(n_channels: int) -> None:
+    try:
+        file_limit.check(_LAUNCH_FILES + 2 * n_channels, "a gang")
+    except file_limit.LimitError as error:
+        raise PlacementError(file_limit.explained(error)) from None
+
+
 def _new_gang(
     captured: capture.Captured, spec: JobSpec, title: str, wall_time: float, known: Iterable[str]
 ) -> Gang:
@@ -149,8 +164,9 @@ def _new_gang(
     gang_id = _new_id()
     problems: list[str] = []
     gang_record = run_log.Record.create(gang_id, problems.append)
-    gang = Gang(gang_id, gang_record, Mask(known))
+    gang = Gang(gang_id, gang_record, Mask(known), still_picture)
     _known[gang_id] = gang
+    _forget_large_results()
     _recent.append(gang)
     gang.emit(
         ev.GangLaunched(
@@ -164,6 +180,13 @@ def _new_gang(
     for text in problems:
         gang.emit(ev.Notice(0.0, "warning", text))
     return gang
+
+
+def _forget_large_results() -> None:
+    """Let go of gangs with large results that the notebook has taken; their handles keep them."""
+    for gang in list(_recent):
+        if gang.received.of(0).is_taken and gang.received.nbytes > _LARGE_BYTES:
+            _recent.remove(gang)
 
 
 def _travelling(known: Iterable[str], captured: capture.Captured, spec: JobSpec) -> tuple[str, ...]:

@@ -56,12 +56,15 @@ class Profile:
 
 
 def merge(
-    traces: Mapping[int, Any], path: Path, is_wanted: Callable[[], bool] = lambda: True
+    traces: Mapping[int, Any],
+    path: Path,
+    is_wanted: Callable[[], bool] = lambda: True,
+    mask: Callable[[str], str] = str,
 ) -> Profile:
     """Write the traces (bytes, by rank) to ``path``, gzipped; return their spans.
 
-    No file is written when no rank has a trace. Raises OSError when it cannot be written, and
-    UnwantedError once ``is_wanted`` says no.
+    No file is written when no rank has a trace. ``mask``: replaces secrets in the text of a trace.
+    Raises OSError when it cannot be written, and UnwantedError once ``is_wanted`` says no.
     """
     spans: list[ev.Spans] = []
     errors: dict[int, str] = {}
@@ -71,7 +74,7 @@ def merge(
             file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
             for rank in sorted(traces):
                 try:
-                    trace = _read(rank, traces[rank], is_wanted)
+                    trace = _read(rank, mask(_text(traces[rank])), is_wanted)
                 except ValueError as error:
                     errors[rank] = str(error)
                     continue
@@ -191,9 +194,12 @@ _Nested = tuple[float, float, int, str]
 """Start, end (microseconds on the gang's clock), depth, name."""
 
 
-def _read(rank: int, data: Any, is_wanted: Callable[[], bool]) -> _Trace:
+def _text(data: Any) -> str:
+    return bytes(data).decode("utf-8", "replace")
+
+
+def _read(rank: int, text: str, is_wanted: Callable[[], bool]) -> _Trace:
     """Return what is in a rank's answer; raises ValueError with the reason when it is no trace."""
-    text = bytes(data).decode("utf-8", "replace")
     if text.startswith('{"error"'):
         raise ValueError(str(json.loads(text)["error"]))
     trace = _Trace(rank)

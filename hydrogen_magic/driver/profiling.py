@@ -16,7 +16,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver import profile_merge
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import AgentGroup
-from hydrogen_magic.views.formatting import ranks_text
+from hydrogen_magic.driver.state.formatting import ranks_text
 
 __all__ = ["GangProfiler"]
 
@@ -142,7 +142,9 @@ class GangProfiler:
         written = ""
         try:
             profile = await _in_thread(
-                lambda: profile_merge.merge(traces, path, lambda: not self._unwanted.is_set())
+                lambda: profile_merge.merge(
+                    traces, path, lambda: not self._unwanted.is_set(), self._gang.masked
+                )
             )
             await self._tell(profile)
             written = str(path) if profile.ranks else ""
@@ -222,5 +224,5 @@ async def _in_thread(work: Callable[[], profile_merge.Profile]) -> profile_merge
         except RuntimeError:
             pass  # the loop was closed meanwhile, with the kernel
 
-    threading.Thread(target=run, name="hydrogen_magic.driver.profile_merge", daemon=True).start()
+    threading.Thread(target=run, name="hydrogen_magic.profiles", daemon=True).start()
     return await done

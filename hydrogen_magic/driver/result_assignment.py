@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+import types
+from collections import deque
 from collections.abc import Iterable, Iterator, MutableMapping
+from itertools import islice
 from typing import Any
 
 from hydrogen_magic.driver.state.gang_results import RankResults
 from hydrogen_magic.serialization.identity import Originals
-from hydrogen_magic.serialization.pickling_errors import find_path
+from hydrogen_magic.serialization.pickling_errors import children, variables_of
 
 __all__ = ["assign"]
 
@@ -36,26 +39,64 @@ def assign(
 
 # ── stale references ─────────────────────────────────────────────────────────────────────────────
 
+_OF_IPYTHON = {"In", "Out", "exit", "quit", "get_ipython"}
+_LEVELS = 3
+"""A list of models is one level, a dict of such lists two; the arguments of a partial are in a tuple."""
+_MAX_OBJECTS = 100_000
+"""Objects looked at for all variables of the notebook: a fraction of a second."""
+_MAX_CHILDREN = 1000
+"""Items of one container."""
+
 
 def _stale_references(
     replaced: dict[str, Any], names: set[str], namespace: MutableMapping[str, Any]
 ) -> Iterator[str]:
     """Yield a warning for every variable that still refers to an object that was replaced."""
-    candidates = {
-        name: value
-        for name, value in namespace.items()
-        if name not in names and name[:1] != "_" and _may_refer(value)
-    }
     current = {part for name in replaced for part in _parts_of(namespace[name])}
-    for name, old in replaced.items():
-        wanted = _parts_of(old) - current
-        users = [other for other, value in candidates.items() if _refers(value, wanted)]
+    wanted = {name: _parts_of(old) - current for name, old in replaced.items()}
+    if not any(wanted.values()):
+        return
+    search = _Search(set[int]().union(*wanted.values()))
+    referred = {
+        other: search.found_in(value)
+        for other, value in namespace.items()
+        if other not in names | _OF_IPYTHON and other[:1] != "_"
+    }
+    for name, parts in wanted.items():
+        users = [other for other, found in referred.items() if found & parts]
         if users:
             yield _stale_text(name, users, sorted(names))
 
 
-def _refers(value: Any, wanted: set[int]) -> bool:
-    return bool(wanted) and find_path("", value, lambda obj: id(obj) in wanted) is not None
+class _Search:
+    """Looks for objects among those that variables refer to, with a bound on the work for all of them."""
+
+    def __init__(self, wanted: set[int]) -> None:
+        self._wanted = wanted
+        self._left = _MAX_OBJECTS
+
+    def found_in(self, value: Any) -> set[int]:
+        """Return the identities of the wanted objects near ``value``."""
+        found: set[int] = set()
+        seen: dict[int, Any] = {}
+        todo = deque([(value, _LEVELS)])
+        while todo and self._left > 0:
+            obj, levels = todo.popleft()
+            if id(obj) in self._wanted:
+                found.add(id(obj))
+            if id(obj) in seen or levels == 0 or isinstance(obj, type):
+                continue
+            self._left -= 1
+            seen[id(obj)] = obj
+            levels = _LEVELS if _may_refer(obj) else levels - 1
+            todo.extend((one, levels) for one in islice(_held_by(obj), _MAX_CHILDREN))
+        return found
+
+
+def _held_by(obj: Any) -> Iterator[Any]:
+    """Yield the objects that ``obj`` refers to; what a function looks up by name is another variable."""
+    held = variables_of if type(obj) is types.FunctionType else children
+    return (one for _, one in held("", obj))
 
 
 def _stale_text(name: str, users: list[str], names: list[str]) -> str:
@@ -67,20 +108,22 @@ def _stale_text(name: str, users: list[str], names: list[str]) -> str:
     )
 
 
-def _parameters_of(optimizer: Any) -> list[list[Any]]:
-    return [group["params"] for group in optimizer.param_groups]
-
-
 def _parts_of(old: Any) -> set[int]:
-    """Return the identities of an object that others keep references to, and of its parameters."""
+    """Return the identities of an object that others keep references to, and of its parts."""
     torch = sys.modules.get("torch")
-    if torch is None or not isinstance(old, (torch.nn.Module, torch.optim.Optimizer)):
+    if torch is None:
         return set()
-    groups = _parameters_of(old) if isinstance(old, torch.optim.Optimizer) else [old.parameters()]
-    return {id(old), *(id(parameter) for group in groups for parameter in group)}
+    parts = {id(old)}
+    if isinstance(old, torch.nn.Module):
+        parts.update(map(id, (*old.modules(), *old.parameters())))
+    elif isinstance(old, torch.optim.Optimizer):
+        parts.update(id(one) for group in old.param_groups for one in group["params"])
+    elif not (isinstance(old, torch.Tensor) and old.requires_grad):
+        return set()
+    return parts
 
 
 def _may_refer(value: Any) -> bool:
-    """Whether a variable is worth searching: an object of torch's or of the notebook's classes."""
+    """Whether everything in a value is worth a look: an object of torch's or of the notebook's classes."""
     homes = {base.__module__.partition(".")[0] for base in type(value).__mro__}
-    return not isinstance(value, type) and bool(homes & {"__main__", "torch"})
+    return bool(homes & {"__main__", "torch"})

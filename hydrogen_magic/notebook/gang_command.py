@@ -14,13 +14,13 @@ from hydrogen_magic.driver import chrome_trace, launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.metrics import frame
 from hydrogen_magic.driver.state.collective_waits import late_in_all
+from hydrogen_magic.driver.state.failure_report import report
+from hydrogen_magic.driver.state.formatting import late_text
 from hydrogen_magic.driver.state.gang_state import GangState, replay
+from hydrogen_magic.driver.state.output_lines import clean, final_lines
 from hydrogen_magic.errors import GangTimeoutError, HydrogenError
 from hydrogen_magic.notebook.arguments import ArgumentsError, GangCommand
 from hydrogen_magic.views import draws_widgets, pick_view
-from hydrogen_magic.views.failure import report
-from hydrogen_magic.views.formatting import late_text
-from hydrogen_magic.views.output_lines import clean, final_lines
 from hydrogen_magic.views.tables import gangs_table
 from hydrogen_magic.views.text_table import block
 

@@ -214,6 +214,7 @@ class Distributed(Magics):
             print(f"warning: {text}", file=sys.stderr)
         if results.errors:
             raise ResultError(_lost_results(gang))
+        results.release()
         return gang.result
 
     def _watch(self, gang: Gang, spec: JobSpec) -> None:
@@ -260,7 +261,8 @@ def _lost_results(gang: Gang) -> str:
     assigned = [f"`{name}`" for name in results.arrived()]
     lines = [*results.errors.values(), gang.save_results(has_succeeded=True)]
     if not results.errors.get(CELL_VALUE) and results.value() is not None:
-        lines.append(f"the value arrived: hydrogen_magic.load_results({gang.id!r})['_']")
+        load = f"hydrogen_magic.load_results({gang.id!r})[{results.key_of_value!r}]"
+        lines.append(f"the value arrived: {load}")
     if assigned:
         lines.append(f"{', '.join(assigned)} arrived and {_is(assigned)} assigned")
     return "\n".join(filter(None, lines))

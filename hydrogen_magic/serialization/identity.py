@@ -12,12 +12,13 @@ whatever else in the results refers to it refers to the notebook's object.
 
 from __future__ import annotations
 
+import functools
 import pickle
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 __all__ = [
@@ -120,10 +121,15 @@ class _Updates:
         self._originals = originals
         self._contents: dict[int, tuple[Any, Any]] = {}
         self._states: list[tuple[Any, Any]] = []
+        self._is_used = True
+
+    def use(self, is_used: bool) -> None:
+        """Update objects by what is unpickled from now on, or do not."""
+        self._is_used = is_used
 
     def target(self, number: int, new: Any) -> Any:
         """Return the notebook's object for ``new``, or ``new`` if there is none like it."""
-        old = self._originals.get(number)
+        old = self._originals.get(number) if self._is_used else None
         if old is None or type(old) is not type(new) or not _fits(old, new):
             return new
         self._contents[id(old)] = old, new
@@ -137,20 +143,26 @@ class _Updates:
         return True
 
     def commit(self) -> None:
-        """Give the notebook's objects their new contents."""
-        for old, new in self._contents.values():
-            _copy_contents(old, new)
-        for obj, state in self._states:
-            _drop_deleted(obj, state)
-            _set_state(obj, state)
+        """Give the notebook's objects their new contents: all of them, or none if a class raises."""
+        may_raise = any(_has_own_setter(obj) for obj, _ in self._states)
+        with ExitStack() as undo:
+            for old, new in self._contents.values():
+                if may_raise:  # the copies need memory
+                    undo.callback(_saved_contents(old))
+                _copy_contents(old, new)
+            for obj, state in self._states:
+                undo.callback(_saved_attributes(obj))
+                _drop_deleted(obj, state)
+                _set_state(obj, state)
+            undo.pop_all()
 
 
 @contextmanager
-def updating(originals: Originals) -> Iterator[None]:
+def updating(originals: Originals) -> Iterator[_Updates]:
     """Update the notebook's objects by what this thread unpickles meanwhile; not after an exception."""
     updates = _thread.updates = _Updates(originals)
     try:
-        yield
+        yield updates
     finally:
         _thread.updates = None
     updates.commit()
@@ -190,12 +202,49 @@ def _drop_deleted(obj: Any, state: Any) -> None:
             del vars(obj)[name]
 
 
+def _has_own_setter(obj: Any) -> bool:
+    """Whether its class sets its state by code that is not torch's."""
+    setter = getattr(type(obj), "__setstate__", None)
+    return setter is not None and not str(setter.__module__).startswith("torch.")
+
+
+def _saved_attributes(obj: Any) -> Callable[[], None]:
+    """Return what gives ``obj`` its present attributes again."""
+    attributes = getattr(obj, "__dict__", {})
+    saved = dict(attributes)
+
+    def restore() -> None:
+        attributes.clear()
+        attributes.update(saved)
+
+    return restore
+
+
+def _saved_contents(old: Any) -> Callable[[], None]:
+    """Return what gives an array or tensor its present contents again."""
+    if _is_array(old):
+        array = old.copy()
+        return lambda: _copy_contents(old, array)
+    if not _is_tensor(old) or _is_lazy(old):
+        return lambda: None
+    contents = old.detach().clone().requires_grad_(old.requires_grad)
+    grad = old.grad if old.is_leaf else None
+    return functools.partial(_restore_tensor, old, old.data, contents, grad)
+
+
+def _restore_tensor(tensor: Any, data: Any, contents: Any, grad: Any) -> None:
+    tensor.data = data  # where it has another shape now
+    _copy_tensor(tensor, contents)
+    if tensor.is_leaf:
+        tensor.grad = grad
+
+
 def _fits(old: Any, new: Any) -> bool:
     """Whether ``old`` can take the contents of ``new``."""
     if _is_array(old):
         same = old.shape == new.shape and old.dtype == new.dtype and not old.dtype.hasobject
         return bool(same and old.flags.writeable)
-    if not _is_tensor(old):
+    if not _is_tensor(old) or _is_lazy(old):
         return True
     return bool(old.layout == new.layout and old.dtype == new.dtype and not old.is_inference())
 

@@ -36,6 +36,8 @@ __all__ = ["Pickler", "global_names", "is_main"]
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles objects for a process of the same Python on the same or another machine."""
 
+    memo: Any
+    """Of the standard library: ``id`` of an object -> its index in the stream, and the object."""
     main_by_value = False
     """Functions of ``__main__`` get the reader's ``__main__`` as globals (else a dict of their own)."""
     tracks_classes = True
@@ -56,6 +58,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._rebuild_tensor: Any = None
         self._bare_cells: dict[int, types.CellType] = {}
         self._filled_cells: set[int] = set()
+        self._section: tuple[list[Any], dict[int, types.CellType], set[int]] = ([], {}, set())
         self.handlers: dict[type, Callable[[Any], Any]] = {
             types.CellType: self._reduce_cell,
             functools.cached_property: _reduce_cached_property,
@@ -78,6 +81,22 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def binding(self, obj: Any) -> Binding:
         """Return the name that ``obj`` should have in the reader's ``__main__``."""
         return UNBOUND
+
+    # ── sections of a stream ─────────────────────────────────────────────────────────────────────
+
+    def begin_section(self) -> None:
+        """Write a mark, which the reader loads before the section's object."""
+        self._section = [], dict(self._bare_cells), set(self._filled_cells)
+        self.dump(self._section[0])
+
+    def take_back_section(self) -> None:
+        """Forget the objects written since the mark: later ones will not refer to them."""
+        mark, self._bare_cells, self._filled_cells = self._section
+        memo = self.memo.copy()
+        first, _ = memo[id(mark)]
+        for key in [key for key, (index, _) in memo.items() if index >= first]:
+            del memo[key]
+        self.memo = memo
 
     # ── pickle's hooks ───────────────────────────────────────────────────────────────────────────
 

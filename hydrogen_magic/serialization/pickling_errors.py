@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-__all__ = ["describe", "explain", "find_path", "path_to", "walk"]
+__all__ = ["children", "describe", "explain", "find_path", "path_to", "variables_of", "walk"]
 
 _MAX_OBJECTS = 200_000
 """Objects looked at for the culprit's path; more would take over a second."""
@@ -135,15 +136,16 @@ def walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield path, obj
         if id(obj) not in seen and len(seen) <= _MAX_OBJECTS:
             seen[id(obj)] = obj
-            todo.extend(islice(_children(path, obj), _MAX_OBJECTS))
+            todo.extend(islice(children(path, obj), _MAX_OBJECTS))
 
 
-def _children(path: str, obj: Any) -> Iterator[tuple[str, Any]]:
+def children(path: str, obj: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that ``obj`` refers to, with the expression that leads there from ``path``."""
     kind = type(obj)
     if kind in (str, bytes, int, float, bool, type(None), types.ModuleType):
         return
     if isinstance(obj, dict):
-        for place, (key, item) in enumerate(list(obj.items())):
+        for place, (key, item) in enumerate(list(islice(obj.items(), _MAX_OBJECTS))):
             yield f"{path}[{_short(key, place)}]", item
     elif isinstance(obj, (list, tuple)):
         yield from ((f"{path}[{place}]", item) for place, item in enumerate(obj))
@@ -154,12 +156,23 @@ def _children(path: str, obj: Any) -> Iterator[tuple[str, Any]]:
         return
     elif kind is types.MethodType:
         yield from ((f"{path}.__self__", obj.__self__), (f"{path}.__func__", obj.__func__))
+    elif isinstance(obj, functools.partial):
+        yield from ((f"{path}.{name}", getattr(obj, name)) for name in ("func", "args", "keywords"))
     if issubclass(kind, type) and obj.__module__ != "__main__":
         return
     yield from _attributes(path, obj)
 
 
 def _of_function(path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    yield from variables_of(path, function)
+    if function.__globals__.get("__name__") == "__main__":
+        for name in function.__code__.co_names:
+            if name in function.__globals__:
+                yield name, function.__globals__[name]
+
+
+def variables_of(path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """Yield the objects that a function itself holds: what it looks up by name is not among them."""
     names = function.__code__.co_freevars
     for name, cell in zip(names, function.__closure__ or (), strict=True):
         try:
@@ -169,10 +182,6 @@ def _of_function(path: str, function: types.FunctionType) -> Iterator[tuple[str,
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     yield from ((f"{path}()'s default", default) for default in defaults)
     yield from ((f"{path}.{name}", item) for name, item in function.__dict__.items())
-    if function.__globals__.get("__name__") == "__main__":
-        for name in function.__code__.co_names:
-            if name in function.__globals__:
-                yield name, function.__globals__[name]
 
 
 def _attributes(path: str, obj: Any) -> Iterator[tuple[str, Any]]:

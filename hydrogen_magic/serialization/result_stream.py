@@ -1,11 +1,12 @@
 """The results of a rank as a stream of named parts.
 
 The value of the cell and every ``--out`` variable are pickled one after the other by a single
-pickler, so that a model and its optimizer still share their parameters. Each part travels on its own.
-A part that cannot be pickled, or that cannot be opened in the notebook, does not affect the others::
+pickler, so that a model and its optimizer still share their parameters. Each part travels on its own,
+as soon as it is pickled. A part that cannot be pickled, sent, or opened in the notebook, does not affect
+the others::
 
-    stream = pack({"model": model, "opt": opt}, pickler)     on the rank
-    opened = unpack([section, ...])                          in the kernel
+    packer = Packer(pickler); section = packer.pack("model", model)     on the rank
+    opened = unpack([section, ...])                                     in the kernel
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ import io
 import json
 import os
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from hydrogen_magic.core.messages import ResultPart
 from hydrogen_magic.core.validation import checked
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.identity import Originals, updating
@@ -29,12 +31,11 @@ from hydrogen_magic.serialization.tolerant_unpickling import MissingObject, Tole
 __all__ = [
     "CELL_VALUE",
     "MissingObject",
-    "Packed",
+    "Packer",
     "ResultPart",
     "UnopenedPart",
     "label",
     "load",
-    "pack",
     "save",
     "unpack",
 ]
@@ -49,20 +50,6 @@ def label(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class ResultPart:
-    """One named result of one rank: the label that travels with its bytes."""
-
-    name: str
-    """A variable of ``--out``, or :data:`CELL_VALUE`."""
-    stream: int = 0
-    """Parts of one stream share objects and are opened in the order in which they arrived."""
-    error: str = ""
-    """Why the object could not be sent; the part then has no bytes."""
-    is_partial: bool = False
-    """Its unpicklable objects were replaced by :class:`MissingObject`: for the run log only."""
-
-
-@dataclass(frozen=True)
 class UnopenedPart:
     """Stands for a part that arrived but cannot be opened completely in this process."""
 
@@ -71,89 +58,74 @@ class UnopenedPart:
     """The object with a :class:`MissingObject` in place of every object that could not be made."""
 
 
-@dataclass(frozen=True)
-class Packed:
-    """A stream on its rank."""
-
-    sections: Mapping[str, Payload]
-    """Every part that could be pickled, in order."""
-    failures: Mapping[str, tuple[BaseException, Any]] = field(default_factory=dict)
-    """Every other part, with the error and the object that pickle had reached."""
-
-
 # ── packing ──────────────────────────────────────────────────────────────────────────────────────
 
 
-class _PackError(Exception):
-    """Pickling one of several objects failed."""
-
-    def __init__(self, name: str, error: BaseException, last: Any) -> None:
-        super().__init__(name)
-        self.name, self.error, self.last = name, error, last
-
-
-class _CountingFile(io.BytesIO):
-    """A file in memory that reports its size; pickle writes to it every 64 KiB.
+class _CountingFile:
+    """A file in memory for one section at a time; it reports its size, and pickle writes every 64 KiB.
 
     Pickling a large list is a single call into C. Calling Python from there lets other threads of
     the rank run, among them the one that reports progress.
     """
 
     def __init__(self, on_write: Callable[[int], None]) -> None:
-        super().__init__()
+        self._memory = io.BytesIO()
         self._on_write = on_write
 
     def write(self, data: Any) -> int:
-        written = super().write(data)
-        self._on_write(self.tell())
+        written = self._memory.write(data)
+        self._on_write(self._memory.tell())
         return written
 
+    def take(self) -> memoryview:
+        """Return what was written, and begin anew."""
+        written, self._memory = self._memory, io.BytesIO()
+        return written.getbuffer()
 
-def pack(
-    objects: Mapping[str, Any],
-    pickler: Callable[..., Any],
-    on_write: Callable[[str, int], None] = lambda name, nbytes: None,
-) -> Packed:
-    """Pickle ``objects`` into one stream, without those that cannot be pickled.
 
-    ``pickler``: called as ``pickler(file, protocol, buffer_callback)``; its ``last`` is the object that it
-    has reached. ``on_write``: called with the name of the object and the bytes of the stream so far.
+class Packer:
+    """Pickles results into one stream, a section each.
+
+    An object that several results share is in the section of the first.
     """
-    failures: dict[str, tuple[BaseException, Any]] = {}
-    while True:
-        todo = {name: obj for name, obj in objects.items() if name not in failures}
+
+    def __init__(
+        self, pickler: Callable[..., Any], on_write: Callable[[int], None] = lambda nbytes: None
+    ) -> None:
+        """``pickler``: called as ``pickler(file, protocol, buffer_callback)``, makes a
+        :class:`~hydrogen_magic.serialization.pickler.Pickler`. ``on_write``: called with the size of
+        the section so far.
+        """
+        self._file = _CountingFile(on_write)
+        self._buffers = Buffers()
+        self._pickler = pickler(
+            self._file, pickle.HIGHEST_PROTOCOL, lambda buffer: self._buffers.add(buffer)
+        )
+
+    @property
+    def last(self) -> Any:
+        """The object that pickle has reached."""
+        return self._pickler.last
+
+    def pack(self, name: str, obj: Any) -> Payload:
+        """Return the section of ``obj``. Raises what pickling raises; the section is taken back then."""
+        self._pickler.current = name
+        self._pickler.begin_section()
         try:
-            return Packed(_pack_all(todo, pickler, on_write), failures)
-        except _PackError as failure:  # its pickler's memo is useless now: start again without it
-            failures[failure.name] = failure.error, failure.last
+            self._pickler.dump(obj)
+        except BaseException:  # pickling runs methods of the user's classes
+            self._take()
+            self.take_back()
+            raise
+        return self._take()
 
+    def take_back(self) -> None:
+        """Forget the last section: later ones will not refer to its objects."""
+        self._pickler.take_back_section()
 
-def _pack_all(
-    objects: Mapping[str, Any], pickler: Callable[..., Any], on_write: Callable[[str, int], None]
-) -> dict[str, Payload]:
-    current = ""
-    file, buffers = _CountingFile(lambda nbytes: on_write(current, nbytes)), Buffers()
-    made = pickler(file, pickle.HIGHEST_PROTOCOL, buffers.add)
-    ends: dict[str, tuple[int, int]] = {}
-    for current, obj in objects.items():
-        made.current = current
-        try:
-            made.dump(obj)
-        except BaseException as error:  # pickling runs methods of the user's classes
-            raise _PackError(current, error, made.last) from error
-        ends[current] = file.tell(), len(buffers.taken)
-    return dict(
-        zip(objects, _sections(file.getbuffer(), buffers.taken, ends.values()), strict=True)
-    )
-
-
-def _sections(
-    pickled: memoryview, buffers: Sequence[Any], ends: Iterable[tuple[int, int]]
-) -> Iterator[Payload]:
-    start = first = 0
-    for end, last in ends:
-        yield Payload(pickled[start:end], tuple(buffers[first:last]))
-        start, first = end, last
+    def _take(self) -> Payload:
+        buffers, self._buffers = self._buffers, Buffers()
+        return Payload(self._file.take(), tuple(buffers.taken))
 
 
 # ── opening ──────────────────────────────────────────────────────────────────────────────────────
@@ -162,54 +134,98 @@ def _sections(
 def unpack(sections: Sequence[Payload], originals: Originals | None = None) -> list[Any]:
     """Return the objects of a stream, and an :class:`UnopenedPart` for each that cannot be opened.
 
-    ``originals``: objects of the notebook to update in place, if all objects can be opened.
+    ``originals``: objects of the notebook to update in place. Results that share objects with one that
+    cannot be opened become new objects.
     """
     source = _SectionReader()
     unpickler = pickle.Unpickler(source, buffers=source)
     try:
         with updating(originals) if originals is not None else nullcontext():
-            return [unpickler.load() for section in sections if source.open(section)]
+            return [source.load(section, unpickler) for section in sections]
     except (Exception, SystemExit):  # constructors of the user's classes run
-        return _unpack_what_opens(sections)
+        return _unpack_what_opens(sections, originals)
 
 
-def _unpack_what_opens(sections: Sequence[Payload]) -> list[Any]:
-    source = _SectionReader()
-    unpickler = TolerantUnpickler(source, buffers=source)
-    found: list[Any] = []
-    for section in sections:
-        source.open(section)
-        unpickler.reasons.clear()
-        first = len(unpickler.memo)
-        obj = unpickler.load()
-        if unpickler.reasons:
-            obj = UnopenedPart(unpickler.reasons[0], obj)
-            unpickler.distrust(range(first, len(unpickler.memo)))
-        found.append(obj)
-    return found
+def _unpack_what_opens(sections: Sequence[Payload], originals: Originals | None) -> list[Any]:
+    opened = _Tolerant(sections)
+    if originals is None or len(opened.untouched) == 0:
+        return opened.objects
+    try:
+        with updating(originals) as updates:
+            again = _Tolerant(sections, lambda place: updates.use(place in opened.untouched))
+    except (Exception, SystemExit):  # nothing has been updated
+        return opened.objects
+    return [
+        new if place in opened.untouched else obj
+        for place, (obj, new) in enumerate(zip(opened.objects, again.objects, strict=True))
+    ]
+
+
+class _Tolerant:
+    """What can be opened of a stream."""
+
+    def __init__(
+        self, sections: Sequence[Payload], before: Callable[[int], None] = lambda place: None
+    ) -> None:
+        """``before``: called with the place of every section before it is opened."""
+        self.objects: list[Any] = []
+        self._groups: list[set[int]] = []
+        """Places of sections that share objects."""
+        self._failed: set[int] = set()
+        source = _SectionReader()
+        unpickler = TolerantUnpickler(source, buffers=source)
+        for place, section in enumerate(sections):
+            before(place)
+            unpickler.begin_section()
+            obj = source.load(section, unpickler)
+            if unpickler.reasons:
+                obj = UnopenedPart(unpickler.reasons[0], obj)
+                self._failed.add(place)
+            self.objects.append(obj)
+            self._join(place, unpickler.used_sections())
+
+    def _join(self, place: int, others: set[int]) -> None:
+        joined = {place}.union(*(group for group in self._groups if group & others))
+        self._groups = [group for group in self._groups if not group & joined] + [joined]
+
+    @property
+    def untouched(self) -> set[int]:
+        """Places of the sections that share no object with one that cannot be opened."""
+        return set[int]().union(*(group for group in self._groups if not group & self._failed))
 
 
 class _SectionReader:
     """The file and the buffers that an unpickler reads: those of one section at a time."""
 
     def __init__(self) -> None:
-        self._file = io.BytesIO()
+        self._payload = memoryview(b"")
+        self._position = 0
         self._buffers: Iterator[Any] = iter(())
 
-    def open(self, section: Payload) -> bool:
-        """Continue with ``section``."""
-        self._file = io.BytesIO(section.pickled)
+    def load(self, section: Payload, unpickler: Any) -> Any:
+        """Return the object of ``section``, the next one of the stream."""
+        self._payload = memoryview(section.pickled)  # io.BytesIO would copy it
+        self._position = 0
         self._buffers = iter(section.buffers)
-        return True
+        unpickler.load()  # the mark of the section
+        return unpickler.load()
 
     def read(self, size: int = -1) -> bytes:
-        return self._file.read(size)
+        return bytes(self._next(size if size >= 0 else len(self._payload)))
 
     def readinto(self, target: Any) -> int:
-        return self._file.readinto(target)
+        data = self._next(len(target))
+        target[: len(data)] = data
+        return len(data)
 
     def readline(self) -> bytes:
-        return self._file.readline()
+        """Return the rest: pickles of this protocol have no lines."""
+        return self.read()
+
+    def _next(self, size: int) -> memoryview:
+        data = self._payload[self._position : self._position + size]
+        self._position += len(data)
+        return data
 
     def __iter__(self) -> Iterator[Any]:
         return self

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pickle
 import types
-from collections.abc import Callable, Iterable
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,24 +30,51 @@ class TolerantUnpickler(pickle._Unpickler):
 
     memo: dict[int, Any]
     stack: list[Any]
+    read: Callable[[int], bytes]
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {}
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.reasons: list[str] = []
         """Why objects of the current section could not be made."""
-        self._distrusted: set[int] = set()
+        self.failed_call: tuple[MissingObject | None, Any] = None, ()
+        """What stands for the result of the last call that failed, and its arguments."""
+        self._starts: list[int] = []
+        """For each section the index of its first object in the memo."""
+        self._lossy: set[int] = set()
+        """Sections with objects that could not be made."""
+        self._recalled: dict[int, Any] = {}
+        """Objects of earlier sections that the current one uses, by their index in the memo."""
+        self._named: dict[int, Any] = {}
+        """Classes, functions and constants that were looked up by name: to use them is not to share."""
 
-    def distrust(self, indexes: Iterable[int]) -> None:
-        """Remember objects of the memo that may contain a :class:`MissingObject`: not names and classes."""
-        plain = (str, bytes, type, types.FunctionType, types.BuiltinFunctionType)
-        objects = (self.memo[index] for index in indexes)
-        self._distrusted.update(id(obj) for obj in objects if not isinstance(obj, plain))
+    def begin_section(self) -> None:
+        """Say that what is loaded from now on belongs to the next section."""
+        if self.reasons:
+            self._lossy.add(len(self._starts) - 1)
+        self._starts.append(len(self.memo))
+        self.reasons.clear()
+        self._recalled.clear()
 
-    def recall(self, obj: Any) -> None:
-        """Note that ``obj`` of an earlier section is used again."""
-        if id(obj) in self._distrusted and find_path("", obj, _is_not_sent) is not None:
+    def used_sections(self) -> set[int]:
+        """Return the earlier sections with which the current one shares objects."""
+        return {bisect_right(self._starts, index) - 1 for index in self._recalled}
+
+    def recall(self, index: int) -> None:
+        """Note that the object of this index is used again."""
+        obj = self.memo[index]
+        is_shared = index < self._starts[-1] and index not in self._recalled
+        if not is_shared or isinstance(obj, _PLAIN) or id(obj) in self._named:
+            return
+        self._recalled[index] = obj
+        section = bisect_right(self._starts, index) - 1
+        if section in self._lossy and find_path("", obj, _is_not_sent) is not None:
             self.reasons.append("it shares objects with another result that cannot be opened")
+
+    def note_named(self, obj: Any) -> None:
+        """Note an object that was looked up by its name."""
+        if not isinstance(obj, MissingObject):
+            self._named[id(obj)] = obj
 
     def lose(self, made: Any, error: BaseException) -> MissingObject:
         """Return what stands for the object that ``made``, its class or a function, should have made."""
@@ -57,10 +85,18 @@ class TolerantUnpickler(pickle._Unpickler):
         is_maker = issubclass(type(made), (type, types.FunctionType, types.BuiltinFunctionType))
         named = made if is_maker else type(made)
         lost = MissingObject(made if type(made) is str else named.__qualname__, reason)
-        for index, known in self.memo.items():
-            if known is made and not is_maker:  # an object without its state
-                self.memo[index] = lost
+        if not is_maker:  # an object without its state
+            self.replace(made, lost)
         return lost
+
+    def replace(self, obj: Any, lost: MissingObject) -> None:
+        """Have later references to ``obj`` refer to ``lost``."""
+        for index, known in self.memo.items():
+            if known is obj:
+                self.memo[index] = lost
+
+
+_PLAIN = (str, bytes, type, types.FunctionType, types.BuiltinFunctionType)
 
 
 def _is_not_sent(obj: Any) -> bool:
@@ -79,11 +115,29 @@ def _making(n_arguments: int, load: Callable[[Any], None]) -> Callable[[Any], No
 
     def guarded(unpickler: TolerantUnpickler) -> None:
         depth = len(unpickler.stack) - n_arguments
-        made = unpickler.stack[depth]
+        made, arguments = unpickler.stack[depth : depth + 2]
         try:
             load(unpickler)
         except (Exception, SystemExit) as error:
-            unpickler.stack[depth:] = [unpickler.lose(made, error)]
+            lost = unpickler.lose(made, error)
+            unpickler.stack[depth:] = [lost]
+            unpickler.failed_call = lost, arguments
+
+    return guarded
+
+
+def _dropping(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Guard the opcode that drops a result: that of a function that sets the state of an object."""
+
+    def guarded(unpickler: TolerantUnpickler) -> None:
+        *_, obj, result = (None, None, *unpickler.stack[-2:])
+        load(unpickler)
+        lost, arguments = unpickler.failed_call
+        if lost is None or result is not lost or type(arguments) is not tuple:
+            return
+        if obj is next(iter(arguments), lost):
+            unpickler.replace(obj, lost)
+            unpickler.stack[-1] = lost
 
     return guarded
 
@@ -100,12 +154,23 @@ def _filling(load: Callable[[Any], None]) -> Callable[[Any], None]:
     return guarded
 
 
-def _recalling(load: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Guard an opcode that takes an object from the memo."""
+def _recalling(read_index: Callable[[TolerantUnpickler], int]) -> Callable[[Any], None]:
+    """Return an opcode that takes an object from the memo."""
+
+    def guarded(unpickler: TolerantUnpickler) -> None:
+        index = read_index(unpickler)
+        unpickler.recall(index)
+        unpickler.stack.append(unpickler.memo[index])
+
+    return guarded
+
+
+def _naming(load: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Return an opcode that looks an object up by its name."""
 
     def guarded(unpickler: TolerantUnpickler) -> None:
         load(unpickler)
-        unpickler.recall(unpickler.stack[-1])
+        unpickler.note_named(unpickler.stack[-1])
 
     return guarded
 
@@ -118,8 +183,12 @@ def _guard_opcodes() -> dict[int, Callable[[Any], None]]:
         table[opcode[0]] = _making(n_arguments, table[opcode[0]])
     for opcode in (pickle.APPEND, pickle.APPENDS, pickle.SETITEM, pickle.SETITEMS, pickle.ADDITEMS):
         table[opcode[0]] = _filling(table[opcode[0]])
-    for opcode in (pickle.BINGET, pickle.LONG_BINGET):
-        table[opcode[0]] = _recalling(table[opcode[0]])
+    table[pickle.POP[0]] = _dropping(table[pickle.POP[0]])
+    table[pickle.BINGET[0]] = _recalling(lambda unpickler: unpickler.read(1)[0])
+    table[pickle.LONG_BINGET[0]] = _recalling(
+        lambda unpickler: int.from_bytes(unpickler.read(4), "little")
+    )
+    table[pickle.STACK_GLOBAL[0]] = _naming(table[pickle.STACK_GLOBAL[0]])
     return table
 
 

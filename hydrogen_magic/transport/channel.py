@@ -2,9 +2,9 @@
 
 The kernel listens (:class:`Hub`), agents connect (:class:`AgentLink`). Every agent has a key pair of
 its own, made by the kernel for it and handed over by an inherited descriptor or in a Spark task's
-closure; the kernel lets in only keys it made and that are still valid. Messages are JSON, one frame
-each, sometimes with bytes in a second frame, which arrive as the message's ``"blob"``; nothing is
-unpickled.
+closure; the kernel lets in only keys it made and that are still valid. A message of
+:mod:`~hydrogen_magic.core.messages` is one frame of JSON; some have bytes in a second frame. Receivers
+decode it; nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils.monitor import parse_monitor_message
 
 from hydrogen_magic.core import processes
+from hydrogen_magic.core.messages import Message, Quit, encode
 from hydrogen_magic.errors import PlacementError
 
 _log = logging.getLogger(__name__)
@@ -34,6 +35,10 @@ _log = logging.getLogger(__name__)
 __all__ = ["AgentKeys", "AgentLink", "Hub"]
 
 Blob = bytes | memoryview
+Received = tuple[object, memoryview | None]
+"""A message to be decoded, and the bytes that came with it."""
+Receiver = Callable[[object, memoryview | None], None]
+"""Takes both."""
 
 _DOMAIN = "hydrogen"
 """Must be named on both ends: libzmq's wildcard refuses even keys that are allowed."""
@@ -55,8 +60,6 @@ _ENTRY_S = 90.0
 """How long an agent asks to be let in, which takes Python in the kernel: that may be busy for a minute."""
 _END_S = 1.0
 """How long what is under way on the loop may take to end."""
-_QUIT = {"do": "quit"}
-"""For agents that have been dismissed, and do not know."""
 
 
 class AgentKeys:
@@ -84,7 +87,7 @@ class Hub:
         self._endpoints: dict[str, str] = {}
         """Address -> where agents of other machines connect to."""
         self._server_key, self._server_secret = zmq.curve_keypair()
-        self._receivers: dict[str, Callable[[dict[str, Any]], None]] = {}
+        self._receivers: dict[str, Receiver] = {}
         self._routes: dict[str, bytes] = {}
         self.loop = asyncio.new_event_loop()
         self._failure: BaseException | None = None
@@ -111,7 +114,7 @@ class Hub:
             self._endpoints[address] = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return self._endpoints[address]
 
-    def admit(self, on_message: Callable[[dict[str, Any]], None]) -> AgentKeys:
+    def admit(self, on_message: Receiver) -> AgentKeys:
         """Return keys for a new agent, whose messages go to ``on_message`` on the loop."""
         keys = AgentKeys(self._endpoint, self._server_key)
         self._receivers[keys.key] = on_message
@@ -122,8 +125,8 @@ class Hub:
         self._receivers.pop(key, None)
         self._routes.pop(key, None)
 
-    def send(self, key: str, message: dict[str, Any], blob: Blob | None = None) -> None:
-        """Send to the agent of this key, which must have said something before."""
+    def send(self, key: str, message: Message, blob: Blob | None = None) -> None:
+        """Send to the agent of this key, which must have sent a message before."""
         route = self._routes.get(key)
         if route is not None:
             self._socket.send_multipart([route, *_parts(message, blob)])
@@ -196,13 +199,13 @@ class Hub:
             # The key that was proven in the handshake, not what the message says of itself.
             key = str(parts[-1].get("User-Id"))
             receiver = self._receivers.get(key)
-            if receiver is None:  # else whoever counts on it would wait for its word forever
-                self._socket.send_multipart([parts[0].bytes, *_parts(_QUIT, None)])
+            if receiver is None:  # a dismissed agent, which would wait for answers forever
+                self._socket.send_multipart([parts[0].bytes, *_parts(Quit(), None)])
             if receiver is None or len(parts) not in (2, 3):
                 continue
             self._routes[key] = parts[0].bytes
             try:
-                receiver(_message(parts[1:]))
+                receiver(*_received(parts[1:]))
             except Exception:  # one agent's bad message must not deafen us to the others
                 _log.exception("a message of an agent could not be taken")
 
@@ -212,15 +215,13 @@ class Hub:
             self.rejected += 1
 
 
-def _parts(message: dict[str, Any], blob: Blob | None) -> list[Any]:
-    return [json.dumps(message).encode(), *([] if blob is None else [blob])]
+def _parts(message: Message, blob: Blob | None) -> list[Any]:
+    data = json.dumps(encode(message), separators=(",", ":")).encode()
+    return [data, *([] if blob is None else [blob])]
 
 
-def _message(parts: list[zmq.Frame]) -> dict[str, Any]:
-    message: dict[str, Any] = json.loads(parts[0].bytes)
-    if len(parts) > 1:
-        message["blob"] = parts[1].buffer
-    return message
+def _received(parts: list[zmq.Frame]) -> Received:
+    return json.loads(parts[0].bytes), parts[1].buffer if len(parts) > 1 else None
 
 
 def _short_private_directory() -> str:
@@ -252,19 +253,19 @@ class AgentLink:
         self._monitor = self._socket.get_monitor_socket(_FATES)
         self._socket.connect(endpoint)
 
-    def send(self, message: dict[str, Any], blob: Blob | None = None) -> None:
+    def send(self, message: Message, blob: Blob | None = None) -> None:
         """Queue ``message``; ZeroMQ delivers in order.
 
         Raises ValueError when it is too large: ZeroMQ would drop it, and the connection with it.
         """
-        data = json.dumps(message, separators=(",", ":")).encode()
-        if len(data) > _MAX_MESSAGE_BYTES:
-            raise ValueError(f"a message of {len(data)} bytes: {_MAX_MESSAGE_BYTES} at most")
-        self._socket.send_multipart([data, *([] if blob is None else [blob])])
+        parts = _parts(message, blob)
+        if len(parts[0]) > _MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {len(parts[0])} bytes: {_MAX_MESSAGE_BYTES} at most")
+        self._socket.send_multipart(parts)
 
-    async def receive(self) -> dict[str, Any]:
-        """Return the next message of the kernel."""
-        return _message(await self._socket.recv_multipart(copy=False))
+    async def receive(self) -> Received:
+        """Return the next message of the kernel, to be decoded, and the bytes that came with it."""
+        return _received(await self._socket.recv_multipart(copy=False))
 
     async def lost(self) -> None:
         """Return when there is no use in waiting for the kernel.

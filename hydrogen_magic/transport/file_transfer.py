@@ -10,23 +10,33 @@ import asyncio
 import mmap
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from hydrogen_magic.core.messages import (
+    CheckpointCopy,
+    ClosureLabel,
+    FilePart,
+    LogPart,
+    RankFile,
+    TimelinePart,
+)
 from hydrogen_magic.serialization.payload import memory_file
 
-__all__ = ["Incoming", "Outgoing", "PART_BYTES", "keep"]
+__all__ = ["Incoming", "Outgoing", "PART_BYTES", "Part", "keep"]
 
 PART_BYTES = 4 << 20
 _ON_THE_WAY = 8
 """Parts: 32 MB cover a gigabit line with a round trip of a quarter of a second."""
 
 
+Part = FilePart | LogPart | TimelinePart
+
+
 class Outgoing:
     """One end's parts. ``send``: puts a message with bytes on the wire."""
 
-    def __init__(self, send: Callable[[dict[str, Any], memoryview], None]) -> None:
+    def __init__(self, send: Callable[[Part, memoryview], None]) -> None:
         self._send = send
         self._room = asyncio.Semaphore(_ON_THE_WAY)
         self._next = 0
@@ -35,14 +45,14 @@ class Outgoing:
         """The other end has taken a part."""
         self._room.release()
 
-    async def send(self, label: Mapping[str, Any], data: memoryview) -> None:
+    async def send(self, part: Part, data: memoryview) -> None:
         """Send one part as soon as there is room for it."""
         await self._room.acquire()
-        self._send({"part": dict(label)}, data)
+        self._send(part, data)
 
     async def send_file(
         self,
-        label: Mapping[str, Any],
+        label: RankFile | ClosureLabel | CheckpointCopy,
         fd: int,
         on_sent: Callable[[int, int], None] = lambda sent, size: None,
     ) -> None:
@@ -52,15 +62,15 @@ class Outgoing:
         """
         self._next += 1
         size = os.fstat(fd).st_size
-        head = {**label, "file": self._next, "size": size}
+        number = self._next
         if size == 0:
-            await self.send({**head, "offset": 0}, memoryview(b""))
+            await self.send(FilePart(label, number, size, 0), memoryview(b""))
             return
         with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as mapped:
             for offset in range(0, size, PART_BYTES):
                 # A copy: what waits in ZeroMQ must not be a view of what is unmapped then.
                 data = memoryview(mapped[offset : offset + PART_BYTES])
-                await self.send({**head, "offset": offset}, data)
+                await self.send(FilePart(label, number, size, offset), data)
                 on_sent(offset + len(data), size)
 
 
@@ -70,12 +80,12 @@ class Incoming:
     def __init__(self) -> None:
         self._files: dict[int, int] = {}
 
-    def take(self, label: Mapping[str, Any], data: memoryview) -> int | None:
+    def take(self, part: FilePart, data: memoryview) -> int | None:
         """Take a part; return the whole file's descriptor, the caller's to close, with the last one.
 
-        ``label``: as it was sent. Parts of one file come in order.
+        Parts of one file come in order.
         """
-        number, offset, size = int(label["file"]), int(label["offset"]), int(label["size"])
+        number, offset, size = part.file, part.offset, part.size
         if number not in self._files:
             if offset > 0:
                 return None  # the rest of one that was dropped

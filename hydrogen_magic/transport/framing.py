@@ -7,6 +7,7 @@ agent and worker. Each message says how many descriptors belong to it, so that t
 from __future__ import annotations
 
 import array
+import errno
 import json
 import os
 import socket
@@ -43,13 +44,16 @@ class FrameReader:
     def feed(self, flags: int = 0) -> bool:
         """Read once; return False at the end of the stream. Raises BlockingIOError when nothing is there.
 
+        Raises OSError when this process cannot open the descriptors that arrive: they are lost, and the
+        stream is of no use any more.
         ``flags``: of ``recvmsg``; with ``MSG_DONTWAIT`` a blocking socket does not wait either.
         """
         space = socket.CMSG_SPACE(MAX_FDS * 4)
         try:
-            data, ancillary, _, _ = self._sock.recvmsg(_CHUNK, space, flags)
+            data, ancillary, outcome, _ = self._sock.recvmsg(_CHUNK, space, flags)
         except ConnectionResetError:
             return False
+        is_cut = bool(outcome & socket.MSG_CTRUNC)
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received = array.array("i")
@@ -57,6 +61,8 @@ class FrameReader:
                 for fd in received:
                     os.set_inheritable(fd, False)
                     self._fds.append(fd)
+        if is_cut:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         self._buffer += data
         return bool(data)
 

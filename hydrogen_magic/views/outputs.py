@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 
 from hydrogen_magic.core.events import Notice
 from hydrogen_magic.driver.state.gang_state import GangState
-from hydrogen_magic.views.output_lines import OutputLine, clean_name, without_colour
+from hydrogen_magic.driver.state.output_lines import OutputLine, clean_name, without_colour
 from hydrogen_magic.views.text_table import block, name_and_size, status_line, warnings
 
 if TYPE_CHECKING:

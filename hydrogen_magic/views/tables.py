@@ -11,9 +11,9 @@ from rich.cells import cell_len, set_cell_size
 from hydrogen_magic.core.job import Plan, Slot
 from hydrogen_magic.core.masking import Mask, secret_values
 from hydrogen_magic.core.units import size_text
+from hydrogen_magic.driver.state.formatting import duration
 from hydrogen_magic.driver.state.gang_state import GangState
-from hydrogen_magic.views.formatting import duration
-from hydrogen_magic.views.output_lines import clean_name
+from hydrogen_magic.driver.state.output_lines import clean_name
 
 __all__ = ["CapturedRow", "gangs_table", "inventory_table", "plan_table", "table"]
 

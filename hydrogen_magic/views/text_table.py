@@ -12,9 +12,15 @@ from rich.cells import cell_len, set_cell_size
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.driver.state.collective_waits import late_by_now
 from hydrogen_magic.driver.state.culprit import is_victim_error
+from hydrogen_magic.driver.state.formatting import (
+    duration,
+    late_text,
+    number,
+    progress_text,
+    ranks_text,
+)
 from hydrogen_magic.driver.state.gang_state import GangState, ProgressBar, RankState
-from hydrogen_magic.views.formatting import duration, late_text, number, progress_text, ranks_text
-from hydrogen_magic.views.output_lines import clean_name
+from hydrogen_magic.driver.state.output_lines import clean_name
 from hydrogen_magic.views.short_names import short_names
 
 __all__ = [

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.driver.state.gang_state import GangState
+from hydrogen_magic.driver.state.output_lines import OutputLine, OutputLines
 from hydrogen_magic.views import ATTENDED_S
 from hydrogen_magic.views.elapsed import GangClock
-from hydrogen_magic.views.output_lines import OutputLine, OutputLines
 from hydrogen_magic.views.outputs import NotebookOutput, PlainOutput, TerminalOutput, TextOutput
 
 __all__ = ["TextView", "pick_surface"]

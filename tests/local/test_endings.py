@@ -17,6 +17,7 @@ import pytest
 import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
+from hydrogen_magic.core.messages import Ping
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.errors import (
     GangStoppedError,
@@ -79,9 +80,14 @@ def test_killed_while_its_result_is_pickled() -> None:
 
 
 def test_killed_after_its_result_before_its_exit() -> None:
-    error = failure_of(hm.launch(ranks.end_after_result, np=2))
+    """Exit handlers may save a checkpoint, so the gang has failed; its results are kept."""
+    gang = hm.launch(ranks.end_after_result, np=2)
+    error = failure_of(gang)
     assert error.rank == 1
-    assert "SIGKILL" in str(error)
+    assert "killed by SIGKILL after its result had arrived" in str(error)
+    how = "the results of rank 0 (the value) are saved in the run log; load them with "
+    assert f"{how}hydrogen_magic.load_results('{gang.id}')" in error.report
+    assert hm.load_results(gang.id) == {"_": 7}
 
 
 @pytest.mark.parametrize("how", ["raise", "SIGSEGV", "_exit(0)", "SIGKILL"])
@@ -95,6 +101,24 @@ def test_a_closure_that_ends_who_loads_it(how: str) -> None:
 
 def test_ranks_that_fail_together_print_nothing_of_ours() -> None:
     check_ranks_that_fail_together()
+
+
+def test_an_interrupted_exit_handler_prints_nothing_of_ours() -> None:
+    def leave_slowly() -> None:
+        import atexit
+
+        def hang() -> None:
+            print("leaving", flush=True)
+            time.sleep(1000)
+
+        atexit.register(hang)
+
+    gang = hm.launch(leave_slowly, np=1)
+    until(gang, said(gang, "leaving"))
+    gang.stop()
+    log = ended(gang).logs[0]
+    assert "time.sleep(1000)" in log and log.endswith("KeyboardInterrupt: \n")
+    assert "hydrogen_magic" not in log
 
 
 def test_a_cell_that_exits_names_its_line() -> None:
@@ -293,9 +317,27 @@ def test_an_agent_that_is_killed_takes_its_ranks_along() -> None:
     for pid in agent_pids():
         os.kill(pid, signal.SIGKILL)
     ended(gang)
-    with pytest.raises(hm.errors.HydrogenError, match=r"^the agent process exited unexpectedly"):
+    with pytest.raises(hm.errors.HydrogenError, match=r"^the agent process .* \(SIGKILL\)"):
         gang.raise_for_state()
     wait_until_gone(family)
+
+
+@pytest.mark.parametrize("when", ["starts", "runs"])
+def test_an_agent_that_is_killed_costs_an_attempt(when: str) -> None:
+    def return_later() -> str:
+        if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            print("about to hang", flush=True)
+            time.sleep(1000)
+        return os.environ["TORCHELASTIC_RESTART_COUNT"]
+
+    if when == "starts":
+        local_agents.close()  # no warm one
+    gang = hm.launch(return_later, np=2, retries=1)
+    until(gang, agent_pids if when == "starts" else said(gang, "about to hang"))
+    for pid in agent_pids():
+        os.kill(pid, signal.SIGKILL)
+    assert ended(gang).results == ["1", "1"]
+    assert "exited unexpectedly (SIGKILL); its ranks were killed: starting" in notices_of(gang)
 
 
 KILLS_ITS_FIRST_IMPORTER = """
@@ -360,7 +402,7 @@ def test_an_agent_that_lost_its_connection_ends_the_gang() -> None:
     family = family_of(gang)
     (agent,) = local_agents.pool().all
     too_large = bytes(65 << 20)  # ZeroMQ drops the message, and the connection with it
-    agent.hub.loop.call_soon_threadsafe(agent.hub.send, agent.keys.key, {"do": "ping"}, too_large)
+    agent.hub.loop.call_soon_threadsafe(agent.hub.send, agent.keys.key, Ping(), too_large)
     ended(gang)
     with pytest.raises(hm.errors.HydrogenError, match="lost the connection to the kernel"):
         gang.raise_for_state()

@@ -18,10 +18,10 @@ SCRIPT = textwrap.dedent(
     import os, queue, sys
     from pathlib import Path
     import hydrogen_magic as hm
-    from hydrogen_magic import doctor, manage
+    from hydrogen_magic.notebook import doctor, gang_command
     from hydrogen_magic.notebook.arguments import GangCommand
     from hydrogen_magic.errors import PlacementError
-    from hydrogen_magic.driver.placements import agents
+    from hydrogen_magic.driver.placements import local_agents
 
     def where():
         import queue, torch.multiprocessing
@@ -35,13 +35,13 @@ SCRIPT = textwrap.dedent(
     assert gang.results == [(str(rank), queue.__file__) for rank in range(2)]
     notices = [notice.text for notice in gang.snapshot().notices]
     assert any("not recorded" in text and "HYDROGEN_MAGIC_HOME" in text for text in notices), notices
-    manage.manage(GangCommand("list"))
+    gang_command.manage(GangCommand("list"))
 
     here = os.getcwd()
     for file in Path(here).iterdir():
         file.unlink()
     os.rmdir(here)
-    agents.close()
+    local_agents.close()
     try:
         hm.run(where, np=2)
     except PlacementError as error:

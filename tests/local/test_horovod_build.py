@@ -430,7 +430,7 @@ def _fault(site: Path) -> str:
     """Return what is said by a Python that has this and nothing else."""
     code = (
         f"import sys; sys.path += [{str(ROOT)!r}, {str(site)!r}]\n"
-        "from hydrogen_magic.horovod import installed; print(installed.fault())\n"
+        "from hydrogen_magic.horovod import installation; print(installation.fault())\n"
         "assert not {'torch', 'horovod'} & set(sys.modules)"
     )
     command = [sys.executable, "-S", "-E", "-c", code]

@@ -261,7 +261,7 @@ def test_two_notebooks_at_once(kernel: Kernel, other_kernel: Kernel) -> None:
 @pytest.mark.parametrize("how", ["restart now", "restart", "crash", "shutdown"])
 def test_the_gang_ends_with_its_kernel_and_the_next_one_runs(kernel: Kernel, how: str) -> None:
     hub = kernel.value(
-        "from hydrogen_magic.driver.placements import agents; agents.hub()._directory"
+        "from hydrogen_magic.driver.placements import local_agents; local_agents.hub()._directory"
     )
     cell = kernel.start(FAMILY)
     kernel.until(cell, lambda: cell.stream().count("training") == 2)

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core.validation import checked
+from hydrogen_magic.core.messages import TaskProgress, TaskStatus, decode
+from hydrogen_magic.driver.state.formatting import progress_text
 from hydrogen_magic.driver.state.gang_state import GangState, fold
 from hydrogen_magic.inference.spark.progress import SparkProgress
 from hydrogen_magic.node.worker.task_reporter import TaskReporter
-from hydrogen_magic.node.worker.task_status import TaskProgress, TaskStatus
+from hydrogen_magic.node.worker.task_status import TaskCounter
 from hydrogen_magic.transport.channel import Hub
-from hydrogen_magic.views.formatting import progress_text
 from hydrogen_magic.views.text_table import block
 from hydrogen_magic.views.widget import rank_rows as widget_rows
 
@@ -138,10 +138,14 @@ def test_where_no_worker_says_anything_spark_does() -> None:
 def test_failed_rows_are_told_with_their_partition() -> None:
     tally = SparkProgress(2)
     lines = [f"partition 1: row {n}: no" for n in range(5)]
-    there = task(1, 1)
+    there = TaskCounter(task(1, 1))
     there.count(1000, 5, lines)
     heard(
-        tally, 1.0, "0", there, task(0, 2, 10, failed=2, failures=("partition 0: rows 3 to 4: no",))
+        tally,
+        1.0,
+        "0",
+        there.progress,
+        task(0, 2, 10, failed=2, failures=("partition 0: rows 3 to 4: no",)),
     )
     notice = next(event for event in tally.end(2.0, 2000) if isinstance(event, ev.Notice))
     assert notice.text == (
@@ -190,8 +194,8 @@ def until(holds: Callable[[], Any], within_s: float = 10) -> None:
         time.sleep(0.01)
 
 
-def teller(hub: Hub, take: Callable[[dict[str, Any]], None]) -> TaskReporter:
-    keys = on_loop(hub, lambda: hub.admit(take))
+def teller(hub: Hub, take: Callable[[object], None]) -> TaskReporter:
+    keys = on_loop(hub, lambda: hub.admit(lambda message, data: take(message)))
     return TaskReporter(
         {
             "endpoints": [on_loop(hub, lambda: hub.listen("127.0.0.1"))], "every_s": 0.05,
@@ -202,8 +206,8 @@ def teller(hub: Hub, take: Callable[[dict[str, Any]], None]) -> TaskReporter:
 
 def test_the_kernel_hears_of_a_task_until_it_wants_no_more(hub: Hub) -> None:
     said: list[TaskStatus] = []
-    voice = teller(hub, lambda message: said.append(checked(TaskStatus, message, "news")))
-    there = task(3, 1)
+    voice = teller(hub, lambda message: said.append(decode(message, TaskStatus)))
+    there = TaskCounter(task(3, 1))
     with voice.telling(there):
         there.count(700, 0, [])
         until(lambda: any(t.rows == 700 for news in said for t in news.tasks))
@@ -214,9 +218,9 @@ def test_the_kernel_hears_of_a_task_until_it_wants_no_more(hub: Hub) -> None:
 
 def test_a_task_that_fails_says_so_before_its_process_ends(hub: Hub) -> None:
     said: list[TaskStatus] = []
-    voice = teller(hub, lambda message: said.append(checked(TaskStatus, message, "news")))
+    voice = teller(hub, lambda message: said.append(decode(message, TaskStatus)))
     until(lambda: said)
-    with pytest.raises(ValueError, match="no good"), voice.telling(task(3, 1)):
+    with pytest.raises(ValueError, match="no good"), voice.telling(TaskCounter(task(3, 1))):
         raise ValueError("no good")
     until(lambda: any(t.said == "no good" for news in said for t in news.tasks), 0.2)
     on_loop(hub, lambda: hub.dismiss(voice.key))
@@ -228,9 +232,9 @@ def test_where_nobody_listens_a_task_goes_on() -> None:
         port = server.getsockname()[1]
     nowhere = {"endpoints": [f"tcp://127.0.0.1:{port}"], "every_s": 0.05}
     voice = TaskReporter({**nowhere, "server_key": "", "key": "", "secret": ""})
-    with voice.telling(task(0, 1)):
+    with voice.telling(TaskCounter(task(0, 1))):
         until(lambda: voice.is_over)
     began = time.monotonic()
-    with pytest.raises(ValueError, match="no good"), voice.telling(task(0, 1)):
+    with pytest.raises(ValueError, match="no good"), voice.telling(TaskCounter(task(0, 1))):
         raise ValueError("no good")
     assert time.monotonic() - began < 0.1

@@ -56,6 +56,22 @@ def test_a_kernel_that_ends_takes_its_gang_along(how: signal.Signals) -> None:
         kernel.close()
 
 
+def test_a_stopped_agent_does_not_outlive_its_kernel() -> None:
+    """It cannot end its ranks itself."""
+    kernel = Kernel()
+    try:
+        kernel.wait_until_training()
+        agents = agents_of(kernel)
+        for pid in agents:
+            os.kill(pid, signal.SIGSTOP)
+        kernel.process.kill()
+        kernel.process.wait()
+        kernel.wait_until_gone()
+        wait_until_gone(agents)
+    finally:
+        kernel.close()
+
+
 def test_a_fork_that_holds_the_kernels_pipes_changes_nothing() -> None:
     kernel = Kernel("forks")
     try:

@@ -23,9 +23,9 @@ from tests.gangs import PATIENCE_S
 
 TOKEN = "5ecre7"
 SERVE = (
-    "import sys; from hydrogen_magic.driver.rendezvous import keys\n"
-    "keys._HOLD_S = float(sys.argv[2]) or keys._HOLD_S\n"
-    f"keys.serve_keys(int(sys.argv[1]), {TOKEN!r}, sys.argv[3:])\n"
+    "import sys; from hydrogen_magic.horovod.node import key_value_server\n"
+    "key_value_server._HOLD_S = float(sys.argv[2]) or key_value_server._HOLD_S\n"
+    f"key_value_server.serve_keys(int(sys.argv[1]), {TOKEN!r}, sys.argv[3:])\n"
 )
 
 

@@ -31,6 +31,7 @@ from hydrogen_magic.notebook import doctor, ipython_cells, magics
 from hydrogen_magic.serialization import result_stream
 from hydrogen_magic.serialization.identity import Originals
 from hydrogen_magic.serialization.pickler import Pickler
+from hydrogen_magic.views import still_picture
 
 GONE = "no-such-boot:1:1"
 
@@ -270,7 +271,7 @@ def test_loading_reports_a_run_whose_kernel_died_once(
 @pytest.fixture
 def gang(monkeypatch: pytest.MonkeyPatch) -> Gang:
     """A gang of this kernel that runs, by its events."""
-    gang = Gang("3f2a", run_log.Record.create("3f2a"))
+    gang = Gang("3f2a", run_log.Record.create("3f2a"), picture=still_picture)
     owner = run_log.owner_of_this_process()
     gang.emit(ev.GangLaunched(0.0, "3f2a", "--np 2", 2, "local", "torch", 1.0, owner, {}))
     gang.emit(ev.AttemptStarted(0.0, 0))

@@ -23,9 +23,9 @@ import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.state.output_lines import OutputLines
 from hydrogen_magic.errors import RankFailedError
 from hydrogen_magic.node.agent.output import LivePart, LiveText, RankLog, TokenBucket
-from hydrogen_magic.views.output_lines import OutputLines
 from tests import leaks
 from tests.gangs import PATIENCE_S, ended, said, until
 

@@ -11,7 +11,7 @@ from tests.records import ENDED, METRICS, launched, write
 
 
 def test_runs_whose_kernel_died_are_unfinished_and_old_ones_pruned() -> None:
-    code = "from hydrogen_magic import record; print(record.owner_of_this_process())"
+    code = "from hydrogen_magic.core import run_log; print(run_log.owner_of_this_process())"
     dead = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
     ).stdout.strip()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,15 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import ResultError
 from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 from tests import result_checks, result_ranks
 from tests.gangs import ended, until
 from tests.result_checks import run_cell
+
+pytestmark = pytest.mark.usefixtures("warm_agents")
 
 
 def test_every_name_comes_home_or_is_reported(
@@ -63,16 +68,25 @@ def test_sharded_results() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "why"),
+    ("function", "args", "why"),
     [
-        (result_ranks.sharded_on_rank_0_alone, "rank 1 has no such tensor"),
-        (result_ranks.sharded_and_left, "its process group has been destroyed"),
+        (result_ranks.sharded_on_rank_0_alone, (), "rank 1 has no such tensor"),
+        (result_ranks.sharded_and_left, (0, 1), "this rank has destroyed its process group"),
+        (result_ranks.sharded_and_left, (1,), "rank 1 has destroyed its process group"),
     ],
 )
-def test_sharded_results_that_cannot_be_gathered_are_refused(function: Any, why: str) -> None:
+def test_sharded_results_that_cannot_be_gathered_are_refused(
+    function: Any, args: tuple[int, ...], why: str
+) -> None:
     with pytest.raises(ResultError, match=why) as caught:
-        _ = hm.launch(function, np=2).result
+        _ = ended(hm.launch(function, *args, np=2)).result
     assert ".full_tensor()" in str(caught.value)
+
+
+def test_a_crash_while_packing_loses_nothing_that_was_packed(
+    notebook_shell: InteractiveShell,
+) -> None:
+    result_checks.check_crash_while_packing(notebook_shell, "")
 
 
 def test_a_rank_that_never_exits_does_not_hold_the_result() -> None:
@@ -86,6 +100,8 @@ def test_a_forked_child_sends_no_results() -> None:
 def test_packing_a_result_may_take_longer_than_exiting() -> None:
     gang = ended(hm.launch(result_ranks.Slow, 6.0, np=1))
     assert gang.result.seconds == 6.0
+    phases = [event for event in gang.events() if isinstance(event, ev.RankPhase)]
+    assert any(event.detail == "packing the value" for event in phases), "the view shows why"
 
 
 # ── memory ───────────────────────────────────────────────────────────────────────────────────────
@@ -111,6 +127,27 @@ def test_the_closure_is_freed_once_the_ranks_run(tmp_path: Path) -> None:
     over.touch()
     assert ended(gang).results == [len(data)] * 2 and ended(again).result == len(data)
     assert closure_files() == []
+
+
+def test_results_are_freed_with_the_notebooks_variables(
+    notebook_shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "_LARGE_BYTES", 1 << 20)
+    run_cell(notebook_shell, "import numpy as np\nold = np.zeros(2 << 20, np.uint8)")
+    run_cell(notebook_shell, "%%distributed --np 1 --quiet --out old\nold += 1")
+    assert mapped_results() == [], "the array has got the new values"
+    run_cell(notebook_shell, "%%distributed --np 1 --quiet --out new\nnew = old + 1")
+    assert len(mapped_results()) == 1 and notebook_shell.user_ns["new"].sum() == 4 << 20
+    run_cell(notebook_shell, "del new")
+    ended(hm.launch(len, [], np=1))
+    gc.collect()
+    assert mapped_results() == []
+
+
+def mapped_results() -> list[str]:
+    """Return the results of ranks whose bytes this process holds."""
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    return [line for line in maps if "hydrogen_magic:result" in line]
 
 
 def closure_files() -> list[str]:

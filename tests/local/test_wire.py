@@ -15,11 +15,19 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
 
+from hydrogen_magic.core.messages import (
+    AgentCommand,
+    Heartbeat,
+    Pong,
+    Quit,
+    StopRanks,
+    decode,
+    encode,
+)
 from hydrogen_magic.transport.channel import AgentKeys, AgentLink, Hub
 from tests.gangs import PATIENCE_S
 
@@ -31,11 +39,11 @@ def hub() -> Iterator[Hub]:
     hub.close()
 
 
-def admitted(hub: Hub) -> tuple[AgentKeys, queue.Queue[dict[str, Any]]]:
-    received: queue.Queue[dict[str, Any]] = queue.Queue()
+def admitted(hub: Hub) -> tuple[AgentKeys, queue.Queue[object]]:
+    received: queue.Queue[object] = queue.Queue()
 
     async def admit() -> AgentKeys:
-        return hub.admit(received.put)
+        return hub.admit(lambda message, data: received.put(message))
 
     return asyncio.run_coroutine_threadsafe(admit(), hub.loop).result(PATIENCE_S), received
 
@@ -53,7 +61,7 @@ def connect(
 
     async def talk() -> None:
         link = AgentLink(keys.endpoint, server_key or keys.server_key, keys.key, keys.secret)
-        link.send({"hello": 1})
+        link.send(Pong())
         assert await asyncio.to_thread(until)
         link.close()
 
@@ -67,16 +75,16 @@ def socket_path(keys: AgentKeys) -> str:
 def test_an_admitted_agent_is_heard_and_answered(hub: Hub) -> None:
     keys, received = admitted(hub)
 
-    async def talk() -> dict[str, Any]:
+    async def talk() -> AgentCommand:
         link = AgentLink(keys.endpoint, keys.server_key, keys.key, keys.secret)
-        link.send({"hello": 1})
-        assert await asyncio.to_thread(received.get, True, PATIENCE_S) == {"hello": 1}
-        hub.loop.call_soon_threadsafe(hub.send, keys.key, {"do": "stop"})
-        answer = await asyncio.wait_for(link.receive(), PATIENCE_S)
+        link.send(Pong())
+        assert await asyncio.to_thread(received.get, True, PATIENCE_S) == encode(Pong())
+        hub.loop.call_soon_threadsafe(hub.send, keys.key, StopRanks("cafe"))
+        answer, _ = await asyncio.wait_for(link.receive(), PATIENCE_S)
         link.close()
-        return answer
+        return decode(answer, AgentCommand)
 
-    assert asyncio.run(talk()) == {"do": "stop"}
+    assert asyncio.run(talk()) == StopRanks("cafe")
 
 
 def test_a_system_without_scheduling_policies_has_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,17 +104,17 @@ def test_a_system_without_scheduling_policies_has_it_too(monkeypatch: pytest.Mon
 def test_an_agent_that_was_dismissed_is_asked_to_quit(hub: Hub) -> None:
     keys, received = admitted(hub)
 
-    async def talk() -> dict[str, Any]:
+    async def talk() -> AgentCommand:
         link = AgentLink(keys.endpoint, keys.server_key, keys.key, keys.secret)
-        link.send({"hello": 1})
-        assert await asyncio.to_thread(received.get, True, PATIENCE_S) == {"hello": 1}
+        link.send(Pong())
+        assert await asyncio.to_thread(received.get, True, PATIENCE_S) == encode(Pong())
         hub.loop.call_soon_threadsafe(hub.dismiss, keys.key)
-        link.send({"beat": 1})
-        answer = await asyncio.wait_for(link.receive(), PATIENCE_S)
+        link.send(Heartbeat(1.0))
+        answer, _ = await asyncio.wait_for(link.receive(), PATIENCE_S)
         link.close()
-        return answer
+        return decode(answer, AgentCommand)
 
-    assert asyncio.run(talk()) == {"do": "quit"}
+    assert asyncio.run(talk()) == Quit()
     assert received.empty()
 
 
@@ -131,8 +139,8 @@ def test_an_agent_is_admitted_by_a_kernel_that_was_busy(hub: Hub) -> None:
     async def knock() -> None:
         link = AgentLink(endpoint, keys.server_key, keys.key, keys.secret)
         lost = asyncio.ensure_future(link.lost())
-        link.send({"hello": 1})
-        assert await asyncio.to_thread(received.get, True, PATIENCE_S) == {"hello": 1}
+        link.send(Pong())
+        assert await asyncio.to_thread(received.get, True, PATIENCE_S) == encode(Pong())
         assert not lost.done()
         lost.cancel()
         link.close()

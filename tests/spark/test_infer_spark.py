@@ -256,6 +256,7 @@ FAILS_AT_700 = (
 )
 
 
+@mostly_on_classic
 def test_a_failing_batch_is_named_in_what_spark_raises(spark: Any) -> None:
     result = inferred(spark.range(0, 1000, 1, 2), FAILS_AT_700, batch_size=100)
     with pytest.raises(Exception, match="seven hundred") as caught:
@@ -345,6 +346,7 @@ def test_every_task_has_a_gpu_of_its_own(spark: Any, tmp_path: Path) -> None:
     assert set(map(int, numbers)) <= set(range(spark_rig.GPUS)), "as Spark's worker reports them"
 
 
+@mostly_on_classic
 def test_a_run_is_counted_and_cached(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "batches").touch()
     body = (
@@ -479,6 +481,7 @@ def test_stop_ends_a_cell_that_is_still_loading(spark: Any) -> None:
     assert run.gang.state == "STOPPED"
 
 
+@mostly_on_classic
 def test_a_failing_batch_fails_the_gang(spark: Any) -> None:
     run = launched(spark, FAILS_AT_700, batch_size=100, schema="same bigint")
     assert run.gang.wait(PATIENCE_S)

@@ -23,7 +23,7 @@ import hydrogen_magic as hm
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import Attempt, local_agents
 from hydrogen_magic.driver.placements.spark import rank_assignment
-from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgent, fleet
+from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgent, agent_pool
 from hydrogen_magic.errors import GangStoppedError, HydrogenError
 from tests import ranks, spark_ranks, spark_rig
 from tests.gangs import (
@@ -172,13 +172,20 @@ def test_an_agent_is_killed() -> None:
     assert "agent" in error and HOST in error
 
 
+def test_an_agent_that_is_killed_costs_an_attempt() -> None:
+    gang = launch(spark_ranks.count, 50, np=4, retries=1)
+    until(gang, said(gang, "step 5"))
+    for pid in agent_pids():
+        if b"hydrogen_magic.node.agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGKILL)
+    assert ended(gang, 2 * PATIENCE_S).result == 50
+    assert gang.snapshot().attempt == 1
+
+
 def test_an_agent_that_does_not_respond_is_given_up() -> None:
     """The kernel cannot signal it; its task can, and ends what it has started."""
     gang, family = training()
-    stopped = [pid for pid in agent_pids() if pid not in family]
-    for pid in stopped:
-        if b"hydrogen_magic.node.agent" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, signal.SIGSTOP)
+    stopped = stop_agents(family)
     gang.stop(kill=True)
     assert ended(gang).state == "STOPPED"
     assert f"host {HOST} has not responded" in notices_of(gang)
@@ -191,8 +198,8 @@ def test_an_agent_that_was_given_up_ends() -> None:
 
     async def give_up() -> list[int]:
         given_up = agent_pids()
-        for agent in list(fleet()._agents):
-            fleet().drop(agent)
+        for agent in list(agent_pool()._agents):
+            agent_pool().drop(agent)
         return given_up
 
     ended(launch(ranks.gather, np=2)).raise_for_state()
@@ -221,6 +228,7 @@ def test_a_python_worker_is_killed(standalone: spark_rig.Standalone) -> None:
     assert "Spark task" in error and HOST in error
 
 
+@pytest.mark.exhaustive  # the notebook about Spark kills an executor too
 def test_a_lost_executor_costs_an_attempt(standalone: spark_rig.Standalone) -> None:
     """The next one starts when Spark has replaced it, which takes some seconds."""
     gang = launch(spark_ranks.count, 50, np=4, retries=1)
@@ -230,15 +238,31 @@ def test_a_lost_executor_costs_an_attempt(standalone: spark_rig.Standalone) -> N
     assert gang.snapshot().attempt == 1
 
 
+@pytest.mark.parametrize("agents_are", ["running", "stopped"])
 @pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
-def test_executors_are_killed(count: int, spark: Any, standalone: spark_rig.Standalone) -> None:
-    """With the second one the host's agent has lost its last task."""
+def test_executors_are_killed(
+    count: int, agents_are: str, spark: Any, standalone: spark_rig.Standalone
+) -> None:
+    """With the second one the host's agent has lost its last task. A stopped one cannot see that."""
     gang, family = training()
+    if agents_are == "stopped":
+        family += stop_agents(family)
     for pid in executors_of_this_session(standalone)[:count]:
         os.kill(pid, signal.SIGKILL)
     error = str(lost(gang, family))
-    assert "executor" in error and HOST in error
+    assert "executor" in error
+    if agents_are == "running":
+        assert HOST in error
     spark_rig.wait_for_executors(spark, 2)
+
+
+def stop_agents(family: list[int]) -> list[int]:
+    """Stop the agents (SIGSTOP); return their pids, and those of what waits beside the ranks."""
+    started = [pid for pid in agent_pids() if pid not in family]
+    for pid in started:
+        if b"hydrogen_magic.node.agent\0" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, signal.SIGSTOP)
+    return started
 
 
 def executors_of_this_session(standalone: spark_rig.Standalone) -> list[int]:

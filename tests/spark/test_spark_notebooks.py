@@ -30,13 +30,13 @@ pytestmark = [
 DIGITS = Path(__file__).parents[2] / "example_notebooks" / "01_first_gang.ipynb"
 LOCAL_CLUSTER = "local-cluster[2,2,1024]"
 NO_WAY = """
-from hydrogen_magic.driver.placements import agents
-from hydrogen_magic.driver.placements.spark import agents as remote
-agents.close()  # those that are warm have found their way
+from hydrogen_magic.driver.placements import local_agents
+from hydrogen_magic.driver.placements.spark import remote_agents as remote
+local_agents.close()  # those that are warm have found their way
 direct, remote._listen = remote._listen, lambda hub, addresses: ["tcp://127.0.0.1:9"]
 """
 A_WAY = """
-agents.close()
+local_agents.close()
 remote._listen = direct
 """
 FAMILY = textwrap.dedent(
@@ -111,15 +111,24 @@ def train(kernel: Kernel, source: str) -> None:
     assert cell.value is not None and 0 < float(cell.value) < 1
 
 
-def test_digits_gpus_and_a_driver_that_is_killed(
+def test_a_missing_module_and_a_driver_that_is_killed(
+    spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
+) -> None:
+    """Digits and GPUs on a standalone cluster are in the example notebook."""
+    cell = CLASSIC.format(standalone.url)
+    with notebook(spark_site, tmp_path, cell) as kernel:
+        refuses_what_executors_lack(kernel)
+        ends_with_its_driver(kernel, str(spark_site.python))
+
+
+@pytest.mark.exhaustive
+def test_digits_and_gpus(
     spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
 ) -> None:
     cell = CLASSIC.format(standalone.url)
     with notebook(spark_site, tmp_path, cell, **spark_rig.GPU_OPTIONS) as kernel:
         learn_digits(kernel)
-        refuses_what_executors_lack(kernel)
         gives_gpus(kernel)
-        ends_with_its_driver(kernel, str(spark_site.python))
 
 
 @pytest.mark.exhaustive

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from hydrogen_magic.core.messages import Address, AgentCommand, Hello, Quit, decode, encode
 from hydrogen_magic.driver.placements.spark.relay import Relay
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.spark import relay_daemon
@@ -278,27 +279,28 @@ def copy(source: socket.socket, target: socket.socket) -> None:
 def test_agents_and_hub_find_each_other(spark: Any) -> None:
     """The handshake proves both ends; messages of a megabyte arrive."""
     hub = Hub()
-    received: queue.Queue[dict[str, Any]] = queue.Queue()
+    received: queue.Queue[object] = queue.Queue()
 
     async def admit() -> tuple[AgentKeys, str]:
-        return hub.admit(received.put), hub.listen(HOST)
+        return hub.admit(lambda message, data: received.put(message)), hub.listen(HOST)
 
     keys, endpoint = asyncio.run_coroutine_threadsafe(admit(), hub.loop).result(PATIENCE_S)
     target = (HOST, int(endpoint.rpartition(":")[2]))
 
-    async def talk(address: tuple[str, int]) -> dict[str, Any]:
+    async def talk(address: tuple[str, int]) -> AgentCommand:
+        large = Hello("x" * MB, Address("", 0))
         reached = "tcp://{}:{}".format(*address)
         link = AgentLink(reached, keys.server_key, keys.key, keys.secret)
-        link.send({"hello": "x" * MB})
-        assert await asyncio.to_thread(received.get, True, PATIENCE_S) == {"hello": "x" * MB}
-        hub.loop.call_soon_threadsafe(hub.send, keys.key, {"do": "stop"})
-        said: Any = await asyncio.wait_for(link.receive(), PATIENCE_S)
+        link.send(large)
+        assert await asyncio.to_thread(received.get, True, PATIENCE_S) == encode(large)
+        hub.loop.call_soon_threadsafe(hub.send, keys.key, Quit())
+        answer, _ = await asyncio.wait_for(link.receive(), PATIENCE_S)
         link.close()
-        return dict(said)
+        return decode(answer, AgentCommand)
 
     try:
         with relaying(spark, target) as address:
-            assert asyncio.run(talk(address))["do"] == "stop"
+            assert asyncio.run(talk(address)) == Quit()
             assert hub.rejected == 0
     finally:
         hub.close()

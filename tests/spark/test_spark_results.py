@@ -33,6 +33,13 @@ def test_sharded_results() -> None:
 
 
 @pytest.mark.exhaustive
+def test_a_crash_while_packing_loses_nothing_that_was_packed(
+    notebook_shell: InteractiveShell,
+) -> None:
+    result_checks.check_crash_while_packing(notebook_shell, "--on spark --cpu")
+
+
+@pytest.mark.exhaustive
 def test_a_rank_that_never_exits_does_not_hold_the_result() -> None:
     result_checks.check_that_it_ends_after_its_result(**ON_SPARK)
 

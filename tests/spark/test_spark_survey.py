@@ -19,8 +19,8 @@ from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.application_limits import registered_cores
 from hydrogen_magic.driver.placements.spark.capacity_check import (
     ClusterCapacity,
+    capacity,
     free_slots,
-    survey,
 )
 from hydrogen_magic.driver.placements.spark.executors import Executor, ExecutorList, roster
 from hydrogen_magic.driver.placements.spark.session import Session
@@ -64,17 +64,17 @@ def sleep() -> Callable[[Any], Any]:
 
 def test_gpus_by_a_profile(classic: Any) -> None:
     session = sessions._session(classic)
-    found = survey(session, JobSpec(np=4, gpu=True))
+    found = capacity(session, JobSpec(np=4, gpu=True))
     assert (found.slots, found.gpus, found.notes) == (4, True, ())
     gpus = session.run_tasks(report_gpus(), 4, found.profile, "gpus")
     assert len(set(gpus)) == 4 and set(map(int, gpus)) <= set(range(spark_rig.GPUS))
     with pytest.raises(PlacementError) as refused:
-        survey(session, JobSpec(np=8, gpu=True))
+        capacity(session, JobSpec(np=8, gpu=True))
     assert str(refused.value) == (
         "np 8, the cluster has 4 slots (2 executors x 2 cores and 2 GPUs, 1 core and 1 GPU per "
         "task): use `--np 4`, or start the session with more executors or cores"
     )
-    without = survey(session, JobSpec(np=4, gpu=False))
+    without = capacity(session, JobSpec(np=4, gpu=False))
     assert not without.gpus and without.profile is None
     spark_rig.until(lambda: free_slots(session, without) == 4, PATIENCE_S)
     running = threading.Thread(target=_run_until_cancelled, args=(session,), daemon=True)
@@ -106,7 +106,7 @@ _OWN_SETTINGS = """
 import sys
 from pyspark.sql import SparkSession
 from hydrogen_magic.driver.placements.spark import session as sessions
-from hydrogen_magic.driver.placements.spark.capacity_check import Survey, survey
+from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity, capacity
 from hydrogen_magic.core.job import JobSpec
 from tests import spark_rig
 from tests.gangs import PATIENCE_S
@@ -115,9 +115,9 @@ from tests.spark.test_spark_survey import report_gpus
 spark = SparkSession.builder.master(sys.argv[1]).getOrCreate()
 spark_rig.wait_for_executors(spark, 2)
 session = sessions._session(spark)
-assert survey(session, JobSpec(np=4)) == Survey(4, True, None)
+assert capacity(session, JobSpec(np=4)) == ClusterCapacity(4, True, None)
 gpus = session.run_tasks(report_gpus(), 4, None, "gpus")
-without = survey(session, JobSpec(np=4, gpu=False))
+without = capacity(session, JobSpec(np=4, gpu=False))
 assert not without.gpus
 none = session.run_tasks(report_gpus(), 4, without.profile, "cpu")
 assert none == [b""] * 4
@@ -130,10 +130,10 @@ def test_a_connect_server_is_asked_by_its_ui(connect: Any) -> None:
     spark_rig.until(
         lambda: roster(session, 5.0) is not None, PATIENCE_S
     )  # its first answer is slow
-    assert survey(session, JobSpec(np=2)) == ClusterCapacity(4, False, None)
+    assert capacity(session, JobSpec(np=2)) == ClusterCapacity(4, False, None)
     spark_rig.until(lambda: free_slots(session, ClusterCapacity(4, False, None)) == 4, PATIENCE_S)
     with pytest.raises(PlacementError) as refused:
-        survey(session, JobSpec(np=8))
+        capacity(session, JobSpec(np=8))
     assert str(refused.value) == (
         "np 8, local[4] has 4 slots (4 cores, 1 core per task): use `--np 4`, or start the "
         "session with master local[8]"
@@ -150,12 +150,12 @@ def test_what_never_fits_is_refused_while_executors_are_still_coming(
     unbounded = replace(SessionSettings.read(session), max_cores=None, executor_cores=None)
     monkeypatch.setattr(surveys, "roster", lambda session, within_s: young)
     with pytest.raises(PlacementError, match="np 8, the cluster has 4 slots"):
-        survey(session, JobSpec(np=8))
-    assert survey(session, JobSpec(np=4)).slots == 4, "Spark's scheduler knows of them"
+        capacity(session, JobSpec(np=8))
+    assert capacity(session, JobSpec(np=4)).slots == 4, "Spark's scheduler knows of them"
     monkeypatch.setattr(SessionSettings, "read", lambda session: unbounded)
     n_cores = spark_rig.CORES
     with pytest.raises(PlacementError, match=f"np {n_cores + 1}, the cluster has {n_cores} slots"):
-        survey(session, JobSpec(np=n_cores + 1))
+        capacity(session, JobSpec(np=n_cores + 1))
 
 
 @pytest.mark.parametrize(
@@ -204,9 +204,9 @@ WITH_GPUS = {**STANDALONE, "spark__executor__resource__gpu__amount": "2"}
 def test_dynamic_allocation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {**STANDALONE, "spark__dynamicAllocation__enabled": "true"}
     with pytest.raises(PlacementError, match=r"spark\.dynamicAllocation\.enabled=false"):
-        survey(imagined(monkeypatch, executors(()), **settings), JobSpec())
+        capacity(imagined(monkeypatch, executors(()), **settings), JobSpec())
     ignored = {**settings, "spark__master": "local[2]"}
-    assert survey(imagined(monkeypatch, executors(()), **ignored), JobSpec()).slots == 2
+    assert capacity(imagined(monkeypatch, executors(()), **ignored), JobSpec()).slots == 2
 
 
 @pytest.mark.parametrize(
@@ -232,8 +232,8 @@ def test_gpus_that_ranks_cannot_have_for_themselves(
 ) -> None:
     session = imagined(monkeypatch, seen, **settings)
     with pytest.raises(PlacementError, match=reason):
-        survey(session, JobSpec(gpu=True))
-    unasked = survey(session, JobSpec())
+        capacity(session, JobSpec(gpu=True))
+    unasked = capacity(session, JobSpec())
     assert not unasked.gpus
     assert bool(unasked.notes) == ("spark__executor__resource__gpu__amount" in settings)
 
@@ -241,32 +241,32 @@ def test_gpus_that_ranks_cannot_have_for_themselves(
 def test_gpus_of_a_session_that_gives_every_task_one(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {**WITH_GPUS, "spark__task__resource__gpu__amount": "1"}
     session = imagined(monkeypatch, executors(("0", "1"), ("2", "3")), **settings)
-    assert survey(session, JobSpec(np=4)) == ClusterCapacity(4, True, None)
+    assert capacity(session, JobSpec(np=4)) == ClusterCapacity(4, True, None)
 
 
 def test_executors_that_are_still_coming_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     young = executors((), age_s=2)
-    found = survey(imagined(monkeypatch, young, **STANDALONE), JobSpec(np=4))
+    found = capacity(imagined(monkeypatch, young, **STANDALONE), JobSpec(np=4))
     assert found.slots is None
     assert found.notes == ("2 slots of 4 so far: executors are still coming",)
     known = {**STANDALONE, "spark__executor__instances": "1"}
     with pytest.raises(PlacementError, match="np 4, the cluster has 2 slots"):
-        survey(imagined(monkeypatch, young, **known), JobSpec(np=4))
+        capacity(imagined(monkeypatch, young, **known), JobSpec(np=4))
     bounded = {**STANDALONE, "spark__cores__max": "3"}
     with pytest.raises(PlacementError, match="np 4, the cluster has 3 slots"):
-        survey(imagined(monkeypatch, young, **bounded), JobSpec(np=4))
-    assert survey(imagined(monkeypatch, young, **bounded), JobSpec(np=3)).slots is None
+        capacity(imagined(monkeypatch, young, **bounded), JobSpec(np=4))
+    assert capacity(imagined(monkeypatch, young, **bounded), JobSpec(np=3)).slots is None
 
 
 def test_an_application_without_executors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     none = replace(executors(()), executors=(), at_s=1100.0)
     with pytest.raises(PlacementError, match="has 0 slots: this application has no executor"):
-        survey(imagined(monkeypatch, none, **STANDALONE), JobSpec())
+        capacity(imagined(monkeypatch, none, **STANDALONE), JobSpec())
 
 
 def test_what_cannot_be_known_is_not_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     own = {**STANDALONE, "spark__default__parallelism": "8"}
-    assert survey(imagined(monkeypatch, None, **own), JobSpec(np=99)).slots is None
+    assert capacity(imagined(monkeypatch, None, **own), JobSpec(np=99)).slots is None
     named = {"spark__master": "local-cluster[2,2,1024]"}
     with pytest.raises(PlacementError, match="np 5, the cluster has 4 slots"):
-        survey(imagined(monkeypatch, None, **named), JobSpec(np=5))
+        capacity(imagined(monkeypatch, None, **named), JobSpec(np=5))

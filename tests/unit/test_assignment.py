@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.driver.result_assignment import assign
+from hydrogen_magic.driver.state.gang_results import RankResults
 from hydrogen_magic.node.worker import namespace
 from tests.capture_rig import Notebook, open_notebook
 from tests.rank_results import delivered
@@ -40,13 +41,18 @@ def notebook() -> Iterator[Notebook]:
         yield notebook
 
 
-def run(notebook: Notebook, cell: str, *out: str) -> tuple[list[str], Any]:
-    """Run a cell on a rank; return the warnings, and the value."""
+def assigned(notebook: Notebook, cell: str, *out: str) -> tuple[RankResults, list[str]]:
+    """Run a cell on a rank and assign its results; return them, and the warnings."""
     captured = notebook.capture(cell, out=out)
     loaded = namespace.load(captured.parcel, types.ModuleType("__main__"))
     with loaded.as_main():
         results = delivered(loaded, loaded.run())
-    warnings = assign(results, out, notebook.names, captured.originals)
+    return results, assign(results, out, notebook.names, captured.originals)
+
+
+def run(notebook: Notebook, cell: str, *out: str) -> tuple[list[str], Any]:
+    """Run a cell on a rank; return the warnings, and the value."""
+    results, warnings = assigned(notebook, cell, *out)
     assert not results.errors, results.errors
     return warnings, results.value()
 
@@ -141,6 +147,58 @@ def test_an_object_that_is_assigned_anew_leaves_the_old_one_alone(notebook: Note
     assert (
         "`net` is a new object, and `opt`, `sched`" in warning and "--out net,opt,sched" in warning
     )
+
+
+@pytest.mark.parametrize(
+    "other",
+    ["[net]", "{'models': [net, opt]}", "functools.partial(print, net)", "net.forward",
+     "types.SimpleNamespace(model=net.first)", "[opt]", "lambda model=net: model"],
+)  # fmt: skip
+def test_stale_references_in_containers_are_named(notebook: Notebook, other: str) -> None:
+    notebook.cell(NET + f"del sched\nimport functools, types\nother = {other}")
+    notebook.cell("fresh = [1, {'weights': torch.ones(1)}, step]")
+    (warning,), _ = run(notebook, "net = copy.deepcopy(net)", "net")
+    assert "`other`" in warning and "`fresh`" not in warning and "`step`" not in warning
+
+
+BRITTLE = """
+class Brittle(nn.Linear):
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        if "spoilt" in state: raise KeyError("spoilt")
+brittle = Brittle(2, 2)
+"""
+
+
+def test_an_update_that_fails_changes_nothing(notebook: Notebook) -> None:
+    notebook.cell(NET + BRITTLE + "net.inner = brittle")
+    net, brittle = notebook.names["net"], notebook.names["brittle"]
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    cell = """
+        brittle.spoilt = 1; net.history.append(1); net.norm.register_buffer("extra", torch.ones(1))
+        with torch.no_grad(): [one.fill_(7) for one in net.parameters()]
+    """
+    results, _ = assigned(notebook, cell, "net", "brittle")
+    assert results.errors.keys() == {"net", "brittle"}
+    assert notebook.names["net"] is net and notebook.names["brittle"] is brittle
+    after = net.state_dict()
+    assert after.keys() == before.keys() and net.history == [] and not hasattr(brittle, "spoilt")
+    assert all(bool((after[name] == value).all()) for name, value in before.items())
+    notebook.cell(TRAINS)
+
+
+def test_results_apart_from_one_that_cannot_be_opened_update_the_notebook(
+    notebook: Notebook,
+) -> None:
+    notebook.cell(NET + BRITTLE + "shared = nn.Linear(2, 2)\npair = [brittle, shared]")
+    net, shared = notebook.names["net"], notebook.names["shared"]
+    cell = "brittle.spoilt = 1\nwith torch.no_grad(): weight.fill_(7); shared.weight.fill_(7)"
+    results, _ = assigned(notebook, cell, "net", "pair", "shared")
+    assert results.errors.keys() == {"pair"}
+    assert notebook.names["net"] is net and net.first.weight.unique().tolist() == [7]
+    assert notebook.names["shared"] is not shared, "it shares objects with `pair`"
+    assert notebook.names["shared"].weight.unique().tolist() == [7]
+    notebook.cell(TRAINS)
 
 
 def test_the_value_alone_changes_nothing(notebook: Notebook) -> None:

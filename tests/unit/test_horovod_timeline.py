@@ -11,11 +11,12 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.masking import Mask
+from hydrogen_magic.core.messages import LogPart, TimelinePart
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.driver.state.stragglers import stragglers
@@ -150,12 +151,12 @@ def test_names_that_never_end_become_other() -> None:
 class Followed:
     """A timeline that an agent follows; the gang was launched one second before the timeline's origin."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, secrets: tuple[str, ...] = ()) -> None:
         self.path = path
         path.touch()
         self.told: list[ev.Event] = []
         zero_s = time.monotonic()
-        self.timelines = Timelines(zero_s, self.told.append)
+        self.timelines = Timelines(zero_s, self.told.append, Mask(secrets))
         wall_ahead_s = ORIGIN_US / 1e6 - 1.0 - zero_s
         order = {"path": str(path), "is_kept": True, "wall_ahead_s": wall_ahead_s}
         self.timelines.turn_to(0, order)
@@ -245,6 +246,16 @@ def test_names_are_made_valid_in_place(followed: Followed) -> None:
         if "name" in e.get("args", {})
     ]
     assert names[0] == "w" and names[1].startswith("a'b/c d}]{'ph'") and names[2] == "b"
+
+
+def test_secrets_in_names_are_masked(tmp_path: Path) -> None:
+    followed = Followed(tmp_path / "horovod-timeline-1.json", ("sesame-please",))
+    written = Written()
+    written.step(0, ["w", "open-sesame-please-1"])
+    followed.path.write_bytes(written.data)
+    followed.timelines.finish()
+    assert b"sesame" not in followed.path.read_bytes()
+    assert b'"open-*************-1"' in followed.path.read_bytes()
 
 
 @pytest.mark.parametrize("length", [512, 513, 5_000, 16_384])
@@ -374,13 +385,13 @@ def test_a_timeline_is_shipped_as_it_settles(tmp_path: Path) -> None:
     followed = Followed(tmp_path / "horovod-timeline-1.json")
     data, copy = training(40).data, bytearray()
 
-    async def send(label: dict[str, Any], part: bytes) -> None:
-        assert label == {"timeline": "1", "offset": len(copy)}
+    async def send(label: LogPart | TimelinePart, part: bytes) -> None:
+        assert label == TimelinePart("cafe", "1", len(copy))
         copy.extend(part)
         json.loads(bytes(copy) + b"]")
 
     async def ship() -> None:
-        logs = LogShipper(tmp_path / "none", followed.timelines.kept, send)
+        logs = LogShipper("cafe", tmp_path / "none", followed.timelines.kept, send)
         logs.begin()
         for start, until in itertools.pairwise((0, 700, 5000, len(data))):
             with followed.path.open("ab") as file:

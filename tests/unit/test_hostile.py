@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.messages import EventBatch, encode
 from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.node.agent.server import AgentServer
 from hydrogen_magic.node.worker import api
@@ -198,10 +199,10 @@ def test_calls_with_a_name_of_their_own_each_make_no_table_of_nothing() -> None:
 
 def test_what_is_too_large_for_one_message_goes_in_several() -> None:
     """ZeroMQ drops larger ones, and a rank's result would be lost with what it logged."""
-    sent: list[dict[str, Any]] = []
+    sent: list[EventBatch] = []
 
-    def send(message: dict[str, Any]) -> None:
-        if len(json.dumps(message)) > 1000:
+    def send(message: EventBatch) -> None:
+        if len(json.dumps(encode(message))) > 1000:
             raise ValueError("1000 bytes at most")
         sent.append(message)
 
@@ -211,7 +212,7 @@ def test_what_is_too_large_for_one_message_goes_in_several() -> None:
     steps = [ev.encode(ev.Steps(1.0, 0, number)) for number in range(100)]
     huge = ev.encode(ev.Output(1.0, 0, "stdout", "x" * 5000))
     agent._send_events(crew, [*steps[:50], huge, *steps[50:]])
-    events = [event for message in sent for event in message["events"]]
+    events = [event for message in sent for event in message.events]
     assert [event for event in events if event[0] == "Steps"] == steps
     (notice,) = {event[1]["text"] for event in events if event[0] == "Notice"}
     assert notice.startswith("something was left out: Output is too large")

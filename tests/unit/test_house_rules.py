@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from hydrogen_magic import plugins
+from hydrogen_magic.core.job import JobSpec
+
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "hydrogen_magic"
 
@@ -31,9 +34,9 @@ LAYERS = (
         "driver.placements",
         "horovod",
     ),
-    ("driver.chrome_trace", "driver.metrics", "driver.profile_merge"),
+    ("driver",),
     ("views",),
-    ("driver", "inference"),
+    ("driver.launcher", "inference"),
     ("compat", "notebook", "testing", "__init__"),
 )
 """Rooms of the package, lowest first. A room imports its own layer and those below."""
@@ -247,6 +250,16 @@ def test_what_is_sent_to_other_machines_imports_nothing_that_stays() -> None:
         if _is_in(found.file, SENT) and not _is_in(file, SENT) and file != "__init__"
     ]
     assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["torch", "horovod"])
+def test_what_a_rendezvous_serves_is_sent_to_other_machines(name: str) -> None:
+    spec = JobSpec(np=2, gpu=False, rendezvous=name)
+    plan = plugins.placement("local").plan(spec)
+    info = plugins.rendezvous(name).prepare(plan, "10.0.0.1", 1, spec=spec, gang="g", attempt=0)
+    assert info.service is not None
+    module = info.service.function.partition(":")[0]
+    assert _is_in(module.removeprefix("hydrogen_magic."), SENT)
 
 
 def test_a_rank_imports_nothing_of_a_notebook() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 
@@ -42,6 +43,7 @@ def test_all_spellings_of_a_secret() -> None:
     lines = "first line\nand second"
     assert Mask([lines]).text(f"<{lines}>, {lines!r}") == "<***>, '***'"
     assert Mask([SECRET]).text("https://me:hf_q8Zr%2F2xW%2B9pL@host/") == "https://me:***@host/"
+    assert Mask(['say "please"']).text(json.dumps(['say "please"'])) == '["***"]'
     assert Mask(["abcdefgh", "abcdefghij"]).data(b"abcdefghijk abcdefgh") == b"***k ***"
 
 

@@ -15,12 +15,12 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.masking import secret_values
 from hydrogen_magic.driver.placements.spark.forwarded_settings import forwarded
 from hydrogen_magic.driver.state.culprit import is_victim_error
+from hydrogen_magic.driver.state.formatting import LateRanks, late_text
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.notebook import doctor
 from hydrogen_magic.notebook.arguments import ArgumentsError, parse, usage
 from hydrogen_magic.notebook.magics import Distributed
 from hydrogen_magic.testing.entry_points import declare
-from hydrogen_magic.views.formatting import LateRanks, late_text
 from tests import plug_in
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import masking
 from hydrogen_magic.driver import profile_merge
 
 CPU, GPU = 4321, 0
@@ -42,6 +44,20 @@ def test_clocks_are_brought_together(tmp_path: Path) -> None:
     at = {e["pid"]: e["ts"] for e in merged(tmp_path / "p.json.gz") if e["ph"] == "X"}
     assert at == {0: 2.003e6, 1: 2.003e6}
     assert [spans.starts_ns for spans in done.spans] == [(2_003_000_000,)] * 2
+
+
+def test_secrets_in_names_are_masked(tmp_path: Path) -> None:
+    secret = 'open "sesame" please'
+    answer = trace(slice_(f"fetch {secret}", 7e9, 10))
+    fd = os.memfd_create("trace")
+    os.write(fd, answer)
+    mask = masking.Mask([secret])
+    with os.fdopen(masking.masked_file(fd, mask), "rb") as file:
+        file.seek(0)
+        assert file.read() == mask.data(answer) != answer
+    done = profile_merge.merge({0: answer}, tmp_path / "p.json.gz", mask=mask.text)
+    names = [e["name"] for e in merged(tmp_path / "p.json.gz") if e["ph"] == "X"]
+    assert names == ["fetch ***"] and done.spans[0].names == ("fetch ***",)
 
 
 def test_threads_and_streams_lie_below_each_other(tmp_path: Path) -> None:

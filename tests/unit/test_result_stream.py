@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Any
@@ -46,14 +47,24 @@ class WithState:
         raise KeyError("field of a newer version")
 
 
+def packed(objects: dict[str, Any]) -> dict[str, Payload]:
+    """Return the sections of those objects that can be pickled."""
+    packer = result_stream.Packer(Pickler)
+    sections = {}
+    for name, obj in objects.items():
+        with contextlib.suppress(TypeError):
+            sections[name] = packer.pack(name, obj)
+    return sections
+
+
 def opened(objects: dict[str, Any]) -> dict[str, Any]:
-    packed = result_stream.pack(objects, Pickler)
-    found = result_stream.unpack(list(packed.sections.values()))
-    return dict(zip(packed.sections, found, strict=True))
+    sections = packed(objects)
+    found = result_stream.unpack(list(sections.values()))
+    return dict(zip(sections, found, strict=True))
 
 
 def received(*parts: ResultPart, objects: dict[str, Any]) -> RankResults:
-    sections = result_stream.pack(objects, Pickler).sections
+    sections = packed(objects)
     return RankResults(0, [(part, sections.get(part.name, Payload(b""))) for part in parts])
 
 
@@ -93,12 +104,37 @@ def test_parts_share_what_they_shared() -> None:
     np.testing.assert_array_equal(found["opt"][0], weights)
 
 
+def test_a_part_that_is_taken_back_leaves_no_trace_in_the_others() -> None:
+    """Objects that were pickled before the failure travel again with a later part."""
+
+    def counter() -> Any:
+        count = [0]
+
+        def add() -> int:
+            count[0] += 1
+            return count[0]
+
+        return add, lambda: count
+
+    first, weights, (add, show) = [1], np.arange(5000), counter()
+    found = opened(
+        {"a": first, "bad": [weights, add, first, Unpicklable()], "b": [weights, add, first, show]}
+    )
+    assert found["b"][2] is found["a"] and found["b"][1]() == 1 and found["b"][3]() == [1]
+    np.testing.assert_array_equal(found["b"][0], weights)
+
+
 def test_a_part_that_refers_to_a_lost_object_is_not_opened() -> None:
     """Its copy of the object would lack what could not be made."""
     common = [Unopenable(), 1]
     found = opened({"first": common, "second": {"common": common}, "third": [3]})
     assert isinstance(found["second"], UnopenedPart) and "shares objects" in found["second"].reason
     assert found["third"] == [3]
+
+
+def test_looking_up_the_same_name_is_not_sharing() -> None:
+    objects = {"bad": [np.float32, math.sqrt, Unopenable()], "good": [np.float32, math.sqrt]}
+    assert opened(objects)["good"] == [np.float32, math.sqrt]
 
 
 def test_results_of_a_rank_name_what_is_missing() -> None:
@@ -119,6 +155,12 @@ def test_results_of_a_rank_name_what_is_missing() -> None:
     assert results.everything()["c"] == MissingObject("sqrt", "ValueError: math domain error")
 
 
+def test_a_variable_named_like_the_value_does_not_replace_it() -> None:
+    results = received(ResultPart("_"), ResultPart(CELL_VALUE), objects={"_": 1, CELL_VALUE: 2})
+    assert results.everything() == {"_": 1, CELL_VALUE: 2} and results.key_of_value == ""
+    assert received(ResultPart(CELL_VALUE), objects={CELL_VALUE: 2}).key_of_value == "_"
+
+
 def test_results_survive_on_disk(tmp_path: Path) -> None:
     objects = {"a": np.arange(10_000), CELL_VALUE: {"x": [1, 2]}}
     results = received(
@@ -134,10 +176,10 @@ def test_results_survive_on_disk(tmp_path: Path) -> None:
 
 def test_a_later_attempt_replaces_results_only_when_it_sends_some() -> None:
     results = GangResults()
-    section = result_stream.pack({CELL_VALUE: 1}, Pickler).sections[CELL_VALUE]
+    section = packed({CELL_VALUE: 1})[CELL_VALUE]
     results.add(0, 0, ResultPart(CELL_VALUE), section)
     assert results.value(0) == 1
-    newer = result_stream.pack({CELL_VALUE: 2}, Pickler).sections[CELL_VALUE]
+    newer = packed({CELL_VALUE: 2})[CELL_VALUE]
     results.add(0, 1, ResultPart(CELL_VALUE), newer)
     assert results.value(0) == 2
     assert isinstance(results.value_or_error(1), ResultError)

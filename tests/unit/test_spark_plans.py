@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
 from hydrogen_magic.core.job import LOOPBACK, JobSpec
+from hydrogen_magic.core.messages import TaskHello
 from hydrogen_magic.driver.placements.spark import rank_assignment
 from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgent
 
@@ -21,10 +22,10 @@ class _Agent:
 
 
 def place(agent: _Agent, partition: int, machine: str) -> rank_assignment.BarrierTask:
-    about: dict[str, Any] = {
-        "partition": partition, "machine": machine, "gpus": [], "gpus_visible": None,
-        "versions": {}, "shares_disk": True,
-    }  # fmt: skip
+    about = TaskHello(
+        gang="cafe", attempt=0, partition=partition, machine=machine, address=agent.host,
+        executor="0", executor_pid=1, pid=2, gpus=(), gpus_visible=None, shares_disk=True, versions={},
+    )  # fmt: skip
     return rank_assignment.BarrierTask(cast(RemoteAgent, agent), about)
 
 

@@ -16,10 +16,10 @@ from rich.console import Console
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.culprit import verdict
+from hydrogen_magic.driver.state.failure_report import headline, report
+from hydrogen_magic.driver.state.formatting import duration, ranks_text
 from hydrogen_magic.driver.state.gang_state import GangState, replay
-from hydrogen_magic.views.failure import headline, report
-from hydrogen_magic.views.formatting import duration, ranks_text
-from hydrogen_magic.views.output_lines import OutputLines, clean
+from hydrogen_magic.driver.state.output_lines import OutputLines, clean
 from hydrogen_magic.views.outputs import NotebookOutput, PlainOutput, TerminalOutput
 from hydrogen_magic.views.text_table import block, warnings
 from hydrogen_magic.views.text_view import TextView

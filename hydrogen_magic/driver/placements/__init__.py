@@ -18,10 +18,12 @@ from typing import Any, Protocol
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver.rendezvous import Rendezvous
+from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.serialization.payload import Payload, to_memfd
 from hydrogen_magic.serialization.result_stream import ResultPart
 
 __all__ = [
+    "AgentLostError",
     "Attempt",
     "ClosureFile",
     "AgentGroup",
@@ -30,6 +32,10 @@ __all__ = [
     "Placement",
     "EventSink",
 ]
+
+
+class AgentLostError(HydrogenError):
+    """The agents that ran an attempt have ended unexpectedly. Nothing of the attempt is left."""
 
 
 class WorkFeed(Protocol):
@@ -156,7 +162,10 @@ class AgentGroup(Protocol):
     """The kernel's handle on the agents of one gang. Its methods are called on the hub's loop."""
 
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
-        """Start the ranks and return when nothing of this attempt is left, however it ended."""
+        """Start the ranks and return when nothing of this attempt is left, however it ended.
+
+        Raises AgentLostError when another attempt may succeed, else HydrogenError.
+        """
         ...
 
     def stop(self) -> None:

@@ -8,18 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import math
+import mmap
+import os
 import time
 from abc import ABC, abstractmethod
-from typing import Any
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.messages import (
+    Address,
+    AgentCommand,
+    AgentReport,
+    EventBatch,
+    Hello,
+    KillRanks,
+    Ping,
+    ProfileTrace,
+    RankFile,
+    ResultPart,
+    StopRanks,
+    Swept,
+    decode,
+)
 from hydrogen_magic.driver.placements import EventSink
+from hydrogen_magic.serialization import payload
 from hydrogen_magic.transport.channel import Hub
 
-__all__ = ["AgentClient"]
+__all__ = ["AgentClient", "take_file"]
 
-_RESPONSE_S = {"stop": 10.0, "kill": 3.0}
-"""How long an agent may stay silent after a command. Its event loop answers within milliseconds; on a
+_STOP_RESPONSE_S, _KILL_RESPONSE_S = 10.0, 3.0
+"""How long an agent may stay silent after such a command. Its event loop answers within milliseconds; on a
 machine under heavy load it may take seconds."""
 
 
@@ -47,15 +64,26 @@ class AgentClient(ABC):
         """Whether it has said hello."""
         return self.greeted.done()
 
-    def send(self, action: str, **fields: Any) -> None:
-        gang = self.attempt[0] if self.attempt else ""
-        self.hub.send(self.keys.key, {"gang": gang, **fields, "do": action})
+    @property
+    def gang(self) -> str:
+        """The gang that runs there, empty if none."""
+        return self.attempt[0] if self.attempt else ""
 
-    def command(self, action: str) -> None:
-        """Send ``stop`` or ``kill``. From now on the agent must respond."""
+    def send(self, command: AgentCommand) -> None:
+        self.hub.send(self.keys.key, command)
+
+    def stop_ranks(self) -> None:
+        """Ask the ranks to end, then make them. From now on the agent must respond."""
+        self._send_urgent(StopRanks(self.gang), _STOP_RESPONSE_S)
+
+    def kill_ranks(self) -> None:
+        """End the ranks at once. From now on the agent must respond."""
+        self._send_urgent(KillRanks(self.gang), _KILL_RESPONSE_S)
+
+    def _send_urgent(self, command: AgentCommand, response_s: float) -> None:
         self._commanded_s = time.monotonic()
-        self._response_limit_s = min(self._response_limit_s, _RESPONSE_S[action])
-        self.send(action)
+        self._response_limit_s = min(self._response_limit_s, response_s)
+        self.send(command)
 
     @property
     def is_unresponsive(self) -> bool:
@@ -65,14 +93,14 @@ class AgentClient(ABC):
         )
 
     async def responds(self) -> bool:
-        """Return whether the agent answers a message."""
+        """Return whether the agent answers a message. One that ends does not."""
         self._message_arrived.clear()
-        self.send("ping")
+        self.send(Ping())
         try:
-            await asyncio.wait_for(self._message_arrived.wait(), _RESPONSE_S["kill"])
+            await asyncio.wait_for(self._message_arrived.wait(), _KILL_RESPONSE_S)
         except asyncio.TimeoutError:
             return False
-        return True
+        return self.alive
 
     def expect_sweep(self) -> asyncio.Future[None]:
         """Return what is done when nothing of the launched attempt is left."""
@@ -89,11 +117,11 @@ class AgentClient(ABC):
         if self._swept is not None and not self._swept.done():
             self._swept.set_exception(error)
 
-    def _on_message(self, message: dict[str, Any]) -> None:
+    def _on_message(self, message: object, data: memoryview | None) -> None:
         self.last_message_s = time.monotonic()
         self._message_arrived.set()
         try:
-            self.take(message)
+            self.take(decode(message, AgentReport), data)
         except Exception as error:
             # A fault of ours or of the agent's: this gang ends, others go on.
             if self._swept is None or self._swept.done():
@@ -105,21 +133,38 @@ class AgentClient(ABC):
     def kill(self) -> None:
         """End an agent whose words cannot be understood."""
 
-    def take(self, message: dict[str, Any]) -> None:
-        """Take a message of the agent's."""
-        if "hello" in message:
-            self.held = tuple(message["held"])
+    def take(self, report: AgentReport, data: memoryview | None) -> None:
+        """Take a message of the agent's, and the bytes that came with it."""
+        if isinstance(report, Hello):
+            self.held = _host_and_port(report.held)
             self.finish(self.greeted)
-        elif message.get("gang", message.get("swept")) != (self.attempt or ("",))[0]:
-            pass  # of a gang that has ended
-        elif "swept" in message:
-            if message["held"] is not None:  # else it is about to end
-                self.held = tuple(message["held"])
+        elif isinstance(report, Swept) and report.gang == self.gang:
+            if report.held is not None:  # else it is about to end
+                self.held = _host_and_port(report.held)
             self.finish(self._swept)
-        elif self.sink is not None and self.attempt == (message["gang"], message["attempt"]):
-            for encoded in message["events"]:
-                self.sink.emit(ev.decode(encoded))
+        elif isinstance(report, EventBatch) and self.attempt == (report.gang, report.attempt):
+            self._emit(report)
+
+    def _emit(self, batch: EventBatch) -> None:
+        if self.sink is not None:
+            for event in batch.events:
+                self.sink.emit(ev.decode(event))
 
     def finish(self, future: asyncio.Future[None] | None) -> None:
         if future is not None and not future.done():
             future.set_result(None)
+
+
+def take_file(sink: EventSink, file: RankFile, fd: int) -> None:
+    """Give ``sink`` a result or a trace, which is in the file ``fd``."""
+    content = file.content
+    if isinstance(content, ResultPart):
+        sink.deliver(file.rank, content, payload.from_memfd(fd))
+    elif (
+        isinstance(content, ProfileTrace) and os.fstat(fd).st_size
+    ):  # an empty file cannot be mapped
+        sink.take_trace(file.rank, content.number, mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
+
+
+def _host_and_port(address: Address) -> tuple[str, int]:
+    return address.host, address.port

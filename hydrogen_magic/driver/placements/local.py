@@ -7,12 +7,19 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
+from hydrogen_magic.core.messages import (
+    KillRanks,
+    LaunchRequest,
+    Ping,
+    ProfileSteps,
+    RecordSpans,
+    ReportStacks,
+)
 from hydrogen_magic.driver.placements import (
     Attempt,
     ClosureFile,
@@ -20,9 +27,10 @@ from hydrogen_magic.driver.placements import (
     Job,
     Placement,
     devices,
+    launch_request,
     local_agents,
 )
-from hydrogen_magic.errors import HydrogenError, PlacementError
+from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker import checkpoint
 
 __all__ = ["LocalAgentGroup", "LocalPlacement"]
@@ -80,37 +88,46 @@ class LocalAgentGroup:
         """What was ordered; None: what the job says."""
 
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
-        job = attempt.job
-        digest = local_agents.fingerprint({**os.environ, **dict(job.spec.env)})
-        agent = await self._responding_agent(digest, job.preload)
-        if self._cancelled.is_set():
+        self._cancelled.clear()  # a stop of the attempt before
+        agent = await self._launched(attempt, sink)
+        if agent is None:
             return
-        message = _launch_message(attempt, agent, digest)
-        if self._is_recording is not None:
-            message["record"] = self._is_recording
-        agent.sink, agent.attempt = sink, (attempt.gang, attempt.number)
         watching = asyncio.ensure_future(_watch(agent, attempt, sink))
         try:
-            _launch(agent, message, job)
             await agent.swept()
-        except HydrogenError:  # the agent has ended
-            _end_all(attempt, sink)
-            raise
         finally:
             watching.cancel()
-            agent.sink = agent.attempt = None
+            agent.let_go()
 
-    async def _responding_agent(
-        self, digest: str, preload: Sequence[str]
-    ) -> local_agents.LocalAgent:
-        """Return an agent that responds. A warm one may have been stopped since its last gang."""
-        pool, hub = local_agents.pool(), local_agents.hub()
-        if self._agent is None or not self._agent.alive:
-            self._agent = pool.take(hub, digest, preload)
-        if self._agent.is_ready and not await self._agent.responds():
-            self._agent.kill()
-            self._agent = pool.take(hub, digest, preload)
-        await self._started(self._agent)
+    async def _launched(self, attempt: Attempt, sink: EventSink) -> local_agents.LocalAgent | None:
+        """Return the agent that runs the attempt, None once the gang is to be stopped.
+
+        A warm one may have been stopped since its last gang. It does not respond and is replaced.
+        """
+        job = attempt.job
+        digest = local_agents.fingerprint({**os.environ, **dict(job.spec.env)})
+        handed: list[int] = []
+        try:
+            while True:
+                agent = self._take_agent(digest, job.preload)
+                is_warm = agent.is_ready
+                await self._started(agent)
+                if self._cancelled.is_set():
+                    return None
+                handed = handed or _handed(job)
+                request = _launch_request(attempt, agent, digest, self._is_recording)
+                agent.launch(request, handed, sink)
+                if not is_warm or await agent.responds():
+                    return agent
+                agent.let_go()
+                agent.kill()
+        finally:
+            for fd in handed:
+                os.close(fd)
+
+    def _take_agent(self, digest: str, preload: Sequence[str]) -> local_agents.LocalAgent:
+        if self._agent is None or not self._agent.alive or self._agent.is_being_killed:
+            self._agent = local_agents.pool().take(local_agents.hub(), digest, preload)
         return self._agent
 
     async def _started(self, agent: local_agents.LocalAgent) -> None:
@@ -127,33 +144,36 @@ class LocalAgentGroup:
             agent.kill()
 
     def stop(self) -> None:
-        self._tell("stop")
+        self._cancelled.set()  # it may not be launched yet
+        if (agent := self._launched_agent()) is not None:
+            agent.stop_ranks()
 
     def kill(self) -> None:
-        self._tell("kill")
+        self._cancelled.set()
+        if (agent := self._launched_agent()) is not None:
+            agent.kill_ranks()
 
     def dismiss(self, rank: int) -> None:
-        if self._agent is not None and self._agent.attempt is not None:
-            self._agent.send("kill", rank=rank)
+        if (agent := self._launched_agent()) is not None:
+            agent.send(KillRanks(agent.gang, rank))
 
-    def _tell(self, action: str) -> None:
-        if self._agent is not None and self._agent.attempt is not None:
-            self._agent.command(action)
-        else:
-            self._cancelled.set()  # not launched yet
+    def _launched_agent(self) -> local_agents.LocalAgent | None:
+        """Return the agent that runs the ranks, None before the launch and after the end."""
+        is_launched = self._agent is not None and self._agent.attempt is not None
+        return self._agent if is_launched else None
 
     def ask_stacks(self) -> None:
-        if self._agent is not None and self._agent.attempt is not None:
-            self._agent.send("stacks")
+        if (agent := self._launched_agent()) is not None:
+            agent.send(ReportStacks())
 
     def record(self, on: bool) -> None:
         self._is_recording = on
-        if self._agent is not None and self._agent.attempt is not None:
-            self._agent.send("record", on=on)
+        if (agent := self._launched_agent()) is not None:
+            agent.send(RecordSpans(agent.gang, on))
 
     def profile(self, number: int, steps: int) -> None:
-        if self._agent is not None and self._agent.attempt is not None:
-            self._agent.send("profile", number=number, steps=steps)
+        if (agent := self._launched_agent()) is not None:
+            agent.send(ProfileSteps(agent.gang, number, steps))
 
     async def release(self) -> None:
         if self._agent is not None:
@@ -166,7 +186,7 @@ async def _watch(agent: local_agents.LocalAgent, attempt: Attempt, sink: EventSi
     is_silent = False
     looked_s = time.monotonic()
     while True:
-        agent.send("ping")
+        agent.send(Ping())
         await asyncio.sleep(_PING_S)
         late_s = time.monotonic() - looked_s
         agent.last_message_s += late_s if late_s > _LATE_S else 0.0
@@ -193,68 +213,44 @@ def _silence(agent: local_agents.LocalAgent, silence_s: float) -> str:
     return f"{text}; stopping the gang ends it"
 
 
-def _end_all(attempt: Attempt, sink: EventSink) -> None:
-    """Report the end of all ranks, which the agent can report no longer."""
-    for slot in attempt.job.plan.slots:
-        now_s = attempt.job.now_s()
-        sink.emit(ev.RankExited(now_s, slot.rank, None, "SIGKILL", True, "its agent has ended"))
+def _worker_key(job: Job, digest: str) -> str:
+    """Return the key under which ranks may be kept for an equal gang, empty if they may not."""
+    if job.feed is None or not job.feed.key:
+        return ""
+    places = [(slot.rank, devices.device_name(slot), slot.gpu) for slot in job.plan.slots]
+    env = {**os.environ, **dict(job.spec.env)}
+    depends_on = [
+        job.feed.key, places, digest, env, local_agents.directory(), local_agents.import_path(),
+    ]  # fmt: skip
+    return hashlib.sha256(json.dumps(depends_on, sort_keys=True).encode()).hexdigest()
 
 
-def _fed(attempt: Attempt, slots: Sequence[Mapping[str, Any]], digest: str) -> dict[str, Any]:
-    """Return what a launch says of ranks that are fed: how, and what kept ones must have been set up by."""
-    feed, spec = attempt.job.feed, attempt.job.spec
-    if feed is None:
-        return {"infer": None, "stay": ""}
-    places = [(slot["rank"], slot["device"], slot["gpu"]) for slot in slots]
-    what = [feed.key, places, digest, {**os.environ, **dict(spec.env)}, local_agents.directory(),
-            local_agents.import_path()]  # fmt: skip
-    key = hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
-    return {"infer": {"options": dict(feed.options)}, "stay": key if feed.key else ""}
-
-
-def _launch(agent: local_agents.LocalAgent, message: dict[str, Any], job: Job) -> None:
+def _handed(job: Job) -> list[int]:
+    """Return what an agent needs beside the launch message: the closure, a channel for each fed rank."""
     assert isinstance(job.closure, ClosureFile)
     channels = job.feed.open(len(job.plan.slots)) if job.feed is not None else []
-    closure = job.closure.dup()
-    try:
-        agent.launch(message, closure, channels)
-    finally:
-        for fd in (closure, *channels):
-            os.close(fd)
+    return [job.closure.dup(), *channels]
 
 
-def _launch_message(
-    attempt: Attempt, agent: local_agents.LocalAgent, digest: str
-) -> dict[str, Any]:
+def _launch_request(
+    attempt: Attempt, agent: local_agents.LocalAgent, digest: str, is_recording: bool | None
+) -> LaunchRequest:
     job = attempt.job
     plan, spec = job.plan, job.spec
-    meeting = job.rendezvous.prepare(
+    rendezvous = job.rendezvous.prepare(
         plan, *agent.held, spec=spec, gang=attempt.gang, attempt=attempt.number
     )
     checkpoints = checkpoint.environment(job.checkpoints, is_shared=True)
-    slots = [
-        {
-            "rank": slot.rank,
-            "device": devices.device_name(slot),
-            "gpu": slot.gpu,
-            "env": {
-                **devices.environment(plan, slot), **_threads(plan, job.feed is not None),
-                **checkpoints, **meet,
-                **dict(spec.env),
-            },
-        }
-        for slot, meet in zip(plan.slots, meeting.environments, strict=True)
-    ]  # fmt: skip
-    service = meeting.service
-    marks = {**agent.marks, processes.COOKIE: attempt.gang}
-    return {
-        "gang": attempt.gang, "attempt": attempt.number, "slots": slots,
-        "secrets": list(job.secrets), "observers": list(job.observers),
-        "preload": [*local_agents.shadowed_modules(), *job.preload],
-        "service": service and {"function": service.function, "options": dict(service.options)},
-        "env": {**os.environ, **dict(spec.env), **marks}, "cwd": local_agents.directory(),
-        "sys_path": local_agents.import_path(), "fingerprint": digest,
-        "clock_zero_s": job.clock_zero_s, "grace_s": spec.grace_s,
-        "record_dir": str(job.record_dir), "record": spec.timeline is not None,
-        **_fed(attempt, slots, digest),
-    }  # fmt: skip
+    host = launch_request.HostLaunch(
+        slots=plan.slots,
+        env={**os.environ, **dict(spec.env), **agent.marks},
+        cwd=local_agents.directory(),
+        preload=(*local_agents.shadowed_modules(), *job.preload),
+        fingerprint=digest,
+        user_env=dict(spec.env),
+        rank_env={**_threads(plan, job.feed is not None), **checkpoints},
+        sys_path=local_agents.import_path(),
+        record_dir=str(job.record_dir),
+        worker_key=_worker_key(job, digest),
+    )
+    return launch_request.build(attempt, plan, rendezvous, host, is_recording)

@@ -11,7 +11,6 @@ import atexit
 import hashlib
 import itertools
 import json
-import mmap
 import os
 import secrets
 import signal
@@ -27,14 +26,12 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from typing import Any
 
-from hydrogen_magic.core import processes, run_log
-from hydrogen_magic.core.validation import checked
-from hydrogen_magic.driver.placements import EventSink
-from hydrogen_magic.driver.placements.agent_client import AgentClient
+from hydrogen_magic.core import file_limit, processes, run_log
+from hydrogen_magic.core.messages import LaunchFiles, LaunchRequest, RankFile, decode, encode
+from hydrogen_magic.driver.placements import AgentLostError, EventSink
+from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.node.agent import command_line
-from hydrogen_magic.serialization import payload
-from hydrogen_magic.serialization.result_stream import ResultPart
 from hydrogen_magic.transport import framing
 from hydrogen_magic.transport.channel import Hub
 
@@ -103,6 +100,7 @@ class LocalAgent(AgentClient):
         """Part of the error once :meth:`kill` was called."""
         self._began = time.time() - _CLOCK_SLACK_S
         self._killing: asyncio.Task[None] | None = None
+        self._is_closing = False
         self._sweeping: asyncio.Task[None] | None = None
         self._stderr = _CapturedStderr()
         self.process = _start_agent_process(theirs, self._stderr.fd, self._marks)
@@ -129,19 +127,31 @@ class LocalAgent(AgentClient):
         """Variables by which everything that descends from the agent can be told."""
         return self._marks
 
-    def launch(
-        self, message: dict[str, Any], closure_fd: int, channels: Sequence[int] = ()
-    ) -> None:
-        """Have the agent start what ``message`` says, with the closure in ``closure_fd``.
+    @property
+    def is_being_killed(self) -> bool:
+        """Whether :meth:`kill` was called."""
+        return self._killing is not None
 
-        ``channels``: what ranks are fed by, one for each.
+    def launch(self, request: LaunchRequest, handed: Sequence[int], sink: EventSink) -> None:
+        """Have the agent start the ranks of ``request``, and tell ``sink`` what happens.
+
+        ``handed``: descriptors of the closure and of the channels by which ranks are fed.
         """
-        label = {"gang": message["gang"], "attempt": message["attempt"]}
+        self.sink, self.attempt = sink, (request.gang, request.attempt)
+        self.expect_sweep()
+        label = encode(LaunchFiles(request.gang, request.attempt))
         self._handover.setblocking(True)
         with suppress(BrokenPipeError, ConnectionResetError):  # it has died: see _on_exit
-            framing.send(self._handover, label, [closure_fd, *channels])
+            framing.send(self._handover, label, handed)
         self._handover.setblocking(False)
-        self.send("launch", **message)
+        self.send(request)
+
+    def let_go(self) -> None:
+        """The attempt is over for us, or another agent runs it."""
+        self.sink = self.attempt = None
+        self.count_as_swept()
+        if self._swept is not None and not self._swept.cancelled():
+            self._swept.exception()  # known, or of no interest: asyncio would report it
 
     async def ready(self) -> None:
         """Wait for the agent's hello."""
@@ -150,11 +160,13 @@ class LocalAgent(AgentClient):
         except asyncio.TimeoutError:
             raise PlacementError(f"the agent did not start within {_HELLO_S:.0f} s") from None
         if not self.alive:
-            raise PlacementError(self._how_it_ended())
+            killed = self.process.returncode < 0
+            raise (AgentLostError if killed else PlacementError)(self._how_it_ended())
 
     async def swept(self) -> None:
-        """Wait until nothing of the launched attempt is left."""
-        await self.expect_sweep()
+        """Wait until nothing of the launched attempt is left. Raises AgentLostError."""
+        assert self._swept is not None
+        await self._swept
         self._on_handover()  # results travel beside the messages, so the last may still wait there
         if self.alive:  # else it is in the gang's error
             self._stderr.forward()
@@ -166,44 +178,62 @@ class LocalAgent(AgentClient):
 
     async def _kill(self) -> None:
         self.process.send_signal(signal.SIGSTOP)  # it must not fork meanwhile
-        seen, _ = await processes.end_descendants(self.process.pid, _SWEEP_S)
-        self.process.kill()
+        try:
+            seen, _ = await processes.end_descendants(self.process.pid, _SWEEP_S)
+        finally:  # it needs an open file
+            self.process.kill()
         processes.unlink_shared_memory(seen, self._began)
 
     def _on_handover(self) -> None:
+        try:
+            self._take_handed_over()
+        except OSError as error:  # a file in memory cannot be opened
+            self.hub.loop.remove_reader(self._handover)
+            why = f"a result could not be received: {file_limit.explained(error)}"
+            self.fail(HydrogenError(why))
+            self.kill()
+
+    def _take_handed_over(self) -> None:
         with suppress(BlockingIOError):
             while self._handed_over.feed():
                 pass
             self.hub.loop.remove_reader(self._handover)
         for message, fds in self._handed_over.messages():
-            if self.sink is not None and self.attempt == (message["gang"], message["attempt"]):
-                _pass_on(self.sink, message, fds[0])
-            for fd in fds:
-                os.close(fd)
+            try:
+                file = decode(message, RankFile)
+                if self.sink is not None and self.attempt == (file.gang, file.attempt):
+                    take_file(self.sink, file, fds[0])
+            finally:
+                for fd in fds:
+                    os.close(fd)
 
     def _on_exit(self) -> None:
         """The agent has ended, asked or not; its ranks died with it (parent-death signal)."""
         self.process.wait()
         if self.alive:
             self._on_handover()  # results that it handed over before it ended
-        self._let_go()
+        self._disconnect()
         self.finish(self.greeted)
+        self._message_arrived.set()  # there will be no other
         if self._swept is not None and not self._swept.done():
             self._sweeping = asyncio.ensure_future(self._sweep())
 
     async def _sweep(self) -> None:
         """End what the agent could not end, such as helpers in sessions of their own."""
-        await processes.end_marked(processes.AGENT, self._marks[processes.AGENT], _SWEEP_S)
-        self.fail(HydrogenError(self._how_it_ended()))
+        try:
+            await processes.end_marked(processes.AGENT, self._marks[processes.AGENT], _SWEEP_S)
+        finally:  # it needs an open file
+            lost = HydrogenError if self._is_closing else AgentLostError
+            self.fail(lost(self._how_it_ended()))
 
     def _how_it_ended(self) -> str:
         code = self.process.returncode
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         why = self.why_killed or f"exited unexpectedly ({how})"
         text = f"the agent process {why}; its ranks were killed"
         return f"{text}; its last output:\n{self._stderr.tail}" if self._stderr.tail else text
 
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         if self.alive:
             self.alive = False
             self._stderr.close()
@@ -218,6 +248,7 @@ class LocalAgent(AgentClient):
         """End the agent, bounded in time."""
         if not self.alive:
             return
+        self._is_closing = True
         self.process.terminate()
         deadline = time.monotonic() + _CLOSE_S
         while self.process.poll() is None:  # no helper thread: none can be started at exit
@@ -228,18 +259,9 @@ class LocalAgent(AgentClient):
             await asyncio.sleep(0.005)
         if self.alive:  # else it is in the gang's error
             self._stderr.forward()
-        self._let_go()
+        self._disconnect()
         if self._killing is not None:
             await self._sweep()
-
-
-def _pass_on(sink: EventSink, message: Mapping[str, Any], fd: int) -> None:
-    if "profile" not in message:
-        part = checked(ResultPart, message["result"], "a result's label")
-        sink.deliver(message["rank"], part, payload.from_memfd(fd))
-    elif os.fstat(fd).st_size:  # nothing can be mapped of an empty file, and it answers nothing
-        trace = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-        sink.take_trace(message["rank"], message["profile"], trace)
 
 
 def _start_agent_process(

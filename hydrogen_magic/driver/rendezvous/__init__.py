@@ -12,21 +12,13 @@ import math
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from hydrogen_magic.core.job import JobSpec, Plan
+from hydrogen_magic.core.messages import ServiceSpec
 from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES
 
 __all__ = ["Diagnosis", "Rendezvous", "RendezvousInfo", "ServiceSpec", "VictimErrors"]
-
-
-@dataclass(frozen=True)
-class ServiceSpec:
-    """What the first host's agent runs for the ranks to meet at."""
-
-    function: str
-    """``module:function``, called with the listening socket's descriptor and the options."""
-    options: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ import select
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.driver.rendezvous import Rendezvous, RendezvousInfo, ServiceSpec, VictimErrors
 from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES, place
-from hydrogen_magic.node.rendezvous.connection_guard import serve_guarded
+from hydrogen_magic.node.rendezvous import torch_store
 
-__all__ = ["TorchRendezvous", "serve_store"]
+__all__ = ["TorchRendezvous"]
 
 _POLL_S = 0.02
 """How soon a lone rank's first connection, or its end, is noticed."""
@@ -75,14 +75,14 @@ class TorchRendezvous(Rendezvous):
         }
         environments = tuple({**shared, **place(slot), **_interface(slot)} for slot in plan.slots)
         hosts = sorted({slot.address for slot in plan.slots}) if plan.slots[0].n_nodes > 1 else []
-        service = ServiceSpec(f"{__name__}:serve_store", {"hosts": hosts})
+        service = ServiceSpec(f"{torch_store.__name__}:serve_store", {"hosts": hosts})
         return RendezvousInfo(environments, service)
 
     def serve_here(self, held: socket.socket, over: threading.Event) -> None:
         while not select.select([held], [], [], _POLL_S)[0]:
             if over.is_set():
                 return
-        store = _store(os.dup(held.fileno()))
+        store = torch_store.open_store(os.dup(held.fileno()))
         over.wait()
         del store
 
@@ -104,23 +104,3 @@ def _has_group() -> bool:
 def _interface(slot: Slot) -> Mapping[str, str]:
     names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
     return dict.fromkeys(names, slot.interface) if slot.interface else {}
-
-
-def serve_store(listen_fd: int, hosts: Sequence[str] = ()) -> None:
-    """Serve a ``TCPStore`` behind the bound socket until this process is ended.
-
-    ``hosts``: addresses of other machines with ranks of the gang.
-    torch is imported when the first rank connects: a cell that never does should not pay for it.
-    """
-    serve_guarded(listen_fd, _store, hosts)
-
-
-def _store(listen_fd: int) -> object:
-    """Return a store on the listening socket, which it takes over, backlog and all."""
-    from torch.distributed import TCPStore
-
-    with socket.socket(fileno=os.dup(listen_fd)) as bound:
-        address, port = bound.getsockname()[:2]
-    return TCPStore(
-        address, port, is_master=True, wait_for_workers=False, master_listen_fd=listen_fd
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,8 +16,7 @@ from hydrogen_magic.serialization.result_stream import CELL_VALUE, ResultPart, U
 
 __all__ = ["GangResults", "RankResults", "load_saved", "saved_path"]
 
-_NONE_BYTES = 16
-"""A pickled None is smaller."""
+_NONE = pickle.dumps(None, pickle.HIGHEST_PROTOCOL)
 _SMALL_BYTES = 1 << 20
 """Smaller results are copied, so that they do not hold a file descriptor until they are opened."""
 
@@ -30,6 +30,10 @@ class RankResults:
         self.rank = rank
         self.attempt = attempt
         self.parts = list(parts)
+        self.nbytes = sum(section.nbytes for _, section in parts)
+        """Size of all that arrived."""
+        self.is_taken = False
+        """The notebook has all of it: see :meth:`release`."""
         self._opened: dict[str, Any] | None = None
         self._opening = threading.Lock()
 
@@ -37,6 +41,7 @@ class RankResults:
         """Take a part that has arrived."""
         small = section.nbytes <= _SMALL_BYTES
         self.parts.append((part, payload.copied(section) if small else section))
+        self.nbytes += section.nbytes
         self._opened = None
 
     @property
@@ -55,6 +60,11 @@ class RankResults:
         """Names of the results that arrived, in whole or in part."""
         return list(dict.fromkeys(part.name for part, _ in self.parts if not part.error))
 
+    @property
+    def key_of_value(self) -> str:
+        """The name of the value among all results that are loaded from the run log."""
+        return CELL_VALUE if "_" in self.names else "_"
+
     def is_worth_saving(self, has_succeeded: bool) -> bool:
         """Whether the notebook may need these results from the run log."""
         if has_succeeded:
@@ -62,7 +72,7 @@ class RankResults:
             return any(part.is_partial for part, _ in self.parts) or any(
                 isinstance(obj, UnopenedPart) for obj in opened
             )
-        return any(part.name or section.nbytes > _NONE_BYTES for part, section in self.parts)
+        return any(part.name or section.pickled != _NONE for part, section in self.parts)
 
     def value(self) -> Any:
         """Return the value of the cell. Raises ResultError when it did not arrive."""
@@ -101,20 +111,27 @@ class RankResults:
         """Open the results: the notebook's own objects get the contents that they had on the rank."""
         self._objects(originals)
 
+    def release(self) -> None:
+        """Free the bytes that arrived, of which the notebook has got the objects.
+
+        Only after the end of the gang, and when the results have been opened.
+        """
+        with self._opening:
+            if self._opened is not None:
+                self.is_taken = True
+                self.parts = [(part, Payload(b"")) for part, _ in self.parts]
+
     def _objects(self, originals: Originals | None = None) -> dict[str, Any]:
         with self._opening:
             if self._opened is None:
-                opened: dict[str, Any] = {}
-                for stream in sorted({part.stream for part, _ in self.parts}):
-                    opened.update(self._open(stream, originals))
-                self._opened = opened
+                self._opened = self._open(originals)
             return self._opened
 
-    def _open(self, stream: int, originals: Originals | None) -> dict[str, Any]:
+    def _open(self, originals: Originals | None) -> dict[str, Any]:
         whole = [
             (part.name, section)
             for part, section in self.parts
-            if part.stream == stream and not part.error and not part.is_partial
+            if not part.error and not part.is_partial
         ]
         objects = result_stream.unpack([section for _, section in whole], originals)
         return dict(zip([name for name, _ in whole], objects, strict=True))
@@ -172,6 +189,11 @@ class GangResults:
     def save(self, rank: int, folder: Path) -> None:
         """Write the results of ``rank`` to the run log. Raises OSError."""
         result_stream.save(self.of(rank).parts, saved_path(folder, rank))
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all that arrived."""
+        return sum(one.nbytes for one in self._ranks.values())
 
     def clear(self) -> None:
         """Free the memory of all results."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.masking import Mask
 from hydrogen_magic.horovod.node.timeline_file import (
     ParsedEvents,
     count_spans,
@@ -67,11 +68,14 @@ class ShippedFile:
 class Timelines:
     """What rank 0's Horovod writes in one attempt: one file after the other."""
 
-    def __init__(self, zero_s: float, emit: Callable[[ev.Event], None]) -> None:
+    def __init__(
+        self, zero_s: float, emit: Callable[[ev.Event], None], mask: Mask | None = None
+    ) -> None:
         self.kept: list[ShippedFile] = []
         """Those that belong to the gang's record."""
         self._zero_s = zero_s
         self._emit = emit
+        self._mask = mask or Mask()
         self._following: _Follower | None = None
         self._rank = 0
         self._next_s = 0.0
@@ -90,7 +94,7 @@ class Timelines:
         if kept is not None:
             self.kept.append(kept)
         wall_zero_s = self._zero_s + float(order["wall_ahead_s"])
-        self._following = _Follower(path, kept, wall_zero_s)
+        self._following = _Follower(path, kept, wall_zero_s, self._mask)
 
     def look(self) -> None:
         """Send what is new; does nothing most of the times that it is called."""
@@ -132,9 +136,12 @@ class Timelines:
 class _Follower:
     """One file. ``wall_zero_s``: what the wall clock said at the gang's time 0."""
 
-    def __init__(self, path: Path, kept: ShippedFile | None, wall_zero_s: float) -> None:
+    def __init__(
+        self, path: Path, kept: ShippedFile | None, wall_zero_s: float, mask: Mask
+    ) -> None:
         self._path = path
         self._kept = kept
+        self._mask = mask
         self._wall_zero_s = wall_zero_s
         self._origin_s: float | None = None
         """The gang's time at which the timeline's is 0."""
@@ -240,9 +247,9 @@ class _Follower:
     # ── mending ──
 
     def _escape(self, tensors: Iterable[tuple[int, bytes]]) -> None:
-        """Replace, byte by byte, what makes the file invalid: Horovod writes only behind it."""
+        """Replace, byte by byte, what makes the file invalid, and secrets: Horovod writes only behind it."""
         for at, name in tensors:
-            safe = _safe(name)
+            safe = _safe(self._mask.blanked(name))
             if safe != name and self._kept is not None:
                 os.pwrite(self._fd, safe, self._read + at)
 

@@ -20,7 +20,7 @@ from typing import Any
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
-from hydrogen_magic.core.validation import checked
+from hydrogen_magic.core.messages import EndTask, ReportStacks, TaskStatus, decode
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink, Placement
@@ -34,7 +34,6 @@ from hydrogen_magic.inference.spark.prepared import PreparedRun, prepare
 from hydrogen_magic.inference.spark.progress import SparkProgress
 from hydrogen_magic.inference.spark.run import SparkRun
 from hydrogen_magic.node.prediction.options import InferOptions
-from hydrogen_magic.node.worker.task_status import TaskStatus
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.result_stream import CELL_VALUE, ResultPart
 
@@ -140,8 +139,8 @@ class TaskAgentGroup:
         self._tally = SparkProgress(n_ranks, self._every_s)
         self._now_s: Callable[[], float] = time.monotonic
         self._key = ""
-        self._order = ""
-        """What each worker is told that says something."""
+        self._is_ending = False
+        """Each worker that reports is told to end its task."""
         self._is_unwanted = False
         self._asked: set[str] = set()
         """Workers that shall say where their threads are."""
@@ -203,7 +202,7 @@ class TaskAgentGroup:
         """Wait for what workers have still to say; after a bad end until they have left their tasks."""
         join_timeout_s = max(_LAST_S, 1.5 * self._every_s)
         if job.exception() is not None:
-            self._order, join_timeout_s = "stop", _END_S
+            self._is_ending, join_timeout_s = True, _END_S
         deadline = time.monotonic() + join_timeout_s
         while self._is_awaited() and time.monotonic() < deadline:
             await asyncio.sleep(_TELL_S / 10)
@@ -254,14 +253,14 @@ class TaskAgentGroup:
 
     # ── what workers say ──
 
-    def _hear(self, message: dict[str, Any]) -> None:
-        news = checked(TaskStatus, message, "what a Python worker says")
+    def _hear(self, message: object, data: memoryview | None) -> None:
+        news = decode(message, TaskStatus)
         self._tally.hear(news, self._now_s())
-        if self._order:
-            hub().send(self._key, {"do": self._order})  # to the one that we have just heard
+        if self._is_ending:
+            hub().send(self._key, EndTask())  # to the one that we have just heard
         elif news.worker in self._asked:
             self._asked.discard(news.worker)
-            hub().send(self._key, {"do": "stacks"})
+            hub().send(self._key, ReportStacks())
 
     # ── orders ──
 
@@ -271,7 +270,7 @@ class TaskAgentGroup:
         hub().loop.call_later(_CANCEL_S, self._have_them_end)
 
     def _have_them_end(self) -> None:
-        self._order = "stop"
+        self._is_ending = True
 
     def kill(self) -> None:
         self.stop()

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.node.worker.task_status import TaskProgress, TaskStatus
+from hydrogen_magic.core.messages import TaskProgress, TaskStatus
 
 __all__ = ["SparkProgress"]
 

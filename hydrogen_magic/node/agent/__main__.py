@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -28,10 +29,14 @@ def main(arguments: Sequence[str]) -> None:
     if received is None:
         return  # the kernel has gone already
     boot, fds = received
+    try:
+        kernel = -1 if boot["kernel_pid"] is None else os.pidfd_open(boot["kernel_pid"])
+    except ProcessLookupError:
+        return
     processes.become_subreaper()
     processes.use_batch_scheduling()  # and ranks with us
     gc.set_threshold(_GARBAGE)
-    pool = WorkerPool()
+    pool = WorkerPool(kernel)
     pool.start(boot["fingerprint"], boot["env"], boot["sys_path"], boot["preload"])
 
     from hydrogen_magic.node.agent.server import AgentServer

@@ -6,20 +6,26 @@ never runs user code and never touches a GPU, so its forks may. It serves its ag
 - ``preload``: import these modules now; answers with those that are loaded (in any way safe to fork)
 - ``fork``: fork so many workers, five descriptors each, that attach these observers; answers with their pids
 
+It also ends an agent that stays stopped (SIGSTOP) when no other process can: beside a kernel once that
+has ended, on an executor always.
+
 Workers are forked through a go-between that exits at once, which makes them children of the agent
 (a subreaper): the agent, not the forkserver, reaps them, and a forkserver can be replaced at any time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Sequence
 from typing import NoReturn
@@ -35,19 +41,28 @@ FDS_PER_WORKER = 5
 
 _ALWAYS = ("cloudpickle", "hydrogen_magic.serialization.payload", "hydrogen_magic.node.worker.namespace",
            "hydrogen_magic.node.worker.reporter", "hydrogen_magic.node.worker.api",
+           "hydrogen_magic.node.worker.results",
            "hydrogen_magic.node.worker.main_thread", "hydrogen_magic.node.worker.spawn",
            "asyncio", "multiprocessing.reduction")  # fmt: skip
 """What every rank imports."""
 
 
+_LOOK_MS = 1000
+_STOPPED_LOOKS = 3
+"""How often in a row the agent is found stopped before it is ended."""
+_STOPPED_LOOKS_ON_EXECUTORS = 15
+"""A task that is attached ends it after 10 s, and reports it."""
+_END_S = 5.0
+
+_started = time.time()
 _safe_path = tuple(sys.path)
 """Python's own places come first in it."""
 
 
-def serve(sock: socket.socket, sys_path: Sequence[str], first: Sequence[str]) -> None:
+def serve(sock: socket.socket, kernel: int, sys_path: Sequence[str], first: Sequence[str]) -> None:
     """Import ``first`` and say so, then answer the agent's requests until it closes the connection.
 
-    ``sys_path``: the notebook's module path.
+    ``kernel``: its pidfd, -1 on an executor. ``sys_path``: the notebook's module path.
     """
     agent_pid = os.getppid()
     warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
@@ -58,15 +73,51 @@ def serve(sock: socket.socket, sys_path: Sequence[str], first: Sequence[str]) ->
     if first:
         framing.send(sock, _preload(first))
     reader = framing.FrameReader(sock)
-    while (received := framing.receive(reader)) is not None:
+    while True:
+        _wait_for_request(sock, kernel, agent_pid)
+        received = framing.receive(reader)
+        if received is None:
+            return
         request, fds = received
         if request["do"] == "preload":
             framing.send(sock, _preload(request["modules"]))
         else:
-            pids = _fork_workers(sock, fds, agent_pid, request["observers"])
+            pids = _fork_workers(sock, kernel, fds, agent_pid, request["observers"])
             framing.send(sock, {"pids": pids})
             for fd in fds:
                 os.close(fd)
+
+
+def _wait_for_request(sock: socket.socket, kernel: int, agent_pid: int) -> None:
+    """Wait until the agent asks for something, or has ended. One that stays stopped is ended."""
+    is_on_executor = kernel < 0
+    waiting = select.poll()
+    waiting.register(sock, select.POLLIN)
+    if not is_on_executor:
+        waiting.register(kernel, select.POLLIN)
+    found = dict(waiting.poll(_LOOK_MS if is_on_executor else None))
+    n_stopped = 0
+    while (
+        sock.fileno() not in found
+    ):  # an agent that is not stopped ends after its kernel by itself
+        if kernel in found:
+            waiting.unregister(kernel)
+        n_stopped = n_stopped + 1 if _is_stopped(agent_pid) else 0
+        if n_stopped >= (_STOPPED_LOOKS_ON_EXECUTORS if is_on_executor else _STOPPED_LOOKS):
+            asyncio.run(_end(agent_pid))
+        found = dict(waiting.poll(_LOOK_MS))
+
+
+def _is_stopped(pid: int) -> bool:
+    return [process.state for process in processes.processes([pid])] == ["T"]
+
+
+async def _end(agent_pid: int) -> None:
+    """End everything that descends from a stopped agent, then the agent and so this process."""
+    own = os.getpid()
+    seen, _ = await processes.end_descendants(agent_pid, _END_S, lambda: {own})
+    processes.unlink_shared_memory(seen, _started)
+    processes.send_signal(agent_pid, signal.SIGKILL)
 
 
 def _preload(names: Sequence[str]) -> dict[str, list[str]]:
@@ -112,13 +163,15 @@ _Observers = Sequence[Sequence[str]]
 
 
 def _fork_workers(
-    sock: socket.socket, fds: Sequence[int], agent_pid: int, observers: _Observers
+    sock: socket.socket, kernel: int, fds: Sequence[int], agent_pid: int, observers: _Observers
 ) -> list[int]:
     read_end, write_end = os.pipe()
     intermediate = os.fork()
     if intermediate == 0:
         try:
             os.close(read_end)
+            if kernel >= 0:
+                os.close(kernel)
             _be_intermediate(sock, fds, agent_pid, write_end, observers)
         finally:
             os._exit(1)
@@ -152,14 +205,14 @@ def _be_intermediate(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve on a descriptor: that, the agent's pid, the notebook's module path, what to import first."""
-    fd, agent_pid, sys_path, *first = arguments
+    """Serve on a descriptor: that, the kernel's pidfd, the agent's pid, and as in :func:`serve`."""
+    fd, kernel, agent_pid, sys_path, *first = arguments
     processes.die_with_parent()
     if os.getppid() != int(agent_pid):
         return  # the agent died before that was armed
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(fd))
     try:
-        serve(sock, json.loads(sys_path), first)
+        serve(sock, int(kernel), json.loads(sys_path), first)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the agent let go of us in the middle of an answer

@@ -17,6 +17,14 @@ from typing import Any, Protocol
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
+from hydrogen_magic.core.messages import (
+    AgentCommand,
+    LaunchFiles,
+    LaunchRequest,
+    RankFile,
+    decode,
+    encode,
+)
 from hydrogen_magic.node.agent.rank_group import RankGroup
 from hydrogen_magic.transport import framing
 from hydrogen_magic.transport.channel import AgentLink
@@ -33,6 +41,8 @@ class KernelLink(Protocol):
 
     bind: str
     """Address for what ranks meet at."""
+    interface: str
+    """The network interface that faces the other hosts; empty on the kernel's machine."""
 
     def begin(
         self, link: AgentLink, over: Callable[[], None], expect_ranks: Callable[[], None]
@@ -43,16 +53,12 @@ class KernelLink(Protocol):
         """
         ...
 
-    def hello(self) -> dict[str, Any]:
-        """Return what the kernel should know beside the usual."""
+    def take(self, command: AgentCommand, data: memoryview | None) -> bool:
+        """Take a command of the kernel with its bytes; False when it is not for the link."""
         ...
 
-    def take(self, message: dict[str, Any]) -> bool:
-        """Take a message of the kernel; False when it is not for the kernel_link."""
-        ...
-
-    def localized(self, launch: dict[str, Any]) -> dict[str, Any]:
-        """Return a ``launch`` with this machine's paths, environment and clock."""
+    def localized(self, request: LaunchRequest) -> LaunchRequest:
+        """Return a ``request`` with this machine's paths, environment and clock."""
         ...
 
     async def handed(self, group: RankGroup) -> list[int]:
@@ -62,7 +68,7 @@ class KernelLink(Protocol):
         """
         ...
 
-    def hand_over(self, label: dict[str, Any], fd: int) -> None:
+    def hand_over(self, file: RankFile, fd: int) -> None:
         """Pass a rank's file on to the kernel; ``fd`` stays the caller's."""
         ...
 
@@ -83,6 +89,8 @@ class KernelLink(Protocol):
 
 class LocalLink:
     """See :class:`KernelLink`."""
+
+    interface = ""
 
     def __init__(self, boot: dict[str, Any], handover: socket.socket) -> None:
         self.bind = str(boot["bind"])
@@ -114,27 +122,25 @@ class LocalLink:
         print("hydrogen_magic agent: lost the connection to the kernel", file=sys.stderr)
         over()
 
-    def hello(self) -> dict[str, Any]:
-        return {}
-
-    def take(self, message: dict[str, Any]) -> bool:
+    def take(self, command: AgentCommand, data: memoryview | None) -> bool:
         return False
 
-    def localized(self, launch: dict[str, Any]) -> dict[str, Any]:
-        return launch
+    def localized(self, request: LaunchRequest) -> LaunchRequest:
+        return request
 
     async def handed(self, group: RankGroup) -> list[int]:
         """Take what the kernel handed over just before its ``launch`` message."""
         while (received := framing.receive(self._handed_over)) is not None:
             message, fds = received
-            if (message["gang"], message["attempt"]) == (group.gang, group.attempt):
+            files = decode(message, LaunchFiles)
+            if (files.gang, files.attempt) == (group.gang, group.attempt):
                 return fds
             for fd in fds:  # of a launch that never came
                 os.close(fd)
         raise ConnectionError("the kernel closed the connection")
 
-    def hand_over(self, label: dict[str, Any], fd: int) -> None:
-        framing.send(self._handover, label, [fd])
+    def hand_over(self, file: RankFile, fd: int) -> None:
+        framing.send(self._handover, encode(file), [fd])
 
     async def finish(self, group: RankGroup) -> None:
         """It has arrived with the call."""

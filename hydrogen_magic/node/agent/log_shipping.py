@@ -6,9 +6,10 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
+from hydrogen_magic.core.messages import LogPart, TimelinePart
 from hydrogen_magic.horovod.node.timeline_follower import ShippedFile
 from hydrogen_magic.transport.file_transfer import PART_BYTES
 
@@ -49,16 +50,18 @@ class Clock:
 class LogShipper:
     """Sends on what ranks' log files get, as it comes and whole: the kernel keeps the run's record.
 
-    ``timelines``: Horovod's that are kept as well, as far as they have settled. ``send`` takes what the
-    bytes are part of, and they.
+    ``timelines``: Horovod's that are kept as well, as far as they have settled. ``send`` takes a part
+    and its bytes.
     """
 
     def __init__(
         self,
+        gang: str,
         folder: Path,
         timelines: Sequence[ShippedFile],
-        send: Callable[[dict[str, Any], bytes], Awaitable[None]],
+        send: Callable[[LogPart | TimelinePart, bytes], Awaitable[None]],
     ) -> None:
+        self._gang = gang
         self._folder = folder
         self._timelines = timelines
         self._send = send
@@ -80,24 +83,25 @@ class LogShipper:
         while not over:
             over = self._over.is_set()  # looked at first: what was written before is sent below
             for path in sorted(self._folder.glob("rank-*.log")):
-                label = {"log": int(path.stem.partition("-")[2])}
-                await self._ship_file(path, path.stat().st_size, label)
+                log = LogPart(self._gang, int(path.stem.partition("-")[2]), 0)
+                await self._ship_file(path, path.stat().st_size, log)
             for kept in tuple(self._timelines):
-                await self._ship_file(kept.path, kept.settled, {"timeline": kept.number})
+                timeline = TimelinePart(self._gang, kept.number, 0)
+                await self._ship_file(kept.path, kept.settled, timeline)
             if not over:
                 try:
                     await asyncio.wait_for(self._over.wait(), _SHIP_S)
                 except asyncio.TimeoutError:
                     continue
 
-    async def _ship_file(self, path: Path, until: int, label: dict[str, Any]) -> None:
+    async def _ship_file(self, path: Path, until: int, part: LogPart | TimelinePart) -> None:
         sent = self._sent.get(path, 0)
         if sent == until:
             return
         with path.open("rb") as file:
             file.seek(sent)
             while data := file.read(min(PART_BYTES, until - sent)):
-                await self._send({**label, "offset": sent}, data)
+                await self._send(replace(part, offset=sent), data)
                 sent = self._sent[path] = file.tell()
 
 

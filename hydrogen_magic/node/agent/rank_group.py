@@ -9,11 +9,21 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core import processes
+from hydrogen_magic.core import file_limit, processes
 from hydrogen_magic.core.masking import Mask, secret_values
+from hydrogen_magic.core.messages import (
+    FileContent,
+    KillRanks,
+    LaunchRequest,
+    ProfileSteps,
+    RankLaunch,
+    RanksCommand,
+    RecordSpans,
+    StopRanks,
+)
 from hydrogen_magic.errors import RendezvousError
 from hydrogen_magic.horovod.node.timeline_follower import Timelines, path_prefix
 from hydrogen_magic.node.agent.gpus import RankGpus
@@ -45,28 +55,30 @@ class RankGroup:
 
     def __init__(
         self,
-        launch: dict[str, Any],
+        request: LaunchRequest,
         pool: WorkerPool,
         kept: RetainedWorkers,
         emit: Callable[[ev.Event], None],
-        hand_over: Callable[[dict[str, Any], int], None],
+        hand_over: Callable[[int, FileContent, int], None],
         service: RunningService | None,
     ) -> None:
-        self.gang = str(launch["gang"])
-        self.attempt = int(launch["attempt"])
-        self.record_dir = str(launch["record_dir"])
-        self._launch = launch
+        self.gang = request.gang
+        self.attempt = request.attempt
+        self.record_dir = request.record_dir
+        self._request = request
         self._pool = pool
         self._kept = kept
         self._emit = emit
         self._hand_over = hand_over
-        self._is_recording = bool(launch["record"])
-        self._zero_s = float(launch["clock_zero_s"])
-        self.timelines = Timelines(self._zero_s, emit)
+        self._is_recording = request.is_recording
+        self._zero_s = request.clock_zero_s
+        env = {**os.environ, **request.env}
+        self._mask = Mask((*request.secrets, *secret_values(env)))
+        self.timelines = Timelines(self._zero_s, emit, self._mask)
         """Horovod's, where it is rank 0's host."""
-        self._grace_s = float(launch["grace_s"])
+        self._grace_s = request.grace_s
         self._ranks: dict[int, RankProcess] = {}
-        self._gpus = RankGpus({slot["rank"]: slot["gpu"] for slot in launch["slots"]})
+        self._gpus = RankGpus({rank.rank: rank.gpu for rank in request.ranks})
         self._service = service
         self._ending: asyncio.Task[None] | None = None
         self._starting: asyncio.Future[None] | None = None
@@ -76,8 +88,6 @@ class RankGroup:
         self._began = time.time() - _CLOCK_SLACK_S
         self._all_exited = asyncio.Event()
         self._allowance = TokenBucket(time.monotonic)
-        env = {**os.environ, **launch["env"]}
-        self._mask = Mask((*launch["secrets"], *secret_values(env)))
 
     def now_s(self) -> float:
         return time.monotonic() - self._zero_s
@@ -121,27 +131,27 @@ class RankGroup:
         """Have the ranks wait for a gang like this one, if they all can and nobody wanted an end."""
         ranks = sorted(self._ranks.values(), key=lambda rank: rank.rank)
         staying = [RetainedWorker(one.worker, one.stays) for one in ranks if one.stays is not None]
-        if self._ending is not None or len(staying) < len(self._launch["slots"]):
+        if self._ending is not None or len(staying) < len(self._request.ranks):
             return False
-        self._kept.hold(self._launch["stay"], staying)
+        self._kept.hold(self._request.worker_key, staying)
         return True
 
     # ── starting ──
 
     async def _start(self, handed: Sequence[int], start_template: Callable[[], None]) -> None:
-        slots = self._launch["slots"]
-        for slot in slots:
-            self._emit(ev.RankPhase(self.now_s(), slot["rank"], "starting", self._first_detail()))
-        workers = self._kept.take(self._launch.get("stay", ""))
+        ranks = self._request.ranks
+        for one in ranks:
+            self._emit(ev.RankPhase(self.now_s(), one.rank, "starting", self._first_detail()))
+        workers = self._kept.take(self._request.worker_key)
         if not workers:
-            wanted = len(slots), self._launch["preload"], self._launch["observers"]
+            wanted = len(ranks), self._request.preload, self._request.observers
             take = functools.partial(self._pool.take, *wanted)
             workers = await self._with_template(take, start_template)
         if self._service is not None:
             await self._with_template(self._service.begin, start_template)
         closure_fd, *channels = handed
-        for n, (slot, worker) in enumerate(zip(slots, workers, strict=True)):
-            self._send_off(slot, worker, [closure_fd, *channels[n : n + 1]])
+        for n, (one, worker) in enumerate(zip(ranks, workers, strict=True)):
+            self._send_off(one, worker, [closure_fd, *channels[n : n + 1]])
 
     async def _with_template(
         self, take: Callable[[], Awaitable[_T]], start_template: Callable[[], None]
@@ -164,9 +174,10 @@ class RankGroup:
 
     def report_fault(self, error: BaseException) -> None:
         """Report a fault for which no rank is to blame; the kernel ends the attempt."""
-        message = str(error)
+        message = file_limit.explained(error)
         if not self._ranks:
-            detail = self._first_detail()
+            is_limit = isinstance(error, file_limit.LimitError)
+            detail = "" if is_limit else self._first_detail()
             where = f" ({detail})" if detail else ""
             message = f"the ranks could not be started: {message}{where}"
         report = ev.ErrorReport(type(error).__name__, message)
@@ -185,24 +196,24 @@ class RankGroup:
             one.signal(signal.SIGKILL)
 
     def _first_detail(self) -> str:
-        modules = self._launch["preload"]
+        modules = self._request.preload
         return f"importing {', '.join(modules[:3])}" if modules else ""
 
-    def _send_off(self, slot: dict[str, Any], worker: PooledWorker, fds: Sequence[int]) -> None:
-        rank = int(slot["rank"])
+    def _send_off(self, launch: RankLaunch, worker: PooledWorker, fds: Sequence[int]) -> None:
+        rank, request = launch.rank, self._request
         log = RankLog(log_path(self.record_dir, rank))
         one = RankProcess(rank, worker, log, self.now_s, self._emit, self._hand_over, self._mask)
         self._ranks[rank] = one
         message = {
             "kind": "rank", "rank": rank, "clock_zero_s": self._zero_s,
-            "env": {**self._launch["env"], **slot["env"]},
-            "cwd": self._launch["cwd"], "sys_path": self._launch["sys_path"],
-            "record": self._is_recording, "infer": self._launch.get("infer"),
+            "env": {**request.env, **launch.env},
+            "cwd": request.cwd, "sys_path": list(request.sys_path),
+            "record": self._is_recording, "infer": request.infer_options,
             "timelines": path_prefix(self.record_dir, self.attempt),
         }  # fmt: skip
         one.on_stay = self._on_rank_over
         one.on_timeline = functools.partial(self.timelines.turn_to, rank)
-        one.go(message, fds, slot["device"])
+        one.go(message, fds, launch.device)
         ended = self._pool.take_exit(worker.pid)
         if ended is not None:  # before anybody knew it was to be this rank
             self.on_exit(worker.pid, *ended)
@@ -238,6 +249,7 @@ class RankGroup:
         self._gpus.look({r.rank: r.worker.pid for r in self._ranks.values() if not r.exited})
         for rank in self._ranks.values():
             rank.check_health(self._gpus.use_of(rank.rank))
+            rank.report_packing()
             why = rank.hangs_at_exit()
             if why:
                 text = f"rank {rank.rank} {why}: killed"
@@ -268,19 +280,19 @@ class RankGroup:
 
     # ── orders ──
 
-    def obey(self, message: dict[str, Any]) -> None:
+    def obey(self, command: RanksCommand) -> None:
         """Do what the kernel says about this gang."""
-        action = message["do"]
-        if action == "stop":
-            self.stop()
-        elif action == "kill":
-            self.kill(message.get("rank"))
-        elif action == "record":
-            self._is_recording = bool(message["on"])
-            for rank in self._ranks.values():
-                rank.tell({"do": "record", "on": self._is_recording})
-        elif action == "profile":
-            self._profile(int(message["number"]), int(message["steps"]))
+        match command:
+            case StopRanks():
+                self.stop()
+            case KillRanks():
+                self.kill(command.rank)
+            case RecordSpans():
+                self._is_recording = command.on
+                for rank in self._ranks.values():
+                    rank.tell({"do": "record", "on": self._is_recording})
+            case ProfileSteps():
+                self._profile(command.number, command.steps)
 
     def _profile(self, number: int, steps: int) -> None:
         for rank in self._ranks.values():

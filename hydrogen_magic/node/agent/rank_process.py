@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import time
@@ -12,7 +13,9 @@ from typing import Any
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
-from hydrogen_magic.core.masking import Mask
+from hydrogen_magic.core.masking import Mask, masked_file
+from hydrogen_magic.core.messages import FileContent, ProfileTrace, ResultPart, SavedCheckpoint
+from hydrogen_magic.core.validation import checked
 from hydrogen_magic.node.agent.exit_watch import ExitWatch
 from hydrogen_magic.node.agent.gpus import GpuUse
 from hydrogen_magic.node.agent.output import CHUNK, LivePart, LiveText, RankLog, TokenBucket
@@ -26,6 +29,8 @@ _PACKAGE = f'File "{Path(__file__).parents[2]}{os.sep}'
 _OUR_THREAD = _PACKAGE + "node/worker/reporter.py"
 _OUR_HOOKS = (_PACKAGE + "node/worker/observe", _PACKAGE + "horovod/node/observe")
 _BELOW_THE_CELL = (_PACKAGE + "node/worker/namespace.py", _PACKAGE + "node/worker/main.py")
+_LONG_S = 1.0
+"""Packing a result that takes longer is reported: a user's ``__getstate__`` may compute for minutes."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 _DRAIN_CHUNKS = 32
@@ -42,7 +47,7 @@ class RankProcess:
         log: RankLog,
         now_s: Callable[[], float],
         emit: Callable[[ev.Event], None],
-        hand_over: Callable[[dict[str, Any], int], None],
+        hand_over: Callable[[int, FileContent, int], None],
         mask: Mask,
     ) -> None:
         self.rank = rank
@@ -56,6 +61,9 @@ class RankProcess:
         """For its process the gang is over, which waits for another one: the files that it depends on."""
         self.has_delivered = False
         """All its results have arrived here."""
+        self._doing = ""
+        """What it does with its results just now, such as "packing `model`"."""
+        self._doing_since_s = 0.0
         self.exit_watch: ExitWatch | None = None
         """Since the end of its cell."""
         self.on_stay: Callable[[], None] = lambda: None
@@ -116,12 +124,17 @@ class RankProcess:
 
     def _take(self, message: dict[str, Any], fds: list[int]) -> None:
         if "result" in message:
-            self._hand_over({"rank": self.rank, "result": message["result"]}, fds[0])
+            part = checked(ResultPart, message["result"], "a result's label")
+            self._hand_over(self.rank, part, fds[0])
+        if "next" in message:
+            self._doing, self._doing_since_s = str(message["next"]), time.monotonic()
         if "delivered" in message:
             self.has_delivered = True
+            self._doing = ""
             self._emit(ev.RankResult(self._now_s(), self.rank, int(message["delivered"])))
         if "profile" in message:
-            self._hand_over({"rank": self.rank, "profile": int(message["profile"])}, fds[0])
+            trace = masked_file(fds[0], self._mask)
+            self._hand_over(self.rank, ProfileTrace(int(message["profile"])), trace)
         if "stays" in message:
             self._stay(dict(message["stays"]))
         if "timeline" in message:
@@ -144,7 +157,7 @@ class RankProcess:
             fd = os.open(os.path.join(self._checkpoints, os.path.basename(name)), os.O_RDONLY)
         except FileNotFoundError:
             return  # a newer one has replaced it already, and comes next
-        self._hand_over({"rank": self.rank, "checkpoint": os.path.basename(name)}, fd)
+        self._hand_over(self.rank, SavedCheckpoint(os.path.basename(name)), fd)
 
     def _note(self, event: ev.Event) -> None:
         is_finishing = isinstance(event, ev.RankPhase) and event.phase == "finishing"
@@ -206,6 +219,13 @@ class RankProcess:
             )
         )  # fmt: skip
         return found.state
+
+    def report_packing(self) -> None:
+        """Emit once what it does with its results, if that takes a while."""
+        waited_s = time.monotonic() - self._doing_since_s
+        if self._doing and not self.exited and waited_s > _LONG_S:
+            self._doing_since_s = math.inf
+            self._emit(ev.RankPhase(self._now_s(), self.rank, "finishing", self._doing))
 
     def hangs_at_exit(self) -> str:
         """Return why the process has to be killed after its cell, empty while it need not be."""
@@ -271,8 +291,14 @@ class RankProcess:
         )  # fmt: skip
 
     def _hint(self, signal_name: str, max_rss_bytes: int) -> str:
-        if signal_name != "SIGKILL" or self.asked:
+        if self.asked:
             return ""
+        hints = [f"while {self._doing}"] if self._doing else []
+        if signal_name == "SIGKILL":
+            hints.append(self._why_killed(max_rss_bytes))
+        return "; ".join(hints)
+
+    def _why_killed(self, max_rss_bytes: int) -> str:
         peak = f"it used up to {max_rss_bytes / 1e9:.1f} GB of memory"
         if processes.oom_kills() > self._oom_kills:
             return f"out of memory: the system's OOM killer was at work; {peak}"

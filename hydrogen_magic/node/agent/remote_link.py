@@ -14,16 +14,46 @@ import os
 import shutil
 import socket
 import struct
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.events import ErrorReport
 from hydrogen_magic.core.job import DYNAMIC, HOROVOD_TIMELINE
+from hydrogen_magic.core.messages import (
+    AgentBusy,
+    AgentCommand,
+    CheckpointCopy,
+    ClockReading,
+    ClosureLabel,
+    FilePart,
+    ForgetCheckpoints,
+    Heartbeat,
+    LaunchRequest,
+    Leaving,
+    LogPart,
+    MessageError,
+    PartTaken,
+    RankFile,
+    ReleaseTasks,
+    ResultPart,
+    TaskAccepted,
+    TaskAnswer,
+    TaskAttached,
+    TaskDetached,
+    TaskHello,
+    TaskMessage,
+    TaskPong,
+    TaskReleased,
+    TimelinePart,
+    decode,
+    encode,
+)
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.horovod.node.timeline_follower import GIVEN, path_prefix
 from hydrogen_magic.node.agent.log_shipping import Clock, LogShipper, usable_directory
@@ -52,17 +82,13 @@ class _Task:
 
     sock: socket.socket
     reader: framing.FrameReader
-    hello: dict[str, Any] = field(default_factory=dict)
-    """What the task said of itself; empty until then."""
+    hello: TaskHello | None = None
+    """None until it has arrived."""
 
-    @property
-    def key(self) -> _Key:
-        return self.hello["gang"], self.hello["attempt"]
-
-    def answer(self, message: dict[str, Any]) -> bool:
+    def answer(self, message: TaskAnswer) -> bool:
         """Return whether it was still there to hear it."""
         with suppress(OSError):
-            framing.send(self.sock, message)
+            framing.send(self.sock, encode(message))
             return True
         return False
 
@@ -72,13 +98,14 @@ class RemoteLink:
 
     def __init__(self, boot: dict[str, Any], listening: socket.socket) -> None:
         self.bind = str(boot["bind"])
+        self.interface = interface_of(self.bind)
         self._boot = boot
         self._folder = Path(boot["folder"])
         self._listening = listening
         self._connections: set[_Task] = set()
         self._serving: _Key | None = None
         """Whose tasks are attached."""
-        self._attached: dict[int, _Task] = {}
+        self._attached: dict[int, tuple[_Task, TaskHello]] = {}
         """By partition."""
         self._group: RankGroup | None = None
         self._ranks: dict[int, int] = {}
@@ -105,9 +132,6 @@ class RemoteLink:
         self._listening.setblocking(False)
         self._background = [asyncio.ensure_future(w) for w in (self._beat(), self._watch_link())]
 
-    def hello(self) -> dict[str, Any]:
-        return {"interface": interface_of(self.bind)}
-
     async def _beat(self) -> None:
         """Tell the kernel that we are alive, compare clocks, and leave when nobody came for long."""
         while True:
@@ -115,12 +139,12 @@ class RemoteLink:
                 self._idle_since = time.monotonic()
             if time.monotonic() - self._idle_since > self._boot["idle_s"]:
                 self._leave()
-            self._link.send({"beat": time.monotonic()})
+            self._link.send(Heartbeat(time.monotonic()))
             await asyncio.sleep(_BEAT_S)
 
     def _leave(self) -> None:
         self._stop_listening()
-        self._link.send({"bye": True})
+        self._link.send(Leaving())
         self._over()
 
     async def _watch_link(self) -> None:
@@ -140,7 +164,7 @@ class RemoteLink:
         fd = self._executors.pop(pid)
         asyncio.get_running_loop().remove_reader(fd)
         os.close(fd)
-        for task in [t for t in self._attached.values() if t.hello["executor_pid"] == pid]:
+        for task in [t for t, hello in self._attached.values() if hello.executor_pid == pid]:
             self._lose(task, "its Spark executor ended")
         if pid == self._boot["executor_pid"]:
             self._retire()  # at once, or when the kernel has heard how its gang has ended
@@ -200,26 +224,32 @@ class RemoteLink:
         if not task.reader.feed(socket.MSG_DONTWAIT):
             self._lose(task, "the Python process of its Spark task ended")
             return
-        for message, _ in task.reader.messages():
-            if "ping" in message:
-                task.answer({"pong": True})
-            else:
+        for raw, _ in task.reader.messages():
+            try:
+                message = decode(raw, TaskMessage)
+            except MessageError as error:  # from the same package as this agent: a fault of ours
+                print("hydrogen_magic agent:", error, file=sys.stderr)
+                self._hang_up(task)
+                return
+            if isinstance(message, TaskHello):
                 self._attach(task, message)
+            else:
+                task.answer(TaskPong())
 
-    def _attach(self, task: _Task, hello: dict[str, Any]) -> None:
-        is_free = self._serving in (None, (hello["gang"], hello["attempt"]))
+    def _attach(self, task: _Task, hello: TaskHello) -> None:
+        key = (hello.gang, hello.attempt)
+        is_free = self._serving in (None, key)
         mark = self._boot["env"][processes.AGENT]
-        about = {"attached": mark, "folder": str(self._folder), "pid": os.getpid()}
-        answer = about if is_free else {"busy": True}
-        if not task.answer(answer) or not is_free:
+        accepted = TaskAccepted(mark, str(self._folder), os.getpid())
+        if not task.answer(accepted if is_free else AgentBusy()) or not is_free:
             self._hang_up(task)
             return
         task.hello = hello
         self._expect_ranks()
-        self._serving = task.key
-        self._attached[hello["partition"]] = task
-        self._watch_executor(hello["executor_pid"])
-        self._link.send({"attached": hello})
+        self._serving = key
+        self._attached[hello.partition] = (task, hello)
+        self._watch_executor(hello.executor_pid)
+        self._link.send(TaskAttached(hello))
 
     def _hang_up(self, task: _Task) -> None:
         if task in self._connections:
@@ -230,25 +260,26 @@ class RemoteLink:
 
     def _lose(self, task: _Task, why: str) -> None:
         """A task has gone that nobody released: its rank must not go on without it."""
-        task.answer({"lost": True})  # a worker may outlive its executor, and must not sweep us up
+        task.answer(TaskReleased())  # a worker may outlive its executor, and must not sweep us up
         self._hang_up(task)
-        if not task.hello or self._attached.pop(task.hello["partition"], None) is None:
+        hello = task.hello
+        if hello is None or self._attached.pop(hello.partition, None) is None:
             return
-        rank = self._ranks.get(task.hello["partition"])
-        where = f"executor {task.hello['executor']} on host {os.uname().nodename}"
+        rank = self._ranks.get(hello.partition)
+        where = f"executor {hello.executor} on host {os.uname().nodename}"
         if self._group is not None and rank is not None:
             self._group.lose(rank, ErrorReport("SparkTaskLost", f"{why} ({where})"))
         else:
-            self._link.send({"detached": task.hello, "why": f"{why} ({where})"})
+            self._link.send(TaskDetached(hello, f"{why} ({where})"))
         if not self._attached and self._group is None:
             self._serving = None
 
     def _release(self, key: _Key) -> None:
         """Let the tasks of an attempt return."""
-        for partition, task in list(self._attached.items()):
-            if task.key == key:
+        for partition, (task, hello) in list(self._attached.items()):
+            if (hello.gang, hello.attempt) == key:
                 del self._attached[partition]
-                task.answer({"done": True})
+                task.answer(TaskReleased())
                 self._hang_up(task)
         if self._serving == key:
             self._serving = None
@@ -258,41 +289,48 @@ class RemoteLink:
 
     # ── messages of the kernel ──
 
-    def take(self, message: dict[str, Any]) -> bool:
-        action = message["do"]
-        if action == "part":
-            self._take_part(message["part"], message["blob"])
-        elif action == "got":
-            self._outgoing.acknowledged()
-        elif action == "clock":
-            is_sure = self._clock.note(float(message["sent"]), float(message["at"]))
-            self._welcome_tasks() if is_sure else self._link.send({"beat": time.monotonic()})
-        elif action == "forget":
-            shutil.rmtree(self._own_checkpoints(message["gang"]), ignore_errors=True)
-        elif action == "release":
-            self._release((message["gang"], message["attempt"]))
-        else:
-            return False
+    def take(self, command: AgentCommand, data: memoryview | None) -> bool:
+        match command:
+            case FilePart():
+                self._take_part(command, memoryview(b"") if data is None else data)
+            case PartTaken():
+                self._outgoing.acknowledged()
+            case ClockReading():
+                is_sure = self._clock.note(command.sent_s, command.kernel_s)
+                self._welcome_tasks() if is_sure else self._link.send(Heartbeat(time.monotonic()))
+            case ForgetCheckpoints():
+                shutil.rmtree(self._own_checkpoints(command.gang), ignore_errors=True)
+            case ReleaseTasks():
+                self._release((command.gang, command.attempt))
+            case _:
+                return False
         return True
 
-    def _take_part(self, label: dict[str, Any], data: memoryview) -> None:
-        fd = self._incoming.take(label, data)
-        self._link.send({"got": True})
+    def _take_part(self, part: FilePart, data: memoryview) -> None:
+        fd = self._incoming.take(part, data)
+        self._link.send(PartTaken())
         if fd is None:
             return
-        if "closure" in label:
-            for old in self._closures.values():
-                os.close(old)
-            self._closures = {label["closure"]: fd}
-            for folder in self._folder.glob("checkpoints/*"):
-                if folder.name != label["closure"]:
-                    shutil.rmtree(folder, ignore_errors=True)
-        else:
-            self._keep_checkpoint(label, fd)
+        match part.label:
+            case ClosureLabel():
+                self._keep_closure(part.label.closure_of, fd)
+            case CheckpointCopy():
+                self._keep_checkpoint(part.label, fd)
+            case RankFile():
+                os.close(fd)
+                raise MessageError("a file of a rank is for the kernel")
 
-    def _keep_checkpoint(self, label: dict[str, Any], fd: int) -> None:
+    def _keep_closure(self, gang: str, fd: int) -> None:
+        for old in self._closures.values():
+            os.close(old)
+        self._closures = {gang: fd}
+        for folder in self._folder.glob("checkpoints/*"):
+            if folder.name != gang:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _keep_checkpoint(self, label: CheckpointCopy, fd: int) -> None:
         try:
-            keep(fd, self._own_checkpoints(label["gang"]) / Path(label["checkpoint"]).name)
+            keep(fd, self._own_checkpoints(label.gang) / Path(label.file_name).name)
         finally:
             os.close(fd)
 
@@ -303,71 +341,75 @@ class RemoteLink:
 
     # ── a gang ──
 
-    def localized(self, launch: dict[str, Any]) -> dict[str, Any]:
-        record_dir = self._folder / "runs" / launch["gang"]
+    def localized(self, request: LaunchRequest) -> LaunchRequest:
+        record_dir = self._folder / "runs" / request.gang
         record_dir.mkdir(parents=True, exist_ok=True)
-        self._ranks = {slot["partition"]: slot["rank"] for slot in launch["slots"]}
+        self._ranks = {
+            one.partition: one.rank for one in request.ranks if one.partition is not None
+        }
         env = {"OMP_NUM_THREADS": "1", **self._boot["env"]}
-        env |= {**self._checkpoints(launch), **launch["env"]}
+        env |= {**self._checkpoints(request), **request.env}
         if env.get(HOROVOD_TIMELINE, DYNAMIC) != DYNAMIC:
             # A path of the kernel's machine: the kernel writes what we send it there.
-            env[HOROVOD_TIMELINE] = f"{path_prefix(str(record_dir), launch['attempt'])}{GIVEN}.json"
-        return {
-            **launch, "record_dir": str(record_dir), "env": env,
-            "cwd": usable_directory(launch["cwd"], self._folder / "work"),
-            "sys_path": self._boot["sys_path"],
-            "clock_zero_s": self._clock.here(launch["clock_zero_s"]),
-        }  # fmt: skip
+            env[HOROVOD_TIMELINE] = f"{path_prefix(str(record_dir), request.attempt)}{GIVEN}.json"
+        return replace(
+            request,
+            record_dir=str(record_dir),
+            env=env,
+            cwd=usable_directory(request.cwd, self._folder / "work"),
+            sys_path=tuple(self._boot["sys_path"]),
+            clock_zero_s=self._clock.here(request.clock_zero_s),
+        )
 
-    def _checkpoints(self, launch: dict[str, Any]) -> dict[str, str]:
+    def _checkpoints(self, request: LaunchRequest) -> dict[str, str]:
         """Return where checkpoints go: the kernel's own directory where all machines see it."""
-        shared = launch["checkpoints"]
-        folder = Path(shared) if shared else self._own_checkpoints(launch["gang"])
+        shared = request.checkpoint_dir
+        folder = Path(shared) if shared else self._own_checkpoints(request.gang)
         return dict(checkpoint.environment(folder, is_shared=bool(shared)))
 
     async def handed(self, group: RankGroup) -> list[int]:
         """Wait for the closure, which comes in parts; it stays here for the gang's other attempts."""
         self._group = group
-        self._logs = LogShipper(Path(group.record_dir), group.timelines.kept, self._send_log)
+        folder, timelines = Path(group.record_dir), group.timelines.kept
+        self._logs = LogShipper(group.gang, folder, timelines, self._send_log)
         self._logs.begin()
         while group.gang not in self._closures and not group.is_cancelled:
             await asyncio.sleep(_POLL_S)
         fd = self._closures.get(group.gang)
         return [memory_file("nothing") if fd is None else os.dup(fd)]
 
-    def hand_over(self, label: dict[str, Any], fd: int) -> None:
-        self._in_background(self._send_file(label, os.dup(fd)))
+    def hand_over(self, file: RankFile, fd: int) -> None:
+        self._in_background(self._send_file(file, os.dup(fd)))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._handing_over.add(task)
         task.add_done_callback(self._handing_over.discard)
 
-    async def _send_file(self, label: dict[str, Any], fd: int) -> None:
+    async def _send_file(self, file: RankFile, fd: int) -> None:
         try:
-            await self._outgoing.send_file(label, fd, self._progress(label))
+            await self._outgoing.send_file(file, fd, self._progress(file))
         finally:
             os.close(fd)
 
-    def _progress(self, label: dict[str, Any]) -> Callable[[int, int], None]:
+    def _progress(self, file: RankFile) -> Callable[[int, int], None]:
         """Return what reports how much of a rank's result has been sent, if that takes a while."""
         group, reported_s = self._group, time.monotonic()
 
         def report(sent: int, size: int) -> None:
             nonlocal reported_s
             is_over = sent == size
-            if group is None or "result" not in label or size < _LARGE_BYTES:
+            if group is None or not isinstance(file.content, ResultPart) or size < _LARGE_BYTES:
                 return
             if is_over or time.monotonic() - reported_s > _REPORT_S:
                 reported_s = time.monotonic()
                 text = f"sending {size_text(sent)} of {size_text(size)}"
-                group.report_progress(label["rank"], "" if is_over else text)
+                group.report_progress(file.rank, "" if is_over else text)
 
         return report
 
-    async def _send_log(self, label: dict[str, Any], data: bytes) -> None:
-        assert self._group is not None
-        await self._outgoing.send({**label, "gang": self._group.gang}, memoryview(data))
+    async def _send_log(self, part: LogPart | TimelinePart, data: bytes) -> None:
+        await self._outgoing.send(part, memoryview(data))
 
     async def finish(self, group: RankGroup) -> None:
         while self._handing_over:

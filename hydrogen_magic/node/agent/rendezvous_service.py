@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import signal
 import socket
-from typing import Any
 
 from hydrogen_magic.core import processes
+from hydrogen_magic.core.messages import LaunchRequest, ServiceSpec
 from hydrogen_magic.node.agent.worker_pool import PooledWorker, WorkerPool
 from hydrogen_magic.transport import framing
 
@@ -29,11 +29,14 @@ def listen(held: socket.socket) -> None:
 class RunningService:
     """A function that serves on a socket which the agent holds, for one attempt."""
 
-    def __init__(self, launch: dict[str, Any], held: socket.socket, pool: WorkerPool) -> None:
-        self.what: dict[str, Any] = launch["service"]
+    def __init__(
+        self, service: ServiceSpec, request: LaunchRequest, held: socket.socket, pool: WorkerPool
+    ) -> None:
+        self._service = service
+        self._sys_path = request.sys_path
         self._message = {
-            "kind": "service", "service": self.what["function"], "options": self.what["options"],
-            "env": launch["env"], "cwd": launch["cwd"], "sys_path": launch["sys_path"],
+            "kind": "service", "service": service.function, "options": dict(service.options),
+            "env": dict(request.env), "cwd": request.cwd, "sys_path": list(request.sys_path),
         }  # fmt: skip
         self._held = held
         self._pool = pool
@@ -41,10 +44,10 @@ class RunningService:
         self._pid = 0
         self._ended = False
 
-    def fits(self, launch: dict[str, Any]) -> bool:
+    def fits(self, request: LaunchRequest) -> bool:
         """Whether this is what the launch would have served, by the same code."""
-        same_code = self._message["sys_path"] == launch["sys_path"]
-        return self.what == launch["service"] and same_code and self._worker is not None
+        same_code = self._sys_path == request.sys_path
+        return self._service == request.service and same_code and self._worker is not None
 
     async def begin(self) -> None:
         """Start to serve; nothing happens if that was done before."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
 import resource
 import signal
 import socket
@@ -16,6 +15,24 @@ import sys
 from typing import Any
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.messages import (
+    Address,
+    AgentCommand,
+    AgentReport,
+    EventBatch,
+    FileContent,
+    Hello,
+    LaunchRequest,
+    MessageError,
+    Ping,
+    Pong,
+    Quit,
+    RankFile,
+    RanksCommand,
+    ReportStacks,
+    Swept,
+    decode,
+)
 from hydrogen_magic.node.agent import rendezvous_service
 from hydrogen_magic.node.agent.kernel_link import KernelLink
 from hydrogen_magic.node.agent.rank_group import RankGroup
@@ -109,14 +126,8 @@ class AgentServer:
         except OSError:
             pass  # as in _prepare()
 
-    def _hello(self) -> dict[str, Any]:
-        return {
-            "hello": {
-                "pid": os.getpid(), "host": os.uname().nodename,
-                "python": platform.python_version(), **self._kernel_link.hello(),
-            },
-            "held": self._held.getsockname()[:2],
-        }  # fmt: skip
+    def _hello(self) -> Hello:
+        return Hello(os.uname().nodename, _address(self._held), self._kernel_link.interface)
 
     def _start(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -134,43 +145,49 @@ class AgentServer:
 
     async def _receive(self) -> None:
         while True:
-            message = await self._link.receive()
-            action = message["do"]
-            if self._kernel_link.take(message):
-                pass
-            elif action == "launch":
-                self._launch(self._kernel_link.localized(message))
-            elif action == "quit":
+            message, data = await self._link.receive()
+            command = decode(message, AgentCommand)
+            if not self._kernel_link.take(command, data):
+                self._obey(command)
+
+    def _obey(self, command: AgentCommand) -> None:
+        match command:
+            case LaunchRequest():
+                self._launch(self._kernel_link.localized(command))
+            case Quit():
                 self._closing.set()
-            elif action == "ping":
-                self._send({"pong": True})
-            elif action == "stacks":
+            case Ping():
+                self._send(Pong())
+            case ReportStacks():
                 self._start(self._tell_stacks())
-            elif self._group is not None and message["gang"] == self._group.gang:
-                self._group.obey(message)
+            case RanksCommand():
+                if self._group is not None and command.gang == self._group.gang:
+                    self._group.obey(command)
+            case _:
+                raise MessageError(f"this agent has no use for {type(command).__name__}")
 
     def _expect_ranks(self) -> None:
         """Queue connections of the next gang's ranks: those on other hosts may be faster than we."""
         rendezvous_service.listen(self._held)
 
-    def _launch(self, message: dict[str, Any]) -> None:
+    def _launch(self, request: LaunchRequest) -> None:
         if self._idle is not None:
             self._idle.cancel()
         # At once: a stop may be the next message, and must find the group.
-        serves = self._service_for(message)
+        serves = self._service_for(request)
         self._group = RankGroup(
-            message, self._pool, self._kept, self._emit, self._hand_over, serves
+            request, self._pool, self._kept, self._emit, self._hand_over, serves
         )
-        self._start(self._serve(self._group, message))
+        self._start(self._serve(self._group, request))
 
     # ── a gang ──
 
-    async def _serve(self, group: RankGroup, launch: dict[str, Any]) -> None:
+    async def _serve(self, group: RankGroup, request: LaunchRequest) -> None:
         try:
             handed = await self._kernel_link.handed(group)
             if self._preparing is not None:
                 await asyncio.wait([self._preparing])
-            await group.run(handed, lambda: self._start_template(launch))
+            await group.run(handed, lambda: self._start_template(request))
         except Exception as error:  # whatever it is, the kernel waits for this gang's end
             group.report_fault(error)
         finally:
@@ -179,46 +196,47 @@ class AgentServer:
                 await self._kernel_link.finish(group)
             finally:  # whatever could not be handed over, the kernel waits for this word
                 self._finish(group)
-        self._preparing = asyncio.ensure_future(self._prepare(launch))
+        self._preparing = asyncio.ensure_future(self._prepare(request))
 
-    def _start_template(self, launch: dict[str, Any]) -> None:
-        self._pool.start(launch["fingerprint"], launch["env"], launch["sys_path"])
+    def _start_template(self, request: LaunchRequest) -> None:
+        self._pool.start(request.fingerprint, request.env, request.sys_path)
 
     def _finish(self, group: RankGroup) -> None:
         """Tell the kernel that nothing of the gang is left, and hold a port for the next."""
         self._flush()
         self._group = None
         self._held.close()  # a store must never serve two attempts
-        swept = {"swept": group.gang, "attempt": group.attempt}
         try:
             self._held = _reserved(self._kernel_link.bind)
         except OSError:
-            self._send({**swept, "held": None})
+            self._send(Swept(group.gang, group.attempt, None))
             self._closing.set()  # of no use without a port; the kernel starts another agent
             raise
-        self._send({**swept, "held": self._held.getsockname()[:2]})
+        self._send(Swept(group.gang, group.attempt, _address(self._held)))
         self._kernel_link.released(group.gang, group.attempt)
 
-    async def _prepare(self, launch: dict[str, Any]) -> None:
+    async def _prepare(self, request: LaunchRequest) -> None:
         """Get ready for another gang like this one: the most likely next."""
         try:
-            if launch["service"]:
-                self._standing = RunningService(launch, self._held, self._pool)
+            if request.service is not None:
+                self._standing = RunningService(request.service, request, self._held, self._pool)
                 await self._standing.begin()
-            n_spares = min(len(launch["slots"]), _MAX_SPARES)
+            n_spares = min(len(request.ranks), _MAX_SPARES)
             await self._pool.stock(n_spares)
             self._when_idle(n_spares)
         except OSError:
             pass  # the forkserver was ended meanwhile, or forks are refused: the next launch will say
 
-    def _service_for(self, launch: dict[str, Any]) -> RunningService | None:
+    def _service_for(self, request: LaunchRequest) -> RunningService | None:
         """Return what the launch wants served: the standing one if that is it, else a new one."""
         standing, self._standing = self._standing, None
-        if standing is not None and standing.fits(launch):
+        if standing is not None and standing.fits(request):
             return standing
         if standing is not None:
             standing.end()
-        return RunningService(launch, self._held, self._pool) if launch["service"] else None
+        if request.service is None:
+            return None
+        return RunningService(request.service, request, self._held, self._pool)
 
     def _emit(self, event: ev.Event) -> None:
         self._outbox.append(ev.encode(event))
@@ -238,7 +256,7 @@ class AgentServer:
 
     def _send_events(self, group: RankGroup, batch: list[Any]) -> None:
         try:
-            self._send({"events": batch, "gang": group.gang, "attempt": group.attempt})
+            self._send(EventBatch(group.gang, group.attempt, tuple(batch)))
         except ValueError as error:  # too large for one message
             half = len(batch) // 2
             if half == 0:
@@ -248,15 +266,15 @@ class AgentServer:
             self._send_events(group, batch[:half])
             self._send_events(group, batch[half:])
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, report: AgentReport) -> None:
         if not self._closing.is_set():  # a kernel that let go of us listens no more
-            self._link.send(message)
+            self._link.send(report)
 
-    def _hand_over(self, label: dict[str, Any], fd: int) -> None:
+    def _hand_over(self, rank: int, content: FileContent, fd: int) -> None:
         """Pass a file of a rank's on to the kernel: its result, or its profile."""
         if self._group is not None:
-            message = {"gang": self._group.gang, "attempt": self._group.attempt, **label}
-            self._kernel_link.hand_over(message, fd)
+            file = RankFile(self._group.gang, self._group.attempt, rank, content)
+            self._kernel_link.hand_over(file, fd)
         os.close(fd)
 
     async def _tell_stacks(self) -> None:
@@ -310,6 +328,10 @@ def _reserved(address: str) -> socket.socket:
     sock = socket.socket()
     sock.bind((address, 0))
     return sock
+
+
+def _address(held: socket.socket) -> Address:
+    return Address(*held.getsockname()[:2])
 
 
 def _raise_file_limit() -> None:

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydrogen_magic.core import memory_settings, processes
+from hydrogen_magic.core import file_limit, memory_settings, processes
 from hydrogen_magic.node.agent import command_line
 from hydrogen_magic.node.agent.forkserver import FDS_PER_WORKER
 from hydrogen_magic.transport import framing
@@ -21,6 +21,9 @@ from hydrogen_magic.transport import framing
 __all__ = ["WorkerPool", "PooledWorker"]
 
 _DIED = "the forkserver exited unexpectedly"
+_FILES_PER_WORKER = 10
+_OTHER_FILES = 16
+"""What the agent opens later: logs, results, a port."""
 _MAX_EXITS = 64
 """Exits kept for forks whose pid is not known yet: there are only ever a few."""
 _BATCH = framing.MAX_FDS // FDS_PER_WORKER
@@ -83,7 +86,9 @@ _ON_FIRST_USE = (("torch", "torch._dynamo"),)
 class WorkerPool:
     """Hands out workers that have imported what is asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, kernel: int) -> None:
+        """``kernel``: its pidfd, -1 where it is on another machine."""
+        self._kernel = kernel
         self._forkserver: _Forkserver | None = None
         self._spares: list[PooledWorker] = []
         self._avoid: set[str] = set()
@@ -117,9 +122,10 @@ class WorkerPool:
         process = subprocess.Popen(
             command_line.command(
                 "hydrogen_magic.node.agent.forkserver", sys_path,
-                str(theirs.fileno()), str(os.getpid()), json.dumps(list(sys_path)), *preload,
+                str(theirs.fileno()), str(self._kernel), str(os.getpid()),
+                json.dumps(list(sys_path)), *preload,
             ),
-            pass_fds=[theirs.fileno()],
+            pass_fds=[fd for fd in (theirs.fileno(), self._kernel) if fd >= 0],
             env=command_line.environment({**memory_settings.ENVIRONMENT, **env}),
             stdin=subprocess.DEVNULL, cwd="/",
         )  # fmt: skip
@@ -250,6 +256,8 @@ class WorkerPool:
         return workers
 
     async def _fork_batch(self, count: int) -> list[PooledWorker]:
+        ranks = "1 rank" if count == 1 else f"{count} ranks"
+        file_limit.check(_FILES_PER_WORKER * count + _OTHER_FILES, f"the start of {ranks}")
         workers: list[PooledWorker] = []
         theirs: list[int] = []
         try:

@@ -184,8 +184,8 @@ def _attached(
     while number < _MOST_AGENTS:
         sock = _connected(_name(boot, number), boot, code, about)
         answer = None if sock is None else _say(sock, about)
-        if sock is not None and answer is not None and "attached" in answer:
-            return sock, answer
+        if sock is not None and answer is not None and answer[0] == "TaskAccepted":
+            return sock, answer[1]
         if sock is not None:
             sock.close()
         if answer is not None:
@@ -296,7 +296,7 @@ def _bind_address(of_spark: str, on_the_way: str) -> str:
     return "127.0.0.1"
 
 
-# ── words ────────────────────────────────────────────────────────────────────────────────────────
+# ── messages: the JSON of TaskMessage and TaskAnswer in core/messages.py ─────────────────────────
 
 
 def _send(sock: socket.socket, message: Any, fds: list[int]) -> None:
@@ -330,12 +330,12 @@ def _exactly(sock: socket.socket, count: int) -> bytes | None:
 def _say(sock: socket.socket, about: dict[str, Any]) -> Any:
     """Return the answer, None when the agent is just ending."""
     try:
-        _send(sock, about, [])
+        _send(sock, ["TaskHello", about], [])
         return _receive(sock)
     except (BrokenPipeError, ConnectionResetError):
         return None
     except TimeoutError:  # a stopped agent never answers
-        return {"busy": True}
+        return ["AgentBusy", {}]
 
 
 def _wait(sock: socket.socket, agent: dict[str, Any]) -> None:
@@ -348,12 +348,12 @@ def _wait(sock: socket.socket, agent: dict[str, Any]) -> None:
         if not ready.poll(_PING_S * 1000):
             unanswered += 1
             with contextlib.suppress(OSError):  # it ends: the answer will be none
-                _send(sock, {"ping": True}, [])
+                _send(sock, ["TaskPing", {}], [])
             continue
         answer = _receive(sock)
         if answer is None:
             _fail_after_sweep(agent, "exited unexpectedly")
-        if "pong" not in answer:
+        if answer[0] != "TaskPong":
             return
         unanswered = 0
     _fail_after_sweep(agent, f"did not respond for {unanswered * _PING_S:.0f} s and was killed")
@@ -376,7 +376,7 @@ def _is_stopped(pid: int) -> bool:
 
 def _sweep_after(agent: dict[str, Any]) -> None:
     """End what a killed agent could not: whatever carries its random mark descends from it."""
-    mark = f"HYDROGEN_MAGIC_AGENT={agent['attached']}".encode()
+    mark = f"HYDROGEN_MAGIC_AGENT={agent['mark']}".encode()
     deadline = time.monotonic() + _SWEEP_S
     while time.monotonic() < deadline and (left := _with_mark(mark)):
         for pid in left:

@@ -124,7 +124,7 @@ class _CellGuest:
             try:
                 if self._worker is None:
                     self._worker = spark_inference.CellWorker(self, boot, closure)
-                task.phase = "running"
+                task.enter("running")
                 yield from self._worker.serve(batches, boot, task)
             except GeneratorExit:  # nobody wants more of this partition
                 raise

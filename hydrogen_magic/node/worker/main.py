@@ -92,6 +92,9 @@ def _run(
     control: socket.socket, reader: framing.FrameReader, go: dict[str, Any], fds: Sequence[int]
 ) -> int:
     """Be a rank; one that has set up for inference may be the same rank of later gangs, too."""
+    from hydrogen_magic.node.worker import main_thread
+
+    main_thread.hide_our_frames()
     try:
         process_setup.enter_environment(go)
         rank = _Rank(control, reader, go, fds)
@@ -145,7 +148,7 @@ class _Rank:
         self.rank = int(go["rank"])
         self.pid = os.getpid()
         self.closure_fd, *self.channels = fds
-        self.infer = go["infer"]
+        self.infer_options = go["infer"]
         self.set_up = set_up
         self.stays = False
         """It waits for another gang when this one is over."""
@@ -195,7 +198,7 @@ class _Rank:
         os.close(self.closure_fd)
         self._enter("running")
         value = None
-        if self.infer is not None:
+        if self.infer_options is not None:
             self._infer(loaded)
         else:
             value = _run_script(loaded) if loaded.is_script else loaded.run()
@@ -227,7 +230,7 @@ class _Rank:
 
         if self.set_up is None:
             self.set_up = inference.set_up(loaded)
-        is_done = inference.serve(self.channels[0], self.set_up.predict, self.infer["options"])
+        is_done = inference.serve(self.channels[0], self.set_up.predict, self.infer_options)
         self.stays = is_done and self.set_up.can_stay
 
     def _enter(self, phase: str) -> None:
@@ -258,9 +261,16 @@ class _Rank:
         """Send the results, and say that they are complete: from then on the process should exit."""
         from hydrogen_magic.node.worker import results
 
-        nbytes = results.deliver(loaded, value, self.rank, self._send_result, self._say_progress)
+        nbytes = results.deliver(
+            loaded, value, self.rank, self._send_result, self._say_progress, self._say_next
+        )
         with self.lock:
             framing.send(self.control, {"delivered": nbytes})
+
+    def _say_next(self, text: str) -> None:
+        """Say what the process does next, at once: it may crash."""
+        with self.lock:
+            framing.send(self.control, {"next": text})
 
     def _send_result(
         self, part: result_stream.ResultPart, section: Payload, on_write: Callable[[int], None]

@@ -20,7 +20,7 @@ from typing import Any
 
 from hydrogen_magic.core import events as ev
 
-__all__ = ["Watch", "report_exception", "users_part"]
+__all__ = ["Watch", "hide_our_frames", "report_exception", "users_part"]
 
 _IN_FLIGHT_S = 0.1
 """Handlers that deal with an exception take less, as a rule."""
@@ -235,10 +235,27 @@ def _one_line(error: BaseException, messages: _Messages) -> str:
 
 
 def users_part(found: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the frames of ours that it begins with."""
-    while found is not None and _is_machinery(found.tb_frame.f_code.co_filename):
+    """Return a traceback without frames of ours."""
+    users: list[TracebackType] = []
+    while found is not None:
+        if not _is_machinery(found.tb_frame.f_code.co_filename):
+            users.append(found)
         found = found.tb_next
-    return found
+    last = None
+    for one in reversed(users):
+        last = TracebackType(last, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return last
+
+
+def hide_our_frames() -> None:
+    """Leave them out where Python prints an exception that cannot be raised, as in exit handlers."""
+    show = sys.unraisablehook
+
+    def show_users_part(args: Any) -> None:
+        kind, error, found, *rest = args
+        show(type(args)((kind, error, users_part(found), *rest)))
+
+    sys.unraisablehook = show_users_part
 
 
 def _frames(error: BaseException) -> tuple[ev.Frame, ...]:

@@ -166,6 +166,11 @@ class Reporter:
         """Steps counted so far."""
         return self._steps
 
+    @property
+    def collectives(self) -> int:
+        """Collectives entered so far; to join a process group is one."""
+        return self._collectives
+
     def collective_enter(self, name: str) -> bool:
         """Note that a collective begins; False when it is a part of one that is under way."""
         if self.collective is not None:

@@ -1,8 +1,9 @@
 """At the end of a rank: its value and the variables of ``--out`` become parts that travel home.
 
-    variables, value ── unshard ─► full tensors ── pack ─► one part each ── send ─► agent
+    variables, value ── gather ─► full tensors ── pack ─► a part ── send ─► agent
 
-Rank 0 sends the variables and its value, every other rank its value alone.
+Rank 0 sends the variables and its value, every other rank its value alone. Each part is sent before the
+next one is packed: a process that crashes while it packs loses none of those before.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ from typing import Any, Protocol
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.node.worker.namespace import LoadedClosure
 from hydrogen_magic.node.worker.result_pickler import ResultPickler
-from hydrogen_magic.node.worker.unsharding import unshard
+from hydrogen_magic.node.worker.unsharding import Gathering
 from hydrogen_magic.serialization import pickling_errors
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.serialization.result_stream import (
     CELL_VALUE,
     MissingObject,
+    Packer,
     ResultPart,
     label,
-    pack,
 )
 
 __all__ = ["PartSender", "deliver"]
@@ -49,57 +50,73 @@ def deliver(
     rank: int,
     send: PartSender,
     report: Callable[[str], None] = lambda text: None,
+    begin: Callable[[str], None] = lambda text: None,
 ) -> int:
     """Send the results of this rank; return their size in bytes.
 
     What cannot be sent is reported as a part with an error. Sharded tensors are gathered, a collective
     operation: all ranks call this function. ``report``: called with a line about the progress.
+    ``begin``: called with what comes next, such as "packing `model`": methods of users' classes may
+    crash the process.
     """
     with loaded.as_main():
-        return _Delivery(loaded, send, _PackingProgress(report)).run(value, rank)
+        return _Delivery(loaded, send, _PackingProgress(report), begin).run(value, rank)
 
 
 class _Delivery:
     """The results of one rank on their way."""
 
-    def __init__(self, loaded: LoadedClosure, send: PartSender, progress: _PackingProgress) -> None:
+    def __init__(
+        self,
+        loaded: LoadedClosure,
+        send: PartSender,
+        progress: _PackingProgress,
+        begin: Callable[[str], None],
+    ) -> None:
         self._loaded = loaded
         self._send = send
         self._progress = progress
-        self._streams = 0
+        self._begin = begin
+        self._gathering = Gathering(loaded.result_pickler, progress.say)
+        self._packer = Packer(self._pickler, progress.packed)
         self._nbytes = 0
 
     def run(self, value: Any, rank: int) -> int:
         variables, missing = self._loaded.variables()
         results = {**variables, CELL_VALUE: value}
-        full = unshard(results, self._loaded.result_pickler, self._progress.say)
-        if rank > 0:
-            results, missing = {CELL_VALUE: value}, {}
-        for name, why in {**missing, **full.refused}.items():
-            if name in results or name in missing:
+        later = {}
+        for name, obj in results.items():
+            self._begin(f"packing {label(name)}")
+            # The value is the last: what it shares with variables belongs to the notebook.
+            if self._gathering.concerns(name, obj) or name == CELL_VALUE:
+                later[name] = obj
+            elif rank == 0:
+                self._pack(name, obj)
+        self._begin("gathering sharded tensors")
+        refused = self._gathering.gather()
+        for name, obj in later.items():
+            if name not in refused and (rank == 0 or name == CELL_VALUE):
+                self._pack(name, obj)
+        for name, why in {**missing, **refused}.items():
+            if rank == 0 or name == CELL_VALUE:
                 self._fail(name, why)
-        self._send_all(
-            {name: obj for name, obj in results.items() if name not in full.refused},
-            functools.partial(_pickler, self._loaded, full.tensors),
-        )
         return self._nbytes
 
-    def _send_all(self, results: Mapping[str, Any], pickler: Callable[..., ResultPickler]) -> None:
-        """Send what can be pickled. After a part that cannot be handed over, the rest is packed anew."""
-        todo = dict(results)
-        while todo:
-            packed = pack(todo, pickler, self._progress.packed)
-            for name, (error, last) in packed.failures.items():
-                self._fail(name, _explain(self._loaded, name, todo.pop(name), error, last))
-                self._send_partial(name, results[name], last, pickler)
-            self._progress.begin(sum(section.nbytes for section in packed.sections.values()))
-            for name, section in packed.sections.items():
-                del todo[name]
-                if not self._send_part(ResultPart(name, self._streams), section):
-                    break
-            self._streams += 1
+    def _pack(self, name: str, obj: Any) -> None:
+        self._begin(f"packing {label(name)}")
+        self._progress.begin(name)
+        try:
+            section = self._packer.pack(name, obj)
+        except BaseException as error:  # pickling runs methods of the user's classes
+            last = self._packer.last
+            self._fail(name, _explain(self._loaded, name, obj, error, last))
+            self._send_partial(name, obj, last)
+            return
+        if not self._send_part(ResultPart(name), section):
+            self._packer.take_back()
 
     def _send_part(self, part: ResultPart, section: Payload) -> bool:
+        self._progress.begin(part.name, section.nbytes)
         try:
             self._send(part, section, self._progress.written)
         except (OSError, MemoryError) as error:
@@ -111,34 +128,28 @@ class _Delivery:
     def _fail(self, name: str, why: str) -> None:
         self._send(ResultPart(name, error=why), Payload(b""), lambda nbytes: None)
 
-    def _send_partial(
-        self, name: str, obj: Any, last: Any, pickler: Callable[..., ResultPickler]
-    ) -> None:
+    def _send_partial(self, name: str, obj: Any, last: Any) -> None:
         """Send for the run log what an object holds beside the objects that cannot be pickled."""
         left_out: dict[int, MissingObject] = {}
         while last is not obj and id(last) not in left_out and len(left_out) < _MAX_LEFT_OUT:
             left_out[id(last)] = MissingObject(
                 pickling_errors.describe(last), "it cannot be pickled"
             )
-            packed = pack({name: obj}, functools.partial(pickler, left_out=left_out))
-            if name in packed.sections:
-                self._streams += 1
-                part = ResultPart(name, self._streams, is_partial=True)
-                self._send_part(part, packed.sections[name])
-                self._streams += 1
+            packer = Packer(functools.partial(self._pickler, left_out=left_out))
+            try:
+                section = packer.pack(name, obj)
+            except BaseException:
+                last = packer.last
+            else:
+                self._send_part(ResultPart(name, is_partial=True), section)
                 return
-            last = packed.failures[name][1]
 
-
-def _pickler(
-    loaded: LoadedClosure,
-    tensors: Mapping[int, Any],
-    *args: Any,
-    left_out: Mapping[int, MissingObject] | None = None,
-) -> ResultPickler:
-    made = loaded.result_pickler(*args)
-    made.full_tensors, made.left_out = tensors, left_out or {}
-    return made
+    def _pickler(
+        self, *args: Any, left_out: Mapping[int, MissingObject] | None = None
+    ) -> ResultPickler:
+        made = self._loaded.result_pickler(*args)
+        made.full_tensors, made.left_out = self._gathering.tensors, left_out or {}
+        return made
 
 
 def _explain(loaded: LoadedClosure, name: str, obj: Any, error: BaseException, last: Any) -> str:
@@ -161,17 +172,19 @@ class _PackingProgress:
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
         self._next_s = time.monotonic() + _REPORT_S
+        self._name = CELL_VALUE
         self._written = self._total = 0
 
-    def packed(self, name: str, nbytes: int) -> None:
-        self.say(f"packing {label(name)}: {size_text(nbytes)}")
+    def begin(self, name: str, total: int = 0) -> None:
+        self._name, self._written, self._total = name, 0, total
 
-    def begin(self, total: int) -> None:
-        self._written, self._total = 0, total
+    def packed(self, nbytes: int) -> None:
+        self.say(f"packing {label(self._name)}: {size_text(nbytes)}")
 
     def written(self, nbytes: int) -> None:
         self._written += nbytes
-        self.say(f"sending {size_text(self._written)} of {size_text(self._total)}")
+        done = f"{size_text(self._written)} of {size_text(self._total)}"
+        self.say(f"sending {label(self._name)}: {done}")
 
     def say(self, text: str) -> None:
         if time.monotonic() >= self._next_s:

@@ -24,7 +24,7 @@ from hydrogen_magic.node.prediction.predictor import Predictor, RowFailure
 from hydrogen_magic.node.prediction.row_labels import rows_text
 from hydrogen_magic.node.worker import main_thread, module_importer, namespace
 from hydrogen_magic.node.worker.task_reports import task_of
-from hydrogen_magic.node.worker.task_status import TaskProgress
+from hydrogen_magic.node.worker.task_status import TaskCounter
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.closure import unbundle
 from hydrogen_magic.serialization.payload import Payload
@@ -62,7 +62,7 @@ class CellWorker:
         self._predict = loaded.predict(value)
 
     def serve(
-        self, batches: Iterator[pa.RecordBatch], boot: Mapping[str, Any], task: TaskProgress
+        self, batches: Iterator[pa.RecordBatch], boot: Mapping[str, Any], task: TaskCounter
     ) -> Iterator[pa.RecordBatch]:
         """Yield, for ``batches`` of one partition, what ``boot`` asks for, in their order.
 
@@ -171,7 +171,7 @@ def _predicted(
     predictor: Predictor,
     chunks: Iterator[tuple[int, pa.Table]],
     boot: Mapping[str, Any],
-    task: TaskProgress,
+    task: TaskCounter,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the columns that are kept and those that are predicted."""
     kept, of_spark = list(boot["kept"]), pa.ipc.read_schema(pa.py_buffer(boot["of_spark"]))
@@ -179,7 +179,9 @@ def _predicted(
         predictor.adopt(pa.ipc.read_schema(pa.py_buffer(boot["columns"])))
     for first_row, chunk in chunks:
         output = predictor.run(chunk, first_row)
-        said = [f"partition {task.partition}: {_line(failure)}" for failure in output.failures]
+        said = [
+            f"partition {task.progress.partition}: {_line(failure)}" for failure in output.failures
+        ]
         for line in said:
             print(line, file=sys.stderr)  # of the executor: its log keeps it
         task.count(chunk.num_rows, sum(map(_n_rows, output.failures)), said)

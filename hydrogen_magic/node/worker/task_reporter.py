@@ -16,10 +16,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
-from hydrogen_magic.node.worker.task_status import TaskProgress, TaskStatus
+from hydrogen_magic.core.messages import (
+    EndTask,
+    Quit,
+    ReportStacks,
+    TaskCommand,
+    TaskStatus,
+    decode,
+)
+from hydrogen_magic.node.worker.task_status import TaskCounter
 from hydrogen_magic.transport.channel import AgentLink
 
 __all__ = ["TaskReporter"]
@@ -44,24 +52,22 @@ class TaskReporter:
         """Nobody listens any more, or ever did."""
         self._tell = tell
         self._lock = threading.Lock()
-        self._task: TaskProgress | None = None
-        self._ended: list[TaskProgress] = []
+        self._task: TaskCounter | None = None
+        self._ended: list[TaskCounter] = []
         self._stacks = ""
         self._has_told = threading.Event()
         """Set when there was nothing more to say."""
         self._wake: Callable[[], object] = lambda: None
         host, pid = socket.gethostname(), os.getpid()
         device = os.environ.get("HYDROGEN_MAGIC_DEVICE", "cpu")
-        self._about: dict[str, Any] = {
-            "worker": f"{host} {pid} {time.monotonic_ns()}",
-            "host": host, "pid": pid, "device": device,
-        }  # fmt: skip
+        worker = f"{host} {pid} {time.monotonic_ns()}"
+        self._about = TaskStatus(worker, host, pid, device, tasks=())
         threading.Thread(target=self._run, name="hydrogen_magic telling", daemon=True).start()
 
     # ── beside the task ──
 
     @contextmanager
-    def telling(self, task: TaskProgress) -> Iterator[None]:
+    def telling(self, task: TaskCounter) -> Iterator[None]:
         """Tell of ``task`` until the block ends, and how it ended."""
         self._task = task
         phase = "failed"
@@ -72,11 +78,12 @@ class TaskReporter:
             phase = "left"
             raise
         except BaseException as error:
-            task.said = str(error)[:_LONGEST]
+            task.fail(str(error)[:_LONGEST])
             raise
         finally:
             with self._lock:  # so that nobody ends a task that is no longer this one
-                task.phase, self._task = phase, None
+                task.enter(phase)
+                self._task = None
                 if not self.is_over:
                     self._ended.append(task)
                     self._has_told.clear()
@@ -120,7 +127,8 @@ class TaskReporter:
                     await asyncio.wait_for(failed.wait(), self._tell["every_s"])
                 failed.clear()
                 if hearing.done():
-                    if not await self._obey(hearing.result()["do"], link):
+                    message, _ = hearing.result()
+                    if not await self._obey(decode(message, TaskCommand), link):
                         return
                     hearing = asyncio.ensure_future(link.receive())
         finally:
@@ -133,17 +141,18 @@ class TaskReporter:
             stacks, self._stacks = self._stacks, ""
             if self._task is not None:
                 tasks.append(self._task)
-            news = asdict(TaskStatus(**self._about, tasks=tuple(tasks), stacks=stacks))
-        link.send(news)
+            progress = tuple(task.progress for task in tasks)
+            status = replace(self._about, tasks=progress, stacks=stacks)
+        link.send(status)
         self._has_told.set()
 
-    async def _obey(self, order: str, link: AgentLink) -> bool:
+    async def _obey(self, command: TaskCommand, link: AgentLink) -> bool:
         """Do what the kernel wants; False when that is nothing any more."""
-        if order == "stop":
+        if isinstance(command, EndTask):
             await self._end_task(link)
-        elif order == "stacks":
+        elif isinstance(command, ReportStacks):
             self._stacks = _stacks()
-        return order != "quit"
+        return not isinstance(command, Quit)
 
     async def _end_task(self, link: AgentLink) -> None:
         """End the task, which Spark has cancelled: by a KeyboardInterrupt, else with the process."""
@@ -155,14 +164,14 @@ class TaskReporter:
         while self._is_at(task) and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
         if task is not None and self._is_at(task):
-            task.phase = "left"
+            task.enter("left")
             self._say(link)
             await asyncio.sleep(_POLL_S)  # until ZeroMQ has sent that
         with self._lock:
             if self._is_at(task):
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    def _is_at(self, task: TaskProgress | None) -> bool:
+    def _is_at(self, task: TaskCounter | None) -> bool:
         return task is not None and self._task is task
 
 

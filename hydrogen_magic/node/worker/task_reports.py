@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from hydrogen_magic.node.worker.task_status import TaskProgress
+from hydrogen_magic.core.messages import TaskProgress
+from hydrogen_magic.node.worker.task_status import TaskCounter
 
 if TYPE_CHECKING:
     from hydrogen_magic.node.worker.task_reporter import TaskReporter
@@ -20,7 +21,7 @@ __all__ = ["task_of"]
 
 
 @contextmanager
-def task_of(boot: Mapping[str, Any]) -> Iterator[TaskProgress]:
+def task_of(boot: Mapping[str, Any]) -> Iterator[TaskCounter]:
     """Give the status that a task of ``boot`` updates; it is reported if the kernel asks for that."""
     task = _task(boot)
     teller = _teller_for(boot.get("tell"))
@@ -31,13 +32,13 @@ def task_of(boot: Mapping[str, Any]) -> Iterator[TaskProgress]:
         yield task
 
 
-def _task(boot: Mapping[str, Any]) -> TaskProgress:
+def _task(boot: Mapping[str, Any]) -> TaskCounter:
     from pyspark import TaskContext
 
     context = TaskContext.get()
     assert context is not None
     ids = context.stageId(), context.partitionId(), context.taskAttemptId()
-    return TaskProgress(*ids, is_trial=boot["columns"] is None)
+    return TaskCounter(TaskProgress(*ids, is_trial=boot["columns"] is None))
 
 
 _teller: TaskReporter | None = None

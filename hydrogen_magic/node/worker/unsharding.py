@@ -7,80 +7,95 @@ to gather: a rank that lacks a variable must not leave the others waiting.
 
 from __future__ import annotations
 
+import functools
 import io
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
+from hydrogen_magic.node.worker import api, reporter
 from hydrogen_magic.serialization.pickling_errors import walk
 from hydrogen_magic.serialization.result_stream import label
 
-__all__ = ["Unsharded", "unshard"]
+__all__ = ["Gathering"]
 
 _COMPARE_S = 600.0
 """How long the other ranks may take to finish the cell, in seconds."""
 _POLL_S = 0.02
+_CONNECT_S = 10.0
+"""How long the gang's store may take to accept a connection."""
 _REMEDY = "call `.full_tensor()` on all ranks inside the cell and return its result"
+_LEFT = "has destroyed its process group"
 
 
-@dataclass(frozen=True)
-class Unsharded:
-    """The sharded tensors of the results."""
+class Gathering:
+    """Makes the sharded tensors (DTensor) of the results full ones."""
 
-    tensors: Mapping[int, Any] = field(default_factory=dict)
-    """``id`` of a DTensor -> the full tensor or parameter."""
-    refused: Mapping[str, str] = field(default_factory=dict)
-    """Results that cannot be gathered -> why, and what to write instead."""
+    def __init__(self, make_pickler: Callable[..., Any], report: Callable[[str], None]) -> None:
+        """``make_pickler`` makes the pickler that will pickle the results: it finds the tensors
+        wherever they are. ``report``: called with a line about the progress.
+        """
+        self.tensors: dict[int, Any] = {}
+        """``id`` of a DTensor -> the full tensor or parameter; filled by :meth:`gather`."""
+        self._make_pickler = make_pickler
+        self._report = report
+        self._found: dict[str, dict[str, Any]] = {}
+        self._peers = _Peers(report) if _is_possible() else None
+
+    def concerns(self, name: str, obj: Any) -> bool:
+        """Whether a result contains sharded tensors. All ranks ask it for all results."""
+        if self._peers is not None:
+            self._found[name] = _find(name, obj, self._make_pickler)
+        return bool(self._found.get(name))
+
+    def gather(self) -> dict[str, str]:
+        """Gather the tensors; return the results for which that is impossible, and why.
+
+        All ranks call this method. Waits for the slowest rank of their device meshes.
+        """
+        if self._peers is None:
+            return {}
+        found = {name: paths for name, paths in self._found.items() if paths}
+        if not self._peers.have_group:
+            return {name: _refusal(name, f"this rank {_LEFT}") for name in found}
+        refused = {name: why for name in found if (why := _why_not(found[name]))}
+        try:
+            self._peers.publish(
+                {name: [_describe(*one) for one in paths.items()] for name, paths in found.items()}
+            )
+            refused.update(
+                self._peers.refusals(
+                    {name: paths for name, paths in found.items() if name not in refused}
+                )
+            )
+        except Exception as error:  # stores raise errors of many types
+            return {name: _refusal(name, str(error)) for name in found}
+        for name in found:
+            if name not in refused:
+                self._report(f"gathering {label(name)}")
+                why = self._gather(list(found[name].values()))
+                refused.update({name: why} if why else {})
+        return {name: _refusal(name, why) for name, why in refused.items()}
+
+    def _gather(self, sharded: list[Any]) -> str:
+        """Gather these tensors; return why that failed, or nothing."""
+        try:
+            for tensor in sharded:
+                if id(tensor) not in self.tensors:
+                    self.tensors[id(tensor)] = _full(tensor)
+        except Exception as error:  # backends raise errors of many types
+            return f"{type(error).__name__}: {error}"
+        return ""
 
 
-def unshard(
-    results: Mapping[str, Any],
-    make_pickler: Callable[..., Any],
-    report: Callable[[str], None] = lambda text: None,
-) -> Unsharded:
-    """Gather every DTensor in ``results``; all ranks of their device meshes call this function.
-
-    Waits for the slowest of them. ``make_pickler`` makes the pickler that will pickle the results: it
-    finds the tensors wherever they are. ``report``: called with a line about the progress.
-    """
-    if "torch.distributed.tensor" not in sys.modules:
-        return Unsharded()
-    found = {name: _find(name, obj, make_pickler) for name, obj in results.items()}
-    plan = {name: [_describe(*one) for one in paths.items()] for name, paths in found.items()}
-    names = [name for name, paths in found.items() if paths]
-    store = _store()
-    if store is None:
-        why = "its process group has been destroyed"
-        return Unsharded({}, {name: _refusal(name, why) for name in names})
-    refused = {name: _refusal(name, why) for name in names if (why := _why_not(found[name]))}
-    try:
-        store.set(_key(_rank()), json.dumps(plan))
-        differing = _Comparison(store, report).refusals(plan, found, set(names) - refused.keys())
-    except Exception as error:  # stores raise errors of many types
-        return Unsharded({}, {name: _refusal(name, str(error)) for name in names})
-    refused.update((name, _refusal(name, why)) for name, why in differing.items())
-    tensors: dict[int, Any] = {}
-    for name in names:
-        if name not in refused:
-            report(f"gathering {label(name)}")
-            why = _gather(list(found[name].values()), tensors)
-            if why:
-                refused[name] = _refusal(name, why)
-    return Unsharded(tensors, refused)
-
-
-def _gather(sharded: list[Any], tensors: dict[int, Any]) -> str:
-    """Add the full tensors to ``tensors``; return why that failed, or nothing."""
-    try:
-        for tensor in sharded:
-            if id(tensor) not in tensors:
-                tensors[id(tensor)] = _full(tensor)
-    except Exception as error:  # backends raise errors of many types
-        return f"{type(error).__name__}: {error}"
-    return ""
+def _is_possible() -> bool:
+    """Whether results may contain sharded tensors."""
+    return "torch.distributed.tensor" in sys.modules
 
 
 def _refusal(name: str, why: str) -> str:
@@ -147,19 +162,104 @@ def _why_not(found: Mapping[str, Any]) -> str:
     return ""
 
 
-def _peers(found: Mapping[str, Any]) -> set[int]:
+# ── agreeing ─────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Peers:
+    """The other ranks at the end of the cell: what they are about to gather.
+
+    They meet in the store of their process group. A rank without a process group says so in the store
+    at which the gang's ranks have met: its peers would wait for it in vain.
+    """
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._store = _store()
+        self._plan: dict[str, Any] = {}
+        self._plans: dict[int, dict[str, Any] | str] = {}
+        self._deadline = time.monotonic() + _COMPARE_S
+        if self._store is not None:
+            with suppress(Exception):  # stores raise errors of many types
+                self._store.set(_key("arrived", _rank()), "1")
+        elif _had_group() and self._gangs_store is not None:
+            with suppress(Exception):
+                self._gangs_store.set(_key("left", api.rank()), "1")
+
+    @functools.cached_property
+    def _gangs_store(self) -> Any:
+        """The store at which the ranks of this gang have met, None if there is none."""
+        with suppress(Exception):  # stores raise errors of many types
+            return _gangs_store()
+        return None
+
+    @property
+    def have_group(self) -> bool:
+        """Whether this rank has a process group."""
+        return self._store is not None
+
+    def publish(self, plan: dict[str, Any]) -> None:
+        """Tell the others what this rank is about to gather."""
+        self._plan = plan
+        self._store.set(_key("plan", _rank()), json.dumps(plan))
+
+    def refusals(self, found: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+        """Return the results that some rank of their mesh would gather differently, and why."""
+        refused: dict[str, str] = {}
+        for name in sorted(found):
+            for peer in sorted(_others(found[name])):
+                why = self._why_not(name, peer)
+                if why:
+                    refused[name] = f"rank {peer} {why}"
+        return refused
+
+    def _why_not(self, name: str, peer: int) -> str:
+        if peer not in self._plans:
+            self._plans[peer] = self._wait_for(peer)
+        theirs = self._plans[peer]
+        if isinstance(theirs, str):
+            return theirs
+        if theirs.get(name) == self._plan[name]:
+            return ""
+        return "holds different tensors there" if theirs.get(name) else "has no such tensor"
+
+    def _wait_for(self, peer: int) -> dict[str, Any] | str:
+        """Return the plan of another rank, or why there is none."""
+        while not self._store.check([_key("plan", peer)]):
+            if self._has_left(peer):
+                return _LEFT
+            # Once it has arrived it is packing results, and its agent watches it.
+            is_late = time.monotonic() > self._deadline
+            if is_late and not self._store.check([_key("arrived", peer)]):
+                return f"did not finish the cell in {_COMPARE_S:.0f} s"
+            self._report(f"waiting for rank {peer} to gather sharded tensors")
+            time.sleep(_POLL_S)
+        plan: dict[str, Any] = json.loads(self._store.get(_key("plan", peer)))
+        return plan
+
+    def _has_left(self, peer: int) -> bool:
+        if _has_gangs_ranks() and self._gangs_store is not None:
+            with suppress(Exception):
+                return bool(self._gangs_store.check([_key("left", peer)]))
+        return False
+
+
+def _others(found: Mapping[str, Any]) -> set[int]:
     """Return the other global ranks that hold parts of these tensors."""
     meshes = (tensor.device_mesh.mesh.flatten().tolist() for tensor in found.values())
     return {peer for mesh in meshes for peer in mesh} - {_rank()}
-
-
-# ── agreeing ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def _rank() -> int:
     import torch.distributed as dist
 
     return int(dist.get_rank())
+
+
+def _has_gangs_ranks() -> bool:
+    """Whether the process group numbers its ranks as the gang does."""
+    import torch.distributed as dist
+
+    return (dist.get_rank(), dist.get_world_size()) == (api.rank(), api.world_size())
 
 
 def _store() -> Any:
@@ -169,51 +269,24 @@ def _store() -> Any:
     return dist.distributed_c10d._get_default_store() if dist.is_initialized() else None
 
 
-class _Comparison:
-    """What the other ranks are about to gather."""
-
-    def __init__(self, store: Any, report: Callable[[str], None]) -> None:
-        self._store = store
-        self._report = report
-        self._deadline = time.monotonic() + _COMPARE_S
-        self._plans: dict[int, dict[str, list[Any]] | None] = {}
-
-    def refusals(
-        self, plan: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]], names: set[str]
-    ) -> dict[str, str]:
-        """Return the results that some rank of their mesh would gather differently, and why."""
-        refused: dict[str, str] = {}
-        for name in sorted(names):
-            for peer in sorted(_peers(found[name])):
-                theirs = self._plan_of(peer)
-                if theirs is None:
-                    refused[name] = f"rank {peer} did not finish the cell in {_COMPARE_S:.0f} s"
-                elif theirs.get(name) != plan[name]:
-                    held = (
-                        "holds different tensors there"
-                        if theirs.get(name)
-                        else "has no such tensor"
-                    )
-                    refused[name] = f"rank {peer} {held}"
-        return refused
-
-    def _plan_of(self, peer: int) -> dict[str, list[Any]] | None:
-        if peer not in self._plans:
-            self._plans[peer] = self._wait_for(peer)
-        return self._plans[peer]
-
-    def _wait_for(self, peer: int) -> dict[str, list[Any]] | None:
-        while not self._store.check([_key(peer)]):
-            if time.monotonic() > self._deadline:
-                return None
-            self._report(f"waiting for rank {peer} to gather sharded tensors")
-            time.sleep(_POLL_S)
-        plan: dict[str, list[Any]] = json.loads(self._store.get(_key(peer)))
-        return plan
+def _had_group() -> bool:
+    """Whether this rank may have joined a process group: others connect to no store in vain."""
+    current = reporter.current()
+    return current is not None and current.collectives > 0
 
 
-def _key(rank: int) -> str:
-    return f"hydrogen_magic/sharded_results/{rank}"
+def _gangs_store() -> Any:
+    """Return the store at which the ranks of this gang have met, None if there is none."""
+    from torch.distributed import TCPStore
+
+    if api.world_size() == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return TCPStore(address, port, timeout=timedelta(seconds=_CONNECT_S), wait_for_workers=False)
+
+
+def _key(what: str, rank: int) -> str:
+    return f"hydrogen_magic/sharded_results/{what}/{rank}"
 
 
 def _full(tensor: Any) -> Any:

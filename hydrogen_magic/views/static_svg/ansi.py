@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from hydrogen_magic.views.output_lines import clean, clean_name
+from hydrogen_magic.driver.state.output_lines import clean, clean_name
 from hydrogen_magic.views.static_svg.colours import on_background, readable
 
 __all__ = ["escaped", "name_html", "to_html"]

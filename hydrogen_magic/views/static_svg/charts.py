@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import hydrogen_magic.views.static_svg.svg as svg
+from hydrogen_magic.driver.state.formatting import number, ranks_text
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.views.curves import ALL_RANKS, Buckets, CurveChange, Curves, metric_name
-from hydrogen_magic.views.formatting import number, ranks_text
 from hydrogen_magic.views.short_names import short_names
 from hydrogen_magic.views.static_svg.ansi import name_html
 from hydrogen_magic.views.static_svg.colours import EITHER, ERROR, INK, of_rank

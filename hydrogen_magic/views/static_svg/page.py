@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from hydrogen_magic.driver.state.formatting import number, progress_text
 from hydrogen_magic.driver.state.gang_state import GangState
+from hydrogen_magic.driver.state.output_lines import OutputLine
 from hydrogen_magic.views.curves import Curves
-from hydrogen_magic.views.formatting import number, progress_text
-from hydrogen_magic.views.output_lines import OutputLine
 from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.static_svg.ansi import name_html, to_html
 from hydrogen_magic.views.static_svg.charts import charts_html

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hydrogen_magic.core.units import size_text
+from hydrogen_magic.driver.state.formatting import number
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
-from hydrogen_magic.views.formatting import number
 from hydrogen_magic.views.short_names import short_names
 from hydrogen_magic.views.static_svg.ansi import name_html
 from hydrogen_magic.views.static_svg.colours import of_rank

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hydrogen_magic.views.formatting import duration, number
+from hydrogen_magic.driver.state.formatting import duration, number
 
 __all__ = ["Scale", "seconds_ticks", "value_scale"]
 

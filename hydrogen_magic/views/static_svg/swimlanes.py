@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 import hydrogen_magic.views.static_svg.svg as svg
 from hydrogen_magic.core.events import TRACKS
 from hydrogen_magic.driver.state.collective_waits import late_in_all
+from hydrogen_magic.driver.state.formatting import duration, late_text
 from hydrogen_magic.driver.state.gang_state import GangState
-from hydrogen_magic.views.formatting import duration, late_text
-from hydrogen_magic.views.output_lines import clean_name
+from hydrogen_magic.driver.state.output_lines import clean_name
 from hydrogen_magic.views.span_tracks import PHASES, SpanTrack, SpanTracks
 from hydrogen_magic.views.static_svg.colours import EITHER, ERROR, INK
 from hydrogen_magic.views.static_svg.scales import Scale, seconds_ticks

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hydrogen_magic.views.formatting import duration
+from hydrogen_magic.driver.state.formatting import duration
 from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.static_svg.ansi import name_html
 from hydrogen_magic.views.static_svg.colours import INK

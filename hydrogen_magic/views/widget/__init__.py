@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.driver.state.gang_state import GangState
+from hydrogen_magic.driver.state.output_lines import without_colour
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.views import DETACHED_S, Actions
 from hydrogen_magic.views.elapsed import GangClock
-from hydrogen_magic.views.output_lines import without_colour
 from hydrogen_magic.views.outputs import NotebookOutput
 from hydrogen_magic.views.text_table import block
 from hydrogen_magic.views.text_view import TextView

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.state.failure_report import report
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.views.curves import ALL_RANKS, CurveChange, Curves
-from hydrogen_magic.views.failure import report
 from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.text_table import MOST_ROWS
 from hydrogen_magic.views.widget.json_values import curve_part, span_part, stack_text

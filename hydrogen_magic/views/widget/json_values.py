@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from hydrogen_magic.driver.state.failure_report import stack_lines
+from hydrogen_magic.driver.state.output_lines import clean_name
 from hydrogen_magic.views.curves import CurveChange
-from hydrogen_magic.views.failure import stack_lines
-from hydrogen_magic.views.output_lines import clean_name
 from hydrogen_magic.views.point_buckets import Buckets
 from hydrogen_magic.views.span_tracks import SpanTrack
 

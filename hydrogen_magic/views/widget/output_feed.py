@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.views.output_lines import OutputLine, OutputLines, clean
+from hydrogen_magic.driver.state.output_lines import OutputLine, OutputLines, clean
 
 __all__ = ["LiveLines"]
 

@@ -11,10 +11,10 @@ import numpy as np
 
 from hydrogen_magic.core.events import RowsDone
 from hydrogen_magic.driver.state.culprit import evidence
+from hydrogen_magic.driver.state.formatting import rows_left_s, rows_per_s
 from hydrogen_magic.driver.state.gang_state import GangState, ProgressBar, RankState
 from hydrogen_magic.driver.state.stragglers import is_waiting, progress, remaining_s
 from hydrogen_magic.views.curves import metric_name
-from hydrogen_magic.views.formatting import rows_left_s, rows_per_s
 from hydrogen_magic.views.text_table import MOST_ROWS, VICTIM, phase_text, slowest, warnings
 from hydrogen_magic.views.widget.json_values import figure, finite, plain
 

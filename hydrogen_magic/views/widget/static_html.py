@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hydrogen_magic.core.events import Event
+from hydrogen_magic.driver.state import failure_report
 from hydrogen_magic.driver.state.gang_state import GangState
-from hydrogen_magic.views import failure
+from hydrogen_magic.driver.state.output_lines import OutputLine, OutputLines
 from hydrogen_magic.views import static_svg as pictures
 from hydrogen_magic.views.curves import Curves
-from hydrogen_magic.views.output_lines import OutputLine, OutputLines
 from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.widget.feed import PageFeed
 
@@ -46,7 +46,7 @@ class StaticView:
         if state.state != "FAILED" or state.culprit is None:
             return ""
         own = [line.text for line in self.lines if line.rank == state.culprit]
-        return failure.report(state, own[-_CULPRIT_LINES:])
+        return failure_report.report(state, own[-_CULPRIT_LINES:])
 
 
 def gathered(events: Sequence[Event], gang: str, known: PageFeed | None = None) -> StaticView:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
-from hydrogen_magic.driver.placements import Attempt, Job, local_agents
+from hydrogen_magic.driver.placements import AgentLostError, Attempt, Job, local_agents
 from hydrogen_magic.driver.placements.spark import forwarded_settings, packaging
 from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity
 from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgent, RemoteAgentPool
@@ -138,14 +138,21 @@ def problem_of(error: SparkJobError | None) -> dict[str, str] | None:
 
 
 def as_error(error: SparkJobError | None, session: Session) -> HydrogenError:
-    """Return what the user is told of a stage that ended before its ranks had."""
+    """Return what the user is told of a stage that ended before its ranks had.
+
+    AgentLostError where a process or an executor has ended, so that another attempt may succeed.
+    """
     problem = problem_of(error)
+    if problem is not None and problem["kind"] == "agent_ended":
+        return AgentLostError(f"{problem['text']} (host {problem['host']})")
     if problem is not None:
         return PlacementError(f"{problem['text']} (host {problem['host']}){_advice(problem)}")
     if error is None:
         return HydrogenError(f"the Spark job on {session.where} ended before its ranks had")
     if error.kind == "python":
         return PlacementError(f"{error}{session.says_of_python()}")
+    if error.kind in ("executor_lost", "worker_lost"):
+        return AgentLostError(str(error))
     return PlacementError(str(error)) if error.kind == "slots" else HydrogenError(str(error))
 
 

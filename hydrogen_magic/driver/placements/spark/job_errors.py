@@ -19,8 +19,8 @@ class SparkJobError(Exception):
     def __init__(self, kind: str, message: str, details: str = "") -> None:
         super().__init__(message)
         self.kind = kind
-        """``cancelled``, ``executor_lost``, ``slots``, ``python`` (executors run one that cannot serve),
-        ``stopped`` (the session or its SparkContext) or ``other``."""
+        """``cancelled``, ``executor_lost``, ``worker_lost`` (a Python worker ended), ``slots``, ``python``
+        (executors run one that cannot serve), ``stopped`` (the session or its SparkContext) or ``other``."""
         self.details = details
         """All that Spark said: Java and Python stacks, many lines."""
 
@@ -143,7 +143,7 @@ _READERS = (
     ("cancelled", _cancelled),
     ("python", _missing),
     ("python", _no_python),
-    ("other", _crashed),
+    ("worker_lost", _crashed),
 )
 """First match wins: a stopped context also cancels jobs, a lost executor also fails a stage."""
 

@@ -1,58 +1,49 @@
-"""What every agent of a gang is told to launch."""
+"""The launch requests of an attempt on Spark, one for each agent."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from hydrogen_magic.core.job import HOROVOD_TIMELINE
-from hydrogen_magic.core.processes import COOKIE
-from hydrogen_magic.driver.placements import Attempt, devices, local_agents
-from hydrogen_magic.driver.placements.spark import barrier_job, forwarded_settings, rank_assignment
+from hydrogen_magic.core.messages import LaunchRequest
+from hydrogen_magic.driver.placements import Attempt, launch_request, local_agents
+from hydrogen_magic.driver.placements.spark import barrier_job, forwarded_settings
+from hydrogen_magic.driver.placements.spark.rank_assignment import RankAssignment
 from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgent
 
 __all__ = ["messages"]
 
 
 def messages(
-    attempt: Attempt, assignment: rank_assignment.RankAssignment, is_recording: bool | None
-) -> dict[RemoteAgent, dict[str, Any]]:
-    """Return what each agent is told: its own slots; the first also what serves the rendezvous."""
-    job, spec = attempt.job, attempt.job.spec
-    meeting = job.rendezvous.prepare(
-        assignment.plan,
+    attempt: Attempt, assignment: RankAssignment, is_recording: bool | None
+) -> dict[RemoteAgent, LaunchRequest]:
+    """Return each agent's request, with its own ranks; the first agent also serves the rendezvous."""
+    job, plan = attempt.job, assignment.plan
+    rendezvous = job.rendezvous.prepare(
+        plan,
         *assignment.agents[0].held,
-        spec=spec,
+        spec=job.spec,
         gang=attempt.gang,
         attempt=attempt.number,
     )
-    env = forwarded_settings.environment(job)
-    # The agent puts another path in its place.
-    given = {name: value for name, value in spec.env if name != HOROVOD_TIMELINE}
-    told: dict[RemoteAgent, dict[str, Any]] = {}
-    service = meeting.service and {
-        "function": meeting.service.function, "options": dict(meeting.service.options),
-    }  # fmt: skip
-    for agent in assignment.agents:
-        ranks = assignment.ranks_on(agent)
-        told[agent] = {
-            "gang": attempt.gang, "attempt": attempt.number, "preload": list(job.preload),
-            "slots": [
-                {
-                    "rank": slot.rank, "partition": assignment.partitions[slot.rank],
-                    "device": devices.device_name(slot), "gpu": slot.gpu,
-                    "env": {
-                        **devices.environment(assignment.plan, slot), **meeting.environments[slot.rank],
-                        **given,
-                    },
-                }
-                for slot in map(assignment.plan.slots.__getitem__, ranks)
-            ],
-            "service": service if 0 in ranks else None, "secrets": list(job.secrets),
-            "observers": list(job.observers),
-            "env": {**env, COOKIE: attempt.gang}, "cwd": local_agents.directory(),
-            "fingerprint": barrier_job.fingerprint(job), "clock_zero_s": job.clock_zero_s,
-            "grace_s": spec.grace_s,
-            "record": spec.timeline is not None if is_recording is None else is_recording,
-            "checkpoints": str(job.checkpoints) if assignment.shares_disk else None,
-        }  # fmt: skip
-    return told
+    return {
+        agent: launch_request.build(
+            attempt, plan, rendezvous, _host_launch(attempt, assignment, agent), is_recording
+        )
+        for agent in assignment.agents
+    }
+
+
+def _host_launch(
+    attempt: Attempt, assignment: RankAssignment, agent: RemoteAgent
+) -> launch_request.HostLaunch:
+    job, ranks = attempt.job, assignment.ranks_on(agent)
+    return launch_request.HostLaunch(
+        slots=[assignment.plan.slots[rank] for rank in ranks],
+        env=forwarded_settings.environment(job),
+        cwd=local_agents.directory(),
+        preload=job.preload,
+        fingerprint=barrier_job.fingerprint(job),
+        # The agent puts another path in its place.
+        user_env={name: value for name, value in job.spec.env if name != HOROVOD_TIMELINE},
+        partitions={rank: assignment.partitions[rank] for rank in ranks},
+        checkpoint_dir=str(job.checkpoints) if assignment.shares_disk else None,
+    )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
+from hydrogen_magic.core.messages import TaskHello
 from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgent
 from hydrogen_magic.errors import PlacementError
 
@@ -18,8 +18,7 @@ class BarrierTask:
     """A barrier task that waits for its rank."""
 
     agent: RemoteAgent
-    about: dict[str, Any]
-    """What the task says of itself: see ``task._about``."""
+    about: TaskHello
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ def plan(spec: JobSpec, places: Mapping[int, BarrierTask], uses_gpus: bool) -> R
     # Not by agent: another may have become free between two tasks of one machine.
     by_machine: dict[str, list[int]] = {}
     for partition in sorted(places):
-        by_machine.setdefault(places[partition].about["machine"], []).append(partition)
+        by_machine.setdefault(places[partition].about.machine, []).append(partition)
     slots: list[Slot] = []
     for node, partitions in enumerate(by_machine.values()):
         gpus = _gpus([places[p] for p in partitions]) if uses_gpus else {}
@@ -63,7 +62,7 @@ def plan(spec: JobSpec, places: Mapping[int, BarrierTask], uses_gpus: bool) -> R
             )  # fmt: skip
     order = tuple(p for partitions in by_machine.values() for p in partitions)
     placed = tuple(places[p].agent for p in order)
-    shares = all(place.about["shares_disk"] for place in places.values())
+    shares = all(place.about.shares_disk for place in places.values())
     return RankAssignment(Plan(tuple(slots), _notes(places)), placed, order, shares)
 
 
@@ -71,16 +70,16 @@ def _gpus(places: list[BarrierTask]) -> dict[int, str]:
     """Return the GPU of each task of one host; Spark's addresses may be places in a shorter list."""
     found: dict[int, str] = {}
     for place in places:
-        host, addresses = place.agent.host, place.about["gpus"]
+        host, addresses = place.agent.host, place.about.gpus
         if not addresses:
             raise PlacementError(f"Spark gave a task on host {host} no GPU: drop `--gpu`")
-        gpu = _visible(addresses[0], place.about["gpus_visible"])
+        gpu = _visible(addresses[0], place.about.gpus_visible)
         if gpu in found.values():
             raise PlacementError(
                 f"Spark gave GPU {gpu} of host {host} to more than one task: a rank needs "
                 "one of its own; set spark.task.resource.gpu.amount to 1"
             )
-        found[place.about["partition"]] = gpu
+        found[place.about.partition] = gpu
     return found
 
 
@@ -98,7 +97,7 @@ def _notes(places: Mapping[int, BarrierTask]) -> tuple[str, ...]:
 
     notes = []
     for name in ("torch", "numpy"):
-        there = {p.about["versions"].get(name, "") for p in places.values()} - {""}
+        there = {p.about.versions.get(name, "") for p in places.values()} - {""}
         try:
             here = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -7,24 +7,42 @@ import os
 import secrets
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
-from hydrogen_magic.core.validation import checked
+from hydrogen_magic.core.messages import (
+    AgentReport,
+    CheckpointCopy,
+    ClockReading,
+    ClosureLabel,
+    FilePart,
+    ForgetCheckpoints,
+    Heartbeat,
+    Hello,
+    LaunchRequest,
+    Leaving,
+    LogPart,
+    MessageError,
+    PartTaken,
+    Quit,
+    RankFile,
+    ReleaseTasks,
+    SavedCheckpoint,
+    TaskAttached,
+    TaskDetached,
+    TaskHello,
+    TimelinePart,
+)
 from hydrogen_magic.driver.placements import Attempt, ClosureFile, local_agents
-from hydrogen_magic.driver.placements.agent_client import AgentClient
+from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
 from hydrogen_magic.driver.placements.spark.relay import Relay
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.serialization import payload
-from hydrogen_magic.serialization.result_stream import ResultPart
 from hydrogen_magic.transport.channel import Hub
-from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, keep
+from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, Part, keep
 
 if TYPE_CHECKING:
-    import mmap
-
     from hydrogen_magic.driver.placements import EventSink
 
 __all__ = ["RemoteAgentPool", "RemoteAgent", "agent_pool"]
@@ -37,11 +55,11 @@ class AttemptWaiter(Protocol):
         """Give the attempt up."""
         ...
 
-    def on_attached(self, agent: RemoteAgent, about: dict[str, Any]) -> None:
+    def on_attached(self, agent: RemoteAgent, task: TaskHello) -> None:
         """A task has come to its machine's agent."""
         ...
 
-    def on_detached(self, about: dict[str, Any], why: str) -> None:
+    def on_detached(self, task: TaskHello) -> None:
         """A task has gone before its rank was started."""
         ...
 
@@ -62,81 +80,70 @@ class RemoteAgent(AgentClient):
         self._closure_of = ""
         self._log_problem = ""
 
-    def _send_part(self, message: dict[str, Any], data: memoryview) -> None:
-        self.hub.send(self.keys.key, {**message, "do": "part"}, data)
+    def _send_part(self, part: Part, data: memoryview) -> None:
+        self.hub.send(self.keys.key, part, data)
 
     def kill(self) -> None:
-        self.send("quit")
+        self.send(Quit())
 
     # ── what it says ──
 
-    def take(self, message: dict[str, Any]) -> None:
-        if "beat" in message:
-            self.send("clock", sent=message["beat"], at=time.monotonic())
-        elif "got" in message:
-            self.outgoing.acknowledged()
-        elif "part" in message:
-            self.send("got")
-            self._take_part(message["part"], message["blob"])
-        elif "bye" in message:
-            self._agent_pool.drop(self)
-        elif "attached" in message:
-            self._agent_pool.attached(self, message["attached"])
-        elif "detached" in message:
-            self._agent_pool.detached(message["detached"], message["why"])
-        else:
-            if "hello" in message:
-                self.host = message["hello"]["host"]
-                self.interface = message["hello"]["interface"]
-            super().take(message)
+    def take(self, report: AgentReport, data: memoryview | None) -> None:
+        match report:
+            case Heartbeat():
+                self.send(ClockReading(report.sent_s, time.monotonic()))
+            case PartTaken():
+                self.outgoing.acknowledged()
+            case FilePart() | LogPart() | TimelinePart():
+                self.send(PartTaken())
+                self._take_part(report, memoryview(b"") if data is None else data)
+            case Leaving():
+                self._agent_pool.drop(self)
+            case TaskAttached():
+                self._agent_pool.attached(self, report.task)
+            case TaskDetached():
+                self._agent_pool.detached(report.task)
+            case _:
+                if isinstance(report, Hello):
+                    self.host, self.interface = report.host, report.interface
+                super().take(report, data)
 
-    def _take_part(self, label: dict[str, Any], data: memoryview) -> None:
-        is_ours = self.attempt is not None and label["gang"] == self.attempt[0]
-        if "log" in label or "timeline" in label:
-            if is_ours:
-                self._write_on(label, data)
+    def _take_part(self, part: Part, data: memoryview) -> None:
+        if not isinstance(part, FilePart):
+            if part.gang == self.gang:
+                self._write_on(part, data)
             return
-        fd = self._incoming.take(label, data)
+        if not isinstance(part.label, RankFile):
+            raise MessageError(f"expected a file of a rank, got {type(part.label).__name__}")
+        fd = self._incoming.take(part, data)
         if fd is None:
             return
         try:
-            if is_ours and self.attempt == (label["gang"], label["attempt"]):
-                self._take_file(label, fd)
+            if self.attempt == (part.label.gang, part.label.attempt):
+                self._take_file(part.label, fd)
         finally:
             os.close(fd)
 
-    def _take_file(self, label: dict[str, Any], fd: int) -> None:
+    def _take_file(self, file: RankFile, fd: int) -> None:
         assert self.sink is not None
-        rank = int(label["rank"])
-        if "checkpoint" in label:
-            self._keep_checkpoint(Path(str(label["checkpoint"])).name, fd)
-        elif "profile" in label:
-            self._take_trace(rank, int(label["profile"]), fd)
+        if isinstance(file.content, SavedCheckpoint):
+            self._keep_checkpoint(Path(file.content.file_name).name, fd)
         else:
-            part = checked(ResultPart, label["result"], "a result's label")
-            self.sink.deliver(rank, part, payload.from_memfd(fd))
+            take_file(self.sink, file, fd)
 
-    def _take_trace(self, rank: int, number: int, fd: int) -> None:
-        import mmap
-
-        if os.fstat(fd).st_size:  # nothing can be mapped of an empty file, and it answers nothing
-            trace: mmap.mmap = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
-            assert self.sink is not None
-            self.sink.take_trace(rank, number, trace)
-
-    def _write_on(self, label: dict[str, Any], data: memoryview) -> None:
+    def _write_on(self, part: LogPart | TimelinePart, data: memoryview) -> None:
         """Write a log or timeline on in the run's record: a courtesy, and its failure no fault of the run."""
         assert self.job is not None and self.sink is not None
-        if "log" in label:
-            name, rest, flags = f"rank-{int(label['log'])}.log", b"", os.O_APPEND
+        if isinstance(part, LogPart):
+            name, rest, flags = f"rank-{part.rank}.log", b"", os.O_APPEND
         else:  # the bracket that ends it is written over by what comes next, as Horovod does it
-            name, rest, flags = Path(f"horovod-timeline-{label['timeline']}.json").name, b"]", 0
+            name, rest, flags = Path(f"horovod-timeline-{part.number}.json").name, b"]", 0
         flags |= os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
         try:
             fd = os.open(self.job.job.record_dir / name, flags, 0o600)
             with os.fdopen(fd, "wb") as file:
                 if not flags & os.O_APPEND:
-                    file.seek(int(label["offset"]))
+                    file.seek(part.offset)
                 file.write(data)
                 file.write(rest)
         except OSError as error:
@@ -153,21 +160,21 @@ class RemoteAgent(AgentClient):
     # ── what it is told ──
 
     def launch(
-        self, attempt: Attempt, sink: EventSink, message: dict[str, Any]
+        self, attempt: Attempt, sink: EventSink, request: LaunchRequest
     ) -> asyncio.Future[None]:
-        """Start what ``message`` says; return what is done when nothing of it is left."""
+        """Start the ranks of ``request``; return what is done when nothing of them is left."""
         self.sink, self.job = sink, attempt
         self.attempt = (attempt.gang, attempt.number)
         swept = self.expect_sweep()
-        self.send("launch", **message)
+        self.send(request)
         return swept
 
     async def bring_checkpoint(self, attempt: Attempt) -> None:
         """Have there what earlier attempts have saved last, and nothing else: hosts must agree."""
-        self.send("forget", gang=attempt.gang)
+        self.send(ForgetCheckpoints(attempt.gang))
         for path in sorted(attempt.job.checkpoints.glob("[!.]*")):
             with path.open("rb") as file:
-                label = {"gang": attempt.gang, "checkpoint": path.name}
+                label = CheckpointCopy(attempt.gang, path.name)
                 await self.outgoing.send_file(label, file.fileno())
 
     async def send_closure(self, attempt: Attempt) -> None:
@@ -176,7 +183,7 @@ class RemoteAgent(AgentClient):
             assert isinstance(attempt.job.closure, ClosureFile)
             fd = attempt.job.closure.dup()
             try:
-                await self.outgoing.send_file({"closure": attempt.gang}, fd)
+                await self.outgoing.send_file(ClosureLabel(attempt.gang), fd)
                 self._closure_of = attempt.gang
             finally:
                 os.close(fd)
@@ -254,17 +261,17 @@ class RemoteAgentPool:
         relays, self._relays = self._relays, {}
         await asyncio.gather(*(asyncio.to_thread(relay.close) for relay, _ in relays.values()))
 
-    def attached(self, agent: RemoteAgent, about: dict[str, Any]) -> None:
-        agent_group = self.crews.get((about["gang"], about["attempt"]))
+    def attached(self, agent: RemoteAgent, task: TaskHello) -> None:
+        agent_group = self.crews.get((task.gang, task.attempt))
         if agent_group is not None:
-            agent_group.on_attached(agent, about)
+            agent_group.on_attached(agent, task)
         else:  # it came when nobody waited any more
-            agent.send("release", gang=about["gang"], attempt=about["attempt"])
+            agent.send(ReleaseTasks(task.gang, task.attempt))
 
-    def detached(self, about: dict[str, Any], why: str) -> None:
-        agent_group = self.crews.get((about["gang"], about["attempt"]))
+    def detached(self, task: TaskHello) -> None:
+        agent_group = self.crews.get((task.gang, task.attempt))
         if agent_group is not None:
-            agent_group.on_detached(about, why)
+            agent_group.on_detached(task)
 
     async def close(self) -> None:
         """End all agents, and the gangs that run there or wait for them."""
@@ -272,7 +279,7 @@ class RemoteAgentPool:
         for agent_group in self.crews.values():
             agent_group.kill()
         for agent in there:
-            agent.send("quit")
+            agent.send(Quit())
             agent.fail(ChildProcessError("this kernel's agents were ended, and their ranks"))
         if there:
             await asyncio.sleep(0.05)  # until ZeroMQ has sent that

@@ -15,6 +15,14 @@ from contextlib import suppress
 from typing import Any
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.messages import (
+    KillRanks,
+    ProfileSteps,
+    RecordSpans,
+    ReleaseTasks,
+    ReportStacks,
+    TaskHello,
+)
 from hydrogen_magic.driver.placements import Attempt, EventSink
 from hydrogen_magic.driver.placements.spark import (
     barrier_job,
@@ -184,14 +192,14 @@ class SparkAgentGroup:
             sink.emit(ev.Queued(attempt.job.now_s(), min(slots, wanted), wanted))
         return slots
 
-    def on_attached(self, agent: RemoteAgent, about: dict[str, Any]) -> None:
+    def on_attached(self, agent: RemoteAgent, task: TaskHello) -> None:
         """A task has come."""
-        self._places[int(about["partition"])] = rank_assignment.BarrierTask(agent, about)
+        self._places[task.partition] = rank_assignment.BarrierTask(agent, task)
         self._changed.set()
 
-    def on_detached(self, about: dict[str, Any], why: str) -> None:
+    def on_detached(self, task: TaskHello) -> None:
         """A task has gone before its rank was started; Spark's own word of it follows."""
-        self._places.pop(int(about["partition"]), None)
+        self._places.pop(task.partition, None)
 
     async def _conduct(
         self, job: barrier_job.BarrierJob, attempt: Attempt, sink: EventSink
@@ -209,13 +217,13 @@ class SparkAgentGroup:
         self._sweeps = sweeps
         sending = [asyncio.ensure_future(agent.send_closure(attempt)) for agent in messages]
         if self._is_unwanted:  # while the lines above were under way
-            self._tell("stop")
+            self.stop()
         watching = asyncio.ensure_future(self._watch(job, assignment, attempt, sink))
+        over: list[asyncio.Future[Any]] = [asyncio.gather(*sweeps), watching]
         try:
-            over: list[asyncio.Future[Any]] = [asyncio.gather(*sweeps), watching]
             await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (*sending, watching):
+            for task in (*sending, *over):
                 task.cancel()
             for agent in messages:
                 agent.let_go()
@@ -320,7 +328,7 @@ class SparkAgentGroup:
         if error is None or error.kind not in ("cancelled", "stopped"):
             await asyncio.sleep(_HEARSAY_S)
         if not self._has_failed:
-            self._tell("kill")
+            self.kill()
             await asyncio.wait(self._sweeps, timeout=_END_S)
             raise barrier_job.as_error(error, self._session)
 
@@ -356,34 +364,36 @@ class SparkAgentGroup:
     # ── orders ──
 
     def stop(self) -> None:
-        self._tell("stop")
+        self._give_up_waiting()
+        for agent in self._running:
+            agent.stop_ranks()
 
     def kill(self) -> None:
-        self._tell("kill")
-
-    def dismiss(self, rank: int) -> None:
+        self._give_up_waiting()
         for agent in self._running:
-            agent.send("kill", rank=rank)
+            agent.kill_ranks()
 
-    def _tell(self, action: str) -> None:
+    def _give_up_waiting(self) -> None:
         if not self._running:
             self._is_unwanted = True
             self._changed.set()
+
+    def dismiss(self, rank: int) -> None:
         for agent in self._running:
-            agent.command(action)
+            agent.send(KillRanks(agent.gang, rank))
 
     def ask_stacks(self) -> None:
         for agent in self._running:
-            agent.send("stacks")
+            agent.send(ReportStacks())
 
     def record(self, on: bool) -> None:
         self._is_recording = on
         for agent in self._running:
-            agent.send("record", on=on)
+            agent.send(RecordSpans(agent.gang, on))
 
     def profile(self, number: int, steps: int) -> None:
         for agent in self._running:
-            agent.send("profile", number=number, steps=steps)
+            agent.send(ProfileSteps(agent.gang, number, steps))
 
     async def release(self) -> None:
         """Agents stay warm by themselves, and the last stage is seen off meanwhile."""
@@ -391,7 +401,7 @@ class SparkAgentGroup:
     def _dismiss(self, attempt: Attempt) -> None:
         """Have the tasks return, by their agents or else by Spark."""
         for place in self._places.values():
-            place.agent.send("release", gang=attempt.gang, attempt=attempt.number)
+            place.agent.send(ReleaseTasks(attempt.gang, attempt.number))
         job, self._job = self._job, None
         if job is not None:
             join_timeout_s = _TASKS_NOTICE_S if self._has_unresponsive else _JOB_END_S

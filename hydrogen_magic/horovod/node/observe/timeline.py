@@ -189,7 +189,7 @@ class _Timeline:
                 self._switch(self._begin if is_wanted else self._end)
 
     def _switch(self, work: Callable[[], None]) -> None:
-        name = "hydrogen_magic.driver.chrome_trace"
+        name = "hydrogen_magic.timeline"
         self._switching = threading.Thread(target=work, name=name, daemon=True)
         self._switching.start()
 

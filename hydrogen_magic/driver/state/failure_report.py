@@ -15,9 +15,9 @@ from hydrogen_magic.driver.state.culprit import (
     is_victim_error,
     missed_collective,
 )
+from hydrogen_magic.driver.state.formatting import ranks_text
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
-from hydrogen_magic.views.formatting import ranks_text
-from hydrogen_magic.views.output_lines import clean, clean_name, final_lines
+from hydrogen_magic.driver.state.output_lines import clean, clean_name, final_lines
 
 __all__ = ["headline", "report", "stack_lines"]
 
@@ -32,16 +32,18 @@ _MOST_FRAMES = 12
 """Frames of one exception; more is a recursion."""
 
 
-def report(state: GangState, last_output: Sequence[str] = ()) -> str:
+def report(state: GangState, last_output: Sequence[str] = (), saved_results: str = "") -> str:
     """Return what a notebook shows for a failed gang, without colours of our own.
 
     ``last_output`` are the culprit's last lines, without line ends; only the last ten are shown.
+    ``saved_results`` says where results are that arrived.
     """
     if state.culprit is None or not 0 <= state.culprit < len(state.ranks):
         return f"the gang failed: {clean_name(state.reason) or 'no rank said why'}"
     culprit = state.ranks[state.culprit]
     what, *how = _what_happened(culprit, state)
     lines = [what, *_where(culprit, state), *how, *_victims(state), *_output(last_output)]
+    lines += [saved_results] if saved_results else []
     return "\n".join(lines)
 
 
@@ -110,14 +112,24 @@ def _how(rank: RankState) -> str:
         stopped = rank.process_state == "T"
         return "its process is stopped (SIGSTOP)" if stopped else "it did not take part"
     if exited.signal_name:
-        return f"killed by {exited.signal_name}" + (f" ({exited.hint})" if exited.hint else "")
+        hint = f" ({exited.hint})" if exited.hint else ""
+        return f"killed by {exited.signal_name}{_after_result(rank)}{hint}"
     return _exit_status(rank, exited)
 
 
 def _exit_status(rank: RankState, exited: RankExited) -> str:
-    is_late = rank.result_bytes is not None
-    when = "after its result had arrived" if is_late else "without finishing the cell"
-    return f"exited with status {exited.exit_code} {when}"
+    hint = f" ({exited.hint})" if exited.hint else ""
+    return f"exited with status {exited.exit_code}{_when_exited(rank)}{hint}"
+
+
+def _when_exited(rank: RankState) -> str:
+    is_packing = rank.exited_in == "finishing"
+    before = " before it had sent all results" if is_packing else " without finishing the cell"
+    return _after_result(rank) or before
+
+
+def _after_result(rank: RankState) -> str:
+    return " after its result had arrived" if rank.result_bytes is not None else ""
 
 
 # ── what happened ────────────────────────────────────────────────────────────────────────────────
@@ -161,9 +173,10 @@ def _exit(rank: RankState, exited: RankExited, cells: Mapping[str, str]) -> list
     if exited.signal_name:
         if exited.signal_name == "SIGKILL" and not hint:
             hint = " (out of memory? that is what ends processes so, unless somebody did)"
-        line = f"rank {rank.rank} was killed by {clean_name(exited.signal_name)}{hint}"
+        when = _after_result(rank)
+        line = f"rank {rank.rank} was killed by {clean_name(exited.signal_name)}{when}{hint}"
     else:
-        line = f"rank {rank.rank} {_exit_status(rank, exited)}{hint}"
+        line = f"rank {rank.rank} {clean_name(_exit_status(rank, exited))}"
     if rank.exited_in == "loading":
         line += ", while loading it"
     return [line, *_stack(exited.crash_stack, cells)]

@@ -1,0 +1,537 @@
+"""Every message between the processes of a gang, as a closed set of frozen values.
+
+::
+
+    kernel ──── AgentCommand ────► agent ──── ForkserverRequest ──► forkserver
+           ◄─── AgentReport ──────       ◄─── ForkserverAnswer ────
+           ◄─── RankFile ─────────       ──── WorkerCommand ──────► worker (a rank, or a service)
+                                         ◄─── WorkerReport ────────
+
+A message crosses the boundary as JSON, ``[kind, fields]``, where the kind is the name of its class. The
+receiver names the base class that it expects, and :func:`decode` checks kind, direction and every field.
+To add a field, add it to the class: mypy then reports each place that builds the message.
+
+Memory files and logs travel beside some messages, as descriptors or as a second ZeroMQ frame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, is_dataclass
+from typing import Any, TypeVar
+
+from hydrogen_magic.core.validation import EventError, checked, plain
+
+__all__ = [
+    "LaunchRequest",
+    "Message",
+    "MessageError",
+    "RankLaunch",
+    "ServiceSpec",
+    "decode",
+    "encode",
+]
+
+
+class MessageError(ValueError):
+    """A message that is not of the expected kind, or has a missing, unknown or mistyped field."""
+
+
+class Message:
+    """Base class of all messages."""
+
+
+class AgentCommand(Message):
+    """From the kernel to an agent."""
+
+
+class AgentReport(Message):
+    """From an agent to the kernel."""
+
+
+class TaskCommand(Message):
+    """From the kernel to a Spark task of ``%%infer``."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens."""
+
+    host: str
+    port: int
+
+
+# ── launch ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class ServiceSpec:
+    """A function that one agent runs beside the ranks, such as the store of a rendezvous."""
+
+    function: str
+    """``module:function``, called with the listening socket's descriptor and the options."""
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Keyword arguments, as JSON."""
+
+
+@dataclass(frozen=True)
+class RankLaunch:
+    """One rank that an agent starts."""
+
+    rank: int
+    device: str
+    """``cpu`` or ``cuda:<local_rank>``."""
+    gpu: str | None
+    """Index or UUID of the rank's own GPU on its host, None without one."""
+    env: Mapping[str, str]
+    """Variables of this rank, on top of :attr:`LaunchRequest.env`."""
+    partition: int | None = None
+    """The Spark task that waits for the rank, None without Spark."""
+
+
+@dataclass(frozen=True)
+class LaunchRequest(AgentCommand):
+    """Start the ranks of one attempt on one host."""
+
+    gang: str
+    attempt: int
+    ranks: tuple[RankLaunch, ...]
+    service: ServiceSpec | None
+    """What this agent serves for the rendezvous, None if nothing."""
+    env: Mapping[str, str] = field(repr=False)
+    """Environment of every process of the gang; a remote agent adds its own variables below it."""
+    cwd: str
+    """The notebook's working directory; a remote agent uses another one if this one is missing."""
+    sys_path: tuple[str, ...]
+    """The notebook's module path; a remote agent uses its own."""
+    preload: tuple[str, ...]
+    """Modules that the forkserver imports first."""
+    fingerprint: str
+    """What a forkserver must have been started with to serve this gang."""
+    record_dir: str
+    """Directory of the run's record; a remote agent uses its own."""
+    clock_zero_s: float
+    """The sender's ``time.monotonic()`` at which the gang's clock is 0."""
+    grace_s: float
+    is_recording: bool
+    """Ranks record what they do as spans."""
+    secrets: tuple[str, ...] = field(repr=False)
+    """Values that agents mask in output and errors."""
+    observers: tuple[tuple[str, str], ...]
+    """Observed module and the ``module:function`` that ranks call once it is imported."""
+    checkpoint_dir: str | None = None
+    """Directory of checkpoints that the kernel and all hosts share, None if they share none."""
+    infer_options: Mapping[str, object] | None = None
+    """Options of ``%%infer``, None for an ordinary cell."""
+    worker_key: str = ""
+    """Equal keys may use the same workers one after the other; empty: new workers."""
+
+
+# ── other commands to an agent ───────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class RanksCommand(AgentCommand):
+    """A command for the ranks of one gang; ignored by an agent that runs another one."""
+
+    gang: str
+
+
+@dataclass(frozen=True)
+class StopRanks(RanksCommand):
+    """Ask the ranks to end, then make them."""
+
+
+@dataclass(frozen=True)
+class KillRanks(RanksCommand):
+    """End the ranks at once."""
+
+    rank: int | None = None
+    """Only this one; None: all."""
+
+
+@dataclass(frozen=True)
+class RecordSpans(RanksCommand):
+    """Have the ranks record what they do as spans, or no longer."""
+
+    on: bool
+
+
+@dataclass(frozen=True)
+class ProfileSteps(RanksCommand):
+    """Have the ranks profile their next steps."""
+
+    number: int
+    """Identifies the profile in :class:`ProfileTrace`."""
+    steps: int
+
+
+@dataclass(frozen=True)
+class ReportStacks(AgentCommand, TaskCommand):
+    """Send the stacks of all ranks as events, those of a task in its next report."""
+
+
+@dataclass(frozen=True)
+class Ping(AgentCommand):
+    """Answer with :class:`Pong`."""
+
+
+@dataclass(frozen=True)
+class Quit(AgentCommand, TaskCommand):
+    """End, with all ranks; a task goes on without reports."""
+
+
+@dataclass(frozen=True)
+class ClockReading(AgentCommand):
+    """The answer to :class:`Heartbeat`."""
+
+    sent_s: float
+    """:attr:`Heartbeat.sent_s`."""
+    kernel_s: float
+    """``time.monotonic()`` of the kernel."""
+
+
+@dataclass(frozen=True)
+class ForgetCheckpoints(AgentCommand):
+    """Delete the gang's checkpoints on this host: newer ones follow."""
+
+    gang: str
+
+
+@dataclass(frozen=True)
+class ReleaseTasks(AgentCommand):
+    """Let the Spark tasks of an attempt return."""
+
+    gang: str
+    attempt: int
+
+
+# ── reports of an agent ──────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Hello(AgentReport):
+    """The agent has started."""
+
+    host: str
+    held: Address
+    """Reserved for the rendezvous of the next gang."""
+    interface: str = ""
+    """The network interface that faces the other hosts; empty on the kernel's machine."""
+
+
+@dataclass(frozen=True)
+class Pong(AgentReport):
+    """The answer to :class:`Ping`."""
+
+
+@dataclass(frozen=True)
+class EventBatch(AgentReport):
+    """Events of the ranks and the agent."""
+
+    gang: str
+    attempt: int
+    events: tuple[object, ...]
+    """Each as :func:`hydrogen_magic.core.events.encode` returns it."""
+
+
+@dataclass(frozen=True)
+class Swept(AgentReport):
+    """Nothing of the attempt is left on the agent's host."""
+
+    gang: str
+    attempt: int
+    held: Address | None
+    """As in :class:`Hello`; None if no port is free: the agent ends."""
+
+
+@dataclass(frozen=True)
+class Heartbeat(AgentReport):
+    """Sent every few seconds by agents on other hosts."""
+
+    sent_s: float
+    """``time.monotonic()`` of the agent."""
+
+
+@dataclass(frozen=True)
+class Leaving(AgentReport):
+    """The agent ends: no gang came for a while, or its executor has ended."""
+
+
+# ── barrier tasks of Spark ───────────────────────────────────────────────────────────────────────
+#
+# A barrier task runs the text of node/spark/barrier_task.py, which imports nothing of this package: it
+# writes and reads the JSON of these classes itself.
+
+
+class TaskMessage(Message):
+    """From a barrier task to the agent on its machine."""
+
+
+class TaskAnswer(Message):
+    """From the agent to a barrier task."""
+
+
+@dataclass(frozen=True)
+class TaskHello(TaskMessage):
+    """The task waits for its rank."""
+
+    gang: str
+    attempt: int
+    partition: int
+    machine: str
+    """Tells machines apart, and kernels on one machine."""
+    address: str
+    """The task's host, as Spark knows it."""
+    executor: str
+    """What people call the executor."""
+    executor_pid: int
+    pid: int
+    gpus: tuple[str, ...]
+    """Addresses of the GPUs that Spark gives to the task."""
+    gpus_visible: str | None
+    """``CUDA_VISIBLE_DEVICES`` of the executor."""
+    shares_disk: bool
+    """The directory of the kernel's record is visible there."""
+    versions: Mapping[str, str]
+    """Of the libraries whose pickles depend on them."""
+
+
+@dataclass(frozen=True)
+class TaskPing(TaskMessage):
+    """Answer with :class:`TaskPong`."""
+
+
+@dataclass(frozen=True)
+class TaskPong(TaskAnswer):
+    """The answer to :class:`TaskPing`."""
+
+
+@dataclass(frozen=True)
+class TaskAccepted(TaskAnswer):
+    """The agent serves the task's gang; the task waits for :class:`TaskReleased`."""
+
+    mark: str
+    """Value of a variable that every process of the agent has."""
+    folder: str
+    pid: int
+
+
+@dataclass(frozen=True)
+class AgentBusy(TaskAnswer):
+    """The agent serves another gang."""
+
+
+@dataclass(frozen=True)
+class TaskReleased(TaskAnswer):
+    """The task may return: its rank is over, or lost."""
+
+
+@dataclass(frozen=True)
+class TaskAttached(AgentReport):
+    """A task has come to the agent."""
+
+    task: TaskHello
+
+
+@dataclass(frozen=True)
+class TaskDetached(AgentReport):
+    """A task has gone before its rank was started."""
+
+    task: TaskHello
+    why: str
+
+
+# ── files of ranks ───────────────────────────────────────────────────────────────────────────────
+
+
+class WorkerReport(Message):
+    """From a worker to its agent."""
+
+
+@dataclass(frozen=True)
+class ResultPart(WorkerReport):
+    """One named result of one rank: the label that travels with its bytes."""
+
+    name: str
+    """A variable of ``--out``, or :data:`~hydrogen_magic.serialization.result_stream.CELL_VALUE`."""
+    error: str = ""
+    """Why the object could not be sent; the part then has no bytes."""
+    is_partial: bool = False
+    """Some of its objects could not be pickled and were replaced: for the run log only."""
+
+
+@dataclass(frozen=True)
+class ProfileTrace(WorkerReport):
+    """A rank's trace; its file is empty if the rank recorded nothing."""
+
+    number: int
+    """:attr:`ProfileSteps.number`."""
+
+
+@dataclass(frozen=True)
+class SavedCheckpoint(WorkerReport):
+    """Rank 0 has saved a checkpoint."""
+
+    file_name: str
+    """In the directory of the gang's checkpoints on its host."""
+
+
+FileContent = ResultPart | ProfileTrace | SavedCheckpoint
+
+
+@dataclass(frozen=True)
+class RankFile(Message):
+    """A file of a rank, for the kernel: travels with a descriptor, or as the label of a file's parts."""
+
+    gang: str
+    attempt: int
+    rank: int
+    content: FileContent
+
+
+@dataclass(frozen=True)
+class LaunchFiles(Message):
+    """Travels with the descriptors of the closure and of each rank's channel, before the launch."""
+
+    gang: str
+    attempt: int
+
+
+# ── files over the network, in parts ─────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class ClosureLabel(Message):
+    """What the ranks of a gang run, for their agent."""
+
+    closure_of: str
+
+
+@dataclass(frozen=True)
+class CheckpointCopy(Message):
+    """A gang's checkpoint, for the agents of its next attempt."""
+
+    gang: str
+    file_name: str
+
+
+@dataclass(frozen=True)
+class FilePart(AgentCommand, AgentReport):
+    """Bytes of a file, which is taken once it is complete."""
+
+    label: RankFile | ClosureLabel | CheckpointCopy
+    file: int
+    """The sender's number of the file."""
+    size: int
+    """Bytes of the whole file."""
+    offset: int
+
+
+@dataclass(frozen=True)
+class LogPart(AgentReport):
+    """New bytes of a rank's log."""
+
+    gang: str
+    rank: int
+    offset: int
+
+
+@dataclass(frozen=True)
+class TimelinePart(AgentReport):
+    """New bytes of a Horovod timeline."""
+
+    gang: str
+    number: str
+    """What tells it from the gang's others: ``1``, in a later attempt ``retry1-1``."""
+    offset: int
+
+
+@dataclass(frozen=True)
+class PartTaken(AgentCommand, AgentReport):
+    """Acknowledges one part of any kind."""
+
+
+# ── tasks of %%infer on Spark ────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class EndTask(TaskCommand):
+    """End the task, which Spark has cancelled."""
+
+
+@dataclass(frozen=True)
+class TaskProgress:
+    """One attempt at one partition, so far."""
+
+    stage: int
+    partition: int
+    attempt: int
+    """Spark's number of the attempt, unique in the application."""
+    is_trial: bool
+    """It only finds the columns that ``predict`` returns; its rows are processed again."""
+    phase: str = "loading"
+    """``loading`` (the cell runs), ``running``, then ``done``, ``failed`` or ``left`` (the rest is not
+    wanted)."""
+    rows: int = 0
+    """Rows done."""
+    failed: int = 0
+    """Of these, the ones without a prediction."""
+    said: str = ""
+    """Why it failed."""
+    failures: tuple[str, ...] = ()
+    """Texts about the first rows without a prediction."""
+
+
+@dataclass(frozen=True)
+class TaskStatus(Message):
+    """From a Python worker of Spark to the kernel, a few times a second."""
+
+    worker: str
+    """Tells it from all others."""
+    host: str
+    pid: int
+    device: str
+    tasks: tuple[TaskProgress, ...]
+    """The one under way, and those that ended since the last report."""
+    stacks: str = ""
+    """The stacks of its threads, after :class:`ReportStacks`."""
+
+
+# ── JSON ─────────────────────────────────────────────────────────────────────────────────────────
+
+_M = TypeVar("_M", bound=Message)
+
+
+def _subclasses(cls: type[Message]) -> Iterator[type[Message]]:
+    for below in cls.__subclasses__():
+        yield below
+        yield from _subclasses(below)
+
+
+MESSAGE_TYPES: Mapping[str, type[Message]] = {
+    cls.__name__: cls for cls in _subclasses(Message) if is_dataclass(cls)
+}
+
+
+def encode(message: Message) -> list[Any]:
+    """Return ``[kind, fields]``, ready for ``json.dumps``."""
+    return [type(message).__name__, plain(message)]
+
+
+def decode(raw: object, expected: type[_M]) -> _M:
+    """Return the message in ``raw``, made by :func:`encode`; raise MessageError if it is malformed.
+
+    ``expected``: the base class of the messages that the caller accepts.
+    """
+    if not (isinstance(raw, list) and len(raw) == 2 and isinstance(raw[0], str)):
+        raise MessageError(f"expected a message [kind, fields], got {type(raw).__name__}")
+    kind, fields = raw
+    cls = MESSAGE_TYPES.get(kind)
+    if cls is None or not issubclass(cls, expected):
+        raise MessageError(f"expected a kind of {expected.__name__}, got {kind[:80]!r}")
+    try:
+        message: _M = checked(cls, fields, kind)
+    except EventError as error:
+        raise MessageError(str(error)) from None
+    return message

@@ -1,0 +1,86 @@
+"""The request by which an agent starts its ranks: one builder for all placements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from hydrogen_magic.core.job import Plan, Slot
+from hydrogen_magic.core.messages import LaunchRequest, RankLaunch
+from hydrogen_magic.core.processes import COOKIE
+from hydrogen_magic.driver.placements import Attempt, devices
+from hydrogen_magic.driver.rendezvous import RendezvousInfo
+
+__all__ = ["HostLaunch", "build"]
+
+_LONGEST_GRACE_S = 1e8
+"""Three years: ``grace_s`` may be infinite, a time in a message may not."""
+
+
+@dataclass(frozen=True)
+class HostLaunch:
+    """What differs between the agents of one attempt, or between placements."""
+
+    slots: Sequence[Slot]
+    """The ranks of this agent."""
+    env: Mapping[str, str]
+    cwd: str
+    preload: Sequence[str]
+    fingerprint: str
+    user_env: Mapping[str, str]
+    """The user's variables for every rank; they win over all others."""
+    rank_env: Mapping[str, str] = field(default_factory=dict)
+    """Variables for every rank that its rendezvous may replace."""
+    partitions: Mapping[int, int] = field(default_factory=dict)
+    """Rank -> Spark partition."""
+    sys_path: Sequence[str] = ()
+    record_dir: str = ""
+    checkpoint_dir: str | None = None
+    worker_key: str = ""
+
+
+def build(
+    attempt: Attempt,
+    plan: Plan,
+    rendezvous: RendezvousInfo,
+    host: HostLaunch,
+    is_recording: bool | None,
+) -> LaunchRequest:
+    """Return the request for one agent.
+
+    ``is_recording``: None if the user has not switched recording on or off since the launch.
+    """
+    job, spec = attempt.job, attempt.job.spec
+    return LaunchRequest(
+        gang=attempt.gang,
+        attempt=attempt.number,
+        ranks=tuple(_rank_launch(plan, slot, rendezvous, host) for slot in host.slots),
+        service=rendezvous.service if any(slot.rank == 0 for slot in host.slots) else None,
+        env={**host.env, COOKIE: attempt.gang},
+        cwd=host.cwd,
+        sys_path=tuple(host.sys_path),
+        preload=tuple(host.preload),
+        fingerprint=host.fingerprint,
+        record_dir=host.record_dir,
+        clock_zero_s=job.clock_zero_s,
+        grace_s=min(spec.grace_s, _LONGEST_GRACE_S),
+        is_recording=spec.timeline is not None if is_recording is None else is_recording,
+        secrets=job.secrets,
+        observers=job.observers,
+        checkpoint_dir=host.checkpoint_dir,
+        infer_options=dict(job.feed.options) if job.feed is not None else None,
+        worker_key=host.worker_key,
+    )
+
+
+def _rank_launch(
+    plan: Plan, slot: Slot, rendezvous: RendezvousInfo, host: HostLaunch
+) -> RankLaunch:
+    env = {
+        **devices.environment(plan, slot),
+        **host.rank_env,
+        **rendezvous.environments[slot.rank],
+        **host.user_env,
+    }
+    device = devices.device_name(slot)
+    return RankLaunch(slot.rank, device, slot.gpu, env, host.partitions.get(slot.rank))

@@ -1,0 +1,97 @@
+"""Launches where a process has as many files open as it may (RLIMIT_NOFILE)."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import hydrogen_magic as hm
+from hydrogen_magic.driver.placements import local_agents
+from hydrogen_magic.errors import HydrogenError, PlacementError
+from tests import ranks
+from tests.gangs import PATIENCE_S, ended, said, until
+
+pytestmark = pytest.mark.usefixtures("warm_agents")
+
+
+@contextmanager
+def free_files(count: int) -> Iterator[None]:
+    """Let this process open ``count`` more files."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    n_open = len(os.listdir("/proc/self/fd")) - 1
+    resource.setrlimit(resource.RLIMIT_NOFILE, (n_open + count, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_full_table_of_the_kernel_is_named_before_anything_starts() -> None:
+    local_agents.close()  # no warm one, and no hub
+    for count in (0, 1, 20, 45):
+        with free_files(count), pytest.raises(PlacementError) as caught:
+            hm.launch(ranks.gather, np=2)
+        assert "(RLIMIT_NOFILE): close files, or raise the limit with" in str(caught.value)
+    with free_files(50):
+        assert ended(hm.launch(ranks.gather, np=2)).result == [0, 1]
+
+
+def test_a_table_that_is_full_when_results_arrive_ends_the_gang(tmp_path: Path) -> None:
+    def wait_for(file: str) -> None:
+        print("waiting", flush=True)
+        while not os.path.exists(file):
+            time.sleep(0.01)
+
+    gang = hm.launch(wait_for, str(tmp_path / "go"), np=2)
+    until(gang, said(gang, "waiting"))
+    with free_files(0):
+        (tmp_path / "go").mkdir()  # which opens no file
+        ended(gang)
+    with pytest.raises(HydrogenError, match=r"a result could not be received: .*RLIMIT_NOFILE"):
+        gang.raise_for_state()
+    assert ended(hm.launch(ranks.gather, np=2)).result == [0, 1]
+
+
+OF_AN_AGENT = """
+import os, resource
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))
+import hydrogen_magic as hm
+from hydrogen_magic.driver.placements import agents
+from tests import ranks
+
+def open_files():
+    (agent,) = agents.pool().all
+    return len(os.listdir(f"/proc/{agent.process.pid}/fd"))
+
+for _ in range(2):
+    assert hm.launch(ranks.gather, np=2).result == [0, 1]
+before = open_files()
+for _ in range(3):
+    try:
+        hm.launch(ranks.gather, np=40).result
+    except hm.errors.HydrogenError as error:
+        message = str(error)
+assert hm.launch(ranks.gather, np=2).result == [0, 1]
+assert open_files() <= before + 2, (before, open_files())
+print(message)
+"""
+
+
+def test_a_full_table_of_an_agent_is_named() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(OF_AN_AGENT)],
+        text=True, capture_output=True, timeout=2 * PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert not done.returncode, done.stderr
+    assert "the ranks could not be started: the start of 40 ranks takes" in done.stdout
+    assert "(RLIMIT_NOFILE)" in done.stdout
