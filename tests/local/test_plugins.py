@@ -28,6 +28,7 @@ class TestPlacementOfAPlugIn(GangContract):
 class TestInProcess(GangContract):
     placement = "in-process"
     np = 1
+    captures_output = False
 
 
 def observed() -> tuple[bool, str]:
