@@ -27,6 +27,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, overload
 
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
+from hydrogen_magic.core.messages import ObserverSpec
 from hydrogen_magic.driver.placements import (
     AgentGroup,
     Attempt,
@@ -52,6 +53,7 @@ __all__ = [
     "EventSink",
     "Job",
     "JobSpec",
+    "ObserverSpec",
     "PLACEMENTS",
     "Placement",
     "Plan",
@@ -136,12 +138,12 @@ def rendezvous(name: str) -> Rendezvous:
     return found
 
 
-def observers() -> tuple[tuple[str, str], ...]:
-    """Return (observed module, ``module:function``) of every observer; several may observe one module.
+def observers() -> tuple[ObserverSpec, ...]:
+    """Return every observer; several may observe one module.
 
     Nothing is imported here. Ranks attach by this list, so machines with ranks need no metadata.
     """
-    return tuple((point.name, point.value) for point in _OBSERVERS.points())
+    return tuple(ObserverSpec(point.name, point.value) for point in _OBSERVERS.points())
 
 
 def every_rendezvous() -> tuple[Rendezvous, ...]:

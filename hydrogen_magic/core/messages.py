@@ -23,11 +23,79 @@ from typing import Any, TypeVar
 from hydrogen_magic.core.validation import EventError, checked, plain
 
 __all__ = [
+    "Address",
+    "AgentBusy",
+    "AgentCommand",
+    "AgentConfig",
+    "AgentReport",
+    "CheckpointCopy",
+    "ClockReading",
+    "ClosureLabel",
+    "EndTask",
+    "EventBatch",
+    "FileContent",
+    "FilePart",
+    "ForgetCheckpoints",
+    "ForkWorkers",
+    "ForkserverAnswer",
+    "ForkserverRequest",
+    "Heartbeat",
+    "Hello",
+    "KillRanks",
+    "LaunchFiles",
     "LaunchRequest",
+    "Leaving",
+    "LocalAgentConfig",
+    "LogPart",
+    "MESSAGE_TYPES",
     "Message",
     "MessageError",
+    "ModulesPreloaded",
+    "PackingResult",
+    "PartTaken",
+    "Ping",
+    "Pong",
+    "PreloadModules",
+    "ProfileSteps",
+    "ProfileTrace",
+    "Quit",
+    "RankEvents",
+    "RankFile",
     "RankLaunch",
+    "RankStart",
+    "RanksCommand",
+    "RecordSpans",
+    "ReleaseTasks",
+    "RemoteAgentConfig",
+    "ReportStacks",
+    "ResultPart",
+    "ResultsDelivered",
+    "SavedCheckpoint",
     "ServiceSpec",
+    "ServiceStart",
+    "SetRecording",
+    "StartProfile",
+    "StopRanks",
+    "Swept",
+    "TaskAccepted",
+    "TaskAnswer",
+    "TaskAttached",
+    "TaskCommand",
+    "TaskDetached",
+    "TaskHello",
+    "TaskMessage",
+    "TaskPing",
+    "TaskPong",
+    "TaskProgress",
+    "TaskReleased",
+    "TaskStatus",
+    "TimelineFile",
+    "TimelinePart",
+    "WorkerCommand",
+    "WorkerReport",
+    "WorkerRetained",
+    "WorkerStart",
+    "WorkersForked",
     "decode",
     "encode",
 ]
@@ -61,6 +129,48 @@ class Address:
     port: int
 
 
+# ── start of an agent ────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class AgentConfig(Message):
+    """What a new agent reads from the socket that it inherits."""
+
+    endpoint: str
+    """Where the kernel listens."""
+    server_key: str
+    key: str
+    """The agent's own key pair, with :attr:`secret`."""
+    secret: str = field(repr=False)
+    bind: str
+    """Address for what ranks meet at."""
+    env: Mapping[str, str] = field(repr=False)
+    """Environment of the forkserver."""
+    sys_path: tuple[str, ...]
+    fingerprint: str
+    """As in :class:`LaunchRequest`."""
+    preload: tuple[str, ...]
+    """Modules that the forkserver imports at once."""
+
+
+@dataclass(frozen=True)
+class LocalAgentConfig(AgentConfig):
+    """For an agent on the kernel's machine."""
+
+    kernel_pid: int
+
+
+@dataclass(frozen=True)
+class RemoteAgentConfig(AgentConfig):
+    """For an agent that a barrier task starts; the listening socket for tasks comes with it."""
+
+    folder: str
+    """The agent's own directory."""
+    idle_s: float
+    """How long it waits for another gang."""
+    executor_pid: int
+
+
 # ── launch ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -75,6 +185,15 @@ class ServiceSpec:
 
 
 @dataclass(frozen=True)
+class ObserverSpec:
+    """A function that ranks call with a module, right after its import."""
+
+    module: str
+    function: str
+    """``module:function``."""
+
+
+@dataclass(frozen=True)
 class RankLaunch:
     """One rank that an agent starts."""
 
@@ -83,7 +202,7 @@ class RankLaunch:
     """``cpu`` or ``cuda:<local_rank>``."""
     gpu: str | None
     """Index or UUID of the rank's own GPU on its host, None without one."""
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(repr=False)
     """Variables of this rank, on top of :attr:`LaunchRequest.env`."""
     partition: int | None = None
     """The Spark task that waits for the rank, None without Spark."""
@@ -117,8 +236,8 @@ class LaunchRequest(AgentCommand):
     """Ranks record what they do as spans."""
     secrets: tuple[str, ...] = field(repr=False)
     """Values that agents mask in output and errors."""
-    observers: tuple[tuple[str, str], ...]
-    """Observed module and the ``module:function`` that ranks call once it is imported."""
+    observers: tuple[ObserverSpec, ...]
+    """What the ranks attach."""
     checkpoint_dir: str | None = None
     """Directory of checkpoints that the kernel and all hosts share, None if they share none."""
     infer_options: Mapping[str, object] | None = None
@@ -350,6 +469,49 @@ class WorkerReport(Message):
 
 
 @dataclass(frozen=True)
+class RankEvents(WorkerReport):
+    """What happened on the rank."""
+
+    events: tuple[object, ...]
+    """Each as :func:`hydrogen_magic.core.events.encode` returns it; one that is malformed is reported."""
+
+
+@dataclass(frozen=True)
+class PackingResult(WorkerReport):
+    """The rank begins a step with its results, in which it may crash."""
+
+    step: str
+    """Such as "packing `model`"."""
+
+
+@dataclass(frozen=True)
+class ResultsDelivered(WorkerReport):
+    """All results of the rank have been sent: its process should exit now."""
+
+    result_bytes: int
+
+
+@dataclass(frozen=True)
+class WorkerRetained(WorkerReport):
+    """The process waits for another gang instead of exiting."""
+
+    files: Mapping[str, int]
+    """What its cell read, with the files' times in ns when it did."""
+
+
+@dataclass(frozen=True)
+class TimelineFile(WorkerReport):
+    """The rank's Horovod begins to write a timeline, or has ended one."""
+
+    path: str
+    """Empty: none is written any more."""
+    is_kept: bool
+    """It belongs to the gang's record."""
+    wall_ahead: float
+    """Seconds by which the wall clock was ahead of the monotonic one at the timeline's origin."""
+
+
+@dataclass(frozen=True)
 class ResultPart(WorkerReport):
     """One named result of one rank: the label that travels with its bytes."""
 
@@ -450,6 +612,103 @@ class TimelinePart(AgentReport):
 @dataclass(frozen=True)
 class PartTaken(AgentCommand, AgentReport):
     """Acknowledges one part of any kind."""
+
+
+# ── workers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+class WorkerCommand(Message):
+    """From an agent to one of its workers."""
+
+
+@dataclass(frozen=True)
+class WorkerStart(WorkerCommand):
+    """Become a process of the notebook: the first message to a worker."""
+
+    env: Mapping[str, str] = field(repr=False)
+    """The whole environment."""
+    cwd: str
+    sys_path: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RankStart(WorkerStart):
+    """Be a rank. The closure comes with it, and a channel where the rank is fed."""
+
+    rank: int
+    clock_zero_s: float
+    is_recording: bool
+    infer_options: Mapping[str, object] | None
+    """:attr:`LaunchRequest.infer_options`."""
+    timeline_prefix: str
+    """What the paths of the attempt's Horovod timelines begin with."""
+
+
+@dataclass(frozen=True)
+class ServiceStart(WorkerStart):
+    """Run a service on the listening socket that comes with it."""
+
+    service: ServiceSpec
+
+
+@dataclass(frozen=True)
+class SetRecording(WorkerCommand):
+    """Record spans, or no longer."""
+
+    on: bool
+
+
+@dataclass(frozen=True)
+class StartProfile(WorkerCommand):
+    """Profile the next steps."""
+
+    number: int
+    """:attr:`ProfileSteps.number`."""
+    steps: int
+    path: str
+    """Where the trace may be written until it is sent."""
+
+
+# ── the forkserver ───────────────────────────────────────────────────────────────────────────────
+
+
+class ForkserverRequest(Message):
+    """From an agent to its forkserver."""
+
+
+class ForkserverAnswer(Message):
+    """From a forkserver to its agent: one for each request, in their order."""
+
+
+@dataclass(frozen=True)
+class PreloadModules(ForkserverRequest):
+    """Import modules now."""
+
+    modules: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ForkWorkers(ForkserverRequest):
+    """Fork a worker for every five of the descriptors that come with it."""
+
+    observers: tuple[ObserverSpec, ...]
+    """What the workers attach."""
+
+
+@dataclass(frozen=True)
+class ModulesPreloaded(ForkserverAnswer):
+    """The modules were imported, apart from those that raise."""
+
+    files: tuple[str, ...]
+    unsafe: tuple[str, ...]
+    """Why the process should not be forked any more; empty if it may be."""
+
+
+@dataclass(frozen=True)
+class WorkersForked(ForkserverAnswer):
+    """The workers are running; fewer than asked for if the machine refused."""
+
+    pids: tuple[int, ...]
 
 
 # ── tasks of %%infer on Spark ────────────────────────────────────────────────────────────────────

@@ -13,8 +13,10 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from hydrogen_magic.core.messages import Message, encode
 
 __all__ = ["FrameReader", "MAX_FDS", "receive", "send"]
 
@@ -24,9 +26,12 @@ MAX_FDS = 250
 _CHUNK = 1 << 18
 
 
-def send(sock: socket.socket, message: Any, fds: Sequence[int] = ()) -> None:
-    """Send ``message`` (JSON) and duplicates of ``fds``; blocks while the socket is full."""
-    body = json.dumps(message, separators=(",", ":")).encode()
+def send(
+    sock: socket.socket, message: Message | Mapping[str, Any], fds: Sequence[int] = ()
+) -> None:
+    """Send ``message`` and duplicates of ``fds``; blocks while the socket is full."""
+    content = encode(message) if isinstance(message, Message) else message
+    body = json.dumps(content, separators=(",", ":")).encode()
     data = memoryview(_HEADER.pack(len(body), len(fds)) + body)
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     sent = sock.sendmsg([data], ancillary)
@@ -67,7 +72,7 @@ class FrameReader:
         return bool(data)
 
     def messages(self) -> Iterator[tuple[Any, list[int]]]:
-        """Yield the complete messages with their descriptors, which are the caller's to close."""
+        """Yield the complete messages, to be decoded, with their descriptors, the caller's to close."""
         while len(self._buffer) >= _HEADER.size:
             length, n_fds = _HEADER.unpack_from(self._buffer)
             end = _HEADER.size + length

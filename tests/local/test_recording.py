@@ -21,6 +21,7 @@ import hydrogen_magic as hm
 from hydrogen_magic.capture import capture_call
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.core.messages import SetRecording
 from hydrogen_magic.driver import launcher, profiling
 from hydrogen_magic.driver.chrome_trace import write_chrome_trace
 from hydrogen_magic.driver.gang import Gang
@@ -314,13 +315,13 @@ def test_malformed_orders_are_reported_and_ignored() -> None:
     with ours, theirs:
         taken.poll()  # nothing there: no wait
         odd: list[Any] = [
-            7, [], {}, {"do": "eval"}, {"do": "profile"}, {"do": "record"},
-            {"do": "profile", "number": "x", "steps": {}, "path": 1}, None,
+            7, [], {}, ["Eval", {}], ["StartProfile", {}], ["SetRecording", {"on": "yes"}], ["Quit", {}],
+            ["StartProfile", {"number": "x", "steps": {}, "path": 1}], None,
         ]  # fmt: skip
         for order in odd:
             framing.send(ours, order, [0])
         ours.sendall(b"\x00\x00\x00\x02\x00{]")
-        framing.send(ours, {"do": "record", "on": True})
+        framing.send(ours, SetRecording(True))
         before = len(os.listdir("/proc/self/fd"))
         taken.poll()
         assert (rank.is_recording, len(os.listdir("/proc/self/fd"))) == (True, before)

@@ -16,7 +16,7 @@ import pytest
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.masking import Mask
-from hydrogen_magic.core.messages import LogPart, TimelinePart
+from hydrogen_magic.core.messages import LogPart, TimelineFile, TimelinePart
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.driver.state.stragglers import stragglers
@@ -158,8 +158,7 @@ class Followed:
         zero_s = time.monotonic()
         self.timelines = Timelines(zero_s, self.told.append, Mask(secrets))
         wall_ahead_s = ORIGIN_US / 1e6 - 1.0 - zero_s
-        order = {"path": str(path), "is_kept": True, "wall_ahead_s": wall_ahead_s}
-        self.timelines.turn_to(0, order)
+        self.timelines.turn_to(0, TimelineFile(str(path), True, wall_ahead_s))
 
     def look(self) -> None:
         self.timelines._next_s = 0.0  # at once, not only now and then
@@ -373,7 +372,7 @@ def test_a_file_without_an_end_is_left_as_it_is(followed: Followed) -> None:
 def test_a_file_that_cannot_be_read_is_told_and_harms_nobody(tmp_path: Path) -> None:
     told: list[ev.Event] = []
     timelines = Timelines(time.monotonic(), told.append)
-    timelines.turn_to(0, {"path": str(tmp_path), "is_kept": False, "wall_ahead_s": 0.0})
+    timelines.turn_to(0, TimelineFile(str(tmp_path), False, 0.0))
     timelines.look()
     timelines.finish()
     (notice,) = told

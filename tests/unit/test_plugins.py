@@ -13,6 +13,7 @@ from hydrogen_magic import plugins
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.masking import secret_values
+from hydrogen_magic.core.messages import ObserverSpec
 from hydrogen_magic.driver.placements.spark.forwarded_settings import forwarded
 from hydrogen_magic.driver.state.culprit import is_victim_error
 from hydrogen_magic.driver.state.formatting import LateRanks, late_text
@@ -94,9 +95,10 @@ def test_old_metadata_of_this_package_is_explained(
 
 
 def test_several_observers_of_one_module_are_all_listed(installed: None) -> None:
-    found = [function for module, function in plugins.observers() if module == "watched_library"]
+    observers = plugins.observers()
+    found = [one.function for one in observers if one.module == "watched_library"]
     assert sorted(found) == ["my_plug_in:attach", "no_such_module:attach"]
-    assert ("tqdm.std", "hydrogen_magic.node.worker.observe.tqdm:attach") in plugins.observers()
+    assert ObserverSpec("tqdm.std", "hydrogen_magic.node.worker.observe.tqdm:attach") in observers
 
 
 def test_what_a_rendezvous_says_is_heeded(installed: None) -> None:

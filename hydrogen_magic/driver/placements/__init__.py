@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.core.job import JobSpec, Plan
+from hydrogen_magic.core.messages import ObserverSpec
 from hydrogen_magic.driver.rendezvous import Rendezvous
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.serialization.payload import Payload, to_memfd
@@ -110,8 +111,8 @@ class Job:
     """``time.monotonic()`` of this process that is ``at_s == 0``."""
     secrets: tuple[str, ...] = ()
     """Of the kernel's secrets those that travel with the gang: agents mask them too."""
-    observers: tuple[tuple[str, str], ...] = ()
-    """Observed module and the ``module:function`` that ranks call once it is imported."""
+    observers: tuple[ObserverSpec, ...] = ()
+    """What the ranks attach."""
     feed: WorkFeed | None = None
     """What the ranks work on once the cell has run, None where the cell is all."""
 

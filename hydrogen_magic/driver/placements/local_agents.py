@@ -24,10 +24,15 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from typing import Any
 
 from hydrogen_magic.core import file_limit, processes, run_log
-from hydrogen_magic.core.messages import LaunchFiles, LaunchRequest, RankFile, decode, encode
+from hydrogen_magic.core.messages import (
+    LaunchFiles,
+    LaunchRequest,
+    LocalAgentConfig,
+    RankFile,
+    decode,
+)
 from hydrogen_magic.driver.placements import AgentLostError, EventSink
 from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
 from hydrogen_magic.errors import HydrogenError, PlacementError
@@ -106,19 +111,25 @@ class LocalAgent(AgentClient):
         self.process = _start_agent_process(theirs, self._stderr.fd, self._marks)
         theirs.close()
         with suppress(BrokenPipeError):  # it has ended already, as its descriptor tells
-            framing.send(self._handover, self._boot(digest, preload))
+            framing.send(self._handover, self._config(digest, preload))
         self._exit_fd = os.pidfd_open(self.process.pid)
         hub.loop.add_reader(self._exit_fd, self._on_exit)
         self._handover.setblocking(False)
         hub.loop.add_reader(self._handover, self._on_handover)
 
-    def _boot(self, digest: str, preload: Sequence[str]) -> dict[str, Any]:
-        return {
-            "endpoint": self.keys.endpoint, "server_key": self.keys.server_key,
-            "key": self.keys.key, "secret": self.keys.secret,
-            "kernel_pid": os.getpid(), "bind": _LOOPBACK, "env": {**os.environ, **self._marks},
-            "sys_path": import_path(), "fingerprint": digest, "preload": [*shadowed_modules(), *preload],
-        }  # fmt: skip
+    def _config(self, digest: str, preload: Sequence[str]) -> LocalAgentConfig:
+        return LocalAgentConfig(
+            endpoint=self.keys.endpoint,
+            server_key=self.keys.server_key,
+            key=self.keys.key,
+            secret=self.keys.secret,
+            bind=_LOOPBACK,
+            env={**os.environ, **self._marks},
+            sys_path=tuple(import_path()),
+            fingerprint=digest,
+            preload=(*shadowed_modules(), *preload),
+            kernel_pid=os.getpid(),
+        )
 
     # ── messages ──
 
@@ -139,10 +150,10 @@ class LocalAgent(AgentClient):
         """
         self.sink, self.attempt = sink, (request.gang, request.attempt)
         self.expect_sweep()
-        label = encode(LaunchFiles(request.gang, request.attempt))
+        files = LaunchFiles(request.gang, request.attempt)
         self._handover.setblocking(True)
         with suppress(BrokenPipeError, ConnectionResetError):  # it has died: see _on_exit
-            framing.send(self._handover, label, handed)
+            framing.send(self._handover, files, handed)
         self._handover.setblocking(False)
         self.send(request)
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.masking import Mask
+from hydrogen_magic.core.messages import TimelineFile
 from hydrogen_magic.horovod.node.timeline_file import (
     ParsedEvents,
     count_spans,
@@ -80,20 +80,17 @@ class Timelines:
         self._rank = 0
         self._next_s = 0.0
 
-    def turn_to(self, rank: int, order: Mapping[str, Any]) -> None:
-        """Follow the file that ``order`` names from now on, and none where its path is empty.
-
-        ``wall_ahead_s``: what the wall clock was ahead of the monotonic one when Horovod took its origin.
-        """
+    def turn_to(self, rank: int, timeline: TimelineFile) -> None:
+        """Follow the file of ``timeline`` from now on, and none where its path is empty."""
         self.finish()
-        if not order["path"]:
+        if not timeline.path:
             return
         self._rank = rank
-        path = Path(order["path"])
-        kept = ShippedFile(path, path.stem.removeprefix(_NAME)) if order["is_kept"] else None
+        path = Path(timeline.path)
+        kept = ShippedFile(path, path.stem.removeprefix(_NAME)) if timeline.is_kept else None
         if kept is not None:
             self.kept.append(kept)
-        wall_zero_s = self._zero_s + float(order["wall_ahead_s"])
+        wall_zero_s = self._zero_s + timeline.wall_ahead
         self._following = _Follower(path, kept, wall_zero_s, self._mask)
 
     def look(self) -> None:

@@ -8,9 +8,16 @@ import os
 import socket
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydrogen_magic.core import processes
+from hydrogen_magic.core.messages import (
+    AgentConfig,
+    LocalAgentConfig,
+    MessageError,
+    RemoteAgentConfig,
+    decode,
+)
 from hydrogen_magic.node.agent.worker_pool import WorkerPool
 from hydrogen_magic.transport import framing
 
@@ -28,30 +35,35 @@ def main(arguments: Sequence[str]) -> None:
     received = framing.receive(framing.FrameReader(handover))
     if received is None:
         return  # the kernel has gone already
-    boot, fds = received
+    message, fds = received
+    config = decode(message, AgentConfig)
     try:
-        kernel = -1 if boot["kernel_pid"] is None else os.pidfd_open(boot["kernel_pid"])
+        kernel = os.pidfd_open(config.kernel_pid) if isinstance(config, LocalAgentConfig) else -1
     except ProcessLookupError:
         return
     processes.become_subreaper()
     processes.use_batch_scheduling()  # and ranks with us
     gc.set_threshold(_GARBAGE)
     pool = WorkerPool(kernel)
-    pool.start(boot["fingerprint"], boot["env"], boot["sys_path"], boot["preload"])
+    pool.start(config.fingerprint, config.env, config.sys_path, config.preload)
 
     from hydrogen_magic.node.agent.server import AgentServer
 
-    asyncio.run(AgentServer(boot, _kernel_link(boot, handover, fds), pool).run())
+    asyncio.run(AgentServer(config, _kernel_link(config, handover, fds), pool).run())
 
 
-def _kernel_link(boot: dict[str, Any], handover: socket.socket, fds: list[int]) -> KernelLink:
-    if boot["kernel_pid"] is None:
-        from hydrogen_magic.node.agent.remote_link import RemoteLink
+def _kernel_link(config: AgentConfig, handover: socket.socket, fds: list[int]) -> KernelLink:
+    match config:
+        case LocalAgentConfig():
+            from hydrogen_magic.node.agent.kernel_link import LocalLink
 
-        return RemoteLink(boot, socket.socket(fileno=fds[0]))
-    from hydrogen_magic.node.agent.kernel_link import LocalLink
+            return LocalLink(config, handover)
+        case RemoteAgentConfig():
+            from hydrogen_magic.node.agent.remote_link import RemoteLink
 
-    return LocalLink(boot, handover)
+            return RemoteLink(config, socket.socket(fileno=fds[0]))
+        case _:
+            raise MessageError("an agent is either on the kernel's machine or on another one")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
 A fork of it costs milliseconds where a fresh interpreter with torch costs more than a second. It
 never runs user code and never touches a GPU, so its forks may. It serves its agent over one socket:
 
-- ``preload``: import these modules now; answers with those that are loaded (in any way safe to fork)
-- ``fork``: fork so many workers, five descriptors each, that attach these observers; answers with their pids
+- ``PreloadModules``: import these modules now; answers with the files of those that are loaded
+- ``ForkWorkers``: fork so many workers, five descriptors each, with these observers; answers with their pids
 
 It also ends an agent that stays stopped (SIGSTOP) when no other process can: beside a kernel once that
 has ended, on an executor always.
@@ -31,6 +31,15 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from hydrogen_magic.core import processes
+from hydrogen_magic.core.messages import (
+    ForkserverRequest,
+    ForkWorkers,
+    ModulesPreloaded,
+    ObserverSpec,
+    PreloadModules,
+    WorkersForked,
+    decode,
+)
 from hydrogen_magic.node.worker.main import run_worker
 from hydrogen_magic.node.worker.process_setup import WorkerPipes
 from hydrogen_magic.transport import framing
@@ -78,12 +87,13 @@ def serve(sock: socket.socket, kernel: int, sys_path: Sequence[str], first: Sequ
         received = framing.receive(reader)
         if received is None:
             return
-        request, fds = received
-        if request["do"] == "preload":
-            framing.send(sock, _preload(request["modules"]))
-        else:
-            pids = _fork_workers(sock, kernel, fds, agent_pid, request["observers"])
-            framing.send(sock, {"pids": pids})
+        message, fds = received
+        request = decode(message, ForkserverRequest)
+        if isinstance(request, PreloadModules):
+            framing.send(sock, _preload(request.modules))
+        elif isinstance(request, ForkWorkers):
+            pids = _fork_workers(sock, kernel, fds, agent_pid, request.observers)
+            framing.send(sock, WorkersForked(pids))
             for fd in fds:
                 os.close(fd)
 
@@ -120,7 +130,7 @@ async def _end(agent_pid: int) -> None:
     processes.send_signal(agent_pid, signal.SIGKILL)
 
 
-def _preload(names: Sequence[str]) -> dict[str, list[str]]:
+def _preload(names: Sequence[str]) -> ModulesPreloaded:
     """Import ``names``; an import that fails is left to the ranks, where the user sees its error."""
     for name in names:
         try:
@@ -130,7 +140,7 @@ def _preload(names: Sequence[str]) -> dict[str, list[str]]:
     gc.collect()
     gc.freeze()
     files = [getattr(sys.modules.get(name), "__file__", None) for name in names]
-    return {"files": [file for file in files if file], "unsafe": _unsafe_to_fork()}
+    return ModulesPreloaded(tuple(file for file in files if file), tuple(_unsafe_to_fork()))
 
 
 def _import(name: str) -> None:
@@ -159,12 +169,13 @@ def _unsafe_to_fork() -> list[str]:
     return reasons
 
 
-_Observers = Sequence[Sequence[str]]
-
-
 def _fork_workers(
-    sock: socket.socket, kernel: int, fds: Sequence[int], agent_pid: int, observers: _Observers
-) -> list[int]:
+    sock: socket.socket,
+    kernel: int,
+    fds: Sequence[int],
+    agent_pid: int,
+    observers: Sequence[ObserverSpec],
+) -> tuple[int, ...]:
     read_end, write_end = os.pipe()
     intermediate = os.fork()
     if intermediate == 0:
@@ -177,9 +188,9 @@ def _fork_workers(
             os._exit(1)
     os.close(write_end)
     with open(read_end, "rb") as pipe:
-        pids: list[int] = json.loads(pipe.read() or b"[]")
+        pids = json.loads(pipe.read() or b"[]")
     os.waitpid(intermediate, 0)
-    return pids
+    return tuple(pids)
 
 
 def _be_intermediate(
@@ -187,7 +198,7 @@ def _be_intermediate(
     fds: Sequence[int],
     agent_pid: int,
     write_end: int,
-    observers: _Observers,
+    observers: Sequence[ObserverSpec],
 ) -> NoReturn:
     pids: list[int] = []
     go_between_pid = os.getpid()

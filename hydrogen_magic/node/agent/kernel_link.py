@@ -13,7 +13,7 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
@@ -21,9 +21,9 @@ from hydrogen_magic.core.messages import (
     AgentCommand,
     LaunchFiles,
     LaunchRequest,
+    LocalAgentConfig,
     RankFile,
     decode,
-    encode,
 )
 from hydrogen_magic.node.agent.rank_group import RankGroup
 from hydrogen_magic.transport import framing
@@ -92,9 +92,9 @@ class LocalLink:
 
     interface = ""
 
-    def __init__(self, boot: dict[str, Any], handover: socket.socket) -> None:
-        self.bind = str(boot["bind"])
-        self._kernel_pid = int(boot["kernel_pid"])
+    def __init__(self, config: LocalAgentConfig, handover: socket.socket) -> None:
+        self.bind = config.bind
+        self._kernel_pid = config.kernel_pid
         self._handover = handover
         self._handed_over = framing.FrameReader(handover)
         self._kernel = -1
@@ -140,7 +140,7 @@ class LocalLink:
         raise ConnectionError("the kernel closed the connection")
 
     def hand_over(self, file: RankFile, fd: int) -> None:
-        framing.send(self._handover, encode(file), [fd])
+        framing.send(self._handover, file, [fd])
 
     async def finish(self, group: RankGroup) -> None:
         """It has arrived with the call."""

@@ -21,7 +21,10 @@ from hydrogen_magic.core.messages import (
     ProfileSteps,
     RankLaunch,
     RanksCommand,
+    RankStart,
     RecordSpans,
+    SetRecording,
+    StartProfile,
     StopRanks,
 )
 from hydrogen_magic.errors import RendezvousError
@@ -204,16 +207,19 @@ class RankGroup:
         log = RankLog(log_path(self.record_dir, rank))
         one = RankProcess(rank, worker, log, self.now_s, self._emit, self._hand_over, self._mask)
         self._ranks[rank] = one
-        message = {
-            "kind": "rank", "rank": rank, "clock_zero_s": self._zero_s,
-            "env": {**request.env, **launch.env},
-            "cwd": request.cwd, "sys_path": list(request.sys_path),
-            "record": self._is_recording, "infer": request.infer_options,
-            "timelines": path_prefix(self.record_dir, self.attempt),
-        }  # fmt: skip
+        start = RankStart(
+            env={**request.env, **launch.env},
+            cwd=request.cwd,
+            sys_path=request.sys_path,
+            rank=rank,
+            clock_zero_s=self._zero_s,
+            is_recording=self._is_recording,
+            infer_options=request.infer_options,
+            timeline_prefix=path_prefix(self.record_dir, self.attempt),
+        )
         one.on_stay = self._on_rank_over
         one.on_timeline = functools.partial(self.timelines.turn_to, rank)
-        one.go(message, fds, launch.device)
+        one.go(start, fds, launch.device)
         ended = self._pool.take_exit(worker.pid)
         if ended is not None:  # before anybody knew it was to be this rank
             self.on_exit(worker.pid, *ended)
@@ -290,14 +296,14 @@ class RankGroup:
             case RecordSpans():
                 self._is_recording = command.on
                 for rank in self._ranks.values():
-                    rank.tell({"do": "record", "on": self._is_recording})
+                    rank.tell(SetRecording(self._is_recording))
             case ProfileSteps():
                 self._profile(command.number, command.steps)
 
     def _profile(self, number: int, steps: int) -> None:
         for rank in self._ranks.values():
             path = str(Path(self.record_dir) / _trace_name(rank.rank))
-            rank.tell({"do": "profile", "number": number, "steps": steps, "path": path})
+            rank.tell(StartProfile(number, steps, path))
 
     def ask_stacks(self) -> None:
         """Have ``faulthandler`` write where every rank is; see :meth:`read_stacks` a moment later."""

@@ -7,15 +7,28 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.masking import Mask, masked_file
-from hydrogen_magic.core.messages import FileContent, ProfileTrace, ResultPart, SavedCheckpoint
-from hydrogen_magic.core.validation import checked
+from hydrogen_magic.core.messages import (
+    FileContent,
+    MessageError,
+    PackingResult,
+    ProfileTrace,
+    RankEvents,
+    RankStart,
+    ResultPart,
+    ResultsDelivered,
+    SavedCheckpoint,
+    TimelineFile,
+    WorkerCommand,
+    WorkerReport,
+    WorkerRetained,
+    decode,
+)
 from hydrogen_magic.node.agent.exit_watch import ExitWatch
 from hydrogen_magic.node.agent.gpus import GpuUse
 from hydrogen_magic.node.agent.output import CHUNK, LivePart, LiveText, RankLog, TokenBucket
@@ -57,7 +70,7 @@ class RankProcess:
         self.heard = False
         """It reacted to being asked."""
         self.exited = False
-        self.stays: dict[str, int] | None = None
+        self.stays: Mapping[str, int] | None = None
         """For its process the gang is over, which waits for another one: the files that it depends on."""
         self.has_delivered = False
         """All its results have arrived here."""
@@ -68,7 +81,7 @@ class RankProcess:
         """Since the end of its cell."""
         self.on_stay: Callable[[], None] = lambda: None
         """Told when it stays."""
-        self.on_timeline: Callable[[dict[str, Any]], None] = lambda what: None
+        self.on_timeline: Callable[[TimelineFile], None] = lambda timeline: None
         """Told of a timeline that the rank's Horovod begins, or has ended."""
         self._log = log
         self._now_s = now_s
@@ -88,24 +101,24 @@ class RankProcess:
         loop.add_reader(worker.stderr, self._read_output, worker.stderr, "stderr")
         loop.add_reader(worker.interrupted, self._read_interrupted)
 
-    def go(self, message: dict[str, Any], fds: Sequence[int], device: str) -> None:
+    def go(self, start: RankStart, fds: Sequence[int], device: str) -> None:
         """Send the worker off."""
-        self._checkpoints = message["env"].get(checkpoint.FOLDER, "")
+        self._checkpoints = start.env.get(checkpoint.FOLDER, "")
         self.worker.control.setblocking(True)
         try:
-            framing.send(self.worker.control, message, fds)
+            framing.send(self.worker.control, start, fds)
         except (BrokenPipeError, ConnectionResetError):
             pass  # killed while it waited: its exit is reported like any other
         self.worker.control.setblocking(False)
         host = os.uname().nodename
         self._emit(ev.RankStarted(self._now_s(), self.rank, self.worker.pid, host, device))
 
-    def tell(self, order: dict[str, Any]) -> None:
-        """Send an order, which the rank reads while it runs; see ``worker.orders``."""
+    def tell(self, command: WorkerCommand) -> None:
+        """Send a command, which the rank reads while it runs; see ``worker.commands``."""
         if self.exited:
             return
         try:
-            framing.send(self.worker.control, order)
+            framing.send(self.worker.control, command)
         except (BlockingIOError, BrokenPipeError, ConnectionResetError):
             pass  # it has read none for thousands of them, or it has gone: nobody waits for it
 
@@ -117,40 +130,47 @@ class RankProcess:
         except BlockingIOError:
             return False
         for message, fds in self._reader.messages():
-            self._take(message, fds)
+            try:
+                self._take(decode(message, WorkerReport), fds)
+            except MessageError as error:
+                _close_all(fds)
+                self._emit(ev.Notice(self._now_s(), "warning", f"rank {self.rank}: {error}"))
         if not more:
             asyncio.get_running_loop().remove_reader(self.worker.control)
         return more
 
-    def _take(self, message: dict[str, Any], fds: list[int]) -> None:
-        if "result" in message:
-            part = checked(ResultPart, message["result"], "a result's label")
-            self._hand_over(self.rank, part, fds[0])
-        if "next" in message:
-            self._doing, self._doing_since_s = str(message["next"]), time.monotonic()
-        if "delivered" in message:
-            self.has_delivered = True
-            self._doing = ""
-            self._emit(ev.RankResult(self._now_s(), self.rank, int(message["delivered"])))
-        if "profile" in message:
-            trace = masked_file(fds[0], self._mask)
-            self._hand_over(self.rank, ProfileTrace(int(message["profile"])), trace)
-        if "stays" in message:
-            self._stay(dict(message["stays"]))
-        if "timeline" in message:
-            self.on_timeline(message["timeline"])
-        if "checkpoint" in message:
-            self._hand_over_checkpoint(str(message["checkpoint"]))
-        for encoded in message.get("events", ()):
-            try:
-                event = self._mask.event(ev.decode(encoded))
-            except ev.EventError as error:
-                self._emit(ev.Notice(self._now_s(), "warning", f"rank {self.rank}: {error}"))
-                continue
-            of_the_gang = isinstance(event, (ev.Notice, ev.Profiling))
-            if getattr(event, "rank", None) == self.rank or of_the_gang:
-                self._note(event)
-                self._emit(event)
+    def _take(self, report: WorkerReport, fds: list[int]) -> None:
+        match report:
+            case RankEvents():
+                for event in report.events:
+                    self._take_event(event)
+            case ResultPart():
+                self._hand_over(self.rank, report, fds[0])
+            case PackingResult():
+                self._doing, self._doing_since_s = report.step, time.monotonic()
+            case ResultsDelivered():
+                self.has_delivered = True
+                self._doing = ""
+                self._emit(ev.RankResult(self._now_s(), self.rank, report.result_bytes))
+            case ProfileTrace():
+                self._hand_over(self.rank, report, masked_file(fds[0], self._mask))
+            case WorkerRetained():
+                self._stay(report.files)
+            case TimelineFile():
+                self.on_timeline(report)
+            case SavedCheckpoint():
+                self._hand_over_checkpoint(report.file_name)
+
+    def _take_event(self, encoded: object) -> None:
+        try:
+            event = self._mask.event(ev.decode(encoded))
+        except ev.EventError as error:
+            self._emit(ev.Notice(self._now_s(), "warning", f"rank {self.rank}: {error}"))
+            return
+        of_the_gang = isinstance(event, (ev.Notice, ev.Profiling))
+        if getattr(event, "rank", None) == self.rank or of_the_gang:
+            self._note(event)
+            self._emit(event)
 
     def _hand_over_checkpoint(self, name: str) -> None:
         try:
@@ -264,7 +284,7 @@ class RankProcess:
             self.exited = True
             self._report_exit(status, max_rss_bytes)
 
-    def _stay(self, files: dict[str, int]) -> None:
+    def _stay(self, files: Mapping[str, int]) -> None:
         """Take note that the process waits for another gang: this one sees it end well."""
         self.stays = files
         for fd, stream in ((self.worker.stdout, "stdout"), (self.worker.stderr, "stderr")):
@@ -327,6 +347,11 @@ class RankProcess:
         if not is_kept:
             self.worker.close()
         self._log.close()
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
 
 
 def _name_of_signal(signum: int) -> str:

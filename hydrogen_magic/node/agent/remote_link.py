@@ -41,6 +41,7 @@ from hydrogen_magic.core.messages import (
     PartTaken,
     RankFile,
     ReleaseTasks,
+    RemoteAgentConfig,
     ResultPart,
     TaskAccepted,
     TaskAnswer,
@@ -52,7 +53,6 @@ from hydrogen_magic.core.messages import (
     TaskReleased,
     TimelinePart,
     decode,
-    encode,
 )
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.horovod.node.timeline_follower import GIVEN, path_prefix
@@ -88,7 +88,7 @@ class _Task:
     def answer(self, message: TaskAnswer) -> bool:
         """Return whether it was still there to hear it."""
         with suppress(OSError):
-            framing.send(self.sock, encode(message))
+            framing.send(self.sock, message)
             return True
         return False
 
@@ -96,11 +96,11 @@ class _Task:
 class RemoteLink:
     """See :class:`hydrogen_magic.node.agent.kernel_link.KernelLink`."""
 
-    def __init__(self, boot: dict[str, Any], listening: socket.socket) -> None:
-        self.bind = str(boot["bind"])
+    def __init__(self, config: RemoteAgentConfig, listening: socket.socket) -> None:
+        self.bind = config.bind
         self.interface = interface_of(self.bind)
-        self._boot = boot
-        self._folder = Path(boot["folder"])
+        self._config = config
+        self._folder = Path(config.folder)
         self._listening = listening
         self._connections: set[_Task] = set()
         self._serving: _Key | None = None
@@ -128,7 +128,7 @@ class RemoteLink:
     ) -> None:
         self._link, self._over, self._expect_ranks = link, over, expect_ranks
         self._outgoing = Outgoing(link.send)
-        self._watch_executor(int(self._boot["executor_pid"]))
+        self._watch_executor(self._config.executor_pid)
         self._listening.setblocking(False)
         self._background = [asyncio.ensure_future(w) for w in (self._beat(), self._watch_link())]
 
@@ -137,7 +137,7 @@ class RemoteLink:
         while True:
             if self._attached or self._group is not None:
                 self._idle_since = time.monotonic()
-            if time.monotonic() - self._idle_since > self._boot["idle_s"]:
+            if time.monotonic() - self._idle_since > self._config.idle_s:
                 self._leave()
             self._link.send(Heartbeat(time.monotonic()))
             await asyncio.sleep(_BEAT_S)
@@ -166,7 +166,7 @@ class RemoteLink:
         os.close(fd)
         for task in [t for t, hello in self._attached.values() if hello.executor_pid == pid]:
             self._lose(task, "its Spark executor ended")
-        if pid == self._boot["executor_pid"]:
+        if pid == self._config.executor_pid:
             self._retire()  # at once, or when the kernel has heard how its gang has ended
 
     def _retire(self) -> None:
@@ -239,7 +239,7 @@ class RemoteLink:
     def _attach(self, task: _Task, hello: TaskHello) -> None:
         key = (hello.gang, hello.attempt)
         is_free = self._serving in (None, key)
-        mark = self._boot["env"][processes.AGENT]
+        mark = self._config.env[processes.AGENT]
         accepted = TaskAccepted(mark, str(self._folder), os.getpid())
         if not task.answer(accepted if is_free else AgentBusy()) or not is_free:
             self._hang_up(task)
@@ -347,7 +347,7 @@ class RemoteLink:
         self._ranks = {
             one.partition: one.rank for one in request.ranks if one.partition is not None
         }
-        env = {"OMP_NUM_THREADS": "1", **self._boot["env"]}
+        env = {"OMP_NUM_THREADS": "1", **self._config.env}
         env |= {**self._checkpoints(request), **request.env}
         if env.get(HOROVOD_TIMELINE, DYNAMIC) != DYNAMIC:
             # A path of the kernel's machine: the kernel writes what we send it there.
@@ -357,7 +357,7 @@ class RemoteLink:
             record_dir=str(record_dir),
             env=env,
             cwd=usable_directory(request.cwd, self._folder / "work"),
-            sys_path=tuple(self._boot["sys_path"]),
+            sys_path=self._config.sys_path,
             clock_zero_s=self._clock.here(request.clock_zero_s),
         )
 

@@ -10,7 +10,7 @@ import signal
 import socket
 
 from hydrogen_magic.core import processes
-from hydrogen_magic.core.messages import LaunchRequest, ServiceSpec
+from hydrogen_magic.core.messages import LaunchRequest, ServiceSpec, ServiceStart
 from hydrogen_magic.node.agent.worker_pool import PooledWorker, WorkerPool
 from hydrogen_magic.transport import framing
 
@@ -32,12 +32,7 @@ class RunningService:
     def __init__(
         self, service: ServiceSpec, request: LaunchRequest, held: socket.socket, pool: WorkerPool
     ) -> None:
-        self._service = service
-        self._sys_path = request.sys_path
-        self._message = {
-            "kind": "service", "service": service.function, "options": dict(service.options),
-            "env": dict(request.env), "cwd": request.cwd, "sys_path": list(request.sys_path),
-        }  # fmt: skip
+        self._start = ServiceStart(request.env, request.cwd, request.sys_path, service)
         self._held = held
         self._pool = pool
         self._worker: PooledWorker | None = None
@@ -46,8 +41,8 @@ class RunningService:
 
     def fits(self, request: LaunchRequest) -> bool:
         """Whether this is what the launch would have served, by the same code."""
-        same_code = self._sys_path == request.sys_path
-        return self._service == request.service and same_code and self._worker is not None
+        same_code = self._start.sys_path == request.sys_path
+        return self._start.service == request.service and same_code and self._worker is not None
 
     async def begin(self) -> None:
         """Start to serve; nothing happens if that was done before."""
@@ -60,7 +55,7 @@ class RunningService:
             self._pid = self._worker.pid
             self._worker.control.setblocking(True)
             listen(self._held)  # here and now: the ranks start next
-            framing.send(self._worker.control, self._message, [self._held.fileno()])
+            framing.send(self._worker.control, self._start, [self._held.fileno()])
 
     def pids(self) -> set[int]:
         """Return the pid of the process that serves, if there is or was one."""

@@ -18,6 +18,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.messages import (
     Address,
     AgentCommand,
+    AgentConfig,
     AgentReport,
     EventBatch,
     FileContent,
@@ -61,13 +62,13 @@ _MAX_SPARES = 16
 class AgentServer:
     """Talks to the kernel, owns the pool and at most one group."""
 
-    def __init__(self, boot: dict[str, Any], kernel_link: KernelLink, pool: WorkerPool) -> None:
-        self._boot = boot
+    def __init__(self, config: AgentConfig, kernel_link: KernelLink, pool: WorkerPool) -> None:
+        self._preload = config.preload
         self._kernel_link = kernel_link
         self._pool = pool
         self._kept = RetainedWorkers()
         self._group: RankGroup | None = None
-        self._link = AgentLink(boot["endpoint"], boot["server_key"], boot["key"], boot["secret"])
+        self._link = AgentLink(config.endpoint, config.server_key, config.key, config.secret)
         self._outbox: list[list[Any]] = []
         self._flushing: asyncio.TimerHandle | None = None
         self._held = _reserved(kernel_link.bind)
@@ -103,7 +104,7 @@ class AgentServer:
 
     async def _get_ready(self) -> None:
         """Import what the kernel has named."""
-        await self._pool.preload(self._boot["preload"])
+        await self._pool.preload(self._preload)
         self._when_idle(0)
 
     def _when_idle(self, n_spares: int) -> None:

@@ -11,14 +11,26 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypeVar
 
 from hydrogen_magic.core import file_limit, memory_settings, processes
+from hydrogen_magic.core.messages import (
+    ForkserverAnswer,
+    ForkserverRequest,
+    ForkWorkers,
+    ModulesPreloaded,
+    ObserverSpec,
+    PreloadModules,
+    WorkersForked,
+    decode,
+)
 from hydrogen_magic.node.agent import command_line
 from hydrogen_magic.node.agent.forkserver import FDS_PER_WORKER
 from hydrogen_magic.transport import framing
 
 __all__ = ["WorkerPool", "PooledWorker"]
+
+_A = TypeVar("_A", bound=ForkserverAnswer)
 
 _DIED = "the forkserver exited unexpectedly"
 _FILES_PER_WORKER = 10
@@ -94,7 +106,7 @@ class WorkerPool:
         self._avoid: set[str] = set()
         """Modules that made a forkserver unsafe to fork: ranks import them themselves."""
         self._exits: dict[int, tuple[int, int]] = {}
-        self._observers: Sequence[Sequence[str]] = ()
+        self._observers: tuple[ObserverSpec, ...] = ()
         self._lock = asyncio.Lock()
 
     def keepers(self) -> set[int]:
@@ -149,7 +161,7 @@ class WorkerPool:
         self,
         count: int,
         modules: Sequence[str],
-        observers: Sequence[Sequence[str]] | None = None,
+        observers: tuple[ObserverSpec, ...] | None = None,
     ) -> list[PooledWorker]:
         """Return ``count`` workers with ``modules`` imported; they are the caller's from now on.
 
@@ -165,7 +177,7 @@ class WorkerPool:
                 self._spares += ready
                 raise
 
-    def _use_observers(self, observers: Sequence[Sequence[str]] | None) -> None:
+    def _use_observers(self, observers: tuple[ObserverSpec, ...] | None) -> None:
         if observers is not None and observers != self._observers:
             self._observers = observers
             _close_all(self._spares)
@@ -227,21 +239,21 @@ class WorkerPool:
         forkserver = self._running()
         if forkserver.first:
             first, forkserver.first = forkserver.first, ()
-            self._note_loaded(forkserver, first, await self._answer(first))
+            self._note_loaded(forkserver, first, await self._answer(ModulesPreloaded, first))
         missing = [m for m in modules if m not in forkserver.loaded and m not in self._avoid]
         if not missing:
             return
         _close_all(self._spares)
         self._spares.clear()
-        self._ask(forkserver, {"do": "preload", "modules": missing})
-        self._note_loaded(forkserver, missing, await self._answer(missing))
+        self._ask(forkserver, PreloadModules(tuple(missing)))
+        self._note_loaded(forkserver, missing, await self._answer(ModulesPreloaded, missing))
 
     def _note_loaded(
-        self, forkserver: _Forkserver, modules: Sequence[str], answer: dict[str, Any]
+        self, forkserver: _Forkserver, modules: Sequence[str], answer: ModulesPreloaded
     ) -> None:
         forkserver.loaded.update(modules)
-        forkserver.files.update((file, _modified(file)) for file in answer["files"])
-        if answer["unsafe"]:
+        forkserver.files.update((file, _modified(file)) for file in answer.files)
+        if answer.unsafe:
             self._avoid.update(modules)
             forkserver.fingerprint = ""  # replaced before the next gang; its forks so far are fine
 
@@ -265,8 +277,8 @@ class WorkerPool:
                 worker, fds = _new_worker()
                 workers.append(worker)
                 theirs += fds
-            self._ask(self._running(), {"do": "fork", "observers": self._observers}, theirs)
-            pids = (await self._answer(()))["pids"]
+            self._ask(self._running(), ForkWorkers(self._observers), theirs)
+            pids = (await self._answer(WorkersForked, ())).pids
             if len(pids) < count:
                 raise BlockingIOError("this machine refused to fork more processes")
         except BaseException:
@@ -279,7 +291,7 @@ class WorkerPool:
             worker.pid = pid
         return workers
 
-    async def _answer(self, importing: Sequence[str]) -> dict[str, Any]:
+    async def _answer(self, expected: type[_A], importing: Sequence[str]) -> _A:
         """Return the forkserver's next answer; ``importing``: what it imports meanwhile."""
         forkserver = self._running()
         loop = asyncio.get_running_loop()
@@ -291,11 +303,10 @@ class WorkerPool:
             if not forkserver.aborted:  # perhaps one kills whoever imports it: let a rank show it
                 self._avoid.update(importing)
             raise _died(forkserver)
-        answer: dict[str, Any] = received[0]
-        return answer
+        return decode(received[0], expected)
 
     def _ask(
-        self, forkserver: _Forkserver, request: dict[str, Any], fds: Sequence[int] = ()
+        self, forkserver: _Forkserver, request: ForkserverRequest, fds: Sequence[int] = ()
     ) -> None:
         try:
             framing.send(forkserver.sock, request, fds)

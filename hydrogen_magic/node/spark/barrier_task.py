@@ -263,9 +263,9 @@ def _start_agent(
     sys_path = [package, *(p for p in sys.path if p)]
     marks = {"HYDROGEN_MAGIC_AGENT": secrets.token_hex(16), "HYDROGEN_MAGIC_OWNER": boot["owner"]}
     env = {**os.environ, **marks}
-    message = {
+    config = {
         "endpoint": endpoint, "server_key": boot["server_key"], "key": keys[0], "secret": keys[1],
-        "kernel_pid": None, "bind": _bind_address(about["address"], own), "env": env,
+        "bind": _bind_address(about["address"], own), "env": env,
         "sys_path": sys_path, "fingerprint": boot["fingerprint"], "preload": boot["preload"],
         "folder": folder, "idle_s": boot["idle_s"], "executor_pid": about["executor_pid"],
     }  # fmt: skip
@@ -280,7 +280,7 @@ def _start_agent(
             stderr=stderr, cwd="/", check=True,
         )  # fmt: skip
         listening.listen(512)
-        _send(ours, message, [listening.fileno()])
+        _send(ours, ["RemoteAgentConfig", config], [listening.fileno()])
 
 
 def _bind_address(of_spark: str, on_the_way: str) -> str:
@@ -296,7 +296,7 @@ def _bind_address(of_spark: str, on_the_way: str) -> str:
     return "127.0.0.1"
 
 
-# ── messages: the JSON of TaskMessage and TaskAnswer in core/messages.py ─────────────────────────
+# ── messages: the JSON of classes in core/messages.py ───────────────────────────────────────────
 
 
 def _send(sock: socket.socket, message: Any, fds: list[int]) -> None:

@@ -7,9 +7,14 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
-from typing import Any
 
+from hydrogen_magic.core.messages import (
+    MessageError,
+    SetRecording,
+    StartProfile,
+    WorkerCommand,
+    decode,
+)
 from hydrogen_magic.horovod.node.observe import timeline
 from hydrogen_magic.node.worker.observe import forward
 from hydrogen_magic.node.worker.profiler import Profiler
@@ -46,23 +51,23 @@ class AgentCommands:
         while not is_over:
             try:
                 is_over = self._obey_next()
-            except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            except (OSError, ValueError) as error:
                 self._reporter.notice("warning", f"an order was not understood: {error!r}")
 
     def _obey_next(self) -> bool:
         """Obey one order; return True when there is none."""
-        for order, fds in self._reader.messages():
+        for message, fds in self._reader.messages():
             for fd in fds:
                 os.close(fd)
-            self._obey(order)
+            self._obey(decode(message, WorkerCommand))
             return False
         return True
 
-    def _obey(self, order: Mapping[str, Any]) -> None:
-        action = order["do"]
-        if action == "record":
-            self._reporter.is_recording = bool(order["on"])
-        elif action == "profile":
-            self._profiler.ask(int(order["number"]), int(order["steps"]), str(order["path"]))
-        else:
-            raise ValueError(f"unknown action {str(action)[:80]!r}")
+    def _obey(self, command: WorkerCommand) -> None:
+        match command:
+            case SetRecording():
+                self._reporter.is_recording = command.on
+            case StartProfile():
+                self._profiler.ask(command.number, command.steps, command.path)
+            case _:
+                raise MessageError(f"a rank that runs has no use for {type(command).__name__}")

@@ -15,18 +15,33 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.messages import (
+    ObserverSpec,
+    PackingResult,
+    ProfileTrace,
+    RankEvents,
+    RankStart,
+    ResultPart,
+    ResultsDelivered,
+    SavedCheckpoint,
+    ServiceSpec,
+    ServiceStart,
+    WorkerReport,
+    WorkerRetained,
+    WorkerStart,
+    decode,
+)
 from hydrogen_magic.node.worker import process_setup
 from hydrogen_magic.transport import framing
 
 if TYPE_CHECKING:
     from hydrogen_magic.node.worker import inference, namespace
-    from hydrogen_magic.serialization import result_stream
     from hydrogen_magic.serialization.payload import Payload
 
 __all__ = ["run_worker"]
@@ -40,7 +55,7 @@ def run_worker(
     pipes: process_setup.WorkerPipes,
     agent_pid: int,
     go_between_pid: int,
-    observers: Sequence[Sequence[str]],
+    observers: Sequence[ObserverSpec],
 ) -> NoReturn:
     """Be a worker until the end of this process; called in a fresh fork of the forkserver.
 
@@ -55,11 +70,13 @@ def run_worker(
         received = framing.receive(reader)
         if received is None:
             os._exit(0)  # forked ahead of time and not needed any more
-        go, fds = received
-        if go["kind"] == "service":
-            process_setup.enter_environment(go)
-            _serve(go, fds)
-        code = _run(control, reader, go, fds)
+        message, fds = received
+        start = decode(message, WorkerStart)
+        if isinstance(start, ServiceStart):
+            process_setup.enter_environment(start)
+            _serve(start.service, fds)
+        elif isinstance(start, RankStart):
+            code = _run(control, reader, start, fds)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the agent has gone, and ends this process: that is no failure of the rank
     except BaseException as error:  # the outermost frame: no caller could print it
@@ -75,13 +92,13 @@ def _print_exception(error: BaseException) -> None:
     sys.excepthook(type(error), error, main_thread.users_part(error.__traceback__))
 
 
-def _serve(go: dict[str, Any], fds: Sequence[int]) -> NoReturn:
-    """Run a rendezvous' service (``module:function``) on the listening socket in ``fds``."""
+def _serve(service: ServiceSpec, fds: Sequence[int]) -> NoReturn:
+    """Run a rendezvous' service on the listening socket in ``fds``."""
     null = os.open(os.devnull, os.O_WRONLY)  # nobody reads what a service says
     os.dup2(null, 1)
     os.dup2(null, 2)
-    module, _, function = go["service"].partition(":")
-    getattr(importlib.import_module(module), function)(fds[0], **go["options"])
+    module, _, function = service.function.partition(":")
+    getattr(importlib.import_module(module), function)(fds[0], **service.options)
     os._exit(0)
 
 
@@ -89,37 +106,38 @@ def _serve(go: dict[str, Any], fds: Sequence[int]) -> NoReturn:
 
 
 def _run(
-    control: socket.socket, reader: framing.FrameReader, go: dict[str, Any], fds: Sequence[int]
+    control: socket.socket, reader: framing.FrameReader, start: RankStart, fds: Sequence[int]
 ) -> int:
     """Be a rank; one that has set up for inference may be the same rank of later gangs, too."""
     from hydrogen_magic.node.worker import main_thread
 
     main_thread.hide_our_frames()
     try:
-        process_setup.enter_environment(go)
-        rank = _Rank(control, reader, go, fds)
+        process_setup.enter_environment(start)
+        rank = _Rank(control, reader, start, fds)
     except Exception as error:  # a working directory that is gone, modules that cannot be read
-        _report_start(control, go, error)
+        _report_start(control, start, error)
         return 1
     code = rank.run()
     while rank.stays:
         received = framing.receive(reader)
         if received is None:
             os._exit(0)  # nobody needs it any more
-        later, fds = received
-        process_setup.update_environment(go["env"], later["env"])
-        rank, go = _Rank(control, reader, later, fds, rank.set_up), later
+        message, fds = received
+        later = decode(message, RankStart)
+        process_setup.update_environment(start.env, later.env)
+        rank, start = _Rank(control, reader, later, fds, rank.set_up), later
         code = rank.run()
     return code
 
 
-def _report_start(control: socket.socket, go: dict[str, Any], error: Exception) -> None:
+def _report_start(control: socket.socket, start: RankStart, error: Exception) -> None:
     """Report why the rank could not start."""
     from hydrogen_magic.node.worker import main_thread
 
-    now_s = time.monotonic() - go["clock_zero_s"]
-    failed = ev.RankFailed(now_s, int(go["rank"]), main_thread.report_exception(error), "starting")
-    framing.send(control, {"events": [ev.encode(failed)]})
+    now_s = time.monotonic() - start.clock_zero_s
+    failed = ev.RankFailed(now_s, start.rank, main_thread.report_exception(error), "starting")
+    framing.send(control, RankEvents((ev.encode(failed),)))
 
 
 class _Rank:
@@ -129,7 +147,7 @@ class _Rank:
         self,
         control: socket.socket,
         reader: framing.FrameReader,
-        go: dict[str, Any],
+        start: RankStart,
         fds: Sequence[int],
         set_up: inference.SetUp | None = None,
     ) -> None:
@@ -145,10 +163,10 @@ class _Rank:
         )
         from hydrogen_magic.node.worker.observe import forward
 
-        self.rank = int(go["rank"])
+        self.rank = start.rank
         self.pid = os.getpid()
         self.closure_fd, *self.channels = fds
-        self.infer_options = go["infer"]
+        self.infer_options = start.infer_options
         self.set_up = set_up
         self.stays = False
         """It waits for another gang when this one is over."""
@@ -156,14 +174,14 @@ class _Rank:
         self.lock = threading.Lock()
         self.phase = "starting"
         self.reporter = reporter.Reporter(
-            self.rank, go["clock_zero_s"], self._send_events,
+            self.rank, start.clock_zero_s, self._send_events,
             pace=send_interval.SendInterval(self.rank, api.world_size()),
         )  # fmt: skip
         reporter.install(self.reporter)
         observe.report_failures()
         checkpoint.install(self._send_checkpoint)
-        horovod_timeline.install(go["timelines"], self._send_timeline)
-        self.reporter.is_recording = bool(go["record"])
+        horovod_timeline.install(start.timeline_prefix, self._tell)
+        self.reporter.is_recording = start.is_recording
         forward.follow(self.reporter.is_recording)
         self.profiler = profiler.Profiler(self.reporter, self._send_trace)
         self.reporter.on_tick = commands.AgentCommands(reader, self.reporter, self.profiler).poll
@@ -191,7 +209,7 @@ class _Rank:
         process_setup.flush()
         assert self.set_up is not None
         with self.lock:
-            framing.send(self.control, {"stays": self.set_up.files})
+            framing.send(self.control, WorkerRetained(self.set_up.files))
 
     def _work(self) -> int:
         loaded = self._load() if self.set_up is None else self.set_up.loaded
@@ -199,7 +217,7 @@ class _Rank:
         self._enter("running")
         value = None
         if self.infer_options is not None:
-            self._infer(loaded)
+            self._infer(loaded, self.infer_options)
         else:
             value = _run_script(loaded) if loaded.is_script else loaded.run()
         if os.getpid() != self.pid:  # the cell forked, and its child has no results to send
@@ -224,13 +242,13 @@ class _Rank:
                 self.reporter.post(ev.Notice(self.reporter.now_s(), "warning", text))
         return loaded
 
-    def _infer(self, loaded: namespace.LoadedClosure) -> None:
+    def _infer(self, loaded: namespace.LoadedClosure, options: Mapping[str, Any]) -> None:
         """Predict until there is nothing left. The cell's own value is not asked for."""
         from hydrogen_magic.node.worker import inference
 
         if self.set_up is None:
             self.set_up = inference.set_up(loaded)
-        is_done = inference.serve(self.channels[0], self.set_up.predict, self.infer_options)
+        is_done = inference.serve(self.channels[0], self.set_up.predict, options)
         self.stays = is_done and self.set_up.can_stay
 
     def _enter(self, phase: str) -> None:
@@ -265,22 +283,22 @@ class _Rank:
             loaded, value, self.rank, self._send_result, self._say_progress, self._say_next
         )
         with self.lock:
-            framing.send(self.control, {"delivered": nbytes})
+            framing.send(self.control, ResultsDelivered(nbytes))
 
     def _say_next(self, text: str) -> None:
         """Say what the process does next, at once: it may crash."""
         with self.lock:
-            framing.send(self.control, {"next": text})
+            framing.send(self.control, PackingResult(text))
 
     def _send_result(
-        self, part: result_stream.ResultPart, section: Payload, on_write: Callable[[int], None]
+        self, part: ResultPart, section: Payload, on_write: Callable[[int], None]
     ) -> None:
         from hydrogen_magic.serialization import payload
 
         fd = payload.to_memfd(section, f"result-{self.rank}", on_write)
         try:
             with self.lock:
-                framing.send(self.control, {"result": asdict(part)}, [fd])
+                framing.send(self.control, part, [fd])
         finally:
             os.close(fd)
 
@@ -299,19 +317,16 @@ class _Rank:
 
     def _send_events(self, batch: Sequence[ev.Event]) -> None:
         with self.lock:
-            framing.send(self.control, {"events": [ev.encode(event) for event in batch]})
+            framing.send(self.control, RankEvents(tuple(map(ev.encode, batch))))
 
     def _send_trace(self, number: int, fd: int) -> None:
         with self.lock:
-            framing.send(self.control, {"profile": number}, [fd])
-
-    def _send_timeline(self, what: dict[str, Any]) -> None:
-        self._tell({"timeline": what})
+            framing.send(self.control, ProfileTrace(number), [fd])
 
     def _send_checkpoint(self, name: str) -> None:
-        self._tell({"checkpoint": name})
+        self._tell(SavedCheckpoint(name))
 
-    def _tell(self, message: dict[str, Any]) -> None:
+    def _tell(self, message: WorkerReport) -> None:
         """Send what the user's own call led to; an agent that has gone is not the user's error."""
         with self.lock, suppress(BrokenPipeError, ConnectionResetError):
             framing.send(self.control, message)

@@ -11,11 +11,12 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
 from hydrogen_magic.core import processes
+from hydrogen_magic.core.messages import ObserverSpec, WorkerStart
 from hydrogen_magic.node.worker import sparkdl
 
 __all__ = [
@@ -156,7 +157,7 @@ def _is_interruptible(frame: types.FrameType | None) -> bool:
 # ── waiting ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def get_ready(observers: Iterable[Sequence[str]]) -> None:
+def get_ready(observers: Iterable[ObserverSpec]) -> None:
     """Do what does not depend on the job; workers forked ahead of time have done it when it comes.
 
     ``observers``: see :func:`hydrogen_magic.node.worker.observe.install`.
@@ -172,12 +173,12 @@ def get_ready(observers: Iterable[Sequence[str]]) -> None:
 # ── moving in ────────────────────────────────────────────────────────────────────────────────────
 
 
-def enter_environment(go: dict[str, Any]) -> None:
+def enter_environment(start: WorkerStart) -> None:
     """Take over the kernel's environment, directory and module path; become ``__main__``."""
     os.environ.clear()
-    os.environ.update(go["env"])
-    os.chdir(go["cwd"])
-    sys.path[:] = go["sys_path"]
+    os.environ.update(start.env)
+    os.chdir(start.cwd)
+    sys.path[:] = start.sys_path
     sys.argv = [""]
     sparkdl.install_if_asked()
     # ``multiprocessing`` knows the second name, which the forkserver's own main module has had.

@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.core.job import DYNAMIC, HOROVOD_TIMELINE
+from hydrogen_magic.core.messages import TimelineFile
 from hydrogen_magic.node.worker import reporter as _reporter
 
 __all__ = ["attach", "follow", "install"]
@@ -31,7 +32,7 @@ _SWITCH_S = 1.0
 _LEAST_FREE_BYTES = 1 << 30
 _LOOK_S = 2.0
 """How often is looked whether the disk has room: a busy timeline writes a few megabytes a second."""
-_Send = Callable[[dict[str, Any]], None]
+_Send = Callable[[TimelineFile], None]
 
 
 def install(prefix: str, send: _Send) -> None:
@@ -246,7 +247,7 @@ class _Timeline:
 
     def _tell(self, path: str, *, is_kept: bool) -> None:
         try:
-            self._send({"path": path, "is_kept": is_kept, "wall_ahead_s": self._wall_ahead_s})
+            self._send(TimelineFile(path, is_kept, self._wall_ahead_s))
         except OSError:
             pass  # the agent has gone, and this rank goes with it
 

@@ -15,6 +15,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
+from hydrogen_magic.core.messages import ObserverSpec
 from hydrogen_magic.node.worker import reporter
 from hydrogen_magic.node.worker.observe import metrics, tqdm
 
@@ -30,16 +31,13 @@ def import_ours() -> None:
         importlib.import_module(module.name)
 
 
-def install(observers: Iterable[Sequence[str]]) -> None:
-    """Attach observers to what is imported, and to the rest when it comes. Twice is once.
-
-    ``observers``: pairs of an observed module and the ``module:function`` to call with it.
-    """
+def install(observers: Iterable[ObserverSpec]) -> None:
+    """Attach observers to what is imported, and to the rest when it comes. Twice is once."""
     if any(isinstance(finder, _ObserverFinder) for finder in sys.meta_path):
         return
     pending: dict[str, list[str]] = {}
-    for name, function in observers:
-        pending.setdefault(name, []).append(function)
+    for one in observers:
+        pending.setdefault(one.module, []).append(one.function)
     for name in list(pending):
         module = sys.modules.get(name)
         if module is not None:
