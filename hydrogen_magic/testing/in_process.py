@@ -10,7 +10,9 @@ import asyncio
 import ctypes
 import os
 import threading
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
@@ -44,16 +46,23 @@ class _ThreadGroup:
         self._is_stopped = False
 
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
-        if not self._is_stopped:
-            await asyncio.to_thread(self._run, attempt, _on_loop(sink))
+        if self._is_stopped:
+            return
+        ended = asyncio.Event()
+        end = partial(asyncio.get_running_loop().call_soon_threadsafe, ended.set)
+        # A daemon: a rank that cannot be interrupted does not keep this process from its end.
+        run = threading.Thread(target=self._run, args=(attempt, _on_loop(sink), end), daemon=True)
+        run.start()
+        await ended.wait()
 
-    def _run(self, attempt: Attempt, sink: EventSink) -> None:
+    def _run(self, attempt: Attempt, sink: EventSink, end: Callable[[], object]) -> None:
         self._thread_id = threading.get_ident()
         try:
             with suppress(BaseException):  # the rank's own: its events have reported it
                 run_here(attempt, sink)
         finally:
             self._thread_id = None
+            end()
 
     def stop(self) -> None:
         """Raise KeyboardInterrupt in the rank; it takes effect at its next line of Python."""
