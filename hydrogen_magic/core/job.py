@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 
 __all__ = [
     "DEFAULT_MAX_CLOSURE_BYTES",
-    "DYNAMIC",
-    "HOROVOD_TIMELINE",
     "JobSpec",
     "LOOPBACK",
     "Plan",
@@ -21,11 +19,6 @@ __all__ = [
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 """Interface that keeps ranks of one machine off the network."""
-
-HOROVOD_TIMELINE = "HOROVOD_TIMELINE"
-"""Variable with the path to which Horovod's rank 0 writes its timeline."""
-DYNAMIC = "DYNAMIC"
-"""Its value where a timeline may begin later."""
 
 DEFAULT_MAX_CLOSURE_BYTES = 1 << 30
 """1 GiB: what one machine copies to its ranks in about a second; more is most likely a mistake."""

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
+from hydrogen_magic.core.timeline_files import LibraryTimeline
 from hydrogen_magic.driver.rendezvous import (
     Diagnosis,
     Rendezvous,
@@ -31,6 +32,7 @@ from hydrogen_magic.driver.rendezvous import (
 from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES, place
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.horovod import installation
+from hydrogen_magic.horovod.node import DYNAMIC, TIMELINE
 
 __all__ = ["HorovodRendezvous"]
 
@@ -66,6 +68,13 @@ class HorovodRendezvous(Rendezvous):
     joining = ("hvd.init", "hvd.shutdown")
     collectives = ("reduce", "gather", "broadcast", "barrier", "scatter", "alltoall")
     waits_in = "negotiation"
+    timeline = LibraryTimeline(
+        name="horovod",
+        recorder="hydrogen_magic.horovod.node.observe.timeline:install",
+        follower="hydrogen_magic.horovod.node.timeline_follower:Timelines",
+        variable=TIMELINE,
+        not_paths=(DYNAMIC,),
+    )
     victims = VictimErrors(
         types=("HorovodInternalError",), files=("/horovod/torch/", "/horovod/common/")
     )

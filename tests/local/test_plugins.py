@@ -15,7 +15,19 @@ pytestmark = pytest.mark.usefixtures("installed")
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory, warm_agents: None) -> Iterator[None]:
+def torch_in_this_process() -> None:
+    """Have this process a group once: torch keeps pipes for ever then."""
+    import torch.distributed as dist
+
+    store = dist.TCPStore("127.0.0.1", 0, 1, True)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def installed(
+    tmp_path_factory: pytest.TempPathFactory, torch_in_this_process: None, warm_agents: None
+) -> Iterator[None]:
     with plug_in.installed(tmp_path_factory.mktemp("plug_in")):
         yield
 
@@ -32,13 +44,13 @@ class TestInProcess(GangContract):
 
 
 def observed() -> tuple[bool, str]:
+    import importlib
     import os
     import sys
 
-    import watched_library  # type: ignore[import-not-found]  # of the plug-in
-
     assert "colorsys" in sys.modules
-    return watched_library.OBSERVED, os.environ["MY_STORE"]
+    # By its name: a local module that the cell is seen to use travels with it.
+    return importlib.import_module("watched_library").OBSERVED, os.environ["MY_STORE"]
 
 
 def test_ranks_attach_observers_of_plug_ins() -> None:

@@ -67,6 +67,7 @@ def build(
         is_recording=spec.timeline is not None if is_recording is None else is_recording,
         secrets=job.secrets,
         observers=job.observers,
+        timeline=job.rendezvous.timeline,
         checkpoint_dir=host.checkpoint_dir,
         infer_options=dict(job.feed.options) if job.feed is not None else None,
         worker_key=host.worker_key,

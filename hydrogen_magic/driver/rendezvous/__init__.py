@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.core.messages import ServiceSpec
+from hydrogen_magic.core.timeline_files import LibraryTimeline
 from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES
 
 __all__ = ["Diagnosis", "Rendezvous", "RendezvousInfo", "ServiceSpec", "VictimErrors"]
@@ -83,6 +84,8 @@ class Rendezvous:
     waits_in = "collectives"
     """Where ranks wait for a late one, in a sentence about it."""
     victims = VictimErrors()
+    timeline: LibraryTimeline | None = None
+    """The library's own timeline, where it writes one."""
 
     def join_timeout_s(self, spec: JobSpec) -> float:
         """Return how long ranks wait in :attr:`init_collective` before those that are missing have failed.

@@ -102,6 +102,12 @@ def _serve(service: ServiceSpec, fds: Sequence[int]) -> NoReturn:
     os._exit(0)
 
 
+def _function(name: str) -> Any:
+    """Return the function ``module:function``."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
+
+
 # ── running ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -151,7 +157,6 @@ class _Rank:
         fds: Sequence[int],
         set_up: inference.SetUp | None = None,
     ) -> None:
-        from hydrogen_magic.horovod.node.observe import timeline as horovod_timeline
         from hydrogen_magic.node.worker import (
             api,
             checkpoint,
@@ -180,11 +185,26 @@ class _Rank:
         reporter.install(self.reporter)
         observe.report_failures()
         checkpoint.install(self._send_checkpoint)
-        horovod_timeline.install(start.timeline_prefix, self._tell)
+        follow_timeline = self._record_timeline(start)
         self.reporter.is_recording = start.is_recording
         forward.follow(self.reporter.is_recording)
         self.profiler = profiler.Profiler(self.reporter, self._send_trace)
-        self.reporter.on_tick = commands.AgentCommands(reader, self.reporter, self.profiler).poll
+        self.reporter.on_tick = commands.AgentCommands(
+            reader, self.reporter, self.profiler, follow_timeline
+        ).poll
+
+    def _record_timeline(self, start: RankStart) -> Callable[[bool], None]:
+        """Return what begins and ends the library's own timeline; a plug-in's fault costs only that."""
+        if not start.timeline_recorder:
+            return lambda is_recording: None
+        try:
+            record = _function(start.timeline_recorder)
+            follow: Callable[[bool], None] = record(start.timeline_prefix, self._tell)
+        except Exception as error:
+            text = f"its library's timeline is not recorded: {type(error).__name__}: {error}"
+            self.reporter.notice("warning", text)
+            return lambda is_recording: None
+        return follow
 
     def run(self) -> int:
         """Load, run, deliver; return the exit code."""
