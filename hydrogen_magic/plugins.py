@@ -72,6 +72,7 @@ __all__ = [
     "owned_variables",
     "placement",
     "rendezvous",
+    "shipped",
     "waits_in",
 ]
 
@@ -195,6 +196,11 @@ def forwarded() -> tuple[str, ...]:
 def joining() -> frozenset[str]:
     """Return the collectives by which ranks join and leave: see :attr:`Rendezvous.joining`."""
     return frozenset(name for one in every_rendezvous() for name in one.joining)
+
+
+def shipped() -> tuple[str, ...]:
+    """Return the packages that machines with ranks are sent: see :attr:`Rendezvous.shipped`."""
+    return tuple(sorted({package for one in every_rendezvous() for package in one.shipped}))
 
 
 def waits_in(name: str) -> str:

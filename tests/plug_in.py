@@ -27,6 +27,7 @@ class MyRendezvous(TorchRendezvous):
     launcher = "myrun -n 2"
     joining = ("my.join",)
     waits_in = "my.exchange"
+    shipped = ("my_parts.on_ranks",)
     not_preloaded = ("threads_at_import",)
     preloaded = ("colorsys",)
     victims = VictimErrors(types=("MyPeerError",), messages=("my peer .* has gone",))
@@ -49,6 +50,9 @@ def installed(folder: Path) -> Iterator[None]:
     """Have the plug-in installed: placement and rendezvous ``mine``, an observer of ``watched_library``."""
     (folder / "my_plug_in.py").write_text(textwrap.dedent(CODE))
     (folder / "watched_library.py").write_text("OBSERVED = False\n")
+    (folder / "my_parts" / "on_ranks").mkdir(parents=True)
+    for module in ("__init__", "driver", "on_ranks/__init__", "on_ranks/service"):
+        (folder / "my_parts" / f"{module}.py").write_text("")
     placements = {"mine": "MyPlacement", "broken": "Missing", "wrong": "not_a_placement"}
     _declare(folder, "placements", placements)
     _declare(folder, "rendezvous", {"mine": "MyRendezvous", "broken": "Missing"})

@@ -195,6 +195,16 @@ class ObserverSpec:
 
 
 @dataclass(frozen=True)
+class JoinAdvice:
+    """How ranks of the gang join each other, for messages to a user whose ranks do not."""
+
+    rendezvous: str = "torch"
+    """Its name, as ``--with`` takes it."""
+    text: str = ""
+    """What code has to do; empty for ``torch.distributed``."""
+
+
+@dataclass(frozen=True)
 class RankLaunch:
     """One rank that an agent starts."""
 
@@ -239,6 +249,7 @@ class LaunchRequest(AgentCommand):
     """Values that agents mask in output and errors."""
     observers: tuple[ObserverSpec, ...]
     """What the ranks attach."""
+    join_advice: JoinAdvice
     timeline: LibraryTimeline | None
     """The timeline that the library of the rendezvous writes, None if it writes none."""
     checkpoint_dir: str | None = None
@@ -643,6 +654,7 @@ class RankStart(WorkerStart):
     is_recording: bool
     infer_options: Mapping[str, object] | None
     """:attr:`LaunchRequest.infer_options`."""
+    join_advice: JoinAdvice
     timeline_recorder: str
     """:attr:`LibraryTimeline.recorder`; empty if the library writes none."""
     timeline_prefix: str

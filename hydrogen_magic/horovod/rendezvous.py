@@ -68,6 +68,8 @@ class HorovodRendezvous(Rendezvous):
     joining = ("hvd.init", "hvd.shutdown")
     collectives = ("reduce", "gather", "broadcast", "barrier", "scatter", "alltoall")
     waits_in = "negotiation"
+    shipped = ("hydrogen_magic.horovod.node",)
+    join_advice = "call hvd.init() and wrap the optimizer in hvd.DistributedOptimizer"
     timeline = LibraryTimeline(
         name="horovod",
         recorder="hydrogen_magic.horovod.node.observe.timeline:install",

@@ -168,7 +168,7 @@ class Followed:
     def spans(self) -> Iterator[tuple[str, float, float, int]]:
         for event in self.told:
             assert isinstance(event, ev.Spans), event
-            assert (event.rank, event.track) == (0, "horovod")
+            assert (event.rank, event.track) == (0, "coordinator")
             yield from seconds.rows_of(event)
 
     def skipped(self) -> int:

@@ -214,6 +214,17 @@ def test_no_import_cycles() -> None:
     TopologicalSorter(needs).prepare()  # raises CycleError, which has the cycle
 
 
+def test_horovod_is_a_plug_in() -> None:
+    """Its name is in its own package, in drop-in classes for its launchers, and in entry points."""
+    wrong = [
+        file
+        for file, path in _files().items()
+        if not _is_in(file, ("horovod", "compat", "node.worker.sparkdl"))
+        and "horovod" in path.read_text().lower()
+    ]
+    assert wrong == []
+
+
 def test_each_third_party_has_its_door() -> None:
     wrong = [
         str(found)

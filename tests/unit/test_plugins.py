@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.masking import secret_values
 from hydrogen_magic.core.messages import ObserverSpec
+from hydrogen_magic.driver.placements.spark import packaging
 from hydrogen_magic.driver.placements.spark.forwarded_settings import forwarded
 from hydrogen_magic.driver.state.culprit import is_victim_error
 from hydrogen_magic.driver.state.formatting import LateRanks, late_text
@@ -111,6 +114,19 @@ def test_what_a_rendezvous_says_is_heeded(installed: None) -> None:
     with pytest.raises(ArgumentsError, match="env has MY_STORE"):
         parse("--env MY_STORE=1", defaults=JobSpec())
     assert plugins.rendezvous("mine").launcher == "myrun -n 2"
+
+
+def test_machines_with_ranks_are_sent_what_runs_there(installed: None) -> None:
+    with zipfile.ZipFile(io.BytesIO(packaging.code())) as archive:
+        names = set(archive.namelist())
+    assert {name for name in names if name.startswith("my_parts/")} == {
+        "my_parts/__init__.py",
+        "my_parts/on_ranks/__init__.py",
+        "my_parts/on_ranks/service.py",
+    }
+    assert "hydrogen_magic/horovod/node/key_value_server.py" in names
+    assert "cloudpickle/__init__.py" in names
+    assert not [name for name in names if "/driver/" in name or "rendezvous.py" in name]
 
 
 def test_victims_of_a_rendezvous_are_not_those_of_others() -> None:

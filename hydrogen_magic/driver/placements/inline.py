@@ -16,6 +16,7 @@ from typing import Any
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
+from hydrogen_magic.core.messages import JoinAdvice
 from hydrogen_magic.driver.placements import Attempt, EventSink, Job, Placement, WorkFeed, devices
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker import (
@@ -60,6 +61,7 @@ def run_here(attempt: Attempt, sink: EventSink) -> None:
             sink.emit(event)
 
     said = reporter.Reporter(0, job.clock_zero_s, send)
+    said.solo.advice = JoinAdvice(job.spec.rendezvous, job.rendezvous.join_advice)
     slot = job.plan.slots[0]
     sink.emit(ev.RankStarted(said.now_s(), 0, os.getpid(), slot.host, devices.device_name(slot)))
     with ExitStack() as stack:

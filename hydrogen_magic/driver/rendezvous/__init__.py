@@ -84,6 +84,10 @@ class Rendezvous:
     waits_in = "collectives"
     """Where ranks wait for a late one, in a sentence about it."""
     victims = VictimErrors()
+    shipped: tuple[str, ...] = ()
+    """Packages of the plug-in that agents and ranks import: they are sent to machines that lack them."""
+    join_advice = ""
+    """What code does to join the other ranks, for a message to a user whose ranks do not; ends a sentence."""
     timeline: LibraryTimeline | None = None
     """The library's own timeline, where it writes one."""
 

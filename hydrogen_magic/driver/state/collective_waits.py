@@ -1,7 +1,6 @@
 """Whom ranks wait for in collectives, from how long each of them waited: who waits least comes last.
 
-That needs no clocks that agree, and no word of the collective itself: Horovod's own timeline tells who was
-late only the first time that a tensor is negotiated.
+That needs no clocks that agree, and no word of the collective itself.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class Timelines:
             return
         names, starts_ns, ends_ns, depths = zip(*spans, strict=True) if spans else ((),) * 4
         event = ev.Spans(
-            self._now_s(), self._rank, names, starts_ns, ends_ns, depths, skipped, ev.HOROVOD
+            self._now_s(), self._rank, names, starts_ns, ends_ns, depths, skipped, ev.COORDINATOR
         )
         self._emit(event)
 

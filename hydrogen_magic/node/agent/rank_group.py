@@ -218,6 +218,7 @@ class RankGroup:
             clock_zero_s=self._zero_s,
             is_recording=self._is_recording,
             infer_options=request.infer_options,
+            join_advice=request.join_advice,
             timeline_recorder=timeline.recorder if timeline else "",
             timeline_prefix=prefix,
         )

@@ -182,6 +182,7 @@ class _Rank:
             self.rank, start.clock_zero_s, self._send_events,
             pace=send_interval.SendInterval(self.rank, api.world_size()),
         )  # fmt: skip
+        self.reporter.solo.advice = start.join_advice
         reporter.install(self.reporter)
         observe.report_failures()
         checkpoint.install(self._send_checkpoint)
