@@ -7,22 +7,25 @@ import os
 import subprocess
 import sys
 import textwrap
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
+from hydrogen_magic import plugins
 from hydrogen_magic.core import events as ev
 
 TIMEOUT_S = 240.0
 """For a process that imports torch and its compiler on a machine that is busy with other tests."""
 
 RANK = """
-import atexit, json, os, sys, time
+import atexit, json, os, sys, time, types
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.messages import ObserverSpec
 from hydrogen_magic.node.worker import observe, reporter
 sent = []
 rank = reporter.Reporter(int(os.environ.get("RANK", 0)), time.monotonic(), sent.extend)
 reporter.install(rank)
-observe.install()
+observe.install(ObserverSpec(*one) for one in json.loads(os.environ.pop("OBSERVERS")))
 rank.start()
 def flush():
     rank.post(ev.Notice(0.0, "info", "flush"))
@@ -55,9 +58,10 @@ class Ended:
 
 
 def start(code: str, events: Path, **env: str) -> subprocess.Popen[str]:
+    observers = json.dumps([astuple(one) for one in plugins.observers()])
     return subprocess.Popen(
         [sys.executable, "-c", RANK + textwrap.dedent(code)],
-        env={**os.environ, "EVENTS": str(events), **env},
+        env={**os.environ, "EVENTS": str(events), "OBSERVERS": observers, **env},
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
 

@@ -169,9 +169,9 @@ def write_script(
     history: Sequence[str] = (),
     *,
     labels: Mapping[str, str] | None = None,
-    by: str = "torch",
+    launcher: str = "",
 ) -> None:
-    """Write ``cell`` and what it uses of the notebook as a script for ``torchrun``, or Horovod's own.
+    """Write ``cell`` and what it uses of the notebook as a script; ``launcher`` starts it on two ranks.
 
     Values that cannot be written as source go into ``NAME.data.pkl`` beside it. Raises CaptureError
     when something has no source, and when ``path`` exists and was not written by this function.
@@ -179,7 +179,7 @@ def write_script(
     code = cell.transform(cell.body)
     offset = cell.first_line - 1 + _leading_blank_lines(cell.body)
     _, needs = _needs_of_cell(cell, code, offset, namespace, history, labels or {})
-    script.write(path, cell, needs, by)
+    script.write(path, cell, needs, launcher)
 
 
 # ── the cell's text ──────────────────────────────────────────────────────────────────────────────

@@ -30,15 +30,14 @@ __all__ = ["write"]
 _MARKER = (
     "# Written by hydrogen_magic --save: running the cell with --save again replaces this file.\n"
 )
-_LAUNCHERS = {"torch": "torchrun --nproc-per-node 2", "horovod": "horovodrun -np 2 python"}
 _LONGEST_LITERAL = 2000
 """Characters; longer values are easier to read in a file of their own."""
 
 
-def write(path: str | os.PathLike[str], cell: CellText, needs: Needs, by: str) -> None:
+def write(path: str | os.PathLike[str], cell: CellText, needs: Needs, launcher: str) -> None:
     """Write the cell with what ``needs`` found as a script, and ``PATH.data.pkl`` if it takes one.
 
-    ``by``: the rendezvous of its ranks, whose launcher the script names.
+    ``launcher``: command that starts it on two ranks, named in its first line; may be empty.
 
     Raises CaptureError when a part has no source, when a line of the cell is IPython's, or when
     ``path`` exists and is not a script of ours.
@@ -47,7 +46,8 @@ def write(path: str | os.PathLike[str], cell: CellText, needs: Needs, by: str) -
     _check_target(target)
     body = _body(cell)
     parts = _ScriptParts(needs, target)
-    text = _MARKER + f'"""{cell.label} as a script: {_LAUNCHERS[by]} {target.name}"""\n\n'
+    run = f": {launcher} {target.name}" if launcher else ""
+    text = _MARKER + f'"""{cell.label} as a script{run}"""\n\n'
     text += parts.text(body) + f"\n# ── {cell.label} ──\n\n" + body
     if parts.data:
         _write(parts.data_path, parts.data)

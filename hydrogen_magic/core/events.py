@@ -21,6 +21,7 @@ from hydrogen_magic.core.validation import EventError, checked, plain
 
 __all__ = [
     "COLLECTIVES",
+    "COORDINATOR",
     "DRIVER",
     "EVENT_TYPES",
     "GRADIENTS",
@@ -35,7 +36,6 @@ __all__ = [
     "Event",
     "EventError",
     "Frame",
-    "HOROVOD",
     "GangEnded",
     "GangLaunched",
     "KERNEL_ENDED",
@@ -314,10 +314,10 @@ class Steps:
     count: int
 
 
-SPANS, HOROVOD, COLLECTIVES, PROFILER = "spans", "horovod", "collectives", "profiler"
-"""Tracks of a rank: what the user's code names or does, what Horovod's coordinator does for all ranks, what
+SPANS, COORDINATOR, COLLECTIVES, PROFILER = "spans", "coordinator", "collectives", "profiler"
+"""Tracks of a rank: what the user's code names or does, what a library's coordinator does for all ranks, what
 the rank waits for, what was profiled."""
-TRACKS = (SPANS, HOROVOD, COLLECTIVES, PROFILER)
+TRACKS = (SPANS, COORDINATOR, COLLECTIVES, PROFILER)
 """Those with a place of their own, in the order in which they are shown; others come after them."""
 PROFILE_CLOCK = "hydrogen_magic.clock "
 """Name of a mark in a rank's profile, followed by the gang's time at which it was set."""

@@ -11,52 +11,14 @@ from dataclasses import dataclass, field
 
 __all__ = [
     "DEFAULT_MAX_CLOSURE_BYTES",
-    "DYNAMIC",
-    "HOROVOD_TIMELINE",
     "JobSpec",
     "LOOPBACK",
-    "PLACEMENTS",
     "Plan",
-    "RENDEZVOUS",
-    "RENDEZVOUS_VARIABLES",
     "Slot",
 ]
 
-PLACEMENTS = ("local", "spark", "inline")
-"""Where ranks may run; each is a room in ``placements/``."""
-RENDEZVOUS = ("torch", "horovod")
-"""How ranks may find each other; each is a file in ``rendezvous/``."""
-
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 """Interface that keeps ranks of one machine off the network."""
-
-RENDEZVOUS_VARIABLES = frozenset(
-    (
-        "RANK",
-        "LOCAL_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_RANK",
-        "MASTER_ADDR",
-        "MASTER_PORT",
-        "HOROVOD_RANK",
-        "HOROVOD_SIZE",
-        "HOROVOD_LOCAL_RANK",
-        "HOROVOD_LOCAL_SIZE",
-        "HOROVOD_CROSS_RANK",
-        "HOROVOD_CROSS_SIZE",
-        "HOROVOD_HOSTNAME",
-        "HOROVOD_CONTROLLER",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR",
-        "HOROVOD_GLOO_RENDEZVOUS_PORT",
-    )
-)
-"""Of torchrun's variables and Horovod's those by which ranks find each other; nobody else may set them."""
-
-HOROVOD_TIMELINE = "HOROVOD_TIMELINE"
-"""Variable with the path to which Horovod's rank 0 writes its timeline."""
-DYNAMIC = "DYNAMIC"
-"""Its value where a timeline may begin later."""
 
 DEFAULT_MAX_CLOSURE_BYTES = 1 << 30
 """1 GiB: what one machine copies to its ranks in about a second; more is most likely a mistake."""
@@ -69,9 +31,9 @@ class JobSpec:
     np: int = 2
     """Number of ranks, 1 or more."""
     placement: str = "local"
-    """One of :data:`PLACEMENTS`."""
+    """Name of a placement, see :mod:`hydrogen_magic.plugins`."""
     rendezvous: str = "torch"
-    """``torch`` or ``horovod``."""
+    """Name of a rendezvous, see :mod:`hydrogen_magic.plugins`."""
     gpu: bool | None = None
     """True: every rank needs a GPU of its own. False: none. None: GPUs if every rank can have one."""
     env: tuple[tuple[str, str], ...] = ()
@@ -107,9 +69,6 @@ class JobSpec:
             if not isinstance(value, str):
                 kind = type(value).__name__
                 raise TypeError(f"env[{name!r}] should be a str, got {value!r}, a {kind}")
-            if name in RENDEZVOUS_VARIABLES:
-                text = "tells a rank who it is or where the others are"
-                raise ValueError(f"env has {name}, which {text}: leave it out")
 
 
 def _check(name: str, value: object, kinds: tuple[type, ...], least: int) -> None:

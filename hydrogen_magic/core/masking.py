@@ -26,7 +26,7 @@ _SHORTEST = 8
 _SECRET_NAME = re.compile("SECRET|TOKEN|PASSWORD|KEY", re.IGNORECASE)
 _COUNT_NAME = re.compile("(TOKEN|KEY)S", re.IGNORECASE)
 """``MAX_TOKENS=16777216`` is a number of tokens."""
-_ACCELERATOR_SETTINGS = ("CUBLAS_", "CUDA", "GLOO_", "HOROVOD_", "NCCL_")
+_ACCELERATOR_SETTINGS = ("CUBLAS_", "CUDA", "GLOO_", "NCCL_")
 _SETTINGS = (*_ACCELERATOR_SETTINGS, "MKL_", "OMP_", "PYTHON", "PYTORCH_", "TF_", "TORCH")
 """Prefixes of variables that configure libraries."""
 _WORDS = """
@@ -51,16 +51,18 @@ _EXACT = frozenset(_IDENTIFIERS.split())
 
 
 def secret_values(
-    env: Mapping[str, str], given: Mapping[str, str] | None = None
+    env: Mapping[str, str],
+    given: Mapping[str, str] | None = None,
+    settings: tuple[str, ...] = (),
 ) -> tuple[str, ...]:
     """Return the values of ``env`` whose names say that they are secret, and those of ``given``.
 
     ``given``: variables that the user set with ``--env``. Left out are values of fewer than 8
     characters, common words, and paths that exist; of ``given`` also numbers, locations, and
-    settings of libraries.
+    settings of libraries, of which ``settings`` has more prefixes.
     """
     found = [value for name, value in env.items() if _is_secret(name, value)]
-    found += [value for name, value in (given or {}).items() if _is_private(name, value)]
+    found += [value for name, value in (given or {}).items() if _is_private(name, value, settings)]
     return tuple(dict.fromkeys(value.strip() for value in found))
 
 
@@ -74,11 +76,11 @@ def _is_secret(name: str, value: str) -> bool:
     return _SECRET_NAME.search(name) is not None and not is_count and not _is_ordinary(value)
 
 
-def _is_private(name: str, value: str) -> bool:
+def _is_private(name: str, value: str, settings: tuple[str, ...]) -> bool:
     if _SECRET_NAME.search(name):
         return _is_secret(name, value)
     is_location = value.startswith(("/", "./", "../", "~")) or ("://" in value and "@" not in value)
-    is_setting = name.startswith(_SETTINGS) or is_location or _is_number(value)
+    is_setting = name.startswith((*_SETTINGS, *settings)) or is_location or _is_number(value)
     return not is_setting and not _is_ordinary(value)
 
 

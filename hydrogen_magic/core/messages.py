@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any, TypeVar
 
+from hydrogen_magic.core.timeline_files import LibraryTimeline
 from hydrogen_magic.core.validation import EventError, checked, plain
 
 __all__ = [
@@ -186,6 +187,25 @@ class ServiceSpec:
 
 
 @dataclass(frozen=True)
+class ObserverSpec:
+    """A function that ranks call with a module, right after its import."""
+
+    module: str
+    function: str
+    """``module:function``."""
+
+
+@dataclass(frozen=True)
+class JoinAdvice:
+    """How ranks of the gang join each other, for messages to a user whose ranks do not."""
+
+    rendezvous: str = "torch"
+    """Its name, as ``--with`` takes it."""
+    text: str = ""
+    """What code has to do; empty for ``torch.distributed``."""
+
+
+@dataclass(frozen=True)
 class RankLaunch:
     """One rank that an agent starts."""
 
@@ -228,6 +248,11 @@ class LaunchRequest(AgentCommand):
     """Ranks record what they do as spans."""
     secrets: tuple[str, ...] = field(repr=False)
     """Values that agents mask in output and errors."""
+    observers: tuple[ObserverSpec, ...]
+    """What the ranks attach."""
+    join_advice: JoinAdvice
+    timeline: LibraryTimeline | None
+    """The timeline that the library of the rendezvous writes, None if it writes none."""
     checkpoint_dir: str | None = None
     """Directory of checkpoints that the kernel and all hosts share, None if they share none."""
     infer_options: Mapping[str, object] | None = None
@@ -501,7 +526,7 @@ class WorkerRetained(WorkerReport):
 
 @dataclass(frozen=True)
 class TimelineFile(WorkerReport):
-    """The rank's Horovod begins to write a timeline, or has ended one."""
+    """A library on the rank begins to write a timeline of its own, or has ended one."""
 
     path: str
     """Empty: none is written any more."""
@@ -601,7 +626,7 @@ class LogPart(AgentReport):
 
 @dataclass(frozen=True)
 class TimelinePart(AgentReport):
-    """New bytes of a Horovod timeline."""
+    """New bytes of a library's own timeline."""
 
     gang: str
     number: str
@@ -640,8 +665,11 @@ class RankStart(WorkerStart):
     is_recording: bool
     infer_options: Mapping[str, object] | None
     """:attr:`LaunchRequest.infer_options`."""
+    join_advice: JoinAdvice
+    timeline_recorder: str
+    """:attr:`LibraryTimeline.recorder`; empty if the library writes none."""
     timeline_prefix: str
-    """What the paths of the attempt's Horovod timelines begin with."""
+    """What the paths of the attempt's timelines begin with."""
 
 
 @dataclass(frozen=True)
@@ -690,6 +718,9 @@ class PreloadModules(ForkserverRequest):
 @dataclass(frozen=True)
 class ForkWorkers(ForkserverRequest):
     """Fork a worker for every five of the descriptors that come with it."""
+
+    observers: tuple[ObserverSpec, ...]
+    """What the workers attach."""
 
 
 @dataclass(frozen=True)

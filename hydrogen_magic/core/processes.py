@@ -67,7 +67,7 @@ def use_batch_scheduling() -> None:
     """Have this thread, and what it starts, wait for its turn when it wakes up (``SCHED_BATCH``).
 
     It gets its share of a core all the same, somewhat later. Ranks wait for each other in every step, so
-    whatever interrupts one holds up all. With two ranks on two cores a Horovod step of 3.5 ms took 0.75
+    whatever interrupts one holds up all. With two ranks on two cores a training step of 3.5 ms took 0.75
     of the time; with agents alone it took as long as before. Nothing happens where the system has no
     such thing, or somebody decided otherwise.
     """

@@ -5,7 +5,7 @@ kernel died. One directory per gang, readable by its owner alone::
 
     $HYDROGEN_MAGIC_HOME/runs/<gang>/events.jsonl     written here, by the kernel
                                      rank-<r>.log     written by the agent
-                                     horovod-timeline-<n>.json     written by Horovod
+                                     <library>-timeline-<n>.json   written by the library
 
 A record is a courtesy to the user: that it cannot be written never disturbs the run.
 """

@@ -16,7 +16,7 @@ from typing import Any
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.backward_waits import Reduction, grouped, split
 
-__all__ = ["of_horovod", "write_chrome_trace"]
+__all__ = ["library_timelines", "write_chrome_trace"]
 
 _PHASES, _WAITS, _FIRST_SPANS = 0, 1, 2
 """Numbers of the threads of a rank."""
@@ -45,13 +45,13 @@ def write_chrome_trace(events: Iterable[ev.Event], path: str | os.PathLike[str])
     return Path(path)
 
 
-def of_horovod(run_dir: Path) -> list[Path]:
-    """Return the timelines that Horovod wrote in a run, oldest first; they are Chrome traces as well.
+def library_timelines(run_dir: Path) -> list[Path]:
+    """Return the timelines that libraries wrote in a run, oldest first; they are Chrome traces as well.
 
     One for each time that recording was turned on, whole and valid once that is over: ``…-1.json``,
     ``…-2.json``; of later attempts ``…-retry1-1.json``.
     """
-    return sorted(run_dir.glob("horovod-timeline-*.json"), key=lambda path: path.stat().st_mtime)
+    return sorted(run_dir.glob("*-timeline-*.json"), key=lambda path: path.stat().st_mtime)
 
 
 def _tracks(events: list[ev.Event]) -> list[str]:

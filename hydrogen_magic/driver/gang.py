@@ -138,10 +138,10 @@ class Gang:
 
     @property
     def kept_timelines(self) -> list[Path]:
-        """Horovod's own timelines, JSON for Perfetto, in the order in which they were recorded."""
+        """Timelines that libraries wrote themselves, JSON for Perfetto, in the order of recording."""
         from hydrogen_magic.driver import chrome_trace
 
-        return chrome_trace.of_horovod(self._record.path)
+        return chrome_trace.library_timelines(self._record.path)
 
     def stacks(self) -> dict[int, str]:
         """Return where every thread of every running rank is, by ``faulthandler``."""

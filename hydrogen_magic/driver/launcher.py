@@ -33,13 +33,11 @@ from contextvars import copy_context
 from typing import Any
 from weakref import WeakValueDictionary
 
-from hydrogen_magic import capture
+from hydrogen_magic import capture, plugins
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import file_limit, processes, run_log
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.core.masking import Mask, holds, secret_values
-from hydrogen_magic.driver import placements
-from hydrogen_magic.driver import rendezvous as rendezvous_rooms
 from hydrogen_magic.driver.controller import GangController
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import (
@@ -50,7 +48,6 @@ from hydrogen_magic.driver.placements import (
     Job,
     Placement,
     WorkFeed,
-    inline,
 )
 from hydrogen_magic.driver.placements.local_agents import hub
 from hydrogen_magic.driver.state import gang_results
@@ -118,8 +115,8 @@ def plan(spec: JobSpec) -> Plan:
     A rank cannot start a gang.
     """
     refuse_nested()
-    rendezvous_rooms.check(spec)
-    return placements.get(spec.placement).plan(spec)
+    plugins.check(spec)
+    return plugins.placement(spec.placement).plan(spec)
 
 
 def launch_captured(
@@ -129,24 +126,25 @@ def launch_captured(
     """Start a gang, by ``feed`` if it gets work, at ``place`` if not the spec's; may raise PlacementError."""
     clock_zero_s, wall_time = time.monotonic(), time.time()
     planned = plan(spec) if place is None else place.plan(spec)
-    is_inline = spec.placement == "inline"
+    placement = place or plugins.placement(spec.placement)
     _check_file_limit(spec.np if feed is not None else 0)
     # Whatever can still be refused is, before there is a gang.
-    agent_group = None if is_inline else (place or placements.get(spec.placement)).open(spec)
-    loop = None if is_inline else hub().loop
+    agent_group = None if placement.in_process else placement.open(spec)
+    loop = None if placement.in_process else hub().loop
     # Here and now: what a running gang sees must not change with the notebook's arrays.
-    closure = captured.parcel if is_inline else ClosureFile(captured.parcel)
-    known = secret_values(os.environ, dict(spec.env))
+    closure = captured.parcel if placement.in_process else ClosureFile(captured.parcel)
+    known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
     gang = _new_gang(captured, spec, title, wall_time, known)
     for text in (*planned.notes, *captured.warnings):
         gang.emit(ev.Notice(0.0, "warning", text))
+    rendezvous = plugins.rendezvous(spec.rendezvous)
     job = Job(
-        spec, planned, closure, captured.preload, captured.needs,
-        rendezvous_rooms.get(spec.rendezvous), gang.folder, clock_zero_s,
-        _travelling(known, captured, spec), feed,
+        spec, planned, closure, _preload(rendezvous, captured.preload), captured.needs,
+        rendezvous, gang.folder, clock_zero_s,
+        _travelling(known, captured, spec), plugins.observers(), feed,
     )  # fmt: skip
     if agent_group is None or loop is None:
-        _run_inline(gang, job)
+        _run_here(gang, job, placement)
     else:
         _conduct(gang, job, agent_group, loop)
     return gang
@@ -193,10 +191,21 @@ def _forget_large_results() -> None:
 
 def _travelling(known: Iterable[str], captured: capture.Captured, spec: JobSpec) -> tuple[str, ...]:
     """Return the secrets that ranks get from here: no other one leaves this process."""
-    given = secret_values({}, dict(spec.env))
+    given = secret_values({}, dict(spec.env), plugins.forwarded())
     # The header and the pickled names; what follows are the contents of arrays.
     pickles = (captured.parcel.pickled, *captured.parcel.buffers[:1])
     return tuple(s for s in known if s in given or any(holds(text, s) for text in pickles))
+
+
+def _preload(rendezvous: plugins.Rendezvous, captured: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what is imported before ranks are forked, of the modules that they will import."""
+    refused = rendezvous.not_preloaded
+    mine = [name for name in captured if not any(_is_in(name, module) for module in refused)]
+    return tuple(dict.fromkeys((*rendezvous.preloaded, *mine)))
+
+
+def _is_in(name: str, module: str) -> bool:
+    return name == module or name.startswith(f"{module}.")
 
 
 def _conduct(
@@ -216,13 +225,13 @@ def _on_conducted(gang: Gang, done: Future[None]) -> None:
         gang.finish(HydrogenError(f"the gang was lost: {error!r}"))
 
 
-def _run_inline(gang: Gang, job: Job) -> None:
+def _run_here(gang: Gang, job: Job, placement: Placement) -> None:
     """Run the one rank here and now; its exception stays the user's own, for ``%debug``."""
     gang.emit(ev.AttemptStarted(0.0, 0))
     error: BaseException | None = None
     try:
         with interrupts_raise():
-            inline.run_here(Attempt(gang.id, 0, job), EventSink(gang.emit, gang.deliver))
+            placement.run_here(Attempt(gang.id, 0, job), EventSink(gang.emit, gang.deliver))
     except BaseException as problem:  # the user's, an interrupt included: raised by raise_for_state
         error = problem
     job.close(keep_checkpoints=error is not None)
@@ -393,8 +402,8 @@ def launch(
     Args:
         function: may live in the notebook, a local module or a package; travels with all it uses.
         np: number of ranks; ``-N`` means N ranks on this machine.
-        on: placement: ``"local"``, ``"spark"`` or ``"inline"``.
-        rendezvous: how ranks find each other: ``"torch"`` or ``"horovod"``.
+        on: name of a placement: ``"local"``, ``"spark"``, ``"inline"``, or one of a plug-in.
+        rendezvous: how ranks find each other: ``"torch"``, or what a plug-in provides.
         gpu: True: a GPU for every rank; False: none; None: GPUs if every rank can have one.
         env: environment variables of every rank.
         retries: how often to start all ranks again after a failure.

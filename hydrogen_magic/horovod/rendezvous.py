@@ -16,16 +16,23 @@ import math
 import os
 import re
 import secrets
-import socket
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
-from hydrogen_magic.driver.rendezvous import RendezvousInfo, ServiceSpec
-from hydrogen_magic.driver.rendezvous.torchrun import place
+from hydrogen_magic.core.timeline_files import LibraryTimeline
+from hydrogen_magic.driver.rendezvous import (
+    Diagnosis,
+    Rendezvous,
+    RendezvousInfo,
+    ServiceSpec,
+    VictimErrors,
+)
+from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES, place
 from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.horovod import installation
+from hydrogen_magic.horovod.node import DYNAMIC, TIMELINE
 
 __all__ = ["HorovodRendezvous"]
 
@@ -39,11 +46,40 @@ _MOST_S = 2**31 - 1
 """More than Gloo's bound may be."""
 
 
-class HorovodRendezvous:
-    """See :class:`hydrogen_magic.driver.rendezvous.Rendezvous`."""
+class HorovodRendezvous(Rendezvous):
+    """Horovod by Gloo, for PyTorch."""
 
     library = "hydrogen_magic.horovod.installation"
+    variables = RANK_VARIABLES | {
+        "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+        "HOROVOD_LOCAL_RANK",
+        "HOROVOD_LOCAL_SIZE",
+        "HOROVOD_CROSS_RANK",
+        "HOROVOD_CROSS_SIZE",
+        "HOROVOD_HOSTNAME",
+        "HOROVOD_CONTROLLER",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT",
+    }
+    forwarded = ("HOROVOD_", "GLOO_", "NCCL_")
+    launcher = "horovodrun -np 2 python"
     init_collective = "hvd.init"
+    joining = ("hvd.init", "hvd.shutdown")
+    collectives = ("reduce", "gather", "broadcast", "barrier", "scatter", "alltoall")
+    waits_in = "negotiation"
+    shipped = ("hydrogen_magic.horovod.node",)
+    join_advice = "call hvd.init() and wrap the optimizer in hvd.DistributedOptimizer"
+    timeline = LibraryTimeline(
+        name="horovod",
+        recorder="hydrogen_magic.horovod.node.observe.timeline:install",
+        follower="hydrogen_magic.horovod.node.timeline_follower:Timelines",
+        variable=TIMELINE,
+        not_paths=(DYNAMIC,),
+    )
+    victims = VictimErrors(
+        types=("HorovodInternalError",), files=("/horovod/torch/", "/horovod/common/")
+    )
 
     def join_timeout_s(self, spec: JobSpec) -> float:
         given_s = _given_s(spec)
@@ -77,9 +113,6 @@ class HorovodRendezvous:
         )
         return RendezvousInfo(environments, service)
 
-    def serve_here(self, held: socket.socket, over: threading.Event) -> None:
-        """Nothing to serve: a lone rank has nobody to meet."""
-
     def undo_here(self) -> Callable[[], None]:
         was_initialized = _is_initialized()
 
@@ -88,6 +121,17 @@ class HorovodRendezvous:
                 sys.modules["horovod.torch.mpi_ops"].shutdown()
 
         return undo
+
+    def diagnose(self) -> Diagnosis:
+        """Horovod need not be installed; where it is, it has to fit this torch."""
+        found, fault = installation.horovod(), self.fault()
+        if found is None:
+            missing = f"not installed; for `--with horovod`: {installation.BUILD}"
+            return Diagnosis("Horovod", True, missing)
+        if fault is not None:
+            return Diagnosis("Horovod", False, fault, installation.BUILD)
+        operations = f" with {', '.join(found.operations)}" if found.operations else ""
+        return Diagnosis("Horovod", True, f"{found.version}{operations}, built for this torch")
 
 
 def _given_s(spec: JobSpec) -> int | None:

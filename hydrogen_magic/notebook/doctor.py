@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 __all__ = ["Check", "examine"]
+
+T = TypeVar("T")
 
 _LEAST_SHM_BYTES = 256 << 20
 """DataLoader workers pass batches through /dev/shm; containers often get 64 MB of it."""
@@ -40,13 +43,17 @@ class Check:
 
 def examine() -> Iterator[Check]:
     """Yield one check after the other; the last starts a gang and takes a few seconds."""
+    from hydrogen_magic import plugins
     from hydrogen_magic.core import run_log
 
     yield python()
     yield _made("system", system)
     for name, requirement in _PACKAGES.items():
         yield _made(name, partial(package, name, requirement))
-    yield _made("Horovod", horovod)
+    for name in plugins.RENDEZVOUS:
+        found = _made(f"--with {name}", partial(library, name))
+        if found is not None:
+            yield found
     yield _made("GPUs", gpus)
     yield _made("/dev/shm", lambda: memory_files(Path("/dev/shm")))
     remedy = "set HYDROGEN_MAGIC_HOME to a directory that can be written"
@@ -54,7 +61,7 @@ def examine() -> Iterator[Check]:
     yield _made("2 ranks all_reduce", two_ranks)
 
 
-def _made(name: str, check: Callable[[], Check], remedy: str = "") -> Check:
+def _made(name: str, check: Callable[[], T], remedy: str = "") -> T | Check:
     """Make a check; an exception in it is its finding."""
     try:
         return check()
@@ -94,17 +101,14 @@ def package(name: str, remedy: str) -> Check:
         return Check(name, False, "not installed", remedy)
 
 
-def horovod() -> Check:
-    """Say which Horovod is installed and whether it fits this torch; nobody needs to have one."""
-    from hydrogen_magic.horovod import installation
+def library(rendezvous: str) -> Check | None:
+    """Say whether the library of a rendezvous is usable here; None where there is nothing to say."""
+    from hydrogen_magic import plugins
 
-    found, fault = installation.horovod(), installation.fault()
+    found = plugins.rendezvous(rendezvous).diagnose()
     if found is None:
-        return Check("Horovod", True, f"not installed; for `--with horovod`: {installation.BUILD}")
-    if fault is not None:
-        return Check("Horovod", False, fault, installation.BUILD)
-    operations = f" with {', '.join(found.operations)}" if found.operations else ""
-    return Check("Horovod", True, f"{found.version}{operations}, built for this torch")
+        return None
+    return Check(found.name, found.is_well, found.found, found.remedy)
 
 
 def gpus() -> Check:

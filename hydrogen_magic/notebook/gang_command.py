@@ -63,8 +63,8 @@ class RecordedGang:
 
     @property
     def kept_timelines(self) -> list[Path]:
-        """Horovod's own timelines, in the order in which they were recorded."""
-        return chrome_trace.of_horovod(run_log.runs_dir() / self.id)
+        """Timelines that libraries wrote themselves, in the order in which they were recorded."""
+        return chrome_trace.library_timelines(run_log.runs_dir() / self.id)
 
     @property
     def metrics(self) -> Any:
@@ -184,7 +184,7 @@ def _timeline(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     late = late_in_all({rank.rank: rank.waits for rank in state.ranks})
     if late is not None:
         lines.append(late_text(late, state.rendezvous))
-    say(lines + [f"Horovod's own, tensor by tensor: {kept}" for kept in gang.kept_timelines])
+    say(lines + [f"written by {state.rendezvous} itself: {kept}" for kept in gang.kept_timelines])
 
 
 def _wait(command: GangCommand, say: Callable[[list[str]], Any]) -> Any:

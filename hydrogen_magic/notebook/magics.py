@@ -16,9 +16,9 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
 from traitlets import Bool, Enum, Float, Int, Integer, Unicode, Union
 
-from hydrogen_magic import capture
+from hydrogen_magic import capture, plugins
 from hydrogen_magic.core.argument_types import parse_size_bytes
-from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, PLACEMENTS, RENDEZVOUS, JobSpec, Plan
+from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.driver import launcher, result_assignment
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import local_agents
@@ -49,8 +49,8 @@ class Distributed(Magics):
     """``%%distributed`` and ``%gang``; its traits are what ``%config Distributed.np = 4`` sets."""
 
     np = Int(2, min=1, help="number of ranks").tag(config=True)
-    on = Enum(PLACEMENTS, "local", help="placement").tag(config=True)
-    rendezvous = Enum(RENDEZVOUS, "torch", help="the default of --with").tag(config=True)
+    on = Enum(plugins.PLACEMENTS, "local", help="placement").tag(config=True)
+    rendezvous = Enum(plugins.RENDEZVOUS, "torch", help="the default of --with").tag(config=True)
     gpu = Bool(
         None, allow_none=True, help="True: a GPU for every rank; False: none; None: if there are"
     ).tag(config=True)
@@ -156,12 +156,15 @@ class Distributed(Magics):
             )
         captured = self._captured_cell(arguments.spec, cell, planned)
         if arguments.save is not None:
-            shell, by = self._ip, arguments.spec.rendezvous
+            shell = self._ip
+            launcher_line = plugins.rendezvous(arguments.spec.rendezvous).launcher
             text, history = (
                 ipython_cells.cell_text(shell, cell),
                 ipython_cells.earlier_sources(shell),
             )
-            capture.write_script(arguments.save, text, shell.user_ns, history, by=by)
+            capture.write_script(
+                arguments.save, text, shell.user_ns, history, launcher=launcher_line
+            )
         return captured
 
     def _captured_cell(self, spec: JobSpec, cell: str, planned: Plan) -> capture.Captured:

@@ -67,7 +67,7 @@ def now_s(gang: Gang) -> float:
 
 def of_horovod(gang: Gang, start: int = 0) -> list[ev.Spans]:
     events = gang.events(start)
-    return [e for e in events if isinstance(e, ev.Spans) and e.track == ev.HOROVOD and e.names]
+    return [e for e in events if isinstance(e, ev.Spans) and e.track == ev.COORDINATOR and e.names]
 
 
 def until_shown(gang: Gang) -> None:
@@ -90,7 +90,7 @@ def test_a_running_training_is_seen_and_its_timeline_kept(
         until_shown(gang)  # while it runs, again and again
     (tmp_path / "over").touch()
     assert gang.wait(PATIENCE_S) and gang.state == "SUCCEEDED", gang.snapshot().reason
-    spans = spans_of(gang, ev.HOROVOD)
+    spans = spans_of(gang, ev.COORDINATOR)
     assert set(spans) == {0}, "the coordinator's"
     assert {"negotiate allreduce", "allreduce", "gloo allreduce"} <= {name for name, *_ in spans[0]}
     # One clock: what the coordinator did for the last call lies within the call as its rank saw it.
@@ -103,7 +103,7 @@ def test_a_running_training_is_seen_and_its_timeline_kept(
     assert "allreduce.the 'last' one" in names
     trace = json.loads(write_chrome_trace(gang.events(), tmp_path / "trace.json").read_bytes())
     tracks = {e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
-    assert {"spans", "horovod", "collectives"} <= tracks
+    assert {"spans", "coordinator", "collectives"} <= tracks
 
 
 @mostly_local

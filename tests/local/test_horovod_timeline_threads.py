@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.messages import TimelineFile
 
 
 def test_a_dead_disk_costs_the_timeline_alone(
@@ -16,7 +16,7 @@ def test_a_dead_disk_costs_the_timeline_alone(
     from hydrogen_magic.horovod.node.observe import timeline
     from hydrogen_magic.node.worker import reporter as reporters
 
-    sent: list[dict[str, Any]] = []
+    sent: list[TimelineFile] = []
     started: list[str] = []
     monkeypatch.setattr(timeline, "_timeline", None)
     monkeypatch.delenv("HOROVOD_TIMELINE", raising=False)
@@ -37,4 +37,4 @@ def test_a_dead_disk_costs_the_timeline_alone(
     one.follow(True)  # asked anew
     one._wait()
     assert [Path(path).parent for path in started] == [gone]
-    assert [order["is_kept"] for order in sent] == [True]
+    assert [file.is_kept for file in sent] == [True]

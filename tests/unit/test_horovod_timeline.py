@@ -22,9 +22,10 @@ from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.driver.state.stragglers import stragglers
 from hydrogen_magic.horovod.node import timeline_file
 from hydrogen_magic.horovod.node.timeline_file import cut
-from hydrogen_magic.horovod.node.timeline_follower import ShippedFile, Timelines
+from hydrogen_magic.horovod.node.timeline_follower import Timelines
 from hydrogen_magic.horovod.node.timeline_spans import Span, SpanBuilder
 from hydrogen_magic.node.agent.log_shipping import LogShipper
+from hydrogen_magic.node.agent.timeline_following import ShippedFile
 from hydrogen_magic.views.text_table import warnings
 from tests import seconds
 from tests.horovod_timeline_files import ORIGIN_US, Written
@@ -167,7 +168,7 @@ class Followed:
     def spans(self) -> Iterator[tuple[str, float, float, int]]:
         for event in self.told:
             assert isinstance(event, ev.Spans), event
-            assert (event.rank, event.track) == (0, "horovod")
+            assert (event.rank, event.track) == (0, "coordinator")
             yield from seconds.rows_of(event)
 
     def skipped(self) -> int:

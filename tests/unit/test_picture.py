@@ -415,7 +415,7 @@ def test_no_run_is_big(np: int, steps: int) -> None:
     rich = trained(np, steps, (), spans=True)
     events += [
         replace(e, track=track)
-        for e in rich for track in ("collectives", "profiler", "horovod") if isinstance(e, ev.Spans)
+        for e in rich for track in ("collectives", "profiler", "coordinator") if isinstance(e, ev.Spans)
     ]  # fmt: skip
     lines = [OutputLine(0, "stdout", "".join(f"\x1b[3{n % 8};1mx&" for n in range(2000)))] * 200
     report = "\n".join(["&" * 5000] * 500)

@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hydrogen_magic.core.events import Event
-from hydrogen_magic.core.job import PLACEMENTS, JobSpec, Plan
+from hydrogen_magic.core.job import JobSpec, Plan
+from hydrogen_magic.core.messages import ObserverSpec
 from hydrogen_magic.driver.rendezvous import Rendezvous
-from hydrogen_magic.errors import HydrogenError, PlacementError
+from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.serialization.payload import Payload, to_memfd
 from hydrogen_magic.serialization.result_stream import ResultPart
 
@@ -31,7 +32,6 @@ __all__ = [
     "Job",
     "Placement",
     "EventSink",
-    "get",
 ]
 
 
@@ -111,6 +111,8 @@ class Job:
     """``time.monotonic()`` of this process that is ``at_s == 0``."""
     secrets: tuple[str, ...] = ()
     """Of the kernel's secrets those that travel with the gang: agents mask them too."""
+    observers: tuple[ObserverSpec, ...] = ()
+    """What the ranks attach."""
     feed: WorkFeed | None = None
     """What the ranks work on once the cell has run, None where the cell is all."""
 
@@ -199,32 +201,25 @@ class AgentGroup(Protocol):
         ...
 
 
-class Placement(Protocol):
-    """What a module of this package offers."""
+class Placement:
+    """Where ranks run. A plug-in's derives from this class; entry points name it.
+
+    ``plan`` and ``open`` are enough; with :attr:`in_process`, ``plan`` and ``run_here``.
+    """
+
+    in_process = False
+    """The one rank runs in the kernel itself: :meth:`run_here` is called instead of :meth:`open`."""
+    on_this_machine = True
+    """Ranks use the libraries installed here: the rendezvous' own is checked before the launch."""
 
     def plan(self, spec: JobSpec) -> Plan:
         """Return who runs where; raises PlacementError when that is impossible. No effect."""
-        ...
+        raise NotImplementedError
 
     def open(self, spec: JobSpec) -> AgentGroup:
-        """Return a agent_group for one gang; the inline placement has none and runs in the kernel itself."""
-        ...
+        """Return an agent group for one gang."""
+        raise NotImplementedError
 
-
-def get(name: str) -> Placement:
-    """Return the placement of this name, or raise PlacementError with what there is."""
-    if name == "local":
-        from hydrogen_magic.driver.placements.local import LocalPlacement
-
-        return LocalPlacement()
-    if name == "spark":
-        from hydrogen_magic.driver.placements.spark.placement import SparkPlacement
-
-        return SparkPlacement()
-    if name == "inline":
-        from hydrogen_magic.driver.placements.inline import InlinePlacement
-
-        return InlinePlacement()
-    raise PlacementError(
-        f"`--on {name}` was asked for, but this version has only: {', '.join(PLACEMENTS)}"
-    )
+    def run_here(self, attempt: Attempt, sink: EventSink) -> None:
+        """Run the one rank now, and deliver its result. Raises what the cell raises."""
+        raise NotImplementedError

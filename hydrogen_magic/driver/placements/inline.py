@@ -16,7 +16,8 @@ from typing import Any
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
-from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink, Job, WorkFeed, devices
+from hydrogen_magic.core.messages import JoinAdvice
+from hydrogen_magic.driver.placements import Attempt, EventSink, Job, Placement, WorkFeed, devices
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker import (
     checkpoint,
@@ -26,13 +27,15 @@ from hydrogen_magic.node.worker import (
     reporter,
     results,
 )
-from hydrogen_magic.serialization.payload import Payload
+from hydrogen_magic.serialization.payload import Payload, from_memfd
 
 __all__ = ["InlinePlacement", "run_here"]
 
 
-class InlinePlacement:
-    """See :class:`hydrogen_magic.driver.placements.Placement`."""
+class InlinePlacement(Placement):
+    """One rank inside this process."""
+
+    in_process = True
 
     def plan(self, spec: JobSpec) -> Plan:
         if spec.np != 1:
@@ -45,10 +48,8 @@ class InlinePlacement:
             (Slot(0, 0, 0, 1, 1, 1, os.uname().nodename, gpus[0], interface=LOOPBACK),), notes
         )
 
-    def open(self, spec: JobSpec) -> AgentGroup:
-        raise PlacementError(
-            "the inline placement runs in the kernel itself and has no agent_group"
-        )
+    def run_here(self, attempt: Attempt, sink: EventSink) -> None:
+        run_here(attempt, sink)
 
 
 def run_here(attempt: Attempt, sink: EventSink) -> None:
@@ -60,6 +61,7 @@ def run_here(attempt: Attempt, sink: EventSink) -> None:
             sink.emit(event)
 
     said = reporter.Reporter(0, job.clock_zero_s, send)
+    said.solo.advice = JoinAdvice(job.spec.rendezvous, job.rendezvous.join_advice)
     slot = job.plan.slots[0]
     sink.emit(ev.RankStarted(said.now_s(), 0, os.getpid(), slot.host, devices.device_name(slot)))
     with ExitStack() as stack:
@@ -79,8 +81,7 @@ def run_here(attempt: Attempt, sink: EventSink) -> None:
 
 def _run(job: Job, sink: EventSink, said: reporter.Reporter) -> None:
     said.post(ev.RankPhase(said.now_s(), 0, "loading"))
-    assert isinstance(job.closure, Payload)
-    loaded = namespace.load(job.closure, types.ModuleType("__main__"))
+    loaded = namespace.load(_closure(job), types.ModuleType("__main__"))
     said.post(ev.RankPhase(said.now_s(), 0, "running"))
     value = loaded.run()
     if job.feed is not None:
@@ -91,6 +92,16 @@ def _run(job: Job, sink: EventSink, said: reporter.Reporter) -> None:
     )
     said.post(ev.RankResult(said.now_s(), 0, nbytes))
     said.post(ev.RankExited(said.now_s(), 0, 0))
+
+
+def _closure(job: Job) -> Payload:
+    if isinstance(job.closure, Payload):
+        return job.closure
+    fd = job.closure.dup()
+    try:
+        return from_memfd(fd)
+    finally:
+        os.close(fd)
 
 
 def _serve(feed: WorkFeed, predict: Any, sink: EventSink, said: reporter.Reporter) -> None:

@@ -25,6 +25,7 @@ from hydrogen_magic.driver.placements import (
     ClosureFile,
     EventSink,
     Job,
+    Placement,
     devices,
     launch_request,
     local_agents,
@@ -43,8 +44,8 @@ _START_S = 3.0
 """How long an agent that is starting may take once the gang is to be stopped."""
 
 
-class LocalPlacement:
-    """See :class:`hydrogen_magic.driver.placements.Placement`."""
+class LocalPlacement(Placement):
+    """One process for each rank on this machine."""
 
     def plan(self, spec: JobSpec) -> Plan:
         if not hasattr(os, "pidfd_open"):

@@ -8,22 +8,18 @@ that the agent has bound already, so that no port is chosen twice. It never lear
 from __future__ import annotations
 
 import importlib
+import math
 import socket
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
-from hydrogen_magic.core.job import RENDEZVOUS, JobSpec, Plan
+from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.core.messages import ServiceSpec
-from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.core.timeline_files import LibraryTimeline
+from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES
 
-_CLASSES = {
-    "torch": "hydrogen_magic.driver.rendezvous.torch:TorchRendezvous",
-    "horovod": "hydrogen_magic.horovod.rendezvous:HorovodRendezvous",
-}
-
-__all__ = ["RendezvousInfo", "Rendezvous", "ServiceSpec", "check", "get"]
+__all__ = ["Diagnosis", "Rendezvous", "RendezvousInfo", "ServiceSpec", "VictimErrors"]
 
 
 @dataclass(frozen=True)
@@ -35,60 +31,99 @@ class RendezvousInfo:
     service: ServiceSpec | None = None
 
 
-class Rendezvous(Protocol):
-    """What a module of this package offers."""
+@dataclass(frozen=True)
+class VictimErrors:
+    """The errors by which a rank reports that another rank has ended or does not take part."""
 
-    library: str
+    types: tuple[str, ...] = ()
+    """Names of exception classes, without their modules."""
+    messages: tuple[str, ...] = ()
+    """Regular expressions, searched in the message of a ``RuntimeError``."""
+    files: tuple[str, ...] = ()
+    """Parts of the file names of the library's own code: a connection error raised there counts too."""
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What ``%gang doctor`` reports about a library."""
+
+    name: str
+    is_well: bool
+    found: str
+    remedy: str = ""
+    """What to do when it is not well."""
+
+
+class Rendezvous:
+    """How ranks find each other. A plug-in's derives from this class; entry points name it.
+
+    ``prepare`` is enough. Everything else has a default that suits a library which needs nothing special.
+    """
+
+    library = ""
     """Module whose ``fault()`` says what is wrong with the library on a machine and what to do, or
     None; empty where nothing can be. It imports the standard library only: its text is run anywhere."""
-    init_collective: str
+    variables = RANK_VARIABLES
+    """The environment variables that :meth:`prepare` sets and users must not: ``--env`` refuses them."""
+    forwarded: tuple[str, ...] = ()
+    """Prefixes of the library's settings: ranks on other machines get the notebook's variables of these
+    names, and their values are not masked in output."""
+    not_preloaded: tuple[str, ...] = ()
+    """Modules that must not be imported before ranks are forked, such as those that start threads."""
+    preloaded: tuple[str, ...] = ()
+    """Modules that are imported before ranks are forked, in addition to those that the cell imports."""
+    launcher = ""
+    """Command that starts a script on two ranks, for the first line of what ``--save`` writes."""
+    init_collective = ""
     """The collective in which ranks wait for all others to come; empty where its library has a bound
     of its own for that, and says who is missing."""
+    joining: tuple[str, ...] = ()
+    """The collectives by which ranks join and leave, as observers report them: no step of training."""
+    collectives: tuple[str, ...] = ()
+    """Parts of the names of the library's functions that wait for all ranks."""
+    waits_in = "collectives"
+    """Where ranks wait for a late one, in a sentence about it."""
+    victims = VictimErrors()
+    shipped: tuple[str, ...] = ()
+    """Packages of the plug-in that agents and ranks import: they are sent to machines that lack them."""
+    join_advice = ""
+    """What code does to join the other ranks, for a message to a user whose ranks do not; ends a sentence."""
+    timeline: LibraryTimeline | None = None
+    """The library's own timeline, where it writes one."""
 
     def join_timeout_s(self, spec: JobSpec) -> float:
         """Return how long ranks wait in :attr:`init_collective` before those that are missing have failed.
 
         Raises PlacementError when the user has set something else than a time.
         """
-        ...
+        return math.inf
 
     def prepare(
         self, plan: Plan, address: str, port: int, *, spec: JobSpec, gang: str, attempt: int
     ) -> RendezvousInfo:
         """Return how the plan's ranks meet at ``address:port``, held by rank 0's host. No effect."""
-        ...
+        raise NotImplementedError
 
     def serve_here(self, held: socket.socket, over: threading.Event) -> None:
         """Serve a lone rank of this very process, from a thread, until ``over`` is set."""
-        ...
 
     def undo_here(self) -> Callable[[], None]:
         """Return what undoes a lone rank's meeting in this process; asked before the rank runs.
 
         It must leave alone what the process had joined already.
         """
-        ...
+        return lambda: None
 
-
-def get(name: str) -> Rendezvous:
-    """Return the rendezvous of this name, or raise PlacementError with what there is."""
-    if name in _CLASSES:
-        module, _, cls = _CLASSES[name].partition(":")
-        found: Rendezvous = getattr(importlib.import_module(module), cls)()
+    def fault(self) -> str | None:
+        """Return what is wrong with :attr:`library` on this machine, None when nothing is."""
+        if not self.library:
+            return None
+        found: str | None = importlib.import_module(self.library).fault()
         return found
-    raise PlacementError(
-        f"`--with {name}` was asked for, but this version has only: {', '.join(RENDEZVOUS)}"
-    )
 
-
-def check(spec: JobSpec) -> None:
-    """Raise PlacementError when there is no such rendezvous, or its library or settings are not in order.
-
-    On Spark it is the executors that must have the library: they are asked before their ranks start.
-    """
-    rendezvous = get(spec.rendezvous)
-    rendezvous.join_timeout_s(spec)  # which looks at what the user has set
-    library = rendezvous.library if spec.placement != "spark" else ""
-    fault = importlib.import_module(library).fault() if library else None
-    if fault is not None:
-        raise PlacementError(f"`--with {spec.rendezvous}`: {fault}")
+    def diagnose(self) -> Diagnosis | None:
+        """Return what ``%gang doctor`` reports about the library; None to leave it out."""
+        if not self.library:
+            return None
+        fault = self.fault()
+        return Diagnosis(self.library, fault is None, fault or "usable")

@@ -9,7 +9,6 @@ Names and meanings of the variables: https://docs.pytorch.org/docs/stable/elasti
 
 from __future__ import annotations
 
-import math
 import os
 import select
 import socket
@@ -18,24 +17,49 @@ import threading
 from collections.abc import Callable, Mapping
 
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
-from hydrogen_magic.driver.rendezvous import RendezvousInfo, ServiceSpec
-from hydrogen_magic.driver.rendezvous.torchrun import place
+from hydrogen_magic.driver.rendezvous import Rendezvous, RendezvousInfo, ServiceSpec, VictimErrors
+from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES, place
 from hydrogen_magic.node.rendezvous import torch_store
 
 __all__ = ["TorchRendezvous"]
 
 _POLL_S = 0.02
 """How soon a lone rank's first connection, or its end, is noticed."""
+_VICTIM_MESSAGES = (
+    r"Connection closed by (remote )?peer",
+    "Connection reset by peer",
+    "Connection refused",
+    "Broken pipe",
+    r"Timed out waiting \d+ms",
+    "Socket Timeout",
+    "wait timeout after",
+    "gloo/transport",
+    "connectFullMesh",
+    "NCCL (error|communicator|operation)",
+    "ncclRemoteError",
+    "ncclSystemError",
+    "collective operation timeout",
+    "failed to recv, got 0 bytes",
+    "Application timeout caused pair closure",
+)
 
 
-class TorchRendezvous:
-    """See :class:`hydrogen_magic.driver.rendezvous.Rendezvous`."""
+class TorchRendezvous(Rendezvous):
+    """``torch.distributed``, as under torchrun."""
 
-    library = ""
-    init_collective = ""
-
-    def join_timeout_s(self, spec: JobSpec) -> float:
-        return math.inf
+    variables = RANK_VARIABLES | {"MASTER_ADDR", "MASTER_PORT"}
+    forwarded = ("GLOO_", "NCCL_", "TORCH_")
+    launcher = "torchrun --nproc-per-node 2"
+    joining = ("init_process_group",)
+    collectives = (
+        "reduce", "gather", "broadcast", "barrier", "scatter", "all_to_all", "alltoall",
+        "init_process_group",
+    )  # fmt: skip
+    victims = VictimErrors(
+        types=("DistBackendError", "DistNetworkError", "DistStoreError"),
+        messages=_VICTIM_MESSAGES,
+        files=("distributed_c10d",),
+    )
 
     def prepare(
         self, plan: Plan, address: str, port: int, *, spec: JobSpec, gang: str, attempt: int

@@ -1,7 +1,6 @@
 """Whom ranks wait for in collectives, from how long each of them waited: who waits least comes last.
 
-That needs no clocks that agree, and no word of the collective itself: Horovod's own timeline tells who was
-late only the first time that a tensor is negotiated.
+That needs no clocks that agree, and no word of the collective itself.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from hydrogen_magic import plugins
 from hydrogen_magic.core import events as ev
 
 __all__ = ["LateRanks", "RankWaits", "added", "has_waits", "late_by_now", "late_in_all"]
@@ -22,8 +22,6 @@ _LEAST_SHARE = 0.1
 """Of the time: ranks that keep step wait for each other too."""
 _NEAR = 0.25
 """Who waits longer than the least by less than this part of the difference is late too."""
-_NO_STEPS = ("hvd.init", "hvd.shutdown", "init_process_group")
-"""Once in a run: who is late here has imported for longer."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +57,9 @@ def added(waits: RankWaits, event: ev.Spans) -> RankWaits:
     since_s, until_s, total_s, recent_s = (
         waits.since_s, waits.until_s, waits.total_s, waits.recent_s
     )  # fmt: skip
+    joining = plugins.joining()  # once in a run: who is late there has imported for longer
     for name, start_ns, end_ns in zip(event.names, event.starts_ns, event.ends_ns, strict=True):
-        if name in _NO_STEPS or end_ns < start_ns or not (is_all or name == ev.GRADIENTS):
+        if name in joining or end_ns < start_ns or not (is_all or name == ev.GRADIENTS):
             continue
         start_s, end_s = start_ns / 1e9, end_ns / 1e9
         since_s = min(since_s, start_s)

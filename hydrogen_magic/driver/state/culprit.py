@@ -12,10 +12,12 @@ missing from the collective is to blame before the earliest that complained.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from hydrogen_magic import plugins
 from hydrogen_magic.core.events import ErrorReport, Frame
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 
@@ -46,25 +48,44 @@ _UNWINDING_STRONG_S = 5.0
 _SEEN_WAITING_S = 1.5
 """A rank that waits is seen to after a second: one that has just come is not missing."""
 
-_LIBRARY_TYPES = frozenset(
-    ["DistBackendError", "DistNetworkError", "DistStoreError", "HorovodInternalError"]
-)
 _CONNECTION_TYPES = frozenset(
     ["ConnectionResetError", "BrokenPipeError", "ConnectionAbortedError", "ConnectionRefusedError"]
 )
 """They may as well come from a connection of the user's that has nothing to do with other ranks."""
-_COLLECTIVE_LIBRARIES = ("distributed_c10d", "/horovod/torch/", "/horovod/common/")
 _BACKWARD = ("/torch/_tensor.py", "/torch/autograd/__init__.py")
 """Parts of file names. DDP reduces gradients in C++, below these."""
-_COLLECTIVE = re.compile(r"reduce|gather|broadcast|barrier|scatter|all_?to_?all|init_process_group")
-"""Functions by whose name a reader knows what they wait for; Horovod has others in between."""
 _PAIRWISE = re.compile(r"send|recv")
-_VICTIM_WORDS = re.compile(
-    r"Connection closed by (remote )?peer|Connection reset by peer|Connection refused|Broken pipe"
-    r"|Timed out waiting \d+ms|Socket Timeout|wait timeout after|gloo/transport|connectFullMesh"
-    r"|NCCL (error|communicator|operation)|ncclRemoteError|ncclSystemError|collective operation timeout"
-    r"|failed to recv, got 0 bytes|Application timeout caused pair closure"
-)
+
+
+@dataclass(frozen=True)
+class _LibraryRules:
+    """How errors and functions of the libraries by which ranks meet are recognized."""
+
+    types: frozenset[str]
+    message: re.Pattern[str]
+    files: tuple[str, ...]
+    collective: re.Pattern[str]
+
+
+def _rules() -> _LibraryRules:
+    return _rules_of(plugins.every_rendezvous())
+
+
+@functools.lru_cache(maxsize=1)
+def _rules_of(libraries: tuple[plugins.Rendezvous, ...]) -> _LibraryRules:
+    """Return the rules of all: a rank may use more libraries than the one by which its gang meets."""
+    victims = [library.victims for library in libraries]
+    return _LibraryRules(
+        frozenset(name for one in victims for name in one.types),
+        _any_of(text for one in victims for text in one.messages),
+        tuple(part for one in victims for part in one.files),
+        _any_of(name for library in libraries for name in library.collectives),
+    )
+
+
+def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern that finds any of ``patterns``, and nothing if there are none."""
+    return re.compile("|".join(dict.fromkeys(patterns)) or "(?!)")
 
 
 @dataclass(frozen=True)
@@ -123,11 +144,11 @@ def _type(error: ErrorReport) -> str:
 
 
 def _is_library_error(error: ErrorReport) -> bool:
-    """True for what torch or Horovod raise when other ranks do not take part."""
-    name = _type(error)
+    """True for what a library of collectives raises when other ranks do not take part."""
+    name, rules = _type(error), _rules()
     if name == "RuntimeError":
-        return _VICTIM_WORDS.search(error.message) is not None
-    return name in _LIBRARY_TYPES or (
+        return rules.message.search(error.message) is not None
+    return name in rules.types or (
         name in _CONNECTION_TYPES and any(map(_is_in_library, error.frames))
     )
 
@@ -150,12 +171,12 @@ def collective_of(rank: RankState) -> str:
 
 
 def _is_in_library(frame: Frame) -> bool:
-    return any(library in frame.file for library in _COLLECTIVE_LIBRARIES)
+    return any(part in frame.file for part in _rules().files)
 
 
 def is_collective(function: str) -> bool:
     """Tell whether all ranks have to take part in ``function``."""
-    return _COLLECTIVE.search(function) is not None
+    return _rules().collective.search(function) is not None
 
 
 def missed_collective(state: GangState) -> MissedCollective | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from hydrogen_magic import plugins
 from hydrogen_magic.core.events import RowsDone
 from hydrogen_magic.driver.state.collective_waits import LateRanks
 
@@ -54,7 +55,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 def late_text(late: LateRanks, rendezvous: str) -> str:
     """Return ``ranks waited for rank 1 in negotiation: 34 % of the time``."""
-    where = "negotiation" if rendezvous == "horovod" else "collectives"
+    where = plugins.waits_in(rendezvous)
     share = f"{100 * late.share:.0f} % of the time"
     return f"ranks waited for {ranks_text(late.ranks)} in {where}: {share}"
 

@@ -1,1 +1,10 @@
 """Horovod on machines with ranks: what observes it there, and what its ranks meet at."""
+
+from __future__ import annotations
+
+__all__ = ["DYNAMIC", "TIMELINE"]
+
+TIMELINE = "HOROVOD_TIMELINE"
+"""Variable with the path to which Horovod's rank 0 writes its timeline."""
+DYNAMIC = "DYNAMIC"
+"""Its value where a timeline may begin later."""

@@ -1,8 +1,8 @@
 """Horovod's timeline on rank 0's host, followed while it is written: into the view, and kept whole.
 
-Rank 0 says where its Horovod writes (``worker/observe/horovod/timeline.py``). A look, four times a second,
-reads what is new and costs milliseconds, whatever comes: where events come faster than that they are left
-out of the view, and counted, and never out of the file.
+Rank 0 says where its Horovod writes (:mod:`.observe.timeline`). A look, four times a second, reads what is
+new and costs milliseconds, whatever comes: where events come faster than that they are left out of the view,
+and counted, and never out of the file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from hydrogen_magic.core import events as ev
@@ -24,12 +23,11 @@ from hydrogen_magic.horovod.node.timeline_file import (
     named_tensors,
 )
 from hydrogen_magic.horovod.node.timeline_spans import SpanBuilder
+from hydrogen_magic.node.agent.timeline_following import ShippedFile
 
-__all__ = ["GIVEN", "ShippedFile", "Timelines", "path_prefix"]
+__all__ = ["Timelines"]
 
 _NAME = "horovod-timeline-"
-GIVEN = "given"
-"""In the place of a number: the timeline that ``HOROVOD_TIMELINE`` asks for, on another machine."""
 _LOOK_S = 0.25
 _BUDGET_S = 0.025
 """How long a look may take; the agent has ranks to look after."""
@@ -46,23 +44,6 @@ _FINISH_S = 2.0
 _LONGEST_S = 1e8
 """What is further from the gang's launch is damage."""
 _UNSAFE = bytes.maketrans(b'"\\', b"'/")
-
-
-def path_prefix(record_dir: str, attempt: int) -> str:
-    """Return what the paths of an attempt's timelines begin with; a number and ``.json`` follow."""
-    again = f"retry{attempt}-" if attempt else ""
-    return str(Path(record_dir) / f"{_NAME}{again}")
-
-
-@dataclass
-class ShippedFile:
-    """A file that is to be shipped as it grows."""
-
-    path: Path
-    number: str
-    """What tells it from the gang's others: ``1``, in a later attempt ``retry1-1``."""
-    settled: int = 0
-    """Bytes of it that will not change any more: whole objects, the closing bracket not yet."""
 
 
 class Timelines:
@@ -122,7 +103,7 @@ class Timelines:
             return
         names, starts_ns, ends_ns, depths = zip(*spans, strict=True) if spans else ((),) * 4
         event = ev.Spans(
-            self._now_s(), self._rank, names, starts_ns, ends_ns, depths, skipped, ev.HOROVOD
+            self._now_s(), self._rank, names, starts_ns, ends_ns, depths, skipped, ev.COORDINATOR
         )
         self._emit(event)
 

@@ -23,7 +23,7 @@ from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.core.messages import EndTask, ReportStacks, TaskStatus, decode
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
-from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink
+from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink, Placement
 from hydrogen_magic.driver.placements.local_agents import hub
 from hydrogen_magic.driver.placements.spark.application_limits import most_cores
 from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity, slots_now
@@ -95,7 +95,7 @@ def infer_on_spark(
     )
 
 
-class _TaskPlacement:
+class _TaskPlacement(Placement):
     """See :class:`hydrogen_magic.driver.placements.Placement`."""
 
     def __init__(self, prepared: PreparedRun) -> None:

@@ -4,7 +4,7 @@ A fork of it costs milliseconds where a fresh interpreter with torch costs more 
 never runs user code and never touches a GPU, so its forks may. It serves its agent over one socket:
 
 - ``PreloadModules``: import these modules now; answers with the files of those that are loaded
-- ``ForkWorkers``: fork so many workers, five descriptors each; answers with their pids
+- ``ForkWorkers``: fork so many workers, five descriptors each, with these observers; answers with their pids
 
 It also ends an agent that stays stopped (SIGSTOP) when no other process can: beside a kernel once that
 has ended, on an executor always.
@@ -33,7 +33,9 @@ from typing import NoReturn
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.messages import (
     ForkserverRequest,
+    ForkWorkers,
     ModulesPreloaded,
+    ObserverSpec,
     PreloadModules,
     WorkersForked,
     decode,
@@ -56,7 +58,6 @@ _ALWAYS = (
     "hydrogen_magic.node.worker.profiler",
     "hydrogen_magic.node.worker.results",
     "hydrogen_magic.node.worker.main_thread",
-    "hydrogen_magic.node.worker.observe",
     "hydrogen_magic.node.worker.spawn",
     "asyncio",
     "multiprocessing.reduction",
@@ -85,6 +86,7 @@ def serve(sock: socket.socket, kernel: int, sys_path: Sequence[str], first: Sequ
     warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
     for name in _ALWAYS:
         importlib.import_module(name)
+    importlib.import_module("hydrogen_magic.node.worker.observe").import_ours()
     sys.path[:] = sys_path
     if first:
         framing.send(sock, _preload(first))
@@ -98,8 +100,9 @@ def serve(sock: socket.socket, kernel: int, sys_path: Sequence[str], first: Sequ
         request = decode(message, ForkserverRequest)
         if isinstance(request, PreloadModules):
             framing.send(sock, _preload(request.modules))
-        else:
-            framing.send(sock, WorkersForked(_fork_workers(sock, kernel, fds, agent_pid)))
+        elif isinstance(request, ForkWorkers):
+            pids = _fork_workers(sock, kernel, fds, agent_pid, request.observers)
+            framing.send(sock, WorkersForked(pids))
             for fd in fds:
                 os.close(fd)
 
@@ -176,7 +179,11 @@ def _unsafe_to_fork() -> list[str]:
 
 
 def _fork_workers(
-    sock: socket.socket, kernel: int, fds: Sequence[int], agent_pid: int
+    sock: socket.socket,
+    kernel: int,
+    fds: Sequence[int],
+    agent_pid: int,
+    observers: Sequence[ObserverSpec],
 ) -> tuple[int, ...]:
     read_end, write_end = os.pipe()
     intermediate = os.fork()
@@ -185,7 +192,7 @@ def _fork_workers(
             os.close(read_end)
             if kernel >= 0:
                 os.close(kernel)
-            _be_intermediate(sock, fds, agent_pid, write_end)
+            _be_intermediate(sock, fds, agent_pid, write_end, observers)
         finally:
             os._exit(1)
     os.close(write_end)
@@ -196,7 +203,11 @@ def _fork_workers(
 
 
 def _be_intermediate(
-    sock: socket.socket, fds: Sequence[int], agent_pid: int, write_end: int
+    sock: socket.socket,
+    fds: Sequence[int],
+    agent_pid: int,
+    write_end: int,
+    observers: Sequence[ObserverSpec],
 ) -> NoReturn:
     pids: list[int] = []
     go_between_pid = os.getpid()
@@ -207,7 +218,7 @@ def _be_intermediate(
             # A descriptor of a sibling kept open here would hide that sibling's end of file.
             for fd in {sock.detach(), write_end, *fds} - set(own.all()):
                 os.close(fd)
-            run_worker(own, agent_pid, go_between_pid)
+            run_worker(own, agent_pid, go_between_pid, observers)
         pids.append(pid)
     os.write(write_end, json.dumps(pids).encode())
     os._exit(0)

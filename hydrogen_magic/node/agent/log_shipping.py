@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hydrogen_magic.core.messages import LogPart, TimelinePart
-from hydrogen_magic.horovod.node.timeline_follower import ShippedFile
+from hydrogen_magic.node.agent.timeline_following import ShippedFile
 from hydrogen_magic.transport.file_transfer import PART_BYTES
 
 __all__ = ["Clock", "LogShipper", "usable_directory"]
@@ -50,8 +50,8 @@ class Clock:
 class LogShipper:
     """Sends on what ranks' log files get, as it comes and whole: the kernel keeps the run's record.
 
-    ``timelines``: Horovod's that are kept as well, as far as they have settled. ``send`` takes a part
-    and its bytes.
+    ``timelines``: those of libraries that are kept as well, as far as they have settled. ``send`` takes a
+    part and its bytes.
     """
 
     def __init__(

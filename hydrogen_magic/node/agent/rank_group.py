@@ -27,12 +27,13 @@ from hydrogen_magic.core.messages import (
     StartProfile,
     StopRanks,
 )
+from hydrogen_magic.core.timeline_files import path_prefix
 from hydrogen_magic.errors import RendezvousError
-from hydrogen_magic.horovod.node.timeline_follower import Timelines, path_prefix
 from hydrogen_magic.node.agent.gpus import RankGpus
 from hydrogen_magic.node.agent.output import RankLog, TokenBucket
 from hydrogen_magic.node.agent.rank_process import RankProcess, log_path
 from hydrogen_magic.node.agent.rendezvous_service import RunningService
+from hydrogen_magic.node.agent.timeline_following import follower_of
 from hydrogen_magic.node.agent.worker_pool import PooledWorker, WorkerPool
 from hydrogen_magic.node.agent.worker_reuse import RetainedWorker, RetainedWorkers
 
@@ -77,8 +78,8 @@ class RankGroup:
         self._zero_s = request.clock_zero_s
         env = {**os.environ, **request.env}
         self._mask = Mask((*request.secrets, *secret_values(env)))
-        self.timelines = Timelines(self._zero_s, emit, self._mask)
-        """Horovod's, where it is rank 0's host."""
+        self.timelines = follower_of(request.timeline, self._zero_s, emit, self._mask)
+        """Those of the library by which the ranks meet."""
         self._grace_s = request.grace_s
         self._ranks: dict[int, RankProcess] = {}
         self._gpus = RankGpus({rank.rank: rank.gpu for rank in request.ranks})
@@ -147,7 +148,8 @@ class RankGroup:
             self._emit(ev.RankPhase(self.now_s(), one.rank, "starting", self._first_detail()))
         workers = self._kept.take(self._request.worker_key)
         if not workers:
-            take = functools.partial(self._pool.take, len(ranks), self._request.preload)
+            wanted = len(ranks), self._request.preload, self._request.observers
+            take = functools.partial(self._pool.take, *wanted)
             workers = await self._with_template(take, start_template)
         if self._service is not None:
             await self._with_template(self._service.begin, start_template)
@@ -206,6 +208,8 @@ class RankGroup:
         log = RankLog(log_path(self.record_dir, rank))
         one = RankProcess(rank, worker, log, self.now_s, self._emit, self._hand_over, self._mask)
         self._ranks[rank] = one
+        timeline = request.timeline
+        prefix = path_prefix(timeline, self.record_dir, self.attempt) if timeline else ""
         start = RankStart(
             env={**request.env, **launch.env},
             cwd=request.cwd,
@@ -214,7 +218,9 @@ class RankGroup:
             clock_zero_s=self._zero_s,
             is_recording=self._is_recording,
             infer_options=request.infer_options,
-            timeline_prefix=path_prefix(self.record_dir, self.attempt),
+            join_advice=request.join_advice,
+            timeline_recorder=timeline.recorder if timeline else "",
+            timeline_prefix=prefix,
         )
         one.on_stay = self._on_rank_over
         one.on_timeline = functools.partial(self.timelines.turn_to, rank)

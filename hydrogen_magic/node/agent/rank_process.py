@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +41,7 @@ __all__ = ["RankProcess"]
 
 _PACKAGE = f'File "{Path(__file__).parents[2]}{os.sep}'
 _OUR_THREAD = _PACKAGE + "node/worker/reporter.py"
-_OUR_HOOKS = (_PACKAGE + "node/worker/observe", _PACKAGE + "horovod/node/observe")
+_OUR_HOOKS = re.compile(re.escape(_PACKAGE) + r"(\w+/)*node/(worker/)?observe/")
 _BELOW_THE_CELL = (_PACKAGE + "node/worker/namespace.py", _PACKAGE + "node/worker/main.py")
 _LONG_S = 1.0
 """Packing a result that takes longer is reported: a user's ``__getstate__`` may compute for minutes."""
@@ -82,7 +83,7 @@ class RankProcess:
         self.on_stay: Callable[[], None] = lambda: None
         """Told when it stays."""
         self.on_timeline: Callable[[TimelineFile], None] = lambda timeline: None
-        """Told of a timeline that the rank's Horovod begins, or has ended."""
+        """Told of a timeline that a library on the rank begins, or has ended."""
         self._log = log
         self._now_s = now_s
         self._emit = emit
@@ -373,7 +374,7 @@ def without_our_frames(stacks: str) -> str:
 
 def _users_part(lines: list[str]) -> list[str]:
     below = (n for n, line in enumerate(lines) if line.strip().startswith(_BELOW_THE_CELL))
-    return [line for line in lines[: next(below, None)] if not line.strip().startswith(_OUR_HOOKS)]
+    return [line for line in lines[: next(below, None)] if not _OUR_HOOKS.match(line.strip())]
 
 
 def log_path(record_dir: str, rank: int) -> str:

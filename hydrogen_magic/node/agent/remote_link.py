@@ -24,7 +24,6 @@ from typing import Any
 
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.events import ErrorReport
-from hydrogen_magic.core.job import DYNAMIC, HOROVOD_TIMELINE
 from hydrogen_magic.core.messages import (
     AgentBusy,
     AgentCommand,
@@ -54,8 +53,8 @@ from hydrogen_magic.core.messages import (
     TimelinePart,
     decode,
 )
+from hydrogen_magic.core.timeline_files import given_path, path_of_given
 from hydrogen_magic.core.units import size_text
-from hydrogen_magic.horovod.node.timeline_follower import GIVEN, path_prefix
 from hydrogen_magic.node.agent.log_shipping import Clock, LogShipper, usable_directory
 from hydrogen_magic.node.agent.network import interface_of
 from hydrogen_magic.node.agent.rank_group import RankGroup
@@ -349,9 +348,10 @@ class RemoteLink:
         }
         env = {"OMP_NUM_THREADS": "1", **self._config.env}
         env |= {**self._checkpoints(request), **request.env}
-        if env.get(HOROVOD_TIMELINE, DYNAMIC) != DYNAMIC:
+        timeline = request.timeline
+        if timeline is not None and given_path(timeline, env):
             # A path of the kernel's machine: the kernel writes what we send it there.
-            env[HOROVOD_TIMELINE] = f"{path_prefix(str(record_dir), request.attempt)}{GIVEN}.json"
+            env[timeline.variable] = path_of_given(timeline, str(record_dir), request.attempt)
         return replace(
             request,
             record_dir=str(record_dir),

@@ -19,6 +19,7 @@ from hydrogen_magic.core.messages import (
     ForkserverRequest,
     ForkWorkers,
     ModulesPreloaded,
+    ObserverSpec,
     PreloadModules,
     WorkersForked,
     decode,
@@ -105,6 +106,7 @@ class WorkerPool:
         self._avoid: set[str] = set()
         """Modules that made a forkserver unsafe to fork: ranks import them themselves."""
         self._exits: dict[int, tuple[int, int]] = {}
+        self._observers: tuple[ObserverSpec, ...] = ()
         self._lock = asyncio.Lock()
 
     def keepers(self) -> set[int]:
@@ -155,9 +157,18 @@ class WorkerPool:
             loaded = self._forkserver.loaded if self._forkserver is not None else ()
             await self._preload([more for name, more in _ON_FIRST_USE if name in loaded])
 
-    async def take(self, count: int, modules: Sequence[str]) -> list[PooledWorker]:
-        """Return ``count`` workers with ``modules`` imported; they are the caller's from now on."""
+    async def take(
+        self,
+        count: int,
+        modules: Sequence[str],
+        observers: tuple[ObserverSpec, ...] | None = None,
+    ) -> list[PooledWorker]:
+        """Return ``count`` workers with ``modules`` imported; they are the caller's from now on.
+
+        ``observers``: what they and those forked ahead from now on attach; None: as before.
+        """
         async with self._lock:
+            self._use_observers(observers)
             await self._preload(modules)
             ready = [self._spares.pop() for _ in range(min(count, len(self._spares)))]
             try:
@@ -165,6 +176,12 @@ class WorkerPool:
             except BaseException:
                 self._spares += ready
                 raise
+
+    def _use_observers(self, observers: tuple[ObserverSpec, ...] | None) -> None:
+        if observers is not None and observers != self._observers:
+            self._observers = observers
+            _close_all(self._spares)
+            self._spares.clear()
 
     async def stock(self, count: int) -> None:
         """Fork ahead until ``count`` workers wait."""
@@ -260,7 +277,7 @@ class WorkerPool:
                 worker, fds = _new_worker()
                 workers.append(worker)
                 theirs += fds
-            self._ask(self._running(), ForkWorkers(), theirs)
+            self._ask(self._running(), ForkWorkers(self._observers), theirs)
             pids = (await self._answer(WorkersForked, ())).pids
             if len(pids) < count:
                 raise BlockingIOError("this machine refused to fork more processes")

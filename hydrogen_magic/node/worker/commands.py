@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 
 from hydrogen_magic.core.messages import (
     MessageError,
@@ -15,7 +16,6 @@ from hydrogen_magic.core.messages import (
     WorkerCommand,
     decode,
 )
-from hydrogen_magic.horovod.node.observe import timeline
 from hydrogen_magic.node.worker.observe import forward
 from hydrogen_magic.node.worker.profiler import Profiler
 from hydrogen_magic.node.worker.reporter import Reporter
@@ -27,10 +27,17 @@ __all__ = ["AgentCommands"]
 class AgentCommands:
     """Takes orders from ``reader``; ``poll`` is what the reporter calls at every tick."""
 
-    def __init__(self, reader: framing.FrameReader, reporter: Reporter, profiler: Profiler) -> None:
+    def __init__(
+        self,
+        reader: framing.FrameReader,
+        reporter: Reporter,
+        profiler: Profiler,
+        follow_timeline: Callable[[bool], None],
+    ) -> None:
         self._reader = reader
         self._reporter = reporter
         self._profiler = profiler
+        self._follow_timeline = follow_timeline
         self._is_open = True
 
     def poll(self) -> None:
@@ -44,7 +51,7 @@ class AgentCommands:
         except OSError:
             self._is_open = False  # the agent has gone
         forward.follow(self._reporter.is_recording)
-        timeline.follow(self._reporter.is_recording)
+        self._follow_timeline(self._reporter.is_recording)
 
     def _obey_all(self) -> None:
         is_over = False

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.messages import (
+    ObserverSpec,
     PackingResult,
     ProfileTrace,
     RankEvents,
@@ -50,12 +51,20 @@ _INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
 _EARLY_EXIT = "exit code 0 before the end of the cell counts as a failure of the rank"
 
 
-def run_worker(pipes: process_setup.WorkerPipes, agent_pid: int, go_between_pid: int) -> NoReturn:
-    """Be a worker until the end of this process; called in a fresh fork of the forkserver."""
+def run_worker(
+    pipes: process_setup.WorkerPipes,
+    agent_pid: int,
+    go_between_pid: int,
+    observers: Sequence[ObserverSpec],
+) -> NoReturn:
+    """Be a worker until the end of this process; called in a fresh fork of the forkserver.
+
+    ``observers``: see :func:`hydrogen_magic.node.worker.observe.install`.
+    """
     code = 1
     try:
         process_setup.detach(pipes, agent_pid, go_between_pid)
-        process_setup.get_ready()
+        process_setup.get_ready(observers)
         control = socket.socket(fileno=pipes.control)
         reader = framing.FrameReader(control)
         received = framing.receive(reader)
@@ -91,6 +100,12 @@ def _serve(service: ServiceSpec, fds: Sequence[int]) -> NoReturn:
     module, _, function = service.function.partition(":")
     getattr(importlib.import_module(module), function)(fds[0], **service.options)
     os._exit(0)
+
+
+def _function(name: str) -> Any:
+    """Return the function ``module:function``."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(module), function)
 
 
 # ── running ──────────────────────────────────────────────────────────────────────────────────────
@@ -142,7 +157,6 @@ class _Rank:
         fds: Sequence[int],
         set_up: inference.SetUp | None = None,
     ) -> None:
-        from hydrogen_magic.horovod.node.observe import timeline as horovod_timeline
         from hydrogen_magic.node.worker import (
             api,
             checkpoint,
@@ -152,6 +166,7 @@ class _Rank:
             reporter,
             send_interval,
         )
+        from hydrogen_magic.node.worker.observe import forward
 
         self.rank = start.rank
         self.pid = os.getpid()
@@ -167,13 +182,30 @@ class _Rank:
             self.rank, start.clock_zero_s, self._send_events,
             pace=send_interval.SendInterval(self.rank, api.world_size()),
         )  # fmt: skip
+        self.reporter.solo.advice = start.join_advice
         reporter.install(self.reporter)
+        observe.report_failures()
         checkpoint.install(self._send_checkpoint)
-        horovod_timeline.install(start.timeline_prefix, self._tell)
+        follow_timeline = self._record_timeline(start)
         self.reporter.is_recording = start.is_recording
-        observe.forward.follow(self.reporter.is_recording)
+        forward.follow(self.reporter.is_recording)
         self.profiler = profiler.Profiler(self.reporter, self._send_trace)
-        self.reporter.on_tick = commands.AgentCommands(reader, self.reporter, self.profiler).poll
+        self.reporter.on_tick = commands.AgentCommands(
+            reader, self.reporter, self.profiler, follow_timeline
+        ).poll
+
+    def _record_timeline(self, start: RankStart) -> Callable[[bool], None]:
+        """Return what begins and ends the library's own timeline; a plug-in's fault costs only that."""
+        if not start.timeline_recorder:
+            return lambda is_recording: None
+        try:
+            record = _function(start.timeline_recorder)
+            follow: Callable[[bool], None] = record(start.timeline_prefix, self._tell)
+        except Exception as error:
+            text = f"its library's timeline is not recorded: {type(error).__name__}: {error}"
+            self.reporter.notice("warning", text)
+            return lambda is_recording: None
+        return follow
 
     def run(self) -> int:
         """Load, run, deliver; return the exit code."""

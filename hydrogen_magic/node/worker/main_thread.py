@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import os
 import sys
 import threading
 import time
@@ -42,7 +43,9 @@ _LEAST_MESSAGE_S = 0.05
 """For each of them once that is used up; most take microseconds."""
 _MAX_NOTES = 20
 
-_PACKAGE = str(Path(__file__).resolve().parents[2])
+_PACKAGE = f"{Path(__file__).resolve().parents[2]}{os.sep}"
+_RUN_BY_TESTS = f"{_PACKAGE}testing{os.sep}"
+"""What ranks of plug-in authors' tests run: to a rank, it is the user's code."""
 
 
 class Watch:
@@ -276,6 +279,8 @@ def _frames(error: BaseException) -> tuple[ev.Frame, ...]:
 
 
 def _is_machinery(filename: str) -> bool:
+    if filename.startswith(_RUN_BY_TESTS):
+        return False
     return filename.startswith((_PACKAGE, "<frozen runpy>", "<frozen importlib")) or (
         filename.endswith(("/runpy.py", "/importlib/__init__.py", "/importlib/_bootstrap.py"))
     )

@@ -11,12 +11,12 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
 from hydrogen_magic.core import processes
-from hydrogen_magic.core.messages import WorkerStart
+from hydrogen_magic.core.messages import ObserverSpec, WorkerStart
 from hydrogen_magic.node.worker import sparkdl
 
 __all__ = [
@@ -157,14 +157,17 @@ def _is_interruptible(frame: types.FrameType | None) -> bool:
 # ── waiting ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def get_ready() -> None:
-    """Do what does not depend on the job; workers forked ahead of time have done it when it comes."""
+def get_ready(observers: Iterable[ObserverSpec]) -> None:
+    """Do what does not depend on the job; workers forked ahead of time have done it when it comes.
+
+    ``observers``: see :func:`hydrogen_magic.node.worker.observe.install`.
+    """
     from hydrogen_magic.node.worker import observe
 
     _line_buffer_c()
     _reseed()
     _set_threads(_WAITING_THREADS)
-    observe.install()
+    observe.install(observers)
 
 
 # ── moving in ────────────────────────────────────────────────────────────────────────────────────

@@ -171,12 +171,16 @@ class Reporter:
         """Collectives entered so far; to join a process group is one."""
         return self._collectives
 
-    def collective_enter(self, name: str) -> bool:
-        """Note that a collective begins; False when it is a part of one that is under way."""
+    def collective_enter(self, name: str, *, is_joining: bool = False) -> bool:
+        """Note that a collective begins; False when it is a part of one that is under way.
+
+        ``is_joining``: ranks join or leave by it, and exchange nothing of their training.
+        """
         if self.collective is not None:
             return False
         self._collectives += 1
-        self.solo.entered(name)
+        if not is_joining:
+            self.solo.entered()
         self.collective = (name, self._collectives, self.now_ns())
         return True
 

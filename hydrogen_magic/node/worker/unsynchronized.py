@@ -1,7 +1,7 @@
 """Whether a rank trains by itself: optimizer steps, and nothing exchanged with other ranks.
 
 Every rank then has a model of its own, and nothing fails. The process groups count what they exchange,
-also what C++ code such as DDP's asks of them; Horovod's calls are counted where they are seen.
+also what C++ code such as DDP's asks of them; calls of other libraries are counted where observers see them.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ import os
 import sys
 from collections.abc import Iterator
 
+from hydrogen_magic.core.messages import JoinAdvice
+
 __all__ = ["ExchangeCounter"]
 
 _STEPS = 10
 """Steps without any collective before it is reported; sooner at the end of the cell."""
 _STEPS_SINCE = 100
 """The same where there were some before: methods such as local SGD average every few dozen steps."""
-_JOINING = frozenset(("init_process_group", "hvd.init", "hvd.shutdown"))
-"""Calls by which ranks meet, and exchange nothing of their training."""
 
 
 class ExchangeCounter:
     """What one rank exchanges with others. ``entered`` and ``leave`` are called by the user's thread."""
 
     def __init__(self, rank: int) -> None:
+        self.advice = JoinAdvice()
         self._is_decided = rank != 0  # one rank reports it for all
         self._calls = 0
         self._past = 0
@@ -31,10 +32,9 @@ class ExchangeCounter:
         self._first: tuple[int, int] | None = None
         """Steps and exchanges when there were steps for the first time."""
 
-    def entered(self, name: str) -> None:
-        """Take note of a collective that is called from Python."""
-        if name not in _JOINING:
-            self._calls += 1
+    def entered(self) -> None:
+        """Take note of a collective that is called from Python and exchanges something."""
+        self._calls += 1
 
     def leave(self) -> None:
         """The process group is about to be destroyed, with what it has counted."""
@@ -58,9 +58,10 @@ class ExchangeCounter:
         if alone < (_STEPS_SINCE if exchanged else _STEPS) and not (is_over and not exchanged):
             return ""
         self._is_decided = True
+        remedy = self.advice.text or _remedy()
         return (
             f"{alone} optimizer step{'s' if alone > 1 else ''} without any collective: each of the"
-            f" {world_size} ranks trains a model of its own. To train one model, {_remedy()}"
+            f" {world_size} ranks trains a model of its own. To train one model, {remedy}"
         )
 
 
@@ -76,8 +77,6 @@ def _counts() -> Iterator[int | None]:
 
 
 def _remedy() -> str:
-    if "HOROVOD_SIZE" in os.environ:
-        return "call hvd.init() and wrap the optimizer in hvd.DistributedOptimizer"
     local_size = os.environ.get("LOCAL_WORLD_SIZE", "")
     if "lightning.pytorch" in sys.modules or "pytorch_lightning" in sys.modules:
         nodes = int(os.environ.get("WORLD_SIZE", 1)) // max(1, int(local_size or 1))

@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hydrogen_magic import plugins
 from hydrogen_magic.core.argument_types import choice, count, typed, variable_names
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import InferError
@@ -123,9 +124,9 @@ def _name_or_path(text: str | None) -> tuple[str | None, str | None]:
 
 
 def _refuse_inline(spec: JobSpec) -> None:
-    if spec.placement == "inline":
+    if plugins.placement(spec.placement).in_process:
         raise ArgumentsError(
-            "%%infer has no --on inline: to debug predict, call it in the notebook on a few rows, "
+            f"%%infer has no --on {spec.placement}: to debug predict, call it in the notebook on a few rows, "
             "as in predict(df.head())"
         )
 

@@ -8,6 +8,7 @@ import shlex
 from dataclasses import replace
 from typing import Any, NoReturn
 
+from hydrogen_magic import plugins
 from hydrogen_magic.core.argument_types import (
     choice,
     count,
@@ -20,7 +21,7 @@ from hydrogen_magic.core.argument_types import (
     typed,
     variable_names,
 )
-from hydrogen_magic.core.job import PLACEMENTS, RENDEZVOUS, JobSpec
+from hydrogen_magic.core.job import JobSpec
 
 __all__ = [
     "ArgumentsError",
@@ -55,7 +56,12 @@ def add_where(parser: LineParser) -> None:
     """Add how many ranks run, and where."""
     add = parser.add_argument
     add("-n", "--np", type=typed(ranks), metavar="N", help="ranks; -N: N ranks on this machine")
-    add("--on", type=choice(PLACEMENTS), metavar="|".join(PLACEMENTS), help="placement")
+    add(
+        "--on",
+        type=choice(plugins.PLACEMENTS),
+        metavar="|".join(plugins.PLACEMENTS),
+        help="placement",
+    )
     gpu = parser.add_mutually_exclusive_group()
     gpu.add_argument("--gpu", action="store_true", default=None, help="a GPU for every rank")
     gpu.add_argument("--cpu", dest="gpu", action="store_false", default=None, help="no GPU visible")
@@ -66,7 +72,7 @@ def add_where(parser: LineParser) -> None:
 def add_meeting(parser: LineParser) -> None:
     """Add how ranks find each other."""
     parser.add_argument(
-        "--with", dest="rendezvous", type=choice(RENDEZVOUS), metavar="|".join(RENDEZVOUS),
+        "--with", dest="rendezvous", type=choice(plugins.RENDEZVOUS), metavar="|".join(plugins.RENDEZVOUS),
         help="how ranks find each other",
     )  # fmt: skip
 
@@ -111,6 +117,7 @@ def spec_of(found: argparse.Namespace, defaults: JobSpec) -> JobSpec:
     """Return ``defaults`` with what the line says, and what its parts imply for each other."""
     try:
         chosen = replace(defaults, **_chosen(found))
+        plugins.check_variables(chosen)
     except ValueError as error:
         raise ArgumentsError(str(error)) from None
     return _checked(chosen, found)
@@ -137,15 +144,17 @@ def _checked(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
                 f"otherwise: write --np {-found.np} --on {found.on}, or drop --on"
             )
         spec = replace(spec, placement="local")
-    if spec.placement != "inline":
+    if not plugins.placement(spec.placement).in_process:
         return spec
     if found.np not in (None, 1):
         raise ArgumentsError(
-            f"--on inline runs one rank inside the kernel, --np {found.np} asks for more: drop "
+            f"--on {spec.placement} runs one rank inside the kernel, --np {found.np} asks for more: drop "
             "--np, or use --on local"
         )
     if spec.detach:
-        raise ArgumentsError("--on inline runs inside the kernel, so it cannot --detach: use one")
+        raise ArgumentsError(
+            f"--on {spec.placement} runs inside the kernel, so it cannot --detach: use one"
+        )
     return replace(spec, np=1)
 
 

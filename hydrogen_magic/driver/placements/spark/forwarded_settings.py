@@ -1,28 +1,27 @@
-"""The notebook's settings of libraries, for ranks on executors, and Horovod's timeline back from there."""
+"""The notebook's settings of libraries, for ranks on executors, and a library's timeline back from there."""
 
 from __future__ import annotations
 
 import os
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 
-from hydrogen_magic.core.job import DYNAMIC, HOROVOD_TIMELINE, RENDEZVOUS_VARIABLES
+from hydrogen_magic import plugins
+from hydrogen_magic.core.timeline_files import given_path, path_of_given
 from hydrogen_magic.driver.placements import Attempt, Job
-from hydrogen_magic.horovod.node.timeline_follower import GIVEN, path_prefix
 from hydrogen_magic.node.worker import sparkdl
 
 __all__ = ["environment", "forwarded", "leave_timeline"]
 
-_PREFIXES = ("GLOO_", "HOROVOD_", "NCCL_", "OMP_", "TORCH_", sparkdl.VARIABLE)
+_PREFIXES = ("OMP_", sparkdl.VARIABLE)
+"""Beside those of each rendezvous."""
 
 
 def forwarded(environ: Mapping[str, str] = os.environ) -> tuple[tuple[str, str], ...]:
     """Return the variables of the notebook that ranks on executors get too."""
-    names = (name for name in environ if name.startswith(_PREFIXES))
-    return tuple(
-        (name, environ[name]) for name in sorted(names) if name not in RENDEZVOUS_VARIABLES
-    )
+    prefixes, owned = (*_PREFIXES, *plugins.forwarded()), plugins.owned_variables()
+    names = (name for name in environ if name.startswith(prefixes))
+    return tuple((name, environ[name]) for name in sorted(names) if name not in owned)
 
 
 def environment(job: Job) -> dict[str, str]:
@@ -31,16 +30,20 @@ def environment(job: Job) -> dict[str, str]:
 
 
 def leave_timeline(attempt: Attempt) -> str:
-    """Copy the timeline of an attempt to the path in ``HOROVOD_TIMELINE``, relative to the notebook.
+    """Copy an attempt's timeline to the path that the user has named, relative to the notebook.
 
     It was written on rank 0's host and is in the gang's record. Returns what went wrong, or nothing.
     """
-    path = environment(attempt.job).get(HOROVOD_TIMELINE, DYNAMIC)
-    written = Path(f"{path_prefix(str(attempt.job.record_dir), attempt.number)}{GIVEN}.json")
-    if path == DYNAMIC or not written.exists():
+    timeline = attempt.job.rendezvous.timeline
+    path = given_path(timeline, environment(attempt.job)) if timeline is not None else ""
+    if timeline is None or not path:
+        return ""
+    written = path_of_given(timeline, str(attempt.job.record_dir), attempt.number)
+    if not os.path.exists(written):
         return ""
     try:
         shutil.copyfile(written, path)
     except OSError as error:
-        return f"Horovod's timeline cannot be written: {error}; it is kept as {written}"
+        what = f"the timeline of {timeline.name}"
+        return f"{what} cannot be written: {error}; it is kept as {written}"
     return ""

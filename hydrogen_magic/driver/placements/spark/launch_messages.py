@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from hydrogen_magic.core.job import HOROVOD_TIMELINE
 from hydrogen_magic.core.messages import LaunchRequest
 from hydrogen_magic.driver.placements import Attempt, launch_request, local_agents
 from hydrogen_magic.driver.placements.spark import barrier_job, forwarded_settings
@@ -36,6 +35,8 @@ def _host_launch(
     attempt: Attempt, assignment: RankAssignment, agent: RemoteAgent
 ) -> launch_request.HostLaunch:
     job, ranks = attempt.job, assignment.ranks_on(agent)
+    timeline = job.rendezvous.timeline
+    timeline_variable = timeline.variable if timeline is not None else ""
     return launch_request.HostLaunch(
         slots=[assignment.plan.slots[rank] for rank in ranks],
         env=forwarded_settings.environment(job),
@@ -43,7 +44,7 @@ def _host_launch(
         preload=job.preload,
         fingerprint=barrier_job.fingerprint(job),
         # The agent puts another path in its place.
-        user_env={name: value for name, value in job.spec.env if name != HOROVOD_TIMELINE},
+        user_env={name: value for name, value in job.spec.env if name != timeline_variable},
         partitions={rank: assignment.partitions[rank] for rank in ranks},
         checkpoint_dir=str(job.checkpoints) if assignment.shares_disk else None,
     )

@@ -9,37 +9,65 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from hydrogen_magic import plugins
+from hydrogen_magic.errors import PlacementError
+
 __all__ = ["code", "source"]
 
 _PACKAGE = Path(__file__).parents[3]
-_SENT = ("core", "serialization", "transport", "node", "horovod/node", "compat")
-"""Packages that agents and ranks import, with the modules beside them at the root."""
+_SENT = ("core", "serialization", "transport", "node", "compat")
+"""Packages that agents and ranks import."""
+_SENT_FILES = ("__init__.py", "errors.py", "testing/__init__.py", "testing/ranks.py")
+"""What they import beside these."""
 _STAMP = (2020, 1, 1, 0, 0, 0)
 """One time for all: equal files make an equal zip."""
 
 
-@functools.cache
 def code() -> bytes:
-    """Return a zip of what agents and ranks need of ``hydrogen_magic``, and of ``cloudpickle``.
+    """Return a zip of what agents and ranks need: of ``hydrogen_magic``, plug-ins and ``cloudpickle``.
 
     cloudpickle goes along so that ranks unpickle with what the closure was pickled with.
     """
-    found = find_spec("cloudpickle")
-    assert found is not None and found.origin is not None
+    return _zip(plugins.shipped())
+
+
+@functools.cache
+def _zip(packages: tuple[str, ...]) -> bytes:
+    files = dict(_own_files())
+    for package in (*packages, "cloudpickle"):
+        files |= dict(_files_of(package))
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(_sent_files()):
-            _add(archive, f"hydrogen_magic/{path.relative_to(_PACKAGE).as_posix()}", path)
-        for path in sorted(Path(found.origin).parent.glob("*.py")):
-            _add(archive, f"cloudpickle/{path.name}", path)
+        for name in sorted(files):
+            _add(archive, name, files[name])
     return packed.getvalue()
 
 
-def _sent_files() -> Iterator[Path]:
-    yield from _PACKAGE.glob("*.py")
-    yield _PACKAGE / "horovod" / "__init__.py"
-    for package in _SENT:
-        yield from (_PACKAGE / package).rglob("*.py")
+def _own_files() -> Iterator[tuple[str, Path]]:
+    single = (_PACKAGE / name for name in _SENT_FILES)
+    folders = (path for package in _SENT for path in (_PACKAGE / package).rglob("*.py"))
+    for path in (*single, *folders):
+        yield f"hydrogen_magic/{path.relative_to(_PACKAGE).as_posix()}", path
+
+
+def _files_of(package: str) -> Iterator[tuple[str, Path]]:
+    """Yield the files of a package, and the ``__init__`` of those above it."""
+    above, _, _ = package.rpartition(".")
+    while above:
+        yield f"{above.replace('.', '/')}/__init__.py", _init_of(above)
+        above, _, _ = above.rpartition(".")
+    folder = _init_of(package).parent
+    for path in folder.rglob("*.py"):
+        yield f"{package.replace('.', '/')}/{path.relative_to(folder).as_posix()}", path
+
+
+def _init_of(package: str) -> Path:
+    found = find_spec(package)
+    if found is None or found.origin is None:
+        raise PlacementError(
+            f"the package {package} is to be sent to executors, but is not found here"
+        )
+    return Path(found.origin)
 
 
 def _add(archive: zipfile.ZipFile, name: str, path: Path) -> None:

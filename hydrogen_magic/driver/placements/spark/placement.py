@@ -6,6 +6,7 @@ import os
 import time
 
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
+from hydrogen_magic.driver.placements import Placement
 from hydrogen_magic.driver.placements.spark import capacity_check, forwarded_settings, session
 from hydrogen_magic.driver.placements.spark.spark_gang import SparkAgentGroup
 from hydrogen_magic.errors import PlacementError
@@ -13,8 +14,10 @@ from hydrogen_magic.errors import PlacementError
 __all__ = ["SparkPlacement"]
 
 
-class SparkPlacement:
-    """See :class:`hydrogen_magic.driver.placements.Placement`."""
+class SparkPlacement(Placement):
+    """The tasks of a barrier stage on the notebook's Spark session."""
+
+    on_this_machine = False
 
     def plan(self, spec: JobSpec) -> Plan:
         """Return a plan as far as it can be known: which host a rank gets is Spark's to say."""

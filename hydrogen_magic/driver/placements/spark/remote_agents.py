@@ -136,8 +136,9 @@ class RemoteAgent(AgentClient):
         assert self.job is not None and self.sink is not None
         if isinstance(part, LogPart):
             name, rest, flags = f"rank-{part.rank}.log", b"", os.O_APPEND
-        else:  # the bracket that ends it is written over by what comes next, as Horovod does it
-            name, rest, flags = Path(f"horovod-timeline-{part.number}.json").name, b"]", 0
+        else:  # the bracket that ends it is written over by what comes next
+            library = self.job.job.spec.rendezvous
+            name, rest, flags = Path(f"{library}-timeline-{part.number}.json").name, b"]", 0
         flags |= os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
         try:
             fd = os.open(self.job.job.record_dir / name, flags, 0o600)

@@ -11,8 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hydrogen_magic.horovod.node.observe import adasum, collectives, elastic, timeline
-from hydrogen_magic.node.worker.observe import rendezvous_mismatch
+from hydrogen_magic.horovod.node.observe import adasum, collectives, elastic, lone_ranks, timeline
 
 __all__ = ["attach"]
 
@@ -24,7 +23,7 @@ def attach(module: ModuleType) -> None:
     places = _Places()
     adasum.attach(module.mpi_ops, places.replace)
     collectives.attach(module, places.replace)
-    rendezvous_mismatch.attach_to_horovod(module, places.replace)
+    lone_ranks.attach(module, places.replace)
     elastic.attach()
     timeline.attach(module, places.replace)
 

@@ -39,6 +39,8 @@ NAMES = (
     "broadcast_parameters",
 )
 """What waits for other ranks, as ``horovod.torch`` has it."""
+_JOINING = ("init", "shutdown")
+"""Of these, the ones that exchange nothing of the training."""
 _STEPPING = "broadcast_optimizer_state"
 """Makes what an optimizer lacks by a step with gradients of zero: none of the training's."""
 
@@ -54,7 +56,7 @@ def attach(module: Any, replace: _Replace) -> None:
         original = getattr(module, name, None)
         if original is not None:  # other versions have not all of them
             call = with_parts(original) if name == _STEPPING else original
-            replace(original, noting(f"hvd.{name}", call))
+            replace(original, noting(f"hvd.{name}", call, is_joining=name in _JOINING))
     # Optimizers are made from these classes' dictionaries, when the user asks for one; and they step
     # by the optimizer that they were made of, Adasum's for every parameter by itself.
     plain = module.optimizer._DistributedOptimizer

@@ -21,11 +21,11 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hydrogen_magic.core.job import DYNAMIC, HOROVOD_TIMELINE
 from hydrogen_magic.core.messages import TimelineFile
+from hydrogen_magic.horovod.node import DYNAMIC, TIMELINE
 from hydrogen_magic.node.worker import reporter as _reporter
 
-__all__ = ["attach", "follow", "install"]
+__all__ = ["attach", "install"]
 
 _SWITCH_S = 1.0
 """How long the user's thread waits until a timeline has begun or ended, which takes milliseconds."""
@@ -35,10 +35,14 @@ _LOOK_S = 2.0
 _Send = Callable[[TimelineFile], None]
 
 
-def install(prefix: str, send: _Send) -> None:
-    """Have timelines written to ``<prefix><number>.json``, and the agent told of them by ``send``."""
+def install(prefix: str, send: _Send) -> Callable[[bool], None]:
+    """Have timelines written to ``<prefix><number>.json``, and the agent told of them by ``send``.
+
+    Returns what begins or ends a timeline where that is due; it never waits.
+    """
     global _timeline
     _timeline = _Timeline(prefix, send)
+    return _timeline.follow
 
 
 def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None]) -> None:
@@ -57,7 +61,7 @@ def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None
     def noting_init(*args: Any, **kwargs: Any) -> Any:
         if _timeline is None:
             return init(*args, **kwargs)
-        os.environ.setdefault(HOROVOD_TIMELINE, DYNAMIC)
+        os.environ.setdefault(TIMELINE, DYNAMIC)
         result = init(*args, **kwargs)
         if module.rank() == 0:
             _timeline.begin(module.is_initialized, start, stop)
@@ -90,12 +94,6 @@ def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None
     replace(shutdown, noting_shutdown)
     replace(start, noting_start)
     replace(stop, noting_stop)
-
-
-def follow(is_recording: bool) -> None:
-    """Begin or end a timeline where that is due; never waits. Called over and over."""
-    if _timeline is not None:
-        _timeline.follow(is_recording)
 
 
 class _Timeline:
@@ -133,7 +131,7 @@ class _Timeline:
         self._wall_ahead_s = time.time() - time.monotonic()
         self._start, self._stop = start, stop
         self._path, self._is_refused = "", False
-        own = os.environ.get(HOROVOD_TIMELINE, DYNAMIC)
+        own = os.environ.get(TIMELINE, DYNAMIC)
         self._is_theirs = own != DYNAMIC
         if self._is_theirs:
             self._tell(os.path.abspath(own), is_kept=own.startswith(self._prefix))
@@ -172,7 +170,7 @@ class _Timeline:
             self._is_theirs = bool(path)
 
     def follow(self, is_recording: bool) -> None:
-        """See :func:`follow`."""
+        """Begin or end a timeline where that is due; never waits. Called over and over."""
         if self._is_initialized is None:
             return
         with self._lock:

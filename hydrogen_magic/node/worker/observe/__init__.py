@@ -1,84 +1,72 @@
 """What is seen of a rank without the user's help: one file per library, nothing where it is absent.
 
-An observer is attached right after its library's module was imported, by whoever imports it: a rank
-that does not use tqdm never pays for it. Libraries loaded before are attached to at once.
+The entry points of the group ``hydrogen_magic.observers`` name them; the kernel sends the list. An observer
+is attached right after the import of the module that it observes, so a rank that does not use tqdm does not
+pay for it. Modules that were imported before are attached to at once.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-from hydrogen_magic.horovod.node import observe
-from hydrogen_magic.node.worker.observe import (
-    accelerate,
-    backward,
-    checkpoint,
-    collectives,
-    dataloader,
-    forward,
-    keras,
-    lightning,
-    metrics,
-    optimizer,
-    tensorboard,
-    tqdm,
-    transformers,
-)
+from hydrogen_magic.core.messages import ObserverSpec
+from hydrogen_magic.node.worker import reporter
+from hydrogen_magic.node.worker.observe import metrics, tqdm
 
-__all__ = ["install"]
+__all__ = ["import_ours", "install", "report_failures"]
 
-_OBSERVERS: dict[str, Callable[[ModuleType], None]] = {
-    "tqdm.std": tqdm.attach,
-    "tqdm.notebook": tqdm.attach_to_notebook,
-    "torch.optim.optimizer": optimizer.attach,
-    "torch.nn.modules.module": forward.attach,
-    "torch.autograd": backward.attach,
-    "torch.nn.parallel.distributed": backward.attach_to_ddp,
-    "torch.utils.data.dataloader": dataloader.attach,
-    "torch.serialization": checkpoint.attach,
-    "torch.distributed.checkpoint.state_dict_saver": checkpoint.attach_to_distributed,
-    "torch.distributed.checkpoint.state_dict_loader": checkpoint.attach_to_distributed,
-    "torch.distributed.distributed_c10d": collectives.attach,
-    "horovod.torch": observe.attach,
-    "torch.utils.tensorboard.writer": tensorboard.attach,
-    "tensorboardX.writer": tensorboard.attach,
-    "lightning.pytorch.trainer.trainer": lightning.attach,
-    "pytorch_lightning.trainer.trainer": lightning.attach,
-    "transformers.trainer": transformers.attach,
-    "transformers.integrations.integration_utils": transformers.attach_to_integrations,
-    "accelerate.accelerator": accelerate.attach,
-    "keras.callbacks": keras.attach,
-}
-"""Module -> what to do once it is there."""
+_failed: list[tuple[str, Exception]] = []
+"""Observed modules and why their observers failed, before there was a reporter."""
 
 
-def install() -> None:
-    """Attach the observers to what is imported, and to the rest when it comes. Twice is once."""
+def import_ours() -> None:
+    """Import every observer of this package ahead: they import no library."""
+    for module in pkgutil.iter_modules(__path__, f"{__name__}."):
+        importlib.import_module(module.name)
+
+
+def install(observers: Iterable[ObserverSpec]) -> None:
+    """Attach observers to what is imported, and to the rest when it comes. Twice is once."""
     if any(isinstance(finder, _ObserverFinder) for finder in sys.meta_path):
         return
-    pending = dict(_OBSERVERS)
-    for name in _OBSERVERS:
+    pending: dict[str, list[str]] = {}
+    for one in observers:
+        pending.setdefault(one.module, []).append(one.function)
+    for name in list(pending):
         module = sys.modules.get(name)
         if module is not None:
             _attach(pending.pop(name), module)
     sys.meta_path.insert(0, _ObserverFinder(pending))
 
 
-def _attach(observer: Callable[[ModuleType], None], module: ModuleType) -> None:
-    try:
-        observer(module)
-    except Exception as error:  # another version of a library must not break the user's import
-        metrics.cannot_observe(module.__name__, error)
+def report_failures() -> None:
+    """Report the observers that failed before this process had a reporter."""
+    while _failed:
+        metrics.cannot_observe(*_failed.pop(0))
+
+
+def _attach(functions: Sequence[str], module: ModuleType) -> None:
+    for function in functions:
+        home, _, name = function.partition(":")
+        try:
+            getattr(importlib.import_module(home), name)(module)
+        except Exception as error:  # an observer that fails must not break the user's import
+            if reporter.current() is None:
+                _failed.append((module.__name__, error))
+            else:
+                metrics.cannot_observe(module.__name__, error)
 
 
 class _ObserverFinder(MetaPathFinder):
     """Lets the other finders find, and has the observer called after the module ran."""
 
-    def __init__(self, pending: dict[str, Callable[[ModuleType], None]]) -> None:
+    def __init__(self, pending: dict[str, list[str]]) -> None:
         self._pending = pending
 
     def find_spec(
@@ -104,9 +92,8 @@ class _ObserverFinder(MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             run(module)
             # A loader may serve several modules (a zip's), or a module may be loaded again.
-            observer = self._pending.pop(fullname, None) if module.__name__ == fullname else None
-            if observer is not None:
-                _attach(observer, module)
+            observers = self._pending.pop(fullname, ()) if module.__name__ == fullname else ()
+            _attach(observers, module)
 
         try:
             run = loader.exec_module

@@ -53,7 +53,8 @@ def attach(module: ModuleType) -> None:
         if original is None:
             continue  # older torch has not all of them
         call = explained(original) if name == "init_process_group" else original
-        _replace(module, name, noting(name, call, torch))
+        is_joining = name == "init_process_group"
+        _replace(module, name, noting(name, call, torch, is_joining=is_joining))
     _replace(module, "destroy_process_group", _noting_end(module.destroy_process_group))
     module.Work.wait = _noting_wait(torch, module.Work.wait)
 
@@ -65,10 +66,12 @@ def _replace(module: ModuleType, name: str, wrapped: Callable[..., Any]) -> None
             setattr(place, name, wrapped)
 
 
-def noting(name: str, original: Callable[..., Any], torch: Any = None) -> Callable[..., Any]:
+def noting(
+    name: str, original: Callable[..., Any], torch: Any = None, *, is_joining: bool = False
+) -> Callable[..., Any]:
     """Return ``original``, noted as the collective ``name`` while it runs.
 
-    ``torch``: given for what torch.compile may meet.
+    ``torch``: given for what torch.compile may meet. ``is_joining``: ranks join or leave by it.
     """
 
     @functools.wraps(original)
@@ -77,7 +80,7 @@ def noting(name: str, original: Callable[..., Any], torch: Any = None) -> Callab
         is_compiling = torch is not None and torch.compiler.is_compiling()
         reporter = None if is_compiling else _reporter.current()
         label = f"{name} (async)" if kwargs.get("async_op") else name
-        if reporter is None or not reporter.collective_enter(label):
+        if reporter is None or not reporter.collective_enter(label, is_joining=is_joining):
             return original(*args, **kwargs)
         try:
             return original(*args, **kwargs)

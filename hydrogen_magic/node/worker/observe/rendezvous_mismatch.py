@@ -1,7 +1,6 @@
-"""Horovod in a gang of torch's, and torch's process group in a gang of Horovod's: said in plain words.
+"""torch's process group in a gang that has another rendezvous: said in plain words.
 
-Horovod takes a rank that was told nothing of others for the only one: every rank would train alone, and
-nothing would fail. torch asks for a variable that a gang of Horovod's does not have.
+torch asks for a variable that such a gang does not have.
 """
 
 from __future__ import annotations
@@ -9,41 +8,11 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
-from hydrogen_magic.node.worker import api
 from hydrogen_magic.node.worker import reporter as _reporter
 
-__all__ = ["attach_to_horovod", "explained"]
-
-
-def attach_to_horovod(
-    module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None]
-) -> None:
-    """Have ``hvd.init`` of ``module``, which is ``horovod.torch``, say when it leaves a rank alone.
-
-    ``replace``: puts a wrapped function wherever Horovod has the original.
-    """
-    original = module.init
-
-    @functools.wraps(original)
-    def init(*args: Any, **kwargs: Any) -> Any:
-        result = original(*args, **kwargs)
-        _warn_if_alone(module.size())
-        return result
-
-    replace(original, init)
-
-
-def _warn_if_alone(size: int) -> None:
-    reporter = _reporter.current()
-    if reporter is not None and size == 1 < api.world_size() and api.rank() == 0:
-        reporter.notice(
-            "warning",
-            f"hvd.init() found no other rank, so each of the {api.world_size()} trains by itself:"
-            " launch the gang with `--with horovod`",
-        )
+__all__ = ["explained"]
 
 
 def explained(init_process_group: Callable[..., Any]) -> Callable[..., Any]:
@@ -54,11 +23,13 @@ def explained(init_process_group: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return init_process_group(*args, **kwargs)
         except ValueError as error:
-            if "MASTER_ADDR" not in str(error) or "HOROVOD_SIZE" not in os.environ:
+            reporter = _reporter.current()
+            if reporter is None or "MASTER_ADDR" not in str(error) or "MASTER_ADDR" in os.environ:
                 raise
+            advice = reporter.solo.advice
             raise ValueError(
-                "init_process_group() has nowhere to meet in a gang launched `--with horovod`:"
-                " call hvd.init() in its place, or launch it `--with torch`"
+                f"init_process_group() has nowhere to meet in a gang launched `--with {advice.rendezvous}`:"
+                f" launch it `--with torch`, or {advice.text or 'join the ranks as that library does'}"
             ) from error
 
     return call

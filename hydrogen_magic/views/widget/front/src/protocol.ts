@@ -150,7 +150,7 @@ export interface CurveDelta {
 /** New spans of one lane. */
 export interface SpanDelta {
   rank: number;
-  /** `phases`, `spans`, `collectives`, `profiler`, `horovod`, ...: lanes of a rank, drawn in order. */
+  /** `phases`, `spans`, `collectives`, `profiler`, `coordinator`, ...: lanes of a rank, drawn in order. */
   track: string;
   n: number;
   /** Spans that were recorded faster than they could be sent. */

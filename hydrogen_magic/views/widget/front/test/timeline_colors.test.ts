@@ -16,7 +16,7 @@ describe("colours", () => {
     expect(kinds.map(kindOf)).toEqual([0, 1, 2, 3, 4, 5, -1]);
   });
 
-  it("tell Horovod's negotiations from what they lead to, by stripes as well", () => {
+  it("tell a coordinator's negotiations from what they lead to, by stripes as well", () => {
     const negotiating = ["negotiate allreduce", "negotiate broadcast", "waiting for rank 3"];
     const reducing = ["allreduce", "gloo allreduce", "hvd.synchronize", "mpi allreduce"];
     expect(negotiating.map(kindOf)).toEqual([6, 6, 6]);

@@ -52,7 +52,7 @@ describe("shares", () => {
   it("of what one rank does for all are of that rank's time", () => {
     const waits = trainingSpans(0, 50).filter((s) => s.name === NAMES.indexOf("all_reduce"));
     const lanes = [0, 1].map((rank) => ({ rank, track: "spans", spans: trainingSpans(0, 50) }));
-    const store = storeOf([...lanes, { rank: 0, track: "horovod", spans: waits }]);
+    const store = storeOf([...lanes, { rank: 0, track: "coordinator", spans: waits }]);
     const ranks = countAll(store, store.lanes(), [0, store.endS]);
     expect(gangShares(ranks, "beside")[0]?.share).toBeCloseTo(ranks[0]?.beside[0]?.share ?? 0, 6);
   });

@@ -2,7 +2,7 @@ import type { Theme } from "../theme";
 
 /**
  * Names that training has everywhere; each keeps its colour, and its place in a stack. Negotiation is
- * Horovod's: ranks wait until all of them have a tensor, which then is reduced.
+ * a coordinator's: ranks wait until all of them have a tensor, which then is reduced.
  */
 const KINDS: readonly [string, RegExp][] = [
   ["data", /\bdata|loader|fetch|prefetch|input|\bh2d\b|next\(/i],

@@ -76,7 +76,7 @@ function named(store: SpanStore, seconds: Float64Array, wholeS: number): Share[]
 
 /**
  * All ranks together, the name with the most time first. What lies beside is a share of the time of the
- * ranks that have it: Horovod's negotiations are on rank 0 alone, and are everybody's.
+ * ranks that have it: a coordinator's negotiations are on rank 0 alone, and are everybody's.
  */
 export function gangShares(
   ranks: readonly RankShares[],

@@ -13,7 +13,7 @@ const DROPPED_SHARE = 0.1;
 const OTHER_NAME = 2 ** 16 - 1;
 
 /** Tracks in the order in which they are drawn; others follow in order of appearance. */
-const TRACKS = ["phases", "spans", "horovod", "collectives", "profiler"];
+const TRACKS = ["phases", "spans", "coordinator", "collectives", "profiler"];
 export const PHASES = "phases";
 const PROFILER = "profiler";
 

@@ -1,0 +1,43 @@
+"""Horovod in a gang of another rendezvous: said in plain words.
+
+It takes a rank that was told nothing of others for the only one: every rank would train alone, and nothing
+would fail.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from hydrogen_magic.node.worker import api
+from hydrogen_magic.node.worker import reporter as _reporter
+
+__all__ = ["attach"]
+
+
+def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None]) -> None:
+    """Have ``hvd.init`` of ``module``, which is ``horovod.torch``, say when it leaves a rank alone.
+
+    ``replace``: puts a wrapped function wherever Horovod has the original.
+    """
+    original = module.init
+
+    @functools.wraps(original)
+    def init(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        _warn_if_alone(module.size())
+        return result
+
+    replace(original, init)
+
+
+def _warn_if_alone(size: int) -> None:
+    reporter = _reporter.current()
+    if reporter is not None and size == 1 < api.world_size() and api.rank() == 0:
+        reporter.notice(
+            "warning",
+            f"hvd.init() found no other rank, so each of the {api.world_size()} trains by itself:"
+            " launch the gang with `--with horovod`",
+        )

@@ -1,0 +1,81 @@
+"""A library's own timeline on a rank's host, followed while it is written."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.masking import Mask
+from hydrogen_magic.core.messages import TimelineFile
+from hydrogen_magic.core.timeline_files import LibraryTimeline
+
+__all__ = ["ShippedFile", "TimelineFollower", "follower_of"]
+
+
+@dataclass
+class ShippedFile:
+    """A file that is to be shipped as it grows."""
+
+    path: Path
+    number: str
+    """What tells it from the gang's others: ``1``, in a later attempt ``retry1-1``."""
+    settled: int = 0
+    """Bytes of it that will not change any more; the bracket that closes a JSON array is not one."""
+
+
+class TimelineFollower(Protocol):
+    """What an agent calls about the timelines of one attempt, one file after the other.
+
+    Made with the gang's time 0 as ``time.monotonic()``, with what takes events, and with the mask of secrets.
+    """
+
+    kept: Sequence[ShippedFile]
+    """Those that belong to the gang's record."""
+
+    def turn_to(self, rank: int, timeline: TimelineFile) -> None:
+        """Follow the file that ``rank`` names from now on, and none where its path is empty."""
+        ...
+
+    def look(self) -> None:
+        """Send what is new. Called twenty times a second, and must take milliseconds."""
+        ...
+
+    def finish(self) -> None:
+        """Read the rest of a file that is not written any more, and leave it as valid JSON."""
+        ...
+
+
+class _NoTimeline:
+    kept: Sequence[ShippedFile] = ()
+
+    def turn_to(self, rank: int, timeline: TimelineFile) -> None:
+        pass
+
+    def look(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+
+def follower_of(
+    timeline: LibraryTimeline | None,
+    zero_s: float,
+    emit: Callable[[ev.Event], None],
+    mask: Mask,
+) -> TimelineFollower:
+    """Return the follower that a rendezvous names, or one that does nothing."""
+    if timeline is None:
+        return _NoTimeline()
+    module, _, name = timeline.follower.partition(":")
+    try:
+        made: TimelineFollower = getattr(importlib.import_module(module), name)(zero_s, emit, mask)
+    except Exception as error:  # a plug-in's: the gang goes on without its timeline
+        text = f"the timeline of {timeline.name} is not shown: {type(error).__name__}: {error}"
+        emit(ev.Notice(0.0, "warning", text))
+        return _NoTimeline()
+    return made

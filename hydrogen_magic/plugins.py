@@ -1,0 +1,277 @@
+"""Extension points: placements, rendezvous and observers, found by entry points.
+
+A distribution declares its own in its ``pyproject.toml``, as this one does::
+
+    [project.entry-points."hydrogen_magic.placements"]
+    slurm = "my_package.slurm:SlurmPlacement"
+
+    [project.entry-points."hydrogen_magic.rendezvous"]
+    mpi = "my_package.mpi:MpiRendezvous"
+
+    [project.entry-points."hydrogen_magic.observers"]
+    "my_library.trainer" = "my_package.observe:attach"
+
+The name of a placement or rendezvous is what ``--on`` or ``--with`` takes; the object is a subclass of
+:class:`Placement` or :class:`Rendezvous`, or any other function without arguments that returns one. The
+name of an observer is a module: ranks call its function with that module right after its import.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, overload
+
+from hydrogen_magic.core.job import JobSpec, Plan, Slot
+from hydrogen_magic.core.messages import ObserverSpec
+from hydrogen_magic.driver.placements import (
+    AgentGroup,
+    Attempt,
+    ClosureFile,
+    EventSink,
+    Job,
+    Placement,
+)
+from hydrogen_magic.driver.rendezvous import (
+    Diagnosis,
+    Rendezvous,
+    RendezvousInfo,
+    ServiceSpec,
+    VictimErrors,
+)
+from hydrogen_magic.errors import PlacementError
+
+__all__ = [
+    "AgentGroup",
+    "Attempt",
+    "ClosureFile",
+    "Diagnosis",
+    "EventSink",
+    "Job",
+    "JobSpec",
+    "ObserverSpec",
+    "PLACEMENTS",
+    "Placement",
+    "Plan",
+    "RENDEZVOUS",
+    "Rendezvous",
+    "RendezvousInfo",
+    "ServiceSpec",
+    "Slot",
+    "VictimErrors",
+    "check",
+    "check_variables",
+    "every_rendezvous",
+    "forwarded",
+    "joining",
+    "observers",
+    "owned_variables",
+    "placement",
+    "rendezvous",
+    "shipped",
+    "waits_in",
+]
+
+_OURS = "hydrogen-magic"
+
+
+@dataclass(frozen=True)
+class _Group:
+    """One group of entry points."""
+
+    name: str
+    noun: str
+    option: str
+    """Option of the magics that takes its names; empty for none."""
+
+    def points(self) -> tuple[EntryPoint, ...]:
+        """Return its entry points, our own first. Raises PlacementError if there are none of ours."""
+        return _points(self, tuple(sys.path))
+
+    def asked(self, name: str) -> str:
+        return f"`{self.option} {name}`"
+
+
+_PLACEMENTS = _Group("hydrogen_magic.placements", "placement", "--on")
+_RENDEZVOUS = _Group("hydrogen_magic.rendezvous", "rendezvous", "--with")
+_OBSERVERS = _Group("hydrogen_magic.observers", "observer", "")
+
+
+class _Names(Sequence[str]):
+    """The names of a group, looked up when they are used: a kernel starts without that."""
+
+    def __init__(self, group: _Group) -> None:
+        self._group = group
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        return self._all()[index]
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    def _all(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(point.name for point in self._group.points()))
+
+
+PLACEMENTS: Sequence[str] = _Names(_PLACEMENTS)
+"""Where ranks may run: the names that ``--on`` takes."""
+RENDEZVOUS: Sequence[str] = _Names(_RENDEZVOUS)
+"""How ranks may find each other: the names that ``--with`` takes."""
+
+
+def placement(name: str) -> Placement:
+    """Return the placement of this name; PlacementError if it is not installed or cannot be loaded."""
+    found: Placement = _made(_PLACEMENTS, name, Placement, tuple(sys.path))
+    return found
+
+
+def rendezvous(name: str) -> Rendezvous:
+    """Return the rendezvous of this name; PlacementError if it is not installed or cannot be loaded."""
+    found: Rendezvous = _made(_RENDEZVOUS, name, Rendezvous, tuple(sys.path))
+    return found
+
+
+def observers() -> tuple[ObserverSpec, ...]:
+    """Return every observer; several may observe one module.
+
+    Nothing is imported here. Ranks attach by this list, so machines with ranks need no metadata.
+    """
+    return tuple(ObserverSpec(point.name, point.value) for point in _OBSERVERS.points())
+
+
+def every_rendezvous() -> tuple[Rendezvous, ...]:
+    """Return each rendezvous that can be loaded: one that cannot is an error only where it is used."""
+    return _every_rendezvous(tuple(sys.path))
+
+
+@functools.cache
+def _every_rendezvous(path: tuple[str, ...]) -> tuple[Rendezvous, ...]:
+    def loadable() -> Iterator[Rendezvous]:
+        for name in RENDEZVOUS:
+            try:
+                yield rendezvous(name)
+            except PlacementError:
+                continue
+
+    return tuple(loadable())
+
+
+# ── what they say together ───────────────────────────────────────────────────────────────────────
+
+
+def check(spec: JobSpec) -> None:
+    """Raise PlacementError when the rendezvous of ``spec``, its library or settings are not in order.
+
+    Elsewhere it is the machines of the ranks that must have the library: the placement asks them.
+    """
+    check_variables(spec)
+    chosen = rendezvous(spec.rendezvous)
+    chosen.join_timeout_s(spec)  # which looks at what the user has set
+    fault = chosen.fault() if placement(spec.placement).on_this_machine else None
+    if fault is not None:
+        raise PlacementError(f"`--with {spec.rendezvous}`: {fault}")
+
+
+def check_variables(spec: JobSpec) -> None:
+    """Raise ValueError when the user sets a variable by which a rendezvous tells ranks who they are."""
+    for name, _ in spec.env:
+        if name in owned_variables():
+            text = "tells a rank who it is or where the others are"
+            raise ValueError(f"env has {name}, which {text}: leave it out")
+
+
+def forwarded() -> tuple[str, ...]:
+    """Return the prefixes of the libraries' settings: see :attr:`Rendezvous.forwarded`."""
+    return tuple(sorted({prefix for one in every_rendezvous() for prefix in one.forwarded}))
+
+
+def joining() -> frozenset[str]:
+    """Return the collectives by which ranks join and leave: see :attr:`Rendezvous.joining`."""
+    return frozenset(name for one in every_rendezvous() for name in one.joining)
+
+
+def shipped() -> tuple[str, ...]:
+    """Return the packages that machines with ranks are sent: see :attr:`Rendezvous.shipped`."""
+    return tuple(sorted({package for one in every_rendezvous() for package in one.shipped}))
+
+
+def waits_in(name: str) -> str:
+    """Return where ranks wait for a late one; a run log may name a rendezvous that is not installed."""
+    try:
+        return rendezvous(name).waits_in
+    except PlacementError:
+        return Rendezvous.waits_in
+
+
+def owned_variables() -> frozenset[str]:
+    """Return the variables by which ranks find each other: nobody else may set them."""
+    return frozenset(name for one in every_rendezvous() for name in one.variables)
+
+
+# ── entry points ─────────────────────────────────────────────────────────────────────────────────
+
+
+@functools.cache
+def _points(group: _Group, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """``path``: the module path, on which distributions are looked for."""
+    found = sorted(entry_points(group=group.name), key=lambda point: not _is_ours(point))
+    if not any(map(_is_ours, found)):
+        raise PlacementError(
+            f"the installed metadata of hydrogen_magic has no entry points {group.name!r}: it is from"
+            " an older version, or the package is not installed; install it again (`pip install"
+            " hydrogen_magic`, in a checkout `pip install -e .`) and restart the kernel"
+        )
+    return tuple(found)
+
+
+@functools.cache
+def _made(group: _Group, name: str, kind: type[object], path: tuple[str, ...]) -> Any:
+    point = _point(group, name)
+    try:
+        made = point.load()()
+    except Exception as error:  # importing a module runs any code
+        raise PlacementError(
+            f"{group.asked(name)}: {point.value} of {_distribution(point)} cannot be loaded"
+            f" ({type(error).__name__}: {error}); update or uninstall {_distribution(point)}"
+        ) from error
+    if not isinstance(made, kind):
+        raise PlacementError(
+            f"{group.asked(name)}: {point.value} of {_distribution(point)} is a"
+            f" {type(made).__name__}, not a {group.noun}; its class should derive from"
+            f" hydrogen_magic.plugins.{kind.__name__}"
+        )
+    return made
+
+
+def _point(group: _Group, name: str) -> EntryPoint:
+    points = group.points()
+    found = [point for point in points if point.name == name]
+    if not found:
+        names = ", ".join(dict.fromkeys(point.name for point in points))
+        raise PlacementError(
+            f"{group.asked(name)}: no {group.noun} of this name is installed; choose one of {names}, or"
+            f" install the package that provides {name!r} and restart the kernel"
+        )
+    if len(found) > 1:
+        owners = " and ".join(map(_distribution, found))
+        raise PlacementError(
+            f"{group.asked(name)}: {owners} both provide a {group.noun} of this name; uninstall one of"
+            " them and restart the kernel"
+        )
+    return found[0]
+
+
+def _is_ours(point: EntryPoint) -> bool:
+    return point.dist is not None and re.sub("[-_.]+", "-", point.dist.name).lower() == _OURS
+
+
+def _distribution(point: EntryPoint) -> str:
+    return "an unknown package" if point.dist is None else f"{point.dist.name} {point.dist.version}"

@@ -1,0 +1,103 @@
+"""One rank in a thread of this process, driven like any other gang: no agent, no fork.
+
+For tests of a rendezvous or an observer, and as an example of what a placement has to do. The rank
+changes ``os.environ`` of this process while it runs, so one gang runs at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
+from hydrogen_magic.driver.placements import Attempt, EventSink, Placement
+from hydrogen_magic.driver.placements.inline import run_here
+from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.serialization.payload import Payload
+from hydrogen_magic.serialization.result_stream import ResultPart
+
+__all__ = ["InProcessPlacement"]
+
+
+class InProcessPlacement(Placement):
+    """One rank in a thread of this process."""
+
+    def plan(self, spec: JobSpec) -> Plan:
+        if spec.np != 1:
+            raise PlacementError(f"np={spec.np}: this process can be one rank only; use np=1")
+        return Plan((Slot(0, 0, 0, 1, 1, 1, os.uname().nodename, interface=LOOPBACK),))
+
+    def open(self, spec: JobSpec) -> _ThreadGroup:
+        return _ThreadGroup()
+
+
+class _ThreadGroup:
+    """See :class:`hydrogen_magic.driver.placements.AgentGroup`."""
+
+    def __init__(self) -> None:
+        self._thread_id: int | None = None
+        """Of the thread that runs the rank, while it runs."""
+        self._is_stopped = False
+
+    async def launch(self, attempt: Attempt, sink: EventSink) -> None:
+        if self._is_stopped:
+            return
+        ended = asyncio.Event()
+        end = partial(asyncio.get_running_loop().call_soon_threadsafe, ended.set)
+        # A daemon: a rank that cannot be interrupted does not keep this process from its end.
+        run = threading.Thread(target=self._run, args=(attempt, _on_loop(sink), end), daemon=True)
+        run.start()
+        await ended.wait()
+
+    def _run(self, attempt: Attempt, sink: EventSink, end: Callable[[], object]) -> None:
+        self._thread_id = threading.get_ident()
+        try:
+            with suppress(BaseException):  # the rank's own: its events have reported it
+                run_here(attempt, sink)
+        finally:
+            self._thread_id = None
+            end()
+
+    def stop(self) -> None:
+        """Raise KeyboardInterrupt in the rank; it takes effect at its next line of Python."""
+        self._is_stopped = True
+        if self._thread_id is not None:
+            interrupt = ctypes.py_object(KeyboardInterrupt)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread_id), interrupt)
+
+    def kill(self) -> None:
+        self.stop()
+
+    def dismiss(self, rank: int) -> None:
+        self.stop()
+
+    def ask_stacks(self) -> None:
+        """The debugger of this process shows them."""
+
+    def record(self, on: bool) -> None:
+        """A rank in this process records nothing."""
+
+    def profile(self, number: int, steps: int) -> None:
+        """A rank in this process is not profiled."""
+
+    async def release(self) -> None:
+        """Nothing is kept."""
+
+
+def _on_loop(sink: EventSink) -> EventSink:
+    """Return a sink for another thread: what it takes is passed on to the running loop."""
+    loop = asyncio.get_running_loop()
+
+    def emit(event: ev.Event) -> None:
+        loop.call_soon_threadsafe(sink.emit, event)
+
+    def deliver(rank: int, part: ResultPart, section: Payload) -> None:
+        loop.call_soon_threadsafe(sink.deliver, rank, part, section)
+
+    return EventSink(emit, deliver)

@@ -1,0 +1,62 @@
+"""A plug-in's placement, rendezvous and observer, found by entry points, in gangs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.testing.contract import GangContract
+from tests import plug_in
+from tests.gangs import ended, notices_of
+
+pytestmark = pytest.mark.usefixtures("installed")
+
+
+@pytest.fixture(scope="module")
+def torch_in_this_process() -> None:
+    """Have this process a group once: torch keeps pipes for ever then."""
+    import torch.distributed as dist
+
+    store = dist.TCPStore("127.0.0.1", 0, 1, True)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def installed(
+    tmp_path_factory: pytest.TempPathFactory, torch_in_this_process: None, warm_agents: None
+) -> Iterator[None]:
+    with plug_in.installed(tmp_path_factory.mktemp("plug_in")):
+        yield
+
+
+class TestPlacementOfAPlugIn(GangContract):
+    placement = "mine"
+    rendezvous = "mine"
+
+
+class TestInProcess(GangContract):
+    placement = "in-process"
+    np = 1
+    captures_output = False
+
+
+def observed() -> tuple[bool, str]:
+    import importlib
+    import os
+    import sys
+
+    assert "colorsys" in sys.modules
+    # By its name: a local module that the cell is seen to use travels with it.
+    return importlib.import_module("watched_library").OBSERVED, os.environ["MY_STORE"]
+
+
+def test_ranks_attach_observers_of_plug_ins() -> None:
+    """One observer cannot be imported: a warning says so, and the rank goes on."""
+    gang = ended(launcher.launch(observed, np=1, on="mine", rendezvous="mine"))
+    assert gang.result == (True, "yes")
+    assert "planned by the plug-in" in notices_of(gang)
+    assert "watched_library runs, but cannot be observed" in notices_of(gang)
+    assert "No module named 'no_such_module'" in notices_of(gang)

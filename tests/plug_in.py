@@ -1,0 +1,71 @@
+"""A plug-in that tests declare: its modules lie in a folder that is in ``sys.path`` for as long."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from hydrogen_magic.testing.entry_points import declare
+
+CODE = """
+from dataclasses import replace
+from hydrogen_magic.driver.placements.local import LocalPlacement
+from hydrogen_magic.driver.rendezvous.torch import TorchRendezvous
+from hydrogen_magic.plugins import RendezvousInfo, VictimErrors
+
+class MyPlacement(LocalPlacement):
+    def plan(self, spec):
+        return replace(super().plan(spec), notes=("planned by the plug-in",))
+
+class MyRendezvous(TorchRendezvous):
+    variables = TorchRendezvous.variables | {"MY_STORE"}
+    forwarded = ("MY_",)
+    launcher = "myrun -n 2"
+    joining = ("my.join",)
+    waits_in = "my.exchange"
+    shipped = ("my_parts.on_ranks",)
+    not_preloaded = ("threads_at_import",)
+    preloaded = ("colorsys",)
+    victims = VictimErrors(types=("MyPeerError",), messages=("my peer .* has gone",))
+
+    def prepare(self, plan, address, port, **options):
+        info = super().prepare(plan, address, port, **options)
+        with_store = tuple({**one, "MY_STORE": "yes"} for one in info.environments)
+        return replace(info, environments=with_store)
+
+def attach(module):
+    module.OBSERVED = True
+
+def not_a_placement():
+    return 5
+"""
+
+
+@contextmanager
+def installed(folder: Path) -> Iterator[None]:
+    """Have the plug-in installed: placement and rendezvous ``mine``, an observer of ``watched_library``."""
+    (folder / "my_plug_in.py").write_text(textwrap.dedent(CODE))
+    (folder / "watched_library.py").write_text("OBSERVED = False\n")
+    (folder / "my_parts" / "on_ranks").mkdir(parents=True)
+    for module in ("__init__", "driver", "on_ranks/__init__", "on_ranks/service"):
+        (folder / "my_parts" / f"{module}.py").write_text("")
+    placements = {"mine": "MyPlacement", "broken": "Missing", "wrong": "not_a_placement"}
+    _declare(folder, "placements", placements)
+    _declare(folder, "rendezvous", {"mine": "MyRendezvous", "broken": "Missing"})
+    _declare(folder, "observers", {"watched_library": "attach"})
+    in_process = {"in-process": "hydrogen_magic.testing.in_process:InProcessPlacement"}
+    declare(folder, "hydrogen_magic.placements", in_process, "in-process")
+    missing = {"watched_library": "no_such_module:attach"}
+    declare(folder, "hydrogen_magic.observers", missing, "missing-observer")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield
+
+
+def _declare(folder: Path, group: str, points: dict[str, str]) -> None:
+    named = {name: f"my_plug_in:{value}" for name, value in points.items()}
+    declare(folder, f"hydrogen_magic.{group}", named, f"my-{group}")

@@ -1,0 +1,140 @@
+"""Extension points: which names there are, what is said of those that cannot be used."""
+
+from __future__ import annotations
+
+import io
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from traitlets import TraitError
+
+from hydrogen_magic import plugins
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.core.masking import secret_values
+from hydrogen_magic.core.messages import ObserverSpec
+from hydrogen_magic.driver.placements.spark import packaging
+from hydrogen_magic.driver.placements.spark.forwarded_settings import forwarded
+from hydrogen_magic.driver.state.culprit import is_victim_error
+from hydrogen_magic.driver.state.formatting import LateRanks, late_text
+from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.notebook import doctor
+from hydrogen_magic.notebook.arguments import ArgumentsError, parse, usage
+from hydrogen_magic.notebook.magics import Distributed
+from hydrogen_magic.testing.entry_points import declare
+from tests import plug_in
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Iterator[None]:
+    with plug_in.installed(tmp_path):
+        yield
+
+
+def test_names_are_those_of_entry_points_ours_first(installed: None) -> None:
+    assert list(plugins.PLACEMENTS)[:3] == ["local", "spark", "inline"]
+    assert set(plugins.PLACEMENTS) > {"mine", "in-process"}
+    assert list(plugins.RENDEZVOUS) == ["torch", "horovod", "mine", "broken"]
+    assert type(plugins.placement("mine")).__module__ == "my_plug_in"
+    assert parse("--on mine --with mine", defaults=JobSpec()).spec.placement == "mine"
+    assert "|mine" in usage()
+
+
+def test_config_takes_names_of_plug_ins(installed: None) -> None:
+    magic = Distributed(None)  # type: ignore[arg-type]  # no shell is asked for anything here
+    magic.on = "mine"
+    with pytest.raises(TraitError, match=r"'local'.*'mine'"):
+        magic.on = "nowhere"
+
+
+def test_without_plug_ins_only_ours_are_there() -> None:
+    assert list(plugins.RENDEZVOUS) == ["torch", "horovod"]
+    with pytest.raises(PlacementError, match="`--on mine`: no placement of this name is installed"):
+        plugins.placement("mine")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("broken", r"my_plug_in:Missing of my-placements 1\.0 cannot be loaded \(AttributeError"),
+        ("wrong", "is a int, not a placement; its class should derive from hydrogen_magic.plugins"),
+    ],
+)
+def test_a_plug_in_that_cannot_be_used_is_named(installed: None, name: str, reason: str) -> None:
+    with pytest.raises(PlacementError, match=reason) as caught:
+        plugins.placement(name)
+    assert f"`--on {name}`" in str(caught.value)
+
+
+def test_a_broken_plug_in_is_no_obstacle_to_others(installed: None) -> None:
+    names = {type(one).__name__ for one in plugins.every_rendezvous()}
+    assert names == {"TorchRendezvous", "HorovodRendezvous", "MyRendezvous"}
+    plugins.check(JobSpec(placement="mine", rendezvous="mine"))
+
+
+def test_two_distributions_with_one_name_are_both_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for distribution in ("first-plug-in", "second-plug-in"):
+        declare(tmp_path, "hydrogen_magic.rendezvous", {"mpi": "mpi:Mpi"}, distribution)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(PlacementError, match="both provide a rendezvous of this name") as caught:
+        plugins.rendezvous("mpi")
+    assert "first-plug-in 1.0" in str(caught.value)
+    assert "second-plug-in 1.0" in str(caught.value)
+
+
+def test_old_metadata_of_this_package_is_explained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    declare(tmp_path, "console_scripts", {}, "hydrogen_magic")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(PlacementError, match=r"an older version.*pip install -e \.") as caught:
+        plugins.placement("local")
+    assert "'hydrogen_magic.placements'" in str(caught.value)
+
+
+def test_several_observers_of_one_module_are_all_listed(installed: None) -> None:
+    observers = plugins.observers()
+    found = [one.function for one in observers if one.module == "watched_library"]
+    assert sorted(found) == ["my_plug_in:attach", "no_such_module:attach"]
+    assert ObserverSpec("tqdm.std", "hydrogen_magic.node.worker.observe.tqdm:attach") in observers
+
+
+def test_what_a_rendezvous_says_is_heeded(installed: None) -> None:
+    env = {"MY_STORE": "x", "MY_LEVEL": "open-sesame-please"}
+    assert is_victim_error(ev.ErrorReport("my.MyPeerError", ""))
+    assert is_victim_error(ev.ErrorReport("RuntimeError", "my peer 3 has gone"))
+    assert forwarded(env) == (("MY_LEVEL", "open-sesame-please"),)
+    assert secret_values({}, env, plugins.forwarded()) == ()
+    assert "in my.exchange" in late_text(LateRanks((1,), 0.5), "mine")
+    with pytest.raises(ArgumentsError, match="env has MY_STORE"):
+        parse("--env MY_STORE=1", defaults=JobSpec())
+    assert plugins.rendezvous("mine").launcher == "myrun -n 2"
+
+
+def test_machines_with_ranks_are_sent_what_runs_there(installed: None) -> None:
+    with zipfile.ZipFile(io.BytesIO(packaging.code())) as archive:
+        names = set(archive.namelist())
+    assert {name for name in names if name.startswith("my_parts/")} == {
+        "my_parts/__init__.py",
+        "my_parts/on_ranks/__init__.py",
+        "my_parts/on_ranks/service.py",
+    }
+    assert "hydrogen_magic/horovod/node/key_value_server.py" in names
+    assert "cloudpickle/__init__.py" in names
+    assert not [name for name in names if "/driver/" in name or "rendezvous.py" in name]
+
+
+def test_victims_of_a_rendezvous_are_not_those_of_others() -> None:
+    assert not is_victim_error(ev.ErrorReport("my.MyPeerError", ""))
+    assert "in collectives" in late_text(LateRanks((1,), 0.5), "uninstalled")
+
+
+def test_the_doctor_asks_each_rendezvous(installed: None) -> None:
+    found = doctor.library("horovod")
+    assert found is not None and found.name == "Horovod"
+    assert doctor.library("torch") is None
