@@ -254,4 +254,4 @@ def _check_out(out: Sequence[str], names: CellNames, namespace: Mapping[str, Any
             continue
         near = similar(name, [*names.assigned, *namespace])
         hint = f"; did you mean `{near[0]}`?" if near else ""
-        raise CaptureError(f"`{name}` (--out) is assigned nowhere in the cell{hint}")
+        raise CaptureError(f"`{name}` (--out) is never assigned in the cell{hint}")

@@ -67,8 +67,8 @@ class LocalModules:
         nbytes = sum(_size(module.path) for module in found.values())
         if len(found) > _MAX_FILES or nbytes > _MAX_BYTES:
             self.warnings.append(
-                f"the local package {root} in {path} has {len(found)} files, {nbytes >> 20} MiB: too"
-                " large to travel, so ranks import it from their own disk"
+                f"the local package {root} in {path} has {len(found)} files, {nbytes >> 20} MiB: "
+                "it is too large to send, so ranks import it from their own disk"
             )
             return []
         roots: list[str] = []

@@ -126,7 +126,7 @@ class Needs:
 
     def _say(self, missing: _MissingName) -> str:
         near = similar(missing.name, [*self.namespace, *self.assigned])
-        hint = f"did you mean `{near[0]}`? Else define" if near else "define"
+        hint = f"did you mean `{near[0]}`? Otherwise, define" if near else "define"
         return (
             f"`{missing.name}`, {missing.where}, is not defined: {hint} it in an earlier cell or"
             " in this one, before it is used"

@@ -133,7 +133,7 @@ class CapturePickler(Pickler):
         outer, dot, _ = cls.__qualname__.partition(".")
         if not dot or not is_main(cls) or _find("__main__", cls.__qualname__) is not cls:
             return {}
-        self.needs.add(outer, f"{cls.__qualname__} is in it")
+        self.needs.add(outer, f"{cls.__qualname__} is nested in it")
         return {outer: self.needs.namespace[outer]} if outer in self.needs.namespace else {}
 
     def binding(self, obj: Any) -> Binding:
@@ -179,10 +179,10 @@ _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
 
 def _refuse_spark_object(obj: Any) -> Any:
     kind = type(obj).__name__
-    remedy = "use Spark in the notebook and send what the ranks need"
+    remedy = "use Spark in the notebook and send only the data that the ranks need"
     if kind in ("DataFrame", "RDD"):
-        remedy = "send what it holds (.toPandas(), .collect()), or use %%infer"
-    raise RefusedError(obj, f"a {kind} lives in the notebook's process alone", remedy)
+        remedy = "send its data (.toPandas(), .collect()), or use %%infer"
+    raise RefusedError(obj, f"a {kind} exists only in the notebook's process", remedy)
 
 
 def _refuse_cuda_tensor(tensor: Any) -> Any:

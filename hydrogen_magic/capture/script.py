@@ -82,8 +82,9 @@ def _body(cell: CellText) -> str:
         line = (error.lineno or 1) + cell.first_line - 1
         text = (error.text or "").strip()
         raise CaptureError(
-            f"line {line} (`{text}`) is not plain Python and cannot stand in a script: `!` and `%`"
-            " lines and top-level `await` are the notebook's; rewrite it or drop --save"
+            f"line {line} (`{text}`) is not plain Python and cannot be saved in a script: `!` and "
+            "`%` lines and top-level `await` work only in a notebook; rewrite the line or drop "
+            "--save"
         ) from error
 
 
@@ -153,8 +154,8 @@ class _ScriptParts:
         source = self.needs.imports.definition(value.__name__) or _source(value)
         if source is None:
             raise CaptureError(
-                f"`{name}` cannot be saved: its source is not known; define it with `def` or `class`"
-                " in a cell"
+                f"`{name}` cannot be saved: its source is not available; define it with `def` or "
+                "`class` in a cell"
             )
         if value.__name__ not in (name, "<lambda>"):
             source += f"\n{name} = {value.__name__}\n"
@@ -219,7 +220,7 @@ class _ScriptParts:
         names = ", ".join(f"{name!r}" for name in self.pickled)
         return [
             "",
-            f"# {names}: values of the notebook",
+            f"# {names}: values from the notebook",
             f"_data = pathlib.Path(__file__).with_name({self.data_path.name!r})",
             "globals().update(pickle.loads(_data.read_bytes()))",
             "",

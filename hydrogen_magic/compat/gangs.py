@@ -18,8 +18,8 @@ from hydrogen_magic.views import pick_view
 __all__ = ["call", "run_script"]
 
 _HIDDEN = (
-    "what ranks print is not shown here (driver_log_verbosity='all' shows it), only what log_to_driver"
-    " and LogCallback say; %gang logs has everything"
+    "only messages of log_to_driver and LogCallback are shown here; driver_log_verbosity='all' "
+    "also shows the ranks' output, and %gang logs prints all of it"
 )
 
 

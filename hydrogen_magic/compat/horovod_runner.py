@@ -109,10 +109,10 @@ class HorovodRunner:
 def _words(np: int) -> Words:
     """Return the names of this class for options of the magics; ``np``: as it was given."""
     sign = "-" if np < 0 else ""
-    session = f"`np={np}` needs a Spark session, and"
+    session = f"`np={np}` needs a Spark session, but"
     instead = f"use `np={-abs(np)}` to run on this machine, or "
     return (
-        (r"`--on spark` was asked for, but (.*?: )", rf"{session} \1{instead}"),
+        (r"`--on spark` needs a Spark session, but (.*?: )", rf"{session} \1{instead}"),
         (r"`--np (\d+) --gpu`", rf"`np={sign}\1` with `%config Distributed.gpu = True`"),
         (r"drop `--gpu`", "set `%config Distributed.gpu = False`"),
         (r"\bwith --gpu\b", "with `%config Distributed.gpu = True`"),
@@ -131,8 +131,8 @@ def _not_zero(np: int) -> int:
         raise TypeError(f"np should be an int, got {np!r}, a {type(np).__name__}") from None
     if number == 0:
         raise ValueError(
-            "np=0 meant all task slots of the cluster, which HorovodRunner itself gave up, since their"
-            " number changes with the executors: say how many ranks you want, or -1 for one on this"
-            " machine"
+            "np=0 (all task slots of the cluster) is not supported; HorovodRunner has abandoned "
+            "it too, since the number of slots changes with the executors. Give the number of "
+            "ranks, or -1 for one rank on this machine"
         )
     return number

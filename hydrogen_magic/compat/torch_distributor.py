@@ -28,9 +28,9 @@ _logger = logging.getLogger("TorchDistributor")
 
 _WORDS: Words = (
     (
-        r"`--on spark` was asked for, but (.*?: )",
-        r"`local_mode=False` needs a Spark session, and \1use `local_mode=True` to run on this"
-        " machine, or ",
+        r"`--on spark` needs a Spark session, but (.*?: )",
+        r"`local_mode=False` needs a Spark session, but \1use `local_mode=True` to run on this "
+        r"machine, or ",
     ),
     (r"`--np (\d+) --gpu`", r"`num_processes=\1, use_gpu=True`"),
     (r"drop `--gpu`", "pass `use_gpu=False`"),
@@ -156,11 +156,12 @@ class TorchDistributor:
         if not _is_true(settings, "spark.ssl.enabled"):
             return
         what = (
-            "this cluster has TLS enabled (spark.ssl.enabled). Code, output and results travel"
-            " encrypted, but what ranks exchange (gradients, parameters, perhaps data) does not"
+            "this cluster has TLS enabled (spark.ssl.enabled). Code, output and results are sent "
+            "encrypted, but the traffic between ranks (gradients, parameters, possibly data) is "
+            "not"
         )
         if not _is_true(settings, self.ssl_conf):
-            raise PlacementError(f"{what}: set {self.ssl_conf} to true to train all the same")
+            raise PlacementError(f"{what}: set {self.ssl_conf} to true to train anyway")
         _logger.warning("%s; %s allows it", what, self.ssl_conf)
 
 
@@ -185,8 +186,8 @@ def _at_most_one_per_gpu(num_processes: int) -> int:
     found = len(devices.visible_gpus(os.environ))
     if found == 0:
         raise PlacementError(
-            "GPUs were unable to be found on the driver: use_gpu=True, the default, gives every rank"
-            " one of this machine's; pass use_gpu=False to train on its CPU"
+            "GPUs were unable to be found on the driver: use_gpu=True, the default, needs a GPU "
+            "of this machine for every rank; pass use_gpu=False to train on the CPU"
         )
     if num_processes > found:
         _logger.warning(

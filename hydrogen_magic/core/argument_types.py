@@ -44,7 +44,9 @@ def choice(choices: Sequence[str]) -> Callable[[str], str]:
 
     def checked(text: str) -> str:
         if text not in choices:
-            raise argparse.ArgumentTypeError(f"{text!r}: {not_one_of(text, choices)}")
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not supported; {not_one_of(text, choices)}"
+            )
         return text
 
     return checked
@@ -54,7 +56,7 @@ def ranks(text: str) -> int:
     """Return a number of ranks, negative for this machine; ValueError for 0 and for no number."""
     number = _whole(text)
     if number == 0:
-        raise ValueError("a gang has at least one rank, got 0")
+        raise ValueError("should not be 0: a gang has at least one rank")
     return number
 
 
@@ -88,7 +90,7 @@ def variable_names(text: str) -> tuple[str, ...]:
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     wrong = [name for name in names if not name.isidentifier() or keyword.iskeyword(name)]
     if wrong or not names:
-        raise ValueError(f"should be names of variables, like model,history; got {text!r}")
+        raise ValueError(f"should be variable names, like model,history; got {text!r}")
     return names
 
 
@@ -121,7 +123,7 @@ def parse_duration_s(text: str) -> float:
     parts = _DURATION_PART.findall(compact)
     seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
     if "".join(number + unit for number, unit in parts) != compact or seconds <= 0:
-        raise ValueError(f"should be seconds, or a time like 5m or 1h30m; got {text!r}")
+        raise ValueError(f"should be a time in seconds, or like 5m or 1h30m; got {text!r}")
     return seconds
 
 
@@ -147,5 +149,5 @@ def not_one_of(word: str, choices: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     if close and len(known) > 8:  # a long list would bury the suggestion
         return f"did you mean {close[0]}?"
-    suggestion = f"did you mean {close[0]}? " if close else ""
-    return f"{suggestion}There is {', '.join(known)}"
+    start = f"did you mean {close[0]}? Choose" if close else "choose"
+    return f"{start} {' or '.join(filter(None, (', '.join(known[:-1]), known[-1])))}"

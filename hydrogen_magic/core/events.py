@@ -461,7 +461,7 @@ def encode(event: Event) -> list[Any]:
 def decode(message: object) -> Event:
     """Return the event in ``message`` (as :func:`encode` made it), or raise :class:`EventError`."""
     if not (isinstance(message, list) and len(message) == 2 and isinstance(message[0], str)):
-        raise EventError(f"an event is [kind, fields], got {str(message)[:80]!r}")
+        raise EventError(f"an event should be [kind, fields], got {str(message)[:80]!r}")
     cls = EVENT_TYPES.get(message[0])
     if cls is None:
         raise EventError(f"unknown kind of event: {message[0][:80]!r}")

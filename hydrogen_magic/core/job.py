@@ -108,8 +108,8 @@ class JobSpec:
                 kind = type(value).__name__
                 raise TypeError(f"env[{name!r}] should be a str, got {value!r}, a {kind}")
             if name in RENDEZVOUS_VARIABLES:
-                text = "tells a rank who it is or where the others are"
-                raise ValueError(f"env has {name}, which {text}: leave it out")
+                text = "tells a rank its place in the gang or where its peers are"
+                raise ValueError(f"env sets {name}, which {text}: remove it")
 
 
 def _check(name: str, value: object, kinds: tuple[type, ...], least: int) -> None:

@@ -91,7 +91,7 @@ def _private_dir(path: Path) -> Path:
         pass
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise PermissionError(f"{path} is not a directory of this user: remove it")
+        raise PermissionError(f"{path} is not a directory of this user: delete it")
     if stat.S_IMODE(found.st_mode) & 0o077:
         path.chmod(0o700)
     return path
@@ -100,7 +100,7 @@ def _private_dir(path: Path) -> Path:
 def run_dir(gang_id: str) -> Path:
     """Return the directory of a run, which may not exist. Raises HydrogenError for another name."""
     if not _GANG_ID.fullmatch(gang_id):
-        raise HydrogenError(f"{gang_id!r} is not the name of a run")
+        raise HydrogenError(f"{gang_id!r} is not the id of a run")
     return runs_dir() / gang_id
 
 
@@ -131,7 +131,7 @@ class Record:
         except FileExistsError:
             raise
         except OSError as error:
-            remedy = "set HYDROGEN_MAGIC_HOME to a directory that can be written"
+            remedy = "set HYDROGEN_MAGIC_HOME to a writable directory"
             on_problem(f"this run is not recorded: {error}; {remedy}")
             return cls(Path(tempfile.mkdtemp(prefix="hydrogen_magic-")), None, on_problem)
         return cls(path, _new_file(path / _EVENTS, on_problem), on_problem)
@@ -148,7 +148,7 @@ class Record:
                 while line:
                     line = line[os.write(self._fd, line) :]
             except OSError as error:
-                problem = f"the record of this run ends here: {error}"
+                problem = f"the rest of this run is not recorded: {error}"
                 self._close()
         if problem is not None:
             self.on_problem(problem)  # outside of the lock: it may well append
@@ -204,7 +204,7 @@ def read(gang_id: str) -> list[ev.Event]:
     try:
         data = (run_dir(gang_id) / _EVENTS).read_bytes()
     except OSError:
-        raise HydrogenError(f"no run named {gang_id!r} is recorded{_where()}") from None
+        raise HydrogenError(f"there is no record of a run {gang_id!r}{_where()}") from None
     complete = data[: data.rfind(b"\n") + 1]
     return [_decode(line, gang_id) for line in complete.splitlines()]
 

@@ -105,13 +105,13 @@ def _check_times(value: Any, longest: int, where: str) -> None:
     times = value if isinstance(value, tuple) else (value,)
     # A sum finds what is not finite at any place; a comparison would depend on it.
     if times and not (math.isfinite(sum(times)) and -longest < min(times) <= max(times) < longest):
-        raise EventError(f"{where} is no time of a gang")
+        raise EventError(f"{where} is not a time within a gang's run")
 
 
 def _checked_dataclass(declared: Any, value: Any, where: str) -> Any:
     hints = _hints(declared)
     if not isinstance(value, dict) or not value.keys() <= hints.keys():
-        raise EventError(f"{where} has other fields than {declared.__name__}")
+        raise EventError(f"{where} should be a dict with fields of {declared.__name__} only")
     parts = {
         name: part
         if _is_plainly(hints[name], part)

@@ -89,7 +89,7 @@ class GangController:
                 last = number == self._job.spec.retries or self._is_unwanted()
                 if last or self._outcome() != "FAILED":
                     break
-                self._notice("warning", f"{self._reason('FAILED')}: starting all ranks again")
+                self._notice("warning", f"{self._reason('FAILED')}: restarting all ranks")
         except HydrogenError as problem:
             error = problem
         except Exception as problem:  # the agent died, or a fault of ours: the user must be told
@@ -244,8 +244,8 @@ class GangController:
 
     def _fail_missing(self, found: MissingRanks, init_collective: str, limit_s: float) -> None:
         text = (
-            f"{ranks_text(found.absent)} did not come to {init_collective} within {limit_s:g} s, where"
-            f" {ranks_text(found.waiting)} waited (start_timeout)"
+            f"{ranks_text(found.absent)} did not enter {init_collective} within {limit_s:g} s, "
+            f"while {ranks_text(found.waiting)} waited there (start_timeout)"
         )
         for rank in found.absent:
             known = self._gang.ranks[rank]

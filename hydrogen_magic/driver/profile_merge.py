@@ -205,7 +205,7 @@ def _read(rank: int, data: Any, is_wanted: Callable[[], bool]) -> _Trace:
     except _DAMAGE as error:
         raise ValueError(f"its trace is damaged ({type(error).__name__}: {error})") from error
     if trace.offset_us == float("-inf"):
-        raise ValueError("its trace has none of our marks, which tell its clock")
+        raise ValueError("its trace lacks the marks that relate its clock to the gang's")
     return trace
 
 

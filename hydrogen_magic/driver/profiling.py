@@ -59,9 +59,9 @@ class GangProfiler:
         """Profile the next ``steps`` steps of every rank that runs."""
         running = {rank.rank for rank in self._gang.ranks if rank.phase == "running"}
         if self._phase:
-            self._tell_once("a profile is being made already: wait for that one")
+            self._tell_once("a profile is already in progress: wait for it to finish")
         elif not running:
-            self._notice("warning", "no rank runs just now: there is nothing to profile")
+            self._notice("warning", "no rank is running, so there is nothing to profile")
         else:
             self._number += 1
             self._missing, self._traces, self._is_told = running, {}, False
@@ -117,11 +117,11 @@ class GangProfiler:
         late = ranks_text(sorted(self._missing))
         if self._phase == "waiting":
             text = (
-                f"no optimizer step within {waited_s:g} s on {late}: a profile is made of "
-                "steps of torch.optim, ask for it while the ranks train"
+                f"no optimizer step within {waited_s:g} s on {late}: a profile covers steps of "
+                "torch.optim; start it while the ranks train"
             )
         else:
-            text = f"the profile goes without {late}: no end of the steps within {waited_s:g} s"
+            text = f"the profile lacks {late}: their steps did not finish within {waited_s:g} s"
         self._notice("warning", text)
         self._agent_group.profile(self._number, 0)
         self._missing.clear()
@@ -152,7 +152,7 @@ class GangProfiler:
             self._notice("warning", f"the profile could not be written: {error}")
         except Exception as error:  # a fault of ours: the gang goes on, and may be profiled again
             said = f"{type(error).__name__}: {error}"
-            self._notice("warning", f"the profile could not be put together ({said})")
+            self._notice("warning", f"the ranks' traces could not be merged ({said})")
         self._end(written)
 
     async def _tell(self, profile: profile_merge.Profile) -> None:

@@ -62,8 +62,8 @@ def _stale_text(name: str, users: list[str], names: list[str]) -> str:
     listed = ", ".join(f"`{user}`" for user in users)
     verb, again = ("refers", "it") if len(users) == 1 else ("refer", "them")
     return (
-        f"`{name}` is a new object, and {listed} still {verb} to the old one: bring {again} back too "
-        f"(--out {','.join([*names, *users])}), or create {again} again"
+        f"`{name}` is a new object, and {listed} still {verb} to the old one: bring {again} back "
+        f"too (--out {','.join([*names, *users])}), or create {again} anew"
     )
 
 

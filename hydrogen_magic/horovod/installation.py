@@ -54,7 +54,10 @@ def fault() -> str | None:
     """Return what is wrong with Horovod here and what to do, or None when it fits this torch."""
     here = torch()
     if here is None:
-        return f"torch is not installed here, which Horovod needs: `pip install torch`, then `{BUILD}`."
+        return (
+            "Horovod needs torch, which is not installed here: run `pip install torch`, then "
+            f"`{BUILD}`."
+        )
     found = horovod()
     if found is None:
         return f"Horovod is not installed here: `{BUILD}` builds it for torch {here.version}."

@@ -97,7 +97,9 @@ def _given_s(spec: JobSpec) -> int | None:
         return None
     seconds = int(given) if re.fullmatch("[0-9]{1,10}", given) else 0
     if not 1 <= seconds <= _MOST_S:  # Horovod's library would abort every rank
-        raise PlacementError(f"{_TIMEOUT} is {given!r}: whole seconds are expected, such as 600")
+        raise PlacementError(
+            f"{_TIMEOUT} should be a number of whole seconds, such as 600; got {given!r}"
+        )
     return seconds
 
 

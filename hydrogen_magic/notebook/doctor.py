@@ -49,7 +49,7 @@ def examine() -> Iterator[Check]:
     yield _made("Horovod", horovod)
     yield _made("GPUs", gpus)
     yield _made("/dev/shm", lambda: memory_files(Path("/dev/shm")))
-    remedy = "set HYDROGEN_MAGIC_HOME to a directory that can be written"
+    remedy = "set HYDROGEN_MAGIC_HOME to a writable directory"
     yield _made("run directory", lambda: run_directory(run_log.runs_dir()), remedy)
     yield _made("2 ranks all_reduce", two_ranks)
 
@@ -113,7 +113,7 @@ def gpus() -> Check:
     if tool is None:
         return Check("GPUs", True, "none (no nvidia-smi): ranks use the CPU")
     command = [tool, "--query-gpu=index,name,memory.free", "--format=csv,noheader"]
-    remedy = "the driver does not answer: run nvidia-smi in a terminal"
+    remedy = "the driver does not respond: run nvidia-smi in a terminal"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -126,7 +126,7 @@ def gpus() -> Check:
 def memory_files(path: Path) -> Check:
     """Say how much shared memory is free."""
     if not path.is_dir():
-        return Check(str(path), True, "not there: this system shares memory otherwise")
+        return Check(str(path), True, "not present: this system shares memory in another way")
     free = shutil.disk_usage(path).free
     remedy = "in a container, start it with --shm-size=2g (or --ipc=host)"
     return Check(str(path), free >= _LEAST_SHM_BYTES, f"{free / 1e9:.1f} GB free", remedy)
@@ -148,10 +148,15 @@ def two_ranks(run: Callable[[], float] | None = None) -> Check:
     try:
         total = (run or _run_two_ranks)()
     except HydrogenError as error:
-        remedy = "the lines above say which rank and why; a firewall on loopback is a common cause"
+        remedy = (
+            "the lines above show which rank failed and why; a firewall on loopback is a common "
+            "cause"
+        )
         return Check("2 ranks all_reduce", False, error.report, remedy)
     took = f"{time.monotonic() - started:.1f} s"
-    return Check("2 ranks all_reduce", total == 3.0, f"sum {total:g} in {took}", "report this")
+    return Check(
+        "2 ranks all_reduce", total == 3.0, f"sum {total:g} in {took}", "please report this"
+    )
 
 
 def _run_two_ranks() -> float:

@@ -77,7 +77,7 @@ class RecordedGang:
 
     def ask_stacks(self) -> None:
         """See :meth:`stop`."""
-        raise self._out_of_reach("ask for its stacks")
+        raise self._out_of_reach("request its stacks")
 
     def record(self, on: bool) -> None:
         """See :meth:`stop`."""
@@ -88,7 +88,9 @@ class RecordedGang:
         raise self._out_of_reach("profile it")
 
     def _out_of_reach(self, what: str) -> HydrogenError:
-        return HydrogenError(f"gang {self.id} is not this kernel's: {what} where it was started")
+        return HydrogenError(
+            f"gang {self.id} belongs to another kernel: {what} in the notebook that started it"
+        )
 
 
 def _last_state(found: run_log.Summary) -> GangState:
@@ -165,7 +167,7 @@ def _stacks(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     gang = _find(command.gang)
     stacks = gang.stacks()
     if not stacks:
-        say([f"gang {gang.id} has no rank that could be asked: it is {gang.snapshot().state}"])
+        say([f"gang {gang.id} has no running rank to report stacks: it is {gang.snapshot().state}"])
         return
     _check_rank(command, stacks)
     for rank in [command.rank] if command.rank is not None else sorted(stacks):
@@ -190,7 +192,7 @@ def _timeline(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
 def _wait(command: GangCommand, say: Callable[[list[str]], Any]) -> Any:
     gang = _live(command.gang)
     if not gang.wait(command.timeout_s):
-        raise GangTimeoutError(f"gang {gang.id} goes on, {command.timeout_s:g} s are over")
+        raise GangTimeoutError(f"gang {gang.id} is still running after {command.timeout_s:g} s")
     return gang.result
 
 
@@ -253,4 +255,6 @@ def _complete(name: str | None, known: list[str], whose: str) -> str:
 def _check_rank(command: GangCommand, there: Mapping[int, str]) -> None:
     if command.rank is not None and command.rank not in there:
         known = ", ".join(map(str, sorted(there)))
-        raise ArgumentsError(f"--rank {command.rank}: there is nothing of it; ranks: {known}")
+        raise ArgumentsError(
+            f"--rank {command.rank}: nothing is known of this rank; known ranks: {known}"
+        )

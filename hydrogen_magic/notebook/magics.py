@@ -52,21 +52,27 @@ class Distributed(Magics):
     on = Enum(PLACEMENTS, "local", help="placement").tag(config=True)
     rendezvous = Enum(RENDEZVOUS, "torch", help="the default of --with").tag(config=True)
     gpu = Bool(
-        None, allow_none=True, help="True: a GPU for every rank; False: none; None: if there are"
+        None,
+        allow_none=True,
+        help="True: a GPU for every rank; False: none; None: if there are enough",
     ).tag(config=True)
     retries = Int(0, min=0, help="restarts of the gang after a failure").tag(config=True)
-    timeout = Float(None, allow_none=True, help="seconds, then it is stopped").tag(config=True)
-    start_timeout = Float(120.0, min=0.0, help="seconds to a rank's first line").tag(config=True)
-    grace = Float(3.0, min=0.0, help="seconds to clean up when stopped").tag(config=True)
-    quiet = Bool(False, help="only output and result").tag(config=True)
+    timeout = Float(None, allow_none=True, help="stop a gang after this many seconds").tag(
+        config=True
+    )
+    start_timeout = Float(
+        120.0, min=0.0, help="seconds that a rank may take to its first line"
+    ).tag(config=True)
+    grace = Float(3.0, min=0.0, help="seconds that a stopped rank may clean up").tag(config=True)
+    quiet = Bool(False, help="show only output and result").tag(config=True)
     max_closure = Union(
         [Integer(), Unicode()],
         default_value=DEFAULT_MAX_CLOSURE_BYTES,
-        help="bound of everything captured: bytes, or a text like '2GiB'",
+        help="size limit of captured data: bytes, or a text like '2GB'",
     ).tag(config=True)
 
     warm_up = Bool(
-        True, help="get ready in the background once the notebook has imported torch"
+        True, help="prepare for gangs in the background once the notebook has imported torch"
     ).tag(config=True)
 
     def __init__(self, shell: InteractiveShell) -> None:
@@ -316,8 +322,8 @@ def load(shell: InteractiveShell) -> None:
     magic.replaced = _magics_of_others(shell)
     for (_, name), other in magic.replaced.items():
         warnings.warn(
-            f"%%{name} was taken by {_module_of(other)}; it is hydrogen_magic's now, and that one "
-            "comes back with %unload_ext hydrogen_magic. %%gang is the same magic.",
+            f"hydrogen_magic replaces the %%{name} magic registered by {_module_of(other)}; "
+            "%unload_ext hydrogen_magic restores it.",
             stacklevel=3,
         )
     shell.register_magics(magic)

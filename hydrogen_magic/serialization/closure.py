@@ -75,6 +75,6 @@ def unbundle(parcel: Payload) -> tuple[Header, Payload]:
     """Return what :func:`bundle` put together."""
     header = pickle.loads(parcel.pickled)
     if not isinstance(header, Header):
-        raise ValueError("this parcel is not a closure")
+        raise ValueError("this payload is not a closure")
     payload, *buffers = parcel.buffers
     return header, Payload(memoryview(payload), tuple(buffers))

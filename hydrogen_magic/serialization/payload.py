@@ -143,7 +143,7 @@ def from_memfd(fd: int) -> Payload:
     """
     memory = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY))
     if bytes(memory[: len(_MAGIC)]) != _MAGIC:
-        raise ValueError("this file holds no parcel")
+        raise ValueError("this file holds no payload")
     (count,) = struct.unpack_from("<Q", memory, len(_MAGIC))
     sizes = struct.unpack_from(f"<{count}Q", memory, len(_MAGIC) + 8)
     offsets, _ = _layout(sizes)

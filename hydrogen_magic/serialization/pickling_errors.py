@@ -34,8 +34,10 @@ _REMEDIES = {
 }
 
 _REMEDIES_BY_PACKAGE = {
-    "pyspark": "it lives in the notebook's process alone: collect what the ranks need"
-    " (.toPandas(), .collect()) and use that",
+    "pyspark": (
+        "it exists only in the notebook's process: collect the data that the ranks need "
+        "(.toPandas(), .collect()) and use that"
+    ),
     "psycopg": "open the connection inside the cell",
     "psycopg2": "open the connection inside the cell",
     "sqlalchemy": "connect inside the cell",
@@ -68,8 +70,8 @@ def explain(
     """
     if isinstance(error.__cause__, RecursionError) or isinstance(error, RecursionError):
         return (
-            f"`{name}` ({describe(value)}) cannot be sent: it is nested too deeply for pickle"
-            " (RecursionError): build it inside the cell, or send it in a flatter form"
+            f"`{name}` ({describe(value)}) cannot be sent: it is nested too deeply for pickle "
+            "(RecursionError): build it inside the cell, or make it flatter"
         )
     culprit = error.obj if isinstance(error, RefusedError) else last
     path = path_to(name, value, culprit)

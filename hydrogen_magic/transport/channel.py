@@ -204,7 +204,7 @@ class Hub:
             try:
                 receiver(_message(parts[1:]))
             except Exception:  # one agent's bad message must not deafen us to the others
-                _log.exception("a message of an agent could not be taken")
+                _log.exception("a message of an agent could not be processed")
 
     async def _count_rejected(self, monitor: zmq.asyncio.Socket) -> None:
         while True:
@@ -259,7 +259,9 @@ class AgentLink:
         """
         data = json.dumps(message, separators=(",", ":")).encode()
         if len(data) > _MAX_MESSAGE_BYTES:
-            raise ValueError(f"a message of {len(data)} bytes: {_MAX_MESSAGE_BYTES} at most")
+            raise ValueError(
+                f"a message has {len(data)} bytes; at most {_MAX_MESSAGE_BYTES} are allowed"
+            )
         self._socket.send_multipart([data, *([] if blob is None else [blob])])
 
     async def receive(self) -> dict[str, Any]:

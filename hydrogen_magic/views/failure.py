@@ -38,7 +38,7 @@ def report(state: GangState, last_output: Sequence[str] = ()) -> str:
     ``last_output`` are the culprit's last lines, without line ends; only the last ten are shown.
     """
     if state.culprit is None or not 0 <= state.culprit < len(state.ranks):
-        return f"the gang failed: {clean_name(state.reason) or 'no rank said why'}"
+        return f"the gang failed: {clean_name(state.reason) or 'no rank reported a reason'}"
     culprit = state.ranks[state.culprit]
     what, *how = _what_happened(culprit, state)
     lines = [what, *_where(culprit, state), *how, *_victims(state), *_output(last_output)]
@@ -160,7 +160,7 @@ def _exit(rank: RankState, exited: RankExited, cells: Mapping[str, str]) -> list
     hint = f" ({clean_name(exited.hint)})" if exited.hint else ""
     if exited.signal_name:
         if exited.signal_name == "SIGKILL" and not hint:
-            hint = " (out of memory? that is what ends processes so, unless somebody did)"
+            hint = " (out of memory, or killed by another process)"
         line = f"rank {rank.rank} was killed by {clean_name(exited.signal_name)}{hint}"
     else:
         line = f"rank {rank.rank} {_exit_status(rank, exited)}{hint}"
@@ -283,7 +283,7 @@ def _without_middle(run: Sequence[Frame]) -> Iterator[Frame]:
         return
     half = _MOST_FRAMES // 2
     yield from run[:half]
-    yield Frame("", 0, f"... {len(run) - 2 * half} frames more ...", "")
+    yield Frame("", 0, f"... {len(run) - 2 * half} more frames ...", "")
     yield from run[-half:]
 
 

@@ -267,7 +267,7 @@ def warnings(state: GangState, now_s: float) -> list[Warned]:
 def _stopped(alive: Sequence[RankState]) -> Iterable[Warned]:
     for rank in alive:
         if rank.process_state == "T":
-            go_on = f": kill -CONT {rank.pid} lets it go on" if rank.pid else ""
+            go_on = f": kill -CONT {rank.pid} resumes it" if rank.pid else ""
             yield Warned(f"T{rank.rank}", f"rank {rank.rank} is stopped (SIGSTOP){go_on}")
 
 
@@ -301,7 +301,7 @@ def _in_collectives(alive: Sequence[RankState], now_s: float) -> Iterable[Warned
         absent = [rank for rank in alive if not rank.waiting_in]
         waited = duration(max(now_s - rank.waiting_since_s for rank in same))
         verb = "waits" if len(same) == 1 else "wait"
-        missing = f"; not there yet: {_grouped(absent)}" if absent else ""
+        missing = f"; missing: {_grouped(absent)}" if absent else ""
         text = f"{_grouped(same)} {verb} in {clean_name(name)} for {waited}{missing}"
         yield Warned(f"in {name} {_grouped(same)}", text)
 

@@ -217,6 +217,4 @@ def get(name: str) -> Placement:
         from hydrogen_magic.driver.placements.inline import InlinePlacement
 
         return InlinePlacement()
-    raise PlacementError(
-        f"`--on {name}` was asked for, but this version has only: {', '.join(PLACEMENTS)}"
-    )
+    raise PlacementError(f"`--on {name}` is not supported; choose {', '.join(PLACEMENTS)}")

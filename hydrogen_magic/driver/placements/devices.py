@@ -80,7 +80,7 @@ def assign(spec: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str | None, ...]
         return none, ()
     if len(gpus) >= spec.np:
         return gpus[: spec.np], ()
-    found = f"this machine has {len(gpus)}" if gpus else "this machine has none that CUDA may use"
+    found = f"this machine has {len(gpus)}" if gpus else "this machine has none that CUDA can use"
     if spec.gpu is None:
         return none, (f"{spec.np} ranks, but {found} GPU(s): all ranks use the CPU",)
     fewer = f"use `--np {len(gpus)}` or drop `--gpu`" if gpus else "drop `--gpu`"

@@ -37,8 +37,8 @@ class InlinePlacement:
     def plan(self, spec: JobSpec) -> Plan:
         if spec.np != 1:
             raise PlacementError(
-                f"`--np {spec.np} --on inline`: the notebook's own process can be one rank only: "
-                "use `--np 1`, or `--on local`"
+                f"`--np {spec.np} --on inline`: the notebook's process can be only one rank; use "
+                "`--np 1`, or `--on local`"
             )
         gpus, notes = devices.assign(spec, devices.visible_gpus(os.environ))
         return Plan(

@@ -41,8 +41,8 @@ class LocalPlacement:
     def plan(self, spec: JobSpec) -> Plan:
         if not hasattr(os, "pidfd_open"):
             raise PlacementError(
-                "`--on local` needs Linux 5.3 or newer, whose kernel can tell when a process ends; "
-                "`--on inline --np 1` works everywhere"
+                "`--on local` needs Linux 5.3 or newer (its pidfd_open system call); `--on "
+                "inline --np 1` works everywhere"
             )
         given = dict(spec.env).get("CUDA_VISIBLE_DEVICES")
         environ = os.environ if given is None else {**os.environ, "CUDA_VISIBLE_DEVICES": given}
@@ -174,7 +174,7 @@ async def _watch(agent: local_agents.LocalAgent, attempt: Attempt, sink: EventSi
         what = f"the agent process (pid {agent.process.pid})"
         if agent.is_unresponsive:
             agent.why_killed = f"did not respond for {silence_s:.0f} s and was killed"
-            text = f"{what} {agent.why_killed}, and all processes of the gang with it"
+            text = f"{what} {agent.why_killed}, together with all processes of the gang"
             sink.emit(ev.Notice(attempt.job.now_s(), "warning", text))
             agent.kill()
             return
@@ -188,7 +188,7 @@ def _silence(agent: local_agents.LocalAgent, silence_s: float) -> str:
     text = f"has not responded for {silence_s:.0f} s"
     states = [process.state for process in processes.processes([agent.process.pid])]
     if states == ["T"]:
-        text += f"; it is stopped (SIGSTOP): kill -CONT {agent.process.pid} continues it"
+        text += f"; it is stopped (SIGSTOP): kill -CONT {agent.process.pid} resumes it"
     return f"{text}; stopping the gang ends it"
 
 
@@ -196,7 +196,7 @@ def _end_all(attempt: Attempt, sink: EventSink) -> None:
     """Report the end of all ranks, which the agent can report no longer."""
     for slot in attempt.job.plan.slots:
         now_s = attempt.job.now_s()
-        sink.emit(ev.RankExited(now_s, slot.rank, None, "SIGKILL", True, "its agent has ended"))
+        sink.emit(ev.RankExited(now_s, slot.rank, None, "SIGKILL", True, "its agent has exited"))
 
 
 def _fed(attempt: Attempt, slots: Sequence[Mapping[str, Any]], digest: str) -> dict[str, Any]:

@@ -292,7 +292,8 @@ def directory() -> str:
         return os.getcwd()
     except FileNotFoundError:
         raise PlacementError(
-            "the notebook's working directory does not exist any more: os.chdir() to one that does"
+            "the notebook's working directory no longer exists: change to another one with "
+            "os.chdir()"
         ) from None
 
 

@@ -84,9 +84,7 @@ def get(name: str) -> Rendezvous:
         module, _, cls = _CLASSES[name].partition(":")
         found: Rendezvous = getattr(importlib.import_module(module), cls)()
         return found
-    raise PlacementError(
-        f"`--with {name}` was asked for, but this version has only: {', '.join(RENDEZVOUS)}"
-    )
+    raise PlacementError(f"`--with {name}` is not supported; choose {', '.join(RENDEZVOUS)}")
 
 
 def check(spec: JobSpec) -> None:

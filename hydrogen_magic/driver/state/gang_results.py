@@ -46,7 +46,7 @@ class RankResults:
         for name, obj in self._objects().items():
             if isinstance(obj, UnopenedPart):
                 errors[name] = (
-                    f"{label(name)} arrived but cannot be opened in the notebook: {obj.reason}"
+                    f"{label(name)} arrived but cannot be loaded in the notebook: {obj.reason}"
                 )
         return errors
 

@@ -66,8 +66,8 @@ def _compile(wanted: BuildPlan, say: Say) -> Path:
     log.write_text(f"{wanted}\n\n")
     n_jobs = toolchain.jobs()
     say(
-        f"· building Horovod {source_patches.VERSION} for torch {wanted.machine.torch.version} with "
-        f"{', '.join(wanted.operations)}: {n_jobs} compilers at a time, log in {log}"
+        f"· building Horovod {source_patches.VERSION} for torch {wanted.machine.torch.version} "
+        f"with {', '.join(wanted.operations)}: {n_jobs} parallel compilers, log in {log}"
     )
     with wheel_cache.workplace() as place:
         tools = fetching.tools(place / "tools", log)
@@ -132,7 +132,7 @@ def _explain_failure(wanted: BuildPlan, log: Path) -> str:
     text = log.read_text(errors="replace").rpartition("\n$ ")[2]  # of the last command
     lines = ["Horovod did not build:", *(f"  {line}" for line in subprocess_log.relevant(text))]
     if "Killed" in text:
-        lines.append("The machine ran out of memory: fewer compilers at once, with MAKEFLAGS=-j1.")
+        lines.append("The machine ran out of memory. Run fewer compilers in parallel with MAKEFLAGS=-j1.")
     if "mpi" in wanted.operations:
-        lines.append(f"To do without MPI: HOROVOD_WITHOUT_MPI=1 {installation.BUILD}")
-    return "\n".join([*lines, f"The whole log: {log}"])
+        lines.append(f"To build without MPI: HOROVOD_WITHOUT_MPI=1 {installation.BUILD}")
+    return "\n".join([*lines, f"Full log: {log}"])

@@ -55,7 +55,7 @@ def find_cuda(torch: Torch, environment: Mapping[str, str]) -> tuple[Cuda | None
 def _hint(torch: Torch, lacks: str, get: str) -> str:
     return (
         f"torch is built for CUDA {torch.cuda}, but no {lacks}: this Horovod copies tensors from "
-        f"the GPU and reduces them on the CPU. For NCCL: {get}, then build again."
+        f"the GPU and reduces them on the CPU. To use NCCL, run {get}, then build again."
     )
 
 

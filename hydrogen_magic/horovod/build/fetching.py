@@ -55,7 +55,7 @@ def tools(target: Path, log: Path) -> Path:
         needed.append("cmake")
     target.mkdir()
     if needed:
-        pip(["install", "--target", str(target), *needed], log, "get the tools that build it")
+        pip(["install", "--target", str(target), *needed], log, "install the build tools")
     return target
 
 
@@ -97,7 +97,7 @@ def _release(tools: Path, place: Path, log: Path) -> Path:
     asked.write_text(f"horovod=={source_patches.VERSION} --hash=sha256:{source_patches.SDIST_SHA256}\n")
     options = ["--no-deps", "--no-binary", "horovod", "--no-build-isolation"]
     command = ["download", *options, "--dest", str(place / "release"), "-r", str(asked)]
-    pip(command, log, "get Horovod's source release", tools)
+    pip(command, log, "download Horovod's source release", tools)
     return wheel_cache.put(next((place / "release").glob("horovod-*.tar.gz")), kept)
 
 
@@ -122,5 +122,5 @@ def pip(arguments: Sequence[str], log: Path | None, task: str, tools: Path | Non
     if code != 0:
         first = next((n for n, line in enumerate(said) if "error" in line.lower()), -_N_LINES)
         lines = "".join(said[first:][:_N_LINES]).rstrip()
-        whole = [f"The whole log: {log}"] if log else []
+        whole = [f"Full log: {log}"] if log else []
         raise BuildError("\n".join([f"pip could not {task}:", lines, *whole]))

@@ -198,9 +198,9 @@ def apply(changes: Sequence[SourcePatch], root: Path) -> None:
         if n_found != 1:
             what = f"{change.old!r} … {change.until!r}" if change.until else repr(change.old)
             raise BuildError(
-                f"{change.file} of Horovod's source has {what} {n_found} times instead of "
-                f"once, so it cannot be changed as planned ({change.reason}). "
-                f"This is not the release of Horovod {VERSION}."
+                f"{change.file} in Horovod's source contains {what} {n_found} times instead of "
+                f"once, so it cannot be patched ({change.reason}). The source is not that of "
+                f"Horovod {VERSION}."
             )
         path.write_text(f"{before}{change.new}{after}")
 

@@ -89,7 +89,7 @@ _PACKAGES = {
 def _explain(lacks: Sequence[str], others: Sequence[str]) -> str:
     lines = [f"  {_NAMES[what]}" for what in lacks] + [f"  {line}" for line in others]
     if lacks:
-        lines.append(f"Get it with: {_command(lacks)}")
+        lines.append(f"Install with: {_command(lacks)}")
     return "\n".join(["To build Horovod, this machine lacks", *lines])
 
 
@@ -134,10 +134,10 @@ def check_compiler(here: Machine) -> None:
         return
     first = next((line for line in said.stderr.splitlines() if "error" in line), "")
     raise MissingError(
-        f"torch {here.torch.version} is C++{here.standard}, which `{here.compiler}` "
-        f"({here.compiler_version}) does not compile here: {first.strip()}\n"
-        f"It takes g++ 10 or clang++ 12; name another one with CXX=…, or\n"
-        f"Get it with: {_command(['compiler'])}"
+        f"torch {here.torch.version} needs C++{here.standard}, which `{here.compiler}` "
+        f"({here.compiler_version}) cannot compile here: {first.strip()}\nIt takes g++ 10 or "
+        "clang++ 12, or newer. Select another compiler with CXX=…, or\ninstall one with: "
+        f"{_command(['compiler'])}"
     )
 
 

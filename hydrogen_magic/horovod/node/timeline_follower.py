@@ -112,7 +112,7 @@ class Timelines:
         except Exception as error:  # a rank wrote it: the watch over all of them goes on
             self._following = None
             following.close()
-            text = f"Horovod's timeline cannot be followed any more: {error}"
+            text = f"Horovod's timeline can no longer be read: {error}"
             self._emit(ev.Notice(self._now_s(), "warning", text))
         self._send(*following.drain())
 

@@ -89,7 +89,10 @@ class RankLog:
         if self._problem is None or self._told:
             return None
         self._told = True
-        return f"its log cannot be written, only the end of its output: {self._problem.strerror}"
+        return (
+            f"its log cannot be written ({self._problem.strerror}): only the end of its output is "
+            "kept"
+        )
 
     def close(self) -> None:
         """Close the file, after writing the newest output over its end if it had to be cut."""

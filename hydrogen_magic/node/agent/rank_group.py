@@ -356,7 +356,7 @@ class RankGroup:
 
     def _give_up(self, left: list[processes.Process]) -> None:
         said = ", ".join(f"{process.pid} (state {process.state})" for process in left)
-        text = f"cannot be killed on {os.uname().nodename}: {said}; the machine needs attention"
+        text = f"cannot be killed on {os.uname().nodename}: {said}; check the machine"
         self._emit(ev.Notice(self.now_s(), "error", text))
 
 

@@ -275,8 +275,8 @@ class RankProcess:
             return ""
         peak = f"it used up to {max_rss_bytes / 1e9:.1f} GB of memory"
         if processes.oom_kills() > self._oom_kills:
-            return f"out of memory: the system's OOM killer was at work; {peak}"
-        return f"somebody killed it, or the system was out of memory; {peak}"
+            return f"out of memory: the system's OOM killer was active; {peak}"
+        return f"another process killed it, or the system was out of memory; {peak}"
 
     def _drain(self) -> None:
         """Read what the pipes hold; a grandchild may keep them open, so not until their end."""

@@ -242,7 +242,7 @@ class AgentServer:
         except ValueError as error:  # too large for one message
             half = len(batch) // 2
             if half == 0:
-                text = f"something was left out: {batch[0][0]} is too large ({error})"
+                text = f"an event of type {batch[0][0]} was dropped: it is too large ({error})"
                 self._send_events(group, [ev.encode(ev.Notice(group.now_s(), "warning", text))])
                 return
             self._send_events(group, batch[:half])

@@ -192,10 +192,10 @@ def _attached(
             number += 1  # it serves another gang, or does not respond
             deadline = time.monotonic() + _ATTACH_S
         elif time.monotonic() > deadline:
-            raise _ProblemError("agent", f"no agent took this task within {_ATTACH_S:.0f} s")
+            raise _ProblemError("agent", f"no agent accepted this task within {_ATTACH_S:.0f} s")
         else:
             time.sleep(0.02)  # it is just coming or going
-    raise _ProblemError("agent", f"{_MOST_AGENTS} gangs of this notebook run here already")
+    raise _ProblemError("agent", f"{_MOST_AGENTS} gangs of this notebook already run here")
 
 
 def _connected(
@@ -213,7 +213,9 @@ def _connected(
     peer = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if peer[1] != os.geteuid():
         sock.close()
-        raise _ProblemError("agent", f"user {peer[1]} of this machine has taken our agent's name")
+        raise _ProblemError(
+            "agent", f"user {peer[1]} of this machine uses the name of our agent's socket"
+        )
     return sock
 
 

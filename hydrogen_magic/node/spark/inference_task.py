@@ -87,7 +87,7 @@ def _device() -> str:
         return f"cuda:{visible.index(address)}"
     if not address.isdecimal():
         raise InferError(
-            f"Spark gave GPU {address}, whose number among this executor's is not known"
+            f"Spark assigned GPU {address}, whose index among this executor's GPUs is unknown"
         )
     return f"cuda:{address}"
 

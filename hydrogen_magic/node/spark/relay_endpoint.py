@@ -121,7 +121,7 @@ def _spawn(given: dict[str, Any], fds: tuple[int, ...]) -> None:
     begun.communicate(json.dumps(given).encode(), timeout=_START_S)
     if begun.returncode != 0:
         raise OSError(
-            f"{sys.executable} on the driver's host cannot run it: status {begun.returncode}"
+            f"{sys.executable} on the driver's host failed to run it (exit code {begun.returncode})"
         )
 
 
@@ -141,4 +141,4 @@ def check_user(sock: Any) -> None:
     """Raise PermissionError where another user is at the other end of a Unix socket."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     if struct.unpack("3i", credentials)[1] != os.getuid():
-        raise PermissionError("the relay's socket is another user's")
+        raise PermissionError("the relay's socket belongs to another user")

@@ -120,7 +120,7 @@ class Track(Generic[_T]):
 
     def __len__(self) -> int:
         if self._total is None or not 0 <= self._total <= sys.maxsize:
-            raise TypeError("this hm.track() has no length: give it total=…")
+            raise TypeError("this hm.track() has no length: pass total=…")
         return int(self._total)
 
     def __bool__(self) -> bool:

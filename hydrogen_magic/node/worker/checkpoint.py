@@ -95,17 +95,17 @@ def load(
         return None
     if place.folder in _saved_elsewhere:
         raise RuntimeError(
-            "hm.checkpoint.load(): what was saved in this attempt is on rank 0's host; all ranks have"
-            " it in the next attempt. To load it sooner, save to a folder that all hosts share:"
-            " hm.checkpoint.save(state, folder)"
+            "hm.checkpoint.load(): the checkpoint of this attempt is on rank 0's host; the other "
+            "hosts receive it for the next attempt. To load it earlier, save to a folder that "
+            "all hosts share: hm.checkpoint.save(state, folder)"
         )
     parts = checkpoint_files.parts(place.folder)
     if parts is None:
         return checkpoint_files.load(place.folder, map_location)
     if into is None:
         raise ValueError(
-            f"the checkpoint in {place.folder} is sharded: give hm.checkpoint.load(into=…) a dict"
-            " like the one that was saved, for every rank to fill its parts"
+            f"the checkpoint in {place.folder} is sharded: call hm.checkpoint.load(into=…) with a "
+            "dict like the saved one, so that every rank loads its own shards"
         )
     return sharded_checkpoint.load(parts, into)
 
@@ -178,8 +178,8 @@ def _place(folder: str | os.PathLike[str] | None) -> _Folder | None:
         return _Folder(Path(os.environ[FOLDER]).absolute(), os.environ.get(IS_SHARED) != "1")
     if api.world_size() > 1:
         raise RuntimeError(
-            f"hm.checkpoint outside of a gang, with {api.world_size()} ranks: say where, by"
-            f" hm.checkpoint.save(state, folder) or the environment variable {FOLDER}"
+            f"hm.checkpoint needs a folder outside of a gang with {api.world_size()} ranks: call "
+            f"hm.checkpoint.save(state, folder), or set the environment variable {FOLDER}"
         )
     return _Folder(_temporary[0], is_carried=False) if _temporary else None
 
@@ -189,8 +189,8 @@ def _temporary_place() -> _Folder:
     _temporary.append(folder)
     atexit.register(_remove_temporary, folder, os.getpid())
     warnings.warn(
-        f"hm.checkpoint outside of a gang keeps what is saved in {folder}, which goes with this"
-        " process; hm.checkpoint.save(state, folder) keeps it",
+        f"outside of a gang, hm.checkpoint saves to {folder}, which is deleted when this process "
+        "exits; hm.checkpoint.save(state, folder) keeps the checkpoint",
         stacklevel=3,
     )
     return _Folder(folder, is_carried=False)
@@ -204,7 +204,7 @@ def _remove_temporary(folder: Path, owner_pid: int) -> None:
 def _check_shared(place: _Folder) -> None:
     if place.is_carried:
         raise RuntimeError(
-            "hm.checkpoint.save() got a sharded state, whose parts every rank writes: it needs a"
-            " folder that all ranks share, hm.checkpoint.save(state, folder); if"
-            f" {place.folder} is one, set {IS_SHARED}=1"
+            "hm.checkpoint.save() got a sharded state, of which every rank writes its part: pass "
+            "a folder that all ranks share, hm.checkpoint.save(state, folder), or set "
+            f"{IS_SHARED}=1 if {place.folder} is one"
         )

@@ -165,8 +165,8 @@ def load(folder: Path, map_location: Any, name: str = NAME) -> Any:
         if "__main__" not in str(error):
             raise
         raise ValueError(
-            f"the checkpoint {path} needs what the notebook does not have here: {error}; classes"
-            " that a cell defines itself must be defined before it calls hm.checkpoint.load()"
+            f"the checkpoint {path} refers to a class or function that is not available here: "
+            f"{error}; a cell must define its own classes before it calls hm.checkpoint.load()"
         ) from error
     except (EOFError, pickle.UnpicklingError) as error:
         raise ValueError(_damaged(path, error)) from error
@@ -185,8 +185,8 @@ def _read_torch(file: BinaryIO, map_location: Any) -> Any:
 
 def _damaged(path: Path, error: Exception) -> str:
     return (
-        f"{path} is no checkpoint of hm.checkpoint.save(), or was damaged since"
-        f" ({type(error).__name__}: {error}): remove it to start afresh"
+        f"{path} is not a checkpoint of hm.checkpoint.save(), or it is damaged "
+        f"({type(error).__name__}: {error}): delete it to start from scratch"
     )
 
 
@@ -236,7 +236,11 @@ def _write_pointer(name: str, file: BinaryIO) -> None:
 
 def cannot_write(folder: Path, error: OSError) -> OSError:
     """Return ``error`` with what it means for the checkpoint, and what to do."""
-    before = "the one before is intact" if (folder / NAME).exists() else "there was none before"
+    before = (
+        "the previous checkpoint is intact"
+        if (folder / NAME).exists()
+        else "there is no previous checkpoint"
+    )
     if error.errno in _FULL:
         room = _room(folder)
         text = f"the checkpoint does not fit into {folder}{room}; {before}. Free space there, or"
@@ -244,7 +248,7 @@ def cannot_write(folder: Path, error: OSError) -> OSError:
         text = f"another process saves checkpoints in {folder} at the same time; {before}."
         return OSError(error.errno, f"{text} Give each gang a folder of its own")
     else:
-        text = f"the checkpoint cannot be written to {folder}: {error}; {before}. Mend that, or"
+        text = f"the checkpoint cannot be written to {folder}: {error}; {before}. Fix this, or"
     return OSError(error.errno, f"{text} save elsewhere, hm.checkpoint.save(state, folder)")
 
 
@@ -280,5 +284,7 @@ def _why_not(state: Any) -> str:
         path = path_to("state", state, tracer.last)
         kind = describe(tracer.last)
         what = f"`{path}` ({kind})" if path else f"a {kind} in the state"
-        return f"{what} cannot be saved: {error}; leave it out, or save what it is made from"
+        return (
+            f"{what} cannot be saved: {error}; leave it out, or save the data that it is built from"
+        )
     return ""

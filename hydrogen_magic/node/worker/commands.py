@@ -47,7 +47,7 @@ class AgentCommands:
             try:
                 is_over = self._obey_next()
             except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-                self._reporter.notice("warning", f"an order was not understood: {error!r}")
+                self._reporter.notice("warning", f"ignored a malformed command: {error!r}")
 
     def _obey_next(self) -> bool:
         """Obey one order; return True when there is none."""

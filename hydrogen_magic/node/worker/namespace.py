@@ -212,7 +212,7 @@ class LoadedClosure:
         names = [known for known in self._module.__dict__ if known[:1] != "_"]
         near = difflib.get_close_matches(name, names, n=3)
         hint = f"; similar names: {', '.join(near)}" if near else ""
-        return f"`{name}` (--out) does not exist after the cell{hint}"
+        return f"`{name}` (--out) is not defined after the cell{hint}"
 
     def result_pickler(self, *args: Any) -> ResultPickler:
         """Return a pickler for results; use it inside :meth:`as_main`."""

@@ -22,7 +22,7 @@ __all__ = ["Profiler"]
 _MARKS = 3
 """The first one pays for what the profiler does only once; whoever reads takes the best."""
 
-_NO_TORCH = "its cell has not imported torch, and a profile is made of steps of torch.optim"
+_NO_TORCH = "its cell has not imported torch, and a profile covers steps of torch.optim"
 
 _QUIET = "KINETO_LOG_LEVEL"
 _SILENT = "99"
@@ -64,7 +64,7 @@ class Profiler:
         elif "torch" not in sys.modules:
             self._send(number, _file({"error": _NO_TORCH}))
         elif not self._put(number, steps, path):
-            self._send(number, _file({"error": "it is being profiled already"}))
+            self._send(number, _file({"error": "it is already being profiled"}))
 
     def _put(self, number: int, steps: int, path: str) -> bool:
         with self._lock:
@@ -164,7 +164,7 @@ def _started(reporter: Reporter) -> Any:
     from torch.cuda import is_available
 
     if _profiler_enabled():  # to start another would take from it what it has
-        raise RuntimeError("the cell has a profiler of its own on")
+        raise RuntimeError("the cell's own profiler is active")
     is_ours = _QUIET not in os.environ
     if is_ours:
         os.environ[_QUIET] = _SILENT

@@ -30,7 +30,7 @@ __all__ = ["PartSender", "deliver"]
 
 _REPORT_S = 0.5
 """Results that are sent sooner need no progress report; then one report each interval."""
-_ADVICE = "bring back the data that it holds instead, or leave it out with __getstate__"
+_ADVICE = "bring back its data instead, or leave it out with __getstate__"
 _MAX_LEFT_OUT = 100
 """Unpicklable objects that a partial result may lack; each one takes another attempt."""
 

@@ -21,8 +21,9 @@ from hydrogen_magic.serialization.pickling_errors import describe
 __all__ = ["IndexShare", "shard"]
 
 _TAKEN = (
-    "It takes a list, tuple, range or other sequence, a NumPy array, a torch tensor or Dataset, a"
-    " pandas, Polars or Arrow frame or column, a dict of these, or the path of Parquet data."
+    "It accepts a list, tuple, range or other sequence, a NumPy array, a torch tensor or "
+    "Dataset, a pandas, Polars or Arrow frame or column, a dict of these, or the path of Parquet "
+    "data."
 )
 
 _REMEDIES = {
@@ -31,7 +32,7 @@ _REMEDIES = {
     "frozenset": "sets have no order that all ranks agree on: use sorted(…)",
     "deque": "make it a list first",
     "DataLoader": "shard its dataset, then make the DataLoader",
-    "LazyFrame": "collect() it first, or give the path of the Parquet data",
+    "LazyFrame": "collect() it first, or pass the path of the Parquet data",
     "bytes": "a path is a str or a pathlib.Path",
 }
 """What to do with things that people have in their hands when they want a part."""
@@ -88,7 +89,10 @@ def shard(data: Any, *, drop_last: bool = False, shuffle: bool = False, seed: in
 
 def _refuse_shuffle(shuffle: bool, what: str, remedy: str) -> None:
     if shuffle:
-        raise ValueError(f"hm.shard(shuffle=True): {what} is read in its own order: {remedy}")
+        raise ValueError(
+            f"hm.shard(shuffle=True) cannot shuffle {what}, which is read in its own order: "
+            f"{remedy}"
+        )
 
 
 # ── which items ──────────────────────────────────────────────────────────────────────────────────
@@ -110,8 +114,8 @@ class IndexShare:
         """
         if n_items < self.world_size > 1:
             raise ValueError(
-                f"hm.shard() got {n_items} items for {self.world_size} ranks: every rank needs one "
-                f"at least; use fewer ranks, or give the data to all of them as it is"
+                f"hm.shard() got {n_items} items for {self.world_size} ranks: every rank needs at "
+                "least one; use fewer ranks, or use all of the data on every rank"
             )
         if self.drop_last:
             size = n_items // self.world_size
@@ -135,7 +139,7 @@ def _shard_mapping(data: Mapping[Any, Any], share: IndexShare, seed: int | None)
     counts = {name: kind.count(data[name]) for name, kind in kinds.items()}
     if len(set(counts.values())) != 1:
         said = ", ".join(f"{name!r}: {count}" for name, count in counts.items())
-        differ = f"a dict whose values differ in length ({said}): their items belong together"
+        differ = f"a dict whose values differ in length ({said}), but their items belong together"
         raise ValueError(f"hm.shard() got {differ if counts else 'an empty dict'}")
     n_items = next(iter(counts.values()))
     return {name: _part(data[name], kind, n_items, share, seed) for name, kind in kinds.items()}
@@ -162,8 +166,9 @@ def _kind_of(data: Any) -> _Kind:
         return _DATASET
     if "pyspark" in packages:
         raise TypeError(
-            f"hm.shard() cannot take a {describe(data)}, which lives in the notebook's process and "
-            "on the cluster: write it as Parquet to a place that all ranks see, and give that path"
+            f"hm.shard() cannot take a {describe(data)}, which exists only in the notebook's "
+            "process and on the cluster: write it as Parquet to a folder that all ranks can "
+            "read, and pass that path"
         )
     if "datasets" in packages and hasattr(data, "select"):
         return _TABLE_OF_EXAMPLES
@@ -189,15 +194,16 @@ def _refuse_tuple_of_arrays(data: Any) -> None:
     """Refuse ``hm.shard((x, y))``, which would give x to one rank and y to another."""
     if isinstance(data, tuple) and data and all(getattr(item, "shape", None) for item in data):
         raise TypeError(
-            f"hm.shard() got a tuple of {len(data)} arrays: for this rank's rows of each use a dict,"
-            ' hm.shard({"x": x, "y": y}); to share out the arrays themselves, hm.shard(list(…))'
+            f"hm.shard() got a tuple of {len(data)} arrays: to get this rank's rows of each, pass "
+            'a dict, hm.shard({"x": x, "y": y}); to divide the arrays themselves among the '
+            "ranks, pass a list, hm.shard(list(…))"
         )
 
 
 def _refusal(data: Any) -> str:
     remedy = _REMEDIES.get(type(data).__name__)
     if remedy is None and hasattr(data, "__len__") and hasattr(data, "__getitem__"):
-        remedy = "share out its numbers, hm.shard(range(len(data)))"
+        remedy = "shard its indices, hm.shard(range(len(data)))"
     elif remedy is None and hasattr(data, "__iter__"):
         remedy = "make it a list first"
     hint = f": {remedy}" if remedy else ""
@@ -247,8 +253,8 @@ def _pick_rows(data: Any, numbers: list[int]) -> Any:
 def _count_rows(data: Any) -> int:
     if len(data.shape) == 0:
         raise TypeError(
-            f"hm.shard() got a {describe(data)} without dimensions, which is a single value: there"
-            " are no parts of it"
+            f"hm.shard() got a {describe(data)} without dimensions: a single value cannot be "
+            "divided"
         )
     return int(data.shape[0])
 

@@ -49,8 +49,8 @@ def save(state: Any, folder: Path) -> None:
     """Write every rank's parts of ``state``; called by all of them. Raises what rank 0 finds wrong."""
     if not isinstance(state, dict):
         raise TypeError(
-            f"hm.checkpoint.save() got a {type(state).__name__} with sharded tensors: it must be a"
-            ' dict with names, such as {"model": state_dict}'
+            f"hm.checkpoint.save() got a {type(state).__name__} with sharded tensors: pass a dict "
+            'with names, such as {"model": state_dict}'
         )
     made = folder / _on_rank_0(lambda: checkpoint_files.new_parts(folder).name)
     try:
@@ -90,8 +90,9 @@ def _commit(made: Path) -> None:
     missing = [name for name in sorted(written) if not (made / name).exists()]
     if missing:
         raise RuntimeError(
-            f"{made.parent} is not the same folder on all hosts: rank 0 does not see {missing[0]}"
-            " there, which another rank wrote; give hm.checkpoint.save() a folder that all share"
+            f"{made.parent} is not the same folder on all hosts: rank 0 does not see {missing[0]} "
+            "there, which another rank wrote; pass hm.checkpoint.save() a folder that all hosts "
+            "share"
         )
     checkpoint_files.commit_parts(made)
 
@@ -121,6 +122,6 @@ def load(parts: Path, into: dict[str, Any]) -> dict[str, Any]:
         checkpoint.load(into, checkpoint_id=parts)
     except CheckpointException as error:
         said = _first_failure(error)[1]
-        message = f"the checkpoint {parts} does not fill what was given as into=: {said}"
+        message = f"the checkpoint {parts} does not match the state passed as into=: {said}"
         raise ValueError(message) from error
     return into

@@ -96,8 +96,9 @@ def _refuse_missing(needs: list[str]) -> None:
     missing = [name for name in needs if _is_missing(name)]
     if missing:
         raise InferError(
-            f"executors have no module {', '.join(missing)} (Python {platform.python_version()},"
-            f" {sys.executable}): install it there, or drop what imports it from the cell"
+            f"executors have no module {', '.join(missing)} (Python {platform.python_version()}, "
+            f"{sys.executable}): install it there, or remove the code that imports it from the "
+            "cell"
         )
 
 

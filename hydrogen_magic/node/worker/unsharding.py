@@ -143,7 +143,7 @@ def _why_not(found: Mapping[str, Any]) -> str:
     if any(tensor.device_mesh.get_coordinate() is None for tensor in found.values()):
         return "this rank is not part of their device mesh"
     if any("{" in path for path in found):
-        return "they are in a set, or in an object that cannot be looked into"
+        return "they are in a set, or in an object that cannot be inspected"
     return ""
 
 

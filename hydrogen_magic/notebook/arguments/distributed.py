@@ -111,9 +111,13 @@ def _with_script(arguments: Arguments, found: argparse.Namespace) -> Arguments:
             "; for a cell write %%distributed"
         )
     if arguments.spec.out:
-        raise ArgumentsError("--out brings back variables of a cell; a script has none: drop it")
+        raise ArgumentsError(
+            "--out brings back variables of a cell, and a script has none: drop --out"
+        )
     if arguments.save is not None:
-        raise ArgumentsError("--save writes a cell as a script; this is one already: drop it")
+        raise ArgumentsError(
+            "--save writes a cell as a script, and this already is a script: drop --save"
+        )
     return replace(arguments, script=words[0], script_args=tuple(words[1:]), as_module=as_module)
 
 

@@ -79,11 +79,16 @@ def _parser() -> LineParser:
     parser.add_argument("frame", nargs="*", metavar="DF", help="the frame")
     add = parser.add_argument
     add("--out", metavar="NAME|PATH", help="name of the result; for Parquet data also its path")
-    add("--batch-size", type=typed(count), metavar="N", help="most rows per call of predict")
-    add("--columns", type=_names, metavar="A[,B]", help="the frame's columns that come back")
-    add("--only", action="store_true", help="only the predicted columns come back")
+    add("--batch-size", type=typed(count), metavar="N", help="maximum rows per call of predict")
+    add("--columns", type=_names, metavar="A[,B]", help="input columns to return")
+    add("--only", action="store_true", help="return only the predicted columns")
     add("--schema", metavar="'NAME TYPE, …'", help="predicted columns: 'score double'")
-    add("--on-error", type=choice(ON_ERROR), metavar="|".join(ON_ERROR), help="failing rows")
+    add(
+        "--on-error",
+        type=choice(ON_ERROR),
+        metavar="|".join(ON_ERROR),
+        help="handling of rows that fail",
+    )
     add_where(parser)
     add_limits(parser)
     add_shown(parser)
@@ -114,19 +119,19 @@ def _name_or_path(text: str | None) -> tuple[str | None, str | None]:
         names = variable_names(text)
     except ValueError:
         raise ArgumentsError(
-            "--out takes a name for the result, like scored, or for Parquet data the path to write"
-            f" it to, like ./scored.parquet; got {text!r}"
+            "--out should be a name for the result, like scored, or a path for Parquet data, "
+            f"like ./scored.parquet; got {text!r}"
         ) from None
     if len(names) != 1:
-        raise ArgumentsError(f"--out takes one name, for the result; got {','.join(names)}")
+        raise ArgumentsError(f"--out should be one name for the result, got {','.join(names)}")
     return names[0], None
 
 
 def _refuse_inline(spec: JobSpec) -> None:
     if spec.placement == "inline":
         raise ArgumentsError(
-            "%%infer has no --on inline: to debug predict, call it in the notebook on a few rows, "
-            "as in predict(df.head())"
+            "%%infer does not support --on inline: to debug predict, call it in the notebook on "
+            "a few rows, as in predict(df.head())"
         )
 
 

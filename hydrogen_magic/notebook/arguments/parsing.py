@@ -82,7 +82,7 @@ def add_limits(parser: LineParser) -> None:
     add("--grace", dest="grace_s", type=typed(parse_duration_s), metavar="S",
         help="how long a stopped rank may clean up")  # fmt: skip
     add("--max-closure", dest="max_closure_bytes", type=typed(parse_size_bytes), metavar="SIZE",
-        help="bound of everything captured: 2GiB")  # fmt: skip
+        help="size limit of captured data: 2GB")  # fmt: skip
 
 
 def add_names(parser: LineParser) -> None:
@@ -99,8 +99,8 @@ def add_shown(parser: LineParser) -> None:
     file = typed(lambda text: text and new_file(text))
     add("--timeline", nargs="?", const="", type=file, metavar="FILE", help="record spans")
     add("--detach", action="store_true", help="return a Gang at once")
-    add("--quiet", action="store_true", default=None, help="only output and result")
-    add("--dry-run", action="store_true", help="say what would run where; run nothing")
+    add("--quiet", action="store_true", default=None, help="show only output and result")
+    add("--dry-run", action="store_true", help="print what would run where, and exit")
     add("-h", "--help", action="store_true", help="show this")
 
 
@@ -133,19 +133,21 @@ def _checked(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
     if found.np is not None and found.np < 0:
         if found.on not in (None, "local"):
             raise ArgumentsError(
-                f"--np {found.np} means {-found.np} ranks on this machine, --on {found.on} says "
-                f"otherwise: write --np {-found.np} --on {found.on}, or drop --on"
+                f"--np {found.np} means {-found.np} ranks on this machine, which contradicts --on "
+                f"{found.on}: write --np {-found.np} --on {found.on}, or drop --on"
             )
         spec = replace(spec, placement="local")
     if spec.placement != "inline":
         return spec
     if found.np not in (None, 1):
         raise ArgumentsError(
-            f"--on inline runs one rank inside the kernel, --np {found.np} asks for more: drop "
-            "--np, or use --on local"
+            f"--on inline runs one rank inside the kernel, so --np {found.np} is not possible: "
+            "drop --np, or use --on local"
         )
     if spec.detach:
-        raise ArgumentsError("--on inline runs inside the kernel, so it cannot --detach: use one")
+        raise ArgumentsError(
+            "--on inline runs inside the kernel and cannot --detach: drop one of the two"
+        )
     return replace(spec, np=1)
 
 
@@ -164,7 +166,7 @@ def split(line: str) -> list[str]:
                 break
             found.append(token)
     except ValueError:
-        raise ArgumentsError(f"a quotation mark is not closed in: {line.strip()}") from None
+        raise ArgumentsError(f"unclosed quotation mark in: {line.strip()}") from None
     return found
 
 
@@ -179,10 +181,13 @@ def unknown_message(word: str, parser: LineParser) -> str:
     if word.startswith("-"):
         return f"unknown option {word.partition('=')[0]}: {not_one_of(word, options)}"
     if re.fullmatch(r"\d+", word):
-        return f"what is {word}? For {word} ranks write --np {word}"
+        return f"unexpected argument {word!r}; did you mean --np {word}?"
     name, equals, value = word.partition("=")
     if equals and f"--{name}" in options:
-        return f"what is {word}? Write --{name} {value}"
+        return f"unexpected argument {word!r}; did you mean --{name} {value}?"
     if word.endswith(".py") and parser.prog == "%%distributed":
-        return f"%%distributed runs this cell; to run {word} write %distributed {word} (one %)"
-    return f"what is {word!r}? {parser.prog} takes options only: {', '.join(options)}"
+        return (
+            f"unexpected argument {word!r}; %%distributed runs this cell. To run the script, "
+            f"write %distributed {word} (one %)"
+        )
+    return f"unexpected argument {word!r}; {parser.prog} takes only options: {', '.join(options)}"

@@ -90,7 +90,7 @@ def _key(ranks: Sequence[int], colour: str) -> str:
         parts.append(svg.path(f"M{x:g} 9h22", stroke=of_rank(rank), stroke_width=1.5))
         parts.append(svg.label(x + 28, 13, f"rank {rank}"))
         x += 42 + svg.text_width(f"rank {rank}")
-    return f"<p>{svg.image(parts, x, 18, 'What the lines are')}</p>"
+    return f"<p>{svg.image(parts, x, 18, 'Legend')}</p>"
 
 
 def _last_values(state: GangState) -> Mapping[str, float]:

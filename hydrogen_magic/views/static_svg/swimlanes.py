@@ -46,7 +46,7 @@ def timeline_html(
     picture = _Picture(state, lanes.names, times, rows)
     some = f" · {len(ranks)} of {len(state.ranks):,} ranks" if len(ranks) < len(state.ranks) else ""
     skipped = sum(lane.skipped for lane in lanes.lanes().values())
-    lost = f" · {skipped:,} spans came too fast to be kept" if skipped else ""
+    lost = f" · {skipped:,} spans were dropped because they came too fast" if skipped else ""
     late = late_in_all({rank.rank: rank.waits for rank in state.ranks})
     waited = f" · {late_text(late, state.rendezvous)}" if late else ""
     caption = f"<p><b>Timeline</b> since the launch{some}{waited}{lost}</p>"

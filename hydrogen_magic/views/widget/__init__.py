@@ -170,7 +170,7 @@ class WidgetView:
         place = traceback.extract_tb(error.__traceback__)[-1]
         # No warning: notebooks often have these ignored, or raised.
         print(
-            f"the live view of gang {self._state.gang} broke, text goes on in its place; please "
+            f"the live view of gang {self._state.gang} failed and was replaced by text; please "
             f"report {type(error).__name__}: {error} ({place.filename}, line {place.lineno})",
             file=sys.stderr,
         )

@@ -65,8 +65,8 @@ def is_widget_expected() -> bool:
 def _warn_of_missing(bundle: Path) -> None:
     """Say it once: IPython shows the same warning after every cell."""
     warnings.warn(
-        f"no live view: {bundle} is missing; `make front` (or `npm run build` in "
-        "hydrogen_magic/views/widget/front) builds it. Gangs are shown as text.",
+        f"the live view is not available: {bundle} is missing; `make front` (or `npm run build` "
+        "in hydrogen_magic/views/widget/front) builds it. Gangs are shown as text.",
         stacklevel=2,
     )
 

@@ -57,7 +57,7 @@ class DownloadMaker:
         """Make the file that an order asks for. Raises HydrogenError when too many wait already."""
         with self._lock:
             if len(self._waiting) >= _MOST_WAITING:
-                raise HydrogenError("other files are being made: wait for them")
+                raise HydrogenError("too many files are being prepared: try again later")
             self._waiting.append((actions, order))
             is_busy, self._is_busy = self._is_busy, True
         if not is_busy:
@@ -72,7 +72,7 @@ class DownloadMaker:
             except HydrogenError as error:
                 made = str(error)
             except Exception as error:  # no memory for a table, or a fault of ours: it is said
-                made = f"the file could not be made: {type(error).__name__}: {error}"
+                made = f"the file could not be created: {type(error).__name__}: {error}"
             self._done(order, made)
 
     def _next(self) -> tuple[Actions, Order] | None:
@@ -89,7 +89,7 @@ def make_file(actions: Actions, order: Order) -> DownloadFile:
     try:
         return _MAKERS[order["do"]](actions, order)
     except OSError as error:
-        raise HydrogenError(f"the file could not be made: {error}") from error
+        raise HydrogenError(f"the file could not be created: {error}") from error
 
 
 def parts(file: DownloadFile, order: Order) -> Iterator[Message]:
@@ -118,8 +118,8 @@ def _check_table(actions: Actions) -> None:
     n_filled = sum(len(event.steps) * len(event.values) for event in logged)
     if n_rows * n_columns > max(_MOST_BYTES, _MOST_EMPTY * n_filled):
         raise HydrogenError(
-            f"{n_columns} metrics over {n_rows} steps make a table that is too large, and mostly "
-            "empty; the gang's events() have the values"
+            f"{n_columns} metrics over {n_rows} steps would make a table that is too large and "
+            "mostly empty; the gang's events() have the values"
         )
 
 
@@ -171,7 +171,8 @@ def _read(rank: int, path: Path, titled: bool) -> bytes:
 
 def _too_large(n_bytes: int, where: str) -> str:
     return (
-        f"{size_text(n_bytes)} is more than a page can take; on the kernel's machine it is {where}"
+        f"{size_text(n_bytes)} is too large for a page; on the kernel's machine the data is in "
+        f"{where}"
     )
 
 

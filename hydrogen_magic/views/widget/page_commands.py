@@ -61,8 +61,8 @@ class CommandHandler:
         try:
             self._do(content)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            text = f"{content.get('do')!r:.40} came in a form this kernel does not know"
-            self.answer(content, ok=False, text=f"{text} ({error!s:.200}): reload the page")
+            text = f"this kernel does not understand the request {content.get('do')!r:.40}"
+            self.answer(content, ok=False, text=f"{text} ({error!s:.200}); reload the page")
         except HydrogenError as error:
             self.answer(content, ok=False, text=str(error))
 
@@ -98,7 +98,7 @@ class CommandHandler:
         elif what in _ACTS:
             state = actions.snapshot()
             if state.is_terminal:
-                text = f"gang {self._gang} has ended already: {state.state.lower()}"
+                text = f"gang {self._gang} has already ended: {state.state.lower()}"
                 self.answer(order, ok=False, text=text)
                 return
             _ACTS[what](actions, order)
@@ -119,8 +119,8 @@ def _is_name(name: object) -> TypeGuard[str]:
 
 def _gone(gang: str) -> str:
     return (
-        f"the data of gang {gang} are no longer in memory, others came after it: "
-        f"%gang show {gang} draws it anew"
+        f"the data of gang {gang} are no longer in memory, since newer gangs have replaced it; "
+        f"%gang show {gang} displays it again"
     )
 
 

@@ -208,7 +208,7 @@ def _run_to_end(result: Any) -> None:
     except StopIteration:
         return
     result.close()
-    raise RuntimeError("this kernel's handler waits for something: a page gets no answer")
+    raise RuntimeError("a message handler of this kernel is blocked: a page gets no answer")
 
 
 _board: ShellInterceptor | None = None

@@ -143,15 +143,17 @@ def as_error(error: SparkJobError | None, session: Session) -> HydrogenError:
     if problem is not None:
         return PlacementError(f"{problem['text']} (host {problem['host']}){_advice(problem)}")
     if error is None:
-        return HydrogenError(f"the Spark job on {session.where} ended before its ranks had")
+        return HydrogenError(f"the Spark job on {session.where} ended before its ranks did")
     if error.kind == "python":
         return PlacementError(f"{error}{session.says_of_python()}")
     return PlacementError(str(error)) if error.kind == "slots" else HydrogenError(str(error))
 
 
 _ADVICE = {
-    "missing": ": install it in the executors' Python, or drop what imports it from the cell",
-    "python": ": make a new session with PYSPARK_PYTHON set to one of the same minor version",
+    "missing": ": install it in the executors' Python, or remove the code that imports it from the cell",
+    "python": (
+        ": create a new session with PYSPARK_PYTHON set to an interpreter of the same minor version"
+    ),
     "unreachable": ": set spark.driver.host to an address of this machine that executors can reach",
 }
 

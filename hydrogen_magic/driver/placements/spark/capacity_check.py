@@ -60,7 +60,7 @@ def capacity(session: Session, spec: JobSpec) -> ClusterCapacity:
     if slots is not None and spec.np > slots:
         if not more_come:
             raise PlacementError(_too_many(settings, spec, part, slots, seen))
-        note = f"{_count(slots, 'slot')} of {spec.np} so far: executors are still coming"
+        note = f"{_count(slots, 'slot')} of {spec.np} so far: executors are still starting"
         return ClusterCapacity(None, part.for_ranks, part.profile, (*part.notes, note))
     return ClusterCapacity(slots, part.for_ranks, part.profile, part.notes)
 
@@ -101,9 +101,9 @@ def _running_tasks(session: Session) -> int:
 def _refuse_dynamic_allocation(settings: SessionSettings) -> None:
     if settings.has_dynamic_allocation and not settings.is_local:  # which ignores it
         raise PlacementError(
-            "this session has dynamic allocation, with which Spark runs no gang (SPARK-24942): "
-            "start it with spark.dynamicAllocation.enabled=false, and spark.executor.instances or "
-            "spark.cores.max for its size"
+            "this session uses dynamic allocation, with which Spark cannot run a gang "
+            "(SPARK-24942): start it with spark.dynamicAllocation.enabled=false, and set its "
+            "size with spark.executor.instances or spark.cores.max"
         )
 
 
@@ -181,7 +181,8 @@ def _too_many(
     if seen is not None and not seen.executors:
         return (
             f"{found}: this application has no executor. Its master ({settings.master}) may have "
-            "no cores or memory left for it: end what holds them, or ask for smaller executors"
+            "no cores or memory left for it: stop the applications that hold them, or request "
+            "smaller executors"
         )
     fewer = f"use `--np {slots}`, or " if slots else ""
     more = (

@@ -42,5 +42,7 @@ def leave_timeline(attempt: Attempt) -> str:
     try:
         shutil.copyfile(written, path)
     except OSError as error:
-        return f"Horovod's timeline cannot be written: {error}; it is kept as {written}"
+        return (
+            f"Horovod's timeline cannot be copied to HOROVOD_TIMELINE: {error}; it is in {written}"
+        )
     return ""

@@ -57,7 +57,7 @@ def share(
         return TaskResources(1, True, own)
     reason, remedy = obstacle
     if spec.gpu:
-        raise PlacementError(f"`--np {spec.np} --gpu` cannot be had: {reason}: {remedy}")
+        raise PlacementError(f"`--np {spec.np} --gpu` is not possible: {reason}: {remedy}")
     there_are_some = settings.executor_gpus or settings.task_gpus
     notes = (f"{reason}: all ranks use the CPU",) if there_are_some else ()
     return _without(session, settings, notes)
@@ -81,20 +81,20 @@ def _obstacle(
     """Return why ranks cannot have GPUs and what to do, None when they can."""
     if settings.is_local:
         return (
-            f"Spark's local mode ({settings.master}) hands out no GPUs",
+            f"Spark's local mode ({settings.master}) assigns no GPUs",
             "use `--on local --gpu` or a session on a cluster, or drop `--gpu`",
         )
     if not settings.executor_gpus:
         return (
-            "this session's executors have no GPUs that Spark knows of",
-            "start it with spark.executor.resource.gpu.amount, and workers that report theirs "
+            "this session's executors have no GPUs known to Spark",
+            "start it with spark.executor.resource.gpu.amount, on workers that report their GPUs "
             "(spark.worker.resource.gpu.discoveryScript), or drop `--gpu`",
         )
     if 0 < settings.task_gpus < 1:
         return (
-            f"spark.task.resource.gpu.amount is {settings.task_gpus:g}, so that tasks share a GPU, "
-            "and a rank needs one of its own",
-            "start the session with 1, or drop `--gpu`",
+            f"spark.task.resource.gpu.amount is {settings.task_gpus:g}, so tasks share a GPU, but "
+            "every rank needs its own",
+            "start the session with an amount of 1, or drop `--gpu`",
         )
     return _shared(seen) or _too_few(settings, np, seen) or _no_profile(session, settings)
 
@@ -108,8 +108,9 @@ def _shared(seen: ExecutorList | None) -> tuple[str, str] | None:
     host, gpu = twice
     who = [e.id for e in seen.executors if e.host == host and gpu in e.gpus]
     return (
-        f"executors {', '.join(who)} on {host} all report GPU {gpu}, and ranks would share it",
-        "give each worker of that host GPUs of its own in its discovery script, or run one worker",
+        f"executors {', '.join(who)} on {host} all report GPU {gpu}, so ranks would share it",
+        "make the discovery script of each worker on that host report different GPUs, or run one "
+        "worker",
     )
 
 
@@ -122,7 +123,7 @@ def _too_few(
     if found >= np:
         return None
     idle = seen.n_gpus - found
-    besides = f" and {idle} more without a core to go with it" if idle else ""
+    besides = f" and {idle} more without a free core" if idle else ""
     fewer = f"use `--np {found}` or drop `--gpu`" if found else "drop `--gpu`"
     return f"{np} ranks need {np} GPUs, the cluster has {found}{besides}", fewer
 

@@ -10,7 +10,7 @@ import re
 
 __all__ = ["STOPPED", "SparkJobError", "explained"]
 
-STOPPED = "the Spark session was stopped, or its driver is gone: make a new one"
+STOPPED = "the Spark session was stopped, or its driver has exited: create a new session"
 
 
 class SparkJobError(Exception):
@@ -85,8 +85,8 @@ def _other_version(text: str) -> str | None:
     versions = _VERSIONS.search(text)
     there, here = versions.groups() if versions else ("another minor version", "this one")
     return (
-        f"executors run Python {there}, this notebook runs Python {here}: make a new session with "
-        "PYSPARK_PYTHON set to an interpreter of the same minor version"
+        f"executors run Python {there}, this notebook runs Python {here}: create a new session "
+        "with PYSPARK_PYTHON set to an interpreter of the same minor version"
     )
 
 
@@ -114,8 +114,8 @@ def _missing(text: str) -> str | None:
     if module is None or ("Python worker" not in text and "PythonException" not in text):
         return None
     return (
-        f"executors' Python has no module {module[1]}: install it there, or make a new session with "
-        "PYSPARK_PYTHON set to an interpreter that has it"
+        f"executors' Python has no module {module[1]}: install it there, or create a new session "
+        "with PYSPARK_PYTHON set to an interpreter that has it"
     )
 
 
@@ -124,14 +124,14 @@ def _no_python(text: str) -> str | None:
     if program is None:
         return None
     return (
-        f"executors cannot run {program[1]} ({program[2]}): make a new session with PYSPARK_PYTHON "
-        "set to a Python that they have"
+        f"executors cannot run {program[1]} ({program[2]}): create a new session with "
+        "PYSPARK_PYTHON set to a Python that exists there"
     )
 
 
 def _crashed(text: str) -> str | None:
     if "Python worker exited unexpectedly" in text:
-        return "a Python worker on an executor ended unexpectedly (killed, or out of memory)"
+        return "a Python worker on an executor exited unexpectedly (killed, or out of memory)"
     return None
 
 

@@ -21,7 +21,7 @@ class SparkPlacement:
         if not hasattr(os, "pidfd_open"):
             raise PlacementError("`--on spark` needs Linux 5.3 or newer, here and on the executors")
         found, surveyed = _look(spec)
-        gpu = "one that Spark gives" if surveyed.gpus else None
+        gpu = "one assigned by Spark" if surveyed.gpus else None
         slots = tuple(
             Slot(rank, 0, 0, spec.np, spec.np, 1, found.where, gpu, address="")
             for rank in range(spec.np)

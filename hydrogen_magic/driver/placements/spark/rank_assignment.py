@@ -73,12 +73,12 @@ def _gpus(places: list[BarrierTask]) -> dict[int, str]:
     for place in places:
         host, addresses = place.agent.host, place.about["gpus"]
         if not addresses:
-            raise PlacementError(f"Spark gave a task on host {host} no GPU: drop `--gpu`")
+            raise PlacementError(f"Spark assigned no GPU to a task on host {host}: drop `--gpu`")
         gpu = _visible(addresses[0], place.about["gpus_visible"])
         if gpu in found.values():
             raise PlacementError(
-                f"Spark gave GPU {gpu} of host {host} to more than one task: a rank needs "
-                "one of its own; set spark.task.resource.gpu.amount to 1"
+                f"Spark assigned GPU {gpu} of host {host} to more than one task, but every rank "
+                "needs its own: set spark.task.resource.gpu.amount to 1"
             )
         found[place.about["partition"]] = gpu
     return found
@@ -105,5 +105,5 @@ def _notes(places: Mapping[int, BarrierTask]) -> tuple[str, ...]:
             continue
         others = sorted(v for v in there if v != here)
         if others:
-            notes.append(f"executors have {name} {', '.join(others)}, the notebook {here}")
+            notes.append(f"executors have {name} {', '.join(others)}, the notebook has {here}")
     return tuple(notes)

@@ -71,8 +71,8 @@ class Relay:
                 raise
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise PlacementError(
-                "executors cannot reach this machine, and Spark Connect's server does not pass"
-                f" their connections on: {reason}"
+                "executors cannot reach this machine, and the Spark Connect server cannot relay "
+                f"their connections: {reason}"
             ) from error
 
     def close(self) -> None:
@@ -103,7 +103,7 @@ class Relay:
         if not self._address.done():
             self._address.set_exception(broken or ConnectionError("it was closed"))
         elif broken is not None and self.on_failure is not None:
-            self.on_failure(f"the relay through Spark Connect's server broke: {broken}")
+            self.on_failure(f"the relay through the Spark Connect server failed: {broken}")
 
     async def _relay(self) -> None:
         """Pass on until cancelled; raises what goes wrong."""
@@ -183,7 +183,7 @@ class _RelayRequests:
         reader = reader.options(relay=self._relay, do=action, number=number, body=encoded, **more)
         said = reader.load().schema[0].metadata
         if "error" in said:
-            raise ConnectionError(f"the driver's host says: {said['error']}")
+            raise ConnectionError(f"the driver's host reported: {said['error']}")
         return base64.b64decode(said["reply"])
 
     def close(self) -> None:

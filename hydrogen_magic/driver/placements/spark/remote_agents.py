@@ -273,7 +273,7 @@ class RemoteAgentPool:
             agent_group.kill()
         for agent in there:
             agent.send("quit")
-            agent.fail(ChildProcessError("this kernel's agents were ended, and their ranks"))
+            agent.fail(ChildProcessError("this kernel's agents and their ranks were ended"))
         if there:
             await asyncio.sleep(0.05)  # until ZeroMQ has sent that
         await self._close_relays()

@@ -30,7 +30,7 @@ _INSIST_EVERY_S = 0.1
 _INSIST_S = 30.0
 """A cancelled job ends within seconds, or waits for an executor that is out of reach."""
 _HOW = (
-    "make one first, `spark = SparkSession.builder.master('spark://HOST:7077').getOrCreate()` "
+    "create one first, `spark = SparkSession.builder.master('spark://HOST:7077').getOrCreate()` "
     "for a cluster or `SparkSession.builder.remote('sc://HOST').getOrCreate()` for Spark Connect"
 )
 
@@ -129,8 +129,8 @@ class Session:
     def says_of_python(self) -> str:
         """Return which Python executors run, or who says it, for the end of a message."""
         if self.is_connect:
-            return " (in the environment of Spark Connect's server)"
-        return f" (it is {self.spark.sparkContext.pythonExec} now)"
+            return " (in the environment of the Spark Connect server)"
+        return f" (it is now {self.spark.sparkContext.pythonExec})"
 
     def context(self) -> Any:
         """Return the SparkContext of the JVM, a Py4J object. Classic sessions only."""
@@ -229,12 +229,12 @@ def find() -> Session:
         active = _active()
         if active is None:
             raise PlacementError(
-                f"`--on spark` was asked for, but the session in `spark` was stopped: {_HOW}"
+                f"`--on spark` needs a Spark session, but the one in `spark` was stopped: {_HOW}"
             )
         return _session(active)
     active = _active()
     if active is None:
-        raise PlacementError(f"`--on spark` was asked for, but there is no Spark session: {_HOW}")
+        raise PlacementError(f"`--on spark` needs a Spark session, but there is none: {_HOW}")
     return _session(active)
 
 

@@ -45,8 +45,8 @@ _ROOM_S = 0.5
 _UNSEEN_S = 5.0
 """How long a gang waits whose slots nobody can count until that is said."""
 _UNSEEN = (
-    "waiting for slots of the cluster; how many are free cannot be seen, since Spark's UI is off or "
-    "out of reach from here"
+    "waiting for task slots of the cluster; the number of free slots is unknown, since Spark's "
+    "UI is off or not reachable from here"
 )
 _ENDS_BY_ITSELF = "its ranks end when the Spark task or the agent notices this"
 _SILENCE_S = 15.0
@@ -119,7 +119,7 @@ class SparkAgentGroup:
         problem = barrier_job.problem_of(job.error) or {}
         if problem.get("kind") == "unreachable" and self._session.is_connect:
             where = await ships.use_relay(self._session)
-            text = f"executors cannot reach this machine: they go through a relay at {where}"
+            text = f"executors cannot reach this machine; they connect through a relay at {where}"
             sink.emit(ev.Notice(attempt.job.now_s(), "info", text))
             job = await self._gather(ships, invited, attempt, sink)
         if job.is_over and not self._is_unwanted:
@@ -240,7 +240,7 @@ class SparkAgentGroup:
             while not (bringing.done() or self._is_unwanted or job.is_over):
                 await asyncio.wait([bringing], timeout=_LOOK_S)
                 if time.monotonic() > deadline_s:
-                    raise HydrogenError(f"no host had the checkpoint within {_BRING_S:.0f} s")
+                    raise HydrogenError(f"no host received the checkpoint within {_BRING_S:.0f} s")
         finally:
             bringing.cancel()
             await asyncio.wait([bringing])
@@ -295,11 +295,11 @@ class SparkAgentGroup:
             self._lose_host(agent, "HostLost", why, assignment, attempt, sink)
         elif silence_s > _SILENCE_S and agent not in silent:
             silent.add(agent)
-            text = f"connection to host {agent.host} lost for {silence_s:.0f} s: waiting for it"
+            text = f"no connection to host {agent.host} for {silence_s:.0f} s; waiting for it"
             sink.emit(ev.Notice(attempt.job.now_s(), "warning", text))
         elif silence_s < _SILENCE_S and agent in silent:
             silent.discard(agent)
-            text = f"host {agent.host} is back; nothing was lost"
+            text = f"host {agent.host} is connected again; nothing was lost"
             sink.emit(ev.Notice(attempt.job.now_s(), "info", text))
 
     async def _on_job_end(
@@ -349,7 +349,7 @@ class SparkAgentGroup:
         report = ev.ErrorReport(kind, f"{why} (host {agent.host})")
         sink.emit(ev.RankFailed(now_s, first, report, "running"))
         for rank in (first, *others):
-            sink.emit(ev.RankExited(now_s, rank, None, "SIGKILL", True, "its host is lost", ""))
+            sink.emit(ev.RankExited(now_s, rank, None, "SIGKILL", True, "its host was lost", ""))
         agent.count_as_swept()
         agent_pool().drop(agent)
 

@@ -90,7 +90,9 @@ def _may_be_restarted() -> bool:
 def _snapshot(state: Any) -> dict[str, Any]:
     """Return what ``state.save()`` has copied. Raises what pickling its values does."""
     if not hasattr(state, "_saved_state"):
-        raise TypeError(f"{type(state).__name__} is no ObjectState, and says not what it has saved")
+        raise TypeError(
+            f"{type(state).__name__} is not an ObjectState, and does not list its saved values"
+        )
     return {
         # Pickled here and now: these are the user's own objects, not copies of them.
         "values": pickle.dumps(state._saved_state, protocol=5),
@@ -115,7 +117,7 @@ def _restore(state: Any, name: str) -> None:
     state.restore()
     reporter = _reporter.current()
     if reporter is not None and api.rank() == 0:
-        reporter.notice("info", "training goes on from the last commit of its elastic state")
+        reporter.notice("info", "training continues from the last commit of its elastic state")
 
 
 @functools.cache

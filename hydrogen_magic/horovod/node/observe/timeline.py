@@ -76,9 +76,7 @@ def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None
                 return start(file_path, *args, **kwargs)
 
         return (
-            begin()
-            if _timeline is None
-            else _timeline.hand_over(os.path.abspath(file_path), begin)
+            begin() if _timeline is None else _timeline.hand_over(os.path.abspath(file_path), begin)
         )
 
     @functools.wraps(stop)
@@ -207,7 +205,7 @@ class _Timeline:
             self._tell(path, is_kept=True)
             self._start(path)
         except ValueError as error:
-            self._refuse("info", f"Horovod's timeline cannot begin: {error}")
+            self._refuse("info", f"Horovod's timeline cannot start: {error}")
             self._tell("", is_kept=False)
         except OSError as error:
             self._refuse("warning", f"Horovod's timeline cannot be written: {error}")
@@ -237,7 +235,7 @@ class _Timeline:
         except OSError:
             return  # nobody knows; Horovod gives up by itself where it cannot write
         if not has_room:
-            text = f"Horovod's timeline ends here: less than 1 GB is free in {folder}"
+            text = f"Horovod's timeline was stopped: less than 1 GB is free in {folder}"
             self._refuse("warning", text)
 
     def _refuse(self, level: str, text: str) -> None:

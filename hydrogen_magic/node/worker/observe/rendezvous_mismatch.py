@@ -41,8 +41,8 @@ def _warn_if_alone(size: int) -> None:
     if reporter is not None and size == 1 < api.world_size() and api.rank() == 0:
         reporter.notice(
             "warning",
-            f"hvd.init() found no other rank, so each of the {api.world_size()} trains by itself:"
-            " launch the gang with `--with horovod`",
+            f"hvd.init() found no other rank, so each of the {api.world_size()} ranks trains on "
+            "its own: launch the gang with `--with horovod`",
         )
 
 
@@ -57,8 +57,8 @@ def explained(init_process_group: Callable[..., Any]) -> Callable[..., Any]:
             if "MASTER_ADDR" not in str(error) or "HOROVOD_SIZE" not in os.environ:
                 raise
             raise ValueError(
-                "init_process_group() has nowhere to meet in a gang launched `--with horovod`:"
-                " call hvd.init() in its place, or launch it `--with torch`"
+                "init_process_group() finds no torch rendezvous in a gang launched `--with "
+                "horovod`: call hvd.init() instead, or launch the gang `--with torch`"
             ) from error
 
     return call

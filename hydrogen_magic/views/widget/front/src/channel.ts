@@ -81,5 +81,5 @@ const unanswered = (sent: Sent): Ack => ({
   to: sent.client,
   id: sent.id,
   ok: false,
-  text: "The kernel did not answer: it is busy with another cell, or gone.",
+  text: "The kernel did not respond: it is busy with another cell, or has exited.",
 });

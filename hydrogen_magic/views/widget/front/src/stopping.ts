@@ -7,11 +7,11 @@ const ESCALATE_MS = 1200;
 const OFFER_KILL_MS = 2000;
 
 export const BY_HAND =
-  "The kernel does not hear this page while its cell runs: press the cell's stop button.";
+  "The kernel cannot receive requests from this page while its cell runs: press the cell's stop button.";
 export const BUSY =
   "The kernel is busy with another cell: this gang stops when that cell ends or is interrupted.";
 export const REFUSED =
-  "Neither the kernel nor the notebook's server took the order: press the cell's stop button.";
+  "Neither the kernel nor the notebook server accepted the request: press the cell's stop button.";
 
 interface Ways {
   ask: Ask;

@@ -90,7 +90,7 @@ export function Curves(props: CurvesProps) {
       }
     >
       <div class="hm-groups" ref={body}>
-        {groups.length === 0 && <p class="hm-note">no metric is named so</p>}
+        {groups.length === 0 && <p class="hm-note">no metric has a matching name</p>}
         {groups.map((group) => (
           <Charts
             key={`${group.title} ${wanted !== ""}`}
@@ -207,6 +207,6 @@ async function csvFrom({ ask, gangId }: CurvesProps, metrics: readonly Metric[])
   const answer = await Promise.race([ask({ do: "csv" }), patience]);
   if (answer?.ok) return "";
   save(new Blob([csv(metrics)], { type: "text/csv" }), `${gangId}_curves.csv`);
-  const why = answer?.text ? `the kernel said: ${answer.text}` : "the kernel did not answer";
-  return `${why}; saved the averages this page has`;
+  const why = answer?.text ? `the kernel reported: ${answer.text}` : "the kernel did not respond";
+  return `${why}; saved the averages that this page has`;
 }

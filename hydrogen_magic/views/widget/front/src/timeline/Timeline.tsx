@@ -165,7 +165,8 @@ function noteOf(store: SpanStore, look: Look, isLive: boolean): string {
   const isProfile = look.kind === "free" && store.profiled !== null;
   if (isProfile && isWithin(store.profiled as Range, look.range)) parts.push("the profiled steps");
   if (isLive && look.kind === "live") parts.push(`following the last ${lapse(look.widthS)}`);
-  if (store.skipped > 0) parts.push(`${count(store.skipped)} came too fast and were left out`);
+  if (store.skipped > 0)
+    parts.push(`${count(store.skipped)} spans were dropped because they came too fast`);
   if (store.dropped > 0)
     parts.push(`single spans since ${lapse(store.completeSinceS)}; the trace has all`);
   return parts.join(" · ");

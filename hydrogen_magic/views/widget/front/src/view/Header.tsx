@@ -9,7 +9,7 @@ import { Shape, STATES } from "./shapes";
 
 /** Messages come every second at least; so long without one means that something is wrong. */
 const NO_CONTACT_S = 4;
-const SILENT = `No word from the kernel for more than ${NO_CONTACT_S} s: it is gone, or the connection to it is.`;
+const SILENT = `No message from the kernel for more than ${NO_CONTACT_S} s: it has exited, or the connection is lost.`;
 const STEPS = 5;
 
 interface Props {
@@ -112,7 +112,7 @@ function Controls({ page, gang, isLive, order }: ControlsProps) {
           {canRecord(gang) && <Recorders gang={gang} order={order} />}
           <Tool
             label="Stacks"
-            title="Where every thread of every rank is right now"
+            title="Show the current stack of every thread of every rank"
             act={() => order({ do: "stacks" })}
           />
           <StopButtons page={page} gang={gang} />
@@ -128,8 +128,8 @@ const canRecord = ({ placement, state }: Gang) =>
 
 function Recorders({ gang, order }: Pick<ControlsProps, "gang" | "order">) {
   const timeline = gang.recording
-    ? "Ranks record what they do; press to record no more"
-    : "Show in a timeline when every rank loads data, computes and waits for others";
+    ? "Ranks are recording; press to stop the recording"
+    : "Record a timeline of when every rank loads data, computes and waits for others";
   return (
     <>
       <Tool
@@ -141,7 +141,7 @@ function Recorders({ gang, order }: Pick<ControlsProps, "gang" | "order">) {
       {!gang.rows && ( // there are no optimizer steps to wait for
         <Tool
           label={PROFILING[gang.profiling]}
-          title={`Have the torch profiler look at the next ${STEPS} steps of every rank, operator by operator`}
+          title={`Profile the next ${STEPS} steps of every rank, operator by operator, with the torch profiler`}
           isBusy={gang.profiling !== ""}
           act={() => order({ do: "profile", steps: STEPS })}
         />
@@ -194,7 +194,7 @@ function StopButtons({ page, gang }: { page: Page; gang: Gang }) {
         type="button"
         class="hm-button hm-stop"
         aria-disabled={isStopping}
-        title="Ask all ranks to stop; those that do not are ended"
+        title="Ask all ranks to stop; ranks that do not stop are killed"
         onClick={() => !isStopping && stopping.stop()}
       >
         {isKilling ? "Killing…" : isStopping ? "Stopping…" : "Stop"}
@@ -203,7 +203,7 @@ function StopButtons({ page, gang }: { page: Page; gang: Gang }) {
         <button
           type="button"
           class="hm-button hm-stop hm-kill"
-          title="End all ranks at once; nothing more is saved"
+          title="Kill all ranks at once; nothing more is saved"
           onClick={() => stopping.kill()}
         >
           Kill now

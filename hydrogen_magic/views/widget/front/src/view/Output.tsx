@@ -80,7 +80,11 @@ function FollowButton({ follow }: { follow: Follow }) {
 function FileButton({ rank, ask }: { rank: number | null; ask: Ask }) {
   return (
     <Button
-      title={rank === null ? "All that all ranks printed" : `All that rank ${rank} printed`}
+      title={
+        rank === null
+          ? "Download the complete output of all ranks"
+          : `Download the complete output of rank ${rank}`
+      }
       act={() => void ask({ do: "log", rank })}
     >
       Whole file
@@ -185,7 +189,7 @@ function RankChoice({ np, rank, choose }: ChoiceProps) {
   return (
     <select
       class="hm-select"
-      aria-label="Whose output"
+      aria-label="Rank whose output is shown"
       value={rank === null ? "" : String(rank)}
       onChange={({ currentTarget: { value } }) => choose(value === "" ? null : Number(value))}
     >

@@ -60,7 +60,7 @@ function Whole({ rows, share, isLive }: { rows: Rows; share: number | null; isLi
     <div
       class="hm-track"
       role="progressbar"
-      aria-label="rows of the frame"
+      aria-label="rows of the DataFrame"
       aria-valuemin={0}
       aria-valuemax={100}
       aria-valuenow={Math.floor(share * 100)}
@@ -73,7 +73,7 @@ function Whole({ rows, share, isLive }: { rows: Rows; share: number | null; isLi
 
 function Failed({ n }: { n: number }) {
   return (
-    <span class="hm-marked hm-error" title="predict failed for them; they got no prediction">
+    <span class="hm-marked hm-error" title="predict failed for these rows; they have no prediction">
       <Shape name="cross" />
       {amount(n, "row")} failed
     </span>

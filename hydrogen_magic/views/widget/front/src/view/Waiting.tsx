@@ -4,8 +4,8 @@ import { useLayoutEffect, useState } from "preact/hooks";
 const PATIENCE_MS = 4000;
 
 const LATE =
-  "No word from the kernel: it is busy with a cell, or gone. The view comes as soon as the kernel " +
-  "answers; run the cell again if the kernel was restarted.";
+  "No message from the kernel: it is busy with a cell, or has exited. The view appears when the kernel " +
+  "responds; run the cell again if the kernel was restarted.";
 
 /** Before the first word of the kernel. */
 export function Waiting({ refusal }: { refusal: string }) {

@@ -100,7 +100,7 @@ export const hasBar = (row: Rank): boolean =>
 
 /** What the bars count, where all say the same. */
 export function barTitle(rows: readonly Rank[]): string {
-  if (fastest(rows) > 0) return "rows/s beside the fastest";
+  if (fastest(rows) > 0) return "rows/s relative to the fastest rank";
   const words = new Set(rows.map((row) => row.bar?.desc.trim().replace(/:$/, "") ?? ""));
   words.delete("");
   const [word = ""] = words;
