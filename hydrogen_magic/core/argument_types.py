@@ -1,4 +1,4 @@
-"""Words of a magic's line, turned to values; a wrong one is answered with what would be right."""
+"""Types of command-line arguments of the magics; an error message shows the correct form."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def typed(convert: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return ``convert`` with its ValueError's message kept by argparse."""
+    """Return ``convert`` so that argparse shows the message of its ValueError."""
 
     def checked(text: str) -> Any:
         try:
@@ -53,7 +53,7 @@ def choice(choices: Sequence[str]) -> Callable[[str], str]:
 
 
 def ranks(text: str) -> int:
-    """Return a number of ranks, negative for this machine; ValueError for 0 and for no number."""
+    """Return a number of ranks, negative for this machine; ValueError for 0 and for other text."""
     number = _whole(text)
     if number == 0:
         raise ValueError("should not be 0: a gang has at least one rank")
@@ -84,7 +84,7 @@ def env_variable(text: str) -> tuple[str, str]:
 
 
 def variable_names(text: str) -> tuple[str, ...]:
-    """Return the names in ``model,history``; ValueError when one is no name."""
+    """Return the names in ``model,history``; ValueError for text that is not a name."""
     # As Python reads identifiers (PEP 3131).
     text = unicodedata.normalize("NFKC", text)
     names = tuple(part.strip() for part in text.split(",") if part.strip())
@@ -95,14 +95,14 @@ def variable_names(text: str) -> tuple[str, ...]:
 
 
 def python_file(text: str) -> str:
-    """Return the file name as it is; ValueError when it does not end in ``.py``."""
+    """Return the file name unchanged; ValueError when it does not end in ``.py``."""
     if not text.endswith(".py"):
         raise ValueError(f"should be a file name that ends in .py, got {text!r}")
     return text
 
 
 def new_file(text: str) -> str:
-    """Return the file name as it is; ValueError when no file can be written there."""
+    """Return the file name unchanged; ValueError when no file can be written there."""
     path = Path(text)
     if path.is_dir():
         raise ValueError(f"should be a file, {text!r} is a directory")
@@ -144,7 +144,7 @@ def parse_size_bytes(text: str) -> int:
 
 
 def not_one_of(word: str, choices: Iterable[str]) -> str:
-    """Return what to say of a ``word`` that is none of ``choices``."""
+    """Return the end of an error message about ``word``, which is none of ``choices``."""
     known = list(choices)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     if close and len(known) > 8:  # a long list would bury the suggestion

@@ -1,8 +1,9 @@
 """The results of a rank as a stream of named parts.
 
 The value of the cell and every ``--out`` variable are pickled one after the other by a single
-pickler, so that a model and its optimizer still share their parameters. Each part travels on its own.
-A part that cannot be pickled, or that cannot be opened in the notebook, does not affect the others::
+pickler, so that a model and its optimizer still share their parameters. Each part is sent
+separately. A part that cannot be pickled, or that cannot be unpickled in the notebook, does not
+affect the others::
 
     stream = pack({"model": model, "opt": opt}, pickler)     on the rank
     opened = unpack([section, ...])                          in the kernel
@@ -40,35 +41,36 @@ __all__ = [
 ]
 
 CELL_VALUE = ""
-"""Name of the part that holds the value of the cell or call. No variable has this name."""
+"""Name of the part with the value of the cell or call. No variable has this name."""
 
 
 def label(name: str) -> str:
-    """Return how messages refer to a result."""
+    """Return the name of a result in messages."""
     return f"`{name}`" if name else "the value"
 
 
 @dataclass(frozen=True)
 class ResultPart:
-    """One named result of one rank: the label that travels with its bytes."""
+    """One named result of one rank: the label that is sent with its bytes."""
 
     name: str
     """A variable of ``--out``, or :data:`CELL_VALUE`."""
     stream: int = 0
-    """Parts of one stream share objects and are opened in the order in which they arrived."""
+    """Parts of one stream share objects and are unpickled in the order of their arrival."""
     error: str = ""
     """Why the object could not be sent; the part then has no bytes."""
     is_partial: bool = False
-    """Its unpicklable objects were replaced by :class:`MissingObject`: for the run log only."""
+    """Unpicklable objects were replaced by :class:`MissingObject`: for the run log only."""
 
 
 @dataclass(frozen=True)
 class UnopenedPart:
-    """Stands for a part that arrived but cannot be opened completely in this process."""
+    """Stands for a part that arrived but cannot be unpickled completely in this process."""
 
     reason: str
     rest: Any
-    """The object with a :class:`MissingObject` in place of every object that could not be made."""
+    """The object with a :class:`MissingObject` in place of every object that could not be
+    restored."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class Packed:
     """A stream on its rank."""
 
     sections: Mapping[str, Payload]
-    """Every part that could be pickled, in order."""
+    """Every part that was pickled, in order."""
     failures: Mapping[str, tuple[BaseException, Any]] = field(default_factory=dict)
     """Every other part, with the error and the object that pickle had reached."""
 
@@ -116,15 +118,18 @@ def pack(
 ) -> Packed:
     """Pickle ``objects`` into one stream, without those that cannot be pickled.
 
-    ``pickler``: called as ``pickler(file, protocol, buffer_callback)``; its ``last`` is the object that it
-    has reached. ``on_write``: called with the name of the object and the bytes of the stream so far.
+    ``pickler``: called as ``pickler(file, protocol, buffer_callback)``; its ``last`` is the object
+    that it has reached. ``on_write``: called with the name of the object and the number of bytes in
+    the stream so far.
     """
     failures: dict[str, tuple[BaseException, Any]] = {}
     while True:
         todo = {name: obj for name, obj in objects.items() if name not in failures}
         try:
             return Packed(_pack_all(todo, pickler, on_write), failures)
-        except _PackError as failure:  # its pickler's memo is useless now: start again without it
+        except (
+            _PackError
+        ) as failure:  # its pickler's memo is unusable now: start again without the object
             failures[failure.name] = failure.error, failure.last
 
 
@@ -156,13 +161,14 @@ def _sections(
         start, first = end, last
 
 
-# ── opening ──────────────────────────────────────────────────────────────────────────────────────
+# ── unpickling ───────────────────────────────────────────────────────────────────────────────────
 
 
 def unpack(sections: Sequence[Payload], originals: Originals | None = None) -> list[Any]:
-    """Return the objects of a stream, and an :class:`UnopenedPart` for each that cannot be opened.
+    """Return the objects of a stream, and an :class:`UnopenedPart` for each that cannot be
+    unpickled.
 
-    ``originals``: objects of the notebook to update in place, if all objects can be opened.
+    ``originals``: objects of the notebook to update in place, if all objects can be unpickled.
     """
     source = _SectionReader()
     unpickler = pickle.Unpickler(source, buffers=source)
@@ -190,7 +196,7 @@ def _unpack_what_opens(sections: Sequence[Payload]) -> list[Any]:
 
 
 class _SectionReader:
-    """The file and the buffers that an unpickler reads: those of one section at a time."""
+    """The file and the buffers of an unpickler, for one section at a time."""
 
     def __init__(self) -> None:
         self._file = io.BytesIO()
@@ -222,7 +228,7 @@ class _SectionReader:
 
 
 def save(parts: Sequence[tuple[ResultPart, Payload]], path: Path) -> None:
-    """Write the results of a rank to ``path``, whole or not at all; :func:`load` reads them.
+    """Write the results of a rank to ``path``, completely or not at all; :func:`load` reads them.
 
     Raises OSError.
     """
@@ -243,7 +249,9 @@ def save(parts: Sequence[tuple[ResultPart, Payload]], path: Path) -> None:
 
 
 def load(path: Path) -> list[tuple[ResultPart, Payload]]:
-    """Return what :func:`save` wrote. Raises OSError, and ValueError for another kind of file."""
+    """Return the objects that :func:`save` wrote. Raises OSError, and ValueError for other
+    files.
+    """
     with path.open("rb") as file:
         content = payload.from_memfd(file.fileno())
     labels, counts = json.loads(bytes(content.pickled))

@@ -1,4 +1,4 @@
-"""Opening what can be opened of a pickle whose classes or functions fail here."""
+"""Partial unpickling, for pickles whose classes or functions fail in this process."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ __all__ = ["MissingObject", "TolerantUnpickler"]
 
 @dataclass(frozen=True)
 class MissingObject:
-    """Stands in a partial result for an object that could not be pickled or made again."""
+    """Stands in a partial result for an object that could not be pickled or restored."""
 
     type: str
     reason: str
 
 
 class TolerantUnpickler(pickle._Unpickler):
-    """Puts a :class:`MissingObject` where an object cannot be made, and continues.
+    """Inserts a :class:`MissingObject` where an object cannot be restored, and continues.
 
-    The standard library's unpickler in Python: slow, but its stack and memo can be repaired.
+    The standard library's unpickler in Python is slow, but its stack and memo can be repaired.
     """
 
     memo: dict[int, Any]
@@ -34,11 +34,11 @@ class TolerantUnpickler(pickle._Unpickler):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.reasons: list[str] = []
-        """Why objects of the current section could not be made."""
+        """Why objects of the current section could not be restored."""
         self._distrusted: set[int] = set()
 
     def distrust(self, indexes: Iterable[int]) -> None:
-        """Remember objects of the memo that may contain a :class:`MissingObject`: not names and classes."""
+        """Remember memo objects that may contain a :class:`MissingObject`: no names and classes."""
         plain = (str, bytes, type, types.FunctionType, types.BuiltinFunctionType)
         objects = (self.memo[index] for index in indexes)
         self._distrusted.update(id(obj) for obj in objects if not isinstance(obj, plain))
@@ -49,8 +49,10 @@ class TolerantUnpickler(pickle._Unpickler):
             self.reasons.append("it shares objects with another result that cannot be opened")
 
     def lose(self, made: Any, error: BaseException) -> MissingObject:
-        """Return what stands for the object that ``made``, its class or a function, should have made."""
-        if isinstance(made, MissingObject):  # the cause was reported when it was lost
+        """Return the replacement for an object that ``made``, a class or function, failed to
+        restore.
+        """
+        if isinstance(made, MissingObject):  # the cause has already been reported
             return made
         reason = _reason(error)
         self.reasons.append(reason)
@@ -75,7 +77,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _making(n_arguments: int, load: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Guard an opcode that replaces the last ``n_arguments`` of the stack by an object."""
+    """Guard an opcode that replaces the last ``n_arguments`` of the stack with an object."""
 
     def guarded(unpickler: TolerantUnpickler) -> None:
         depth = len(unpickler.stack) - n_arguments
@@ -111,7 +113,7 @@ def _recalling(load: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _guard_opcodes() -> dict[int, Callable[[Any], None]]:
-    """Return the unpickler's dispatch table; protocol 5 runs foreign code by these opcodes alone."""
+    """Return the unpickler's dispatch table; in protocol 5, only these opcodes run foreign code."""
     table: dict[int, Callable[[Any], None]] = dict(pickle._Unpickler.dispatch)
     making = {pickle.REDUCE: 2, pickle.NEWOBJ: 2, pickle.STACK_GLOBAL: 2, pickle.BUILD: 2}
     for opcode, n_arguments in {**making, pickle.NEWOBJ_EX: 3}.items():
