@@ -91,8 +91,7 @@ class ErrorReport:
     frames: tuple[Frame, ...] = ()
     """Outermost first; frames of hydrogen_magic itself are left out."""
     cause: ErrorReport | None = None
-    """The exception that it was raised from (``__cause__``, or ``__context__`` if not
-    suppressed)."""
+    """The exception that it was raised from (``__cause__``, or ``__context__`` if not suppressed)."""
     is_direct_cause: bool = False
     """True if :attr:`cause` was set by ``raise … from``."""
     notes: tuple[str, ...] = ()
@@ -142,9 +141,7 @@ class AttemptStarted:
 
 @dataclass(frozen=True)
 class AttemptFailed:
-    """The attempt cannot continue although no rank failed: a process that serves the ranks has
-    died.
-    """
+    """The attempt cannot continue although no rank failed: a process that serves the ranks has died."""
 
     at_s: float
     error: ErrorReport
@@ -266,9 +263,7 @@ DRIVER = "driver"
 
 @dataclass(frozen=True)
 class Output:
-    """Text that a rank wrote to a file descriptor, decoded by its agent, or a message of the rank
-    itself.
-    """
+    """Text that a rank wrote to a file descriptor, decoded by its agent, or a message of the rank itself."""
 
     at_s: float
     rank: int
@@ -362,9 +357,7 @@ class CollectiveWait:
 
 @dataclass(frozen=True)
 class RankHealth:
-    """Statistics of the operating system about the rank's process and its children, once a
-    second.
-    """
+    """Statistics of the operating system about the rank's process and its children, once a second."""
 
     at_s: float
     rank: int
@@ -388,8 +381,7 @@ class RankFailed:
     phase: str
     """The phase in which it was raised."""
     in_flight: bool = False
-    """True: still unwinding (a ``finally`` block runs); evidence of which rank failed first, not an
-    end."""
+    """True: still unwinding (a ``finally`` block runs); evidence of which rank failed first, not an end."""
     exit_code: int | None = None
     """Set for a script that exited by ``sys.exit(n)``."""
 

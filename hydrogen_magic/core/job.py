@@ -73,11 +73,9 @@ class JobSpec:
     rendezvous: str = "torch"
     """``torch`` or ``horovod``."""
     gpu: bool | None = None
-    """True: every rank needs its own GPU. False: no GPUs. None: GPUs if there are enough for all
-    ranks."""
+    """True: every rank needs its own GPU. False: no GPUs. None: GPUs if there are enough for all ranks."""
     env: tuple[tuple[str, str], ...] = ()
-    """Environment of every rank, on top of the notebook's; takes precedence over our own
-    variables."""
+    """Environment of every rank, on top of the notebook's; takes precedence over our own variables."""
     out: tuple[str, ...] = ()
     """Names of rank 0's variables to bring back."""
     retries: int = 0

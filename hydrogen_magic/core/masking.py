@@ -189,9 +189,7 @@ class MaskedStream:
 
 
 def _begun(data: bytes, secret: bytes) -> int:
-    """Return the offset where a prefix of ``secret`` ends ``data``; the length of ``data`` without
-    one.
-    """
+    """Return the offset where a prefix of ``secret`` ends ``data``; the length of ``data`` without one."""
     start = max(0, len(data) - len(secret) + 1)
     while (start := data.find(secret[:1], start)) >= 0:
         if secret.startswith(data[start:]):

@@ -41,13 +41,11 @@ __all__ = [
 ]
 
 COOKIE = "HYDROGEN_MAGIC_RUN"
-"""Environment variable of every process of a gang: the gang's id. It identifies, but proves
-nothing."""
+"""Environment variable of every process of a gang: the gang's id. It identifies, but proves nothing."""
 OWNER = "HYDROGEN_MAGIC_OWNER"
 """The kernel that started it all, as named by ``run_log.owner_of_this_process``; set for agents."""
 AGENT = "HYDROGEN_MAGIC_AGENT"
-"""The agent that started it; set for agents. Processes forked by the agent show the agent's
-environment."""
+"""The agent that started it; set for agents. Processes forked by the agent show the agent's environment."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -127,9 +125,7 @@ def processes(pids: Collection[int] | None = None) -> Iterator[Process]:
 
 
 def descendants(root: int, spare: Collection[int] = ()) -> list[Process]:
-    """Return the descendants of ``root`` without zombies, and without ``spare`` and their
-    descendants.
-    """
+    """Return the descendants of ``root`` without zombies, and without ``spare`` and their descendants."""
     children: dict[int, list[Process]] = {}
     for process in processes():
         children.setdefault(process.ppid, []).append(process)

@@ -53,8 +53,7 @@ _OTHER_MACHINE_S = 60.0
 """Health is recorded about once a second: after this silence, a run on another machine is over."""
 
 _TAIL_BYTES = 1 << 16
-"""Number of bytes read first to find the last line; stacks of many threads can make a longer
-one."""
+"""Number of bytes read first to find the last line; stacks of many threads can make a longer one."""
 
 _GANG_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -99,9 +98,7 @@ def _private_dir(path: Path) -> Path:
 
 
 def run_dir(gang_id: str) -> Path:
-    """Return the directory of a run, which may not exist. Raises HydrogenError for an invalid
-    id.
-    """
+    """Return the directory of a run, which may not exist. Raises HydrogenError for an invalid id."""
     if not _GANG_ID.fullmatch(gang_id):
         raise HydrogenError(f"{gang_id!r} is not the id of a run")
     return runs_dir() / gang_id
@@ -140,9 +137,7 @@ class Record:
         return cls(path, _new_file(path / _EVENTS, on_problem), on_problem)
 
     def append(self, event: ev.Event) -> None:
-        """Write ``event``. An error of the disk does not raise: it is reported once, and writing
-        stops.
-        """
+        """Write ``event``. An error of the disk does not raise: it is reported once, and writing stops."""
         line = _line(event)
         problem = None
         with self._lock:
@@ -244,9 +239,7 @@ def recent() -> list[Summary]:
 
 
 def summary(gang_id: str) -> Summary | None:
-    """Return the first and the last event of a run without reading the others; None without a
-    record.
-    """
+    """Return the first and the last event of a run without reading the others; None without a record."""
     try:
         with open(run_dir(gang_id) / _EVENTS, "rb") as file:
             first, last = file.readline(), _last_line(file.fileno())

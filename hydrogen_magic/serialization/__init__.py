@@ -1,3 +1,1 @@
-"""Objects to bytes and back: the pickler, closures, results, and messages about unpicklable
-objects.
-"""
+"""Objects to bytes and back: the pickler, closures, results, and messages about unpicklable objects."""

@@ -147,9 +147,7 @@ class _Updates:
 
 @contextmanager
 def updating(originals: Originals) -> Iterator[None]:
-    """Update the notebook's objects with those that this thread unpickles meanwhile, unless it
-    raises.
-    """
+    """Update the notebook's objects with those that this thread unpickles meanwhile, unless it raises."""
     updates = _thread.updates = _Updates(originals)
     try:
         yield
@@ -166,9 +164,7 @@ def restore_original(number: int, make: Callable[..., Any], args: tuple[Any, ...
 
 
 def restore_state(obj: Any, state: Any) -> None:
-    """Set the state of an object; that of a notebook object only after everything has been
-    unpickled.
-    """
+    """Set the state of an object; that of a notebook object only after everything has been unpickled."""
     updates: _Updates | None = getattr(_thread, "updates", None)
     if updates is None or not updates.has_taken_state(obj, state):
         _set_state(obj, state)

@@ -37,8 +37,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Pickles objects for a process of the same Python on the same or another machine."""
 
     main_by_value = False
-    """Functions of ``__main__`` use the reader's ``__main__`` as globals (otherwise a dict of their
-    own)."""
+    """Functions of ``__main__`` use the reader's ``__main__`` as globals (otherwise a dict of their own)."""
     tracks_classes = True
     """A class that is read twice in one process is the same class, as with cloudpickle."""
     cuda_travels_as = "cpu"

@@ -69,8 +69,7 @@ class UnopenedPart:
 
     reason: str
     rest: Any
-    """The object with a :class:`MissingObject` in place of every object that could not be
-    restored."""
+    """The object with a :class:`MissingObject` in place of every object that could not be restored."""
 
 
 @dataclass(frozen=True)
@@ -249,9 +248,7 @@ def save(parts: Sequence[tuple[ResultPart, Payload]], path: Path) -> None:
 
 
 def load(path: Path) -> list[tuple[ResultPart, Payload]]:
-    """Return the objects that :func:`save` wrote. Raises OSError, and ValueError for other
-    files.
-    """
+    """Return the objects that :func:`save` wrote. Raises OSError, and ValueError for other files."""
     with path.open("rb") as file:
         content = payload.from_memfd(file.fileno())
     labels, counts = json.loads(bytes(content.pickled))

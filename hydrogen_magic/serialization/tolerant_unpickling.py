@@ -49,9 +49,7 @@ class TolerantUnpickler(pickle._Unpickler):
             self.reasons.append("it shares objects with another result that cannot be opened")
 
     def lose(self, made: Any, error: BaseException) -> MissingObject:
-        """Return the replacement for an object that ``made``, a class or function, failed to
-        restore.
-        """
+        """Return the replacement for an object that ``made``, a class or function, failed to restore."""
         if isinstance(made, MissingObject):  # the cause has already been reported
             return made
         reason = _reason(error)

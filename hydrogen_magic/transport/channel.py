@@ -52,8 +52,7 @@ _FAILED_HANDSHAKES = (
 )
 _FATES = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
 _ENTRY_S = 90.0
-"""How long an agent tries to authenticate, which needs Python in the kernel: it may be busy for a
-minute."""
+"""How long an agent tries to authenticate, which needs Python in the kernel: it may be busy for a minute."""
 _END_S = 1.0
 """How long pending work on the loop may take to finish."""
 _QUIT = {"do": "quit"}
@@ -132,9 +131,7 @@ class Hub:
     # ── called from any thread ──
 
     def close(self) -> None:
-        """End the thread and remove the socket's directory. All agents must have been dismissed
-        before.
-        """
+        """End the thread and remove the socket's directory. All agents must have been dismissed before."""
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self._closing.set)
             self._thread.join(timeout=5)
@@ -231,9 +228,7 @@ def _message(parts: list[zmq.Frame]) -> dict[str, Any]:
 
 
 def _short_private_directory() -> str:
-    """Make a directory, mode 0700, whose name leaves room for a socket path: at most 107 bytes in
-    all.
-    """
+    """Make a directory, mode 0700, whose name leaves room for a socket path: at most 107 bytes in all."""
     made = tempfile.mkdtemp(prefix="hydrogen-")
     if len(os.fsencode(made)) <= _MAX_DIRECTORY_BYTES:
         return made
@@ -290,9 +285,7 @@ class AgentLink:
                     pass
 
     async def _was_let_in(self) -> bool:
-        """Return the result of the connection attempt; ZeroMQ retries if the kernel was too
-        busy.
-        """
+        """Return the result of the connection attempt; ZeroMQ retries if the kernel was too busy."""
         while True:
             fate = await self._fate()
             if fate in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH):

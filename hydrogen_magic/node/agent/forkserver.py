@@ -1,13 +1,14 @@
-"""The forkserver: a small single-threaded process that has imported what ranks need, and forks them.
+"""The forkserver: a small single-threaded process that imports the ranks' modules and forks them.
 
-A fork of it costs milliseconds where a fresh interpreter with torch costs more than a second. It
-never runs user code and never touches a GPU, so its forks may. It serves its agent over one socket:
+A fork takes milliseconds, whereas a new interpreter with torch takes more than a second. The
+forkserver never runs user code and never uses a GPU, so its forks may. It serves its agent over one
+socket:
 
-- ``preload``: import these modules now; answers with those that are loaded (in any way safe to fork)
-- ``fork``: fork so many workers, five descriptors each; answers with their pids
+- ``preload``: import these modules now; answers with the loaded ones (if forking is still safe)
+- ``fork``: fork this many workers, with five descriptors each; answers with their pids
 
-Workers are forked through a go-between that exits at once, which makes them children of the agent
-(a subreaper): the agent, not the forkserver, reaps them, and a forkserver can be replaced at any time.
+Workers are forked through an intermediate process that exits at once. This makes them children of
+the agent (a subreaper): the agent reaps them, and the forkserver can be replaced at any time.
 """
 
 from __future__ import annotations
@@ -37,15 +38,16 @@ _ALWAYS = ("cloudpickle", "hydrogen_magic.serialization.payload", "hydrogen_magi
            "hydrogen_magic.node.worker.reporter", "hydrogen_magic.node.worker.api",
            "hydrogen_magic.node.worker.main_thread", "hydrogen_magic.node.worker.observe",
            "hydrogen_magic.node.worker.spawn", "asyncio", "multiprocessing.reduction")  # fmt: skip
-"""What every rank imports."""
+"""Modules that every rank imports."""
 
 
 _safe_path = tuple(sys.path)
-"""Python's own places come first in it."""
+"""Python's own directories come first in it."""
 
 
 def serve(sock: socket.socket, sys_path: Sequence[str], first: Sequence[str]) -> None:
-    """Import ``first`` and say so, then answer the agent's requests until it closes the connection.
+    """Import ``first`` and report it, then answer the agent's requests until it closes the
+    connection.
 
     ``sys_path``: the notebook's module path.
     """
@@ -68,11 +70,11 @@ def serve(sock: socket.socket, sys_path: Sequence[str], first: Sequence[str]) ->
 
 
 def _preload(names: Sequence[str]) -> dict[str, list[str]]:
-    """Import ``names``; an import that fails is left to the ranks, where the user sees its error."""
+    """Import ``names``; failed imports are left to the ranks, which show the error to the user."""
     for name in names:
         try:
             _import(name)
-        except BaseException:  # modules may raise anything at import; ranks will raise it again
+        except BaseException:  # modules may raise anything on import; ranks will raise it again
             continue
     gc.collect()
     gc.freeze()
@@ -81,7 +83,7 @@ def _preload(names: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _import(name: str) -> None:
-    """Import a module; the standard library's from there, although a file of that name may hide it."""
+    """Import a module; standard-library modules from there, even if a file of the same name shadows them."""
     if name.partition(".")[0] not in sys.stdlib_module_names:
         importlib.import_module(name)
         return
@@ -94,7 +96,7 @@ def _import(name: str) -> None:
 
 
 def _unsafe_to_fork() -> list[str]:
-    """Return what speaks against forking this process any more (import side effects)."""
+    """Return the reasons against forking this process further (import side effects)."""
     reasons = [
         f"thread {thread.name}"
         for thread in threading.enumerate()
@@ -131,7 +133,7 @@ def _be_intermediate(
         own = WorkerPipes(*fds[start : start + FDS_PER_WORKER])
         pid = os.fork()
         if pid == 0:
-            # A descriptor of a sibling kept open here would hide that sibling's end of file.
+            # An inherited descriptor of a sibling would hide that sibling's end of file.
             for fd in {sock.detach(), write_end, *fds} - set(own.all()):
                 os.close(fd)
             run_worker(own, agent_pid, go_between_pid)
@@ -141,14 +143,16 @@ def _be_intermediate(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve on a descriptor: that, the agent's pid, the notebook's module path, what to import first."""
+    """Serve on a descriptor. Arguments: descriptor, the agent's pid, the notebook's module path,
+    first imports.
+    """
     fd, agent_pid, sys_path, *first = arguments
     processes.die_with_parent()
     if os.getppid() != int(agent_pid):
-        return  # the agent died before that was armed
+        return  # the agent died before the signal was set up
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(fd))
     try:
         serve(sock, json.loads(sys_path), first)
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the agent let go of us in the middle of an answer
+        pass  # the agent closed the connection before the answer was complete

@@ -1,10 +1,11 @@
-"""What ties an agent to a kernel on another machine, the wire apart.
+"""The link from an agent to a kernel on another machine, apart from the channel.
 
-It was started by a Spark task and serves all tasks that attach to it: every barrier task of a gang on
-this machine comes by an abstract Unix socket, which leaves nothing on disk, and stays connected until
-its rank is over. So a task's death is seen at once, and the task returns when all is swept. Closures,
-results and logs go over the wire in parts. Between gangs the agent stays warm for a while; it leaves
-when nobody came, with the last executor it has served, or when the connection to the kernel breaks.
+The agent was started by a Spark task and serves all tasks that attach to it: every barrier task of
+a gang on this machine connects by an abstract Unix socket, which leaves nothing on disk, and stays
+connected until its rank is over. So the death of a task is noticed at once, and the task returns
+after the cleanup. Closures, results and logs are sent over the channel in parts. Between gangs the
+agent stays warm for a while. It exits when no task attaches in that time, with the last executor
+that it has served, or when the connection to the kernel breaks.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _BEAT_S = 2.0
 _POLL_S = 0.02
 _REPORT_S = 0.5
 _LARGE_BYTES = 64 << 20
-"""Results below it are sent within a second on a gigabit line."""
+"""Smaller results are sent within a second on a gigabit line."""
 _Key = tuple[str, int]
 """Gang and attempt."""
 
@@ -53,14 +54,14 @@ class _Task:
     sock: socket.socket
     reader: framing.FrameReader
     hello: dict[str, Any] = field(default_factory=dict)
-    """What the task said of itself; empty until then."""
+    """The task's description of itself; empty until it arrives."""
 
     @property
     def key(self) -> _Key:
         return self.hello["gang"], self.hello["attempt"]
 
     def answer(self, message: dict[str, Any]) -> bool:
-        """Return whether it was still there to hear it."""
+        """Return whether the task was still connected to receive it."""
         with suppress(OSError):
             framing.send(self.sock, message)
             return True
@@ -77,7 +78,7 @@ class RemoteLink:
         self._listening = listening
         self._connections: set[_Task] = set()
         self._serving: _Key | None = None
-        """Whose tasks are attached."""
+        """The gang whose tasks are attached."""
         self._attached: dict[int, _Task] = {}
         """By partition."""
         self._group: RankGroup | None = None
@@ -109,7 +110,7 @@ class RemoteLink:
         return {"interface": interface_of(self.bind)}
 
     async def _beat(self) -> None:
-        """Tell the kernel that we are alive, compare clocks, and leave when nobody came for long."""
+        """Send heartbeats to the kernel, compare clocks, and exit after a long time without tasks."""
         while True:
             if self._attached or self._group is not None:
                 self._idle_since = time.monotonic()
@@ -143,23 +144,25 @@ class RemoteLink:
         for task in [t for t in self._attached.values() if t.hello["executor_pid"] == pid]:
             self._lose(task, "its Spark executor ended")
         if pid == self._boot["executor_pid"]:
-            self._retire()  # at once, or when the kernel has heard how its gang has ended
+            self._retire()  # at once, or after the kernel has received the end of its gang
 
     def _retire(self) -> None:
-        """Serve no gang after this one: our files lie in a directory that goes with that executor."""
+        """Serve no other gang after this one: our files are in a directory that is removed with
+        that executor.
+        """
         self._is_retiring = True
         self._stop_listening()
         if not self._attached and self._group is None:
             self._leave()
 
     def _stop_listening(self) -> None:
-        """Free our name: the next task that looks for it starts an agent of its own."""
+        """Release our name: the next task that looks for it starts its own agent."""
         if self._listening.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._listening)
             self._listening.close()
 
     def kernel_ended(self, group: RankGroup) -> None:
-        """Nothing of its record is here."""
+        """The record is not on this machine."""
 
     def close(self) -> None:
         loop = asyncio.get_running_loop()
@@ -179,7 +182,9 @@ class RemoteLink:
     # ── tasks ──
 
     def _welcome_tasks(self) -> None:
-        """Take tasks now that the kernel has: a task must not wait beside an agent it did not let in."""
+        """Accept tasks after the kernel has accepted us: a task must not wait for an agent without
+        a kernel.
+        """
         if self._listening.fileno() >= 0:
             asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
@@ -189,7 +194,7 @@ class RemoteLink:
         except BlockingIOError:
             return
         _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid != os.geteuid():  # anybody on this machine may connect to an abstract socket
+        if uid != os.geteuid():  # any user of this machine may connect to an abstract socket
             sock.close()
             return
         task = _Task(sock, framing.FrameReader(sock))
@@ -229,8 +234,10 @@ class RemoteLink:
             task.sock.close()
 
     def _lose(self, task: _Task, why: str) -> None:
-        """A task has gone that nobody released: its rank must not go on without it."""
-        task.answer({"lost": True})  # a worker may outlive its executor, and must not sweep us up
+        """A task has exited without being released: its rank must not continue without it."""
+        task.answer(
+            {"lost": True}
+        )  # a worker may outlive its executor, and must not kill our processes
         self._hang_up(task)
         if not task.hello or self._attached.pop(task.hello["partition"], None) is None:
             return
@@ -310,7 +317,7 @@ class RemoteLink:
         env = {"OMP_NUM_THREADS": "1", **self._boot["env"]}
         env |= {**self._checkpoints(launch), **launch["env"]}
         if env.get(HOROVOD_TIMELINE, DYNAMIC) != DYNAMIC:
-            # A path of the kernel's machine: the kernel writes what we send it there.
+            # A path of the kernel's machine: the kernel writes the data that we send there.
             env[HOROVOD_TIMELINE] = f"{path_prefix(str(record_dir), launch['attempt'])}{GIVEN}.json"
         return {
             **launch, "record_dir": str(record_dir), "env": env,
@@ -320,13 +327,13 @@ class RemoteLink:
         }  # fmt: skip
 
     def _checkpoints(self, launch: dict[str, Any]) -> dict[str, str]:
-        """Return where checkpoints go: the kernel's own directory where all machines see it."""
+        """Return the directory of checkpoints: the kernel's own if all machines share it."""
         shared = launch["checkpoints"]
         folder = Path(shared) if shared else self._own_checkpoints(launch["gang"])
         return dict(checkpoint.environment(folder, is_shared=bool(shared)))
 
     async def handed(self, group: RankGroup) -> list[int]:
-        """Wait for the closure, which comes in parts; it stays here for the gang's other attempts."""
+        """Wait for the closure, which arrives in parts; it is kept for the gang's later attempts."""
         self._group = group
         self._logs = LogShipper(Path(group.record_dir), group.timelines.kept, self._send_log)
         self._logs.begin()
@@ -350,7 +357,7 @@ class RemoteLink:
             os.close(fd)
 
     def _progress(self, label: dict[str, Any]) -> Callable[[int, int], None]:
-        """Return what reports how much of a rank's result has been sent, if that takes a while."""
+        """Return a function that reports how much of a rank's result has been sent, if that takes long."""
         group, reported_s = self._group, time.monotonic()
 
         def report(sent: int, size: int) -> None:
