@@ -1,6 +1,6 @@
-"""What the agent tells a rank that runs; read by the reporter's thread, so that nobody waits.
+"""Commands of the agent to a running rank; the reporter's thread reads them.
 
-A rank inside a blocked collective is told too. What cannot be understood is said, and harms nobody.
+So they also reach a rank inside a blocked collective. Malformed commands are reported and ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["AgentCommands"]
 
 
 class AgentCommands:
-    """Takes orders from ``reader``; ``poll`` is what the reporter calls at every tick."""
+    """Takes commands from ``reader``; the reporter calls ``poll`` at every tick."""
 
     def __init__(self, reader: framing.FrameReader, reporter: Reporter, profiler: Profiler) -> None:
         self._reader = reader
@@ -29,15 +29,15 @@ class AgentCommands:
         self._is_open = True
 
     def poll(self) -> None:
-        """Obey what has arrived. Never waits, never raises."""
+        """Carry out commands that have arrived. Never waits, never raises."""
         try:
             while self._is_open:
                 self._obey_all()
                 self._is_open = self._reader.feed(socket.MSG_DONTWAIT)
         except BlockingIOError:
-            pass  # nothing more for now
+            pass  # no more commands for now
         except OSError:
-            self._is_open = False  # the agent has gone
+            self._is_open = False  # the agent has exited
         forward.follow(self._reporter.is_recording)
         timeline.follow(self._reporter.is_recording)
 
@@ -50,7 +50,7 @@ class AgentCommands:
                 self._reporter.notice("warning", f"ignored a malformed command: {error!r}")
 
     def _obey_next(self) -> bool:
-        """Obey one order; return True when there is none."""
+        """Carry out one command; return True if there is none."""
         for order, fds in self._reader.messages():
             for fd in fds:
                 os.close(fd)

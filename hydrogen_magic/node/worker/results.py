@@ -1,8 +1,8 @@
-"""At the end of a rank: its value and the variables of ``--out`` become parts that travel home.
+"""The results of a rank: its value and the variables of ``--out`` are sent to the kernel in parts.
 
     variables, value ── unshard ─► full tensors ── pack ─► one part each ── send ─► agent
 
-Rank 0 sends the variables and its value, every other rank its value alone.
+Rank 0 sends the variables and its value, every other rank only its value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from hydrogen_magic.serialization.result_stream import (
 __all__ = ["PartSender", "deliver"]
 
 _REPORT_S = 0.5
-"""Results that are sent sooner need no progress report; then one report each interval."""
+"""Results that are sent within this time need no progress report; later, one report each interval."""
 _ADVICE = "bring back its data instead, or leave it out with __getstate__"
 _MAX_LEFT_OUT = 100
 """Unpicklable objects that a partial result may lack; each one takes another attempt."""
@@ -39,7 +39,7 @@ class PartSender(Protocol):
     """Sends a part to the kernel."""
 
     def __call__(self, part: ResultPart, section: Payload, on_write: Callable[[int], None]) -> None:
-        """Return when the part has been handed over; raises OSError when it cannot be."""
+        """Return when the part has been sent; raises OSError on failure."""
         ...
 
 
@@ -52,15 +52,15 @@ def deliver(
 ) -> int:
     """Send the results of this rank; return their size in bytes.
 
-    What cannot be sent is reported as a part with an error. Sharded tensors are gathered, a collective
-    operation: all ranks call this function. ``report``: called with a line about the progress.
+    A result that cannot be sent is reported as a part with an error. Gathering sharded tensors is a
+    collective operation: all ranks call this function. ``report``: called with a line about the progress.
     """
     with loaded.as_main():
         return _Delivery(loaded, send, _PackingProgress(report)).run(value, rank)
 
 
 class _Delivery:
-    """The results of one rank on their way."""
+    """The results of one rank while they are sent."""
 
     def __init__(self, loaded: LoadedClosure, send: PartSender, progress: _PackingProgress) -> None:
         self._loaded = loaded
@@ -85,7 +85,7 @@ class _Delivery:
         return self._nbytes
 
     def _send_all(self, results: Mapping[str, Any], pickler: Callable[..., ResultPickler]) -> None:
-        """Send what can be pickled. After a part that cannot be handed over, the rest is packed anew."""
+        """Send the picklable results. After a part that cannot be sent, the rest is packed again."""
         todo = dict(results)
         while todo:
             packed = pack(todo, pickler, self._progress.packed)
@@ -114,7 +114,7 @@ class _Delivery:
     def _send_partial(
         self, name: str, obj: Any, last: Any, pickler: Callable[..., ResultPickler]
     ) -> None:
-        """Send for the run log what an object holds beside the objects that cannot be pickled."""
+        """Send a partial object for the run log, without its unpicklable parts."""
         left_out: dict[int, MissingObject] = {}
         while last is not obj and id(last) not in left_out and len(left_out) < _MAX_LEFT_OUT:
             left_out[id(last)] = MissingObject(
@@ -142,7 +142,7 @@ def _pickler(
 
 
 def _explain(loaded: LoadedClosure, name: str, obj: Any, error: BaseException, last: Any) -> str:
-    """Return why a result cannot be sent. Never raises, whatever objects do when they are looked at."""
+    """Return why a result cannot be sent. Never raises, even if objects do so on inspection."""
     try:
         message = pickling_errors.explain(name or "value", obj, error, last, _ADVICE)
     except Exception:
@@ -156,7 +156,7 @@ def _explain(loaded: LoadedClosure, name: str, obj: Any, error: BaseException, l
 
 
 class _PackingProgress:
-    """Reports what happens to results that take a while."""
+    """Reports the progress of results that take long."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report

@@ -1,9 +1,9 @@
-"""This rank's even part of what all ranks have: ``hm.shard(data)``.
+"""This rank's even share of common data: ``hm.shard(data)``.
 
-Parts are contiguous, so that a slice will do: arrays, frames and tensors are not copied. All ranks
-get the same number of items, since the first to finish an epoch would wait for the others in its
-next collective. Which items is a matter of numbers alone (:class:`IndexShare`); how they are taken is the
-business of the data's kind. Nothing is imported for data of a library that is not loaded.
+Shares are contiguous slices: arrays, frames and tensors are not copied. All ranks get the same number of
+items, since the first to finish an epoch would wait for the others in its next collective.
+:class:`IndexShare` computes the indices; the kind of data determines how items are taken. No library is
+imported for data of another library.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ _REMEDIES = {
     "LazyFrame": "collect() it first, or pass the path of the Parquet data",
     "bytes": "a path is a str or a pathlib.Path",
 }
-"""What to do with things that people have in their hands when they want a part."""
+"""Advice for objects that cannot be sharded directly."""
 
 
 def shard(data: Any, *, drop_last: bool = False, shuffle: bool = False, seed: int = 0) -> Any:
-    """Return this rank's part of ``data``, which has the same length on every rank.
+    """Return this rank's share of ``data``, which has the same length on every rank.
 
-    Rank ``r`` gets the ``r``-th stretch of ``data``, in its order; a view where the kind of data
-    has any. In a plain process, which is the only rank, that is all of it.
+    Rank ``r`` gets the ``r``-th slice of ``data``, in its order; a view if the kind of data has views. In a
+    plain process, which is the only rank, the share is all of it.
 
     Args:
-        data: The same on every rank:
+        data: Data that is the same on every rank:
 
             * a list, tuple, range or other sequence that can be sliced,
             * a NumPy array, a torch tensor or another array, along its first axis,
             * a pandas, Polars or Arrow frame, table or column, by rows,
-            * a dict of these, all of one length: every value's part, so that rows stay together,
+            * a dict of these, all of one length: every value's share, so that rows stay together,
             * a map-style torch Dataset: gives a ``torch.utils.data.Subset``; a Dataset of Hugging
               Face: gives one,
             * a torch IterableDataset: gives one that goes through all of it and yields every
@@ -63,10 +63,10 @@ def shard(data: Any, *, drop_last: bool = False, shuffle: bool = False, seed: in
             last ``len % world_size`` items are on no rank.
         shuffle: Deal the items out in random order, the same on all ranks; for data that is sorted
             by what is to be learned. This copies, and takes half a second per million items.
-        seed: What order that is.
+        seed: The seed of the random order.
 
     Raises:
-        TypeError: There are no parts of such data.
+        TypeError: Such data cannot be divided.
         ValueError: There are fewer items than ranks, or a dict's values differ in length.
 
     Example::
@@ -100,17 +100,17 @@ def _refuse_shuffle(shuffle: bool, what: str, remedy: str) -> None:
 
 @dataclass(frozen=True)
 class IndexShare:
-    """The numbers of one rank's part."""
+    """The indices of one rank's share."""
 
     rank: int
     world_size: int
     drop_last: bool
 
     def bounds(self, n_items: int) -> tuple[int, int]:
-        """Return first item and end of this rank's stretch of ``n_items``.
+        """Return start and end of this rank's slice of ``n_items``.
 
-        Where items are on two ranks the stretches overlap: each stays one slice, and nothing has to
-        be copied to fill it up. Raises ValueError when there are fewer items than ranks.
+        If items are on two ranks, the slices overlap: each stays one slice, and needs no copy. Raises
+        ValueError if there are fewer items than ranks.
         """
         if n_items < self.world_size > 1:
             raise ValueError(
@@ -150,17 +150,17 @@ def _shard_mapping(data: Mapping[Any, Any], share: IndexShare, seed: int | None)
 
 @dataclass(frozen=True)
 class _Kind:
-    """How to take items from data of one kind."""
+    """Functions that take items from data of one kind."""
 
     count: Callable[[Any], int]
     cut: Callable[[Any, int, int], Any]
-    """Items from a first one up to an end, not copied where that is possible."""
+    """Items from a start to an end, not copied if possible."""
     pick: Callable[[Any, list[int]], Any]
-    """Copies of the items with these numbers."""
+    """Copies of the items with these indices."""
 
 
 def _kind_of(data: Any) -> _Kind:
-    """Return the kind of data that can be sliced; raise TypeError for anything else."""
+    """Return the kind of data that can be sliced; raise TypeError for other data."""
     packages = {base.__module__.partition(".")[0] for base in type(data).__mro__}
     if _is_torch(data, "Dataset") and hasattr(data, "__len__"):
         return _DATASET
@@ -185,7 +185,7 @@ def _kind_of(data: Any) -> _Kind:
 
 
 def _is_torch(data: Any, name: str) -> bool:
-    """Return whether ``data`` is of a class of ``torch.utils.data``, which is not imported for this."""
+    """Return whether ``data`` is of a class of ``torch.utils.data``, without importing it."""
     kind = getattr(sys.modules.get("torch.utils.data"), name, None)
     return kind is not None and isinstance(data, kind)
 
@@ -210,7 +210,7 @@ def _refusal(data: Any) -> str:
     return f"hm.shard() cannot take a {describe(data)}{hint}. {_TAKEN}"
 
 
-# ── how they are taken ───────────────────────────────────────────────────────────────────────────
+# ── taking items ─────────────────────────────────────────────────────────────────────────────────
 
 
 def _slice(data: Any, start: int, stop: int) -> Any:

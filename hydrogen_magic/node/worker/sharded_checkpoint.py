@@ -1,8 +1,8 @@
 """Checkpoints of sharded states: every rank writes and reads its own parts.
 
-By ``torch.distributed.checkpoint`` (https://docs.pytorch.org/docs/stable/distributed.checkpoint.html),
-all ranks together. The parts become the checkpoint when all of them are on disk: rank 0 then renames
-the file that names their directory.
+It uses ``torch.distributed.checkpoint`` (https://docs.pytorch.org/docs/stable/distributed.checkpoint.html)
+on all ranks. The parts become the checkpoint when all of them are on disk: rank 0 then renames the file
+that names their directory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _leaves(state: Any) -> Iterator[Any]:
 
 
 def save(state: Any, folder: Path) -> None:
-    """Write every rank's parts of ``state``; called by all of them. Raises what rank 0 finds wrong."""
+    """Write every rank's parts of ``state``; called by all ranks. Raises errors found by rank 0."""
     if not isinstance(state, dict):
         raise TypeError(
             f"hm.checkpoint.save() got a {type(state).__name__} with sharded tensors: pass a dict "
@@ -76,13 +76,13 @@ def _write_parts(state: dict[str, Any], made: Path) -> None:
 
 
 def _first_failure(error: Any) -> tuple[BaseException, str]:
-    """Return what went wrong on one rank, and in words: all ranks get what went wrong on any."""
+    """Return the error of any rank on all ranks, also as text."""
     rank, (cause, _) = min(error.failures.items())
     return cause, f"rank {rank}: {type(cause).__name__}: {cause}"
 
 
 def _commit(made: Path) -> None:
-    """Make the parts the checkpoint, if they are all where rank 0 sees them."""
+    """Make the parts the checkpoint, if rank 0 sees all of them."""
     from torch.distributed.checkpoint import FileSystemReader
 
     metadata = FileSystemReader(made).read_metadata()

@@ -21,7 +21,7 @@ __all__ = ["task_of"]
 
 @contextmanager
 def task_of(boot: Mapping[str, Any]) -> Iterator[TaskProgress]:
-    """Give the status that a task of ``boot`` updates; it is reported if the kernel asks for that."""
+    """Yield the status that a task of ``boot`` updates; it is reported if the kernel asks for that."""
     task = _task(boot)
     teller = _teller_for(boot.get("tell"))
     if teller is None:
@@ -41,7 +41,7 @@ def _task(boot: Mapping[str, Any]) -> TaskProgress:
 
 
 _teller: TaskReporter | None = None
-"""The last run's; those of earlier runs end by themselves."""
+"""Reporter of the last run; those of earlier runs end by themselves."""
 
 
 def _teller_for(tell: Mapping[str, Any] | None) -> TaskReporter | None:
@@ -53,6 +53,6 @@ def _teller_for(tell: Mapping[str, Any] | None) -> TaskReporter | None:
             from hydrogen_magic.node.worker.task_reporter import TaskReporter
 
             _teller = TaskReporter(tell)
-        except (ImportError, RuntimeError):  # no pyzmq here, or no room for one more thread
+        except (ImportError, RuntimeError):  # no pyzmq here, or no resources for another thread
             return None
     return None if _teller.is_over else _teller

@@ -1,4 +1,4 @@
-"""What a task of an ``%%infer`` on Spark reports to the kernel."""
+"""Status of a task of ``%%infer`` on Spark, for the kernel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 __all__ = ["TaskStatus", "TaskProgress"]
 
 _MOST_FAILURES = 3
-"""Failed places whose text a task tells; all of them are counted."""
+"""Number of failures whose text a task reports; all of them are counted."""
 
 
 @dataclass
@@ -18,20 +18,20 @@ class TaskProgress:
     stage: int
     partition: int
     attempt: int
-    """Spark's number of this very attempt, of which there is no second in an application."""
+    """Spark's number of this attempt, unique within an application."""
     is_trial: bool
-    """It is there to see which columns ``predict`` returns; its rows come once more."""
+    """It only determines the columns that ``predict`` returns; its rows are predicted again."""
     phase: str = "loading"
-    """``loading`` (the cell runs), ``running``, then ``done``, ``failed`` or ``left`` (nobody wants the
-    rest of it)."""
+    """``loading`` (the cell runs), ``running``, then ``done``, ``failed`` or ``left`` (the rest is not
+    needed)."""
     rows: int = 0
     """Rows done."""
     failed: int = 0
     """Of these, the ones without a prediction."""
     said: str = ""
-    """Why it failed."""
+    """The reason of its failure."""
     failures: tuple[str, ...] = ()
-    """What a person is told of the first rows that got no prediction."""
+    """Description of the first rows without a prediction, for the user."""
 
     def count(self, n_rows: int, failed: int, failures: Sequence[str]) -> None:
         """Count a chunk that is done."""
@@ -42,14 +42,14 @@ class TaskProgress:
 
 @dataclass
 class TaskStatus:
-    """What a worker says."""
+    """The report of a worker."""
 
     worker: str
-    """Tells it from all others."""
+    """Unique id of the worker."""
     host: str
     pid: int
     device: str
     tasks: tuple[TaskProgress, ...]
-    """The one under way, and those that ended since the last time."""
+    """The current task, and those that ended since the last report."""
     stacks: str = ""
-    """Where its threads are, when that was asked."""
+    """Stacks of its threads, if requested."""

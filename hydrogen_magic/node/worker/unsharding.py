@@ -1,8 +1,8 @@
-"""Sharded tensors in results become full ones before they leave the ranks.
+"""Gathers sharded tensors in results before they leave the ranks.
 
-A ``DTensor`` holds the part of one rank. Pickled as it is, it would come back with its full shape and a
-part of its values. Gathering is a collective operation, so the ranks first compare what they are about
-to gather: a rank that lacks a variable must not leave the others waiting.
+A ``DTensor`` holds the shard of one rank. Pickled unchanged, it would come back with its full shape and
+only a part of its values. Gathering is a collective operation, so the ranks first compare the tensors they
+are about to gather: a rank that lacks a variable must not leave the others waiting.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Unsharded:
     tensors: Mapping[int, Any] = field(default_factory=dict)
     """``id`` of a DTensor -> the full tensor or parameter."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Results that cannot be gathered -> why, and what to write instead."""
+    """Results that cannot be gathered -> the reason, and an alternative."""
 
 
 def unshard(
@@ -43,8 +43,8 @@ def unshard(
 ) -> Unsharded:
     """Gather every DTensor in ``results``; all ranks of their device meshes call this function.
 
-    Waits for the slowest of them. ``make_pickler`` makes the pickler that will pickle the results: it
-    finds the tensors wherever they are. ``report``: called with a line about the progress.
+    Waits for the slowest of them. ``make_pickler`` makes the pickler for the results, which finds all
+    tensors in them. ``report``: called with a line about the progress.
     """
     if "torch.distributed.tensor" not in sys.modules:
         return Unsharded()
@@ -73,7 +73,7 @@ def unshard(
 
 
 def _gather(sharded: list[Any], tensors: dict[int, Any]) -> str:
-    """Add the full tensors to ``tensors``; return why that failed, or nothing."""
+    """Add the full tensors to ``tensors``; return why that failed, or an empty text."""
     try:
         for tensor in sharded:
             if id(tensor) not in tensors:
@@ -93,9 +93,9 @@ def _refusal(name: str, why: str) -> str:
 
 
 def _find(name: str, obj: Any, make_pickler: Callable[..., Any]) -> dict[str, Any]:
-    """Return the DTensors in ``obj`` by the expression that leads to them, sorted by it.
+    """Return the DTensors in ``obj`` by the expression of their path, sorted by it.
 
-    Pickle meets them in an order that may differ between ranks: that of a set depends on addresses.
+    The order of pickling may differ between ranks: that of a set depends on addresses.
     """
     from torch.distributed.tensor import DTensor
 
@@ -127,7 +127,7 @@ def _by_path(name: str, obj: Any, found: dict[int, Any]) -> dict[str, Any]:
 
 
 class _NullFile(io.RawIOBase):
-    """A file that forgets what is written to it."""
+    """A file that discards its data."""
 
     def write(self, data: Any) -> int:
         return len(data)
@@ -139,7 +139,7 @@ def _describe(path: str, tensor: Any) -> list[Any]:
 
 
 def _why_not(found: Mapping[str, Any]) -> str:
-    """Return why these tensors cannot be gathered here, or nothing."""
+    """Return why these tensors cannot be gathered here, or an empty text."""
     if any(tensor.device_mesh.get_coordinate() is None for tensor in found.values()):
         return "this rank is not part of their device mesh"
     if any("{" in path for path in found):
@@ -170,7 +170,7 @@ def _store() -> Any:
 
 
 class _Comparison:
-    """What the other ranks are about to gather."""
+    """The tensors that the other ranks are about to gather."""
 
     def __init__(self, store: Any, report: Callable[[str], None]) -> None:
         self._store = store
@@ -181,7 +181,7 @@ class _Comparison:
     def refusals(
         self, plan: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]], names: set[str]
     ) -> dict[str, str]:
-        """Return the results that some rank of their mesh would gather differently, and why."""
+        """Return the results that a rank of their mesh would gather differently, and why."""
         refused: dict[str, str] = {}
         for name in sorted(names):
             for peer in sorted(_peers(found[name])):

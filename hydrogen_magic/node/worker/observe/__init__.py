@@ -1,7 +1,7 @@
-"""What is seen of a rank without the user's help: one file per library, nothing where it is absent.
+"""Observers, which record a rank's activity automatically: one file for each library.
 
-An observer is attached right after its library's module was imported, by whoever imports it: a rank
-that does not use tqdm never pays for it. Libraries loaded before are attached to at once.
+An observer is attached right after the import of its library's module: a rank that does not use tqdm has no
+cost. Libraries that are already loaded are observed at once.
 """
 
 from __future__ import annotations
@@ -53,11 +53,13 @@ _OBSERVERS: dict[str, Callable[[ModuleType], None]] = {
     "accelerate.accelerator": accelerate.attach,
     "keras.callbacks": keras.attach,
 }
-"""Module -> what to do once it is there."""
+"""Module -> function that attaches the observer."""
 
 
 def install() -> None:
-    """Attach the observers to what is imported, and to the rest when it comes. Twice is once."""
+    """Attach the observers to imported libraries, and to others when they are imported. A second call has
+    no effect.
+    """
     if any(isinstance(finder, _ObserverFinder) for finder in sys.meta_path):
         return
     pending = dict(_OBSERVERS)
@@ -76,7 +78,7 @@ def _attach(observer: Callable[[ModuleType], None], module: ModuleType) -> None:
 
 
 class _ObserverFinder(MetaPathFinder):
-    """Lets the other finders find, and has the observer called after the module ran."""
+    """Delegates to the other finders, and calls the observer after the module has run."""
 
     def __init__(self, pending: dict[str, Callable[[ModuleType], None]]) -> None:
         self._pending = pending
@@ -97,13 +99,13 @@ class _ObserverFinder(MetaPathFinder):
         return None
 
     def _call_after(self, loader: Loader | None, fullname: str) -> None:
-        """Wrap ``exec_module`` of this one loader, so that the module's loader stays what it is."""
+        """Wrap ``exec_module`` of this loader instance, so that the module's loader is unchanged."""
         if loader is None:
             return
 
         def exec_module(module: ModuleType) -> None:
             run(module)
-            # A loader may serve several modules (a zip's), or a module may be loaded again.
+            # A loader may serve several modules (of a zip), or a module may be loaded again.
             observer = self._pending.pop(fullname, None) if module.__name__ == fullname else None
             if observer is not None:
                 _attach(observer, module)
@@ -112,4 +114,4 @@ class _ObserverFinder(MetaPathFinder):
             run = loader.exec_module
             loader.exec_module = exec_module  # type: ignore[method-assign]
         except AttributeError:
-            return  # a loader that cannot be wrapped: its module goes unobserved
+            return  # a loader that cannot be wrapped: its module is not observed

@@ -1,7 +1,7 @@
-"""Horovod in a gang of torch's, and torch's process group in a gang of Horovod's: said in plain words.
+"""Clear errors for Horovod in a torch gang, and for torch's process group in a Horovod gang.
 
-Horovod takes a rank that was told nothing of others for the only one: every rank would train alone, and
-nothing would fail. torch asks for a variable that a gang of Horovod's does not have.
+Without the variables of Horovod, a rank takes itself for the only one: every rank would train alone without
+an error. torch requires a variable that a Horovod gang does not have.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["attach_to_horovod", "explained"]
 def attach_to_horovod(
     module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None]
 ) -> None:
-    """Have ``hvd.init`` of ``module``, which is ``horovod.torch``, say when it leaves a rank alone.
+    """Make ``hvd.init`` of ``module``, which is ``horovod.torch``, report when it leaves a rank alone.
 
-    ``replace``: puts a wrapped function wherever Horovod has the original.
+    ``replace``: installs a wrapped function wherever Horovod has the original.
     """
     original = module.init
 
@@ -47,7 +47,7 @@ def _warn_if_alone(size: int) -> None:
 
 
 def explained(init_process_group: Callable[..., Any]) -> Callable[..., Any]:
-    """Return torch's ``init_process_group`` with an error that tells why there is no ``MASTER_ADDR``."""
+    """Return torch's ``init_process_group`` with an error that explains a missing ``MASTER_ADDR``."""
 
     @functools.wraps(init_process_group)
     def call(*args: Any, **kwargs: Any) -> Any:
