@@ -1,4 +1,4 @@
-"""Results become variables of the notebook again."""
+"""Assigns results to variables of the notebook."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def assign(
 ) -> list[str]:
     """Assign the variables in ``names`` that arrived; return warnings about stale references.
 
-    Objects of the notebook that the ranks have changed stay the same objects.
+    Objects of the notebook that the ranks have changed keep their identity.
     """
     results.update(originals)
     replaced: dict[str, Any] = {}
@@ -72,7 +72,7 @@ def _parameters_of(optimizer: Any) -> list[list[Any]]:
 
 
 def _parts_of(old: Any) -> set[int]:
-    """Return the identities of an object that others keep references to, and of its parameters."""
+    """Return the ids of an object that others keep references to, and of its parameters."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(old, (torch.nn.Module, torch.optim.Optimizer)):
         return set()

@@ -1,4 +1,4 @@
-"""Ranks as processes on this machine, beside an agent that stays warm between cells."""
+"""Ranks as processes on this machine, started by an agent that stays warm between cells."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = ["LocalAgentGroup", "LocalPlacement"]
 
 _PING_S = 1.0
 _LATE_S = 4.0
-"""This process itself was stopped or busy for so long: the agent's answers wait to be read."""
+"""After this process was stopped or busy for this long, the agent's answers still have to be read."""
 _SILENCE_S = 15.0
-"""An agent that is silent for so long is reported."""
+"""An agent that is silent for this long is reported."""
 _START_S = 3.0
-"""How long an agent that is starting may take once the gang is to be stopped."""
+"""How long a starting agent may take when the gang is to be stopped."""
 
 
 class LocalPlacement:
@@ -59,9 +59,9 @@ class LocalPlacement:
 
 
 def _threads(plan: Plan, is_fed: bool) -> dict[str, str]:
-    """One thread per rank unless the user chose, as torchrun has it: ranks share the cores.
+    """One thread per rank unless the user chose a number, as with torchrun: ranks share the cores.
 
-    Ranks that are fed have nothing else to do on their share of them.
+    Ranks that receive data may use all of their share of the cores.
     """
     if len(plan.slots) == 1 or "OMP_NUM_THREADS" in os.environ:
         return {}
@@ -76,7 +76,7 @@ class LocalAgentGroup:
         self._agent: local_agents.LocalAgent | None = None
         self._cancelled = asyncio.Event()
         self._is_recording: bool | None = None
-        """What was ordered; None: what the job says."""
+        """Requested recording state; None: as in the job."""
 
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
         job = attempt.job
@@ -92,7 +92,7 @@ class LocalAgentGroup:
         try:
             _launch(agent, message, job)
             await agent.swept()
-        except HydrogenError:  # the agent has ended
+        except HydrogenError:  # the agent has exited
             _end_all(attempt, sink)
             raise
         finally:
@@ -113,7 +113,7 @@ class LocalAgentGroup:
         return self._agent
 
     async def _started(self, agent: local_agents.LocalAgent) -> None:
-        """Wait for the agent's hello, for a moment only once the gang is to be stopped."""
+        """Wait for the agent's hello; only for a moment when the gang is to be stopped."""
         ready = asyncio.ensure_future(agent.ready())
         cancelled = asyncio.ensure_future(self._cancelled.wait())
         await asyncio.wait([ready, cancelled], return_when=asyncio.FIRST_COMPLETED)
@@ -161,7 +161,7 @@ class LocalAgentGroup:
 
 
 async def _watch(agent: local_agents.LocalAgent, attempt: Attempt, sink: EventSink) -> None:
-    """Report an agent that does not respond, and end it once the gang is to be stopped."""
+    """Report an agent that does not respond, and end it when the gang is to be stopped."""
     is_silent = False
     looked_s = time.monotonic()
     while True:
@@ -193,14 +193,14 @@ def _silence(agent: local_agents.LocalAgent, silence_s: float) -> str:
 
 
 def _end_all(attempt: Attempt, sink: EventSink) -> None:
-    """Report the end of all ranks, which the agent can report no longer."""
+    """Report the end of all ranks in place of the agent, which can no longer do so."""
     for slot in attempt.job.plan.slots:
         now_s = attempt.job.now_s()
         sink.emit(ev.RankExited(now_s, slot.rank, None, "SIGKILL", True, "its agent has exited"))
 
 
 def _fed(attempt: Attempt, slots: Sequence[Mapping[str, Any]], digest: str) -> dict[str, Any]:
-    """Return what a launch says of ranks that are fed: how, and what kept ones must have been set up by."""
+    """Return the part of a launch for ranks that receive data: channels, and the key of reusable ones."""
     feed, spec = attempt.job.feed, attempt.job.spec
     if feed is None:
         return {"infer": None, "stay": ""}

@@ -1,8 +1,8 @@
 """How ranks find each other: a rendezvous turns a plan into every rank's environment.
 
-It may also name a *service*: a function that one host's agent runs beside the ranks, on a socket
-that the agent has bound already, so that no port is chosen twice. It never learns where ranks run
-(that is a placement's to know), and no placement learns what runs on it.
+It may also name a *service*: a function that the agent of one host runs beside the ranks, on a socket that
+the agent has already bound, so that no port is chosen twice. A rendezvous does not know where ranks run
+(that is the placement's part), and a placement does not know the service.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["RendezvousInfo", "Rendezvous", "ServiceSpec", "check", "get"]
 
 @dataclass(frozen=True)
 class ServiceSpec:
-    """What the first host's agent runs for the ranks to meet at."""
+    """The service that the first host's agent runs for the rendezvous."""
 
     function: str
     """``module:function``, called with the listening socket's descriptor and the options."""
@@ -44,42 +44,44 @@ class RendezvousInfo:
 
 
 class Rendezvous(Protocol):
-    """What a module of this package offers."""
+    """The interface of a rendezvous."""
 
     library: str
-    """Module whose ``fault()`` says what is wrong with the library on a machine and what to do, or
-    None; empty where nothing can be. It imports the standard library only: its text is run anywhere."""
+    """Module whose ``fault()`` returns the problem of the library on a machine and a remedy, or None; empty
+    if there can be none. The module imports only the standard library: its source is run anywhere."""
     init_collective: str
-    """The collective in which ranks wait for all others to come; empty where its library has a bound
-    of its own for that, and says who is missing."""
+    """The collective in which ranks wait for all others at the start; empty if the library has its own time
+    limit and reports missing ranks."""
 
     def join_timeout_s(self, spec: JobSpec) -> float:
-        """Return how long ranks wait in :attr:`init_collective` before those that are missing have failed.
+        """Return how long ranks wait in :attr:`init_collective` until the missing ones count as failed.
 
-        Raises PlacementError when the user has set something else than a time.
+        Raises PlacementError if the user's setting is not a valid time.
         """
         ...
 
     def prepare(
         self, plan: Plan, address: str, port: int, *, spec: JobSpec, gang: str, attempt: int
     ) -> RendezvousInfo:
-        """Return how the plan's ranks meet at ``address:port``, held by rank 0's host. No effect."""
+        """Return how the plan's ranks find each other at ``address:port`` on rank 0's host. No side
+        effects.
+        """
         ...
 
     def serve_here(self, held: socket.socket, over: threading.Event) -> None:
-        """Serve a lone rank of this very process, from a thread, until ``over`` is set."""
+        """Serve a single rank in this process, from a thread, until ``over`` is set."""
         ...
 
     def undo_here(self) -> Callable[[], None]:
-        """Return what undoes a lone rank's meeting in this process; asked before the rank runs.
+        """Return a function that undoes a single rank's rendezvous in this process; called before it runs.
 
-        It must leave alone what the process had joined already.
+        It must not affect process groups that the process had already joined.
         """
         ...
 
 
 def get(name: str) -> Rendezvous:
-    """Return the rendezvous of this name, or raise PlacementError with what there is."""
+    """Return the rendezvous of this name, or raise PlacementError with the available ones."""
     if name in _CLASSES:
         module, _, cls = _CLASSES[name].partition(":")
         found: Rendezvous = getattr(importlib.import_module(module), cls)()
@@ -88,12 +90,12 @@ def get(name: str) -> Rendezvous:
 
 
 def check(spec: JobSpec) -> None:
-    """Raise PlacementError when there is no such rendezvous, or its library or settings are not in order.
+    """Raise PlacementError for an unknown rendezvous, an unusable library or invalid settings.
 
-    On Spark it is the executors that must have the library: they are asked before their ranks start.
+    On Spark, the executors need the library: they are checked before their ranks start.
     """
     rendezvous = get(spec.rendezvous)
-    rendezvous.join_timeout_s(spec)  # which looks at what the user has set
+    rendezvous.join_timeout_s(spec)  # which validates the user's setting
     library = rendezvous.library if spec.placement != "spark" else ""
     fault = importlib.import_module(library).fault() if library else None
     if fault is not None:

@@ -1,10 +1,10 @@
 """torchrun's rendezvous: the environment that ``torch.distributed.init_process_group()`` reads.
 
-torch's own ``TCPStore`` listens on every interface without authentication, whatever address it is
-given. Here the agent binds the socket (loopback on one machine) and a process beside the ranks serves
-the store behind it (``master_listen_fd``, :mod:`~hydrogen_magic.node.rendezvous.connection_guard`);
-ranks are told by ``TORCHELASTIC_USE_AGENT_STORE`` to connect only.
-Names and meanings of the variables: https://docs.pytorch.org/docs/stable/elastic/run.html
+torch's own ``TCPStore`` listens on every interface without authentication, whatever address it is given.
+Here the agent binds the socket (loopback on one machine) and a process beside the ranks serves the store
+behind it (``master_listen_fd``, :mod:`~hydrogen_magic.node.rendezvous.connection_guard`);
+``TORCHELASTIC_USE_AGENT_STORE`` makes the ranks connect only. Names and meanings of the variables:
+https://docs.pytorch.org/docs/stable/elastic/run.html
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hydrogen_magic.node.rendezvous.connection_guard import serve_guarded
 __all__ = ["TorchRendezvous", "serve_store"]
 
 _POLL_S = 0.02
-"""How soon a lone rank's first connection, or its end, is noticed."""
+"""How quickly a single rank's first connection, or its end, is noticed."""
 
 
 class TorchRendezvous:
@@ -85,14 +85,14 @@ def _interface(slot: Slot) -> Mapping[str, str]:
 def serve_store(listen_fd: int, hosts: Sequence[str] = ()) -> None:
     """Serve a ``TCPStore`` behind the bound socket until this process is ended.
 
-    ``hosts``: addresses of other machines with ranks of the gang.
-    torch is imported when the first rank connects: a cell that never does should not pay for it.
+    ``hosts``: addresses of other machines with ranks of the gang. torch is imported when the first rank
+    connects, to save a cell without torch the time.
     """
     serve_guarded(listen_fd, _store, hosts)
 
 
 def _store(listen_fd: int) -> object:
-    """Return a store on the listening socket, which it takes over, backlog and all."""
+    """Return a store on the listening socket; the store owns it, including its queued connections."""
     from torch.distributed import TCPStore
 
     with socket.socket(fileno=os.dup(listen_fd)) as bound:

@@ -1,4 +1,4 @@
-"""The barrier stage of one attempt: its tasks, its thread in the kernel, what it says when it ends."""
+"""The barrier stage of one attempt: its tasks, its thread in the kernel, and its errors."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from hydrogen_magic.node.spark.barrier_task import PROBLEM
 __all__ = ["BarrierJob", "as_error", "fingerprint", "problem_of", "submit"]
 
 _SHIPPED = {"cloudpickle", "hydrogen_magic"}
-"""In the zip that travels in the task."""
+"""Name in the zip that is sent with the task."""
 IDLE_S = 60.0
-"""How long agents wait on executors for another gang of this notebook."""
+"""How long agents on executors wait for another gang of this notebook."""
 
 
 class BarrierJob:
-    """A barrier stage that is under way, run by a thread."""
+    """A running barrier stage, in its own thread."""
 
     def __init__(self, session: Session, tag: str, description: str) -> None:
         self.is_over = False
@@ -46,7 +46,7 @@ class BarrierJob:
                 self._session.run_tasks(task, n, profile, self._tag, self._description)
             except SparkJobError as problem:
                 error = problem
-            except BaseException as problem:  # whatever it is, the gang must be told
+            except BaseException as problem:  # whatever it is, the gang must get the error
                 error = SparkJobError("other", f"{type(problem).__name__}: {problem}")
             try:
                 self._loop.call_soon_threadsafe(self._end, error)
@@ -62,9 +62,9 @@ class BarrierJob:
         self.on_end()
 
     async def wait_then_cancel(self, join_timeout_s: float) -> None:
-        """Wait for the stage's end, then have Spark end it; at once when this kernel ends.
+        """Wait for the stage's end, then make Spark end it; at once when this kernel exits.
 
-        Spark would start a stage anew whose tasks have lost their agents.
+        Spark would restart a stage whose tasks have lost their agents.
         """
         self.on_end = lambda: None
         try:
@@ -82,7 +82,7 @@ def submit(
     invited: list[RemoteAgent],
     attempt: Attempt,
 ) -> BarrierJob:
-    """Submit the stage of an attempt's tasks, one for each of the agents that may come."""
+    """Submit the stage of an attempt's tasks, one for each of the possible agents."""
     boot = _boot(session, agent_pool, invited, attempt)
     tag = f"hydrogen_magic-{attempt.gang}-{attempt.number}"
     ranks = "1 rank" if len(invited) == 1 else f"{len(invited)} ranks"
@@ -109,7 +109,7 @@ def _boot(
 
 
 def _task(boot: dict[str, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return what Spark pickles: by value, since executors do not have this package."""
+    """Return a function that Spark pickles by value, since executors do not have this package."""
     source, code = packaging.source("hydrogen_magic.node.spark.barrier_task"), packaging.code()
 
     def hydrogen_magic_task(batches: Iterator[Any]) -> Iterator[Any]:
@@ -121,12 +121,12 @@ def _task(boot: dict[str, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 
 def fingerprint(job: Job) -> str:
-    """Return what a forkserver on an executor must have been started with to serve this gang."""
+    """Return the fingerprint that a forkserver on an executor must have to serve this gang."""
     return local_agents.fingerprint(forwarded_settings.environment(job))
 
 
 def problem_of(error: SparkJobError | None) -> dict[str, str] | None:
-    """Return what a task said when it ended the stage, None when it was not one of ours."""
+    """Return the problem with which a task ended the stage, None if it was not one of ours."""
     if error is None:
         return None
     text = f"{error}\n{getattr(error, 'details', '')}"
@@ -138,7 +138,7 @@ def problem_of(error: SparkJobError | None) -> dict[str, str] | None:
 
 
 def as_error(error: SparkJobError | None, session: Session) -> HydrogenError:
-    """Return what the user is told of a stage that ended before its ranks had."""
+    """Return the user's error for a stage that ended before its ranks did."""
     problem = problem_of(error)
     if problem is not None:
         return PlacementError(f"{problem['text']} (host {problem['host']}){_advice(problem)}")

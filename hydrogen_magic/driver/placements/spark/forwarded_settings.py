@@ -1,4 +1,4 @@
-"""The notebook's settings of libraries, for ranks on executors, and Horovod's timeline back from there."""
+"""Settings of libraries, forwarded from the notebook to executors; Horovod's timeline, copied back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PREFIXES = ("GLOO_", "HOROVOD_", "NCCL_", "OMP_", "TORCH_", sparkdl.VARIABLE)
 
 
 def forwarded(environ: Mapping[str, str] = os.environ) -> tuple[tuple[str, str], ...]:
-    """Return the variables of the notebook that ranks on executors get too."""
+    """Return the notebook's variables that ranks on executors get too."""
     names = (name for name in environ if name.startswith(_PREFIXES))
     return tuple(
         (name, environ[name]) for name in sorted(names) if name not in RENDEZVOUS_VARIABLES
@@ -26,14 +26,14 @@ def forwarded(environ: Mapping[str, str] = os.environ) -> tuple[tuple[str, str],
 
 
 def environment(job: Job) -> dict[str, str]:
-    """Return what a job's ranks get of the notebook's environment and of ``--env``, which wins."""
+    """Return the variables for a job's ranks: of the notebook, and of ``--env``, which takes precedence."""
     return {**dict(job.plan.forwarded), **dict(job.spec.env)}
 
 
 def leave_timeline(attempt: Attempt) -> str:
     """Copy the timeline of an attempt to the path in ``HOROVOD_TIMELINE``, relative to the notebook.
 
-    It was written on rank 0's host and is in the gang's record. Returns what went wrong, or nothing.
+    It was written on rank 0's host and is in the gang's record. Returns an error message, or an empty text.
     """
     path = environment(attempt.job).get(HOROVOD_TIMELINE, DYNAMIC)
     written = Path(f"{path_prefix(str(attempt.job.record_dir), attempt.number)}{GIVEN}.json")

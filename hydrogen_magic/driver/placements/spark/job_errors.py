@@ -1,7 +1,7 @@
-"""What Spark says when a job ends badly, in one plain sentence and a kind that a program can act on.
+"""Errors of Spark jobs, as one plain sentence and a kind for programs.
 
-The texts are those of Spark 4, the same on a classic session and through Spark Connect, where only
-the names of the exceptions differ; so the text is read, never the exception's class.
+The texts are those of Spark 4, identical on a classic session and through Spark Connect, where only the
+names of the exceptions differ; so the text is analysed, not the exception's class.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ STOPPED = "the Spark session was stopped, or its driver has exited: create a new
 
 
 class SparkJobError(Exception):
-    """A barrier stage did not end well."""
+    """A barrier stage failed or was cancelled."""
 
     def __init__(self, kind: str, message: str, details: str = "") -> None:
         super().__init__(message)
         self.kind = kind
-        """``cancelled``, ``executor_lost``, ``slots``, ``python`` (executors run one that cannot serve),
+        """``cancelled``, ``executor_lost``, ``slots``, ``python`` (executors run an incompatible one),
         ``stopped`` (the session or its SparkContext) or ``other``."""
         self.details = details
-        """All that Spark said: Java and Python stacks, many lines."""
+        """Spark's complete error: Java and Python stacks, many lines."""
 
 
 _LOST = re.compile(r"ExecutorLostFailure \(executor (\S+) (?:exited|lost|.*?)\)(?: Reason: (.*))?")
@@ -50,7 +50,7 @@ _LONGEST = 300
 
 
 def explained(error: BaseException) -> SparkJobError:
-    """Return what ``error``, raised by ``collect()``, means; never raises."""
+    """Return the error for ``error``, raised by ``collect()``; never raises."""
     text = _text(error)
     kind, message = next(
         ((kind, said) for kind, read in _READERS if (said := read(text)) is not None),
@@ -61,7 +61,7 @@ def explained(error: BaseException) -> SparkJobError:
 
 def _text(error: BaseException) -> str:
     try:
-        # Py4J asks the JVM for the stack, which may be gone.
+        # Py4J asks the JVM for the stack, but the JVM may have exited.
         return f"{type(error).__name__}: {error}"
     except Exception as second:
         return f"{type(error).__name__}: Answer from Java side is empty ({second!r})"
@@ -145,11 +145,13 @@ _READERS = (
     ("python", _no_python),
     ("other", _crashed),
 )
-"""First match wins: a stopped context also cancels jobs, a lost executor also fails a stage."""
+"""The first match wins: a stopped context also cancels jobs, a lost executor also fails a stage."""
 
 
 def _first_line(text: str) -> str:
-    """Return the Python exception of a task where there is one, else the first line that is no stack."""
+    """Return the Python exception of a task if there is one, otherwise the first line outside of a
+    stack.
+    """
     raised = _PYTHON.findall(text.partition("PYTHON_EXCEPTION")[2])
     if raised:
         return _short(f"a task failed: {raised[-1]}")

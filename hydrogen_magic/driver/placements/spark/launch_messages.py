@@ -1,4 +1,4 @@
-"""What every agent of a gang is told to launch."""
+"""The launch messages for the agents of a gang."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["messages"]
 def messages(
     attempt: Attempt, assignment: rank_assignment.RankAssignment, is_recording: bool | None
 ) -> dict[RemoteAgent, dict[str, Any]]:
-    """Return what each agent is told: its own slots; the first also what serves the rendezvous."""
+    """Return each agent's launch message: its own slots; the first also has the rendezvous service."""
     job, spec = attempt.job, attempt.job.spec
     meeting = job.rendezvous.prepare(
         assignment.plan,
@@ -26,7 +26,7 @@ def messages(
         attempt=attempt.number,
     )
     env = forwarded_settings.environment(job)
-    # The agent puts another path in its place.
+    # The agent replaces it by another path.
     given = {name: value for name, value in spec.env if name != HOROVOD_TIMELINE}
     told: dict[RemoteAgent, dict[str, Any]] = {}
     service = meeting.service and {

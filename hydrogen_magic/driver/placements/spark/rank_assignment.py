@@ -1,4 +1,4 @@
-"""From the tasks that came to a plan: ranks grouped by host and contiguous, whatever Spark's order."""
+"""From attached tasks to a plan: ranks are grouped by host and contiguous, whatever Spark's order."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class BarrierTask:
 
     agent: RemoteAgent
     about: dict[str, Any]
-    """What the task says of itself: see ``task._about``."""
+    """The task's description of itself: see ``barrier_task._about``."""
 
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """Who runs where."""
+    """The assignment of ranks to agents."""
 
     plan: Plan
     placed: tuple[RemoteAgent, ...]
@@ -32,7 +32,7 @@ class RankAssignment:
     partitions: tuple[int, ...]
     """By rank."""
     shares_disk: bool
-    """All hosts see the directory where the kernel keeps this gang's record."""
+    """All hosts share the directory of this gang's record."""
 
     @property
     def agents(self) -> tuple[RemoteAgent, ...]:
@@ -44,8 +44,8 @@ class RankAssignment:
 
 
 def plan(spec: JobSpec, places: Mapping[int, BarrierTask], uses_gpus: bool) -> RankAssignment:
-    """Return the plan for the tasks that came. Raises PlacementError where they cannot be ranks."""
-    # Not by agent: another may have become free between two tasks of one machine.
+    """Return the plan for the attached tasks. Raises PlacementError if they cannot be ranks."""
+    # Not by agent: another one may have become free between two tasks of one machine.
     by_machine: dict[str, list[int]] = {}
     for partition in sorted(places):
         by_machine.setdefault(places[partition].about["machine"], []).append(partition)
@@ -68,7 +68,7 @@ def plan(spec: JobSpec, places: Mapping[int, BarrierTask], uses_gpus: bool) -> R
 
 
 def _gpus(places: list[BarrierTask]) -> dict[int, str]:
-    """Return the GPU of each task of one host; Spark's addresses may be places in a shorter list."""
+    """Return the GPU of each task of one host; Spark's addresses may be indices into a shorter list."""
     found: dict[int, str] = {}
     for place in places:
         host, addresses = place.agent.host, place.about["gpus"]
@@ -85,7 +85,7 @@ def _gpus(places: list[BarrierTask]) -> dict[int, str]:
 
 
 def _visible(address: str, visible: str | None) -> str:
-    """Return how CUDA names an address where the executor itself sees only some GPUs."""
+    """Return CUDA's name of an address if the executor itself sees only some GPUs."""
     names = [name.strip() for name in (visible or "").split(",") if name.strip()]
     if names and address.isdigit() and address not in names:
         return names[int(address)] if int(address) < len(names) else address
@@ -93,7 +93,7 @@ def _visible(address: str, visible: str | None) -> str:
 
 
 def _notes(places: Mapping[int, BarrierTask]) -> tuple[str, ...]:
-    """Name libraries that are of another version there: pickles may mean something else then."""
+    """Warn of libraries with other versions there: pickles may not be compatible."""
     from importlib import metadata
 
     notes = []
