@@ -15,7 +15,7 @@ from hydrogen_magic.horovod.build.errors import BuildError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a sub-command and return the exit code: 0 well, 1 failed, 3 something is missing."""
+    """Run a sub-command and return the exit code: 0 success, 1 failure, 3 missing requirements."""
     parser = argparse.ArgumentParser(
         prog="python -m hydrogen_magic.horovod",
         description="Build Horovod for the torch that is installed, and install it.",
@@ -73,7 +73,7 @@ def _build(given: argparse.Namespace) -> int:
 def _check() -> int:
     installing.try_out()
     found, torch = installation.horovod(), installation.torch()
-    assert found is not None and torch is not None  # or there would have been a fault
+    assert found is not None and torch is not None  # otherwise there would have been a fault
     operations = ", ".join(found.operations or ["unknown operations"])
     print(f"Horovod {found.version} with {operations} works with torch {torch.version}")
     return 0

@@ -1,4 +1,4 @@
-"""``%gang doctor``: is this machine fit to run gangs, and what to do where it is not."""
+"""``%gang doctor``: checks whether this machine can run gangs, with remedies."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _GANG_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at."""
+    """One check."""
 
     name: str
     is_well: bool
     found: str
     remedy: str = ""
-    """What to do when it is not well."""
+    """The remedy if the check fails."""
 
     def lines(self) -> list[str]:
         """Return it as text."""
@@ -39,7 +39,7 @@ class Check:
 
 
 def examine() -> Iterator[Check]:
-    """Yield one check after the other; the last starts a gang and takes a few seconds."""
+    """Yield the checks one by one; the last starts a gang and takes a few seconds."""
     from hydrogen_magic.core import run_log
 
     yield python()
@@ -55,7 +55,7 @@ def examine() -> Iterator[Check]:
 
 
 def _made(name: str, check: Callable[[], Check], remedy: str = "") -> Check:
-    """Make a check; an exception in it is its finding."""
+    """Run a check; an exception in it is its finding."""
     try:
         return check()
     except Exception as error:
@@ -63,13 +63,13 @@ def _made(name: str, check: Callable[[], Check], remedy: str = "") -> Check:
 
 
 def python() -> Check:
-    """Say which Python this is."""
+    """Report the version and path of Python."""
     found = f"{platform.python_version()} at {sys.executable}, {os.cpu_count()} CPUs"
     return Check("python", True, found)
 
 
 def system() -> Check:
-    """Say whether the system has what agents need to own their ranks whole."""
+    """Check the system calls that agents need to control their ranks."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError) as error:  # macOS, Linux before 5.3, some sandboxes
@@ -87,7 +87,7 @@ _PACKAGES = {
 
 
 def package(name: str, remedy: str) -> Check:
-    """Say which version of a package is installed."""
+    """Report the version of a package."""
     try:
         return Check(name, True, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
@@ -95,7 +95,7 @@ def package(name: str, remedy: str) -> Check:
 
 
 def horovod() -> Check:
-    """Say which Horovod is installed and whether it fits this torch; nobody needs to have one."""
+    """Report the installed Horovod and whether it matches this torch; it is optional."""
     from hydrogen_magic.horovod import installation
 
     found, fault = installation.horovod(), installation.fault()
@@ -108,7 +108,7 @@ def horovod() -> Check:
 
 
 def gpus() -> Check:
-    """Say which GPUs the driver sees."""
+    """Report the GPUs that the driver sees."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return Check("GPUs", True, "none (no nvidia-smi): ranks use the CPU")
@@ -124,7 +124,7 @@ def gpus() -> Check:
 
 
 def memory_files(path: Path) -> Check:
-    """Say how much shared memory is free."""
+    """Report the free shared memory."""
     if not path.is_dir():
         return Check(str(path), True, "not present: this system shares memory in another way")
     free = shutil.disk_usage(path).free
@@ -133,7 +133,7 @@ def memory_files(path: Path) -> Check:
 
 
 def run_directory(path: Path) -> Check:
-    """Say where records go and how much fits there."""
+    """Report the directory of records and its free space."""
     free = shutil.disk_usage(path).free
     remedy = "free some space, or set HYDROGEN_MAGIC_HOME to another disk"
     found = f"{path}, {free / 1e9:.1f} GB free"
@@ -141,7 +141,7 @@ def run_directory(path: Path) -> Check:
 
 
 def two_ranks(run: Callable[[], float] | None = None) -> Check:
-    """Start two ranks that add up their numbers."""
+    """Start two ranks that add their numbers."""
     from hydrogen_magic.errors import HydrogenError
 
     started = time.monotonic()

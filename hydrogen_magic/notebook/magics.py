@@ -1,4 +1,4 @@
-"""The magics: a line is parsed to a value, a cell is captured, and somebody else does the work."""
+"""The magics: they parse the line, capture the cell, and pass both on."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 @magics_class
 class Distributed(Magics):
-    """``%%distributed`` and ``%gang``; its traits are what ``%config Distributed.np = 4`` sets."""
+    """``%%distributed`` and ``%gang``; ``%config Distributed.np = 4`` sets its traits."""
 
     np = Int(2, min=1, help="number of ranks").tag(config=True)
     on = Enum(PLACEMENTS, "local", help="placement").tag(config=True)
@@ -78,12 +78,13 @@ class Distributed(Magics):
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
         self.replaced: dict[tuple[str, str], Any] = {}
-        """Magics of others under our names, by kind and name: put back when we are unloaded."""
+        """Replaced magics of the same names, by kind and name: restored when the extension is unloaded."""
 
     def get_ready(self, result: object = None) -> None:
-        """Start an agent once torch is there, so that the first gang starts as fast as the next.
+        """Start an agent when torch is imported, so that the first gang starts as fast as later ones.
 
-        After a cell, by IPython's event; torch's import takes a second, gangs that wait for it too.
+        Called by IPython's event after a cell: importing torch takes a second, and gangs would wait for it
+        too.
         """
         if self.warm_up and "torch" in sys.modules and self.shell is not None:
             self.shell.events.unregister("post_run_cell", self.get_ready)
@@ -111,7 +112,7 @@ class Distributed(Magics):
         return self._infer(arguments, cell, f"%%infer {line}".strip())
 
     def defaults(self) -> JobSpec:
-        """Return what ``%config`` set. Raises ArgumentsError for a size that is none."""
+        """Return the options set by ``%config``. Raises ArgumentsError for an invalid size."""
         try:
             max_closure_bytes = parse_size_bytes(str(self.max_closure))
         except ValueError as error:
@@ -207,7 +208,7 @@ class Distributed(Magics):
         self._ip.push({arguments.out: result})
         return None
 
-    # ── what is seen ──
+    # ── display ──
 
     def _take_results(self, gang: Gang, spec: JobSpec, originals: Originals) -> Any:
         """Assign the variables of ``--out``; return rank 0's value."""
@@ -227,13 +228,13 @@ class Distributed(Magics):
             _write_timeline(gang, spec)
 
     def _follow(self, gang: Gang, spec: JobSpec) -> None:
-        """Keep the view of a detached gang up to date while other cells run."""
+        """Update the view of a detached gang while other cells run."""
         view = pick_view(quiet=spec.quiet, detached=True, actions=gang)
         launcher.follow(gang, view, lambda: _write_timeline(gang, spec))
 
 
 def _checked(parsed: Callable[[], T]) -> T:
-    """Turn a wrong line into the error whose traceback IPython hides."""
+    """Convert an error of the line into UsageError, whose traceback IPython hides."""
     try:
         return parsed()
     except ArgumentsError as error:
@@ -241,9 +242,9 @@ def _checked(parsed: Callable[[], T]) -> T:
 
 
 def _raise_if_failed(gang: Gang) -> None:
-    """Raise how the gang failed; an inline rank's own exception from its cell on.
+    """Raise the gang's error; for an inline rank its own exception, starting at its cell.
 
-    ``%debug`` then stands where the user wrote something.
+    ``%debug`` then stops in the user's code.
     """
     try:
         gang.raise_for_state()
@@ -258,7 +259,7 @@ def _raise_if_failed(gang: Gang) -> None:
 
 
 def _lost_results(gang: Gang) -> str:
-    """Return why results are missing, and where the rest of them is."""
+    """Return why results are missing, and where the other ones are."""
     results = gang.received.of(0)
     assigned = [f"`{name}`" for name in results.arrived()]
     lines = [*results.errors.values(), gang.save_results(has_succeeded=True)]
@@ -274,15 +275,15 @@ def _is(things: Sequence[object]) -> str:
 
 
 def _syntax_report(error: SyntaxError, label: str) -> str:
-    """Return a syntax error as IPython shows one, under the cell's own name."""
+    """Return a syntax error in IPython's format, under the cell's own name."""
     lines = traceback.format_exception_only(error)
     return "".join([f"  {label}, line {error.lineno}\n", *lines[1:]]).rstrip()
 
 
 def _ends_silently(shell: Any, cell: str) -> bool:
-    """Tell whether the cell ends in ``;``, as IPython asks of any other cell.
+    """Tell whether the cell ends in ``;``, which IPython uses to suppress output.
 
-    Its ``output_can_be_silenced`` looks at the text as typed, where a ``!`` line may be no Python.
+    IPython's ``output_can_be_silenced`` uses the text as typed, where a ``!`` line may not be Python.
     """
     try:
         hook: Any = DisplayHook
@@ -292,12 +293,12 @@ def _ends_silently(shell: Any, cell: str) -> bool:
 
 
 def _write_timeline(gang: Gang, spec: JobSpec) -> None:
-    """Write the trace that ``--timeline FILE`` asked for; also of a gang that failed."""
+    """Write the trace for ``--timeline FILE``, also for a gang that failed."""
     if not spec.timeline:
         return
     try:
         gang.timeline(spec.timeline)
-    except OSError as error:  # must not hide how the gang ended
+    except OSError as error:  # must not replace the gang's error
         print(f"the timeline could not be written: {error}", file=sys.stderr)
 
 
@@ -313,11 +314,11 @@ _NAMES = [
     *((kind, name) for kind in ("line", "cell") for name in ("distributed", "gang")),
     ("cell", "infer"),
 ]
-"""Every kind and name that we register."""
+"""Every kind and name of our magics."""
 
 
 def load(shell: InteractiveShell) -> None:
-    """Register the magics; say what they replace and which earlier runs had to be stopped."""
+    """Register the magics; report replaced magics, and earlier runs that had to be stopped."""
     magic = Distributed(shell)
     magic.replaced = _magics_of_others(shell)
     for (_, name), other in magic.replaced.items():
@@ -332,7 +333,7 @@ def load(shell: InteractiveShell) -> None:
 
 
 def unload(shell: InteractiveShell) -> None:
-    """Take the magics away and put back what they replaced. Gangs go on."""
+    """Remove the magics and restore the replaced ones. Gangs continue."""
     registered = shell.magics_manager.magics
     for kind, name in _NAMES:
         if _is_ours(registered[kind].get(name)):

@@ -1,6 +1,6 @@
-"""What is changed in Horovod's source before it is built, and why. Each text must be there once.
+"""Patches to Horovod's source before the build, with reasons. Each text must occur exactly once.
 
-The release is one file that does not change any more; its digest is part of this list.
+The release is one file that does not change; its digest is part of this list.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
 
 @dataclass(frozen=True)
 class SourcePatch:
-    """One text of one file replaced by another."""
+    """A replacement of one text in one file."""
 
     file: str
-    """Path below the source's root."""
+    """Path relative to the source's root."""
     old: str
     new: str
     reason: str
     until: str = ""
-    """Where more than ``old`` is replaced: what that ends with, the first behind it."""
+    """If more than ``old`` is replaced: the end of the replaced text, at its first occurrence after
+    ``old``."""
 
 
 _WRITE_DOWN = r"""foreach(_OPERATION IN ITEMS GLOO MPI NCCL)
@@ -110,7 +111,7 @@ WRITER = (
         until="args.str());\n",
     ),
 )
-"""How the timeline is written: what it costs while it is."""
+"""Patches of the timeline's writer, which reduce its cost."""
 
 _ALWAYS = (
     *WRITER,
@@ -176,7 +177,7 @@ _ALWAYS = (
 
 
 def for_standard(standard: int) -> tuple[SourcePatch, ...]:
-    """Return the changes for a torch whose headers are C++ of this ``standard`` (14, 17, 20 …)."""
+    """Return the patches for a torch whose headers need this C++ ``standard`` (14, 17, 20 …)."""
     reason = f"headers of this torch are C++{standard}"
     old, new = "set(CMAKE_CXX_STANDARD 14)", f"set(CMAKE_CXX_STANDARD {standard})"
     if old == new:
@@ -186,7 +187,7 @@ def for_standard(standard: int) -> tuple[SourcePatch, ...]:
 
 
 def apply(changes: Sequence[SourcePatch], root: Path) -> None:
-    """Change the source below ``root``; BuildError where a text is not there exactly once."""
+    """Patch the source below ``root``; BuildError if a text does not occur exactly once."""
     for change in changes:
         path = root / change.file
         text = path.read_text() if path.is_file() else ""
@@ -206,6 +207,6 @@ def apply(changes: Sequence[SourcePatch], root: Path) -> None:
 
 
 def digest(changes: Sequence[SourcePatch]) -> str:
-    """Return what differs when the source that is built does."""
+    """Return a digest that depends on the source to be built."""
     parts = [SDIST_SHA256, *(part for c in changes for part in (c.file, c.old, c.new, c.until))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

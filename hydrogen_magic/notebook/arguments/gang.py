@@ -34,7 +34,7 @@ class GangCommand:
     verb: str = "list"
     """One of :data:`GANG_COMMANDS`."""
     gang: str | None = None
-    """Id, or the beginning of one; None means the newest gang."""
+    """Id of a gang, or its beginning; None means the newest gang."""
     all: bool = False
     kill: bool = False
     rank: int | None = None
@@ -43,7 +43,7 @@ class GangCommand:
 
 
 def parse_gang(line: str) -> GangCommand:
-    """Return what a line of ``%gang`` asks for, or raise :class:`ArgumentsError`."""
+    """Return the parsed line of ``%gang``, or raise :class:`ArgumentsError`."""
     words = split(line)
     if not words:
         return GangCommand()

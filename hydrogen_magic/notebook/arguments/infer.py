@@ -1,4 +1,4 @@
-"""``%%infer``: which frame, how its rows are cut, and what comes back."""
+"""``%%infer``: the frame, its batches, and the columns of the result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from hydrogen_magic.notebook.arguments.parsing import (
 __all__ = ["InferArguments", "infer_usage", "parse_infer"]
 
 _PATH_SIGNS = "/."
-"""No name of a variable has one of them, and hardly a path of Parquet data none."""
+"""Characters that are not in a name of a variable, but in nearly every path of Parquet data."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,17 @@ class InferArguments:
     spec: JobSpec
     options: InferOptions
     out: str | None = None
-    """Name that the result gets in the notebook; None: it is the cell's value."""
+    """Name of the result in the notebook; None: it is the cell's value."""
     target: str | None = None
-    """Path that the predictions for Parquet data are written to; None: beside the data."""
+    """Output path of the predictions for Parquet data; None: beside the data."""
     has_placement: bool = False
-    """The line itself says where ranks run."""
+    """The line itself sets the placement."""
     dry_run: bool = False
     help: bool = False
 
 
 def parse_infer(line: str, *, defaults: JobSpec) -> InferArguments:
-    """Return what ``line`` asks for, or raise :class:`ArgumentsError`."""
+    """Return the parsed ``line``, or raise :class:`ArgumentsError`."""
     parser = _parser()
     found, unknown = parser.parse_known_args(split(line))
     if found.help:
@@ -63,7 +63,7 @@ def parse_infer(line: str, *, defaults: JobSpec) -> InferArguments:
 
 
 def infer_usage() -> str:
-    """Return the help text that ``--help`` shows."""
+    """Return the help text for ``--help``."""
     return _parser().format_help()
 
 
@@ -96,7 +96,7 @@ def _parser() -> LineParser:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Return names of columns, which are no Python names: anything between commas."""
+    """Return names of columns, which need not be Python names: any text between commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
@@ -110,7 +110,7 @@ def _one_frame(words: Sequence[str]) -> str:
 
 
 def _name_or_path(text: str | None) -> tuple[str | None, str | None]:
-    """Return the name that the result gets and the path that it is written to: one of them, or neither."""
+    """Return the name of the result and the path of the result: one of them, or neither."""
     if text is None:
         return None, None
     if any(sign in text for sign in _PATH_SIGNS):

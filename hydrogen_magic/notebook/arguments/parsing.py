@@ -1,4 +1,4 @@
-"""What the magics' lines have in common: how they are cut, their options, what is said of a wrong one."""
+"""Common parts of the magics' lines: splitting, options, and error messages."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ __all__ = [
 
 
 class ArgumentsError(ValueError):
-    """A magic's line is wrong; the message says what was given and what would be right."""
+    """A magic's line is wrong; the message has the given text and the correct form."""
 
 
 class LineParser(argparse.ArgumentParser):
-    """Raises instead of ending the process, which is the kernel here."""
+    """Raises instead of exiting the process, which is the kernel here."""
 
     def error(self, message: str) -> NoReturn:
         raise ArgumentsError(message.removeprefix("argument "))
@@ -52,7 +52,7 @@ class LineParser(argparse.ArgumentParser):
 
 
 def add_where(parser: LineParser) -> None:
-    """Add how many ranks run, and where."""
+    """Add options for the number of ranks and their placement."""
     add = parser.add_argument
     add("-n", "--np", type=typed(ranks), metavar="N", help="ranks; -N: N ranks on this machine")
     add("--on", type=choice(PLACEMENTS), metavar="|".join(PLACEMENTS), help="placement")
@@ -64,7 +64,7 @@ def add_where(parser: LineParser) -> None:
 
 
 def add_meeting(parser: LineParser) -> None:
-    """Add how ranks find each other."""
+    """Add the option for the rendezvous."""
     parser.add_argument(
         "--with", dest="rendezvous", type=choice(RENDEZVOUS), metavar="|".join(RENDEZVOUS),
         help="how ranks find each other",
@@ -72,7 +72,7 @@ def add_meeting(parser: LineParser) -> None:
 
 
 def add_limits(parser: LineParser) -> None:
-    """Add what bounds a gang in time and size."""
+    """Add options for limits of time and size."""
     add = parser.add_argument
     add("--retries", type=typed(count), metavar="N", help="restarts of the gang after a failure")
     add("--timeout", dest="timeout_s", type=typed(parse_duration_s), metavar="S",
@@ -86,7 +86,7 @@ def add_limits(parser: LineParser) -> None:
 
 
 def add_names(parser: LineParser) -> None:
-    """Add which variables come back."""
+    """Add the option for variables to bring back."""
     parser.add_argument(
         "--out", action="append", type=typed(variable_names), default=[], metavar="NAME[,NAME]",
         help="rank 0's variables to bring back",
@@ -94,7 +94,7 @@ def add_names(parser: LineParser) -> None:
 
 
 def add_shown(parser: LineParser) -> None:
-    """Add what is seen of it."""
+    """Add options for the display."""
     add = parser.add_argument
     file = typed(lambda text: text and new_file(text))
     add("--timeline", nargs="?", const="", type=file, metavar="FILE", help="record spans")
@@ -104,11 +104,11 @@ def add_shown(parser: LineParser) -> None:
     add("-h", "--help", action="store_true", help="show this")
 
 
-# ── what they lead to ────────────────────────────────────────────────────────────────────────────
+# ── results ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def spec_of(found: argparse.Namespace, defaults: JobSpec) -> JobSpec:
-    """Return ``defaults`` with what the line says, and what its parts imply for each other."""
+    """Return ``defaults`` with the options of the line, and their effects on each other."""
     try:
         chosen = replace(defaults, **_chosen(found))
     except ValueError as error:
@@ -155,7 +155,7 @@ def _checked(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
 
 
 def split(line: str) -> list[str]:
-    """Split like a shell does, up to a comment."""
+    """Split like a shell, up to a comment."""
     lexer = shlex.shlex(line, posix=True)
     lexer.whitespace_split = True
     lexer.commenters = ""  # shlex would cut ``COLOR=#fff`` too
@@ -171,12 +171,12 @@ def split(line: str) -> list[str]:
 
 
 def options_of(parser: LineParser) -> list[str]:
-    """Return all its options as they are written."""
+    """Return all option strings of the parser."""
     return [name for action in parser._actions for name in action.option_strings]
 
 
 def unknown_message(word: str, parser: LineParser) -> str:
-    """Return what to say of a word that is none of the line's."""
+    """Return the error message for an unknown word of the line."""
     options = options_of(parser)
     if word.startswith("-"):
         return f"unknown option {word.partition('=')[0]}: {not_one_of(word, options)}"
