@@ -1,4 +1,4 @@
-"""Why a gang failed, as text: the culprit's own lines first, the victims in one line."""
+"""The cause of a failure as text: the culprit's own lines first, the victims in one line."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from hydrogen_magic.views.output_lines import clean, clean_name, final_lines
 __all__ = ["headline", "report", "stack_lines"]
 
 _JOINING = "init_process_group"
-"""A rank may leave it, and finish, while others still connect to it."""
+"""A rank may leave it and finish while others are still connecting to it."""
 _LONGEST_MESSAGE = 4000
-"""Characters of an exception's message; a tensor's repr in it would bury the rest."""
+"""Maximum characters of an exception's message; a tensor's repr would bury the rest."""
 _LONGEST_LINE = 200
 """The same in a headline."""
 _MOST_OUTPUT_LINES = 10
@@ -33,7 +33,7 @@ _MOST_FRAMES = 12
 
 
 def report(state: GangState, last_output: Sequence[str] = ()) -> str:
-    """Return what a notebook shows for a failed gang, without colours of our own.
+    """Return the text that a notebook shows for a failed gang, without our own colours.
 
     ``last_output`` are the culprit's last lines, without line ends; only the last ten are shown.
     """
@@ -46,7 +46,7 @@ def report(state: GangState, last_output: Sequence[str] = ()) -> str:
 
 
 def _where(rank: RankState, state: GangState) -> list[str]:
-    """Name the host of a rank whose gang has several."""
+    """Name the host of a rank if its gang has several."""
     hosts = {other.host for other in state.ranks if other.host}
     return [f"  on host {clean_name(rank.host)}"] if rank.host and len(hosts) > 1 else []
 
@@ -55,7 +55,7 @@ def _where(rank: RankState, state: GangState) -> list[str]:
 
 
 def headline(state: GangState, culprit: int) -> str:
-    """Return in one line how a gang failed, from its state before its other ranks are ended."""
+    """Return the failure of a gang in one line, from its state before its other ranks are ended."""
     rank = state.ranks[culprit]
     among_ranks = "" if failed_independently(rank) else _among_ranks(state)
     return among_ranks or f"{_failed(rank)}{_how(rank)}"
@@ -91,7 +91,7 @@ def _why_absent(who: str, absent: Sequence[RankState]) -> str:
 
 
 def _different_collectives(state: GangState) -> str:
-    """Return which ranks waited where, if they can not have waited for each other."""
+    """Return which ranks waited where, if they cannot have waited for each other."""
     by_name: dict[str, list[int]] = {}
     for rank in state.ranks:
         by_name.setdefault(collective_of(rank), []).append(rank.rank)
@@ -138,7 +138,7 @@ def _what_happened(rank: RankState, state: GangState) -> list[str]:
 
 
 def _missing(rank: RankState, state: GangState) -> list[str]:
-    """Return what is known of a rank that did nothing wrong, but did not take part either."""
+    """Return the lines for a rank that did not fail itself, but did not participate either."""
     title = clean_name(state.reason)
     if not title.startswith("rank"):
         is_stopped = rank.process_state == "T"
@@ -178,7 +178,7 @@ def _stack(stack: str, cells: Mapping[str, str]) -> list[str]:
 
 
 def stack_lines(stack: str, cells: Mapping[str, str]) -> list[str]:
-    """Return a stack as ``faulthandler`` wrote it, with the notebook's names for its files."""
+    """Return a stack written by ``faulthandler``, with the notebook's labels for its files."""
 
     def line(text: str) -> str:
         match = _STACK_LINE.match(text)
@@ -190,7 +190,7 @@ def stack_lines(stack: str, cells: Mapping[str, str]) -> list[str]:
 
 
 _SUB_EXCEPTION = re.compile(r"(?<=\()<[^<>]+>(?=, line \d+\)$)")
-"""The file at the end of a note that a rank made of a part of an exception group."""
+"""The file at the end of a note for a part of an exception group."""
 
 
 # ── exceptions ───────────────────────────────────────────────────────────────────────────────────
@@ -221,7 +221,7 @@ def _oldest(error: ErrorReport) -> ErrorReport:
 
 
 def _first_own_place(error: ErrorReport, cells: Mapping[str, str]) -> str:
-    """Return the place in the cell that ran, from where everything else was called."""
+    """Return the place in the running cell from which everything else was called."""
     own = next((frame for frame in error.frames if frame.file in cells), None)
     return f"{cells[own.file]}, line {own.line}" if own else ""
 
@@ -258,7 +258,7 @@ def _headlines_part(text: str) -> str:
 
 
 _GLOO_DETAILS = re.compile(r"\[/\S*gloo/\S*\] |\. This is typically caused by.*")
-"""Where Gloo was built, and advice for those who do not know which rank failed."""
+"""Build paths of Gloo, and its advice for an unknown culprit."""
 
 
 # ── frames ───────────────────────────────────────────────────────────────────────────────────────
@@ -303,14 +303,14 @@ _LIBRARY = re.compile(
 
 
 def _is_own(frame: Frame, cells: Mapping[str, str]) -> bool:
-    """Tell whether the user wrote the line: a cell, or a file that was not installed."""
+    """Tell whether the user wrote the line: a cell, or a file outside of installed packages."""
     return frame.file in cells or _LIBRARY.search(frame.file) is None
 
 
 def _folded(run: Sequence[Frame]) -> str:
     paths = [_library_path(frame.file) for frame in run]
     shared = os.path.commonpath(paths) if len(set(paths)) > 1 else paths[0]
-    # Frames of several packages have nothing in common: the one that raised is of interest.
+    # If frames are of several packages, only the one that raised is of interest.
     where = shared or paths[-1]
     last = run[-1]
     exact = f":{last.line}" if shared == paths[-1] and len(run) == 1 else ""
@@ -344,7 +344,7 @@ def _were(singular: str, plural: str, ranks: Sequence[int]) -> str:
 
 
 def _sayings(others: Iterable[RankState]) -> str:
-    """Return what the victims' own errors were, equal ones together."""
+    """Return the victims' own errors, with equal ones grouped."""
     by_text: dict[str, list[int]] = {}
     for rank in others:
         text = _saying(rank)

@@ -44,9 +44,10 @@ file(APPEND "${CMAKE_LIBRARY_OUTPUT_DIRECTORY_ROOT}/metadata.json"
      "\"operations\": \"${_OPERATIONS}\",\n\"hydrogen_magic\": \"$ENV{HYDROGEN_MAGIC_BUILD}\"\n}")"""
 
 _WRITES = (
-    "the timeline's writer takes a whole core for as long as the process lives, and two calls of the "
-    "system for each event; who has one to tell, while all ranks wait, copies its names twice, into 160 MB "
-    "of memory that no cache holds; and what is not written yet when Horovod is shut down is lost"
+    "the timeline's writer occupies a core for the lifetime of the process and makes two system "
+    "calls for each event; recording an event, while all ranks wait, copies its names twice, "
+    "into 160 MB of memory that no cache holds; and events not written when Horovod is shut down "
+    "are lost"
 )
 WRITER = (
     SourcePatch(
@@ -91,7 +92,7 @@ WRITER = (
     healthy_.exchange(0);
   }
   try {""",
-        "a timeline begun while Horovod is shut down keeps its writer, and so the shutdown, from ending",
+        "a timeline started while Horovod is shut down blocks its writer, and so the shutdown",
     ),
     SourcePatch(
         "horovod/common/timeline.cc",
@@ -107,7 +108,7 @@ WRITER = (
   }
   WriteEvent(tensor_name, 'E', "", args);
 """,
-        "two streams are made for each tensor that was reduced, while all ranks wait",
+        "two streams are created for each reduced tensor, while all ranks wait",
         until="args.str());\n",
     ),
 )
@@ -119,7 +120,8 @@ _ALWAYS = (
         "horovod/torch/mpi_ops_v2.cc",
         "std::this_thread::yield();",
         "std::this_thread::sleep_for(std::chrono::microseconds(50));",
-        "a rank that waits for the others takes a core, and the GIL over and over, from whoever has work",
+        "a rank that waits for the others occupies a core and takes the GIL repeatedly from "
+        "working threads",
     ),
     SourcePatch(
         "horovod/common/gloo/gloo_context.cc",
@@ -133,8 +135,8 @@ _ALWAYS = (
         "  auto dev = CreateDevice(device_attr);\n"
         "\n"
         "  global_ctx",
-        "process sets, that of all ranks included, listen where the host's name leads instead of at the "
-        "interface that was given, and end the process where it leads nowhere",
+        "process sets, including that of all ranks, listen at the address of the host's name "
+        "instead of the given interface, and abort the process if the name cannot be resolved",
     ),
     SourcePatch(
         "horovod/runner/js_run.py",
@@ -152,33 +154,34 @@ _ALWAYS = (
         "third_party/gloo/CMakeLists.txt",
         "cmake_minimum_required(VERSION 2.8.12 FATAL_ERROR)",
         "cmake_minimum_required(VERSION 3.13 FATAL_ERROR)",
-        "CMake 4 refuses what asks for less than 3.5; Horovod itself asks for 3.13",
+        "CMake 4 rejects projects that require a version below 3.5; Horovod itself requires 3.13",
     ),
     SourcePatch(
         "CMakeLists.txt",
         'string(REPLACE "-O2" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO',
         'string(REPLACE "-O2 -g" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO',
-        "what debuggers need is a third of the compiler's time and memory, and nine tenths of the wheel",
+        "debug information takes a third of the compiler's time and memory, and nine tenths of "
+        "the wheel",
     ),
     SourcePatch(
         "CMakeLists.txt",
         '-pthread -fPIC -Wall -ftree-vectorize")',
         '-pthread -fPIC -w -ftree-vectorize -include cstdint")',
-        "from GCC 13 on other headers no longer bring <cstdint>, which Gloo takes for granted; and "
-        "warnings about code that nobody mends would bury the errors",
+        "since GCC 13 other headers no longer include <cstdint>, which Gloo relies on; and "
+        "warnings about unmaintained code would hide the errors",
     ),
     SourcePatch(
         "CMakeLists.txt",
         r'file(APPEND "${CMAKE_LIBRARY_OUTPUT_DIRECTORY_ROOT}/metadata.json" "\"dummy\": \"none\"\n}")',
         _WRITE_DOWN,
-        "what it was built with, to be read without loading it",
+        "record the build options, to be read without loading the library",
     ),
 )
 
 
 def for_standard(standard: int) -> tuple[SourcePatch, ...]:
     """Return the patches for a torch whose headers need this C++ ``standard`` (14, 17, 20 …)."""
-    reason = f"headers of this torch are C++{standard}"
+    reason = f"headers of this torch need C++{standard}"
     old, new = "set(CMAKE_CXX_STANDARD 14)", f"set(CMAKE_CXX_STANDARD {standard})"
     if old == new:
         return _ALWAYS
