@@ -63,10 +63,7 @@ class Imports:
     def _add(self, source: str) -> None:
         try:
             tree = ast.parse(source)
-        except (
-            SyntaxError,
-            ValueError,
-        ):  # a raw cell with IPython lines: it is repeated in transformed form
+        except (SyntaxError, ValueError):  # a raw cell with IPython lines: it comes twice
             return
         for definition in tree.body:
             if isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hydrogen_magic.capture.scopes import imported_modules
+from hydrogen_magic.core.units import size_text
 from hydrogen_magic.serialization.closure import ModuleSource
 
 __all__ = ["LocalModules", "find_without_importing", "is_installed", "local_paths"]
@@ -67,7 +68,7 @@ class LocalModules:
         nbytes = sum(_size(module.path) for module in found.values())
         if len(found) > _MAX_FILES or nbytes > _MAX_BYTES:
             self.warnings.append(
-                f"the local package {root} in {path} has {len(found)} files, {nbytes >> 20} MiB: "
+                f"the local package {root} in {path} has {len(found)} files, {size_text(nbytes)}: "
                 "it is too large to send, so ranks import it from their own disk"
             )
             return []
@@ -75,11 +76,7 @@ class LocalModules:
         for name, module in found.items():
             try:
                 source, imported = _read(name, module)
-            except (
-                OSError,
-                SyntaxError,
-                UnicodeDecodeError,
-            ):  # modules that import it find it on disk
+            except (OSError, SyntaxError, UnicodeDecodeError):  # importers find it on disk
                 continue
             self._imports[name] = imported
             roots += [m.partition(".")[0] for m in imported]

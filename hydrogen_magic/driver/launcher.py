@@ -189,9 +189,7 @@ def _conduct(
 
 def _on_conducted(gang: Gang, done: Future[None]) -> None:
     _running.pop(gang.id, None)
-    if (
-        done.cancelled() or done.exception() is not None
-    ):  # an internal error: waiting threads must be released
+    if done.cancelled() or done.exception() is not None:  # an internal error: end all waits
         gang.finish(HydrogenError(f"the gang was lost: {done.exception()!r}"))
 
 

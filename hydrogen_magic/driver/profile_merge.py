@@ -241,9 +241,7 @@ def _nest(thread: list[_Nested]) -> list[_Nested]:
     for start, end, _, name in sorted(thread, key=lambda span: (span[0], -span[1])):
         while ends and ends[-1] <= start:
             ends.pop()
-        end = (
-            min(end, ends[-1]) if ends else end
-        )  # times are rounded: it may seem to exceed its parent
+        end = min(end, ends[-1]) if ends else end  # rounded times may exceed the parent
         nested.append((start, end, len(ends), name))
         ends.append(end)
     return nested

@@ -173,9 +173,7 @@ def _layout(sizes: Sequence[int]) -> tuple[list[int], int]:
 def memory_file(name: str) -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create(f"hydrogen_magic:{name}", os.MFD_CLOEXEC)
-    with (
-        tempfile.TemporaryFile() as file
-    ):  # an unlinked file: it is deleted with its last descriptor
+    with tempfile.TemporaryFile() as file:  # unlinked: deleted with its last descriptor
         return os.dup(file.fileno())
 
 

@@ -205,9 +205,7 @@ class Hub:
             self._routes[key] = parts[0].bytes
             try:
                 receiver(_message(parts[1:]))
-            except (
-                Exception
-            ):  # a malformed message of one agent must not stop messages of the others
+            except Exception:  # one bad message must not stop those of other agents
                 _log.exception("a message of an agent could not be processed")
 
     async def _count_rejected(self, monitor: zmq.asyncio.Socket) -> None:

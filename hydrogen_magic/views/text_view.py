@@ -67,9 +67,7 @@ def pick_surface(*, detached: bool = False) -> TextOutput:
 
 
 def _is_jupyter_kernel() -> bool:
-    if (
-        "IPython" not in sys.modules
-    ):  # without IPython there is no shell; a script should not spend time on its import
+    if "IPython" not in sys.modules:  # then there is no shell; importing it takes time
         return False
     from IPython.core.getipython import get_ipython
 

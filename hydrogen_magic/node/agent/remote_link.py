@@ -235,9 +235,7 @@ class RemoteLink:
 
     def _lose(self, task: _Task, why: str) -> None:
         """A task has exited without being released: its rank must not continue without it."""
-        task.answer(
-            {"lost": True}
-        )  # a worker may outlive its executor, and must not kill our processes
+        task.answer({"lost": True})  # a worker may outlive its executor; it must not kill us
         self._hang_up(task)
         if not task.hello or self._attached.pop(task.hello["partition"], None) is None:
             return

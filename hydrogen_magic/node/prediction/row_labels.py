@@ -52,9 +52,7 @@ def _cell_text(cell: pa.Array) -> str:
             return f"<{_clipped(str(kind))}, {size_text(size_bytes)}>"
     try:
         value: Any = cell[0].as_py()
-    except (
-        Exception
-    ):  # a time outside of Python's range, bytes that are not text, an unknown time zone
+    except Exception:  # outside of Python's range, bytes that are not text, an unknown zone
         return f"<{_clipped(str(kind))}>"
     return _clipped(repr(value) if isinstance(value, (str, bytes)) or value is None else str(value))
 

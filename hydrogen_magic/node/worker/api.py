@@ -62,9 +62,7 @@ def device() -> torch.device:
 
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    if chosen := os.environ.get(
-        "HYDROGEN_MAGIC_DEVICE"
-    ):  # by launchers that cannot hide the other GPUs
+    if chosen := os.environ.get("HYDROGEN_MAGIC_DEVICE"):  # if other GPUs cannot be hidden
         return torch.device(chosen)
     return torch.device("cuda", local_rank() % torch.cuda.device_count())
 
@@ -126,9 +124,7 @@ class Track(Generic[_T]):
         return int(self._total)
 
     def __bool__(self) -> bool:
-        return (
-            self._total != 0
-        )  # without this, bool() would call __len__, which raises for an unknown length
+        return self._total != 0  # bool() would otherwise call __len__, which may raise
 
     def __iter__(self) -> Iterator[_T]:
         reporter = _reporter.current()

@@ -128,11 +128,7 @@ def _handling_blocks(tree: ast.AST) -> Iterator[tuple[int, int, bool]]:
             raises = any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
             yield node.lineno, node.end_lineno or node.lineno, not raises
         elif isinstance(node, (ast.With, ast.AsyncWith)):
-            yield (
-                node.lineno,
-                node.body[0].lineno - 1,
-                False,
-            )  # __exit__ runs on the lines of the with statement's head
+            yield node.lineno, node.body[0].lineno - 1, False  # __exit__ runs on the head's lines
         elif finalbody := getattr(node, "finalbody", None):
             yield finalbody[0].lineno, finalbody[-1].end_lineno, False
 

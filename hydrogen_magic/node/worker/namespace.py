@@ -221,9 +221,7 @@ class LoadedClosure:
 
 def _await(coroutine: Coroutine[Any, Any, Any]) -> Any:
     """Run a coroutine to its end; on a thread inside the kernel, whose own loop is running."""
-    if (
-        not _is_in_loop()
-    ):  # checked elsewhere: this exception would be shown as the context of the user's
+    if not _is_in_loop():  # checked outside: its exception would be context of the user's
         return asyncio.run(coroutine)
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, coroutine).result()

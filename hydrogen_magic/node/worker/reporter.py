@@ -269,9 +269,7 @@ class Reporter:
     def _recorded(self, wait_s: float) -> Iterator[ev.Event]:
         at_s = self.now_s()
         yield from self._take_points(at_s, wait_s)
-        if (
-            wait_s or self._others or self._spans.is_due(at_s)
-        ):  # for example the span of a wait that is over
+        if wait_s or self._others or self._spans.is_due(at_s):  # such as a completed wait
             yield from self._spans.take(at_s, self.rank)
         if self._steps != self._steps_sent:
             self._steps_sent = self._steps

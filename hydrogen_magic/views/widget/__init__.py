@@ -200,9 +200,7 @@ class WidgetView:
     def _open(self, state: GangState) -> None:
         self._opened_at = self._clock()
         if self._expected:
-            from hydrogen_magic.views.widget.model import (
-                Page,
-            )  # takes 0.2 s, and is not needed without a page
+            from hydrogen_magic.views.widget.model import Page  # takes 0.2 s
 
             self._page = Page(self._display, self._desk.take)
             self._page.open(state.gang, blocking=self._blocking)

@@ -189,9 +189,7 @@ class ShellInterceptor:
             yield
         finally:
             self._say("idle", message)
-            with (
-                self._lock
-            ):  # after the disconnect, the cell's own last message must stay the last one
+            with self._lock:  # after a disconnect, the cell's own last message must stay last
                 blocked = self._blocked
                 if blocked is not None:
                     self._say("busy", blocked.cell)

@@ -52,9 +52,7 @@ def attach(module: ModuleType) -> None:
         reporter = _reporter.current()
         if reporter is None or not reporter.is_recording:
             return
-        if under_way and under_way[0][1] == id(
-            optimizer
-        ):  # that step raised: torch has no hook for it
+        if under_way and under_way[0][1] == id(optimizer):  # that step raised: no hook
             under_way.clear()
             span_recording.abandon(_STEP)
         if span_recording.begin(_STEP) is not None:
