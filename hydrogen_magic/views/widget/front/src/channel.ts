@@ -1,12 +1,15 @@
 import type { Ack, Order, Sent } from "./protocol";
 
-/** A first order may race the kernel's routing, so it is soon said again. */
+/** The first command may arrive before the kernel's routing is set up, so it is repeated soon. */
 const REPEAT_MS = 350;
-/** Said quickly this often: past it the kernel is busy, and what it has queued is enough. */
+/**
+ * Number of quick repetitions: after these, the kernel is busy, and its queued copies are
+ * sufficient.
+ */
 const N_QUICK = 4;
 const SLOWER = 1.5;
 const MAX_REPEAT_MS = 2500;
-/** About two minutes; a page without a kernel must not go on for ever. */
+/** About two minutes; a page without a kernel must not continue forever. */
 const N_TRIES = 50;
 
 interface Waiting {
@@ -15,13 +18,13 @@ interface Waiting {
   settle: (ack: Ack) => void;
 }
 
-/** Ids that no other page gives; `randomUUID` is missing where a page came over plain http. */
+/** Ids that are unique among pages; `randomUUID` is missing on pages over plain http. */
 export function randomId(): string {
   const bytes = crypto.getRandomValues(new Uint8Array(9));
   return btoa(String.fromCharCode(...bytes)).replace(/[+/]/g, "-");
 }
 
-/** Orders to the kernel, each with an id, repeated until the kernel acknowledges it. */
+/** Commands to the kernel, each with an id, repeated until the kernel acknowledges it. */
 export class Channel {
   private readonly waiting = new Map<string, Waiting>();
   private n_asked = 0;
@@ -31,7 +34,7 @@ export class Channel {
     private readonly send: (sent: Sent) => void,
   ) {}
 
-  /** Settles with the kernel's answer, or with `ok: false` when it never gave one. */
+  /** Resolves with the kernel's answer, or with `ok: false` if there is none. */
   ask(order: Order): Promise<Ack> {
     this.n_asked += 1;
     const id = `${this.client}.${this.n_asked}`;
@@ -39,13 +42,15 @@ export class Channel {
     return new Promise((settle) => this.deliver(sent, 1, REPEAT_MS, settle));
   }
 
-  /** Asks for everything; null when that is being asked already. */
+  /** Requests everything; null if that has already been requested. */
   hello(): Promise<Ack> | null {
     const isAsked = [...this.waiting.values()].some(({ sent }) => sent.do === "hello");
     return isAsked ? null : this.ask({ do: "hello" });
   }
 
-  /** Everything came: no need to ask for it again, whether or not the ack is still to come. */
+  /**
+   * Everything has arrived: no need to request it again, whether or not the ack is still to come.
+   */
   greeted(): void {
     for (const { sent } of [...this.waiting.values()]) {
       if (sent.do === "hello") this.acked({ kind: "ack", to: this.client, id: sent.id, ok: true });

@@ -6,13 +6,13 @@ import { pxPerS, type Scale, toTime } from "./geometry";
 import { type Layout, type Strip, stripAt } from "./layout";
 import { type Lane, PHASES, type SpanStore } from "./store";
 
-/** What is under the pointer. */
+/** The object under the pointer. */
 export interface Hit {
   title: string;
   lines: string[];
 }
 
-/** How far off a span narrower than a pixel may be hit. */
+/** Maximum distance at which a span narrower than a pixel is hit. */
 const REACH_PX = 2;
 
 export function hit(
@@ -73,7 +73,7 @@ function hitColumn(store: SpanStore, strip: Strip, fromS: number, columnS: numbe
   };
 }
 
-/** What the picture shows, for who cannot see it. */
+/** Description of the picture for screen readers. */
 export function summary(
   store: SpanStore,
   lanes: readonly Lane[],

@@ -8,7 +8,7 @@ interface Props {
   isLive: boolean;
 }
 
-/** How far all ranks together are with a frame: one bar of it all, and the figures that one asks for. */
+/** The progress of all ranks together with a frame: one bar, and the main numbers. */
 export function RowsDone({ gang, rows, isLive }: Props) {
   const share = shareOf(rows);
   return (
@@ -31,16 +31,16 @@ export function RowsDone({ gang, rows, isLive }: Props) {
   );
 }
 
-/** null where nobody knows how many there are. */
+/** null if the number is unknown. */
 function shareOf({ done, total, tasks }: Rows): number | null {
   if (total !== null) return total > 0 ? Math.min(1, done / total) : 1;
   return tasks && tasks[1] > 0 ? tasks[0] / tasks[1] : null;
 }
 
-/** Spark may tell of its tasks alone. */
+/** Spark may report only its tasks. */
 const areRowsTold = ({ done, tasks }: Rows): boolean => done > 0 || tasks === null;
 
-/** Full only when all is done. */
+/** Full only when everything is done. */
 const percent = (share: number): string => `${Math.floor(share * 100)} %`;
 
 const amount = (n: number, what: string): string => `${count(n)} ${what}${n === 1 ? "" : "s"}`;
