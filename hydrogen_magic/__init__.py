@@ -4,8 +4,8 @@ In a notebook: the magics. From Python: :func:`run`, :func:`launch` and :class:`
 ``rank local_rank world_size device log track span shard checkpoint``, which also work in a plain
 process.
 
-Names are loaded when first used, so that a rank which imports this package imports neither IPython
-nor anything else that only the notebook's side needs.
+Names are loaded on first use, so that a rank that imports this package imports neither IPython nor
+other modules of the notebook's side.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         home = importlib.import_module(_HOMES[name])
-    except ImportError:  # a cluster's ranks have only the ranks' side of this package
+    except ImportError:  # the ranks of a cluster have only the ranks' part of this package
         from hydrogen_magic.node.worker.nesting import refuse_nested
 
         if not _HOMES[name].startswith("hydrogen_magic.node.worker"):

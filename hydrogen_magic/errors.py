@@ -1,14 +1,14 @@
-"""Every error that hydrogen_magic raises on purpose.
+"""Exceptions of hydrogen_magic.
 
 HydrogenError            a RuntimeError, as what other launchers raise
-├── CaptureError        something the cell uses is undefined or cannot travel; nothing was started
-├── PlacementError      the ranks cannot be put where they were asked to run; nothing was started
+├── CaptureError        the cell uses a name that is undefined or cannot be sent; nothing was started
+├── PlacementError      the ranks cannot run in the requested placement; nothing was started
 ├── RendezvousError     the ranks could not find each other
 ├── RankFailedError     a rank failed; the culprit, its traceback and its victims are named
-├── ResultError         the ranks finished, but a result could not be sent, opened or assigned
-├── GangStoppedError    somebody asked the gang to stop (button, interrupt, ``%gang stop``)
+├── ResultError         the ranks finished, but a result could not be sent, unpickled or assigned
+├── GangStoppedError    the gang was stopped on request (button, interrupt, ``%gang stop``)
 ├── GangTimeoutError    the gang ran longer than ``--timeout``
-└── InferError          ``%%infer``: this frame, ``predict`` or what it returned is not what it takes
+└── InferError          ``%%infer``: this DataFrame, ``predict`` or its result is not supported
 
 Wrong arguments of a magic are IPython's own ``UsageError``, whose traceback IPython hides.
 """
@@ -31,14 +31,14 @@ __all__ = [
 class HydrogenError(RuntimeError):
     """Base of all errors of this package.
 
-    In a notebook it shows :attr:`report`, not the frames between the magic and the raise: those
-    are ours, and the user can do nothing with them.
+    In a notebook it shows :attr:`report` without the frames between the magic and the raise, which
+    are internal to this package.
     """
 
     def __init__(self, message: str, *, report: str | None = None) -> None:
         super().__init__(message)
         self.report = report if report is not None else f"{type(self).__name__}: {message}"
-        """What a notebook shows; several lines where there is more to say than the message."""
+        """The text that a notebook shows; several lines if the message alone is not enough."""
 
     def _render_traceback_(self) -> list[str]:
         """IPython's hook for exceptions that print themselves."""
@@ -46,15 +46,15 @@ class HydrogenError(RuntimeError):
 
 
 class CaptureError(HydrogenError):
-    """A name that the cell uses is undefined, or its value cannot travel to the ranks."""
+    """A name in the cell is undefined, or its value cannot be sent to the ranks."""
 
 
 class PlacementError(HydrogenError):
-    """The machine or cluster cannot run the ranks as asked."""
+    """The machine or cluster cannot run the ranks as requested."""
 
 
 class RendezvousError(HydrogenError):
-    """The ranks could not be given a way to find each other."""
+    """The ranks could not find each other."""
 
 
 class RankFailedError(HydrogenError):
@@ -63,13 +63,13 @@ class RankFailedError(HydrogenError):
     def __init__(self, message: str, *, rank: int, report: str | None = None) -> None:
         super().__init__(message, report=report)
         self.rank = rank
-        """The culprit: the rank whose failure came first, not the one that complained first."""
+        """The culprit: the rank that failed first, which need not be the first one to raise."""
 
 
 class ResultError(HydrogenError):
-    """A result of a rank could not be sent to the notebook or opened there.
+    """A result of a rank could not be sent to the notebook or unpickled there.
 
-    Results that arrived are not affected.
+    Other results are not affected.
     """
 
 
@@ -78,12 +78,12 @@ class GangStoppedError(HydrogenError):
 
 
 class GangTimeoutError(HydrogenError):
-    """The gang was stopped because its time was up."""
+    """The gang was stopped because it reached its time limit."""
 
 
 class InferError(HydrogenError):
-    """A frame, a ``predict`` or what it returned is not what ``%%infer`` can work with.
+    """``%%infer`` cannot work with a DataFrame, a ``predict`` function or its result.
 
-    Where rows are to blame the message names them, counted from 0; where ``predict`` itself raised,
-    its exception is the cause.
+    If certain rows caused the failure, the message names them, counted from 0; if ``predict``
+    itself raised, its exception is the cause.
     """

@@ -53,14 +53,14 @@ def capture_cell(
     ranks_have_gpu: bool = False,
     labels: Mapping[str, str] | None = None,
 ) -> Captured:
-    """Return ``cell`` with everything of the notebook that it uses.
+    """Return ``cell`` with everything that it uses from the notebook.
 
-    ``namespace``: the notebook's names. ``history``: sources of earlier cells, oldest first, for
-    their import statements. ``out``: names to bring back. ``labels``: what people call the cells, by
-    the file name of their code.
+    ``namespace``: the notebook's names. ``history``: sources of earlier cells, oldest first, for their
+    import statements. ``out``: names to bring back. ``labels``: display names of cells, by the file name of
+    their code.
 
-    Raises CaptureError when a name is defined nowhere or a value cannot travel, SyntaxError when
-    the cell is no Python.
+    Raises CaptureError if a name is undefined or a value cannot be sent, SyntaxError if the cell is not
+    valid Python.
     """
     code = cell.transform(cell.body)
     offset = cell.first_line - 1 + _leading_blank_lines(cell.body)
@@ -91,9 +91,9 @@ def capture_call(
     namespace: Mapping[str, Any] | None = None,
     history: Sequence[str] = (),
 ) -> Captured:
-    """Return the call ``function(*args, **kwargs)`` with everything of ``__main__`` that it uses.
+    """Return the call ``function(*args, **kwargs)`` with everything that it uses from ``__main__``.
 
-    Raises CaptureError as :func:`capture_cell` does, and TypeError when ``function`` is not callable.
+    Raises CaptureError as :func:`capture_cell` does, and TypeError if ``function`` is not callable.
     """
     if not callable(function):
         raise TypeError(f"{function!r} is not callable")
@@ -113,7 +113,7 @@ def capture_call(
 def capture_script(target: str, args: Sequence[str], *, as_module: bool) -> Captured:
     """Return a script (or, ``as_module``, a module) with its arguments.
 
-    Raises CaptureError when there is none of that name.
+    Raises CaptureError if there is none of that name.
     """
     file = Path(target)
     if as_module:
@@ -132,14 +132,14 @@ _CHANGES_ENVIRONMENT = re.compile(
 
 
 def _imports_of_script(file: Path) -> tuple[str, ...]:
-    """Return what may be imported ahead for a script: the installed modules that it imports.
+    """Return the modules to import in advance for a script: installed modules that it imports.
 
-    Nothing when it changes the environment, which it may do before an import on purpose.
+    Empty if the script changes the environment, possibly on purpose before an import.
     """
     try:
         text = file.read_text()
         tree = ast.parse(text)
-    except (OSError, SyntaxError, ValueError):  # the rank says so, or it is no Python source
+    except (OSError, SyntaxError, ValueError):  # the rank reports it, or it is not Python source
         return ()
     if _CHANGES_ENVIRONMENT.search(text):
         return ()
@@ -173,8 +173,8 @@ def write_script(
 ) -> None:
     """Write ``cell`` and what it uses of the notebook as a script; ``launcher`` starts it on two ranks.
 
-    Values that cannot be written as source go into ``NAME.data.pkl`` beside it. Raises CaptureError
-    when something has no source, and when ``path`` exists and was not written by this function.
+    Values that cannot be written as source go into ``NAME.data.pkl`` beside it. Raises CaptureError if an
+    object has no source, or if ``path`` exists and was not written by this function.
     """
     code = cell.transform(cell.body)
     offset = cell.first_line - 1 + _leading_blank_lines(cell.body)
@@ -194,7 +194,7 @@ def _needs_of_cell(
     labels: Mapping[str, str],
     out: Sequence[str] = (),
 ) -> tuple[CellNames, Needs]:
-    """Return what the cell reads; raise CaptureError if a name is defined nowhere."""
+    """Return the names that the cell reads; raise CaptureError if one is undefined."""
     tree = _parse(code, cell.filename, offset)
     imports = Imports(history)
     names = analyse(
@@ -219,7 +219,7 @@ def _parse(code: str, filename: str, offset: int) -> ast.Module:
     try:
         tree = compile(code, filename, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the ranks say them
+            warnings.simplefilter("ignore")  # the ranks report them
             compile(tree, filename, "exec", flags, dont_inherit=True)  # `return` outside a function
     except SyntaxError as error:
         error.text = error.text or "".join(code.splitlines()[(error.lineno or 1) - 1 :][:1])
@@ -232,7 +232,7 @@ def _parse(code: str, filename: str, offset: int) -> ast.Module:
 
 
 def _leading_blank_lines(body: str) -> int:
-    """Return how many lines IPython drops at the head of a cell."""
+    """Return how many lines IPython drops at the start of a cell."""
     lines = body.splitlines()
     return next((place for place, line in enumerate(lines) if line.strip()), 0)
 
@@ -244,7 +244,7 @@ def _where(use: UnboundUse, code: str, offset: int) -> str:
 
 
 def _visible(cell: CellText) -> str:
-    """Return the text whose line numbers are those of the visible cell."""
+    """Return the text with the line numbers of the visible cell."""
     return "\n" * (cell.first_line - 1) + cell.body
 
 
@@ -254,4 +254,4 @@ def _check_out(out: Sequence[str], names: CellNames, namespace: Mapping[str, Any
             continue
         near = similar(name, [*names.assigned, *namespace])
         hint = f"; did you mean `{near[0]}`?" if near else ""
-        raise CaptureError(f"`{name}` (--out) is assigned nowhere in the cell{hint}")
+        raise CaptureError(f"`{name}` (--out) is never assigned in the cell{hint}")

@@ -1,8 +1,8 @@
-"""Which names a cell reads before it has surely bound them itself.
+"""Finds the names that a cell reads before it has definitely bound them itself.
 
-Order matters: a cell that assigns ``model`` before it reads it does not need the notebook's
-``model``, which may be large, stale, or unable to travel. The body of a function counts as read
-where the function is next used, not where it is defined.
+Order matters: a cell that assigns ``model`` before it reads it does not need the notebook's ``model``,
+which may be large, stale, or unpicklable. The body of a function counts as read where the function is next
+used, not where it is defined.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ __all__ = ["CellNames", "UnboundUse", "analyse"]
 
 @dataclass(frozen=True)
 class CellNames:
-    """What a cell does with global names."""
+    """A cell's use of global names."""
 
     uses: tuple[UnboundUse, ...]
-    """In the order of reading; a name comes again only where fewer names are bound."""
+    """In reading order; a name is repeated only if fewer names are bound."""
     assigned: frozenset[str]
-    """Every name that the cell binds somewhere."""
+    """Every name that the cell may bind."""
     modules: tuple[str, ...]
     """Full names of the modules that it imports itself."""
     attributes: frozenset[str]
-    """Every attribute name in it."""
+    """Every attribute name in the cell."""
     has_star: bool
-    """It imports ``*``: what it binds cannot be known."""
+    """It imports ``*``: the bound names are unknown."""
 
 
 def analyse(
@@ -39,11 +39,11 @@ def analyse(
     deferred: bool = True,
     inner: Inner = lambda name: (),
 ) -> CellNames:
-    """Return the names that ``tree``, a cell, uses of the notebook.
+    """Return the names that ``tree``, a cell, uses from the notebook.
 
-    ``postponed``: annotations are not evaluated. ``deferred``: bodies of functions that the cell
-    defines and does not use count as read at its end. ``inner(name)``: global names read by what the
-    notebook calls ``name``.
+    ``postponed``: annotations are not evaluated. ``deferred``: bodies of functions that the cell defines
+    but does not use count as read at its end. ``inner(name)``: global names read by the notebook's object
+    ``name``.
     """
     walker = Flow(postponed, inner)
     walker.block(tree.body)

@@ -1,4 +1,4 @@
-"""Puts a closure together: pickles of the values that are needed, and the modules that come with them."""
+"""Builds a closure: pickles of the needed values, and their local modules."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Builder"]
 
 
 class Builder:
-    """Pickles what is needed and finds the modules that come with it."""
+    """Pickles the needed values and finds their local modules."""
 
     def __init__(
         self,
@@ -143,6 +143,6 @@ def _kind(value: Any) -> str:
 
 
 def _sources(filenames: set[str]) -> dict[str, str]:
-    """Return the texts of the notebook's cells by file name; real files are on disk."""
+    """Return the sources of the notebook's cells by file name; real files are on disk."""
     found = {name: "".join(linecache.getlines(name)) for name in sorted(filenames)}
     return {name: text for name, text in found.items() if text and not os.path.exists(name)}

@@ -1,4 +1,4 @@
-"""The order in which a cell reads and binds names, statement by statement."""
+"""Traces the order in which a cell reads and binds names, statement by statement."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ _CATCHES_NAME_ERROR = {"NameError", "Exception", "BaseException"}
 
 @dataclass(frozen=True)
 class UnboundUse:
-    """A name that may be read while the cell has not bound it yet."""
+    """A name that may be read before the cell has bound it."""
 
     name: str
     line: int
     """Line in the analysed source, from 1."""
     bound: frozenset[str]
-    """Names that the cell has surely bound by then."""
+    """Names that the cell has definitely bound by then."""
     guarded: bool = False
     """A NameError would be caught there."""
     optional: bool = False
-    """Only meant if the notebook has it: a word in a ``!`` or ``%`` line."""
+    """Only relevant if the notebook has it: a word in a ``!`` or ``%`` line."""
 
 
 Inner = Callable[[str], Iterable[str]]
-"""Tells which further global names are read when a notebook's function or class is used."""
+"""Returns the global names that a notebook function or class reads when it is used."""
 
 
 class Flow(ast.NodeVisitor):
-    """Goes through a cell's statements in the order in which they run."""
+    """Visits a cell's statements in the order of execution."""
 
     def __init__(self, postponed: bool, inner: Inner) -> None:
         self.postponed = postponed
@@ -54,14 +54,14 @@ class Flow(ast.NodeVisitor):
         self.assigned: set[str] = set()
         self.has_star = False
         self.bound: set[str] | None = set()
-        """Names surely bound here; None where the flow does not arrive."""
+        """Names definitely bound here; None in unreachable code."""
         self.deferred: dict[str, Reads] = {}
         self.guarded = False
         self.seen: dict[str, frozenset[str]] = {}
         self.entered: dict[str, frozenset[str]] = {}
 
     def finish(self) -> None:
-        """Read what no use has read: functions that are defined and left."""
+        """Read the bodies of functions that are defined but not used."""
         if self.bound is None:
             self.bound = set()
         for name in list(self.deferred):
@@ -72,7 +72,7 @@ class Flow(ast.NodeVisitor):
             self.visit(statement)
 
     def visit(self, node: ast.AST | None) -> None:
-        """Visit a part that may be absent."""
+        """Visit an optional node."""
         if isinstance(node, COMPREHENSIONS):
             self._comprehension(node)
         elif node is not None:
@@ -100,7 +100,7 @@ class Flow(ast.NodeVisitor):
                 self._call_of(name)
 
     def _call_of(self, name: str) -> None:
-        """Read what the cell's own function ``name`` reads, once."""
+        """Read the names that the cell's own function ``name`` reads, once."""
         for inner_name, line, guarded in self.deferred.pop(name, ()):
             self.read(inner_name, line, guarded)
 

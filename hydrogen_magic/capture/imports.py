@@ -1,4 +1,4 @@
-"""Import statements of earlier cells: which of them a closure needs, and as what they travel."""
+"""Import statements of earlier cells: which of them a closure needs, and in which form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Imports", "Statement", "module_name", "used_submodules"]
 _MISSING = object()
 
 _FRONT_ENDS = {"IPython", "ipykernel", "ipywidgets", "jupyter", "nbformat", "hydrogen_magic"}
-"""Imported for the notebook itself; never worth importing on a rank for its side effects."""
+"""Imports for the notebook itself; a rank never needs their side effects."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Statement:
     """One imported name."""
 
     text: str
-    """A statement that imports just this."""
+    """A statement that imports only this name."""
     name: str
-    """What it binds; ``*`` for all names of a module."""
+    """The name that it binds; ``*`` for all names of a module."""
     module: str
-    """Full name of the module that is imported."""
+    """Full name of the imported module."""
     attribute: str = ""
-    """What is taken from the module, empty when it is the module that is bound."""
+    """The name imported from the module, empty if the module itself is bound."""
     is_root: bool = False
     """``import a.b``: binds ``a``."""
 
@@ -63,7 +63,7 @@ class Imports:
     def _add(self, source: str) -> None:
         try:
             tree = ast.parse(source)
-        except (SyntaxError, ValueError):  # a raw cell with lines of IPython: it comes twice
+        except (SyntaxError, ValueError):  # a raw cell with IPython lines: it comes twice
             return
         for definition in tree.body:
             if isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -81,11 +81,11 @@ class Imports:
                     self._add(code)
 
     def definition(self, name: str) -> str | None:
-        """Return the source of the last function or class of that name at the top of a cell."""
+        """Return the source of the last function or class of that name at the top level of a cell."""
         return self._definitions.get(name)
 
     def giving(self, name: str, value: Any) -> list[Statement]:
-        """Return the statements that bind ``name`` to ``value``; none when it was rebound since."""
+        """Return the statements that bind ``name`` to ``value``; none if it was rebound since."""
         found = [s for s in self._statements.values() if s.gives(name, value)]
         roots = [s for s in found if s.is_root]
         return roots if roots else found[-1:]
@@ -93,10 +93,10 @@ class Imports:
     def for_side_effects(
         self, used: Iterable[str], imported: Iterable[str] = ()
     ) -> list[Statement]:
-        """Return imports whose names no code reads: most likely they are wanted for their effects.
+        """Return imports whose names no code reads: most likely they are needed for their side effects.
 
-        ``used``: names that the cell reads. ``imported``: modules that it imports itself. An import
-        that failed in the notebook is left out, as is one of a module that it removed since.
+        ``used``: names that the cell reads. ``imported``: modules that it imports itself. Imports that
+        failed in the notebook are left out, and those of modules that it removed since.
         """
         read, own = self._loaded.union(used), set(imported)
         return [
@@ -116,7 +116,7 @@ class Imports:
 
 
 def _segment(source: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
-    """Return the text of a definition with its decorators."""
+    """Return the source of a definition with its decorators."""
     first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
     return "\n".join(source.splitlines()[first - 1 : node.end_lineno]) + "\n"
 
@@ -148,7 +148,7 @@ def _statements(node: ast.AST) -> Iterator[Statement]:
 
 
 def _attribute(module: types.ModuleType, name: str) -> Any:
-    """Return an attribute or submodule, without loading what the module would load for it."""
+    """Return an attribute or submodule, without triggering lazy loading."""
     namespace = object.__getattribute__(module, "__dict__")
     if name in namespace:
         return namespace[name]
@@ -157,14 +157,14 @@ def _attribute(module: types.ModuleType, name: str) -> Any:
         return submodule
     try:
         return getattr(module, name, _MISSING)
-    except Exception:  # a module's __getattr__ may raise anything: then it gives nothing
+    except Exception:  # a module's __getattr__ may raise anything: then there is no attribute
         return _MISSING
 
 
 def module_name(value: Any) -> str | None:
-    """Return the name under which the module ``value`` can be imported, None if it cannot be.
+    """Return the name under which the module ``value`` can be imported, None if there is none.
 
-    Asks nothing of the module itself: a lazily loading one would load.
+    Does not access the module itself: a lazy one would load.
     """
     if not issubclass(type(value), types.ModuleType):
         return None
@@ -173,7 +173,7 @@ def module_name(value: Any) -> str | None:
 
 
 def used_submodules(roots: Sequence[str], attributes: Iterable[str]) -> tuple[str, ...]:
-    """Return imported submodules of ``roots`` that code with these attribute names can reach."""
+    """Return imported submodules of ``roots`` that code with these attribute names can access."""
     names = set(attributes)
     found = []
     for full in list(sys.modules):

@@ -1,4 +1,4 @@
-"""Lines of IPython inside a cell, in the form that ``transform_cell`` gives them."""
+"""IPython lines inside a cell, in the form that ``transform_cell`` produces."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _names_in_template(text: str) -> list[str]:
     names = _SHELL_VARIABLE.findall(text)
     try:
         fields = [name for _, name, _, _ in string.Formatter().parse(text) if name]
-    except ValueError:  # braces that are the shell's own
+    except ValueError:  # braces of the shell itself
         fields = []
     for expression in fields:
         names += _names_in_code(expression)

@@ -1,4 +1,4 @@
-"""Local modules and packages: the user's own code, which travels as it is on disk now."""
+"""Local modules and packages: the user's own code, sent in its current state on disk."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from hydrogen_magic.capture.scopes import imported_modules
+from hydrogen_magic.core.units import size_text
 from hydrogen_magic.serialization.closure import ModuleSource
 
 __all__ = ["LocalModules", "find_without_importing", "is_installed", "local_paths"]
 
 _MAX_FILES = 2000
 _MAX_BYTES = 32 << 20
-"""A larger tree is most likely an installation in an unusual place; it is imported from there."""
+"""A larger tree is most likely an installation in an unusual place; ranks import it from there."""
 
 
 class LocalModules:
@@ -50,7 +51,7 @@ class LocalModules:
         return root in self.sources
 
     def reached(self, modules: Iterable[str]) -> set[str]:
-        """Return ``modules`` and all that they import by way of local modules that were added."""
+        """Return ``modules`` and all modules that they import through added local modules."""
         found: set[str] = set()
         todo = list(modules)
         while todo:
@@ -67,15 +68,15 @@ class LocalModules:
         nbytes = sum(_size(module.path) for module in found.values())
         if len(found) > _MAX_FILES or nbytes > _MAX_BYTES:
             self.warnings.append(
-                f"the local package {root} in {path} has {len(found)} files, {nbytes >> 20} MiB: too"
-                " large to travel, so ranks import it from their own disk"
+                f"the local package {root} in {path} has {len(found)} files, {size_text(nbytes)}: "
+                "it is too large to send, so ranks import it from their own disk"
             )
             return []
         roots: list[str] = []
         for name, module in found.items():
             try:
                 source, imported = _read(name, module)
-            except (OSError, SyntaxError, UnicodeDecodeError):  # who imports it finds it on disk
+            except (OSError, SyntaxError, UnicodeDecodeError):  # importers find it on disk
                 continue
             self._imports[name] = imported
             roots += [m.partition(".")[0] for m in imported]
@@ -85,13 +86,13 @@ class LocalModules:
 
 
 def is_installed(module: str) -> bool:
-    """Whether the module is third-party: neither of Python itself, nor local, nor ours."""
+    """Whether the module is third-party: not of Python itself, not local, and not ours."""
     root = module.partition(".")[0]
     return not _is_everywhere(root) and bool(_locations(root)) and not local_paths(root)
 
 
 def local_paths(root: str) -> list[Path]:
-    """Return the files or directories of top-level module ``root`` if it is local, else none."""
+    """Return the files or directories of top-level module ``root`` if it is local, otherwise none."""
     if _is_everywhere(root):
         return []
     locations = _locations(root)
@@ -118,7 +119,7 @@ def _locations(root: str) -> list[Path]:
 def _spec(root: str) -> importlib.machinery.ModuleSpec | None:
     module = sys.modules.get(root)
     try:
-        if module is not None:  # past its own __getattribute__, which may load it
+        if module is not None:  # bypasses its own __getattribute__, which may load it
             known = object.__getattribute__(module, "__dict__").get("__spec__")
             if known is not None:
                 return known  # type: ignore[no-any-return]
@@ -144,7 +145,7 @@ def _is_installation(path: Path) -> bool:
 
 
 def _files(name: str, path: Path) -> Iterator[tuple[str, ModuleSource]]:
-    """Yield every module of a tree, its source still empty."""
+    """Yield every module of a tree, without its source."""
     if not path.is_dir():
         yield name, ModuleSource("", str(path))
         return
@@ -158,7 +159,7 @@ def _files(name: str, path: Path) -> Iterator[tuple[str, ModuleSource]]:
 
 
 def _packages(name: str, path: Path) -> Iterator[tuple[str, ModuleSource]]:
-    """Yield the modules of a directory, unless there are none in it."""
+    """Yield the modules of a directory, if there are any."""
     found = list(_files(name, path))
     if any(module.path.endswith(".py") for _, module in found):
         yield from found
@@ -174,11 +175,11 @@ def _size(path: str) -> int:
 
 
 _cache: dict[tuple[str, str], tuple[tuple[int, int], tuple[str, list[str]]]] = {}
-"""By module and path: size and time of the file, its text and what it imports. Parsing is slow."""
+"""By module and path: size and time of the file, its source and its imports. Parsing is slow."""
 
 
 def _read(name: str, module: ModuleSource) -> tuple[str, list[str]]:
-    """Return a file's text and the full names of the modules it imports."""
+    """Return a file's source and the full names of the modules it imports."""
     if not module.path.endswith(".py"):
         return "", []
     status = os.stat(module.path)
@@ -194,7 +195,7 @@ def _read(name: str, module: ModuleSource) -> tuple[str, list[str]]:
 def _imported(text: str, name: str, is_package: bool) -> list[str]:
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError):  # the rank says so when it imports the module
+    except (SyntaxError, ValueError):  # the rank reports it when it imports the module
         return []
     package = name if is_package else name.rpartition(".")[0]
     return imported_modules(tree, package)

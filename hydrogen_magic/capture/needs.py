@@ -1,4 +1,4 @@
-"""What a closure needs of the notebook, decided name by name before anything is pickled."""
+"""Decides which names of the notebook a closure needs, before anything is pickled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hydrogen_magic.errors import CaptureError
 __all__ = ["Needs", "similar"]
 
 PROVIDED = frozenset({"get_ipython", "display"})
-"""What IPython gives every cell and the rank gives it too."""
+"""Names that IPython provides for every cell, and the rank provides too."""
 
 _MODULE_NAMES = frozenset(
     {"__name__", "__doc__", "__builtins__", "__annotations__", "__package__", "__spec__"}
@@ -32,7 +32,7 @@ class _MissingName:
 
 
 class Needs:
-    """Sorts the names that a closure reads into values, imports, what ranks provide, and errors."""
+    """Sorts the names that a closure reads into values, imports, names provided by ranks, and errors."""
 
     def __init__(
         self,
@@ -47,23 +47,23 @@ class Needs:
         self.labels = labels
         self.assigned = set(assigned)
         self.tolerant = tolerant
-        """The cell binds names that cannot be known: nothing counts as undefined."""
+        """The cell binds unknown names: no name counts as undefined."""
         self.values: dict[str, str] = {}
-        """Names whose values travel, and why."""
+        """Names whose values are sent, and why."""
         self.statements: dict[str, tuple[Statement, str]] = {}
-        """Import statements by text, and why."""
+        """Import statements by source, and why."""
         self.provided: set[str] = set()
         self.read: set[str] = set()
-        """Every name that was asked for."""
+        """Every requested name."""
         self._missing: dict[str, _MissingName] = {}
         self._done: dict[str, frozenset[str]] = {}
 
     def add(
         self, name: str, why: str, bound: frozenset[str] = frozenset(), may_lack: bool = False
     ) -> None:
-        """Ask for ``name``. ``bound``: names the cell has bound by then; they are not captured.
+        """Request ``name``. ``bound``: names the cell has bound by then; they are not captured.
 
-        ``may_lack``: it is no error when nobody defines it.
+        ``may_lack``: it may be undefined without an error.
         """
         self.read.add(name)
         if name in bound or self._done.get(name, _EVERYTHING) <= bound:
@@ -80,19 +80,19 @@ class Needs:
             self._missing.setdefault(name, _MissingName(name, why))
 
     def add_reads(self, value: Any, bound: frozenset[str] = frozenset()) -> None:
-        """Ask for what the notebook's functions in ``value`` read."""
+        """Request the names that the notebook's functions in ``value`` read."""
         self.assigned.update(stored_names(value))
         for read in reads_of(value):
             self.add(read.name, self.describe(read), bound, read.guarded)
 
     def describe(self, read: GlobalRead) -> str:
-        """Say where a function of the notebook reads a name."""
+        """Describe where a notebook function reads a name."""
         label = self.labels.get(read.filename)
         where = f" in {label}" if label else ""
         return f"used by {read.function}{where}, line {read.line}"
 
     def check(self) -> None:
-        """Raise CaptureError if a name is defined nowhere."""
+        """Raise CaptureError if a name is undefined."""
         if self.tolerant:
             return
         missing = [m for m in self._missing.values() if m.name not in self.assigned]
@@ -100,7 +100,7 @@ class Needs:
             raise CaptureError("\n".join(self._say(m) for m in missing))
 
     def is_known(self, name: str) -> bool:
-        """Whether ``name`` was decided: a value of its own, an import, or bound by the cell."""
+        """Whether ``name`` is resolved: by its own value, an import, or the cell itself."""
         return name in self._done or name in self.assigned or hasattr(builtins, name)
 
     def _is_ranks_own(self, name: str) -> bool:
@@ -109,7 +109,7 @@ class Needs:
         return False
 
     def _is_builtin_here(self, name: str) -> bool:
-        """Whether the notebook has IPython's version of what Python has on the rank."""
+        """Whether the notebook has IPython's version of a name that plain Python has on the rank."""
         return name in ("open", "exit", "quit") and _is_ipythons(self.namespace.get(name))
 
     def _add_value(self, name: str, value: Any, why: str, bound: frozenset[str]) -> None:
@@ -126,16 +126,17 @@ class Needs:
 
     def _say(self, missing: _MissingName) -> str:
         near = similar(missing.name, [*self.namespace, *self.assigned])
-        hint = f"did you mean `{near[0]}`? Else define" if near else "define"
+        hint = f"did you mean `{near[0]}`? Otherwise, define" if near else "define"
         return (
             f"`{missing.name}`, {missing.where}, is not defined: {hint} it in an earlier cell or"
             " in this one, before it is used"
         )
 
     def ordered_values(self, out: Sequence[str] = ()) -> list[str]:
-        """Return the names whose values travel: functions and classes, those in ``out``, the others.
+        """Return the names whose values are sent: functions and classes, those in ``out``, the others.
 
-        Unpickling a value may call a function. What two values share belongs to the first of them.
+        Unpickling a value may call a function, so functions come first. Objects shared by two values count
+        for the first of them.
         """
 
         def place(name: str) -> tuple[bool, bool]:
@@ -154,7 +155,7 @@ _CODE = (types.FunctionType, type)
 
 
 class _Everything(frozenset[str]):
-    """The set of a name that was not asked for: no set of bound names contains it."""
+    """Stands for a name that was not requested: no set of bound names contains it."""
 
     def __le__(self, other: object) -> bool:
         return False

@@ -1,4 +1,4 @@
-"""Pickling the notebook: what is of ``__main__`` by value, everything else by name."""
+"""Pickles the notebook's objects: those of ``__main__`` by value, all others by name."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ class CapturePickler(Pickler):
         self.modules: set[str] = set()
         """Modules that the stream refers to by name."""
         self.filenames: set[str] = set()
-        """Files of the functions that travel by value."""
+        """Source files of functions that are sent by value."""
         self.attributes: set[str] = set()
-        """Names that those functions use, attributes among them."""
+        """Names that those functions use, including attributes."""
         self.needs = needs
         self.originals: Originals | None = None
-        """Numbers of what the current value refers to, if the value is to come back."""
+        """Numbers of objects in the current value, if the value is to be brought back."""
         self._is_local = is_local
         self.handlers[type(sys.stdout)] = self._reduce_stream
         for kind in _FILES:
@@ -98,7 +98,7 @@ class CapturePickler(Pickler):
     def _reduce_class(self, cls: type, reduced: Any) -> Any:
         module, name = cls.__module__, cls.__qualname__
         if not is_main(cls) and self._is_local(module) and isinstance(_find(module, name), type):
-            # The kernel has reloaded the module since: ranks use its present form anyway.
+            # The kernel has reloaded the module since: ranks use its current state anyway.
             self.modules.add(module)
             return resolve, (module, name)
         return super()._reduce_class(cls, reduced)
@@ -114,10 +114,10 @@ class CapturePickler(Pickler):
         return super()._dynamic_function_reduce(func)
 
     def globals_for(self, function: types.FunctionType) -> dict[str, Any]:
-        """Return what the notebook's functions read that was not foreseen.
+        """Return names that the notebook's functions read and that the analysis did not find.
 
-        They are inside objects (an instance's class, a callback in a dict): they come with them,
-        because unpickling those objects may call them.
+        These functions are inside of objects (an instance's class, a callback in a dict): the names are
+        sent with them, because unpickling those objects may call the functions.
         """
         found: dict[str, Any] = {}
         if all(self.needs.is_known(name) for name in global_names(function.__code__)):
@@ -129,11 +129,11 @@ class CapturePickler(Pickler):
         return found
 
     def companions(self, cls: type) -> dict[str, Any]:
-        """Return the notebook's class around ``cls``: plain pickle looks for it there."""
+        """Return the notebook's class that contains ``cls``: plain pickle looks for it there."""
         outer, dot, _ = cls.__qualname__.partition(".")
         if not dot or not is_main(cls) or _find("__main__", cls.__qualname__) is not cls:
             return {}
-        self.needs.add(outer, f"{cls.__qualname__} is in it")
+        self.needs.add(outer, f"{cls.__qualname__} is nested in it")
         return {outer: self.needs.namespace[outer]} if outer in self.needs.namespace else {}
 
     def binding(self, obj: Any) -> Binding:
@@ -145,7 +145,7 @@ class CapturePickler(Pickler):
             return Binding(name, True)
         return Binding(name, False) if mine is UNBOUND else UNBOUND
 
-    # ── what pickle would take, but should not ───────────────────────────────────────────────────
+    # ── objects that pickle would accept, but should not ────────────────────────────────────────
 
     def _reduce_stream(self, stream: Any) -> Any:
         for name in ("stdout", "stderr"):
@@ -179,10 +179,10 @@ _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
 
 def _refuse_spark_object(obj: Any) -> Any:
     kind = type(obj).__name__
-    remedy = "use Spark in the notebook and send what the ranks need"
+    remedy = "use Spark in the notebook and send only the data that the ranks need"
     if kind in ("DataFrame", "RDD"):
-        remedy = "send what it holds (.toPandas(), .collect()), or use %%infer"
-    raise RefusedError(obj, f"a {kind} lives in the notebook's process alone", remedy)
+        remedy = "send its data (.toPandas(), .collect()), or use %%infer"
+    raise RefusedError(obj, f"a {kind} exists only in the notebook's process", remedy)
 
 
 def _refuse_cuda_tensor(tensor: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Which global names the notebook's own functions and classes read, found without calling anything."""
+"""Finds the global names that notebook functions and classes read, without calling any code."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from hydrogen_magic.serialization.pickler import global_names, is_main
 __all__ = ["GlobalRead", "code_objects", "imported_names", "reads_of", "stored_names"]
 
 _MAX_OBJECTS = 5000
-"""Looking further would be slower than pickling, which finds the rest."""
+"""A longer search would be slower than pickling, which finds the rest."""
 _MAX_CONTAINER = 200
-"""Items of a list or dict that are looked at: data sets hold no functions."""
+"""Number of items of a list or dict that are searched: data sets contain no functions."""
 
 
 @dataclass(frozen=True)
 class GlobalRead:
-    """A global name that a function of the notebook reads."""
+    """A global name that a notebook function reads."""
 
     name: str
     function: str
-    """As people call it: ``normalize()``, ``Net.forward()``."""
+    """Display name: ``normalize()``, ``Net.forward()``."""
     code: types.CodeType
     guarded: bool
-    """The function mentions NameError: it copes."""
+    """The function mentions NameError: it handles undefined names."""
 
     @property
     def filename(self) -> str:
@@ -37,12 +37,12 @@ class GlobalRead:
 
     @property
     def line(self) -> int:
-        """Line of the first reading in the function's file."""
+        """Line of the first read in the function's file."""
         return _line_of(self.code, self.name) or self.code.co_firstlineno
 
 
 def reads_of(value: Any) -> Iterator[GlobalRead]:
-    """Yield what is read by the notebook's functions that ``value`` is, has or holds."""
+    """Yield the names read by notebook functions that ``value`` is or contains."""
     for function in _functions_in(value):
         code = function.__code__
         guarded = "NameError" in code.co_names
@@ -73,7 +73,7 @@ def _functions_in(value: Any) -> Iterator[types.FunctionType]:
         obj = todo.pop()
         if id(obj) in seen or issubclass(type(obj), _LEAVES):
             continue
-        seen[id(obj)] = obj  # kept, so that no id is used twice
+        seen[id(obj)] = obj  # kept alive, so that no id is reused
         if type(obj) is types.FunctionType and obj.__globals__.get("__name__") == "__main__":
             yield obj
         todo.extend(_parts(obj))
@@ -83,7 +83,7 @@ _LEAVES = (str, bytes, bytearray, int, float, complex, type(None), types.ModuleT
 
 
 def _parts(obj: Any) -> Iterable[Any]:
-    """Return what may lead from ``obj`` to functions of the notebook."""
+    """Return objects that may lead from ``obj`` to notebook functions."""
     kind = type(obj)
     if kind is types.FunctionType:
         return _function_parts(obj)
@@ -102,7 +102,7 @@ def _parts(obj: Any) -> Iterable[Any]:
 
 
 def _travels_by_attributes(kind: type) -> bool:
-    """Whether pickle takes every attribute of such objects; for others it finds what they need."""
+    """Whether pickle saves every attribute of such objects; for others, pickling finds their needs."""
     hooks = ("__reduce__", "__reduce_ex__", "__getstate__")
     return all(getattr(kind, name, None) is getattr(object, name, None) for name in hooks)
 
@@ -133,7 +133,7 @@ def _attributes(obj: Any) -> Iterable[Any]:
 
 
 def code_objects(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield ``code`` and that of every function inside it."""
+    """Yield ``code`` and the code of every function inside it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):

@@ -1,4 +1,4 @@
-"""Names that functions, lambdas, comprehensions and classes in a cell read of what is around them."""
+"""Names that nested scopes in a cell (functions, lambdas, comprehensions, classes) read from outside."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Reads = list[tuple[str, int, bool]]
 
 
 def free_reads(node: ast.AST, guarded: bool = False) -> Reads:
-    """Return the names that the body of function ``node`` reads of the outside."""
+    """Return the names that the body of function ``node`` reads from outside."""
     scope = Scope()
     body = _own_nodes(node, scope)
     guarded = guarded or any(
@@ -98,7 +98,7 @@ def walrus_bindings(node: ast.AST, scope: Scope) -> None:
 
 
 QUERIES = frozenset({"query", "eval"})
-"""Methods of pandas whose text may name variables of whoever calls them, as ``@limit``."""
+"""Methods of pandas whose text may refer to variables of the caller, as ``@limit``."""
 _VARIABLE_IN_QUERY = re.compile(r"(?<![\w@])@([A-Za-z_]\w*)")
 
 
@@ -112,7 +112,7 @@ def names_in_query(node: ast.Call) -> list[str]:
 
 
 def variables_in_query(text: object) -> list[str]:
-    """Return the variables in the text of a query, none if it is no text."""
+    """Return the variables in the text of a query, none if it is not a text."""
     return _VARIABLE_IN_QUERY.findall(text) if isinstance(text, str) else []
 
 
@@ -121,7 +121,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 def collect(node: ast.AST, reads: Reads, guarded: bool) -> None:
-    """Add the names that ``node``, inside a function, reads of its surroundings."""
+    """Add the names that ``node``, inside a function, reads from outside."""
     if isinstance(node, ast.Name):
         if not isinstance(node.ctx, ast.Store):
             reads.append((node.id, node.lineno, guarded))
@@ -152,7 +152,9 @@ def collect(node: ast.AST, reads: Reads, guarded: bool) -> None:
 
 
 def at_definition(node: ast.AST, postponed: bool = True) -> list[ast.expr]:
-    """Return what a ``def`` or ``lambda`` evaluates at once: decorators, defaults, annotations."""
+    """Return the parts of a ``def`` or ``lambda`` that are evaluated at once: decorators, defaults,
+    annotations.
+    """
     assert isinstance(node, _FUNCTIONS)
     arguments = node.args
     now: list[ast.expr] = [
@@ -171,8 +173,8 @@ def at_definition(node: ast.AST, postponed: bool = True) -> list[ast.expr]:
 def imported_modules(tree: ast.AST, package: str = "") -> list[str]:
     """Return full names of the modules that ``tree`` imports anywhere, in order.
 
-    ``from a import b`` gives ``a`` and ``a.b``, which may not be a module. ``package``: what
-    relative imports start from.
+    ``from a import b`` gives ``a`` and ``a.b``, which may not be a module. ``package``: base of relative
+    imports.
     """
     found: dict[str, None] = {}
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""``--save``: the cell and what it captured as a script that ``torchrun`` runs, by source."""
+"""``--save``: the cell and the names it captures, written as the source of a ``torchrun`` script."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MARKER = (
     "# Written by hydrogen_magic --save: running the cell with --save again replaces this file.\n"
 )
 _LONGEST_LITERAL = 2000
-"""Characters; longer values are easier to read in a file of their own."""
+"""Characters; longer values are easier to read in a separate file."""
 
 
 def write(path: str | os.PathLike[str], cell: CellText, needs: Needs, launcher: str) -> None:
@@ -39,8 +39,8 @@ def write(path: str | os.PathLike[str], cell: CellText, needs: Needs, launcher: 
 
     ``launcher``: command that starts it on two ranks, named in its first line; may be empty.
 
-    Raises CaptureError when a part has no source, when a line of the cell is IPython's, or when
-    ``path`` exists and is not a script of ours.
+    Raises CaptureError if an object has no source, if a line of the cell is IPython's, or if ``path``
+    exists and is not a script of ours.
     """
     target = Path(path)
     _check_target(target)
@@ -73,7 +73,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _body(cell: CellText) -> str:
-    """Return the cell as plain Python, or say which lines are not."""
+    """Return the cell as plain Python, or raise CaptureError for other lines."""
     body = cell.body if cell.body.endswith("\n") else cell.body + "\n"
     try:
         compile(body, cell.filename, "exec", dont_inherit=True)
@@ -82,13 +82,14 @@ def _body(cell: CellText) -> str:
         line = (error.lineno or 1) + cell.first_line - 1
         text = (error.text or "").strip()
         raise CaptureError(
-            f"line {line} (`{text}`) is not plain Python and cannot stand in a script: `!` and `%`"
-            " lines and top-level `await` are the notebook's; rewrite it or drop --save"
+            f"line {line} (`{text}`) is not plain Python and cannot be saved in a script: `!` and "
+            "`%` lines and top-level `await` work only in a notebook; rewrite the line or drop "
+            "--save"
         ) from error
 
 
 class _ScriptParts:
-    """The notebook's part of the script, in an order that runs."""
+    """The notebook's part of the script, in a valid order."""
 
     def __init__(self, needs: Needs, target: Path) -> None:
         self.needs = needs
@@ -124,7 +125,7 @@ class _ScriptParts:
         self._add_all()
         if self.pickled:
             self._pickle()
-        for name in list(self.literals):  # what is shared must stay shared
+        for name in list(self.literals):  # shared objects must stay shared
             value = self.values[name]
             if isinstance(value, (list, dict, set)) and self._is_pickled(value):
                 del self.literals[name]
@@ -132,7 +133,7 @@ class _ScriptParts:
                 self._pickle()
 
     def _add_all(self) -> None:
-        """Add the names that are needed, and those that their sources need in turn."""
+        """Add the requested names, and those that their sources need in turn."""
         while rest := [name for name in self.needs.values if name not in self.values]:
             for name in rest:
                 self._add(name, self.needs.namespace[name])
@@ -153,17 +154,19 @@ class _ScriptParts:
         source = self.needs.imports.definition(value.__name__) or _source(value)
         if source is None:
             raise CaptureError(
-                f"`{name}` cannot be saved: its source is not known; define it with `def` or `class`"
-                " in a cell"
+                f"`{name}` cannot be saved: its source is not available; define it with `def` or "
+                "`class` in a cell"
             )
         if value.__name__ not in (name, "<lambda>"):
             source += f"\n{name} = {value.__name__}\n"
         self.sources[name] = source
-        for use in analyse(ast.parse(source)).uses:  # decorators too, which nothing else reads
+        for use in analyse(
+            ast.parse(source)
+        ).uses:  # including decorators, which nothing else reads
             self.needs.add(use.name, f"in the source of {name}", may_lack=True)
 
     def _pickle(self) -> None:
-        """Pickle the values; the classes that they refer to get their source."""
+        """Pickle the values; the source of the classes they refer to is written."""
         file = io.BytesIO()
         pickler = _SavePickler(file, self.needs.namespace)
         try:
@@ -201,7 +204,7 @@ class _ScriptParts:
         return [name for name in order if name not in late], late
 
     def _path_lines(self, body: str) -> list[str]:
-        """Return what makes local modules importable that are not beside the script."""
+        """Return code that makes local modules importable that are not beside the script."""
         modules = [s.module for s, _ in self.needs.statements.values()]
         modules += imported_modules(ast.parse(body))
         for value in self.values.values():
@@ -219,7 +222,7 @@ class _ScriptParts:
         names = ", ".join(f"{name!r}" for name in self.pickled)
         return [
             "",
-            f"# {names}: values of the notebook",
+            f"# {names}: values from the notebook",
             f"_data = pathlib.Path(__file__).with_name({self.data_path.name!r})",
             "globals().update(pickle.loads(_data.read_bytes()))",
             "",
@@ -227,7 +230,7 @@ class _ScriptParts:
 
 
 def _has_source(value: Any) -> bool:
-    """Whether ``value`` is a function or class of the notebook with a name of its own."""
+    """Whether ``value`` is a notebook function or class with its own name."""
     if not is_main(value) or "<locals>" in getattr(value, "__qualname__", "<locals>"):
         return False
     return isinstance(value, (types.FunctionType, type)) or hasattr(value, "__wrapped__")
@@ -270,7 +273,7 @@ def _names_at_definition(source: str) -> list[str]:
 
 
 class _SavePickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles values for a script: what has a name in the notebook will have it in the script."""
+    """Pickles values for a script: objects with a name in the notebook have the same name in the script."""
 
     def __init__(self, file: Any, namespace: Mapping[str, Any]) -> None:
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)

@@ -1,4 +1,4 @@
-"""One stream of pickles, one per name, that share what their values share."""
+"""One stream of pickles, one per name, which preserves objects shared between values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from hydrogen_magic.serialization.pickling_errors import explain
 __all__ = ["NamedPickles"]
 
 _WARN_BYTES = 256 << 20
-"""Sending this takes a moment that people notice, and every rank keeps it."""
+"""Sending this takes a noticeable time, and every rank keeps it in memory."""
 
 
 class _TooLargeError(Exception):
@@ -26,7 +26,7 @@ class _TooLargeError(Exception):
 
 
 class _Limited(io.BytesIO):
-    """A file in memory that stays below a size."""
+    """A file in memory with a maximum size."""
 
     def __init__(self, limit: int) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class _Limited(io.BytesIO):
 
 
 class NamedPickles:
-    """Pickles named values one after the other; errors and sizes have names that way.
+    """Pickles named values one by one, so that errors and sizes refer to names.
 
     The reader must load them one by one from a single unpickler.
     """
@@ -55,7 +55,7 @@ class NamedPickles:
     ) -> None:
         self.max_bytes = max_bytes
         self.originals = Originals()
-        """What the variables in ``out`` refer to."""
+        """Objects that the variables in ``out`` refer to."""
         self._out = frozenset(out)
         self.needs = needs
         self.sizes: dict[str, int] = {}
@@ -72,7 +72,7 @@ class NamedPickles:
         )
 
     def add(self, items: Iterable[tuple[str, Any]]) -> None:
-        """Pickle values. Raises CaptureError naming the one that cannot travel, and the remedy."""
+        """Pickle values. Raises CaptureError with the name of an unpicklable one, and a remedy."""
         for name, value in items:
             self._add(name, value)
 
@@ -97,11 +97,11 @@ class NamedPickles:
 
     @property
     def nbytes(self) -> int:
-        """Bytes so far, buffers included."""
+        """Bytes so far, including buffers."""
         return self._file.tell() + self._buffers.nbytes
 
     def check_size(self) -> str | None:
-        """Raise CaptureError when there is too much; return a warning when there is much."""
+        """Raise CaptureError if the size is over the limit; return a warning if it is large."""
         total = max(self.nbytes, sum(self.sizes.values()))
         if total < min(_WARN_BYTES, self.max_bytes):
             return None
@@ -116,5 +116,5 @@ class NamedPickles:
         return f"the cell captures {size_text(total)}: {names}; every rank gets a copy"
 
     def finish(self) -> Payload:
-        """Return everything as one parcel."""
+        """Return everything as one payload."""
         return Payload(self._file.getbuffer(), tuple(self._buffers.taken))

@@ -1,7 +1,7 @@
-"""Classes that notebooks know from elsewhere, on gangs: change the import, keep the notebook.
+"""Drop-in classes for existing notebooks, based on gangs: only the import changes.
 
-A module may import them at its top and still travel to ranks, which lack the notebook's side: what
-belongs to that side is imported on use.
+A module may import them at its top level and still be sent to ranks, which lack the notebook's side: those
+parts are imported on use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a rank says to whoever started it: ``log_to_driver`` and ``LogCallback`` of ``sparkdl``.
+"""Messages from a rank to the driver: ``log_to_driver`` and ``LogCallback`` of ``sparkdl``.
 
 The originals are ``sparkdl.horovod.log_to_driver`` and ``sparkdl.horovod.tensorflow.keras.LogCallback``
 (https://databricks.github.io/spark-deep-learning).
@@ -16,14 +16,13 @@ from hydrogen_magic.node.worker.observe import keras, metrics
 __all__ = ["LogCallback", "log_to_driver"]
 
 _LONGEST = 4000
-"""Characters of a message, as with the original."""
+"""Maximum length of a message in characters, as in the original."""
 
 
 def log_to_driver(message: str) -> None:
-    """Have ``message`` printed where the gang was started, also where ranks' output is not shown.
+    """Print ``message`` in the notebook that started the gang, even where ranks' output is not shown.
 
-    Does not wait for it. Of more than 4000 characters the first 4000 are taken. In a plain process
-    it is printed.
+    Does not wait for it. Only the first 4000 characters are used. In a plain process it is printed.
     """
     text = str(message)[:_LONGEST]
     here = reporter.current()
@@ -34,14 +33,14 @@ def log_to_driver(message: str) -> None:
 
 
 class LogCallback:
-    """Says by :func:`log_to_driver` how a Keras model's training goes; on rank 0, silent on others.
+    """Reports the training of a Keras model with :func:`log_to_driver`; only on rank 0.
 
-    A callback of Keras 2 and 3 by what it can do; Keras itself need not be installed. Metrics become
-    curves too, where nothing else records them.
+    A callback for Keras 2 and 3 by its interface; Keras itself need not be installed. Metrics become curves
+    too, if no other observer records them.
     """
 
     def __init__(self, per_batch_log: bool = False) -> None:
-        """``per_batch_log``: say something after every batch, not only of epochs."""
+        """``per_batch_log``: report every batch, not only epochs."""
         self.per_batch_log = per_batch_log
         self.model: Any = None
         self.params: Mapping[str, Any] = {}
@@ -50,15 +49,15 @@ class LogCallback:
         self._batch_metrics: set[str] = set()
 
     def set_params(self, params: Mapping[str, Any]) -> None:
-        """Take what Keras knows of the training: ``epochs``, ``steps``."""
+        """Set Keras's parameters of the training: ``epochs``, ``steps``."""
         self.params = params
 
     def set_model(self, model: Any) -> None:
-        """Take the model that is trained."""
+        """Set the trained model."""
         self.model = model
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Say that an epoch begins; Keras counts them from 0, people from 1."""
+        """Report the start of an epoch; Keras counts from 0, the report from 1."""
         self._epoch = epoch
         self._say("begins")
 
@@ -67,7 +66,7 @@ class LogCallback:
         self.on_batch_end(batch, logs)
 
     def on_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Say what a batch came to, if asked for."""
+        """Report the results of a batch, if requested."""
         logs = logs or {}
         self._batch_metrics.update(logs)
         self._record(logs, self._n_batches)
@@ -76,14 +75,14 @@ class LogCallback:
             self._say(f"batch {batch + 1}", logs)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
-        """Say what an epoch came to."""
+        """Report the results of an epoch."""
         logs = logs or {}
         new = {name: value for name, value in logs.items() if name not in self._batch_metrics}
         self._record(new, max(self._n_batches - 1, 0))
         self._say("ends", logs)
 
     def _implements_train_batch_hooks(self) -> bool:
-        """Asked by Keras 2, of which this class is no callback by birth either."""
+        """Called by Keras 2, since this class is not derived from its callback."""
         return True
 
     def _implements_test_batch_hooks(self) -> bool:
@@ -92,7 +91,7 @@ class LogCallback:
     _implements_predict_batch_hooks = _implements_test_batch_hooks
 
     def __getattr__(self, name: str) -> Callable[..., None]:
-        # Keras calls some twenty more, and newer versions may call others.
+        # Keras calls some twenty others, and newer versions may call more.
         if name.startswith("on_"):
             return _nothing
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -110,7 +109,7 @@ class LogCallback:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """What happens at events that nobody wants to hear of."""
+    """Hook for events that are not reported."""
 
 
 _nothing._is_default = True  # type: ignore[attr-defined]  # Keras's mark of hooks it need not wait for

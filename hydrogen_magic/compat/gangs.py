@@ -1,4 +1,4 @@
-"""What the classes of this room share: a call or a script as a gang, shown and waited for."""
+"""Common code of the classes in this package: runs a call or a script as a gang, shows it and waits."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from hydrogen_magic.views import pick_view
 __all__ = ["call", "run_script"]
 
 _HIDDEN = (
-    "what ranks print is not shown here (driver_log_verbosity='all' shows it), only what log_to_driver"
-    " and LogCallback say; %gang logs has everything"
+    "only messages of log_to_driver and LogCallback are shown here; driver_log_verbosity='all' "
+    "also shows the ranks' output, and %gang logs prints all of it"
 )
 
 
@@ -34,8 +34,8 @@ def call(
 ) -> Any:
     """Call ``function`` on every rank and return rank 0's value; ``caller`` names the class.
 
-    Unlike :func:`hydrogen_magic.run` it leaves every keyword to the function. ``driver_log_only``
-    shows none of the ranks' output but what they say by ``log_to_driver``. Raises what ``run`` does.
+    Unlike :func:`hydrogen_magic.run`, it passes every keyword to the function. ``driver_log_only`` shows
+    only the ranks' messages by ``log_to_driver``, not their output. Raises the same errors as ``run``.
     """
     captured = capture.capture_call(
         function, args, kwargs,
@@ -49,7 +49,7 @@ def call(
 
 
 def run_script(path: str, args: Sequence[str], spec: JobSpec, *, caller: str) -> None:
-    """Run a script with these arguments on every rank. Raises as :func:`call` does."""
+    """Run a script with these arguments on every rank. Raises the same errors as :func:`call`."""
     captured = capture.capture_script(path, args, as_module=False)
     _attended(captured, spec, f"{caller}.run({os.path.basename(path)})")
 
@@ -65,7 +65,7 @@ def _attended(
 
 
 class _DriverLog:
-    """A gang as its view gets to see it: the same, but for what ranks print."""
+    """A gang as seen by its view: without the output of its ranks."""
 
     def __init__(self, gang: Gang) -> None:
         self._gang = gang

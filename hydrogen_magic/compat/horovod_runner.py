@@ -1,6 +1,6 @@
-"""``HorovodRunner`` of Databricks' ``sparkdl``, on gangs.
+"""``HorovodRunner`` of Databricks' ``sparkdl``, based on gangs.
 
-Signatures, defaults and what is documented of them are those of sparkdl 2.2
+Signatures, defaults and documented behaviour are those of sparkdl 2.2
 (https://databricks.github.io/spark-deep-learning); only the import changes::
 
     from hydrogen_magic.compat import HorovodRunner
@@ -23,9 +23,9 @@ _VERBOSITIES = ("all", "log_callback_only")
 
 
 class HorovodRunner:
-    """Run a function that uses Horovod on ``np`` ranks: see the original for how it is used.
+    """Run a function that uses Horovod on ``np`` ranks: see the original for its usage.
 
-    What is meant to be different:
+    Intended differences:
 
     - What the function uses of the notebook travels with it: imports, functions, data, local
       modules. Nothing has to be imported again inside.
@@ -48,7 +48,7 @@ class HorovodRunner:
         timeout: float | None = None,
         start_timeout: float | None = None,
     ) -> None:
-        """Check what can be checked before there is anything to run.
+        """Validate the arguments before anything runs.
 
         Args:
             np: positive: as many barrier tasks of the notebook's Spark session, one rank each; a
@@ -62,11 +62,11 @@ class HorovodRunner:
             timeout: seconds after which the ranks are stopped.
             start_timeout: seconds a rank may take until the function is called.
 
-        The last four are not in the original. Left out, they are as ``%config Distributed.*`` says,
-        as everything is that has no argument here.
+        The last four are not in the original. Without a value, ``%config Distributed.*`` applies, as to all
+        options that have no argument here.
 
         Raises:
-            TypeError: ``np`` is no whole number, or an option has the wrong type.
+            TypeError: ``np`` is not a whole number, or an option has the wrong type.
             ValueError: ``np`` is 0, or an option has an impossible value.
         """
         self.num_processor = _not_zero(np)
@@ -81,11 +81,11 @@ class HorovodRunner:
     def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
         """Call ``main(**kwargs)`` on every rank and return rank 0's value.
 
-        On Spark it waits until as many slots are free.
+        On Spark, it waits until that many slots are free.
 
         Raises:
             TypeError: ``main`` cannot be called.
-            RuntimeError: a rank failed (RankFailedError), ranks cannot run as asked (PlacementError),
+            RuntimeError: a rank failed (RankFailedError), ranks cannot run as requested (PlacementError),
                 something the function uses cannot travel (CaptureError), or somebody stopped them
                 (GangStoppedError).
         """
@@ -107,12 +107,12 @@ class HorovodRunner:
 
 
 def _words(np: int) -> Words:
-    """Return the names of this class for options of the magics; ``np``: as it was given."""
+    """Return this class's names for options of the magics; ``np``: as given."""
     sign = "-" if np < 0 else ""
-    session = f"`np={np}` needs a Spark session, and"
+    session = f"`np={np}` needs a Spark session, but"
     instead = f"use `np={-abs(np)}` to run on this machine, or "
     return (
-        (r"`--on spark` was asked for, but (.*?: )", rf"{session} \1{instead}"),
+        (r"`--on spark` needs a Spark session, but (.*?: )", rf"{session} \1{instead}"),
         (r"`--np (\d+) --gpu`", rf"`np={sign}\1` with `%config Distributed.gpu = True`"),
         (r"drop `--gpu`", "set `%config Distributed.gpu = False`"),
         (r"\bwith --gpu\b", "with `%config Distributed.gpu = True`"),
@@ -131,8 +131,8 @@ def _not_zero(np: int) -> int:
         raise TypeError(f"np should be an int, got {np!r}, a {type(np).__name__}") from None
     if number == 0:
         raise ValueError(
-            "np=0 meant all task slots of the cluster, which HorovodRunner itself gave up, since their"
-            " number changes with the executors: say how many ranks you want, or -1 for one on this"
-            " machine"
+            "np=0 (all task slots of the cluster) is not supported; HorovodRunner has abandoned "
+            "it too, since the number of slots changes with the executors. Give the number of "
+            "ranks, or -1 for one rank on this machine"
         )
     return number

@@ -1,4 +1,4 @@
-"""What the classes of this package accept beyond their originals, and how their messages name it."""
+"""Options that the classes have beyond their originals, and their names in messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hydrogen_magic.errors import HydrogenError, RankFailedError
 __all__ = ["GangOptions", "Words", "reworded"]
 
 Words = Sequence[tuple[str, str]]
-"""Patterns of options of the magics, and what a class calls them."""
+"""Patterns of options of the magics, and a class's own names for them."""
 
 _COMMON: Words = (
     (r"--timeout ([\d.]+) s", r"timeout=\1 s"),
@@ -26,7 +26,7 @@ _COMMON: Words = (
 
 @dataclass(frozen=True)
 class GangOptions:
-    """Options of a gang that the originals do not have; None: as ``%config Distributed.*`` says."""
+    """Options of a gang that the originals do not have; None: the setting of ``%config Distributed.*``."""
 
     env: Mapping[str, str] | None = None
     retries: int | None = None
@@ -34,11 +34,11 @@ class GangOptions:
     start_timeout: float | None = None
 
     def __post_init__(self) -> None:
-        """Raise TypeError or ValueError for what no gang can run with."""
+        """Raise TypeError or ValueError for invalid values."""
         JobSpec(**self._chosen())
 
     def spec(self, **fields: Any) -> JobSpec:
-        """Return a spec of these options; ``fields``: what the class decides itself."""
+        """Return a spec of these options; ``fields``: those that the class sets itself."""
         return replace(_configured(), **fields, **self._chosen())
 
     def _chosen(self) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class GangOptions:
 
 
 def _configured() -> JobSpec:
-    """Return what ``%config Distributed.*`` says in this notebook."""
+    """Return the settings of ``%config Distributed.*`` in this notebook."""
     magics = sys.modules.get("hydrogen_magic.notebook.magics")
     if magics is None:
         return JobSpec()
@@ -68,7 +68,7 @@ def _configured() -> JobSpec:
 
 @contextmanager
 def reworded(words: Words) -> Iterator[None]:
-    """Have errors name a class's own options in place of the magics'."""
+    """Replace the magics' options in error messages by a class's own."""
     try:
         yield
     except RankFailedError:

@@ -1,4 +1,4 @@
-"""``TorchDistributor`` of ``pyspark.ml.torch.distributor``, on gangs.
+"""``TorchDistributor`` of ``pyspark.ml.torch.distributor``, based on gangs.
 
 Signatures, defaults, checks and return values are those of pyspark 4.3; only the import changes::
 
@@ -23,14 +23,14 @@ from hydrogen_magic.node.worker.nesting import refuse_nested
 __all__ = ["TorchDistributor"]
 
 _logger = logging.getLogger("TorchDistributor")
-"""The original's own name: notebooks may have set its level."""
+"""The original's name: notebooks may have set its level."""
 
 
 _WORDS: Words = (
     (
-        r"`--on spark` was asked for, but (.*?: )",
-        r"`local_mode=False` needs a Spark session, and \1use `local_mode=True` to run on this"
-        " machine, or ",
+        r"`--on spark` needs a Spark session, but (.*?: )",
+        r"`local_mode=False` needs a Spark session, but \1use `local_mode=True` to run on this "
+        r"machine, or ",
     ),
     (r"`--np (\d+) --gpu`", r"`num_processes=\1, use_gpu=True`"),
     (r"drop `--gpu`", "pass `use_gpu=False`"),
@@ -40,13 +40,13 @@ _WORDS: Words = (
     (r"--on local", "local_mode=True"),
     (r" ?--gpu\b", " use_gpu=True"),
 )
-"""Names of this class for options of the magics."""
+"""This class's names for options of the magics."""
 
 
 class TorchDistributor:
-    """Run a function or a script on ``num_processes`` ranks: see the original for how it is used.
+    """Run a function or a script on ``num_processes`` ranks: see the original for its usage.
 
-    What is meant to be different:
+    Intended differences:
 
     - A script that fails raises, as a function does: the error names the rank that failed first, its
       exception and its line. It is a RuntimeError, as the original's.
@@ -57,7 +57,7 @@ class TorchDistributor:
       process, the first ``num_processes`` of them; ``spark.driver.resource.gpu.*`` is not looked at.
     - ``use_gpu=False`` hides GPUs from the ranks in local mode too.
     - ``local_mode=False`` gives every rank one GPU without ``spark.task.resource.gpu.amount`` where
-      Spark can do that for a single job. Its whole-number multiples have no meaning any more.
+      Spark can do that for a single job. Its whole-number multiples are ignored.
     - What a function uses of the notebook, imports and local modules included, travels with it.
 
     Attributes ``num_processes``, ``local_mode``, ``use_gpu`` and ``ssl_conf`` are as in the original.
@@ -77,7 +77,7 @@ class TorchDistributor:
         timeout: float | None = None,
         start_timeout: float | None = None,
     ) -> None:
-        """Check what can be checked before there is anything to run.
+        """Validate the arguments before anything runs.
 
         Args:
             num_processes: ranks; locally with ``use_gpu`` lowered, with a warning, to the GPUs there are.
@@ -89,11 +89,11 @@ class TorchDistributor:
             timeout: seconds after which the ranks are stopped.
             start_timeout: seconds a rank may take until the function is called.
 
-        The last four are not in the original. Left out, they are as ``%config Distributed.*`` says,
-        as everything is that has no argument here.
+        The last four are not in the original. Without a value, ``%config Distributed.*`` applies, as to all
+        options that have no argument here.
 
         Raises:
-            TypeError: ``num_processes`` is no whole number, or an option has the wrong type.
+            TypeError: ``num_processes`` is not a whole number, or an option has the wrong type.
             ValueError: ``num_processes`` is not positive, or an option has an impossible value.
             RuntimeError: no GPU was found here, or there is no Spark session (PlacementError, both).
         """
@@ -119,7 +119,7 @@ class TorchDistributor:
         Raises:
             ValueError: keyword arguments for a script.
             TypeError: ``train_object`` is neither a path nor callable.
-            RuntimeError: a rank failed (RankFailedError), ranks cannot run as asked (PlacementError),
+            RuntimeError: a rank failed (RankFailedError), ranks cannot run as requested (PlacementError),
                 something the function uses cannot travel (CaptureError), or somebody stopped them
                 (GangStoppedError).
         """
@@ -141,7 +141,7 @@ class TorchDistributor:
         return None
 
     def _spec(self) -> JobSpec:
-        """Return what is asked for; RuntimeError where the cluster wants what ranks cannot do."""
+        """Return the spec; RuntimeError if the cluster requires something that ranks do not support."""
         if not self.local_mode:
             self._check_encryption()
         placement = "local" if self.local_mode else "spark"
@@ -151,16 +151,17 @@ class TorchDistributor:
         )
 
     def _check_encryption(self) -> None:
-        """Refuse a cluster that wants TLS: ranks speak to each other by Gloo and NCCL, in the clear."""
+        """Refuse a cluster with TLS: ranks communicate by Gloo and NCCL, without encryption."""
         settings = _session_settings()
         if not _is_true(settings, "spark.ssl.enabled"):
             return
         what = (
-            "this cluster has TLS enabled (spark.ssl.enabled). Code, output and results travel"
-            " encrypted, but what ranks exchange (gradients, parameters, perhaps data) does not"
+            "this cluster has TLS enabled (spark.ssl.enabled). Code, output and results are sent "
+            "encrypted, but the traffic between ranks (gradients, parameters, possibly data) is "
+            "not"
         )
         if not _is_true(settings, self.ssl_conf):
-            raise PlacementError(f"{what}: set {self.ssl_conf} to true to train all the same")
+            raise PlacementError(f"{what}: set {self.ssl_conf} to true to train anyway")
         _logger.warning("%s; %s allows it", what, self.ssl_conf)
 
 
@@ -179,14 +180,14 @@ def _positive(num_processes: int) -> int:
 
 
 def _at_most_one_per_gpu(num_processes: int) -> int:
-    """Return how many ranks can have a GPU of this machine; warn when it is less than asked for."""
+    """Return how many ranks can have a GPU of this machine; warn if that is less than requested."""
     from hydrogen_magic.driver.placements import devices
 
     found = len(devices.visible_gpus(os.environ))
     if found == 0:
         raise PlacementError(
-            "GPUs were unable to be found on the driver: use_gpu=True, the default, gives every rank"
-            " one of this machine's; pass use_gpu=False to train on its CPU"
+            "GPUs were unable to be found on the driver: use_gpu=True, the default, needs a GPU "
+            "of this machine for every rank; pass use_gpu=False to train on the CPU"
         )
     if num_processes > found:
         _logger.warning(
@@ -199,7 +200,7 @@ def _at_most_one_per_gpu(num_processes: int) -> int:
 
 
 def _session_settings() -> Any:
-    """Return the ``spark.conf`` of the notebook's session; PlacementError when there is none."""
+    """Return the ``spark.conf`` of the notebook's session; PlacementError if there is none."""
     from hydrogen_magic.driver.placements.spark import session
 
     return session.find().spark.conf

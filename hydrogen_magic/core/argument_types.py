@@ -1,4 +1,4 @@
-"""Words of a magic's line, turned to values; a wrong one is answered with what would be right."""
+"""Types of command-line arguments of the magics; an error message shows the correct form."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 
 
 def typed(convert: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return ``convert`` with its ValueError's message kept by argparse."""
+    """Return ``convert`` so that argparse shows the message of its ValueError."""
 
     def checked(text: str) -> Any:
         try:
@@ -44,17 +44,19 @@ def choice(choices: Sequence[str]) -> Callable[[str], str]:
 
     def checked(text: str) -> str:
         if text not in choices:
-            raise argparse.ArgumentTypeError(f"{text!r}: {not_one_of(text, choices)}")
+            raise argparse.ArgumentTypeError(
+                f"{text!r} is not supported; {not_one_of(text, choices)}"
+            )
         return text
 
     return checked
 
 
 def ranks(text: str) -> int:
-    """Return a number of ranks, negative for this machine; ValueError for 0 and for no number."""
+    """Return a number of ranks, negative for this machine; ValueError for 0 and for other text."""
     number = _whole(text)
     if number == 0:
-        raise ValueError("a gang has at least one rank, got 0")
+        raise ValueError("should not be 0: a gang has at least one rank")
     return number
 
 
@@ -82,25 +84,25 @@ def env_variable(text: str) -> tuple[str, str]:
 
 
 def variable_names(text: str) -> tuple[str, ...]:
-    """Return the names in ``model,history``; ValueError when one is no name."""
+    """Return the names in ``model,history``; ValueError for text that is not a name."""
     # As Python reads identifiers (PEP 3131).
     text = unicodedata.normalize("NFKC", text)
     names = tuple(part.strip() for part in text.split(",") if part.strip())
     wrong = [name for name in names if not name.isidentifier() or keyword.iskeyword(name)]
     if wrong or not names:
-        raise ValueError(f"should be names of variables, like model,history; got {text!r}")
+        raise ValueError(f"should be variable names, like model,history; got {text!r}")
     return names
 
 
 def python_file(text: str) -> str:
-    """Return the file name as it is; ValueError when it does not end in ``.py``."""
+    """Return the file name unchanged; ValueError when it does not end in ``.py``."""
     if not text.endswith(".py"):
         raise ValueError(f"should be a file name that ends in .py, got {text!r}")
     return text
 
 
 def new_file(text: str) -> str:
-    """Return the file name as it is; ValueError when no file can be written there."""
+    """Return the file name unchanged; ValueError when no file can be written there."""
     path = Path(text)
     if path.is_dir():
         raise ValueError(f"should be a file, {text!r} is a directory")
@@ -121,7 +123,7 @@ def parse_duration_s(text: str) -> float:
     parts = _DURATION_PART.findall(compact)
     seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
     if "".join(number + unit for number, unit in parts) != compact or seconds <= 0:
-        raise ValueError(f"should be seconds, or a time like 5m or 1h30m; got {text!r}")
+        raise ValueError(f"should be a time in seconds, or like 5m or 1h30m; got {text!r}")
     return seconds
 
 
@@ -142,10 +144,10 @@ def parse_size_bytes(text: str) -> int:
 
 
 def not_one_of(word: str, choices: Iterable[str]) -> str:
-    """Return what to say of a ``word`` that is none of ``choices``."""
+    """Return the end of an error message about ``word``, which is none of ``choices``."""
     known = list(choices)
     close = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
     if close and len(known) > 8:  # a long list would bury the suggestion
         return f"did you mean {close[0]}?"
-    suggestion = f"did you mean {close[0]}? " if close else ""
-    return f"{suggestion}There is {', '.join(known)}"
+    start = f"did you mean {close[0]}? Choose" if close else "choose"
+    return f"{start} {' or '.join(filter(None, (', '.join(known[:-1]), known[-1])))}"

@@ -1,13 +1,14 @@
-"""Everything that can happen to a gang, as a closed set of frozen values.
+"""All events of a gang, as a closed set of frozen values.
 
-Ranks and agents send events, the kernel folds them into a
-:class:`~hydrogen_magic.driver.state.gang_state.GangState`,
-and the run's record on disk is nothing but their list. They cross process borders as JSON and are
-checked against the types declared here when they arrive: never as pickles.
+Ranks and agents send events. The kernel folds them into a
+:class:`~hydrogen_magic.driver.state.gang_state.GangState`, and the run's record on disk is the list
+of them. Events cross process boundaries as JSON, never as pickles, and are validated on arrival
+against the types declared here.
 
 Times (``at_s`` and every other ``*_s`` point in time) are seconds since the gang was launched, by a
-monotonic clock, so a jump of the wall clock moves nothing. Those of spans, thousands a second, are whole
-nanoseconds (``*_ns``): to write a float as JSON takes several times as long as an integer.
+monotonic clock, so changes of the wall clock do not affect them. Times of spans, of which there are
+thousands a second, are whole nanoseconds (``*_ns``): writing a float as JSON takes several times as
+long as writing an integer.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ __all__ = [
 
 
 KERNEL_ENDED = "the kernel ended"
-"""Why a gang ended whose agent outlived the kernel for a moment: nobody has been told of it yet."""
+"""Reason of a gang whose agent outlived the kernel for a moment: the user has not seen it yet."""
 
 
 # ── parts of events ──────────────────────────────────────────────────────────────────────────────
@@ -71,7 +72,7 @@ KERNEL_ENDED = "the kernel ended"
 
 @dataclass(frozen=True)
 class Frame:
-    """One line of a traceback, formatted where the source is known: on the rank."""
+    """One line of a traceback, formatted on the rank, where the source is available."""
 
     file: str
     line: int
@@ -90,16 +91,16 @@ class ErrorReport:
     frames: tuple[Frame, ...] = ()
     """Outermost first; frames of hydrogen_magic itself are left out."""
     cause: ErrorReport | None = None
-    """What it was raised from (``__cause__``, or ``__context__`` where not suppressed)."""
+    """The exception that it was raised from (``__cause__``, or ``__context__`` if not suppressed)."""
     is_direct_cause: bool = False
-    """True when :attr:`cause` came by ``raise … from``."""
+    """True if :attr:`cause` was set by ``raise … from``."""
     notes: tuple[str, ...] = ()
 
 
 def without_middle(text: str, limit: int) -> str:
     """Return at most ``limit`` characters of ``text``: its beginning, its end, and how many are missing.
 
-    A message that is too long has the kind of error at its beginning and often the reason at its end.
+    A message that is too long names the error at its beginning and often the reason at its end.
     """
     if len(text) <= limit:
         return text
@@ -118,21 +119,21 @@ class GangLaunched:
     at_s: float
     gang: str
     title: str
-    """What the user typed (the magic's line), for lists."""
+    """The line of the magic as the user typed it, for lists."""
     np: int
     placement: str
     rendezvous: str
     wall_time: float
     """Unix time of the launch, the one wall-clock time in a record."""
     owner: str
-    """``boot id:pid:start time`` of the kernel: tells after a restart whether it still lives."""
+    """``boot id:pid:start time`` of the kernel: shows after a restart whether it is still alive."""
     cells: Mapping[str, str]
-    """File name in tracebacks -> what the user calls it ("Cell In[5]")."""
+    """File name in tracebacks -> the label shown to the user ("Cell In[5]")."""
 
 
 @dataclass(frozen=True)
 class AttemptStarted:
-    """All ranks start afresh; what earlier attempts still say is dropped."""
+    """All ranks start again; later events of earlier attempts are dropped."""
 
     at_s: float
     attempt: int
@@ -140,7 +141,7 @@ class AttemptStarted:
 
 @dataclass(frozen=True)
 class AttemptFailed:
-    """The attempt cannot go on and no rank is to blame: a process that serves the ranks has died."""
+    """The attempt cannot continue although no rank failed: a process that serves the ranks has died."""
 
     at_s: float
     error: ErrorReport
@@ -148,13 +149,13 @@ class AttemptFailed:
 
 @dataclass(frozen=True)
 class Queued:
-    """The attempt waits for room: a cluster gives slots one by one, and ranks start together."""
+    """The attempt waits for slots: a cluster provides them one by one, and ranks start together."""
 
     at_s: float
     have: int
-    """Slots that are there already."""
+    """Slots that are available already."""
     wanted: int
-    """Slots that it takes; once ``have`` is as many, it waits no longer."""
+    """Slots that it needs; the wait ends when ``have`` reaches this number."""
 
 
 @dataclass(frozen=True)
@@ -163,33 +164,33 @@ class StopRequested:
     reason: str
     """``"user"``, ``"timeout"``, ``"failure"`` or ``"kernel"`` (it ended)."""
     kill: bool = False
-    """True: at once, without asking."""
+    """True: at once, without SIGINT first."""
 
 
 @dataclass(frozen=True)
 class RowsDone:
-    """How far a run of ``%%infer`` is, all ranks together."""
+    """The progress of a run of ``%%infer``, all ranks together."""
 
     at_s: float
     began_s: float
-    """When the first rows went out; nothing can be told from it before that."""
+    """When the first rows were sent; before that no rate can be derived."""
     done: int
     total: int | None
-    """None where only reading to the end would tell."""
+    """None if the number is only known after reading everything."""
     in_flight: int
-    """Chunks that ranks have in hand."""
+    """Chunks that ranks are working on."""
     failed: int
-    """Rows that got no prediction."""
+    """Rows without a prediction."""
     is_estimate: bool = False
-    """Whether ``total`` is only what those parts of the frame suggest that are done."""
+    """Whether ``total`` is only an estimate from the parts of the frame that are done."""
     tasks_done: int | None = None
-    """Of Spark; None elsewhere, or where that is not known."""
+    """Tasks of Spark; None elsewhere, or if unknown."""
     tasks: int | None = None
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Something a person should read; also how agents report what concerns no single rank."""
+    """A message for the user; agents also use it to report problems of no particular rank."""
 
     at_s: float
     level: str
@@ -199,7 +200,7 @@ class Notice:
 
 @dataclass(frozen=True)
 class Recording:
-    """Ranks were told to record what they do (forward, backward, ...) as spans, or to leave it."""
+    """Ranks were asked to start or stop recording spans (forward, backward, ...)."""
 
     at_s: float
     on: bool
@@ -207,25 +208,25 @@ class Recording:
 
 @dataclass(frozen=True)
 class Profiling:
-    """Where the torch profiler is, which somebody asked for."""
+    """The state of the torch profiler, after the user requested a profile."""
 
     at_s: float
     phase: str
     """``waiting`` (for the ranks' next step), ``recording``, ``reading`` (the ranks' traces are
-    merged), empty when it is over."""
+    merged), empty at the end."""
     path: str = ""
     """Set at the end: the merged trace of all ranks."""
 
 
 @dataclass(frozen=True)
 class GangEnded:
-    """Last event of every record of a gang that ended in order: no process of it is left."""
+    """The last event of every gang that ended in order: none of its processes is left."""
 
     at_s: float
     state: str
     """``SUCCEEDED``, ``FAILED`` or ``STOPPED``."""
     reason: str
-    """One line: why."""
+    """The reason, in one line."""
     culprit: int | None = None
     """Rank that failed first, when it failed."""
 
@@ -235,7 +236,7 @@ class GangEnded:
 
 @dataclass(frozen=True)
 class RankStarted:
-    """A process exists for the rank."""
+    """The rank has a process."""
 
     at_s: float
     rank: int
@@ -253,41 +254,41 @@ class RankPhase:
     """``starting`` (process, imports of the forkserver), ``loading`` (closure), ``running`` (the cell's
     own lines), ``finishing`` (result sent, exit handlers run)."""
     detail: str = ""
-    """What it is busy with: ``importing torch``."""
+    """Its current activity: ``importing torch``."""
 
 
 DRIVER = "driver"
-"""Stream of what :func:`hydrogen_magic.compat.log_to_driver` says: shown also where no output is."""
+"""Stream of :func:`hydrogen_magic.compat.log_to_driver`: displayed even where output is not."""
 
 
 @dataclass(frozen=True)
 class Output:
-    """Text a rank wrote to a file descriptor, as decoded by its agent, or said by itself."""
+    """Text that a rank wrote to a file descriptor, decoded by its agent, or a message of the rank itself."""
 
     at_s: float
     rank: int
     stream: str
-    """``stdout`` or ``stderr``; :data:`DRIVER`: meant for whoever started the gang."""
+    """``stdout`` or ``stderr``; :data:`DRIVER`: addressed to the process that started the gang."""
     text: str
     skipped_bytes: int = 0
-    """Bytes left out of the live view just before ``text``; the rank's log file has them."""
+    """Bytes omitted from the live view just before ``text``; the rank's log file has them."""
     skipped_lines: int = 0
-    """Line ends among these bytes."""
+    """Line ends among the omitted bytes."""
 
 
 @dataclass(frozen=True)
 class Metrics:
-    """What ``hm.log`` said since the last such event, by column: a batch costs little to check."""
+    """Values of ``hm.log`` since the last such event, by column: a batch is cheap to validate."""
 
     at_s: float
     rank: int
     steps: tuple[int, ...]
     times_s: tuple[float, ...]
-    """When each point was logged; as long as ``steps``, as every column of ``values`` is."""
+    """When each point was logged; ``steps`` and every column of ``values`` have the same length."""
     values: Mapping[str, tuple[float | None, ...]]
-    """Metric -> its value at each point, None where that call did not name it."""
+    """Metric -> its value at each point, None where the call did not include it."""
     skipped: int = 0
-    """Older points dropped because the rank logged faster than they could be sent."""
+    """Older points that were dropped because the rank logged faster than they could be sent."""
 
 
 @dataclass(frozen=True)
@@ -322,13 +323,13 @@ TRACKS = (SPANS, COORDINATOR, COLLECTIVES, PROFILER)
 PROFILE_CLOCK = "hydrogen_magic.clock "
 """Name of a mark in a rank's profile, followed by the gang's time at which it was set."""
 GRADIENTS = "gradient all_reduce"
-"""Span at the end of a backward pass in which a rank waits until DDP has reduced all gradients: it waits for
-ranks that still compute theirs, and for the reduction itself."""
+"""Span at the end of a backward pass, while a rank waits until DDP has reduced all gradients: it
+covers the wait for slower ranks and the reduction itself."""
 
 
 @dataclass(frozen=True)
 class Spans:
-    """Named stretches of time, by column; all columns are of one length."""
+    """Named intervals, by column; all columns have the same length."""
 
     at_s: float
     rank: int
@@ -339,12 +340,12 @@ class Spans:
     """How many spans of the same thread enclose it."""
     skipped: int = 0
     track: str = SPANS
-    """Which lane of the rank it belongs to: one of :data:`TRACKS`, or any other name."""
+    """The track of the rank that it belongs to: one of :data:`TRACKS`, or any other name."""
 
 
 @dataclass(frozen=True)
 class CollectiveWait:
-    """The rank has been inside a collective for a while (or has left it: ``name`` empty)."""
+    """The rank has been inside a collective for a while, or has left it (``name`` is empty)."""
 
     at_s: float
     rank: int
@@ -356,7 +357,7 @@ class CollectiveWait:
 
 @dataclass(frozen=True)
 class RankHealth:
-    """What the operating system says of the rank's process and its children, about once a second."""
+    """Statistics of the operating system about the rank's process and its children, once a second."""
 
     at_s: float
     rank: int
@@ -365,9 +366,9 @@ class RankHealth:
     process_state: str
     """Letter of ``/proc/<pid>/stat``: R running, S sleeping, T stopped, D uninterruptible."""
     gpu_percent: float | None = None
-    """How busy the rank's GPU was; None without one."""
+    """Utilization of the rank's GPU; None without one."""
     gpu_memory_bytes: int | None = None
-    """What the rank holds of its GPU's memory."""
+    """The rank's share of its GPU's memory."""
 
 
 @dataclass(frozen=True)
@@ -378,16 +379,16 @@ class RankFailed:
     rank: int
     error: ErrorReport
     phase: str
-    """Phase in which it was raised."""
+    """The phase in which it was raised."""
     in_flight: bool = False
-    """True: still unwinding (a ``finally`` block runs); evidence for who failed first, not an end."""
+    """True: still unwinding (a ``finally`` block runs); evidence of which rank failed first, not an end."""
     exit_code: int | None = None
-    """Set for a script that ended by ``sys.exit(n)``."""
+    """Set for a script that exited by ``sys.exit(n)``."""
 
 
 @dataclass(frozen=True)
 class RankStacks:
-    """Where every thread of the rank is, as ``faulthandler`` prints it."""
+    """The stack of every thread of the rank, as printed by ``faulthandler``."""
 
     at_s: float
     rank: int
@@ -396,7 +397,7 @@ class RankStacks:
 
 @dataclass(frozen=True)
 class RankResult:
-    """The rank's value arrived; its bytes travel beside the events."""
+    """The rank's value has arrived; its bytes travel beside the events."""
 
     at_s: float
     rank: int
@@ -405,20 +406,20 @@ class RankResult:
 
 @dataclass(frozen=True)
 class RankExited:
-    """The rank's process is gone. What follows from that is the fold's to say."""
+    """The rank's process has exited. The fold derives the consequences."""
 
     at_s: float
     rank: int
     exit_code: int | None
-    """None when a signal ended it."""
+    """None if a signal ended it."""
     signal_name: str = ""
-    """``SIGKILL``, …; empty when it exited."""
+    """``SIGKILL``, …; empty for a regular exit."""
     asked: bool = False
-    """True: after the agent had asked it to stop."""
+    """True: the agent had asked it to stop."""
     hint: str = ""
-    """What the agent knows beyond the status: ``the kernel's OOM killer ended it``."""
+    """Additional information of the agent: ``the kernel's OOM killer ended it``."""
     crash_stack: str = ""
-    """Python stack at a fatal signal, as ``faulthandler`` wrote it."""
+    """Python stack at a fatal signal, as written by ``faulthandler``."""
 
 
 Event = (
@@ -459,9 +460,9 @@ def encode(event: Event) -> list[Any]:
 
 
 def decode(message: object) -> Event:
-    """Return the event in ``message`` (as :func:`encode` made it), or raise :class:`EventError`."""
+    """Return the event in ``message`` (as made by :func:`encode`), or raise :class:`EventError`."""
     if not (isinstance(message, list) and len(message) == 2 and isinstance(message[0], str)):
-        raise EventError(f"an event is [kind, fields], got {str(message)[:80]!r}")
+        raise EventError(f"an event should be [kind, fields], got {str(message)[:80]!r}")
     cls = EVENT_TYPES.get(message[0])
     if cls is None:
         raise EventError(f"unknown kind of event: {message[0][:80]!r}")
@@ -471,7 +472,7 @@ def decode(message: object) -> Event:
 
 
 def _check_lengths(event: Event) -> None:
-    """Raise EventError where columns that are one table differ in length."""
+    """Raise EventError if columns of one table differ in length."""
     if isinstance(event, Metrics):
         columns: Sequence[Sequence[Any]] = (event.times_s, *event.values.values(), event.steps)
     elif isinstance(event, Spans):

@@ -1,7 +1,7 @@
-"""What is to be run and where: frozen values that every layer shares.
+"""Description of a run: frozen values that every layer shares.
 
-A :class:`JobSpec` is what the user asked for, a :class:`Plan` is what a placement makes of it
-without any effect, a :class:`Slot` is the place of one rank in it.
+A :class:`JobSpec` is the user's request. A :class:`Plan` is a placement's answer to it, made
+without side effects. A :class:`Slot` is the place of one rank in a plan.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ __all__ = [
 ]
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
-"""Interface that keeps ranks of one machine off the network."""
+"""Network interface that keeps the traffic of ranks on one machine off the network."""
 
 DEFAULT_MAX_CLOSURE_BYTES = 1 << 30
-"""1 GiB: what one machine copies to its ranks in about a second; more is most likely a mistake."""
+"""1 GiB: one machine copies this to its ranks in about a second; more is most likely a mistake."""
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What the user asked for, after arguments were checked."""
+    """The user's request, with validated arguments."""
 
     np: int = 2
     """Number of ranks, 1 or more."""
@@ -35,30 +35,30 @@ class JobSpec:
     rendezvous: str = "torch"
     """Name of a rendezvous, see :mod:`hydrogen_magic.plugins`."""
     gpu: bool | None = None
-    """True: every rank needs a GPU of its own. False: none. None: GPUs if every rank can have one."""
+    """True: every rank needs its own GPU. False: no GPUs. None: GPUs if there are enough for all ranks."""
     env: tuple[tuple[str, str], ...] = ()
-    """Environment of every rank, on top of the notebook's; wins over everything we set."""
+    """Environment of every rank, on top of the notebook's; takes precedence over our own variables."""
     out: tuple[str, ...] = ()
     """Names of rank 0's variables to bring back."""
     retries: int = 0
-    """How often the whole gang is started again after a failure."""
+    """How often the whole gang is restarted after a failure."""
     timeout_s: float | None = None
-    """Wall time after which the gang is stopped, all attempts together."""
+    """Wall time after which the gang is stopped, for all attempts together."""
     start_timeout_s: float = 120.0
     """How long a rank may take from its launch to the first line of the cell."""
     grace_s: float = 3.0
     """How long a rank that reacted to a stop may clean up before it is killed."""
     timeline: str | None = None
-    """Record spans: ``""`` to show them only, a path to write a Chrome trace there too."""
+    """Record spans: ``""`` only displays them, a path also writes a Chrome trace."""
     detach: bool = False
     """Return a handle at once instead of waiting."""
     quiet: bool = False
-    """No live view; output and result only."""
+    """No live view; only output and result."""
     max_closure_bytes: int = DEFAULT_MAX_CLOSURE_BYTES
-    """Upper bound of everything captured, in bytes."""
+    """Size limit of all captured data, in bytes."""
 
     def __post_init__(self) -> None:
-        """Refuse what no gang could run by: TypeError or ValueError with what was given."""
+        """Raise TypeError or ValueError for values that no gang can run with."""
         for name, least in (("np", 1), ("retries", 0), ("max_closure_bytes", 1)):
             _check(name, getattr(self, name), (int,), least)
         for name in ("start_timeout_s", "grace_s"):
@@ -82,7 +82,7 @@ def _check(name: str, value: object, kinds: tuple[type, ...], least: int) -> Non
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of one rank, in torchrun's words."""
+    """The place of one rank, in torchrun's terms."""
 
     rank: int
     local_rank: int
@@ -94,20 +94,20 @@ class Slot:
     gpu: str | None = None
     """Index or UUID of the rank's own GPU on its host, None without one."""
     address: str = "127.0.0.1"
-    """IPv4 address of the host among the gang's hosts; empty while it is not decided which it is."""
+    """IPv4 address of the host among the gang's hosts; empty until the host is chosen."""
     interface: str = ""
-    """Network interface by which its ranks talk to the others; empty: whatever libraries choose."""
+    """Network interface for traffic to other ranks; empty: the libraries' own choice."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Who runs where. Slots are in rank order, grouped by host and contiguous."""
+    """The host of every rank. Slots are in rank order, grouped by host and contiguous."""
 
     slots: tuple[Slot, ...]
     notes: tuple[str, ...] = field(default=())
-    """What the user should know of how this plan came about ("no GPU found: ranks use the CPU")."""
+    """Information for the user about this plan ("no GPU found: ranks use the CPU")."""
     forwarded: tuple[tuple[str, str], ...] = ()
-    """Variables of the notebook's environment that ranks on other machines get too."""
+    """Variables of the notebook's environment that are forwarded to ranks on other machines."""
 
     @property
     def uses_gpu(self) -> bool:

@@ -1,7 +1,7 @@
-"""Secrets of the environment, masked in all text that ranks produce.
+"""Masking of secrets in all text that ranks produce.
 
-An agent masks the text of its ranks, output and events, before it writes or sends any: it knows their
-environment. The kernel masks every event once more before it keeps it: it knows its own environment.
+An agent knows its ranks' environment and masks their output and events before it writes or sends
+them. The kernel knows its own environment and masks every event again before it stores it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 MASK = "***"
 _SHORTEST = 8
-"""Characters. Shorter values occur in ordinary text and are too weak to be secrets."""
+"""Characters. Shorter values occur in ordinary text and are too weak as secrets."""
 _SECRET_NAME = re.compile("SECRET|TOKEN|PASSWORD|KEY", re.IGNORECASE)
 _COUNT_NAME = re.compile("(TOKEN|KEY)S", re.IGNORECASE)
 """``MAX_TOKENS=16777216`` is a number of tokens."""
@@ -40,13 +40,13 @@ _WORDS = """
     services standard starting succeeded template tensorflow terminal testtest training transformer
     transformers undefined username validation variable verbose version workspace
 """
-"""Common words of programs and their settings: to mask them would spoil ordinary text."""
+"""Common words of programs and their settings: masking them would damage ordinary text."""
 _COMMON = frozenset((*_WORDS.split(), *sys.stdlib_module_names))
 _IDENTIFIERS = """
     at_s cells device file gang host level owner path phase placement process_state rendezvous
     signal_name state stream track type unit
 """
-"""Fields of events that hold identifiers, which code compares, and no free text."""
+"""Fields of events with identifiers, which code compares, instead of free text."""
 _EXACT = frozenset(_IDENTIFIERS.split())
 
 
@@ -55,7 +55,7 @@ def secret_values(
     given: Mapping[str, str] | None = None,
     settings: tuple[str, ...] = (),
 ) -> tuple[str, ...]:
-    """Return the values of ``env`` whose names say that they are secret, and those of ``given``.
+    """Return the values of ``env`` whose names mark them as secret, and those of ``given``.
 
     ``given``: variables that the user set with ``--env``. Left out are values of fewer than 8
     characters, common words, and paths that exist; of ``given`` also numbers, locations, and
@@ -144,7 +144,7 @@ class Mask:
         return self._in_bytes.sub(lambda found: b"*" * len(found[0]), data)
 
     def event(self, event: T) -> T:
-        """Return an event with its texts masked."""
+        """Return an event with masked texts."""
         return event if self.is_empty else self._masked(event)
 
     def stream(self) -> MaskedStream:
@@ -163,7 +163,7 @@ class Mask:
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, tuple):
-            # Columns have one type: thousands of numbers need no look.
+            # Columns have one type: thousands of numbers need no search.
             is_text = bool(value) and (isinstance(value[0], str) or is_dataclass(value[0]))
             return tuple(map(self._masked, value)) if is_text else value
         if isinstance(value, Mapping):
@@ -185,7 +185,7 @@ class MaskedStream:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Return what can be shown now; the beginning of what may be a secret waits for its rest."""
+        """Return the text that is safe to show; the beginning of a possible secret is held back."""
         if self._mask.is_empty:
             return data
         data = self._held + data
@@ -194,7 +194,7 @@ class MaskedStream:
         return self._mask.data(data[:end])
 
     def rest(self) -> bytes:
-        """Return what was held back, at the end of the stream."""
+        """Return the text that was held back, at the end of the stream."""
         held, self._held = self._held, b""
         return self._mask.data(held)
 
@@ -217,7 +217,7 @@ def masked_file(fd: int, mask: Mask) -> int:
 
 
 def _begun(data: bytes, secret: bytes) -> int:
-    """Return where ``data`` ends in a beginning of ``secret``; its length if it does not."""
+    """Return the offset where a prefix of ``secret`` ends ``data``; the length of ``data`` without one."""
     start = max(0, len(data) - len(secret) + 1)
     while (start := data.find(secret[:1], start)) >= 0:
         if secret.startswith(data[start:]):

@@ -1,7 +1,8 @@
-"""What Linux offers to own processes whole: subreaper, parent-death signal, and the tree in ``/proc``.
+"""Linux process management: subreaper, parent-death signal, and the process tree in ``/proc``.
 
-Never by name and never a pid that was not started here: everything that descends from an agent is
-its gang's, because orphans of the gang are re-parented to the agent (``PR_SET_CHILD_SUBREAPER``).
+A process is never ended by its name, nor by a pid that was not started here. All descendants of an
+agent belong to its gang, because orphans of the gang are re-parented to the agent
+(``PR_SET_CHILD_SUBREAPER``).
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ __all__ = [
 ]
 
 COOKIE = "HYDROGEN_MAGIC_RUN"
-"""Environment variable of everything a gang starts: the gang's id. Identifies, proves nothing."""
+"""Environment variable of every process of a gang: the gang's id. It identifies, but proves nothing."""
 OWNER = "HYDROGEN_MAGIC_OWNER"
-"""The kernel behind it all, as ``record.owner_of_this_process`` names it; agents start with it."""
+"""The kernel that started it all, as named by ``run_log.owner_of_this_process``; set for agents."""
 AGENT = "HYDROGEN_MAGIC_AGENT"
-"""The agent behind it; agents start with it. What they fork shows the environment they started with."""
+"""The agent that started it; set for agents. Processes forked by the agent show the agent's environment."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -52,19 +53,19 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def _prctl(option: int, value: int) -> None:
     if sys.platform != "linux":
-        return  # elsewhere the agent's own watch is all there is
+        return  # on other systems the agent's own watch is the only protection
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl failed")
 
 
 def become_subreaper() -> None:
-    """Make orphans among this process's descendants its own children."""
+    """Make this process the parent of orphans among its descendants."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def use_batch_scheduling() -> None:
-    """Have this thread, and what it starts, wait for its turn when it wakes up (``SCHED_BATCH``).
+    """Make this thread, and those it starts, yield to others when it wakes up (``SCHED_BATCH``).
 
     It gets its share of a core all the same, somewhat later. Ranks wait for each other in every step, so
     whatever interrupts one holds up all. With two ranks on two cores a training step of 3.5 ms took 0.75
@@ -78,7 +79,7 @@ def use_batch_scheduling() -> None:
 
 
 def die_with_parent() -> None:
-    """Have the system kill this process when the thread that is its parent ends."""
+    """Make the system kill this process when the thread that is its parent ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -99,19 +100,19 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def _read_stat(pid: int) -> Process | None:
-    """Return the process, or None when it is gone (or there is no ``/proc``)."""
+    """Return the process, or None if it does not exist (or there is no ``/proc``)."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return None
-    # The name, in parentheses, may hold spaces and parentheses itself: what follows it does not.
+    # The name, in parentheses, may contain spaces and parentheses; the fields after it do not.
     rest = text[text.rindex(")") + 2 :].split()
     cpu_ticks = int(rest[11]) + int(rest[12])
     return Process(pid, int(rest[1]), rest[0], cpu_ticks, int(rest[21]) * _PAGE)
 
 
 def processes(pids: Collection[int] | None = None) -> Iterator[Process]:
-    """Yield the processes of this machine that can be seen, or those of ``pids`` that still exist."""
+    """Yield the visible processes of this machine, or those of ``pids`` that still exist."""
     if pids is None:
         try:
             pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
@@ -124,7 +125,7 @@ def processes(pids: Collection[int] | None = None) -> Iterator[Process]:
 
 
 def descendants(root: int, spare: Collection[int] = ()) -> list[Process]:
-    """Return what descends from ``root``, zombies left out; ``spare`` and what is below it too."""
+    """Return the descendants of ``root`` without zombies, and without ``spare`` and their descendants."""
     children: dict[int, list[Process]] = {}
     for process in processes():
         children.setdefault(process.ppid, []).append(process)
@@ -140,15 +141,16 @@ def descendants(root: int, spare: Collection[int] = ()) -> list[Process]:
 
 
 _TRACKER_S = 2.0
-"""Shared-memory trackers end by themselves when their clients are gone; longer means they hang."""
+"""Shared-memory trackers exit on their own when their clients have; later than this, they hang."""
 
 
 async def end_descendants(
     root: int, within_s: float, spare: Callable[[], Collection[int]] = tuple
 ) -> tuple[set[int], list[Process]]:
-    """Kill what descends from ``root`` until nothing is left; ``spare`` as for :func:`descendants`.
+    """Kill the descendants of ``root`` until none is left; ``spare`` as for :func:`descendants`.
 
-    Returns the pids of all processes that were seen, and the processes left after ``within_s``.
+    Returns the pids of all processes that were seen, and the processes that are left after
+    ``within_s``.
     """
     seen: set[int] = set()
     begun = time.monotonic()
@@ -165,10 +167,10 @@ async def end_descendants(
 
 
 def is_tracker(pid: int) -> bool:
-    """True for the helpers that unlink shared memory once their clients are gone.
+    """True for helper processes that unlink shared memory after their clients have exited.
 
-    Killed together with their clients they leave files in ``/dev/shm``; left alone they end by
-    themselves within moments.
+    If killed together with their clients, they leave files in ``/dev/shm``; otherwise they exit on
+    their own within moments.
     """
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -178,9 +180,9 @@ def is_tracker(pid: int) -> bool:
 
 
 def family(root: int) -> set[int]:
-    """Return ``root`` and what descends from it now, quickly: one file read for each.
+    """Return ``root`` and its current descendants quickly, by reading one file for each.
 
-    May miss a process that is being born or re-parented; :func:`descendants` misses none.
+    May miss a process that is being created or re-parented; :func:`descendants` does not.
     """
     found: set[int] = set()
     queue = [root]
@@ -190,7 +192,7 @@ def family(root: int) -> set[int]:
         try:
             children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         except OSError:
-            continue  # gone, or a system that does not tell
+            continue  # it has exited, or the system does not provide this
         queue += [int(child) for child in children]
     return found
 
@@ -199,11 +201,11 @@ _TORCH_SHARED = re.compile(r"torch_(\d+)_\d+_\d+")
 
 
 def unlink_shared_memory(pids: Collection[int], since: float) -> None:
-    """Remove what torch left in ``/dev/shm`` when these processes, all dead, were killed.
+    """Remove files that torch left in ``/dev/shm`` when these processes, all dead, were killed.
 
-    torch tells its manager of a file after it has made it, so a process killed in between leaves it
-    for good. The name holds the pid of the maker; ``since`` (Unix time) guards against older files
-    of another process that had that pid.
+    torch registers a file with its manager after creating it, so a process killed in between leaves
+    it behind. The name contains the pid of the creator; ``since`` (Unix time) protects older files
+    of another process with the same pid.
     """
     try:
         entries = list(os.scandir("/dev/shm"))
@@ -218,11 +220,11 @@ def unlink_shared_memory(pids: Collection[int], since: float) -> None:
             if status.st_uid == os.geteuid() and status.st_mtime >= since:
                 os.unlink(entry.path)
         except FileNotFoundError:
-            continue  # its manager was faster
+            continue  # its manager removed it first
 
 
 def send_signal(pid: int, signum: int) -> None:
-    """Send ``signum`` unless the process has gone meanwhile."""
+    """Send ``signum`` unless the process has exited."""
     try:
         os.kill(pid, signum)
     except ProcessLookupError:
@@ -230,7 +232,7 @@ def send_signal(pid: int, signum: int) -> None:
 
 
 def is_sending(pids: Collection[int]) -> bool:
-    """Whether a TCP socket of these processes holds data that its peer has not acknowledged."""
+    """Whether a TCP socket of these processes has data that its peer has not acknowledged."""
     waiting = {f"socket:[{inode}]" for inode in _unacknowledged()}
     return bool(waiting) and any(link in waiting for pid in pids for link in _open_files(pid))
 
@@ -246,14 +248,14 @@ def _unacknowledged() -> Iterator[str]:
 
 
 def _open_files(pid: int) -> Iterator[str]:
-    with suppress(OSError):  # it has ended
+    with suppress(OSError):  # it has exited
         for name in os.listdir(f"/proc/{pid}/fd"):
             with suppress(OSError):
                 yield os.readlink(f"/proc/{pid}/fd/{name}")
 
 
 def oom_kills() -> int:
-    """Return how many processes this machine's out-of-memory killer has ended since it started."""
+    """Return how many processes this machine's out-of-memory killer has killed since boot."""
     try:
         lines = Path("/proc/vmstat").read_text().splitlines()
     except OSError:
@@ -265,13 +267,13 @@ def _environment(pid: int) -> dict[str, str]:
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
-        return {}  # another user's, or gone
+        return {}  # another user's process, or it has exited
     pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if b"=" in entry)
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 
 
 async def end_marked(variable: str, value: str, within_s: float) -> None:
-    """Repeat :func:`sweep_orphans` until nothing is left: a process may fork while it is looked for."""
+    """Repeat :func:`sweep_orphans` until none is left: a process may fork during the scan."""
     deadline_s = time.monotonic() + within_s
     while sweep_orphans(variable, {value}) and time.monotonic() < deadline_s:
         await asyncio.sleep(0.01)
@@ -280,9 +282,9 @@ async def end_marked(variable: str, value: str, within_s: float) -> None:
 def sweep_orphans(variable: str, values: Collection[str]) -> int:
     """Kill this user's processes whose environment has one of ``values``; return how many.
 
-    For what an agent could not end because it was killed itself. ``variable`` is :data:`OWNER`
-    (boot id, pid and start time) or :data:`AGENT` (a random name): neither can mean a process of
-    somebody else.
+    For processes that an agent could not end because it was killed itself. ``variable`` is
+    :data:`OWNER` (boot id, pid and start time) or :data:`AGENT` (a random name): neither can match
+    a process of another user or gang.
     """
     killed = 0
     for process in processes():

@@ -1,13 +1,13 @@
-"""A gang's record: its events on disk while it runs, one JSON list per line.
+"""A gang's record: its events on disk during the run, one JSON list per line.
 
-What ``%gang show`` replays after a kernel restart, and how a new kernel learns of gangs whose
-kernel died. One directory per gang, readable by its owner alone::
+``%gang show`` replays it after a kernel restart, and a new kernel finds gangs in it whose kernel
+died. There is one directory per gang, readable only by its owner::
 
     $HYDROGEN_MAGIC_HOME/runs/<gang>/events.jsonl     written here, by the kernel
                                      rank-<r>.log     written by the agent
                                      <library>-timeline-<n>.json   written by the library
 
-A record is a courtesy to the user: that it cannot be written never disturbs the run.
+A record is optional: failure to write it never disturbs the run.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ __all__ = [
 
 _EVENTS = "events.jsonl"
 _KEEP_RUNS = 50
-"""Weeks of work for one person; a record is mostly well below a megabyte."""
+"""Weeks of work for one person; most records are well below a megabyte."""
 
 _OTHER_MACHINE_S = 60.0
-"""Health is recorded about once a second: after this silence a run on another machine is over."""
+"""Health is recorded about once a second: after this silence, a run on another machine is over."""
 
 _TAIL_BYTES = 1 << 16
-"""Read first when looking for the last line; stacks of many threads can make a longer one."""
+"""Number of bytes read first to find the last line; stacks of many threads can make a longer one."""
 
 _GANG_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -62,14 +62,14 @@ _GANG_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 def runs_dir() -> Path:
-    """Return the directory of all records, made if need be.
+    """Return the directory of all records, and create it if needed.
 
     ``$HYDROGEN_MAGIC_HOME/runs``, by default ``$XDG_STATE_HOME/hydrogen_magic/runs``
-    (``~/.local/state``). Raises OSError when it cannot be made or is not this user's alone.
+    (``~/.local/state``). Raises OSError when it cannot be created or other users have access to it.
     """
     try:
         parent = _home().expanduser().absolute()
-    except RuntimeError as error:  # no HOME, and the system does not know this user
+    except RuntimeError as error:  # no HOME, and no entry for this user
         raise FileNotFoundError(str(error)) from None
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     return _private_dir(parent / "runs")
@@ -84,23 +84,23 @@ def _home() -> Path:
 
 
 def _private_dir(path: Path) -> Path:
-    """Make ``path`` if need be; raise PermissionError when another user owns or planted it."""
+    """Create ``path`` if needed; raise PermissionError if it belongs to another user."""
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
         pass
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise PermissionError(f"{path} is not a directory of this user: remove it")
+        raise PermissionError(f"{path} is not a directory of this user: delete it")
     if stat.S_IMODE(found.st_mode) & 0o077:
         path.chmod(0o700)
     return path
 
 
 def run_dir(gang_id: str) -> Path:
-    """Return the directory of a run, which may not exist. Raises HydrogenError for another name."""
+    """Return the directory of a run, which may not exist. Raises HydrogenError for an invalid id."""
     if not _GANG_ID.fullmatch(gang_id):
-        raise HydrogenError(f"{gang_id!r} is not the name of a run")
+        raise HydrogenError(f"{gang_id!r} is not the id of a run")
     return runs_dir() / gang_id
 
 
@@ -121,9 +121,9 @@ class Record:
     def create(cls, gang_id: str, on_problem: Callable[[str], None] = lambda text: None) -> Record:
         """Start the record of a new gang.
 
-        ``on_problem`` is told, once, why nothing (more) is recorded: the disk is full, the home is
-        read-only. The agent's logs then go to a temporary directory. Raises HydrogenError for an id
-        that is no file name, FileExistsError when there is such a run.
+        ``on_problem`` is called once with the reason when events can no longer be recorded: the
+        disk is full, or the home is read-only. The agent's logs then go to a temporary directory.
+        Raises HydrogenError for an invalid id, FileExistsError if the run exists already.
         """
         try:
             path = run_dir(gang_id)
@@ -131,30 +131,30 @@ class Record:
         except FileExistsError:
             raise
         except OSError as error:
-            remedy = "set HYDROGEN_MAGIC_HOME to a directory that can be written"
+            remedy = "set HYDROGEN_MAGIC_HOME to a writable directory"
             on_problem(f"this run is not recorded: {error}; {remedy}")
             return cls(Path(tempfile.mkdtemp(prefix="hydrogen_magic-")), None, on_problem)
         return cls(path, _new_file(path / _EVENTS, on_problem), on_problem)
 
     def append(self, event: ev.Event) -> None:
-        """Write ``event``. Never raises because of the disk: says so once and stops writing."""
+        """Write ``event``. An error of the disk does not raise: it is reported once, and writing stops."""
         line = _line(event)
         problem = None
         with self._lock:
             if self._fd is None:
                 return
             try:
-                # Straight to the system, a few microseconds: what a killed kernel wrote is there.
+                # Unbuffered, a few microseconds: the record survives if the kernel is killed.
                 while line:
                     line = line[os.write(self._fd, line) :]
             except OSError as error:
-                problem = f"the record of this run ends here: {error}"
+                problem = f"the rest of this run is not recorded: {error}"
                 self._close()
         if problem is not None:
-            self.on_problem(problem)  # outside of the lock: it may well append
+            self.on_problem(problem)  # outside of the lock: it may append an event itself
 
     def close(self) -> None:
-        """End the record. Twice is once."""
+        """Close the record. A second call has no effect."""
         with self._lock:
             self._close()
 
@@ -169,7 +169,7 @@ def _line(event: ev.Event) -> bytes:
 
 
 def _new_file(path: Path, on_problem: Callable[[str], None]) -> int | None:
-    # In a directory just made by us; still, nothing that anybody planted there is followed.
+    # The directory is new; still, links planted there by other users are not followed.
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         return os.open(path, flags, 0o600)
@@ -183,7 +183,7 @@ def _new_file(path: Path, on_problem: Callable[[str], None]) -> int | None:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a list of runs says of one, from the first and the last line of its record."""
+    """The first and the last event of a run, for lists of runs."""
 
     gang: str
     launched: ev.GangLaunched
@@ -191,20 +191,20 @@ class Summary:
 
     @property
     def ended(self) -> ev.GangEnded | None:
-        """How it ended; None while it runs, or when nobody was left to write it down."""
+        """Its last event; None while it runs, or if no process was left to record it."""
         return self.last if isinstance(self.last, ev.GangEnded) else None
 
 
 def read(gang_id: str) -> list[ev.Event]:
-    """Return the events of a run, also of one that still runs.
+    """Return the events of a run, which may still be running.
 
-    A last line that was not finished (its kernel was killed) is left out. Raises HydrogenError when
-    there is no such run, EventError when its record is damaged.
+    An incomplete last line (its kernel was killed) is left out. Raises HydrogenError if there is no
+    such run, EventError if its record is damaged.
     """
     try:
         data = (run_dir(gang_id) / _EVENTS).read_bytes()
     except OSError:
-        raise HydrogenError(f"no run named {gang_id!r} is recorded{_where()}") from None
+        raise HydrogenError(f"there is no record of a run {gang_id!r}{_where()}") from None
     complete = data[: data.rfind(b"\n") + 1]
     return [_decode(line, gang_id) for line in complete.splitlines()]
 
@@ -224,7 +224,7 @@ def _decode(line: bytes, gang_id: str) -> ev.Event:
 
 
 def recent_ids() -> list[str]:
-    """Return the ids of all runs there are, readable or not, in no particular order."""
+    """Return the ids of all recorded runs, readable or not, in no particular order."""
     try:
         return [e.name for e in os.scandir(runs_dir()) if e.is_dir(follow_symlinks=False)]
     except OSError:
@@ -232,14 +232,14 @@ def recent_ids() -> list[str]:
 
 
 def recent() -> list[Summary]:
-    """Return the recorded runs, newest first. Those whose record cannot be read are left out."""
+    """Return the recorded runs, newest first, without those whose record cannot be read."""
     found = [summary(name) for name in recent_ids() if _GANG_ID.fullmatch(name)]
     readable = [each for each in found if each is not None]
     return sorted(readable, key=lambda each: each.launched.wall_time, reverse=True)
 
 
 def summary(gang_id: str) -> Summary | None:
-    """Return first and last event of a run without reading the rest; None if it has no record."""
+    """Return the first and the last event of a run without reading the others; None without a record."""
     try:
         with open(run_dir(gang_id) / _EVENTS, "rb") as file:
             first, last = file.readline(), _last_line(file.fileno())
@@ -250,47 +250,48 @@ def summary(gang_id: str) -> Summary | None:
 
 
 def _last_line(fd: int) -> bytes:
-    """Return the last finished line, empty if there is none."""
+    """Return the last complete line, empty if there is none."""
     size = os.fstat(fd).st_size
     length = _TAIL_BYTES
     while True:
         start = max(0, size - length)
         tail = os.pread(fd, size - start, start)
         lines = tail[: tail.rfind(b"\n") + 1].split(b"\n")[:-1]
-        # The first of them may be cut off at its beginning, unless it is the file's first.
+        # The first line may be cut off at its beginning, unless it is the first one of the file.
         if len(lines) > 1 or start == 0:
             return lines[-1] if lines else b""
         length *= 4
 
 
 def unfinished(is_alive: Callable[[str], bool]) -> list[str]:
-    """Return the runs that their kernel's end cut short and that nobody was told of, newest first.
+    """Return the unreported runs that ended because their kernel did, newest first.
 
-    ``is_alive`` tells of an owner string (:func:`owner_of_this_process`) whether it still lives.
+    ``is_alive`` tells whether the process of an owner string (:func:`owner_of_this_process`) is
+    alive.
     """
     return [found.gang for found in recent() if _is_abandoned(found, is_alive)]
 
 
 def end_abandoned(gang_id: str) -> None:
-    """Write down that somebody was told of a run that its kernel's end cut short."""
+    """Record that the user has been informed of a run that ended because its kernel did."""
     write_end(run_dir(gang_id), "its kernel ended")
 
 
 def write_end(run_dir: Path, reason: str) -> None:
-    """Finish the record of a gang whose kernel is gone: ``STOPPED``, for ``reason``.
+    """Finish the record of a gang whose kernel has exited: ``STOPPED``, for ``reason``.
 
-    Nothing happens where the record is damaged or cannot be written; it is a courtesy, and the
+    Does nothing if the record is damaged or cannot be written: the record is optional, and the
     agent that writes it has processes to end.
     """
     try:
         fd = os.open(run_dir / _EVENTS, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW)
-        # Unbuffered: a full disk must refuse in here, not when the file is closed.
+        # Unbuffered: a full disk must raise here, not when the file is closed.
         with os.fdopen(fd, "r+b", buffering=0) as file:
             data = file.readall()
             complete = data.rfind(b"\n") + 1
             last = complete and _decode(data[:complete].splitlines()[-1], run_dir.name)
             end = ev.GangEnded(getattr(last, "at_s", 0.0), "STOPPED", reason)
-            file.truncate(complete)  # what a killed kernel was just writing
+            file.truncate(complete)  # removes a line that a killed kernel did not complete
             file.write(_line(end))
     except (OSError, ev.EventError):
         return
@@ -302,13 +303,14 @@ def _is_abandoned(found: Summary, is_alive: Callable[[str], bool]) -> bool:
         return False
     if _machine_of(found.launched.owner) == _machine():
         return True
-    # A home shared between machines: from here only the file's age tells whether that kernel lives.
+    # A home directory shared between machines: only the file's age shows whether that kernel is
+    # alive.
     written = (runs_dir() / found.gang / _EVENTS).stat().st_mtime
     return time.time() - written > _OTHER_MACHINE_S
 
 
 def prune(keep: int = _KEEP_RUNS) -> None:
-    """Delete all but the newest ``keep`` runs that are over."""
+    """Delete all finished runs except the newest ``keep``."""
     over = [s.gang for s in recent() if s.ended is not None or _is_abandoned(s, is_alive)]
     for gang_id in over[keep:]:
         shutil.rmtree(runs_dir() / gang_id, ignore_errors=True)
@@ -318,15 +320,15 @@ def prune(keep: int = _KEEP_RUNS) -> None:
 
 
 def owner_of_this_process() -> str:
-    """Return ``machine:pid:start time``, which no other process has or will have.
+    """Return ``machine:pid:start time``, which is unique to this process.
 
-    ``machine`` is the boot id and the pid namespace: pids mean nothing outside of theirs.
+    ``machine`` is the boot id and the pid namespace: pids are only valid within their namespace.
     """
     return f"{_machine()}:{os.getpid()}:{_start_time(os.getpid())}"
 
 
 def is_alive(owner: str) -> bool:
-    """True when ``owner`` (as made by :func:`owner_of_this_process`) runs on this machine."""
+    """True if ``owner`` (as made by :func:`owner_of_this_process`) runs on this machine."""
     machine, _, process = owner.rpartition(":")[0].rpartition(":")
     if machine != _machine() or not process.isdigit():
         return False
@@ -346,7 +348,7 @@ def _machine() -> str:
 
 
 def _boot_id() -> str:
-    """Return what tells this start of the machine from others; some sandboxes hide ``/proc/sys``."""
+    """Return the id of this boot of the machine; some sandboxes hide ``/proc/sys``."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -356,13 +358,13 @@ def _boot_id() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """Return when the process started, in the system's own unit; empty when it is gone."""
+    """Return the start time of the process, in the system's own unit; empty if it has exited."""
     if sys.platform == "linux":
         try:
             text = Path(f"/proc/{pid}/stat").read_text()
         except OSError:
             return ""
-        # The name, in parentheses, may hold spaces and parentheses itself: what follows does not.
+        # The name, in parentheses, may contain spaces and parentheses; the fields after it do not.
         fields = text[text.rindex(")") + 2 :].split()
         return "" if fields[0] in "ZX" else fields[19]
     import psutil

@@ -1,4 +1,4 @@
-"""Quantities as people read them: one unit for one thing."""
+"""Quantities as text, always in the same unit."""
 
 from __future__ import annotations
 

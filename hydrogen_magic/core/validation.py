@@ -1,7 +1,7 @@
-"""Values out of JSON, checked against the types that dataclasses declare.
+"""Validation of JSON values against the types that dataclasses declare.
 
-What ranks send is checked once, where it arrives: nothing behind has to expect a time that is not
-a number, or an integer of a thousand digits.
+Messages of ranks are validated once, on arrival. The code behind does not have to handle a time
+that is not a number, or an integer of a thousand digits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["EventError", "checked", "plain"]
 
 
 class EventError(ValueError):
-    """A message that is not one of ours: unknown kind, missing field, or a field of another type."""
+    """An invalid message: unknown kind, missing field, or a field of the wrong type."""
 
 
 _SCALARS: Mapping[Any, frozenset[type]] = {
@@ -27,14 +27,14 @@ _SCALARS: Mapping[Any, frozenset[type]] = {
     float: frozenset({float, int}),
     float | None: frozenset({float, int, type(None)}),
 }
-"""Types that a whole column may hold, checked at once: ranks send thousands of numbers a second."""
+"""Item types of columns that are checked as a whole: ranks send thousands of numbers a second."""
 
 _PLAIN = frozenset({bool, float, str})
 _LEAST, _MOST = -(2**63), 2**63 - 1
-"""Integers of 64 bits: what columns of numbers hold."""
+"""Range of 64-bit integers, which columns of numbers hold."""
 
 _LONGEST_S = 10**9
-"""Thirty years: what says that it happened later, or never, would break every axis of time."""
+"""Thirty years: a later or infinite time would break every time axis."""
 
 
 @cache
@@ -44,7 +44,7 @@ def _hints(cls: type[Any]) -> dict[str, Any]:
 
 @cache
 def _times(cls: Any) -> Mapping[str, int]:
-    """Return the fields that hold times, or columns of them, with the longest that each may be."""
+    """Return the fields that hold times, or columns of times, with the maximum of each."""
     longest = {"_s": _LONGEST_S, "_ns": _LONGEST_S * 10**9}
     return {
         name: most for name in _hints(cls) for unit, most in longest.items() if name.endswith(unit)
@@ -55,7 +55,7 @@ def checked(declared: Any, value: Any, where: str) -> Any:
     """Return ``value`` as the declared type, rebuilt from JSON, or raise :class:`EventError`."""
     if declared is float and type(value) in (int, float):
         return _as_float(value, where)
-    if type(value) is declared:  # text and numbers, which most fields are
+    if type(value) is declared:  # text and numbers, the types of most fields
         if declared is int:
             _check_integers((value,), where)
         return value
@@ -99,7 +99,7 @@ def _as_float(value: float, where: str) -> float:
 
 
 def _is_plainly(declared: Any, value: Any) -> bool:
-    """Tell at once what is told of most fields: that they are right."""
+    """Tell quickly whether a value has exactly the declared type, as most have."""
     kind = type(value)
     if kind is int:
         return declared is int and _LEAST <= value <= _MOST
@@ -112,17 +112,17 @@ def _check_integers(values: Sequence[int], where: str) -> None:
 
 
 def _check_times(value: Any, longest: int, where: str) -> None:
-    """Raise EventError for a time, or a column of them, that no gang can have seen."""
+    """Raise EventError for a time, or a column of times, outside of a gang's possible run."""
     times = value if isinstance(value, tuple) else (value,)
-    # A sum finds what is not finite at any place; a comparison would depend on it.
+    # A sum detects non-finite values at any position; the result of a comparison depends on it.
     if times and not (math.isfinite(sum(times)) and -longest < min(times) <= max(times) < longest):
-        raise EventError(f"{where} is no time of a gang")
+        raise EventError(f"{where} is not a time within a gang's run")
 
 
 def _checked_dataclass(declared: Any, value: Any, where: str) -> Any:
     hints = _hints(declared)
     if not isinstance(value, dict) or not value.keys() <= hints.keys():
-        raise EventError(f"{where} has other fields than {declared.__name__}")
+        raise EventError(f"{where} should be a dict with fields of {declared.__name__} only")
     parts = {
         name: part
         if _is_plainly(hints[name], part)

@@ -1,1 +1,1 @@
-"""What starts, watches and ends gangs in the kernel."""
+"""Starts, watches and ends gangs, in the kernel."""

@@ -1,7 +1,7 @@
-"""A run as a Chrome trace, to be opened in Perfetto (ui.perfetto.dev) or chrome://tracing.
+"""Export of a run as a Chrome trace, for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
-A rank is a process there; its phases, collectives that made it wait, and every track of spans are
-threads; metrics are counters.
+A rank is a process of the trace. Its phases, the collectives that made it wait, and every track of spans
+are threads; metrics are counters.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from hydrogen_magic.driver.state.backward_waits import Reduction, grouped, split
 __all__ = ["library_timelines", "write_chrome_trace"]
 
 _PHASES, _WAITS, _FIRST_SPANS = 0, 1, 2
-"""Numbers of the threads of a rank."""
+"""Thread ids of a rank."""
 _LANES = 1000
-"""Numbers kept for each track, which takes more than one where its spans overlap by half."""
+"""Thread ids reserved for each track, which needs more than one if its spans partly overlap."""
 
 
 def write_chrome_trace(events: Iterable[ev.Event], path: str | os.PathLike[str]) -> Path:
-    """Write ``events`` as Chrome trace JSON to ``path``, over what is there; return the path.
+    """Write ``events`` as Chrome trace JSON to ``path``, replacing an existing file; return the path.
 
     Raises OSError when the file cannot be written.
     """
@@ -48,14 +48,14 @@ def write_chrome_trace(events: Iterable[ev.Event], path: str | os.PathLike[str])
 def library_timelines(run_dir: Path) -> list[Path]:
     """Return the timelines that libraries wrote in a run, oldest first; they are Chrome traces as well.
 
-    One for each time that recording was turned on, whole and valid once that is over: ``…-1.json``,
-    ``…-2.json``; of later attempts ``…-retry1-1.json``.
+    There is one for each time that recording was turned on, complete and valid JSON when that is over:
+    ``…-1.json``, ``…-2.json``; of later attempts ``…-retry1-1.json``.
     """
     return sorted(run_dir.glob("*-timeline-*.json"), key=lambda path: path.stat().st_mtime)
 
 
 def _tracks(events: list[ev.Event]) -> list[str]:
-    """Return the tracks of all ranks in the order in which they are shown."""
+    """Return the tracks of all ranks in display order."""
     found = {event.track for event in events if isinstance(event, ev.Spans)}
     return [*ev.TRACKS, *sorted(found.difference(ev.TRACKS))]
 
@@ -89,14 +89,14 @@ def _spans(events: list[ev.Event], tracks: list[str]) -> Iterator[dict[str, Any]
     for (rank, track), spans in by_track.items():
         lanes: list[list[int]] = []
         first = _FIRST_SPANS + _LANES * tracks.index(track)
-        # Outer before inner where they start together.
+        # Outer before inner if they start together.
         for start_ns, end_ns, _, name in sorted(spans, key=lambda s: (s[0], -s[1], s[2])):
             lane = _lane(lanes, start_ns, end_ns)
             yield _slice(name, rank, first + lane, start_ns / 1e9, end_ns / 1e9)
 
 
 def _reductions(events: list[ev.Event]) -> Iterator[tuple[int, tuple[int, int, int, str]]]:
-    """Yield waits for gradients as the live view has them: rank, then start, end (ns), depth, name."""
+    """Yield waits for gradients as in the live view: rank, then start, end (ns), depth, name."""
     np = next((event.np for event in events if isinstance(event, ev.GangLaunched)), 0)
     found = [
         Reduction(event.rank, start_ns / 1e9, end_ns / 1e9, depth)
@@ -114,9 +114,10 @@ def _reductions(events: list[ev.Event]) -> Iterator[tuple[int, tuple[int, int, i
 
 
 def _lane(lanes: list[list[int]], start_ns: int, end_ns: int) -> int:
-    """Return the first lane where the span lies beside or inside what is there, and put it there.
+    """Put the span into the first lane where it is beside or inside of the existing spans; return that
+    lane.
 
-    A trace allows no half overlap on one thread; spans of several threads of a rank do that. A
+    Spans on one thread of a trace must not partly overlap, but spans of several threads of a rank do. A
     lane is the stack of the ends of its spans that are open at ``start_ns``.
     """
     for number, open_ends in enumerate(lanes):
@@ -154,7 +155,7 @@ def _waits(events: list[ev.Event]) -> Iterator[dict[str, Any]]:
 
 
 def _collectives(events: list[ev.Event]) -> Iterator[tuple[int, float]]:
-    """Yield rank and start of the collectives that are spans already: no need to show them twice."""
+    """Yield rank and start of collectives that are already spans, which need no second entry."""
     for event in events:
         if isinstance(event, ev.Spans) and event.track == ev.COLLECTIVES:
             yield from ((event.rank, start_ns / 1e9) for start_ns in event.starts_ns)
@@ -165,7 +166,7 @@ def _counters(events: list[ev.Event]) -> Iterator[dict[str, Any]]:
         if isinstance(event, ev.Metrics):
             for name, column in event.values.items():
                 for at_s, value in zip(event.times_s, column, strict=True):
-                    # JSON knows no NaN, and a curve may well end in one.
+                    # JSON has no NaN, which may be the last value of a curve.
                     if value is not None and math.isfinite(value):
                         yield {
                             "ph": "C", "name": name, "pid": event.rank, "tid": 0,

@@ -1,7 +1,7 @@
-"""From a plan to the end of the last process: who starts, who failed, when to end it, whether again.
+"""Control of one gang from its plan to its last process: start, failure, stop, retry.
 
-Runs on the hub's loop beside all other gangs of this kernel. It acts on nothing but events and the
-clock, and decides by pure functions (:mod:`~hydrogen_magic.driver.state.gang_state`, ``gang.culprit``).
+Runs on the hub's loop, like all other gangs of this kernel. Only events and the clock lead to actions, and
+pure functions decide (:mod:`~hydrogen_magic.driver.state.gang_state`, ``gang.culprit``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["GangController"]
 _WEIGH = (ev.RankFailed, ev.RankExited)
 _CHECK_START_S = 0.5
 _STACKS_S = 0.15
-"""Stacks are taken before a gang is ended over a collective that failed: time to write them."""
+"""Time to write stacks before a gang is ended because of a failed collective."""
 _STOP_WORDS = {
     "user": "stopped by you",
     "timeout": "stopped: it ran longer than --timeout {timeout:g} s",
@@ -35,7 +35,7 @@ _STOP_WORDS = {
 
 
 class GangController:
-    """Conducts one gang. ``run`` on the loop; what asks for something from any thread."""
+    """Controls one gang. ``run`` is called on the loop, requests may come from any thread."""
 
     def __init__(
         self, gang: Gang, job: Job, agent_group: AgentGroup, loop: asyncio.AbstractEventLoop
@@ -50,34 +50,34 @@ class GangController:
         self._timer: asyncio.TimerHandle | None = None
         self._culprit: int | None = None
         self._headline = ""
-        """How the culprit failed, as seen when it was found; later it may only have been stopped."""
+        """How the culprit failed, recorded when it was found; its later state may only be "stopped"."""
 
     # ── from any thread ──
 
     def stop(self, reason: str, kill: bool = False) -> None:
-        """Ask the gang to end; a second time with ``kill``, at once. Later reasons change nothing."""
+        """Ask the gang to end; a second call with ``kill`` ends it at once. Later reasons are ignored."""
         self._loop.call_soon_threadsafe(self._stop, reason, kill)
 
     def dismiss(self, rank: int) -> None:
-        """Have a rank ended whose work others have done: it counts as done."""
+        """End a rank whose work other ranks have done: it counts as done."""
         self._loop.call_soon_threadsafe(self._dismiss, rank)
 
     def ask_stacks(self) -> None:
-        """Have every rank's stacks sent as events."""
+        """Request every rank's stacks as events."""
         self._loop.call_soon_threadsafe(self._agent_group.ask_stacks)
 
     def record(self, on: bool) -> None:
-        """Have the ranks record what they do as spans, or leave it."""
+        """Start or stop recording spans on the ranks."""
         self._loop.call_soon_threadsafe(self._record, on)
 
     def profile(self, steps: int) -> None:
-        """Profile the next steps of every rank; events tell what comes of it."""
+        """Profile the next steps of every rank; events report the result."""
         self._loop.call_soon_threadsafe(self._profile, steps)
 
     # ── on the loop ──
 
     async def run(self) -> None:
-        """Run attempts until one ends well, the user has had enough, or none is left."""
+        """Run attempts until one succeeds, the gang is stopped, or no retry is left."""
         error: BaseException | None = None
         limit = self._deadline()
         if self._job.spec.timeline is not None:
@@ -90,7 +90,7 @@ class GangController:
                 last = number == self._job.spec.retries or self._is_unwanted()
                 if last or self._outcome() != "FAILED":
                     break
-                self._notice("warning", f"{self._reason('FAILED')}: starting all ranks again")
+                self._notice("warning", f"{self._reason('FAILED')}: restarting all ranks")
         except HydrogenError as problem:
             error = problem
         except Exception as problem:  # the agent died, or a fault of ours: the user must be told
@@ -171,14 +171,14 @@ class GangController:
             self._release_closure()
 
     def _release_closure(self) -> None:
-        """Free the captured data once no rank will load it any more."""
+        """Free the captured data when no rank will load it any more."""
         state = self._gang.snapshot()
         is_last = state.attempt == self._job.spec.retries
         if is_last and all(rank.phase in ("running", "finishing") for rank in state.ranks):
             self._job.release_closure()
 
     def _weigh(self) -> None:
-        """End the gang once it is clear who failed."""
+        """End the gang as soon as the culprit is known."""
         self._cancel_timer()
         state = self._gang.snapshot()
         found = verdict(state, self._job.now_s())
@@ -192,7 +192,7 @@ class GangController:
         if failed_independently(state.ranks[found.culprit]):
             self._stop("failure", False)
             return
-        self._agent_group.ask_stacks()  # where the ranks wait, or what keeps one of them from it
+        self._agent_group.ask_stacks()  # where the ranks wait, or what blocks one of them
         self._timer = self._loop.call_later(_STACKS_S, self._stop, "failure", False)
 
     def _blame(self, state: GangState, culprit: int) -> None:
@@ -226,7 +226,7 @@ class GangController:
     async def _watch_start(self) -> None:
         """Fail the ranks that do not reach the first line of the cell in time.
 
-        While the attempt waits for slots there is no rank that could be late.
+        While the attempt waits for slots, there are no ranks.
         """
         began_s = self._job.now_s()
         limit_s = self._job.spec.start_timeout_s
@@ -250,7 +250,7 @@ class GangController:
             self._on_event(ev.RankFailed(self._job.now_s(), rank.rank, report, rank.phase))
 
     async def _watch_meeting(self) -> None:
-        """Fail the ranks that do not come to where the others wait for them to begin."""
+        """Fail the ranks that do not enter the initial collective while the others wait there."""
         init_collective = self._job.rendezvous.init_collective
         limit_s = self._job.rendezvous.join_timeout_s(self._job.spec)
         while init_collective:
@@ -262,8 +262,8 @@ class GangController:
 
     def _fail_missing(self, found: MissingRanks, init_collective: str, limit_s: float) -> None:
         text = (
-            f"{ranks_text(found.absent)} did not come to {init_collective} within {limit_s:g} s, where"
-            f" {ranks_text(found.waiting)} waited (start_timeout)"
+            f"{ranks_text(found.absent)} did not enter {init_collective} within {limit_s:g} s, "
+            f"while {ranks_text(found.waiting)} waited there (start_timeout)"
         )
         for rank in found.absent:
             known = self._gang.ranks[rank]
@@ -279,7 +279,7 @@ class GangController:
     # ── the end ──
 
     def _is_unwanted(self) -> bool:
-        """Whether somebody asked the gang to end, other than because a rank failed."""
+        """Whether the end was requested for a reason other than a failed rank."""
         return self._gang.snapshot().stop_reason not in ("", "failure")
 
     def _outcome(self) -> str:

@@ -1,4 +1,4 @@
-"""A gang in the user's hands: what it does, what came out, and how to end it."""
+"""A gang as the user's object: its state, its results, and its end."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = ["Control", "Gang"]
 _LAST_LINES = 10
 """How much of the culprit's output an error shows."""
 _TAIL_BYTES = 1 << 16
-"""Where those lines are looked for, from the end of a log."""
+"""Size of the end of a log that is searched for those lines."""
 _SHOWN_CHARS = 8 << 20
 """Live output kept in memory; the ranks' log files have all of it."""
 _STACKS_S = 3.0
@@ -48,7 +48,7 @@ Picture = Callable[[GangState, Sequence[Event]], str]
 
 
 class Control(Protocol):
-    """What conducts the gang; callable from any thread."""
+    """Controls the gang; its methods can be called from any thread."""
 
     def stop(self, reason: str, kill: bool = False) -> None: ...
     def ask_stacks(self) -> None: ...
@@ -59,7 +59,7 @@ class Control(Protocol):
 class Gang:
     """All ranks of one run.
 
-    Made by :func:`hydrogen_magic.launch` and by the magics. Safe to use from any thread.
+    Created by :func:`hydrogen_magic.launch` and by the magics. Thread-safe.
     """
 
     def __init__(
@@ -76,20 +76,20 @@ class Gang:
         self._events: list[Event] = []
         self._state = GangState(gang=gang_id)
         self._outputs: deque[int] = deque()
-        """Which events are output that is still kept, oldest first."""
+        """Indices of output events that are still kept, oldest first."""
         self._output_chars = 0
         self.received = GangResults()
-        """What the ranks sent back; after a failure or a stop it is in the run log instead."""
+        """Results of the ranks; after a failure or a stop they are in the run log instead."""
         self._saved_results = ""
-        """Where results are that the notebook did not get."""
+        """Location of results that the notebook did not get."""
         self._ended = threading.Event()
         self._changed = threading.Condition()
         self._emitting = threading.RLock()
-        """Reentrant: a record that cannot be written any more says so by an event."""
+        """Reentrant: a record that can no longer be written reports this by an event."""
         self._error: BaseException | None = None
         self._control: Control | None = None
 
-    # ── what it does ──
+    # ── state ──
 
     @property
     def state(self) -> str:
@@ -98,27 +98,27 @@ class Gang:
 
     @property
     def ranks(self) -> tuple[RankState, ...]:
-        """What is known of every rank now."""
+        """The current state of every rank."""
         return self._state.ranks
 
     def snapshot(self) -> GangState:
-        """Return the whole picture as of now: a frozen value."""
+        """Return the current state of the gang: a frozen value."""
         return self._state
 
     def events(self, start: int = 0) -> list[Event]:
-        """Return what happened so far, oldest first, from the ``start``-th event on."""
+        """Return the events so far, oldest first, from the ``start``-th event on."""
         return self._events[start:]
 
     @property
     def metrics(self) -> pandas.DataFrame:
-        """What ranks logged: columns ``attempt rank step time_s`` and one per metric."""
+        """Logged values of the ranks: columns ``attempt rank step time_s`` and one per metric."""
         from hydrogen_magic.driver import metrics
 
         return metrics.frame(self._events)
 
     @property
     def logs(self) -> Mapping[int, str]:
-        """Everything each rank wrote to stdout and stderr, in the order it arrived."""
+        """All output of each rank to stdout and stderr, in the order of its arrival."""
         return {rank.rank: self._log(rank.rank) for rank in self.ranks}
 
     @property
@@ -127,7 +127,7 @@ class Gang:
         return self._record.path
 
     def log_path(self, rank: int) -> Path:
-        """Return the file with everything the rank wrote; there is none before it wrote anything."""
+        """Return the file with all output of the rank; it does not exist before the first output."""
         return self._record.path / f"rank-{rank}.log"
 
     def timeline(self, path: str | os.PathLike[str]) -> Path:
@@ -144,7 +144,7 @@ class Gang:
         return chrome_trace.library_timelines(self._record.path)
 
     def stacks(self) -> dict[int, str]:
-        """Return where every thread of every running rank is, by ``faulthandler``."""
+        """Return the stacks of all threads of every running rank, by ``faulthandler``."""
         before = len(self._events)
         if self._running is not None:
             self.ask_stacks()
@@ -156,20 +156,20 @@ class Gang:
         return self._stacks_since(before) or {r.rank: r.stacks for r in self.ranks if r.stacks}
 
     def ask_stacks(self) -> None:
-        """Ask for :meth:`stacks` without waiting: they come as events."""
+        """Request :meth:`stacks` without waiting: they arrive as events."""
         if self._running is not None:
             self._running.ask_stacks()
 
     def record(self, on: bool = True) -> None:
-        """Have the ranks record what they do (forward, backward, data wait, …) as spans, or leave it.
+        """Start or stop recording spans (forward, backward, data wait, …) on the ranks.
 
-        Does not wait. ``--timeline`` does it from the start.
+        Does not wait. ``--timeline`` records from the start.
         """
         if self._running is not None:
             self._running.record(bool(on))
 
     def profile(self, steps: int = 5) -> None:
-        """Have every rank run the torch profiler over its next ``steps`` optimizer steps.
+        """Run the torch profiler on every rank over its next ``steps`` optimizer steps.
 
         Does not wait: the merged trace of all ranks is in the gang's record when ``Profiling`` events
         say so, and its outermost spans are in the timeline. Raises ValueError for other than 1 to
@@ -182,22 +182,22 @@ class Gang:
 
     @property
     def _running(self) -> Control | None:
-        """Who conducts the gang, None after its end."""
+        """The gang's controller, None after its end."""
         return None if self._state.is_terminal else self._control
 
-    # ── its end ──
+    # ── end ──
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until the gang has ended and nothing of it is left; False when ``timeout`` s passed."""
+        """Wait until the gang has ended and nothing of it is left; False if ``timeout`` seconds passed."""
         return self._ended.wait(timeout)
 
     def stop(self, kill: bool = False) -> None:
-        """Ask the ranks to end and then make them; with ``kill`` at once. Does not wait."""
+        """Ask the ranks to end and then force them; with ``kill`` at once. Does not wait."""
         if self._control is not None:
             self._control.stop("user", kill)
 
     def raise_for_state(self) -> None:
-        """Raise what a failed, stopped or timed-out gang means to its caller; else return."""
+        """Raise the error of a failed, stopped or timed-out gang; otherwise return."""
         state = self._state
         if self._error is not None:
             raise self._error
@@ -214,13 +214,13 @@ class Gang:
             kind = GangTimeoutError if state.stop_reason == "timeout" else GangStoppedError
             raise kind(state.reason)
 
-    # ── what came out ──
+    # ── results ──
 
     @property
     def result(self) -> Any:
         """Rank 0's value. Waits for the end.
 
-        Raises what :meth:`raise_for_state` raises, and ResultError when the value did not arrive.
+        Raises the errors of :meth:`raise_for_state`, and ResultError if the value did not arrive.
         """
         self.wait()
         self.raise_for_state()
@@ -230,7 +230,7 @@ class Gang:
     def results(self) -> list[Any]:
         """Every rank's value, in rank order; a ResultError in place of one that did not arrive.
 
-        Waits for the end; raises what :meth:`raise_for_state` raises.
+        Waits for the end; raises the errors of :meth:`raise_for_state`.
         """
         self.wait()
         self.raise_for_state()
@@ -238,10 +238,10 @@ class Gang:
 
     @property
     def out(self) -> Mapping[str, Any]:
-        """Rank 0's variables that were asked for with ``--out``.
+        """Rank 0's variables named by ``--out``.
 
-        A variable that did not arrive is missing; looking it up raises ResultError with the reason.
-        Waits for the end; raises what :meth:`raise_for_state` raises.
+        A variable that did not arrive is missing; looking it up raises ResultError with the reason. Waits
+        for the end; raises the errors of :meth:`raise_for_state`.
         """
         self.wait()
         self.raise_for_state()
@@ -252,22 +252,22 @@ class Gang:
         return f"<Gang {self.id}: {len(state.ranks)} ranks on {state.placement}, {state.state}>"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        """Return how IPython displays it: a picture once it is over; before, its view is there."""
+        """Return IPython's display data: a static picture after the end; before, its view is displayed."""
         shown = {"text/plain": repr(self)}
         if self._state.is_terminal and self._picture is not None:
             shown["text/html"] = self._picture(self._state, self._events)
         return shown
 
-    # ── for the conductor ──
+    # ── for the controller ──
 
     def attach(self, control: Control) -> None:
-        """Say who conducts this gang."""
+        """Set the gang's controller."""
         self._control = control
 
     def emit(self, event: Event) -> None:
-        """Take note of ``event``, secrets masked: in the state, in the list, and on disk."""
+        """Add ``event``, with masked secrets, to the state, to the list, and to the record on disk."""
         event = self._mask.event(event)
-        with self._emitting:  # what feeds the ranks has a thread of its own
+        with self._emitting:  # the dispatcher has its own thread
             self._state = fold(self._state, event)
             self._events.append(event)
             self._record.append(event)
@@ -281,7 +281,7 @@ class Gang:
         return self._mask.text(text)
 
     def deliver(self, rank: int, part: ResultPart, section: Payload) -> None:
-        """Take one of a rank's results; it is opened when it is asked for."""
+        """Store a part of a rank's results; it is unpickled on demand."""
         part = replace(part, error=self._mask.text(part.error))
         self.received.add(rank, self._state.attempt, part, section)
 
@@ -290,10 +290,10 @@ class Gang:
         return not self._saved_results and self.received.of(0).is_worth_saving(has_succeeded)
 
     def save_results(self, has_succeeded: bool) -> str:
-        """Keep rank 0's results in the run log if the notebook may not get all of them.
+        """Save rank 0's results in the run log if the notebook may not get all of them.
 
-        That is the case after a failure or a stop, and for results that arrived in part. Returns a
-        sentence about it, empty when there is nothing to keep.
+        That is the case after a failure or a stop, and for incomplete results. Returns a sentence about it,
+        empty if there is nothing to save.
         """
         if not self.has_results_to_save(has_succeeded):
             return self._saved_results
@@ -313,15 +313,15 @@ class Gang:
         return self._saved_results
 
     def finish(self, error: BaseException | None = None) -> None:
-        """Nothing of the gang is left; let those who wait go on."""
+        """Nothing of the gang is left; wake up waiting threads."""
         self._error = error
         self._record.close()
         self._ended.set()
 
-    # ── inside ──
+    # ── internals ──
 
     def _thin_output(self, chars: int) -> None:
-        """Forget the oldest live output when there is too much: a rank may print for days."""
+        """Drop the oldest live output if there is too much: a rank may print for days."""
         self._outputs.append(len(self._events) - 1)
         self._output_chars += chars
         while self._output_chars > _SHOWN_CHARS:

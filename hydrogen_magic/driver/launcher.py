@@ -1,4 +1,4 @@
-"""The way of a cell, from its text to its result.
+"""The launch of a gang: from the text of a cell to its result.
 
 notebook kernel                             one host                          one rank
 ───────────────                             ────────                          ────────
@@ -6,7 +6,7 @@ magics ── arguments ──► JobSpec ─┐
    └──── capture ─────► Captured ┤
                                  ▼
                   placement.plan (pure)
-                   Conductor ────┼── hub ════ wire, encrypted ════ agent ── forkserver
+              GangController ────┼── hub ════ wire, encrypted ════ agent ── forkserver
                        ▲         │             │                     │          │ fork
                        │         └── closure ──┼── memory file ──────┼──────► worker
                        │                       │                     │          │ load, run
@@ -82,7 +82,7 @@ _known: WeakValueDictionary[str, Gang] = WeakValueDictionary()
 
 
 def gangs() -> dict[str, Gang]:
-    """Return this kernel's gangs by id, newest last: those that run, the last four, and held ones.
+    """Return this kernel's gangs by id, newest last: running ones, the last four, and referenced ones.
 
     Of the last four, those whose large results became variables of the notebook are left out. Older
     ones are in the records that ``%gang`` lists.
@@ -91,7 +91,7 @@ def gangs() -> dict[str, Gang]:
 
 
 def load_results(gang_id: str, rank: int = 0) -> dict[str, Any]:
-    """Return the saved results of a rank whose gang failed, was stopped, or returned only part of them.
+    """Return the saved results of a rank whose gang failed, was stopped, or returned only some of them.
 
     The value of the cell is named ``_``, or ``""`` if ``--out`` names a variable ``_``;
     ``MissingObject`` replaces every missing object. Raises HydrogenError when nothing is saved under this
@@ -110,7 +110,7 @@ def load_results(gang_id: str, rank: int = 0) -> dict[str, Any]:
 
 
 def plan(spec: JobSpec) -> Plan:
-    """Return who would run where. No effect; raises PlacementError when it is impossible.
+    """Return the plan of a gang without starting it; raises PlacementError if it is impossible.
 
     A rank cannot start a gang.
     """
@@ -123,7 +123,8 @@ def launch_captured(
     captured: capture.Captured, spec: JobSpec, *, title: str,
     feed: WorkFeed | None = None, place: Placement | None = None,
 ) -> Gang:  # fmt: skip
-    """Start a gang, by ``feed`` if it gets work, at ``place`` if not the spec's; may raise PlacementError."""
+    """Start a gang, with ``feed`` if its ranks receive data, at ``place`` if given; may raise
+    PlacementError."""
     clock_zero_s, wall_time = time.monotonic(), time.time()
     planned = plan(spec) if place is None else place.plan(spec)
     placement = place or plugins.placement(spec.placement)
@@ -160,7 +161,7 @@ def _check_file_limit(n_channels: int) -> None:
 def _new_gang(
     captured: capture.Captured, spec: JobSpec, title: str, wall_time: float, known: Iterable[str]
 ) -> Gang:
-    """Return a gang that this kernel knows, with its run log."""
+    """Return a gang of this kernel, with its run log."""
     gang_id = _new_id()
     problems: list[str] = []
     gang_record = run_log.Record.create(gang_id, problems.append)
@@ -244,7 +245,7 @@ def _run_here(gang: Gang, job: Job, placement: Placement) -> None:
 
 
 def _new_id() -> str:
-    """Return a short name that no recorded run has."""
+    """Return a short id that no recorded run has."""
     recorded = run_log.recent_ids()
     while (name := secrets.token_hex(2)) in _known or name in recorded:
         pass
@@ -252,10 +253,10 @@ def _new_id() -> str:
 
 
 def sweep_abandoned() -> list[str]:
-    """End what gangs of dead kernels may have left; return those gangs' ids, newest first.
+    """End processes that gangs of dead kernels may have left; return those gangs' ids, newest first.
 
-    A kernel that dies takes its gangs along. Only when its agent was killed with it can something be
-    left: processes that had made themselves independent of their rank.
+    A gang ends with its kernel. Only if its agent was killed too, processes may be left that had made
+    themselves independent of their rank.
     """
     abandoned = run_log.unfinished(run_log.is_alive)
     owners = {launched.owner for launched in map(_launched, abandoned) if launched is not None}
@@ -272,24 +273,24 @@ def _launched(gang_id: str) -> ev.GangLaunched | None:
     return None if found is None else found.launched
 
 
-# ── waiting for it ───────────────────────────────────────────────────────────────────────────────
+# ── waiting for a gang ───────────────────────────────────────────────────────────────────────────
 
 
 def attend(gang: Gang, view: View) -> None:
-    """Show the gang until it has ended. Interrupted once it stops the gang, twice it kills it."""
+    """Show the gang until it has ended. The first interrupt stops the gang, the second kills it."""
     with interrupts_held() as interrupts:
         interrupts.take(gang)
         try:
             show(gang, view)
         finally:
-            if not gang.wait(0):  # the view broke, not the gang: nobody would see it any more
+            if not gang.wait(0):  # the view failed, not the gang, which would continue unseen
                 gang.stop()
                 gang.wait()
             view.close(gang.snapshot())
 
 
 def show(gang: Gang, view: View, seen: int = 0) -> None:
-    """Bring ``view``, which has ``seen`` so many events, up to date until the gang has ended."""
+    """Update ``view``, which has ``seen`` so many events, until the gang has ended."""
     ended = False
     while not ended:
         ended = gang.wait(view.interval_s)
@@ -299,8 +300,8 @@ def show(gang: Gang, view: View, seen: int = 0) -> None:
 
 
 def follow(gang: Gang, view: View, and_then: Callable[[], None] = lambda: None) -> None:
-    """Show the gang by a thread while other cells run, and call ``and_then`` when it has ended."""
-    # Its display belongs under the cell that asks for it, so it is made here.
+    """Show the gang in a thread while other cells run, and call ``and_then`` when it has ended."""
+    # Its display belongs under the requesting cell, so it is created here.
     seen = gang.events()
     view.update(gang.snapshot(), seen)
 
@@ -308,30 +309,30 @@ def follow(gang: Gang, view: View, and_then: Callable[[], None] = lambda: None) 
         try:
             show(gang, view, len(seen))
             view.close(gang.snapshot())
-        finally:  # the view may break; the gang goes on
+        finally:  # the view may fail; the gang continues
             gang.wait()
             and_then()
 
-    # In this context ipykernel knows which cell the thread's output belongs to.
+    # In this context, ipykernel knows the cell of the thread's output.
     run, name = copy_context().run, f"hydrogen_magic view of gang {gang.id}"
     threading.Thread(target=run, args=(going_on,), name=name, daemon=True).start()
 
 
 class _Interrupts:
-    """SIGINT while a gang is launched and attended: the first stops it, the second kills it."""
+    """SIGINT while a gang is launched and watched: the first stops it, the second kills it."""
 
     def __init__(self) -> None:
         self.count = 0
         self.gang: Gang | None = None
         self.before: Any = None
-        """Who handles SIGINT otherwise."""
+        """The signal handler at other times."""
 
     def __call__(self, signum: int, frame: object) -> None:
         self.count += 1
         self._tell()
 
     def take(self, gang: Gang) -> None:
-        """Stop ``gang`` from now on, and at once if there was an interrupt already."""
+        """Stop ``gang`` on SIGINT from now on, and at once if there already was one."""
         self.gang = gang
         self._tell()
 
@@ -345,10 +346,10 @@ _interrupts: _Interrupts | None = None
 
 @contextmanager
 def interrupts_held() -> Iterator[_Interrupts]:
-    """Keep SIGINT from raising between any two lines of ours, which would leave a gang to itself.
+    """Prevent SIGINT from raising between two lines of ours, which would leave a gang unattended.
 
-    :func:`attend` inside of it stops its gang instead; where nothing took them, they raise at the
-    end. Only the main thread can take signals; elsewhere there is nothing to take.
+    :func:`attend` inside of it stops its gang instead; interrupts that were not used raise at the end. Only
+    the main thread receives signals; in other threads this does nothing.
     """
     global _interrupts
     if _interrupts is not None or threading.current_thread() is not threading.main_thread():
@@ -367,7 +368,7 @@ def interrupts_held() -> Iterator[_Interrupts]:
 
 @contextmanager
 def interrupts_raise() -> Iterator[None]:
-    """Undo :func:`interrupts_held` while there is no gang to stop: what runs is interrupted itself."""
+    """Undo :func:`interrupts_held` while there is no gang to stop: SIGINT interrupts the code itself."""
     held = _interrupts
     if held is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -397,10 +398,10 @@ def launch(
     max_closure: int = DEFAULT_MAX_CLOSURE_BYTES,
     **kwargs: Any,
 ) -> Gang:
-    """Call ``function(*args, **kwargs)`` on every rank of a new gang; return its handle at once.
+    """Call ``function(*args, **kwargs)`` on every rank of a new gang; return its Gang object at once.
 
     Args:
-        function: may live in the notebook, a local module or a package; travels with all it uses.
+        function: may be defined in the notebook, a local module or a package; sent with all it uses.
         np: number of ranks; ``-N`` means N ranks on this machine.
         on: name of a placement: ``"local"``, ``"spark"``, ``"inline"``, or one of a plug-in.
         rendezvous: how ranks find each other: ``"torch"``, or what a plug-in provides.
@@ -410,12 +411,12 @@ def launch(
         timeout: seconds after which the gang is stopped; None: never.
         start_timeout: seconds a rank may take until the function is called.
         grace: seconds a rank that reacts to a stop may clean up.
-        max_closure: upper bound in bytes of what is captured.
+        max_closure: size limit of captured data, in bytes.
 
     Raises:
-        CaptureError: something that the function uses cannot travel.
-        PlacementError: the ranks cannot run as asked.
-        TypeError, ValueError: an option is not what it should be.
+        CaptureError: an object that the function uses cannot be sent.
+        PlacementError: the ranks cannot run as requested.
+        TypeError, ValueError: an option is invalid.
     """
     spec = JobSpec(
         np=-np if isinstance(np, int) and np < 0 else np,
@@ -434,7 +435,7 @@ def launch(
 def run(function: Callable[..., Any], *args: Any, quiet: bool = False, **options: Any) -> Any:
     """Like :func:`launch`, but wait, show the gang meanwhile, and return rank 0's value.
 
-    With ``quiet`` only output is shown. Raises, besides what :func:`launch` raises, RankFailedError,
+    With ``quiet``, only output is shown. Raises the same errors as :func:`launch`, and RankFailedError,
     GangStoppedError and GangTimeoutError.
     """
     with interrupts_held():

@@ -1,4 +1,4 @@
-"""What the ranks logged, as a table."""
+"""The ranks' logged values as a table."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _FIXED = {"attempt": "int64", "rank": "int64", "step": "int64", "time_s": "float
 def frame(events: Iterable[ev.Event]) -> pd.DataFrame:
     """Return one row per attempt, rank and step, sorted by them.
 
-    Columns: ``attempt``, ``rank``, ``step``, ``time_s`` (seconds since the launch, of the step's
-    last call), then the metrics in the order in which they first appeared; NaN where a step did not
-    name one. Where a step logged a metric twice, the later value stands. A metric named like one of
-    the four gets a ``_`` at its end.
+    Columns: ``attempt``, ``rank``, ``step``, ``time_s`` (seconds since the launch, of the step's last
+    call), then the metrics in the order of their first appearance; NaN for steps without a value. If a step
+    logged a metric twice, the later value is kept. A metric named like one of the four gets the suffix
+    ``_``.
     """
     import numpy as np
     import pandas as pd
@@ -40,7 +40,9 @@ def frame(events: Iterable[ev.Event]) -> pd.DataFrame:
 
 
 def _columns(events: Iterable[ev.Event]) -> dict[str, list[float | None]]:
-    """Return all points by column. In lists: a frame per event would take seconds per hour."""
+    """Return all points by column. In lists: one frame per event would take seconds per hour of
+    training.
+    """
     fixed: dict[str, list[float | None]] = {name: [] for name in _FIXED}
     metrics: dict[str, list[float | None]] = {}
     attempt = 0

@@ -1,7 +1,7 @@
-"""The torch profiler's traces of all ranks, merged into one on the gang's clock.
+"""Merges the torch profiler's traces of all ranks into one on the gang's clock.
 
-Every rank's trace has a clock of its own. Marks, set at known times of the gang, say how far it is
-off. In the merged trace a rank is a process, as in the timeline of the gang.
+Every rank's trace has its own clock. Marks, set at known times of the gang, give its offset. In the merged
+trace a rank is a process, as in the gang's timeline.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from hydrogen_magic.core import events as ev
 __all__ = ["MAX_SPANS", "MAX_STEPS", "Profile", "UnwantedError", "merge"]
 
 MAX_SPANS = 20_000
-"""Of one rank, for the live view: what a canvas draws at once. The file has all."""
+"""Spans of one rank for the live view: as many as a canvas draws at once. The file has all of them."""
 _LATEST_S = 1e8
-"""What a trace says happened later was made up; events take no such time."""
+"""Later times in a trace are invalid; events do not accept such times."""
 MAX_STEPS = 1000
-"""Of one profile: a trace of more steps is larger than anybody's browser opens."""
+"""Spans of one profile: browsers do not open larger traces."""
 _MAX_EVENTS = 1_000_000
-"""Of one rank; a Python object each, about 1 GB in all. Five steps are far below."""
+"""Events of one rank; a Python object each, about 1 GB in all. Five steps have far fewer."""
 _LOOK_EVERY = 1000
-"""Events after which the reader looks whether anybody still wants them."""
+"""Number of events after which the reader checks whether the profile is still wanted."""
 
 _DAMAGE = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
-"""What reading raises where a rank wrote something else than a trace."""
+"""Exceptions when reading a file that is not a trace."""
 
 _MARK = re.compile(rf"{re.escape(ev.PROFILE_CLOCK)}(\d+\.\d+)")
 _GAP = re.compile(r"[\s,]*")
 _MACHINERY = frozenset(("cuda_runtime", "cuda_driver", "overhead", "Trace"))
-"""Categories that are in the file, and not among the spans of the live view."""
+"""Categories that are in the file, but not among the spans of the live view."""
 
 
 class UnwantedError(Exception):
-    """Nobody wants the profile any more."""
+    """The profile is no longer wanted."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What came of it."""
+    """The result of the merge."""
 
     ranks: tuple[int, ...]
-    """Those that the merged trace has."""
+    """Ranks in the merged trace."""
     spans: tuple[ev.Spans, ...]
     """One for each of them."""
     errors: Mapping[int, str]
@@ -99,14 +99,14 @@ class _Trace:
     rank: int
     events: list[dict[str, Any]] = field(default_factory=list)
     names: dict[tuple[Any, Any], str] = field(default_factory=dict)
-    """(pid, tid) -> what the profiler calls that thread or GPU stream."""
+    """(pid, tid) -> the profiler's name of that thread or GPU stream."""
     offset_us: float = float("-inf")
-    """What to add to its times."""
+    """Offset to add to its times."""
     main: tuple[Any, Any] = (0, 0)
-    """The thread that set the marks: the one that trains."""
+    """The thread that set the marks: the training thread."""
 
     def add(self, event: dict[str, Any]) -> None:
-        """Take an event; raises KeyError, TypeError or ValueError for what is none."""
+        """Add an event; raises KeyError, TypeError or ValueError if it is malformed."""
         kind, name = event.get("ph"), str(event.get("name", ""))
         where = (event.get("pid"), event.get("tid"))
         if kind == "M" and name == "thread_name":
@@ -115,7 +115,8 @@ class _Trace:
             event["ts"], event["name"] = _finite(event["ts"]), name
             mark = _MARK.fullmatch(name)
             if mark is not None:
-                # It is set after its time was read, never before: the shortest delay is the best.
+                # It is set after its time was read, never before: the shortest delay is the most
+                # accurate.
                 self.offset_us = max(self.offset_us, float(mark[1]) * 1e6 - event["ts"])
                 self.main = where
             else:
@@ -126,7 +127,7 @@ class _Trace:
     # ── as a trace ──
 
     def merged(self) -> Iterator[dict[str, Any]]:
-        """Yield the events with the rank for a process, on the gang's clock."""
+        """Yield the events with the rank as process, on the gang's clock."""
         threads = self._threads()
         yield _meta(self.rank, 0, "process_name", f"rank {self.rank}")
         yield {**_meta(self.rank, 0, "process_sort_index", ""), "args": {"sort_index": self.rank}}
@@ -143,7 +144,7 @@ class _Trace:
             yield moved
 
     def _threads(self) -> dict[tuple[Any, Any], int]:
-        """Number the threads and GPU streams, the one that trains first."""
+        """Number the threads and GPU streams, with the training thread first."""
         seen = dict.fromkeys((event["pid"], event["tid"]) for event in self.events)
         others = sorted(
             seen.keys() - {self.main}, key=lambda where: (where[0] != self.main[0], str(where))
@@ -159,7 +160,7 @@ class _Trace:
     # ── as spans ──
 
     def spans(self) -> ev.Spans:
-        """Return the outermost spans; threads and streams lie below each other by their depths."""
+        """Return the outermost spans; threads and streams are stacked by increasing depth."""
         by_thread: list[list[_Nested]] = [[] for _ in self._threads()]
         threads = self._threads()
         for event in self.events:
@@ -211,12 +212,12 @@ def _read(rank: int, text: str, is_wanted: Callable[[], bool]) -> _Trace:
     except _DAMAGE as error:
         raise ValueError(f"its trace is damaged ({type(error).__name__}: {error})") from error
     if trace.offset_us == float("-inf"):
-        raise ValueError("its trace has none of our marks, which tell its clock")
+        raise ValueError("its trace lacks the marks that relate its clock to the gang's")
     return trace
 
 
 def _events(text: str) -> Iterator[Any]:
-    """Yield the trace's events, one by one: parsed at once they would keep other threads waiting."""
+    """Yield the trace's events one by one: parsing all at once would block other threads."""
     at = text.find("[", text.find('"traceEvents"')) + 1
     decoder = json.JSONDecoder()
     while at:
@@ -240,20 +241,20 @@ def _meta(pid: int, tid: int, kind: str, name: str) -> dict[str, Any]:
 
 
 def _nest(thread: list[_Nested]) -> list[_Nested]:
-    """Return the spans of one thread with their depths, each inside the one that it began in."""
+    """Return the spans of one thread with their depths, each inside the one in which it began."""
     nested: list[_Nested] = []
     ends: list[float] = []
     for start, end, _, name in sorted(thread, key=lambda span: (span[0], -span[1])):
         while ends and ends[-1] <= start:
             ends.pop()
-        end = min(end, ends[-1]) if ends else end  # clocks are rounded: it may seem to stick out
+        end = min(end, ends[-1]) if ends else end  # rounded times may exceed the parent
         nested.append((start, end, len(ends), name))
         ends.append(end)
     return nested
 
 
 def _outermost(threads: list[list[_Nested]]) -> list[list[_Nested]]:
-    """Return as many as a view can show: the outermost of all threads, the longest of a depth."""
+    """Return as many spans as a view can show: the outermost of all threads, the longest of a depth."""
     ranked = sorted(
         (span[2], span[0] - span[1], number, span)
         for number, thread in enumerate(threads) for span in thread

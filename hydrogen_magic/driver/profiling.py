@@ -1,7 +1,7 @@
-"""A profile of all ranks, from the question to the merged file; on the hub's loop, beside the run.
+"""A profile of all ranks, from the request to the merged file; on the hub's loop, during the run.
 
-Nobody waits for it but the gang's own end, for a while: a rank that never steps, has gone, or hangs
-in its last step is left out.
+Only the gang's own end waits for it, for a limited time: a rank that never steps, has exited, or hangs in
+its last step is left out.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from hydrogen_magic.driver.state.formatting import ranks_text
 __all__ = ["GangProfiler"]
 
 _STEP_S = 120.0
-"""How long ranks may take to their next optimizer step: a compiled one takes a minute, the first time."""
+"""How long ranks may take to their next optimizer step: a compiled one takes a minute the first time."""
 _RECORD_S = 600.0
 """How long the steps themselves may take."""
 _OTHERS_S = 30.0
-"""How long to wait for the others once one rank has answered: ranks step together."""
+"""How long to wait for the others after the first rank has answered: ranks step together."""
 _READ_S = 30.0
-"""How long the end of a gang that ended well waits for a trace that is being merged."""
+"""How long the end of a successful gang waits for a trace that is being merged."""
 _CHUNK = 4000
 """Spans in one event: some 300 kB of JSON for the record."""
 
 
 class GangProfiler:
-    """Profiles one gang, one time after the other."""
+    """Profiles one gang, one profile at a time."""
 
     def __init__(
         self, gang: Gang, agent_group: AgentGroup, folder: Path, now_s: Callable[[], float]
@@ -51,17 +51,17 @@ class GangProfiler:
         self._reading: asyncio.Future[None] | None = None
         self._unwanted = threading.Event()
         self._is_told = False
-        """Somebody was told that one is being made: a button may be pressed many times."""
+        """A profile in progress has been reported: a button may be pressed many times."""
 
-    # ── what happens ──
+    # ── requests and answers ──
 
     def ask(self, steps: int) -> None:
-        """Profile the next ``steps`` steps of every rank that runs."""
+        """Profile the next ``steps`` steps of every running rank."""
         running = {rank.rank for rank in self._gang.ranks if rank.phase == "running"}
         if self._phase:
-            self._tell_once("a profile is being made already: wait for that one")
+            self._tell_once("a profile is already in progress: wait for it to finish")
         elif not running:
-            self._notice("warning", "no rank runs just now: there is nothing to profile")
+            self._notice("warning", "no rank is running, so there is nothing to profile")
         else:
             self._number += 1
             self._missing, self._traces, self._is_told = running, {}, False
@@ -70,7 +70,7 @@ class GangProfiler:
             self._agent_group.profile(self._number, steps)
 
     def on_event(self, event: ev.Event) -> bool:
-        """Take note of a rank's event; True for one that concerns nobody else."""
+        """Handle a rank's event; True for one that only concerns profiling."""
         if isinstance(event, ev.RankExited):
             self._done(event.rank)
         elif isinstance(event, ev.Profiling):
@@ -81,14 +81,14 @@ class GangProfiler:
         return False
 
     def on_trace(self, rank: int, number: int, trace: mmap.mmap) -> None:
-        """Take a rank's answer."""
+        """Store a rank's answer."""
         if number == self._number and rank in self._missing:
             self._traces[rank] = trace
             self._wait(_OTHERS_S)
             self._done(rank)
 
     async def close(self, *, is_wanted: bool) -> None:
-        """The ranks have ended: finish what can be finished soon, or drop it."""
+        """The ranks have ended: finish if that is possible soon, or drop the profile."""
         if not is_wanted:
             self._unwanted.set()
         elif self._missing:
@@ -99,7 +99,7 @@ class GangProfiler:
             self._unwanted.set()
         self._end()
 
-    # ── inside ──
+    # ── internals ──
 
     def _done(self, rank: int) -> None:
         if rank in self._missing:
@@ -113,15 +113,15 @@ class GangProfiler:
         self._timer = asyncio.get_running_loop().call_later(limit_s, self._give_up, limit_s)
 
     def _give_up(self, waited_s: float) -> None:
-        """Go on without the ranks that are missing."""
+        """Continue without the missing ranks."""
         late = ranks_text(sorted(self._missing))
         if self._phase == "waiting":
             text = (
-                f"no optimizer step within {waited_s:g} s on {late}: a profile is made of "
-                "steps of torch.optim, ask for it while the ranks train"
+                f"no optimizer step within {waited_s:g} s on {late}: a profile covers steps of "
+                "torch.optim; start it while the ranks train"
             )
         else:
-            text = f"the profile goes without {late}: no end of the steps within {waited_s:g} s"
+            text = f"the profile lacks {late}: their steps did not finish within {waited_s:g} s"
         self._notice("warning", text)
         self._agent_group.profile(self._number, 0)
         self._missing.clear()
@@ -152,9 +152,11 @@ class GangProfiler:
             pass  # the gang has ended meanwhile
         except OSError as error:
             self._notice("warning", f"the profile could not be written: {error}")
-        except Exception as error:  # a fault of ours: the gang goes on, and may be profiled again
+        except (
+            Exception
+        ) as error:  # an internal error: the gang continues, and may be profiled again
             said = f"{type(error).__name__}: {error}"
-            self._notice("warning", f"the profile could not be put together ({said})")
+            self._notice("warning", f"the ranks' traces could not be merged ({said})")
         self._end(written)
 
     async def _tell(self, profile: profile_merge.Profile) -> None:
@@ -197,12 +199,12 @@ class GangProfiler:
 
     def _notice(self, level: str, text: str) -> None:
         if self._unwanted.is_set():
-            return  # the gang's last event has been said
+            return  # the gang's last event has been emitted
         self._gang.emit(ev.Notice(self._now_s(), level, text))
 
 
 async def _in_thread(work: Callable[[], profile_merge.Profile]) -> profile_merge.Profile:
-    """Await ``work`` in a daemon thread of its own: parsing takes seconds, and may be abandoned."""
+    """Await ``work`` in its own daemon thread: parsing takes seconds, and may be abandoned."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[profile_merge.Profile] = loop.create_future()
 

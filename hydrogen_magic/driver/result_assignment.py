@@ -1,4 +1,4 @@
-"""Results become variables of the notebook again."""
+"""Assigns results to variables of the notebook."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def assign(
 ) -> list[str]:
     """Assign the variables in ``names`` that arrived; return warnings about stale references.
 
-    Objects of the notebook that the ranks have changed stay the same objects.
+    Objects of the notebook that the ranks have changed keep their identity.
     """
     results.update(originals)
     replaced: dict[str, Any] = {}
@@ -103,8 +103,8 @@ def _stale_text(name: str, users: list[str], names: list[str]) -> str:
     listed = ", ".join(f"`{user}`" for user in users)
     verb, again = ("refers", "it") if len(users) == 1 else ("refer", "them")
     return (
-        f"`{name}` is a new object, and {listed} still {verb} to the old one: bring {again} back too "
-        f"(--out {','.join([*names, *users])}), or create {again} again"
+        f"`{name}` is a new object, and {listed} still {verb} to the old one: bring {again} back "
+        f"too (--out {','.join([*names, *users])}), or create {again} anew"
     )
 
 

@@ -1,5 +1,5 @@
-"""Horovod, whose upstream has stopped: built for the torch that is installed, and looked after.
+"""Horovod support: builds it for the installed torch, and maintains it in place of upstream.
 
-``python -m hydrogen_magic.horovod build`` builds and installs it, :mod:`.installed` says what there
-is and whether it fits. How ranks meet under it is a rendezvous's to know.
+``python -m hydrogen_magic.horovod build`` builds and installs it, and :mod:`.installation` checks the
+installed version. :mod:`.rendezvous` is its rendezvous.
 """

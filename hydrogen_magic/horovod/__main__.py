@@ -15,18 +15,27 @@ from hydrogen_magic.horovod.build.errors import BuildError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a sub-command and return the exit code: 0 well, 1 failed, 3 something is missing."""
+    """Run a sub-command and return the exit code: 0 success, 1 failure, 3 missing requirements."""
     parser = argparse.ArgumentParser(
         prog="python -m hydrogen_magic.horovod",
         description="Build Horovod for the torch that is installed, and install it.",
-        epilog="Horovod's own variables choose what it is built with: HOROVOD_WITHOUT_MPI=1, "
-        "HOROVOD_GPU_OPERATIONS=NCCL, HOROVOD_NCCL_HOME=…; MAKEFLAGS=-j4 how many compilers run.",
+        epilog=(
+            "Horovod's own variables select its features: HOROVOD_WITHOUT_MPI=1, "
+            "HOROVOD_GPU_OPERATIONS=NCCL, HOROVOD_NCCL_HOME=…. MAKEFLAGS=-j4 sets the number of "
+            "parallel compilers."
+        ),
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    building = commands.add_parser("build", help="build and install it; quick the second time")
-    building.add_argument("--force", action="store_true", help="compile even when there is a wheel")
-    building.add_argument("--no-install", action="store_true", help="only make the wheel")
-    commands.add_parser("check", help="say what is installed, and try it out")
+    building = commands.add_parser(
+        "build", help="build and install Horovod; a second build uses the cache"
+    )
+    building.add_argument(
+        "--force", action="store_true", help="compile even if there is a cached wheel"
+    )
+    building.add_argument(
+        "--no-install", action="store_true", help="build the wheel without installing it"
+    )
+    commands.add_parser("check", help="show the installed version and test it")
     given = parser.parse_args(arguments)
     for signum in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, _end)
@@ -39,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"Horovod cannot be built here: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\nStopped; nothing half made is kept.", file=sys.stderr)
+        print("\nStopped. Partial results are deleted.", file=sys.stderr)
         return 130
 
 
@@ -64,8 +73,8 @@ def _build(given: argparse.Namespace) -> int:
 def _check() -> int:
     installing.try_out()
     found, torch = installation.horovod(), installation.torch()
-    assert found is not None and torch is not None  # or there would have been a fault
-    operations = ", ".join(found.operations or ["operations that it does not name"])
+    assert found is not None and torch is not None  # otherwise there would have been a fault
+    operations = ", ".join(found.operations or ["unknown operations"])
     print(f"Horovod {found.version} with {operations} works with torch {torch.version}")
     return 0
 

@@ -1,9 +1,9 @@
-"""Which Horovod is installed, and whether it fits the torch that is installed. Imports neither.
+"""Checks which Horovod is installed, and whether it matches the installed torch. Imports neither.
 
-Horovod's library is linked against one torch: with another it does not load, and says so in names
-of C++ symbols. Its build writes the torch it saw into ``horovod/metadata.json``, as
-``torch.__version__`` has it; torch keeps that in ``torch/version.py``. Versions of distributions
-would not do: torch's own wheel for CUDA 12.8 is ``2.9.1`` to pip, ``2.9.1+cu128`` to itself.
+Horovod's library is linked against one version of torch: with another it does not load, and reports missing
+C++ symbols. Its build writes the version of torch into ``horovod/metadata.json``, in the form of
+``torch.__version__``; torch stores that in ``torch/version.py``. Versions of distributions are not
+sufficient: torch's own wheel for CUDA 12.8 is ``2.9.1`` to pip, ``2.9.1+cu128`` to itself.
 """
 
 from __future__ import annotations
@@ -19,42 +19,45 @@ from pathlib import Path
 __all__ = ["BUILD", "Horovod", "Torch", "fault", "horovod", "torch"]
 
 BUILD = "python -m hydrogen_magic.horovod build"
-"""What to do about every fault here."""
+"""The remedy for every fault."""
 OPERATIONS = ("gloo", "mpi", "nccl")
-"""What Horovod can reduce with."""
+"""Possible operations of Horovod."""
 
 
 @dataclass(frozen=True)
 class Torch:
-    """The torch that is installed."""
+    """The installed torch."""
 
     version: str
-    """``torch.__version__``, with its local part: ``2.13.0+cpu``."""
+    """``torch.__version__``, including its local part: ``2.13.0+cpu``."""
     cuda: str | None
-    """The CUDA it is built for, as ``12.8``; None for a build without."""
+    """The CUDA version that it is built for: ``12.8``; None for a build without CUDA."""
     directory: Path
 
 
 @dataclass(frozen=True)
 class Horovod:
-    """The Horovod that is installed."""
+    """The installed Horovod."""
 
     version: str
     torch: str | None
-    """``torch.__version__`` of what it was compiled against; None: without PyTorch, or unknown."""
+    """``torch.__version__`` at its compilation; None: without PyTorch, or unknown."""
     has_library: bool
-    """Whether its library for PyTorch is one that this Python can load."""
+    """Whether this Python can load its library for PyTorch."""
     operations: tuple[str, ...] | None
-    """Those of :data:`OPERATIONS` it has; None where its builder did not write them down."""
+    """Its subset of :data:`OPERATIONS`; None if its build did not record them."""
     build: str | None
-    """The key of our build that this is; None when somebody else built it."""
+    """The key of our build; None for other builds."""
 
 
 def fault() -> str | None:
-    """Return what is wrong with Horovod here and what to do, or None when it fits this torch."""
+    """Return the problem of Horovod here and a remedy, or None if it matches this torch."""
     here = torch()
     if here is None:
-        return f"torch is not installed here, which Horovod needs: `pip install torch`, then `{BUILD}`."
+        return (
+            "Horovod needs torch, which is not installed here: run `pip install torch`, then "
+            f"`{BUILD}`."
+        )
     found = horovod()
     if found is None:
         return f"Horovod is not installed here: `{BUILD}` builds it for torch {here.version}."
@@ -103,7 +106,7 @@ def horovod() -> Horovod | None:
 
 
 def _package(name: str) -> Path | None:
-    """Return the directory of an installed package; a bare folder of that name is none."""
+    """Return the directory of an installed package; a folder without a module does not count."""
     importlib.invalidate_caches()  # it may have been installed while this kernel runs
     try:
         found = importlib.util.find_spec(name)
@@ -120,7 +123,7 @@ def _distribution(name: str) -> str | None:
 
 
 def _literals(file: Path) -> dict[str, str]:
-    """Return the strings that a Python file gives to names at its top, without running it."""
+    """Return the string constants at the top level of a Python file, without running it."""
     try:
         body = ast.parse(file.read_text()).body
     except (OSError, SyntaxError):

@@ -1,12 +1,11 @@
-"""Horovod's rendezvous: the environment that ``hvd.init()`` reads, and what its Gloo meets at.
+"""Horovod's rendezvous: the environment that ``hvd.init()`` reads, and the server for its Gloo.
 
-Horovod needs no launcher: a rank is told who it is by variables, and finds its peers by a key-value
-server that it asks over HTTP. Its own server believes whoever connects; ours
-(:mod:`~hydrogen_magic.horovod.node.key_value_server`) wants a secret in every path. That needs no
-change in Horovod: it puts its URLs together as ``http://ADDR:PORT/scope/key`` and takes for host and
-port what comes before the first slash, so that ``ADDR`` may be ``10.0.0.1:4567/secret/attempt``.
-Names and meanings of the variables: ``horovod/runner/gloo_run.py`` and
-``horovod/common/gloo/gloo_context.cc`` of Horovod 0.28.1.
+Horovod needs no launcher: variables tell a rank its place, and it finds its peers through a key-value
+server over HTTP. Its own server has no authentication; ours
+(:mod:`~hydrogen_magic.horovod.node.key_value_server`) requires a secret in every path. That needs no change
+in Horovod: it builds URLs as ``http://ADDR:PORT/scope/key`` and uses the part before the first slash as
+host and port, so ``ADDR`` may be ``10.0.0.1:4567/secret/attempt``. Names and meanings of the variables:
+``horovod/runner/gloo_run.py`` and ``horovod/common/gloo/gloo_context.cc`` of Horovod 0.28.1.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ __all__ = ["HorovodRendezvous"]
 
 _TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 _LATER_S = 3.0
-"""How much longer Gloo waits: it aborts the process that waits, and names one of the missing at most."""
+"""Additional time limit of Gloo: it aborts the waiting process, and names at most one missing rank."""
 _LEAST_S = 120.0
-"""Gloo's bound is that of every later collective too, in which a rank may be paused for a while."""
+"""Gloo's limit also applies to every later collective, in which a rank may be paused for a while."""
 
 _MOST_S = 2**31 - 1
-"""More than Gloo's bound may be."""
+"""The maximum of Gloo's limit."""
 
 
 class HorovodRendezvous(Rendezvous):
@@ -91,15 +90,16 @@ class HorovodRendezvous(Rendezvous):
         shared = {
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
-            # Of another launcher's, it would have Horovod ask a driver where it is now.
+            # If set by another launcher, it would make Horovod ask a driver for its place.
             "HOROVOD_ELASTIC": "0",
             "TORCHELASTIC_RESTART_COUNT": str(attempt),
             "TORCHELASTIC_MAX_RESTARTS": str(spec.retries),
             _TIMEOUT: str(_bound_s(spec)),
         }
         service = None
-        if len(plan.slots) > 1:  # Gloo meets itself in memory where it is told of no server
-            # The attempt is in it so that no rank of an earlier one is ever taken for one of this.
+        if len(plan.slots) > 1:  # Gloo uses memory for its rendezvous if no server is given
+            # It contains the attempt, so that a rank of an earlier one is never taken for one of
+            # this.
             shared["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = f"{address}:{port}/{_token()}/{gang}-{attempt}"
             shared["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
             hosts = sorted({slot.address for slot in plan.slots})
@@ -135,13 +135,15 @@ class HorovodRendezvous(Rendezvous):
 
 
 def _given_s(spec: JobSpec) -> int | None:
-    """Return the user's own bound of what Gloo waits, in seconds, or raise PlacementError."""
+    """Return the user's own time limit of Gloo, in seconds, or raise PlacementError."""
     given = {**os.environ, **dict(spec.env)}.get(_TIMEOUT)
     if given is None:
         return None
     seconds = int(given) if re.fullmatch("[0-9]{1,10}", given) else 0
     if not 1 <= seconds <= _MOST_S:  # Horovod's library would abort every rank
-        raise PlacementError(f"{_TIMEOUT} is {given!r}: whole seconds are expected, such as 600")
+        raise PlacementError(
+            f"{_TIMEOUT} should be a number of whole seconds, such as 600; got {given!r}"
+        )
     return seconds
 
 
@@ -150,10 +152,10 @@ def _bound_s(spec: JobSpec) -> int:
 
 
 def _own(slot: Slot, n_ranks: Mapping[int, int]) -> dict[str, str]:
-    """Return who a rank is to Horovod. ``n_ranks``: how many ranks each node has.
+    """Return the variables for a rank's place in Horovod. ``n_ranks``: the number of ranks of each node.
 
-    Across hosts it meets those that are, like itself, the ``local_rank``-th of their host: where hosts
-    have different numbers of ranks, not every host has one.
+    Its cross-host peers are the ranks with the same ``local_rank`` on other hosts: if hosts have different
+    numbers of ranks, not every host has one.
     """
     across = [node for node in sorted(n_ranks) if n_ranks[node] > slot.local_rank]
     environment = {
@@ -163,7 +165,7 @@ def _own(slot: Slot, n_ranks: Mapping[int, int]) -> dict[str, str]:
         "HOROVOD_LOCAL_SIZE": slot.local_world_size,
         "HOROVOD_CROSS_RANK": across.index(slot.node_rank),
         "HOROVOD_CROSS_SIZE": len(across),
-        # Ranks with the same one are one host's; two containers may have the same name.
+        # Ranks with equal values belong to one host; two containers may have the same hostname.
         "HOROVOD_HOSTNAME": f"{slot.host}-{slot.node_rank}",
     }
     if slot.interface:
@@ -173,7 +175,7 @@ def _own(slot: Slot, n_ranks: Mapping[int, int]) -> dict[str, str]:
 
 @functools.cache
 def _token() -> str:
-    """Return this kernel's secret. One for all its gangs: a server may be begun ahead of its gang."""
+    """Return this kernel's secret. One for all its gangs: a server may start before its gang."""
     return secrets.token_hex(16)
 
 

@@ -1,1 +1,1 @@
-"""What runs on machines with ranks. This package is sent to them whole, with those it imports."""
+"""Code for machines with ranks. This package is sent to them completely, with the packages it imports."""

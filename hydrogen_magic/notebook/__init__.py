@@ -1,1 +1,1 @@
-"""The notebook's side: magics, their arguments, IPython."""
+"""The notebook's side: magics, their arguments, and access to IPython."""

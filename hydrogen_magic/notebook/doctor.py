@@ -1,4 +1,4 @@
-"""``%gang doctor``: is this machine fit to run gangs, and what to do where it is not."""
+"""``%gang doctor``: checks whether this machine can run gangs, with remedies."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ _GANG_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True)
 class Check:
-    """One thing looked at."""
+    """One check."""
 
     name: str
     is_well: bool
     found: str
     remedy: str = ""
-    """What to do when it is not well."""
+    """The remedy if the check fails."""
 
     def lines(self) -> list[str]:
         """Return it as text."""
@@ -56,7 +56,7 @@ def examine() -> Iterator[Check]:
             yield found
     yield _made("GPUs", gpus)
     yield _made("/dev/shm", lambda: memory_files(Path("/dev/shm")))
-    remedy = "set HYDROGEN_MAGIC_HOME to a directory that can be written"
+    remedy = "set HYDROGEN_MAGIC_HOME to a writable directory"
     yield _made("run directory", lambda: run_directory(run_log.runs_dir()), remedy)
     yield _made("2 ranks all_reduce", two_ranks)
 
@@ -70,13 +70,13 @@ def _made(name: str, check: Callable[[], T], remedy: str = "") -> T | Check:
 
 
 def python() -> Check:
-    """Say which Python this is."""
+    """Report the version and path of Python."""
     found = f"{platform.python_version()} at {sys.executable}, {os.cpu_count()} CPUs"
     return Check("python", True, found)
 
 
 def system() -> Check:
-    """Say whether the system has what agents need to own their ranks whole."""
+    """Check the system calls that agents need to control their ranks."""
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (AttributeError, OSError) as error:  # macOS, Linux before 5.3, some sandboxes
@@ -94,7 +94,7 @@ _PACKAGES = {
 
 
 def package(name: str, remedy: str) -> Check:
-    """Say which version of a package is installed."""
+    """Report the version of a package."""
     try:
         return Check(name, True, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
@@ -112,12 +112,12 @@ def library(rendezvous: str) -> Check | None:
 
 
 def gpus() -> Check:
-    """Say which GPUs the driver sees."""
+    """Report the GPUs that the driver sees."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return Check("GPUs", True, "none (no nvidia-smi): ranks use the CPU")
     command = [tool, "--query-gpu=index,name,memory.free", "--format=csv,noheader"]
-    remedy = "the driver does not answer: run nvidia-smi in a terminal"
+    remedy = "the driver does not respond: run nvidia-smi in a terminal"
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -128,16 +128,16 @@ def gpus() -> Check:
 
 
 def memory_files(path: Path) -> Check:
-    """Say how much shared memory is free."""
+    """Report the free shared memory."""
     if not path.is_dir():
-        return Check(str(path), True, "not there: this system shares memory otherwise")
+        return Check(str(path), True, "not present: this system shares memory in another way")
     free = shutil.disk_usage(path).free
     remedy = "in a container, start it with --shm-size=2g (or --ipc=host)"
     return Check(str(path), free >= _LEAST_SHM_BYTES, f"{free / 1e9:.1f} GB free", remedy)
 
 
 def run_directory(path: Path) -> Check:
-    """Say where records go and how much fits there."""
+    """Report the directory of records and its free space."""
     free = shutil.disk_usage(path).free
     remedy = "free some space, or set HYDROGEN_MAGIC_HOME to another disk"
     found = f"{path}, {free / 1e9:.1f} GB free"
@@ -145,17 +145,22 @@ def run_directory(path: Path) -> Check:
 
 
 def two_ranks(run: Callable[[], float] | None = None) -> Check:
-    """Start two ranks that add up their numbers."""
+    """Start two ranks that add their numbers."""
     from hydrogen_magic.errors import HydrogenError
 
     started = time.monotonic()
     try:
         total = (run or _run_two_ranks)()
     except HydrogenError as error:
-        remedy = "the lines above say which rank and why; a firewall on loopback is a common cause"
+        remedy = (
+            "the lines above show which rank failed and why; a firewall on loopback is a common "
+            "cause"
+        )
         return Check("2 ranks all_reduce", False, error.report, remedy)
     took = f"{time.monotonic() - started:.1f} s"
-    return Check("2 ranks all_reduce", total == 3.0, f"sum {total:g} in {took}", "report this")
+    return Check(
+        "2 ranks all_reduce", total == 3.0, f"sum {total:g} in {took}", "please report this"
+    )
 
 
 def _run_two_ranks() -> float:

@@ -1,4 +1,4 @@
-"""``%gang``: this kernel's gangs and the recorded ones before them, shown and ended."""
+"""``%gang``: lists, shows and ends this kernel's gangs and recorded ones."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from hydrogen_magic.views.text_table import block
 __all__ = ["RecordedGang", "manage"]
 
 _LISTED_RUNS = 10
-"""Recorded runs in a list: as much as one remembers having started."""
+"""Recorded runs in a list: about as many as a person remembers."""
 
 
 @dataclass(frozen=True)
 class RecordedGang:
-    """A gang known from its record alone: of an earlier kernel, or of another one."""
+    """A gang known only from its record, of an earlier or another kernel."""
 
     id: str
 
     def events(self, start: int = 0) -> list[Event]:
-        """Return what was recorded, from the ``start``-th event on."""
+        """Return the recorded events, from the ``start``-th on."""
         return run_log.read(self.id)[start:]
 
     def snapshot(self) -> GangState:
@@ -46,7 +46,7 @@ class RecordedGang:
 
     @property
     def logs(self) -> Mapping[int, str]:
-        """Everything its ranks wrote."""
+        """All output of its ranks."""
         paths = {rank.rank: self.log_path(rank.rank) for rank in self.snapshot().ranks}
         return {
             rank: path.read_bytes().decode("utf-8", "replace") if path.exists() else ""
@@ -58,7 +58,7 @@ class RecordedGang:
         return {rank.rank: rank.stacks for rank in self.snapshot().ranks if rank.stacks}
 
     def log_path(self, rank: int) -> Path:
-        """Return the file with everything that the rank wrote."""
+        """Return the file with all output of the rank."""
         return run_log.runs_dir() / self.id / f"rank-{rank}.log"
 
     @property
@@ -68,16 +68,16 @@ class RecordedGang:
 
     @property
     def metrics(self) -> Any:
-        """What its ranks logged, a DataFrame as :attr:`Gang.metrics` is."""
+        """Logged values of its ranks, a DataFrame as in :attr:`Gang.metrics`."""
         return frame(self.events())
 
     def stop(self, kill: bool = False) -> None:
-        """Refuse with HydrogenError, as all orders are: only its own kernel can reach the ranks."""
+        """Raise HydrogenError, like all commands: only its own kernel can reach the ranks."""
         raise self._out_of_reach("stop it")
 
     def ask_stacks(self) -> None:
         """See :meth:`stop`."""
-        raise self._out_of_reach("ask for its stacks")
+        raise self._out_of_reach("request its stacks")
 
     def record(self, on: bool) -> None:
         """See :meth:`stop`."""
@@ -88,27 +88,29 @@ class RecordedGang:
         raise self._out_of_reach("profile it")
 
     def _out_of_reach(self, what: str) -> HydrogenError:
-        return HydrogenError(f"gang {self.id} is not this kernel's: {what} where it was started")
+        return HydrogenError(
+            f"gang {self.id} belongs to another kernel: {what} in the notebook that started it"
+        )
 
 
 def _last_state(found: run_log.Summary) -> GangState:
-    """Return what a list shows; of a run that is over, first and last event are enough for it."""
+    """Return the state for a list; for a finished run, the first and last event are sufficient."""
     if found.ended is None:
         return RecordedGang(found.gang).snapshot()
     return replay([found.launched, found.last])
 
 
 def _as_of_now(state: GangState) -> GangState:
-    """Return a recorded state; a run whose kernel died has been stopped by that."""
+    """Return a recorded state; a run whose kernel died was stopped by that."""
     if state.is_terminal or run_log.is_alive(state.owner):
         return state
     return replace(state, state="STOPPED", reason="its kernel ended")
 
 
 def manage(command: GangCommand, write: Callable[[str], Any] = sys.stdout.write) -> Any:
-    """Do what ``command`` asks for, writing text with ``write``.
+    """Carry out ``command``, writing text with ``write``.
 
-    Returns rank 0's value for ``wait``, else None. ArgumentsError: there is no such gang.
+    Returns rank 0's value for ``wait``, otherwise None. ArgumentsError: there is no such gang.
     """
     return _VERBS[command.verb](command, lambda lines: write("".join(f"{x}\n" for x in lines)))
 
@@ -134,7 +136,7 @@ def _show(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
 
 
 def _draw(gang: Gang | RecordedGang, state: GangState) -> None:
-    """Show a gang anew in a notebook: as it was, or beside its first view while it runs."""
+    """Show a gang in a notebook again: its final state, or a second view while it runs."""
     view = pick_view(detached=True, actions=gang)
     if isinstance(gang, Gang) and not state.is_terminal:
         launcher.follow(gang, view)
@@ -165,7 +167,7 @@ def _stacks(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     gang = _find(command.gang)
     stacks = gang.stacks()
     if not stacks:
-        say([f"gang {gang.id} has no rank that could be asked: it is {gang.snapshot().state}"])
+        say([f"gang {gang.id} has no running rank to report stacks: it is {gang.snapshot().state}"])
         return
     _check_rank(command, stacks)
     for rank in [command.rank] if command.rank is not None else sorted(stacks):
@@ -190,7 +192,7 @@ def _timeline(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
 def _wait(command: GangCommand, say: Callable[[list[str]], Any]) -> Any:
     gang = _live(command.gang)
     if not gang.wait(command.timeout_s):
-        raise GangTimeoutError(f"gang {gang.id} goes on, {command.timeout_s:g} s are over")
+        raise GangTimeoutError(f"gang {gang.id} is still running after {command.timeout_s:g} s")
     return gang.result
 
 
@@ -213,11 +215,11 @@ _VERBS: Mapping[str, Callable[[GangCommand, Callable[[list[str]], Any]], Any]] =
 }
 
 
-# ── which one is meant ───────────────────────────────────────────────────────────────────────────
+# ── finding a gang ───────────────────────────────────────────────────────────────────────────────
 
 
 def _live(name: str | None) -> Gang:
-    """Return a gang of this kernel by the beginning of its id; the newest when None."""
+    """Return a gang of this kernel by the beginning of its id; the newest for None."""
     gangs = launcher.gangs()
     if not gangs:
         raise ArgumentsError("this kernel has started no gang yet")
@@ -225,7 +227,7 @@ def _live(name: str | None) -> Gang:
 
 
 def _find(name: str | None) -> Gang | RecordedGang:
-    """Return a gang of this kernel or a recorded one; the newest when None."""
+    """Return a gang of this kernel or a recorded one; the newest for None."""
     live = launcher.gangs()
     if name is None and live:
         return live[next(reversed(live))]
@@ -253,4 +255,6 @@ def _complete(name: str | None, known: list[str], whose: str) -> str:
 def _check_rank(command: GangCommand, there: Mapping[int, str]) -> None:
     if command.rank is not None and command.rank not in there:
         known = ", ".join(map(str, sorted(there)))
-        raise ArgumentsError(f"--rank {command.rank}: there is nothing of it; ranks: {known}")
+        raise ArgumentsError(
+            f"--rank {command.rank}: nothing is known of this rank; known ranks: {known}"
+        )

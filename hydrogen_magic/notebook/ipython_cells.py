@@ -1,4 +1,4 @@
-"""What the running IPython shell knows about its cells: numbers, sources, file names."""
+"""Cells of the running IPython shell: numbers, sources, file names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 def cell_text(shell: InteractiveShell, body: str) -> CellText:
-    """Return the cell that runs now, whose magic got ``body``."""
+    """Return the running cell, whose magic got ``body``."""
     # Its display hook knows whether this version of IPython counts before or after a cell has run.
     number = shell.displayhook.prompt_count
     return CellText(
@@ -35,11 +35,10 @@ def cell_text(shell: InteractiveShell, body: str) -> CellText:
 
 
 def first_line_of(body: str, raw_cells: Sequence[str]) -> int:
-    """Return the line number of the body's first line in the cell as the user sees it.
+    """Return the line number of the body's first line in the cell as displayed.
 
-    IPython strips blank lines before the magic's own line and other magics may stand above it, so
-    the body is looked up in the last of ``raw_cells``. 2 where it is not there (the cell was run
-    without history).
+    IPython strips blank lines before the magic's own line, and other magics may precede it, so the body is
+    looked up in the last of ``raw_cells``. 2 if it is not there (the cell was run without history).
     """
     wanted = body.rstrip().splitlines()
     for raw in raw_cells[-1:]:
@@ -51,28 +50,28 @@ def first_line_of(body: str, raw_cells: Sequence[str]) -> int:
 
 
 def earlier_sources(shell: InteractiveShell) -> list[str]:
-    """Return the cells that ran before this one as the Python that IPython made of them."""
+    """Return the earlier cells as IPython transformed them to Python."""
     history = shell.history_manager
     sources = list(history.input_hist_parsed) if history is not None else []
     return [source for source in sources[:-1] if source.strip()]
 
 
 def cell_labels(shell: InteractiveShell) -> dict[str, str]:
-    """Return what the user calls the files that tracebacks name: file name -> ``Cell In[3]``."""
-    # Private, and the only place where IPython keeps it; without it tracebacks show file names.
+    """Return labels for the file names in tracebacks: file name -> ``Cell In[3]``."""
+    # Private, and IPython's only place for it; without it, tracebacks show file names.
     numbers: Mapping[str, int] = getattr(shell.compile, "_filename_map", {})
     return {filename: f"Cell In[{number}]" for filename, number in numbers.items()}
 
 
 def cell_labels_here() -> dict[str, str]:
-    """Return :func:`cell_labels` of this process's shell; empty where there is none."""
+    """Return :func:`cell_labels` of this process's shell; empty without a shell."""
     shell = shell_here()
     return {} if shell is None else cell_labels(shell)
 
 
 def shell_here() -> InteractiveShell | None:
-    """Return this process's shell, None where there is none."""
-    if "IPython" not in sys.modules:  # a script should not pay its import
+    """Return this process's shell, None without one."""
+    if "IPython" not in sys.modules:  # a script should not spend time on its import
         return None
     from IPython.core.getipython import get_ipython
 

@@ -1,4 +1,4 @@
-"""The magics: a line is parsed to a value, a cell is captured, and somebody else does the work."""
+"""The magics: they parse the line, capture the cell, and pass both on."""
 
 from __future__ import annotations
 
@@ -46,38 +46,45 @@ T = TypeVar("T")
 
 @magics_class
 class Distributed(Magics):
-    """``%%distributed`` and ``%gang``; its traits are what ``%config Distributed.np = 4`` sets."""
+    """``%%distributed`` and ``%gang``; ``%config Distributed.np = 4`` sets its traits."""
 
     np = Int(2, min=1, help="number of ranks").tag(config=True)
     on = Enum(plugins.PLACEMENTS, "local", help="placement").tag(config=True)
     rendezvous = Enum(plugins.RENDEZVOUS, "torch", help="the default of --with").tag(config=True)
     gpu = Bool(
-        None, allow_none=True, help="True: a GPU for every rank; False: none; None: if there are"
+        None,
+        allow_none=True,
+        help="True: a GPU for every rank; False: none; None: if there are enough",
     ).tag(config=True)
     retries = Int(0, min=0, help="restarts of the gang after a failure").tag(config=True)
-    timeout = Float(None, allow_none=True, help="seconds, then it is stopped").tag(config=True)
-    start_timeout = Float(120.0, min=0.0, help="seconds to a rank's first line").tag(config=True)
-    grace = Float(3.0, min=0.0, help="seconds to clean up when stopped").tag(config=True)
-    quiet = Bool(False, help="only output and result").tag(config=True)
+    timeout = Float(None, allow_none=True, help="stop a gang after this many seconds").tag(
+        config=True
+    )
+    start_timeout = Float(
+        120.0, min=0.0, help="seconds that a rank may take to its first line"
+    ).tag(config=True)
+    grace = Float(3.0, min=0.0, help="seconds that a stopped rank may clean up").tag(config=True)
+    quiet = Bool(False, help="show only output and result").tag(config=True)
     max_closure = Union(
         [Integer(), Unicode()],
         default_value=DEFAULT_MAX_CLOSURE_BYTES,
-        help="bound of everything captured: bytes, or a text like '2GiB'",
+        help="size limit of captured data: bytes, or a text like '2GB'",
     ).tag(config=True)
 
     warm_up = Bool(
-        True, help="get ready in the background once the notebook has imported torch"
+        True, help="prepare for gangs in the background once the notebook has imported torch"
     ).tag(config=True)
 
     def __init__(self, shell: InteractiveShell) -> None:
         super().__init__(shell)
         self.replaced: dict[tuple[str, str], Any] = {}
-        """Magics of others under our names, by kind and name: put back when we are unloaded."""
+        """Replaced magics of the same names, by kind and name: restored when the extension is unloaded."""
 
     def get_ready(self, result: object = None) -> None:
-        """Start an agent once torch is there, so that the first gang starts as fast as the next.
+        """Start an agent when torch is imported, so that the first gang starts as fast as later ones.
 
-        After a cell, by IPython's event; torch's import takes a second, gangs that wait for it too.
+        Called by IPython's event after a cell: importing torch takes a second, and gangs would wait for it
+        too.
         """
         if self.warm_up and "torch" in sys.modules and self.shell is not None:
             self.shell.events.unregister("post_run_cell", self.get_ready)
@@ -105,7 +112,7 @@ class Distributed(Magics):
         return self._infer(arguments, cell, f"%%infer {line}".strip())
 
     def defaults(self) -> JobSpec:
-        """Return what ``%config`` set. Raises ArgumentsError for a size that is none."""
+        """Return the options set by ``%config``. Raises ArgumentsError for an invalid size."""
         try:
             max_closure_bytes = parse_size_bytes(str(self.max_closure))
         except ValueError as error:
@@ -204,7 +211,7 @@ class Distributed(Magics):
         self._ip.push({arguments.out: result})
         return None
 
-    # ── what is seen ──
+    # ── display ──
 
     def _take_results(self, gang: Gang, spec: JobSpec, originals: Originals) -> Any:
         """Assign the variables of ``--out``; return rank 0's value."""
@@ -225,13 +232,13 @@ class Distributed(Magics):
             _write_timeline(gang, spec)
 
     def _follow(self, gang: Gang, spec: JobSpec) -> None:
-        """Keep the view of a detached gang up to date while other cells run."""
+        """Update the view of a detached gang while other cells run."""
         view = pick_view(quiet=spec.quiet, detached=True, actions=gang)
         launcher.follow(gang, view, lambda: _write_timeline(gang, spec))
 
 
 def _checked(parsed: Callable[[], T]) -> T:
-    """Turn a wrong line into the error whose traceback IPython hides."""
+    """Convert an error of the line into UsageError, whose traceback IPython hides."""
     try:
         return parsed()
     except ArgumentsError as error:
@@ -239,9 +246,9 @@ def _checked(parsed: Callable[[], T]) -> T:
 
 
 def _raise_if_failed(gang: Gang) -> None:
-    """Raise how the gang failed; an inline rank's own exception from its cell on.
+    """Raise the gang's error; for an inline rank its own exception, starting at its cell.
 
-    ``%debug`` then stands where the user wrote something.
+    ``%debug`` then stops in the user's code.
     """
     try:
         gang.raise_for_state()
@@ -256,7 +263,7 @@ def _raise_if_failed(gang: Gang) -> None:
 
 
 def _lost_results(gang: Gang) -> str:
-    """Return why results are missing, and where the rest of them is."""
+    """Return why results are missing, and where the other ones are."""
     results = gang.received.of(0)
     assigned = [f"`{name}`" for name in results.arrived()]
     lines = [*results.errors.values(), gang.save_results(has_succeeded=True)]
@@ -273,15 +280,15 @@ def _is(things: Sequence[object]) -> str:
 
 
 def _syntax_report(error: SyntaxError, label: str) -> str:
-    """Return a syntax error as IPython shows one, under the cell's own name."""
+    """Return a syntax error in IPython's format, under the cell's own name."""
     lines = traceback.format_exception_only(error)
     return "".join([f"  {label}, line {error.lineno}\n", *lines[1:]]).rstrip()
 
 
 def _ends_silently(shell: Any, cell: str) -> bool:
-    """Tell whether the cell ends in ``;``, as IPython asks of any other cell.
+    """Tell whether the cell ends in ``;``, which IPython uses to suppress output.
 
-    Its ``output_can_be_silenced`` looks at the text as typed, where a ``!`` line may be no Python.
+    IPython's ``output_can_be_silenced`` uses the text as typed, where a ``!`` line may not be Python.
     """
     try:
         hook: Any = DisplayHook
@@ -291,12 +298,12 @@ def _ends_silently(shell: Any, cell: str) -> bool:
 
 
 def _write_timeline(gang: Gang, spec: JobSpec) -> None:
-    """Write the trace that ``--timeline FILE`` asked for; also of a gang that failed."""
+    """Write the trace for ``--timeline FILE``, also for a gang that failed."""
     if not spec.timeline:
         return
     try:
         gang.timeline(spec.timeline)
-    except OSError as error:  # must not hide how the gang ended
+    except OSError as error:  # must not replace the gang's error
         print(f"the timeline could not be written: {error}", file=sys.stderr)
 
 
@@ -312,17 +319,17 @@ _NAMES = [
     *((kind, name) for kind in ("line", "cell") for name in ("distributed", "gang")),
     ("cell", "infer"),
 ]
-"""Every kind and name that we register."""
+"""Every kind and name of our magics."""
 
 
 def load(shell: InteractiveShell) -> None:
-    """Register the magics; say what they replace and which earlier runs had to be stopped."""
+    """Register the magics; report replaced magics, and earlier runs that had to be stopped."""
     magic = Distributed(shell)
     magic.replaced = _magics_of_others(shell)
     for (_, name), other in magic.replaced.items():
         warnings.warn(
-            f"%%{name} was taken by {_module_of(other)}; it is hydrogen_magic's now, and that one "
-            "comes back with %unload_ext hydrogen_magic. %%gang is the same magic.",
+            f"hydrogen_magic replaces the %%{name} magic registered by {_module_of(other)}; "
+            "%unload_ext hydrogen_magic restores it.",
             stacklevel=3,
         )
     shell.register_magics(magic)
@@ -331,7 +338,7 @@ def load(shell: InteractiveShell) -> None:
 
 
 def unload(shell: InteractiveShell) -> None:
-    """Take the magics away and put back what they replaced. Gangs go on."""
+    """Remove the magics and restore the replaced ones. Gangs continue."""
     registered = shell.magics_manager.magics
     for kind, name in _NAMES:
         if _is_ours(registered[kind].get(name)):

@@ -1,1 +1,1 @@
-"""Objects to bytes and back: the pickler, closures, results, and messages about what cannot travel."""
+"""Objects to bytes and back: the pickler, closures, results, and messages about unpicklable objects."""

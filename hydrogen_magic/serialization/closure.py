@@ -1,6 +1,6 @@
-"""What the kernel sends to the ranks: plain data about the cell, and beside it the pickled names.
+"""The closure that the kernel sends to the ranks: plain data about the cell, and pickled values.
 
-The plain part is read first: it says which modules must be importable before anything is unpickled.
+Ranks read the plain part first: it lists the modules that must be importable before unpickling.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ class ImportLine:
     """An import statement of the notebook."""
 
     text: str
-    """One statement, as Python reads it."""
+    """One statement of Python source."""
     required: bool = True
-    """False: nothing the cell uses comes from it; it runs for its side effects and may fail."""
+    """False: no name in the cell comes from it; it runs for its side effects and may fail."""
 
 
 @dataclass(frozen=True)
 class ModuleSource:
-    """A local module in its present form."""
+    """The current source of a local module."""
 
     source: str
-    """Its text; empty for a package without ``__init__.py``."""
+    """Its source; empty for a package without ``__init__.py``."""
     path: str
-    """Where the kernel read it, for tracebacks and ``__file__``; a directory without ``__init__``."""
+    """Its path in the kernel, for tracebacks and ``__file__``; a directory without ``__init__``."""
     is_package: bool = False
 
 
 @dataclass(frozen=True)
 class Header:
-    """What a rank must know before it reads the pickled names."""
+    """The part of a closure that a rank reads before the pickled values."""
 
     kind: str
     """``cell``, ``call``, ``script`` or ``module``."""
@@ -45,19 +45,19 @@ class Header:
     submodules: tuple[str, ...] = ()
     """Submodules that the kernel has imported and that are used as attributes of their package."""
     names: tuple[str, ...] = ()
-    """Names of the pickled values, in the order of the stream; empty text: the call itself."""
+    """Names of the pickled values, in the order of the stream; empty name: the call itself."""
     sources: dict[str, str] = field(default_factory=dict)
-    """Texts of notebook cells by the file name that their code carries."""
+    """Texts of notebook cells by the file name in their code objects."""
     provided: tuple[str, ...] = ()
     """Names that the rank itself provides: ``get_ipython``, ``display``."""
     code: str = ""
-    """The cell as Python."""
+    """The cell as Python source."""
     filename: str = ""
     """File name of the cell in tracebacks."""
     line_offset: int = 0
-    """What to add to line numbers of ``code`` to get those of the visible cell."""
+    """Offset from line numbers of ``code`` to those of the visible cell."""
     futures: tuple[str, ...] = ()
-    """``from __future__`` features in force in the notebook."""
+    """``from __future__`` features that are active in the notebook."""
     out: tuple[str, ...] = ()
     """Names to bring back."""
     target: str = ""
@@ -67,14 +67,14 @@ class Header:
 
 
 def bundle(header: Header, body: Payload) -> Payload:
-    """Return one parcel with both."""
+    """Return one payload with both parts."""
     return Payload(pickle.dumps(header, pickle.HIGHEST_PROTOCOL), (body.pickled, *body.buffers))
 
 
 def unbundle(parcel: Payload) -> tuple[Header, Payload]:
-    """Return what :func:`bundle` put together."""
+    """Return the two parts that :func:`bundle` combined."""
     header = pickle.loads(parcel.pickled)
     if not isinstance(header, Header):
-        raise ValueError("this parcel is not a closure")
+        raise ValueError("this payload is not a closure")
     payload, *buffers = parcel.buffers
     return header, Payload(memoryview(payload), tuple(buffers))

@@ -1,10 +1,10 @@
-"""The notebook's own objects, recognized when they come back.
+"""Identity of the notebook's objects: results update them in place.
 
-A cell that runs on this machine alone changes the notebook's model in place, and the notebook's
-optimizer goes on with it. Results behave the same way: every module, tensor, optimizer, scheduler and
-array that an ``--out`` variable refers to gets a number when it is captured. The number stays with the
-object on the rank. Where the object is part of a result, the notebook's object gets its new contents, and
-whatever else in the results refers to it refers to the notebook's object.
+A cell without ``%%distributed`` changes the notebook's model in place, and the notebook's optimizer
+stays attached to it. Results behave the same way: every module, tensor, optimizer, scheduler and
+array that an ``--out`` variable refers to gets a number when it is captured. The number stays with
+the object on the rank. If the object is part of a result, the notebook's object receives the new
+contents, and references to it in the results become references to the notebook's object.
 
     kernel                    rank                            kernel
     Originals.number ─► restore_numbered, take_numbered ─► restore_original, updating
@@ -42,7 +42,7 @@ _NEVER_SENT = {"_compiled_call_impl"}
 
 
 class Originals:
-    """Numbers objects of the notebook without keeping them alive."""
+    """Numbers the notebook's objects without keeping them alive."""
 
     def __init__(self) -> None:
         self._references: list[weakref.ref[Any]] = []
@@ -58,7 +58,7 @@ class Originals:
         return self._numbers[id(obj)]
 
     def get(self, number: int) -> Any:
-        """Return the object of this number, None once the notebook has none."""
+        """Return the object of this number, None if the notebook no longer has it."""
         return self._references[number]() if 0 <= number < len(self._references) else None
 
 
@@ -70,14 +70,14 @@ def _is_kind(obj: Any) -> bool:
 
 
 def _is_array(obj: Any) -> bool:
-    """Whether it is a plain array: what is written to a memory map would change its file."""
+    """Whether it is a plain array: writing to a memory map would change its file."""
     return type(obj) is getattr(sys.modules.get("numpy"), "ndarray", None)
 
 
 def numbered(restore: Callable[..., Any], number: int, obj: Any, reduced: Any) -> Any:
     """Return how ``obj`` is reduced, with ``restore(number, make, args)`` to make it.
 
-    ``reduced``: what a pickler's ``reducer_override`` returned for it.
+    ``reduced``: the value that a pickler's ``reducer_override`` returned for it.
     """
     if reduced is NotImplemented:
         reduced = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
@@ -96,14 +96,14 @@ _numbered: dict[int, tuple[int, Any]] = {}
 
 
 def restore_numbered(number: int, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Make an object of the notebook, and remember its number."""
+    """Make a copy of a notebook object, and remember its number."""
     obj = make(*args)
     _numbered[id(obj)] = number, obj
     return obj
 
 
 def take_numbered() -> dict[int, tuple[int, Any]]:
-    """Return ``id -> (number, object)`` of what was made since the last call."""
+    """Return ``id -> (number, object)`` of the objects made since the last call."""
     taken = dict(_numbered)
     _numbered.clear()
     return taken
@@ -115,7 +115,7 @@ _thread = threading.local()
 
 
 class _Updates:
-    """New contents of the notebook's objects, until all results have been opened."""
+    """New contents of the notebook's objects, held back until all results have been unpickled."""
 
     def __init__(self, originals: Originals) -> None:
         self._originals = originals
@@ -136,7 +136,7 @@ class _Updates:
         return old
 
     def has_taken_state(self, obj: Any, state: Any) -> bool:
-        """Take the state of one of the notebook's objects."""
+        """Store the new state of one of the notebook's objects."""
         if id(obj) not in self._contents:
             return False
         self._states.append((obj, state))
@@ -169,21 +169,21 @@ def updating(originals: Originals) -> Iterator[_Updates]:
 
 
 def restore_original(number: int, make: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Make an object of a result, or return the object of the notebook that it was."""
+    """Make an object of a result, or return the notebook's object that it is a copy of."""
     new = make(*args)
     updates: _Updates | None = getattr(_thread, "updates", None)
     return new if updates is None else updates.target(number, new)
 
 
 def restore_state(obj: Any, state: Any) -> None:
-    """Give an object its state, one of the notebook only once everything has been opened."""
+    """Set the state of an object; that of a notebook object only after everything has been unpickled."""
     updates: _Updates | None = getattr(_thread, "updates", None)
     if updates is None or not updates.has_taken_state(obj, state):
         _set_state(obj, state)
 
 
 def _set_state(obj: Any, state: Any) -> None:
-    """Do what pickle's BUILD does."""
+    """Perform pickle's BUILD operation."""
     if hasattr(obj, "__setstate__"):
         obj.__setstate__(state)
         return
@@ -194,7 +194,7 @@ def _set_state(obj: Any, state: Any) -> None:
 
 
 def _drop_deleted(obj: Any, state: Any) -> None:
-    """Delete attributes that the rank has deleted, where the state is all there is."""
+    """Delete attributes that the rank has deleted, if the state contains all attributes."""
     module = getattr(sys.modules.get("torch.nn"), "Module", object)
     complete = (getattr(kind, "__getstate__", None) for kind in (object, module))
     if isinstance(state, dict) and getattr(type(obj), "__getstate__", None) in complete:
@@ -261,7 +261,7 @@ def _copy_contents(old: Any, new: Any) -> None:
 
 
 def _is_lazy(tensor: Any) -> bool:
-    """Whether it is a parameter or buffer whose shape is not known yet."""
+    """Whether it is a parameter or buffer of unknown shape (lazy)."""
     return hasattr(tensor, "materialize")
 
 
@@ -275,4 +275,4 @@ def _copy_tensor(old: Any, new: Any) -> None:
             old.data = new.detach().to(old.device)
     if old.is_leaf:
         old.requires_grad_(new.requires_grad)
-        old.grad = None  # gradients do not travel
+        old.grad = None  # gradients are not sent

@@ -1,7 +1,7 @@
-"""A pickle with its big buffers beside it, and its way through a memory file.
+"""A pickle with its large buffers beside it, and its transfer through a memory file.
 
-Arrays and tensors are not copied into the pickle (protocol 5, out of band). A parcel in a memory
-file is mapped by every rank of this machine: its pages exist once, however many ranks read them.
+Arrays and tensors are not copied into the pickle (protocol 5, out of band). All ranks of a machine
+map the payload from one memory file: its pages exist only once.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ __all__ = [
 
 _MAGIC = b"H2parcl1"
 _ALIGNMENT = 64
-"""Bytes; what SIMD loads of any library want."""
+"""Bytes; alignment that SIMD loads of any library require."""
 _IN_BAND_BELOW = 4096
-"""Bytes; smaller buffers cost more beside the pickle than in it."""
+"""Bytes; smaller buffers are cheaper inside the pickle."""
 _CHUNK = 4 << 20
-"""Bytes one thread copies at a time: small enough to share the work, large enough to be cheap."""
+"""Bytes per copy of one thread: small enough to divide the work, large enough to be efficient."""
 _COPY_THREADS = 4
-"""Copying is limited by page allocation in the kernel; more threads gain nothing."""
+"""Page allocation in the kernel limits copying; more threads are not faster."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +50,18 @@ class Payload:
     pickled: bytes | memoryview
     """The pickle, protocol 5."""
     buffers: tuple[Any, ...] = ()
-    """Its out-of-band buffers: contiguous, bytes-like."""
+    """Its out-of-band buffers: contiguous bytes-like objects."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes in all."""
+        """Total bytes."""
         return len(self.pickled) + sum(_flat(buffer).nbytes for buffer in self.buffers)
 
 
 def pack(obj: Any, pickler: Callable[..., Any] = Pickler) -> Payload:
-    """Return ``obj`` as a parcel that shares the memory of its arrays and tensors.
+    """Return ``obj`` as a payload that shares the memory of its arrays and tensors.
 
-    ``pickler``: called as ``pickler(file, protocol, buffer_callback)``. Raises what pickling raises.
+    ``pickler``: called as ``pickler(file, protocol, buffer_callback)``. Raises pickling errors.
     """
     file = io.BytesIO()
     buffers = Buffers()
@@ -70,7 +70,7 @@ def pack(obj: Any, pickler: Callable[..., Any] = Pickler) -> Payload:
 
 
 def digest(parcel: Payload) -> str:
-    """Return what tells this parcel from others: SHA-256 of all its bytes, and where parts end."""
+    """Return a digest of this payload: SHA-256 of all its bytes and of the sizes of its parts."""
     found = hashlib.sha256()
     for part in (parcel.pickled, *parcel.buffers):
         flat = _flat(part)
@@ -80,17 +80,17 @@ def digest(parcel: Payload) -> str:
 
 
 def unpack(parcel: Payload) -> Any:
-    """Return the object in ``parcel``; its arrays live in the parcel's memory."""
+    """Return the object in ``parcel``; its arrays use the payload's memory."""
     return pickle.loads(parcel.pickled, buffers=parcel.buffers)
 
 
 class Buffers:
-    """Collects the buffers that go out of band."""
+    """Collects the out-of-band buffers."""
 
     def __init__(self) -> None:
         self.taken: list[memoryview] = []
         self.nbytes = 0
-        """Bytes taken so far."""
+        """Bytes collected so far."""
 
     def add(self, buffer: pickle.PickleBuffer) -> bool:
         """Pickle's ``buffer_callback``: True keeps a buffer in the pickle."""
@@ -110,9 +110,9 @@ class Buffers:
 def to_memfd(
     parcel: Payload, name: str = "parcel", on_write: Callable[[int], None] = lambda nbytes: None
 ) -> int:
-    """Return a new descriptor (close-on-exec) of a memory file that holds ``parcel``.
+    """Return a new descriptor (close-on-exec) of a memory file with ``parcel``.
 
-    ``on_write``: see :func:`write`. Raises OSError when there is no memory for it.
+    ``on_write``: see :func:`write`. Raises OSError if there is not enough memory.
     """
     fd = memory_file(name)
     try:
@@ -126,7 +126,7 @@ def to_memfd(
 def write(parcel: Payload, fd: int, on_write: Callable[[int], None] = lambda nbytes: None) -> None:
     """Write ``parcel`` to the empty file ``fd``; :func:`from_memfd` reads it.
 
-    ``on_write``: called with the bytes of each piece once it is written. Raises OSError.
+    ``on_write``: called with the number of bytes of each piece after it is written. Raises OSError.
     """
     parts = [_flat(part) for part in (parcel.pickled, *parcel.buffers)]
     sizes = [part.nbytes for part in parts]
@@ -137,13 +137,13 @@ def write(parcel: Payload, fd: int, on_write: Callable[[int], None] = lambda nby
 
 
 def from_memfd(fd: int) -> Payload:
-    """Map the parcel in memory file ``fd``: no copy; what is written stays in this process.
+    """Map the payload in memory file ``fd`` without a copy; changes stay in this process.
 
-    The descriptor may be closed afterwards. Raises ValueError when it holds no parcel.
+    The descriptor may be closed afterwards. Raises ValueError if the file holds no payload.
     """
     memory = memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_COPY))
     if bytes(memory[: len(_MAGIC)]) != _MAGIC:
-        raise ValueError("this file holds no parcel")
+        raise ValueError("this file holds no payload")
     (count,) = struct.unpack_from("<Q", memory, len(_MAGIC))
     sizes = struct.unpack_from(f"<{count}Q", memory, len(_MAGIC) + 8)
     offsets, _ = _layout(sizes)
@@ -173,7 +173,7 @@ def _layout(sizes: Sequence[int]) -> tuple[list[int], int]:
 def memory_file(name: str) -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create(f"hydrogen_magic:{name}", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile() as file:  # no name anywhere: it goes with its last descriptor
+    with tempfile.TemporaryFile() as file:  # unlinked: deleted with its last descriptor
         return os.dup(file.fileno())
 
 
@@ -205,5 +205,5 @@ def _write(fd: int, offset: int, part: memoryview) -> None:
 
 
 def copied(parcel: Payload) -> Payload:
-    """Return the same in memory of its own, so that the file it was mapped from can be closed."""
+    """Return a copy in private memory, so that the mapped file can be closed."""
     return Payload(bytes(parcel.pickled), tuple(bytearray(buffer) for buffer in parcel.buffers))

@@ -1,15 +1,15 @@
-"""How objects become bytes: cloudpickle, with what it leaves out for gangs of ranks.
+"""The pickler: cloudpickle, with additions for gangs of ranks.
 
-On top of cloudpickle this pickler
+In addition to cloudpickle, this pickler
 
 - puts torch storages out of band, once per storage, so that views and tied weights stay shared;
 - keeps the variables that several closures share (``nonlocal``) shared;
-- gives functions born inside an importable module that module's own globals, not a copy of them;
+- gives functions defined inside an importable module that module's own globals, not a copy of them;
 - lets lazily loading modules travel by name;
 - keeps the qualified names of nested classes, so that plain ``pickle`` finds them.
 
-Subclasses say what happens to functions and classes of ``__main__``. The ``restore_*`` functions are
-what streams call when they are read; kernel and rank both have them.
+Subclasses define how functions and classes of ``__main__`` are pickled. Streams call the
+``restore_*`` functions when they are read; the kernel and the ranks have them.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     memo: Any
     """Of the standard library: ``id`` of an object -> its index in the stream, and the object."""
     main_by_value = False
-    """Functions of ``__main__`` get the reader's ``__main__`` as globals (else a dict of their own)."""
+    """Functions of ``__main__`` use the reader's ``__main__`` as globals (otherwise a dict of their own)."""
     tracks_classes = True
-    """A class read twice in one process is one class there, as cloudpickle has it."""
+    """A class that is read twice in one process is the same class, as with cloudpickle."""
     cuda_travels_as = "cpu"
-    """Where CUDA storages are restored: ``cpu``, or ``cuda`` for the reader's own GPU."""
+    """Target of CUDA storages: ``cpu``, or ``cuda`` for the reader's own GPU."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     ) -> None:
         super().__init__(file, protocol=protocol, buffer_callback=buffer_callback)
         self.last: object = None
-        """The object looked at last; when pickling fails, most likely the one that cannot travel."""
+        """The last object visited; when pickling fails, it is most likely the unpicklable one."""
         self._storages: dict[int, Any] = {}
         self._rebuild_tensor: Any = None
         self._bare_cells: dict[int, types.CellType] = {}
@@ -68,14 +68,14 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._add_storage_handlers()
         self._add_numpy_handlers()
 
-    # ── what subclasses decide ───────────────────────────────────────────────────────────────────
+    # ── hooks for subclasses ──────────────────────────────────────────────────────────────────────
 
     def globals_for(self, function: types.FunctionType) -> dict[str, Any]:
-        """Return the globals of ``__main__`` that have to travel with ``function``."""
+        """Return the globals of ``__main__`` that must be sent with ``function``."""
         return {}
 
     def companions(self, cls: type) -> dict[str, Any]:
-        """Return what else the reader's ``__main__`` needs so that ``cls`` has its name there."""
+        """Return other names that the reader's ``__main__`` needs to look up ``cls`` by name."""
         return {}
 
     def binding(self, obj: Any) -> Binding:
@@ -131,7 +131,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reducers.restore_function, args, state, None, None, reducers.restore_function_state
 
     def _home_of(self, func: types.FunctionType) -> str | None:
-        """Return the module whose globals the reader should give ``func``, None for a copy."""
+        """Return the module whose globals ``func`` uses in the reader, None for a copy."""
         name = func.__globals__.get("__name__")
         if name == "__main__":
             return "__main__" if self.main_by_value else None
@@ -151,8 +151,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return contents
 
     def _reduce_cell(self, cell: types.CellType) -> Any:
-        # A function's cells are made empty and filled with the function's state: their contents
-        # may refer to the function itself.
+        # Cells of a function are created empty and filled with the function's state, since their
+        # contents may refer to the function.
         return (reducers.restore_cell, ()) if id(cell) in self._bare_cells else NotImplemented
 
     # ── classes and modules ──────────────────────────────────────────────────────────────────────
@@ -177,7 +177,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         )
 
     def _reduce_module(self, module: types.ModuleType) -> Any:
-        # Past the module's own __getattribute__: asking a lazily loading one loads it.
+        # Bypass the module's own __getattribute__, which would load a lazy module.
         name = object.__getattribute__(module, "__dict__").get("__name__")
         if isinstance(name, str) and name in sys.modules:
             return importlib.import_module, (name,)
@@ -191,7 +191,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self.handlers[memmap] = self._reduce_memmap
 
     def _reduce_memmap(self, array: Any) -> Any:
-        # NumPy copies the contents of subclasses into the stream; a plain array goes beside it.
+        # NumPy copies the contents of subclasses into the stream; a plain array goes out of band.
         plain = array.view(sys.modules["numpy"].ndarray)
         return plain.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
@@ -204,14 +204,14 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             self._rebuild_tensor = getattr(torch._utils, "_rebuild_tensor_v3", None)  # type: ignore[union-attr]
 
     def _function_reduce(self, func: types.FunctionType) -> Any:
-        # Of unsigned and 8-bit floating types; it counts on a quirk of torch's own pickles of storages.
+        # Of unsigned and 8-bit floating types; it relies on a quirk of torch's own storage pickles.
         if func is self._rebuild_tensor:
             return reducers.resolve, (reducers.__name__, reducers.restore_tensor.__name__)
         return super()._function_reduce(func)
 
     def _reduce_typed_storage(self, storage: Any) -> Any:
         untyped = storage._untyped_storage
-        # Every access makes a new Python object for the same memory: pickle must see one.
+        # Every access makes a new Python object for the same memory: pickle must see only one.
         one = self._storages.setdefault(untyped._cdata, untyped)
         return reducers.restore_typed_storage, (one, storage.dtype)
 
@@ -227,17 +227,17 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return reducers.restore_storage, (_buffer_of(storage), "cpu")
 
 
-# ── looking at functions ─────────────────────────────────────────────────────────────────────────
+# ── analysis of functions ────────────────────────────────────────────────────────────────────────
 
 
 def is_main(obj: Any) -> bool:
-    """Whether ``obj``, a function or class, was defined in the notebook."""
+    """Whether ``obj``, a function or class, is defined in the notebook."""
     return getattr(obj, "__module__", None) == "__main__"
 
 
 @functools.lru_cache(maxsize=4096)
 def global_names(code: types.CodeType) -> tuple[str, ...]:
-    """Return the global names that ``code`` and the code inside it may read, each once."""
+    """Return the global names that ``code`` and nested code may read, each once."""
     stored = set()
     names: dict[str, None] = {}
     for instruction in dis.get_instructions(code):
@@ -281,7 +281,7 @@ def _buffer_of(storage: Any) -> pickle.PickleBuffer | bytearray:
 
 
 def _reduce_cached_property(obj: Any) -> Any:
-    # Before Python 3.12 it has a lock.
+    # Before Python 3.12 it contains a lock.
     return reducers.restore_cached_property, (obj.func, obj.attrname)
 
 
@@ -295,7 +295,7 @@ def _reduce_cached_function(obj: Any) -> Any:
 
 
 def _reduce_single_dispatch(func: Any) -> Any:
-    # Its variables hold weak references, which cannot travel.
+    # Its variables hold weak references, which cannot be pickled.
     registry = dict(func.registry)
     return (
         reducers.restore_single_dispatch,

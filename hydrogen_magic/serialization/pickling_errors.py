@@ -1,4 +1,4 @@
-"""Why an object cannot travel, in words that name the variable and the way out."""
+"""Messages about unpicklable objects: they name the variable and a remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 __all__ = ["children", "describe", "explain", "find_path", "path_to", "variables_of", "walk"]
 
 _MAX_OBJECTS = 200_000
-"""Objects looked at for the culprit's path; more would take over a second."""
+"""Maximum number of objects searched for the path of the culprit; more take over a second."""
 
 _REMEDIES = {
     "_thread.lock": "create it inside the cell, or leave it out with __getstate__",
@@ -35,8 +35,10 @@ _REMEDIES = {
 }
 
 _REMEDIES_BY_PACKAGE = {
-    "pyspark": "it lives in the notebook's process alone: collect what the ranks need"
-    " (.toPandas(), .collect()) and use that",
+    "pyspark": (
+        "it exists only in the notebook's process: collect the data that the ranks need "
+        "(.toPandas(), .collect()) and use that"
+    ),
     "psycopg": "open the connection inside the cell",
     "psycopg2": "open the connection inside the cell",
     "sqlalchemy": "connect inside the cell",
@@ -50,7 +52,7 @@ _REMEDIES_BY_PACKAGE = {
 
 
 class RefusedError(Exception):
-    """An object that pickle would take, but that means nothing or something else on a rank."""
+    """An object that pickle accepts, but that is useless or different on a rank."""
 
     def __init__(self, obj: Any, why: str, remedy: str) -> None:
         super().__init__(why)
@@ -62,15 +64,15 @@ class RefusedError(Exception):
 def explain(
     name: str, value: Any, error: BaseException, last: Any, advice: str | None = None
 ) -> str:
-    """Return why variable ``name`` with ``value`` cannot travel and what to do.
+    """Return why variable ``name`` with ``value`` cannot be sent, and a remedy.
 
-    ``last``: the object that pickle looked at when ``error`` came. ``advice``: what to do about an object
-    that has no remedy of its own; by default to create it inside the cell.
+    ``last``: the object that pickle had reached at ``error``. ``advice``: remedy for an object
+    without a specific one; by default, to create it inside the cell.
     """
     if isinstance(error.__cause__, RecursionError) or isinstance(error, RecursionError):
         return (
-            f"`{name}` ({describe(value)}) cannot be sent: it is nested too deeply for pickle"
-            " (RecursionError): build it inside the cell, or send it in a flatter form"
+            f"`{name}` ({describe(value)}) cannot be sent: it is nested too deeply for pickle "
+            "(RecursionError): build it inside the cell, or make it flatter"
         )
     culprit = error.obj if isinstance(error, RefusedError) else last
     path = path_to(name, value, culprit)
@@ -94,7 +96,7 @@ def _reason(error: BaseException) -> str:
 
 
 def describe(obj: Any) -> str:
-    """Return the type of ``obj`` as people write it."""
+    """Return the name of the type of ``obj``."""
     kind = type(obj)
     if kind is types.FunctionType or issubclass(kind, type):
         return "function" if kind is types.FunctionType else f"class {obj.__qualname__}"
@@ -103,7 +105,7 @@ def describe(obj: Any) -> str:
 
 
 def remedy(obj: Any, error: BaseException) -> str:
-    """Return what to do about an object that cannot travel."""
+    """Return the remedy for an unpicklable object."""
     if isinstance(error, RefusedError):
         return error.remedy
     kind = type(obj)
@@ -125,9 +127,10 @@ def find_path(name: str, value: Any, is_wanted: Callable[[Any], bool]) -> str | 
 
 
 def walk(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the objects that ``value`` refers to, nearest first, with the expression that leads there.
+    """Yield the objects that ``value`` refers to, nearest first, each with an expression for its
+    path.
 
-    An object may come again by another way. Ends after :data:`_MAX_OBJECTS`.
+    An object may be repeated with another path. Stops after :data:`_MAX_OBJECTS`.
     """
     todo = deque([(name, value)])
     seen: dict[int, Any] = {}

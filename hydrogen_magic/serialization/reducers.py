@@ -1,7 +1,7 @@
-"""What streams call when they are read: functions, classes, tensors become what they were.
+"""Functions that streams call when they are read, to restore functions, classes and tensors.
 
-Kernel and rank both have this module; :mod:`hydrogen_magic.serialization.pickler` names
-its functions in streams.
+The kernel and the ranks have this module; :mod:`hydrogen_magic.serialization.pickler` refers to its
+functions by name.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from typing import Any, NamedTuple
 __all__ = ["UNBOUND", "Binding", "resolve", "take_writers"]
 
 SKELETON_CLASS_ARGS = 4
-"""Type, name, bases, keywords; what cloudpickle makes enums of is longer, and has qualified names."""
+"""Type, name, bases, keywords; cloudpickle's form of enums is longer, and contains qualified names."""
 
 
 class Binding(NamedTuple):
-    """How the reader's ``__main__`` knows a function or class."""
+    """The name of a function or class in the reader's ``__main__``."""
 
     name: str
-    """Empty: not at all."""
+    """Empty: no name."""
     is_writers: bool
-    """The writer's ``__main__`` has the very same object under that name."""
+    """The writer's ``__main__`` has the same object under that name."""
 
 
 UNBOUND = Binding("", False)
 
 complete_classes: weakref.WeakSet[type] = weakref.WeakSet()
-"""Classes that need no state from a stream: they were made here, or a stream made them before."""
+"""Classes that need no state from a stream: defined here, or restored by an earlier stream."""
 
 
 def resolve(module: str, qualname: str) -> Any:
-    """Return the object of that name as it is in this process."""
+    """Return the object of that name in this process."""
     obj: Any = sys.modules["__main__"] if module == "__main__" else importlib.import_module(module)
     for part in qualname.split("."):
         obj = getattr(obj, part)
@@ -45,7 +45,7 @@ def resolve(module: str, qualname: str) -> Any:
 
 
 def restore_cell() -> types.CellType:
-    """Make the variable of a closure, to be filled later."""
+    """Make an empty closure cell, to be filled later."""
     return types.CellType()
 
 
@@ -60,7 +60,7 @@ def restore_function(
 
 
 def restore_function_state(func: types.FunctionType, state: dict[str, Any]) -> None:
-    """Give a function its attributes, variables and, where the reader lacks them, globals."""
+    """Set the attributes and closure cells of a function, and globals that the reader lacks."""
     for name, value in state["slots"].items():
         setattr(func, name, value)
     func.__dict__.update(state["attributes"])
@@ -78,7 +78,7 @@ def restore_class(make: Callable[..., type], args: tuple[Any, ...], binding: Bin
 
 
 def _make_quietly(make: Callable[..., type], args: tuple[Any, ...]) -> type:
-    """Make a class; an ``__init_subclass__`` of the notebook has run when the class was defined."""
+    """Make a class; its ``__init_subclass__`` hook does not run again."""
     if len(args) != SKELETON_CLASS_ARGS + 2 or not _has_notebooks_hook(args[2]):
         return make(*args)
     kind, name, bases, *rest = args
@@ -88,7 +88,7 @@ def _make_quietly(make: Callable[..., type], args: tuple[Any, ...]) -> type:
 
 
 class _Quiet:
-    """A first base that keeps the hooks of the others from running."""
+    """A first base class that prevents the hooks of the other bases from running."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Do nothing."""
@@ -103,7 +103,7 @@ def _has_notebooks_hook(bases: tuple[Any, ...]) -> bool:
 
 
 def restore_class_state(cls: type, state: tuple[Callable[..., Any], Any, dict[str, Any]]) -> None:
-    """Give a class its attributes, unless this process knew the class before."""
+    """Set the attributes of a class, unless this process already had it."""
     set_state, attributes, companions = state
     for name, value in companions.items():
         sys.modules["__main__"].__dict__.setdefault(name, value)
@@ -121,18 +121,18 @@ def _bind(obj: Any, binding: Binding) -> None:
 
 
 _writers: list[Any] = []
-"""What streams brought and their writer's ``__main__`` has too; see :func:`take_writers`."""
+"""Objects of streams that their writer's ``__main__`` also has; see :func:`take_writers`."""
 
 
 def take_writers() -> list[Any]:
-    """Return what was read since the last call and can go back to its writer by name."""
+    """Return the objects read since the last call that can go back to their writer by name."""
     taken = list(_writers)
     _writers.clear()
     return taken
 
 
 def restore_cached_property(func: Any, name: str | None) -> Any:
-    """Make a ``cached_property`` that knows its name."""
+    """Make a ``cached_property`` with its name."""
     restored: Any = functools.cached_property(func)
     restored.attrname = name
     return restored
@@ -144,18 +144,18 @@ def restore_cached_function(function: Any, parameters: dict[str, Any]) -> Any:
 
 
 def restore_single_dispatch(function: Any) -> Any:
-    """Make a function of ``functools.singledispatch`` that knows its default alone."""
+    """Make a function of ``functools.singledispatch`` with only its default implementation."""
     return functools.singledispatch(function)
 
 
 def restore_registry(function: Any, registry: dict[type, Any]) -> None:
-    """Give such a function the others."""
+    """Register the other implementations of such a function."""
     for kind, implementation in registry.items():
         function.register(kind, implementation)
 
 
 def restore_object(cls: type, *args: Any) -> Any:
-    """Make an object without its state, perhaps of another class than the writer's object has."""
+    """Make an object without its state; its class may differ from that of the writer's object."""
     return cls.__new__(cls, *args)
 
 
@@ -177,14 +177,14 @@ def restore_storage(buffer: Any, device: str) -> Any:
 
 
 def restore_typed_storage(untyped: Any, dtype: Any) -> Any:
-    """Make the typed view of a storage that torch's own reducers ask for."""
+    """Make the typed view of a storage that torch's own reducers expect."""
     import torch
 
     return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
 
 
 def restore_tensor(storage: Any, *args: Any) -> Any:
-    """Make a tensor as torch's own function does, which takes the typed view of a storage alone."""
+    """Make a tensor with torch's own function, which accepts only the typed view of a storage."""
     import torch
 
     typed = getattr(storage, "_untyped_storage", storage)

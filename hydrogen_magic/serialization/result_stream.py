@@ -41,21 +41,21 @@ __all__ = [
 ]
 
 CELL_VALUE = ""
-"""Name of the part that holds the value of the cell or call. No variable has this name."""
+"""Name of the part with the value of the cell or call. No variable has this name."""
 
 
 def label(name: str) -> str:
-    """Return how messages refer to a result."""
+    """Return the name of a result in messages."""
     return f"`{name}`" if name else "the value"
 
 
 @dataclass(frozen=True)
 class UnopenedPart:
-    """Stands for a part that arrived but cannot be opened completely in this process."""
+    """Stands for a part that arrived but cannot be unpickled completely in this process."""
 
     reason: str
     rest: Any
-    """The object with a :class:`MissingObject` in place of every object that could not be made."""
+    """The object with a :class:`MissingObject` in place of every object that could not be restored."""
 
 
 # ── packing ──────────────────────────────────────────────────────────────────────────────────────
@@ -128,11 +128,12 @@ class Packer:
         return Payload(self._file.take(), tuple(buffers.taken))
 
 
-# ── opening ──────────────────────────────────────────────────────────────────────────────────────
+# ── unpickling ───────────────────────────────────────────────────────────────────────────────────
 
 
 def unpack(sections: Sequence[Payload], originals: Originals | None = None) -> list[Any]:
-    """Return the objects of a stream, and an :class:`UnopenedPart` for each that cannot be opened.
+    """Return the objects of a stream, and an :class:`UnopenedPart` for each that cannot be
+    unpickled.
 
     ``originals``: objects of the notebook to update in place. Results that share objects with one that
     cannot be opened become new objects.
@@ -195,7 +196,7 @@ class _Tolerant:
 
 
 class _SectionReader:
-    """The file and the buffers that an unpickler reads: those of one section at a time."""
+    """The file and the buffers of an unpickler, for one section at a time."""
 
     def __init__(self) -> None:
         self._payload = memoryview(b"")
@@ -238,7 +239,7 @@ class _SectionReader:
 
 
 def save(parts: Sequence[tuple[ResultPart, Payload]], path: Path) -> None:
-    """Write the results of a rank to ``path``, whole or not at all; :func:`load` reads them.
+    """Write the results of a rank to ``path``, completely or not at all; :func:`load` reads them.
 
     Raises OSError.
     """
@@ -259,7 +260,7 @@ def save(parts: Sequence[tuple[ResultPart, Payload]], path: Path) -> None:
 
 
 def load(path: Path) -> list[tuple[ResultPart, Payload]]:
-    """Return what :func:`save` wrote. Raises OSError, and ValueError for another kind of file."""
+    """Return the objects that :func:`save` wrote. Raises OSError, and ValueError for other files."""
     with path.open("rb") as file:
         content = payload.from_memfd(file.fileno())
     labels, counts = json.loads(bytes(content.pickled))

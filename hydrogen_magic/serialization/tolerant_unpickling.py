@@ -1,4 +1,4 @@
-"""Opening what can be opened of a pickle whose classes or functions fail here."""
+"""Partial unpickling, for pickles whose classes or functions fail in this process."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ __all__ = ["MissingObject", "TolerantUnpickler"]
 
 @dataclass(frozen=True)
 class MissingObject:
-    """Stands in a partial result for an object that could not be pickled or made again."""
+    """Stands in a partial result for an object that could not be pickled or restored."""
 
     type: str
     reason: str
 
 
 class TolerantUnpickler(pickle._Unpickler):
-    """Puts a :class:`MissingObject` where an object cannot be made, and continues.
+    """Inserts a :class:`MissingObject` where an object cannot be restored, and continues.
 
-    The standard library's unpickler in Python: slow, but its stack and memo can be repaired.
+    The standard library's unpickler in Python is slow, but its stack and memo can be repaired.
     """
 
     memo: dict[int, Any]
@@ -77,8 +77,8 @@ class TolerantUnpickler(pickle._Unpickler):
             self._named[id(obj)] = obj
 
     def lose(self, made: Any, error: BaseException) -> MissingObject:
-        """Return what stands for the object that ``made``, its class or a function, should have made."""
-        if isinstance(made, MissingObject):  # the cause was reported when it was lost
+        """Return the replacement for an object that ``made``, a class or function, failed to restore."""
+        if isinstance(made, MissingObject):  # the cause has already been reported
             return made
         reason = _reason(error)
         self.reasons.append(reason)
@@ -111,7 +111,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _making(n_arguments: int, load: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Guard an opcode that replaces the last ``n_arguments`` of the stack by an object."""
+    """Guard an opcode that replaces the last ``n_arguments`` of the stack with an object."""
 
     def guarded(unpickler: TolerantUnpickler) -> None:
         depth = len(unpickler.stack) - n_arguments
@@ -176,7 +176,7 @@ def _naming(load: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 def _guard_opcodes() -> dict[int, Callable[[Any], None]]:
-    """Return the unpickler's dispatch table; protocol 5 runs foreign code by these opcodes alone."""
+    """Return the unpickler's dispatch table; in protocol 5, only these opcodes run foreign code."""
     table: dict[int, Callable[[Any], None]] = dict(pickle._Unpickler.dispatch)
     making = {pickle.REDUCE: 2, pickle.NEWOBJ: 2, pickle.STACK_GLOBAL: 2, pickle.BUILD: 2}
     for opcode, n_arguments in {**making, pickle.NEWOBJ_EX: 3}.items():

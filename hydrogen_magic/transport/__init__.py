@@ -1,1 +1,1 @@
-"""Bytes to another process: frames on a Unix socket, the encrypted channel, files in parts."""
+"""Bytes to other processes: frames on a Unix socket, the encrypted channel, files in parts."""

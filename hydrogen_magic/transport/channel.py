@@ -1,4 +1,4 @@
-"""The one connection between kernel and agent: ZeroMQ with CURVE, both sides proven.
+"""The connection between kernel and agent: ZeroMQ with CURVE, with authentication of both sides.
 
 The kernel listens (:class:`Hub`), agents connect (:class:`AgentLink`). Every agent has a key pair of
 its own, made by the kernel for it and handed over by an inherited descriptor or in a Spark task's
@@ -41,15 +41,16 @@ Receiver = Callable[[object, memoryview | None], None]
 """Takes both."""
 
 _DOMAIN = "hydrogen"
-"""Must be named on both ends: libzmq's wildcard refuses even keys that are allowed."""
+"""Must be named on both ends: libzmq's wildcard rejects even allowed keys."""
 _MAX_MESSAGE_BYTES = 64 << 20
 _MAX_DIRECTORY_BYTES = 100
 _HANDSHAKE_MS = 3000
-"""A connection that has not proven itself by then is dropped, silent ones included."""
+"""A connection that has not authenticated by then is dropped, including silent ones."""
 _BEAT_MS = 2000
 _SILENCE_MS = 40_000
-"""A connection without a word or an answered ping for this long is over. ZeroMQ's own threads ping and
-answer, so a kernel whose Python is busy for a minute does not seem dead."""
+"""A connection is closed after this time without a message or an answered ping. ZeroMQ's own
+threads send and answer pings, so a kernel whose Python code is busy for a minute stays
+connected."""
 _FAILED_HANDSHAKES = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -57,13 +58,13 @@ _FAILED_HANDSHAKES = (
 )
 _FATES = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
 _ENTRY_S = 90.0
-"""How long an agent asks to be let in, which takes Python in the kernel: that may be busy for a minute."""
+"""How long an agent tries to authenticate, which needs Python in the kernel: it may be busy for a minute."""
 _END_S = 1.0
 """How long what is under way on the loop may take to end."""
 
 
 class AgentKeys:
-    """What one agent needs to connect; ``secret`` is never in argv, environment or a file."""
+    """Credentials of one agent; ``secret`` is never in argv, the environment or a file."""
 
     def __init__(self, endpoint: str, server_key: bytes) -> None:
         public, secret = zmq.curve_keypair()
@@ -74,18 +75,18 @@ class AgentKeys:
 
 
 class Hub:
-    """The kernel's end: an event loop in a thread of its own, and the socket that agents connect to.
+    """The kernel's end: an event loop in its own thread, and the socket that agents connect to.
 
-    Everything of a gang's conduct happens on this loop, one thing at a time, so it needs no locks.
+    All control of gangs runs on this loop, one callback at a time, so it needs no locks.
     """
 
     def __init__(self) -> None:
         self.rejected = 0
-        """Connections that could not prove themselves."""
+        """Connections that failed to authenticate."""
         self._directory = _short_private_directory()
         self._endpoint = f"ipc://{self._directory}/hub"
         self._endpoints: dict[str, str] = {}
-        """Address -> where agents of other machines connect to."""
+        """Address -> endpoint for agents of other machines."""
         self._server_key, self._server_secret = zmq.curve_keypair()
         self._receivers: dict[str, Receiver] = {}
         self._routes: dict[str, bytes] = {}
@@ -102,9 +103,9 @@ class Hub:
     # ── called on the loop ──
 
     def listen(self, address: str) -> str:
-        """Listen for agents of other machines too; return where (``tcp://address:port``).
+        """Listen for agents of other machines too; return the endpoint (``tcp://address:port``).
 
-        ``address``: one of this machine's, or a name of it. Raises PlacementError where that fails.
+        ``address``: an address or name of this machine. Raises PlacementError on failure.
         """
         if address not in self._endpoints:
             try:
@@ -121,7 +122,7 @@ class Hub:
         return keys
 
     def dismiss(self, key: str) -> None:
-        """Let the agent of this key in no longer."""
+        """Revoke the key of this agent."""
         self._receivers.pop(key, None)
         self._routes.pop(key, None)
 
@@ -134,7 +135,7 @@ class Hub:
     # ── called from any thread ──
 
     def close(self) -> None:
-        """End the thread and remove the socket's directory. Agents must have been dismissed."""
+        """End the thread and remove the socket's directory. All agents must have been dismissed before."""
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self._closing.set)
             self._thread.join(timeout=5)
@@ -170,7 +171,7 @@ class Hub:
         self._started.set()
         await self._closing.wait()
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:  # whatever gangs have left on this loop too
+        for task in tasks:  # everything that gangs have left on this loop
             task.cancel()
         await asyncio.wait(tasks, timeout=_END_S)
         authenticator.stop()
@@ -184,19 +185,21 @@ class Hub:
         sock.zap_domain = _DOMAIN.encode()
         sock.maxmsgsize = _MAX_MESSAGE_BYTES
         sock.handshake_ivl = _HANDSHAKE_MS
-        sock.backlog = 1024  # hundreds of strangers at once must not keep an agent out
+        sock.backlog = (
+            1024  # hundreds of unauthenticated connections at once must not block an agent
+        )
         sock.linger = 0
         sock.rcvhwm = sock.sndhwm = 0
         sock.router_handover = True
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Say whether a client's public key may connect (pyzmq's interface for credentials)."""
+        """Decide whether a client's public key may connect (pyzmq's interface for credentials)."""
         return key.decode() in self._receivers
 
     async def _receive(self) -> None:
         while True:
             parts = await self._socket.recv_multipart(copy=False)
-            # The key that was proven in the handshake, not what the message says of itself.
+            # The key that the handshake proved, not a claim in the message.
             key = str(parts[-1].get("User-Id"))
             receiver = self._receivers.get(key)
             if receiver is None:  # a dismissed agent, which would wait for answers forever
@@ -225,7 +228,7 @@ def _received(parts: list[zmq.Frame]) -> Received:
 
 
 def _short_private_directory() -> str:
-    """Make a directory, 0700, whose name leaves room for a socket's: at most 107 bytes in all."""
+    """Make a directory, mode 0700, whose name leaves room for a socket path: at most 107 bytes in all."""
     made = tempfile.mkdtemp(prefix="hydrogen-")
     if len(os.fsencode(made)) <= _MAX_DIRECTORY_BYTES:
         return made
@@ -234,7 +237,7 @@ def _short_private_directory() -> str:
 
 
 class AgentLink:
-    """An agent's end."""
+    """The agent's end of the connection."""
 
     def __init__(self, endpoint: str, server_key: str, key: str, secret: str) -> None:
         self._endpoint = endpoint
@@ -256,7 +259,7 @@ class AgentLink:
     def send(self, message: Message, blob: Blob | None = None) -> None:
         """Queue ``message``; ZeroMQ delivers in order.
 
-        Raises ValueError when it is too large: ZeroMQ would drop it, and the connection with it.
+        Raises ValueError if it is too large: ZeroMQ would drop it, and close the connection.
         """
         parts = _parts(message, blob)
         if len(parts[0]) > _MAX_MESSAGE_BYTES:
@@ -268,10 +271,11 @@ class AgentLink:
         return _received(await self._socket.recv_multipart(copy=False))
 
     async def lost(self) -> None:
-        """Return when there is no use in waiting for the kernel.
+        """Return when there is no reason left to wait for the kernel.
 
-        A connection there was has ended: what is on the way may be lost with it. Or there will be
-        none: our key is let in no longer, or the kernel has not answered for a minute and a half.
+        Either an established connection has ended, and messages on their way may be lost with it,
+        or none will be established: our key was revoked, or the kernel has not answered for a
+        minute and a half.
         """
         with suppress(asyncio.TimeoutError):
             if await asyncio.wait_for(self._was_let_in(), _ENTRY_S):
@@ -279,7 +283,7 @@ class AgentLink:
                     pass
 
     async def _was_let_in(self) -> bool:
-        """Return how we were received; ZeroMQ tries again where the kernel was just too busy."""
+        """Return the result of the connection attempt; ZeroMQ retries if the kernel was too busy."""
         while True:
             fate = await self._fate()
             if fate in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_HANDSHAKE_FAILED_AUTH):
@@ -289,7 +293,7 @@ class AgentLink:
         return int(parse_monitor_message(await self._monitor.recv_multipart())["event"])
 
     def clean_up_after_hub(self) -> None:
-        """Remove the socket's directory in the stead of a kernel that was killed."""
+        """Remove the socket's directory on behalf of a kernel that was killed."""
         scheme, _, path = self._endpoint.partition("://")
         if scheme == "ipc":
             shutil.rmtree(os.path.dirname(path), ignore_errors=True)

@@ -1,7 +1,7 @@
-"""Files over the wire, in parts: closures to agents, results and logs to the kernel.
+"""Transfer of files in parts: closures to agents, results and logs to the kernel.
 
-Every part is acknowledged, and only so many are on the way at a time: ZeroMQ would queue a gigabyte
-without a word, and memory for it twice.
+Every part is acknowledged, and the number of unacknowledged parts is limited: ZeroMQ would silently
+queue a gigabyte, and need twice its memory.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ __all__ = ["Incoming", "Outgoing", "PART_BYTES", "Part", "keep"]
 
 PART_BYTES = 4 << 20
 _ON_THE_WAY = 8
-"""Parts: 32 MB cover a gigabit line with a round trip of a quarter of a second."""
+"""Parts: 32 MB saturate a gigabit line with a round trip of a quarter of a second."""
 
 
 Part = FilePart | LogPart | TimelinePart
 
 
 class Outgoing:
-    """One end's parts. ``send``: puts a message with bytes on the wire."""
+    """The sender of one end. ``send``: sends a message with bytes."""
 
     def __init__(self, send: Callable[[Part, memoryview], None]) -> None:
         self._send = send
@@ -42,7 +42,7 @@ class Outgoing:
         self._next = 0
 
     def acknowledged(self) -> None:
-        """The other end has taken a part."""
+        """The receiver has acknowledged a part."""
         self._room.release()
 
     async def send(self, part: Part, data: memoryview) -> None:
@@ -56,7 +56,7 @@ class Outgoing:
         fd: int,
         on_sent: Callable[[int, int], None] = lambda sent, size: None,
     ) -> None:
-        """Send what is in file ``fd``, which may be closed when this returns.
+        """Send the contents of file ``fd``, which may be closed after this returns.
 
         ``on_sent``: called after every part with the bytes sent so far and the size of the file.
         """
@@ -68,14 +68,14 @@ class Outgoing:
             return
         with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as mapped:
             for offset in range(0, size, PART_BYTES):
-                # A copy: what waits in ZeroMQ must not be a view of what is unmapped then.
+                # A copy: queued messages must not refer to memory that is unmapped by then.
                 data = memoryview(mapped[offset : offset + PART_BYTES])
                 await self.send(FilePart(label, number, size, offset), data)
                 on_sent(offset + len(data), size)
 
 
 class Incoming:
-    """The other end's files, each until it is complete."""
+    """The receiver of one end: files, each until it is complete."""
 
     def __init__(self) -> None:
         self._files: dict[int, int] = {}
@@ -88,7 +88,7 @@ class Incoming:
         number, offset, size = part.file, part.offset, part.size
         if number not in self._files:
             if offset > 0:
-                return None  # the rest of one that was dropped
+                return None  # remaining parts of a file that was dropped
             self._files[number] = memory_file("parts")
         fd = self._files[number]
         rest, position = data, offset
@@ -100,15 +100,15 @@ class Incoming:
         return self._files.pop(number)
 
     def drop(self) -> None:
-        """Drop what is not complete, and what still comes of it."""
+        """Drop an incomplete file, and its remaining parts."""
         while self._files:
             os.close(self._files.popitem()[1])
 
 
 def keep(fd: int, path: Path) -> None:
-    """Write what is in file ``fd``, which stays open, to ``path``: whole or not at all.
+    """Write the contents of file ``fd``, which stays open, to ``path``: completely or not at all.
 
-    It is called ``.arriving`` until then. Raises OSError.
+    The file has the suffix ``.arriving`` until then. Raises OSError.
     """
     arriving = path.with_name(".arriving")
     with open(fd, "rb", closefd=False) as source, arriving.open("wb") as target:

@@ -1,7 +1,8 @@
-"""Length-prefixed JSON over a Unix stream socket, with file descriptors beside it.
+"""Length-prefixed JSON over a Unix stream socket, with file descriptors as ancillary data.
 
-The one format between kernel and agent (what must not go over the network), agent and forkserver, and
-agent and worker. Each message says how many descriptors belong to it, so that they stay in order.
+The format of messages between kernel and agent (those that must not go over the network), agent and
+forkserver, and agent and worker. Each message has the number of its descriptors, so that they stay
+in order.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def send(
 
 
 class FrameReader:
-    """Collects what arrives on ``sock`` and cuts it into messages."""
+    """Collects the data that arrives on ``sock`` and splits it into messages."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -47,7 +48,8 @@ class FrameReader:
         self._fds: deque[int] = deque()
 
     def feed(self, flags: int = 0) -> bool:
-        """Read once; return False at the end of the stream. Raises BlockingIOError when nothing is there.
+        """Read once; return False at the end of the stream. Raises BlockingIOError if there is no
+        data.
 
         Raises OSError when this process cannot open the descriptors that arrive: they are lost, and the
         stream is of no use any more.
@@ -83,7 +85,7 @@ class FrameReader:
             yield json.loads(body), [self._fds.popleft() for _ in range(n_fds)]
 
     def close(self) -> None:
-        """Close descriptors that nobody took."""
+        """Close descriptors that have not been taken."""
         while self._fds:
             os.close(self._fds.popleft())
 

@@ -1,4 +1,4 @@
-"""How a gang looks: every view takes its state, and new events for the output in them."""
+"""Views of a gang: each one gets the gang's state, and new events for output."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = [
 ]
 
 ATTENDED_S = 0.1
-"""Between updates of text under a cell that waits: often enough for output to seem immediate."""
+"""Interval between updates of text while a cell waits: output appears to be immediate."""
 DETACHED_S = 0.25
-"""Between updates of text that nobody waits for: a flood of output is thinned out meanwhile."""
+"""Interval between updates of text while no cell waits: a flood of output is thinned out meanwhile."""
 
 
 class View(Protocol):
@@ -39,11 +39,11 @@ class View(Protocol):
         """Show ``state``; ``fresh``: the events since the last call."""
 
     def close(self, state: GangState) -> None:
-        """Show the last state, which stays, and release what the view holds. Never called twice."""
+        """Show the last state, which stays, and release the view's resources. Never called twice."""
 
 
 class Actions(Protocol):
-    """What a reader may ask of a gang through its view, from any thread. Nothing here waits."""
+    """Requests of a reader to a gang through its view, from any thread. No call waits."""
 
     @property
     def id(self) -> str: ...
@@ -61,10 +61,10 @@ class Actions(Protocol):
 def pick_view(
     *, quiet: bool = False, detached: bool = False, actions: Actions | None = None
 ) -> View:
-    """Return the view that suits where this process writes to.
+    """Return the view for the output of this process.
 
-    ``quiet`` shows output only. A ``detached`` view is updated by a thread while the user types on.
-    ``actions`` is what the view shows; a notebook's view needs it for what its reader may ask for.
+    ``quiet`` shows only output. A ``detached`` view is updated by a thread while the user continues.
+    ``actions`` is the gang of the view; a notebook's view needs it for requests of its reader.
     """
     from hydrogen_magic.views.outputs import NotebookOutput
     from hydrogen_magic.views.text_view import TextView, pick_surface
@@ -90,7 +90,7 @@ def draws_widgets() -> bool:
 
 
 def still_picture(state: GangState, events: Sequence[Event]) -> str:
-    """Return a gang as HTML that needs neither kernel nor network."""
+    """Return a gang as HTML that needs no kernel and no network."""
     from hydrogen_magic.views.widget.static_html import still
 
     return still(state, events)

@@ -1,9 +1,9 @@
-"""What the ranks logged, as curves that stay small however long a run is.
+"""Curves of the ranks' logged values, of bounded size for runs of any length.
 
-A curve is a series of buckets per metric and rank: count, mean, minimum and maximum of the points
-whose steps fall into it. All ranks of a metric share one bucket width, a power of two that starts
-at 1 and doubles when there are too many buckets, so extremes are never dropped and a reader who
-knows the old buckets can merge them by himself. The points themselves are kept for a closer look.
+A curve is a series of buckets per metric and rank: count, mean, minimum and maximum of the points whose
+steps fall into it. All ranks of a metric share one bucket width, a power of two that starts at 1 and
+doubles when there are too many buckets. So extremes are never dropped, and a client with the old buckets
+can merge them itself. The points themselves are kept for detail views.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ ALL_RANKS = -1
 """The rank of the series that summarises all ranks."""
 
 MOST_BUCKETS = 1024
-"""Buckets of a series: more than a plot has pixels, few enough to send to a page that arrives."""
+"""Buckets of a series: more than a plot has pixels, few enough to send to a new page."""
 
 _MOST_METRICS = 1000
-"""Metrics with curves; names made at run time would otherwise fill the memory."""
+"""Maximum number of metrics with curves; names created at run time would otherwise fill the memory."""
 _LONGEST_NAME = 200
 _MOST_METRICS_AT_ONCE = 64
-"""Metrics looked through for one message, the others wait their turn: this bounds its time."""
+"""Metrics examined for one message, while the others wait for the next: this bounds its time."""
 _MOST_WAITING = 5000
-"""Buckets that may wait to be sent before widths are doubled: a second of what a page is sent, so
-that a short burst stays exact."""
+"""Buckets that may wait to be sent before widths are doubled: the traffic of a second, so that a short
+burst stays exact."""
 _LARGEST = float(np.finfo(np.float32).max)
-"""Values beyond it are taken for it: a page draws in float32."""
+"""Larger values are replaced by this one: a page draws in float32."""
 _LARGEST_STEP = 2**53
-"""The largest integer that a page can count with."""
+"""The largest exact integer of a page."""
 
 
 @dataclass(frozen=True)
 class CurveChange:
-    """What is new of one metric since the last call of :meth:`Curves.changes`."""
+    """Changes of one metric since the last call of :meth:`Curves.changes`."""
 
     metric: str
     width: int
     series: Mapping[int, Buckets]
     """Rank -> buckets that are new or have changed."""
     bad_steps: Mapping[int, int]
-    """Rank -> first step with a value that is not finite, of the ranks in :attr:`series`."""
+    """Rank -> first step with a non-finite value, for the ranks in :attr:`series`."""
 
 
 class Curves:
-    """The curves of one attempt of a gang, put together from its Metrics events."""
+    """The curves of one attempt of a gang, built from its Metrics events."""
 
     def __init__(self) -> None:
         self._start()
@@ -73,15 +73,15 @@ class Curves:
         self._curves: dict[str, _Curve] = {}
         self._names: dict[str, str] = {}
         self._fresh: dict[str, None] = {}
-        """Metrics that may have something to send, the one that waited longest first."""
+        """Metrics that may have changes, the one that waited longest first."""
         self._sent_ranks: frozenset[int] | None = None
         self.n_new_points = 0
-        """Points that came since the last call of :meth:`changes`."""
+        """Points since the last call of :meth:`changes`."""
         self._waiting = 0.0
-        """Changed buckets beyond what messages could take, before widths were doubled."""
+        """Changed buckets beyond the capacity of messages, before widths were doubled."""
 
     def feed(self, events: Iterable[ev.Event]) -> None:
-        """Take Metrics; AttemptStarted starts anew; other kinds may be there."""
+        """Process Metrics; AttemptStarted resets the curves; other kinds are ignored."""
         for event in events:
             if isinstance(event, ev.Metrics):
                 self._take(event)
@@ -89,7 +89,7 @@ class Curves:
                 self._start()
 
     def metrics(self) -> list[str]:
-        """Return the names, cleaned, in the order of their first appearance; at most 1,000."""
+        """Return the cleaned names in the order of their first appearance; at most 1,000."""
         return list(self._curves)
 
     def width(self, metric: str) -> int:
@@ -102,7 +102,7 @@ class Curves:
         return {rank: curve.series(rank).buckets() for rank in curve.ranks()}
 
     def bad_steps(self, metric: str) -> Mapping[int, int]:
-        """Return rank -> first logged step whose value is not finite; such are in no bucket."""
+        """Return rank -> first logged step with a non-finite value; these are in no bucket."""
         return dict(self._curves[metric].bad_steps)
 
     def detail(
@@ -110,17 +110,17 @@ class Curves:
     ) -> tuple[int, Mapping[int, Buckets]]:
         """Return width and rank (and ALL_RANKS) -> buckets of the steps from ``start`` to ``until``.
 
-        Made from the points, in at most about ``n_buckets`` buckets each; whole buckets only, so
-        those at the ends reach beyond the range.
+        They are computed from the points, in at most about ``n_buckets`` buckets each; only whole buckets,
+        so the first and the last may exceed the range.
         """
         return self._curves[metric].detail(start, until, n_buckets)
 
     def changes(self, ranks: Collection[int] | None, most_buckets: float) -> list[CurveChange]:
-        """Return what is new since the last call, of ``ranks`` (None: all) and ALL_RANKS.
+        """Return the changes since the last call, of ``ranks`` (None: all) and ALL_RANKS.
 
-        At most about ``most_buckets`` (0 or more), those with the highest keys first; the rest
-        comes with the next calls. Widths are doubled when more is logged than calls can take. A
-        rank that was not among ``ranks`` before comes with all its buckets.
+        At most about ``most_buckets`` (0 or more), those with the highest keys first; the next calls return
+        the others. Widths are doubled if more is logged than calls can return. A rank that was not among
+        ``ranks`` before is returned with all its buckets.
         """
         self.n_new_points = 0
         self._welcome(None if ranks is None else frozenset(ranks))
@@ -139,14 +139,14 @@ class Curves:
         return changes
 
     def whole(self, ranks: Collection[int] | None) -> list[CurveChange]:
-        """Return everything, of ``ranks`` (None: all) and ALL_RANKS, for one who knows nothing."""
+        """Return everything, of ``ranks`` (None: all) and ALL_RANKS, for a new client."""
         found = (self._settled(name, ranks).whole(ranks) for name in self._curves)
         return [change for change in found if change.series]
 
     def _take(self, event: ev.Metrics) -> None:
         steps = floats(event.steps)
         columns = [column for column in event.values.values() if len(column) == len(steps)]
-        # Whoever logs steps beyond 1e308, or columns of other lengths, is no rank of ours.
+        # Ranks do not log steps beyond 1e308, or columns of different lengths.
         if len(columns) < len(event.values) or not np.isfinite(steps).all():
             return
         with np.errstate(over="ignore"):  # all at once: there are hundreds of batches a second
@@ -179,7 +179,7 @@ class Curves:
         return curve
 
     def _welcome(self, ranks: frozenset[int] | None) -> None:
-        """Have all buckets of ranks sent that nobody was told of before."""
+        """Mark all buckets of ranks that have not been sent before as changed."""
         before, self._sent_ranks = self._sent_ranks, ranks
         if before == ranks or before is None or not self._curves:
             return
@@ -188,7 +188,7 @@ class Curves:
             self._fresh[name] = None
 
     def _keep_up(self, n_new: Mapping[str, int], most_buckets: float) -> None:
-        """Double the width of what is logged fastest when messages fall behind for too long."""
+        """Double the width of the metric that is logged fastest if messages lag for too long."""
         new = dict(n_new)
         self._waiting = max(0.0, self._waiting + sum(new.values()) - most_buckets)
         while self._waiting > _MOST_WAITING and sum(new.values()) > most_buckets:
@@ -199,7 +199,7 @@ class Curves:
 
 
 def metric_name(raw_name: str) -> str:
-    """Return a metric's name as it is shown: one plain line, not endless."""
+    """Return a metric's display name: one plain line of limited length."""
     return clean_name(raw_name[:_LONGEST_NAME]) or "?"
 
 
@@ -214,7 +214,7 @@ class _Curve:
         self._points: dict[int, Points] = {}
         self._series: dict[int, Series] = {ALL_RANKS: Series()}
         self._unsettled: list[tuple[NDArray[np.float64], NDArray[np.float32]]] = []
-        """Points that are not in the series of all ranks yet."""
+        """Points that are not yet in the series of all ranks."""
 
     def ranks(self) -> frozenset[int]:
         return frozenset((ALL_RANKS, *self._points))
@@ -236,7 +236,7 @@ class _Curve:
         steps: NDArray[np.float64],
         column: tuple[float | None, ...],
     ) -> None:
-        """Add what is a number; note the first step where it is none though something was logged."""
+        """Add the finite values; record the first step with another value."""
         values = floats(column)
         is_good = np.isfinite(values)
         bad = (int(i) for i in np.flatnonzero(~is_good) if column[i] is not None)
@@ -248,13 +248,13 @@ class _Curve:
         self.add_points(rank, steps[is_good], small)
 
     def settle(self, ranks: Collection[int] | None) -> int:
-        """Bring series up to date; return how many buckets have changed that were not waiting."""
+        """Update the series; return how many buckets have changed that were not waiting."""
         before = self.n_dirty(ranks)
         if self._unsettled:
             steps, values = (np.concatenate(part) for part in zip(*self._unsettled, strict=True))
             self._unsettled.clear()
             self._series[ALL_RANKS].add(steps, values, self.width)
-        # It has every key of every rank: where it is small enough, all are.
+        # It has every key of every rank: if it is small enough, all are.
         while len(self._series[ALL_RANKS]) > MOST_BUCKETS:
             self.double()
         for rank in self._shown(ranks):
@@ -262,7 +262,7 @@ class _Curve:
         return max(0, self.n_dirty(ranks) - before)
 
     def series(self, rank: int) -> Series:
-        """Return the series, up to date: those that nobody looks at are left behind until then."""
+        """Return the updated series: series that are not displayed are updated only here."""
         series = self._series.setdefault(rank, Series())
         if rank != ALL_RANKS and series.n_points < len(self._points[rank]):
             series.add(*self._points[rank].since(series.n_points), self.width)
@@ -284,10 +284,10 @@ class _Curve:
                 self._series[rank].forget_sent()
 
     def take(self, ranks: Collection[int] | None, most_buckets: float) -> CurveChange:
-        """Return at most about so many changed buckets, and take them as sent."""
+        """Return at most about this many changed buckets, and mark them as sent."""
         shown = [(rank, self.series(rank)) for rank in (ALL_RANKS, *self._shown(ranks))]
         waiting = sorted((s.n_dirty, rank, s) for rank, s in shown if s.n_dirty)
-        # Values that are not finite matter on ranks without a line of their own too.
+        # Non-finite values matter even on ranks without their own line.
         taken = {rank: NOTHING for rank in self.bad_steps if rank not in self._told_bad}
         for place, (_, rank, series) in enumerate(waiting):
             taken[rank] = series.take(max(1, int(min(1e9, most_buckets / (len(waiting) - place)))))

@@ -1,4 +1,4 @@
-"""How long a gang has run, between its events too."""
+"""The run time of a gang, also between its events."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ __all__ = ["GangClock"]
 
 
 class GangClock:
-    """Seconds since a gang's launch, as seen from here. ``clock`` is a monotonic one."""
+    """Seconds since a gang's launch, measured here. ``clock`` is a monotonic one."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._launched_at: float | None = None
 
     def now_s(self, state: GangState) -> float:
-        """Return the time since the launch; events alone would stand still when all ranks hang."""
+        """Return the time since the launch; by events alone it would stand still if all ranks hang."""
         if state.is_terminal:
             return state.now_s
         now = self._clock()

@@ -1,4 +1,4 @@
-"""Columns of numbers that grow, and numbers as ranks send them made harmless."""
+"""Growing columns of numbers, and conversion of numbers that ranks send."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["GrowableArray", "floats", "integers"]
 
 
 class GrowableArray:
-    """An array that is appended to: doubling its room keeps a million appends cheap."""
+    """An array for appending: doubling its capacity keeps a million appends cheap."""
 
     def __init__(self, dtype: type) -> None:
         self._room: NDArray[np.generic] = np.empty(16, dtype)
@@ -22,13 +22,13 @@ class GrowableArray:
 
     @property
     def array(self) -> NDArray[np.generic]:
-        """What was appended so far; a view that later appends leave as it is."""
+        """The appended values; a view that later appends do not change."""
         return self._room[: self._n]
 
     def append(self, values: NDArray[np.generic]) -> None:
         until = self._n + len(values)
         if until > len(self._room):
-            # A new room, so that views handed out before stay valid.
+            # New memory, so that earlier views stay valid.
             room = np.empty(max(until, 2 * len(self._room)), self._room.dtype)
             room[: self._n] = self._room[: self._n]
             self._room = room
@@ -51,7 +51,7 @@ def floats(column: Column | Sequence[Column]) -> NDArray[np.float64]:
 
 
 def integers(column: Sequence[int], least: int, most: int) -> NDArray[np.int64]:
-    """Return a column as integers between ``least`` and ``most``, which has to fit 64 bits."""
+    """Return a column as integers between ``least`` and ``most``, which must fit into 64 bits."""
     try:
         return np.clip(np.array(column, dtype=np.int64), least, most)
     except OverflowError:

@@ -1,4 +1,4 @@
-"""Where a text view writes: plain lines, a terminal, or a Jupyter kernel."""
+"""Output devices of text views: plain lines, a terminal, or a Jupyter kernel."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ T = TypeVar("T")
 
 
 class TextOutput(Protocol):
-    """Where a :class:`~hydrogen_magic.views.text_view.TextView` writes."""
+    """The output device of a :class:`~hydrogen_magic.views.text_view.TextView`."""
 
     def write(self, lines: Sequence[OutputLine], n_ranks: int) -> None:
-        """Put out lines of ranks, for good."""
+        """Write lines of ranks permanently."""
 
     def show(self, state: GangState, now_s: float) -> None:
-        """Show how the gang stands, as often and as briefly as suits this place."""
+        """Show the gang's state, at a rate and length that suit this device."""
 
     def close(self, state: GangState | None, now_s: float) -> None:
-        """Show the end of the gang (None: nothing but its output is wanted) and let go."""
+        """Show the end of the gang (None: only its output is shown) and release resources."""
 
 
 def _prefix(line: OutputLine, n_ranks: int) -> str:
@@ -45,16 +45,16 @@ def _prefix(line: OutputLine, n_ranks: int) -> str:
 
 
 class PlainOutput:
-    """Lines only: no colour, nothing redrawn. For pipes, CI logs and the like.
+    """Lines only: without colour or redrawing. For pipes, CI logs and so on.
 
     ``stdout`` and ``stderr`` default to those of ``sys`` at the time of each write, because
     prompt_toolkit and test runners exchange them.
     """
 
     first_interval_s = 5.0
-    """A short run says nothing between its start and its end."""
+    """A short run prints no lines between its start and its end."""
     last_interval_s = 60.0
-    """An hour's run stays readable: about 60 lines."""
+    """A run of an hour stays readable: about 60 lines."""
 
     def __init__(self, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
         self._stdout = stdout
@@ -95,7 +95,7 @@ class PlainOutput:
 
     def _print(self, text: str, stream: TextIO | None = None) -> None:
         stream = stream or self._stdout or sys.stdout
-        # A log under LANG=C cannot hold every character a rank writes: a "?" rather than an error.
+        # A log under LANG=C cannot encode every character of a rank: "?" is better than an error.
         encoding = getattr(stream, "encoding", None) or "utf-8"
         stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
         stream.flush()
@@ -118,7 +118,7 @@ _RANK_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "b
 
 
 class TerminalOutput:
-    """One block redrawn in place at the bottom, the ranks' output scrolling above it."""
+    """A block that is redrawn at the bottom, with the ranks' output scrolling above it."""
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
@@ -137,7 +137,7 @@ class TerminalOutput:
 
         drawn = self._block(state, now_s)
         if self._live is None:
-            # Output of the ranks comes through write(); what the kernel itself prints is its own.
+            # Output of the ranks comes through write(); the kernel's own output is separate.
             self._live = Live(
                 drawn, console=self._console, auto_refresh=False,
                 redirect_stdout=False, redirect_stderr=False,
@@ -155,7 +155,7 @@ class TerminalOutput:
     def _line(self, line: OutputLine, n_ranks: int) -> Text:
         from rich.text import Text
 
-        # Colour alone tells stderr: a word would break up what programs print there.
+        # Only colour marks stderr: a word would break up formatted output.
         style = "red" if line.stream == "stderr" else _RANK_COLOURS[line.rank % len(_RANK_COLOURS)]
         text = Text.from_ansi(line.text, style="red" if line.stream == "stderr" else "")
         return Text.assemble((_prefix(line, n_ranks), style), text)
@@ -174,14 +174,14 @@ class TerminalOutput:
 class NotebookOutput:
     """Output as stream text of the cell; the block as one display that is updated in place.
 
-    A saved notebook holds the block once, in its last state, also after ``nbconvert --execute``.
-    ``send`` displays a plain text under an id, the first time and again; ``clock`` is in seconds.
+    A saved notebook contains the block once, in its last state, also after ``nbconvert --execute``.
+    ``send`` displays a plain text under an id, initially and for updates; ``clock`` is in seconds.
     """
 
     width = 100
-    """Cells of a line; a notebook's output area is at least that wide on common screens."""
+    """Width of a line in cells; a notebook's output area is at least this wide on common screens."""
     interval_s = 0.5
-    """Time between two updates: enough to follow by eye, little enough for a slow front end."""
+    """Interval between updates: short enough to follow, long enough for a slow front end."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ class NotebookOutput:
         for line in lines:
             stream = sys.stderr if line.stream == "stderr" else sys.stdout
             if previous not in (None, stream):
-                previous.flush()  # the two streams are sent apart, and would change their order
+                previous.flush()  # the two streams are sent separately, which would change their order
             stream.write(f"{_prefix(line, n_ranks)}{line.text}\n")
             previous = stream
         if previous is not None:
@@ -223,19 +223,19 @@ class NotebookOutput:
 
 
 def update(show: Callable[[], T]) -> T:
-    """Display something in the place of what was there, from whatever thread.
+    """Display data in place of the previous display, from any thread.
 
-    A thread of a detached gang carries the context of its own cell, whose messages some clients no
-    longer read once it has run; an update is found by its id under any cell.
+    A thread of a detached gang carries the context of its own cell. Some clients ignore messages of a cell
+    after its end; but an update is found by its id under any cell.
     """
     try:
         return Context().run(show)
-    except LookupError:  # ipykernel 7.0 sends nothing that is under no cell
+    except LookupError:  # ipykernel 7.0 sends no messages outside of a cell
         return copy_context().run(show)
 
 
 def _display_text(text: str, display_id: str | None) -> str:
-    """Display ``text`` under a new id, or in place of what has ``display_id``; return the id."""
+    """Display ``text`` under a new id, or in place of the display ``display_id``; return the id."""
     import uuid
 
     from IPython.display import publish_display_data

@@ -1,4 +1,4 @@
-"""Points gathered in buckets: the arithmetic under :mod:`~hydrogen_magic.views.curves`."""
+"""Buckets of points: the arithmetic for :mod:`~hydrogen_magic.views.curves`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["NOTHING", "Buckets", "Points", "Series", "as_buckets", "bucketed", "
 class Buckets:
     """Buckets of one series; bucket k holds the points with k*width <= step < (k+1)*width.
 
-    Equally long columns; keys rise, and are sparse where nothing was logged.
+    Columns of equal length; keys increase, with gaps where nothing was logged.
     """
 
     keys: NDArray[np.float64]
@@ -30,7 +30,7 @@ class Buckets:
 
 
 class Points:
-    """What one rank logged of one metric, in the order it came."""
+    """One rank's logged values of one metric, in their order of arrival."""
 
     def __init__(self) -> None:
         self._steps = GrowableArray(np.float64)
@@ -69,14 +69,14 @@ _KEY, _COUNT, _SUM, _MIN, _MAX, _DIRTY = range(6)
 
 
 class Series:
-    """Buckets by rising keys, of which some wait to be sent."""
+    """Buckets with increasing keys, some of which wait to be sent."""
 
     def __init__(self) -> None:
         self._rows: NDArray[np.float64] = np.empty((6, 16))
         self._n = 0
         self._width = 1
         self.n_points = 0
-        """Points in it so far."""
+        """Number of points so far."""
         self.n_dirty = 0
 
     def __len__(self) -> int:
@@ -86,7 +86,7 @@ class Series:
         self.widen(width)
         self.n_points += len(steps)
         new = bucketed(steps, values, width)
-        # Points mostly continue the curve: only what lies behind the first new key is touched.
+        # Points mostly continue the curve: only buckets after the first new key change.
         at = int(self._rows[_KEY, : self._n].searchsorted(new[_KEY, 0]))
         if at == self._n - 1 and self._rows[_KEY, at] == new[_KEY, 0]:
             _add(new[:, 0], self._rows[:, at])  # the one bucket that was not full yet
@@ -102,7 +102,7 @@ class Series:
             self._put(0, merged(rows))
 
     def take(self, most: int) -> Buckets:
-        """Return the dirty buckets with the highest keys, and take them as sent."""
+        """Return the dirty buckets with the highest keys, and mark them as sent."""
         found = self._rows[_DIRTY, : self._n].nonzero()[0][-most:]
         self._rows[_DIRTY, found] = 0
         self.n_dirty -= len(found)
@@ -154,7 +154,7 @@ def bucketed(
 
 
 def merged(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return buckets in any order, some twice, with rising keys, each once."""
+    """Merge buckets in any order, with duplicates, into unique increasing keys."""
     rows = _runs_merged(rows)
     keys = rows[_KEY]
     if (keys[1:] < keys[:-1]).any():
@@ -175,7 +175,7 @@ def _runs_merged(rows: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _run_starts(keys: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return where a run of equal keys begins."""
+    """Return where runs of equal keys begin."""
     begins: NDArray[np.bool_] = np.empty(len(keys), np.bool_)
     begins[:1] = True
     np.not_equal(keys[1:], keys[:-1], out=begins[1:])

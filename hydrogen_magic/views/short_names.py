@@ -1,4 +1,4 @@
-"""Long names as short ones that stay different."""
+"""Shortens long names, keeping different names different."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["short_names"]
 
 
 def short_names(names: Sequence[str], most: int) -> list[str]:
-    """Return names cut to ``most`` characters, different ones still different; as ``names.ts`` does.
+    """Return names cut to ``most`` characters, different ones still different; like ``names.ts``.
 
-    Names of metrics often begin alike and often end alike. The first cut that tells all of them apart
-    is taken: their ends, their beginnings, both, or the part where they begin to differ.
+    Names of metrics often have common beginnings or ends. The first variant in which all are different is
+    used: their ends, their beginnings, both, or the part where they start to differ.
     """
     n_different = len(set(names))
     for cut in _cuts([name for name in names if len(name) > most], most):

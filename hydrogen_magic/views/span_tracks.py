@@ -1,4 +1,4 @@
-"""Spans of time as lanes to be drawn: per rank and track, in columns of numbers."""
+"""Spans for drawing: tracks per rank, in columns of numbers."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from hydrogen_magic.views.growable_arrays import GrowableArray, floats, integers
 __all__ = ["OTHER", "PHASES", "SpanTrack", "SpanTracks"]
 
 PHASES = "phases"
-"""The track that is made here: what its phases and their details are."""
+"""The track that is derived here: a rank's phases and their details."""
 
 OTHER = 2**16 - 1
-"""Index of the name ``other``, which spans get once no name has an index left."""
+"""Index of the name ``other``, for spans when no more names can get an index."""
 
 _LONGEST_NAME = 120
 _ENDLESS_S = float(np.finfo(np.float32).max)
 _SETTLE_S = 1.0
-"""How much later than a wait that has ended the span of the same collective may arrive."""
+"""How much later than the end of a wait the span of the same collective may arrive."""
 
 
 @dataclass(frozen=True)
 class SpanTrack:
-    """Spans of one track of one rank, in the order in which they arrived: inner before outer."""
+    """Spans of one track of one rank, in their order of arrival: inner before outer."""
 
     starts_s: NDArray[np.float64]
     durations_s: NDArray[np.float32]
@@ -44,7 +44,7 @@ class SpanTrack:
         return len(self.starts_s)
 
     def part(self, start: int, until: int) -> SpanTrack:
-        """Return spans number ``start`` to ``until``, less one."""
+        """Return spans ``start`` to ``until``, exclusive."""
         return SpanTrack(
             self.starts_s[start:until], self.durations_s[start:until],
             self.names[start:until], self.depths[start:until], self.skipped,
@@ -52,37 +52,37 @@ class SpanTrack:
 
 
 class SpanTracks:
-    """All lanes of a gang, put together from its events. They go on from attempt to attempt.
+    """All tracks of a gang, built from its events. They continue from attempt to attempt.
 
-    Phases lie one after the other at depth 0, what a rank was busy with meanwhile ("importing
-    torch") at depth 1. The phase a rank is in now has no span yet: it began where the last one of
-    depth 0 ended, and its name is in the rank's row. Waits in collectives are in their track only
-    where the rank did not record the collective itself.
+    Phases follow one after the other at depth 0; details of a phase ("importing torch") are at depth 1. The
+    current phase of a rank has no span yet: it began where the last one of depth 0 ended, and its name is
+    in the rank's row. Waits in collectives are in their track only if the rank did not record the
+    collective itself.
     """
 
     def __init__(self) -> None:
         self.names: list[str] = []
-        """What :attr:`SpanTrack.names` are indices of."""
+        """The names that :attr:`SpanTrack.names` are indices of."""
         self._index: dict[str, int] = {}
         self._lanes: dict[tuple[int, str], _Columns] = {}
         self._phases: dict[int, _Open] = {}
         self._details: dict[int, _Open] = {}
         self._waiting: dict[int, ev.CollectiveWait] = {}
         self._waited: list[_Wait] = []
-        """Waits that have ended, until it is clear that no span tells of them."""
+        """Completed waits, until it is clear that there is no span for them."""
         self._reductions: list[Reduction] = []
-        """Of gradients, until all ranks have told of theirs."""
+        """Reductions of gradients, until all ranks have reported theirs."""
         self._np = 0
 
     def feed(self, events: Iterable[ev.Event]) -> None:
-        """Take Spans, phases, waits in collectives and ends; other kinds may be there."""
+        """Process Spans, phases, waits in collectives and ends; other kinds are ignored."""
         for event in events:
             rule = _RULES.get(type(event))
             if rule is not None:
                 rule(self, event)
 
     def settle(self, now_s: float) -> None:
-        """Add the waits that ended a while before ``now_s`` and that no span tells of."""
+        """Add waits that ended a while before ``now_s`` and have no span."""
         waited, self._waited = self._waited, []
         for wait in waited:
             if now_s - wait.until_s < _SETTLE_S:
@@ -93,7 +93,7 @@ class SpanTracks:
             self._settle_reductions(now_s)
 
     def _settle_reductions(self, now_s: float) -> None:
-        """Add reductions of which all ranks have told, and those of a while before ``now_s``."""
+        """Add reductions that all ranks have reported, and those of a while before ``now_s``."""
         groups, self._reductions = grouped(self._reductions), []
         for group in groups:
             is_late = now_s - max(each.end_s for each in group) >= _SETTLE_S
@@ -104,7 +104,7 @@ class SpanTracks:
                 self._add(each.rank, ev.SPANS, each.name, each.start_s, each.end_s, each.depth)
 
     def lanes(self) -> Mapping[tuple[int, str], SpanTrack]:
-        """Return (rank, track) -> lane."""
+        """Return (rank, track) -> spans."""
         return {key: columns.lane() for key, columns in self._lanes.items()}
 
     def sizes(self) -> Mapping[tuple[int, str], int]:
@@ -115,11 +115,11 @@ class SpanTracks:
         return self._lanes[rank, track].lane()
 
     def shares(self) -> Mapping[str, Mapping[int, float]]:
-        """Return name -> rank -> seconds: where the time goes, by the rule that the live view has.
+        """Return name -> rank -> seconds: where the time goes, by the same rule as in the live view.
 
-        The spans of a rank's first track that has any are summed up, at the outermost depth where
-        there is more than one name: where "step" encloses everything, the time goes to what is
-        inside. A share is of the time that was recorded, see :meth:`recorded_s`.
+        It sums the spans of a rank's first track with any, at the outermost depth with more than one name:
+        if "step" encloses everything, the time is that of its parts. A share refers to the recorded time,
+        see :meth:`recorded_s`.
         """
         shares: dict[str, dict[int, float]] = {}
         for rank, lane in self._told().items():
@@ -128,16 +128,16 @@ class SpanTracks:
         return shares
 
     def recorded_s(self) -> Mapping[int, float]:
-        """Return rank -> seconds from the first to the last moment of what :meth:`shares` tells."""
+        """Return rank -> seconds from the first to the last moment in :meth:`shares`."""
         return {
             rank: float((lane.starts_s + lane.durations_s).max() - lane.starts_s.min())
             for rank, lane in self._told().items()
         }
 
     def _told(self) -> Mapping[int, SpanTrack]:
-        """Return rank -> the lane that tells where its time goes.
+        """Return rank -> the track used for its time shares.
 
-        Of its tracks the first as they are shown; with a second one time would count twice.
+        It is the first of its tracks in display order; a second one would count the same time twice.
         """
         tracks: dict[int, list[str]] = {}
         for (rank, track), columns in self._lanes.items():
@@ -151,7 +151,7 @@ class SpanTracks:
         seconds = np.bincount(lane.names[told], lane.durations_s[told])
         return {self.names[index]: float(seconds[index]) for index in np.flatnonzero(seconds)}
 
-    # ── rules, by kind of event ──────────────────────────────────────────────────────────────────
+    # ── handlers by kind of event ────────────────────────────────────────────────────────────────
 
     def _launched(self, event: ev.GangLaunched) -> None:
         self._np = event.np
@@ -192,7 +192,9 @@ class SpanTracks:
     def _hold_reductions(
         self, event: ev.Spans, starts_s: NDArray[np.float64], ends_s: NDArray[np.float64]
     ) -> Any:
-        """Keep reductions of gradients until peers have told of theirs; return which spans are none."""
+        """Hold reductions of gradients until peers have reported theirs; return a mask of the other
+        spans.
+        """
         if event.track != ev.SPANS or ev.GRADIENTS not in event.names:
             return slice(None)
         is_kept = np.array([name != ev.GRADIENTS for name in event.names])
@@ -243,7 +245,7 @@ class SpanTracks:
         ends_s = lane.starts_s + lane.durations_s
         return bool(((lane.starts_s < wait.until_s) & (ends_s > wait.since_s)).any())
 
-    # ── lanes and names ──────────────────────────────────────────────────────────────────────────
+    # ── tracks and names ─────────────────────────────────────────────────────────────────────────
 
     def _add(
         self, rank: int, track: str, name: str, start_s: float, end_s: float, depth: int
@@ -263,7 +265,7 @@ class SpanTracks:
             return [index[name] if name in index else self._new_index(name) for name in names]
 
     def _new_index(self, name: str) -> int:
-        """Give ``name`` an index; the last one is for all that come too late to have their own."""
+        """Assign an index to ``name``; the last one is shared by all names that exceed the limit."""
         if len(self.names) >= OTHER:
             self.names += ["other"] * (len(self.names) == OTHER)
             return OTHER
@@ -277,7 +279,7 @@ def _order(track: str) -> int:
 
 
 def _telling_depth(lane: SpanTrack) -> int:
-    """Return the outermost depth that has more than one name, or else the outermost."""
+    """Return the outermost depth with more than one name, otherwise the outermost."""
     depths = np.flatnonzero(np.bincount(lane.depths))
     several = (d for d in depths if np.ptp(lane.names[lane.depths == d]) > 0)
     return int(next(several, depths[0]))
@@ -297,7 +299,7 @@ _RULES: Mapping[type, Callable[[SpanTracks, Any], None]] = {
 
 @dataclass(frozen=True)
 class _Open:
-    """Something that has begun."""
+    """An open phase or wait."""
 
     name: str
     since_s: float
@@ -305,7 +307,7 @@ class _Open:
 
 @dataclass(frozen=True)
 class _Wait:
-    """A wait in a collective that has ended."""
+    """A completed wait in a collective."""
 
     rank: int
     name: str
@@ -314,7 +316,7 @@ class _Wait:
 
 
 class _Columns:
-    """A lane that grows."""
+    """A growing track."""
 
     def __init__(self) -> None:
         self._starts_s = GrowableArray(np.float64)
@@ -339,7 +341,7 @@ class _Columns:
         names: NDArray[np.uint16],
         depths: NDArray[np.uint8],
     ) -> None:
-        """Append spans; those without a start or an end, or of an endless length, are left out."""
+        """Append spans; those without a start or an end, or of infinite length, are left out."""
         with np.errstate(over="ignore", invalid="ignore"):
             durations_s = np.maximum(0.0, ends_s - starts_s)
             is_whole = np.isfinite(starts_s + durations_s) & (durations_s < _ENDLESS_S)

@@ -1,4 +1,4 @@
-"""Plain tables: what would be captured, where ranks would run, which gangs there are."""
+"""Plain tables: captured objects, the plan of ranks, and lists of gangs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def inventory_table(items: Sequence[CapturedRow], total_bytes: int) -> list[str]:
-    """Return what a cell takes along, the biggest first, and its sum."""
+    """Return the objects that a cell captures, the largest first, and the total."""
     biggest_first = sorted(items, key=lambda item: -item.nbytes)
     rows = [(i.name, i.kind, size_text(i.nbytes), i.why) for i in biggest_first]
     names = f"{len(rows)} name{'s' if len(rows) != 1 else ''}"
@@ -49,7 +49,7 @@ def inventory_table(items: Sequence[CapturedRow], total_bytes: int) -> list[str]
 
 
 def plan_table(plan: Plan) -> list[str]:
-    """Return where each rank would run, the notes of the plan, and variables that are forwarded."""
+    """Return the host of each rank, the notes of the plan, and forwarded variables."""
     rows = [_plan_row(slot) for slot in plan.slots]
     hidden = Mask(secret_values(dict(plan.forwarded)))
     forwarded = [(name, hidden.text(value)) for name, value in plan.forwarded]

@@ -38,9 +38,9 @@ __all__ = [
 ]
 
 MOST_ROWS = 16
-"""Ranks with a row of their own; more than that is no longer read, only counted."""
+"""Ranks with their own row; more are only counted."""
 VICTIM = "ended with the gang"
-"""What a rank says that failed only because a peer did, in place of its own error."""
+"""Text for a rank that failed only because a peer did, in place of its own error."""
 _MOST_METRICS = 4
 _LONGEST_METRIC = 20
 _BAR_CELLS = 12
@@ -51,15 +51,15 @@ _NO_PROGRESS_S = 60.0
 
 @dataclass(frozen=True)
 class Warned:
-    """Something that may be wrong, as far as the state tells."""
+    """A possible problem, according to the state."""
 
     key: str
-    """Stays the same while the matter does, so that a log names it once."""
+    """The same as long as the problem is the same, so that a log reports it once."""
     text: str
 
 
 def block(state: GangState, now_s: float, width: int) -> list[str]:
-    """Return the gang as lines of at most ``width`` cells: headline, ranks, what needs attention.
+    """Return the gang as lines of at most ``width`` cells: headline, ranks, warnings.
 
     ``now_s`` is the time since the launch, in seconds.
     """
@@ -76,7 +76,7 @@ def block(state: GangState, now_s: float, width: int) -> list[str]:
 
 
 def headline(state: GangState, now_s: float) -> str:
-    """Return one line on the whole gang."""
+    """Return one line about the whole gang."""
     attempt = f" · attempt {state.attempt + 1}" if state.attempt else ""
     return f"{name_and_size(state)} · {_state_text(state, now_s)}{attempt}"
 
@@ -87,7 +87,7 @@ def name_and_size(state: GangState) -> str:
 
 
 def status_line(state: GangState, now_s: float) -> str:
-    """Return one line that says how far the gang is, for logs."""
+    """Return one line about the gang's progress, for logs."""
     parts = [headline(state, now_s), phase_counts(state.ranks)]
     if state.rows is not None:
         parts.append(progress_text(state.rows, state.is_terminal))
@@ -124,7 +124,7 @@ _LAYOUTS = [
     (0, (_MEMORY, _DEVICE, _RATE)),
     (0, (_MEMORY, _DEVICE, _RATE, _PROGRESS)),
 ]
-"""Number of metrics and columns left out, from the whole table to what is said at the least."""
+"""Number of metrics, and columns left out, from the complete table to the shortest one."""
 
 
 def _table(ranks: Sequence[RankState], now_s: float, width: int) -> list[str]:
@@ -140,7 +140,7 @@ def _table(ranks: Sequence[RankState], now_s: float, width: int) -> list[str]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return lines of equally wide columns; a column without anything takes no room."""
+    """Return lines of equally wide columns; empty columns take no space."""
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
     kept = [index for index, width in enumerate(widths) if width]
     return ["  ".join(set_cell_size(row[i], widths[i]) for i in kept).rstrip() for row in rows]
@@ -149,7 +149,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 def _cells(
     rank: RankState, now_s: float, n_metrics: int = _MOST_METRICS, has_hosts: bool = False
 ) -> list[str]:
-    """Return the columns of one rank; empty where there is nothing to say."""
+    """Return the columns of one rank; empty without a value."""
     host = [clean_name(rank.host)] if has_hosts and rank.host else []
     return [
         f"rank {rank.rank}",
@@ -163,7 +163,7 @@ def _cells(
 
 
 def phase_text(rank: RankState, now_s: float) -> str:
-    """Return what the rank is doing, or how it ended."""
+    """Return the rank's activity, or how it ended."""
     if rank.is_over:
         return _over_text(rank)
     if rank.process_state == "T":
@@ -198,7 +198,7 @@ def _bar_cell(bar: ProgressBar | None) -> str:
 
 
 def _rate_text(rank: RankState) -> str:
-    """Return how fast the rank is, once it is over how far it came; empty when unknown."""
+    """Return the rank's rate, after its end its number of steps; empty if unknown."""
     if rank.is_over:
         return f"{rank.steps} steps" if rank.steps else ""
     if rank.steps_per_s is not None:
@@ -221,7 +221,7 @@ def _metrics_cell(rank: RankState, n_metrics: int) -> str:
 
 
 def _folded(ranks: Sequence[RankState], now_s: float, width: int) -> list[str]:
-    """Return counts, then the rows that differ: the failed ones and the slowest."""
+    """Return counts, then the rows of failed ranks and of the slowest."""
     failed = [rank for rank in ranks if rank.phase == "failed"][:4]
     lines = [phase_counts(ranks)]
     lines += _table(failed, now_s, width)
@@ -243,7 +243,7 @@ _PHASE_ORDER = ("waiting", "starting", "loading", "running", "finishing")
 
 
 def slowest(ranks: Sequence[RankState]) -> list[RankState]:
-    """Return the ranks, those that are least far first."""
+    """Return the ranks, those with the least progress first."""
 
     def distance(rank: RankState) -> tuple[int, float, float]:
         phase = _PHASE_ORDER.index(rank.phase) if rank.phase in _PHASE_ORDER else 9
@@ -253,11 +253,11 @@ def slowest(ranks: Sequence[RankState]) -> list[RankState]:
     return sorted(ranks, key=distance)
 
 
-# ── what needs attention ─────────────────────────────────────────────────────────────────────────
+# ── warnings ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def warnings(state: GangState, now_s: float) -> list[Warned]:
-    """Return what a person should look at: stopped, late, waiting or silent ranks."""
+    """Return warnings about stopped, late, waiting or silent ranks."""
     if state.is_terminal:
         return []
     alive = [rank for rank in state.ranks if not rank.is_over]
@@ -273,7 +273,7 @@ def warnings(state: GangState, now_s: float) -> list[Warned]:
 def _stopped(alive: Sequence[RankState]) -> Iterable[Warned]:
     for rank in alive:
         if rank.process_state == "T":
-            go_on = f": kill -CONT {rank.pid} lets it go on" if rank.pid else ""
+            go_on = f": kill -CONT {rank.pid} resumes it" if rank.pid else ""
             yield Warned(f"T{rank.rank}", f"rank {rank.rank} is stopped (SIGSTOP){go_on}")
 
 
@@ -307,7 +307,7 @@ def _in_collectives(alive: Sequence[RankState], now_s: float) -> Iterable[Warned
         absent = [rank for rank in alive if not rank.waiting_in]
         waited = duration(max(now_s - rank.waiting_since_s for rank in same))
         verb = "waits" if len(same) == 1 else "wait"
-        missing = f"; not there yet: {_grouped(absent)}" if absent else ""
+        missing = f"; missing: {_grouped(absent)}" if absent else ""
         text = f"{_grouped(same)} {verb} in {clean_name(name)} for {waited}{missing}"
         yield Warned(f"in {name} {_grouped(same)}", text)
 

@@ -1,7 +1,7 @@
-"""The view made of text: for terminals, for notebooks without a widget, and for logs.
+"""The text view: for terminals, for notebooks without a widget, and for logs.
 
-:class:`TextView` decides what is said; a *surface* knows how it is put there: above a block redrawn
-in place (terminal), as stream output beside one display (Jupyter kernel), or as lines (a pipe).
+:class:`TextView` decides what to show; a *surface* knows how to show it: above a block redrawn in place
+(terminal), as stream output beside one display (Jupyter kernel), or as lines (a pipe).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ __all__ = ["TextView", "pick_surface"]
 
 
 class TextView:
-    """Output with the rank before every line, and how the gang stands.
+    """Output with the rank as prefix of every line, and the gang's state.
 
-    ``quiet``: output only. ``clock`` returns seconds of a monotonic clock.
+    ``quiet``: only output. ``clock`` returns seconds of a monotonic clock.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class TextView:
         self._write(state, self._output.feed(fresh, state.gang))
 
     def close(self, state: GangState) -> None:
-        """Write what had no line's end, then show the end."""
+        """Write incomplete lines, then show the end."""
         self._write(state, self._output.flush())
         self._surface.close(None if self._quiet else state, state.now_s)
 
@@ -60,14 +60,14 @@ def pick_surface(*, detached: bool = False) -> TextOutput:
     """Return the surface for this process: Jupyter kernel, terminal, or plain lines."""
     if _is_jupyter_kernel():
         return NotebookOutput()
-    # A block redrawn by a thread would fight with the prompt that the user types at.
+    # A block redrawn by a thread would interfere with the user's prompt.
     if sys.stdout.isatty() and not detached:
         return TerminalOutput()
     return PlainOutput()
 
 
 def _is_jupyter_kernel() -> bool:
-    if "IPython" not in sys.modules:  # then there is no shell; a script should not pay its import
+    if "IPython" not in sys.modules:  # then there is no shell; importing it takes time
         return False
     from IPython.core.getipython import get_ipython
 

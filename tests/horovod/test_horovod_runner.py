@@ -206,7 +206,7 @@ def test_a_failing_function_raises_its_message() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"np": 0}, ValueError, "say how many ranks"),
+        ({"np": 0}, ValueError, "Give the number of ranks"),
         ({"np": "2"}, TypeError, "np should be an int"),
         ({"np": 2.0}, TypeError, "np should be an int"),
         ({"np": 2, "driver_log_verbosity": "some"}, ValueError, "'all' or 'log_callback_only'"),

@@ -96,7 +96,7 @@ def test_what_cannot_stand_in_a_script(notebook: Notebook, tmp_path: Path) -> No
     with pytest.raises(CaptureError, match="no directory"):
         save(notebook, "x = 1", "nowhere/s.py")
     exec("def f(): pass", notebook.names)
-    with pytest.raises(CaptureError, match="`f` cannot be saved: its source is not known"):
+    with pytest.raises(CaptureError, match="`f` cannot be saved: its source is not available"):
         save(notebook, "f()", "s.py")
     (tmp_path / "mine.py").write_text("precious")
     with pytest.raises(CaptureError, match="was not written by --save"):

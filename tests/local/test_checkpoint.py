@@ -109,7 +109,7 @@ def test_a_full_disk_leaves_the_one_before(with_torch: bool, tmp_path: Path) -> 
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "File too large" in done.stdout and "the one before is intact" in done.stdout
+    assert "File too large" in done.stdout and "the previous checkpoint is intact" in done.stdout
     assert files(tmp_path) == ["checkpoint"]
 
 
@@ -122,7 +122,7 @@ def test_a_full_disk_is_told_with_what_is_free(
     hm.checkpoint.save("before", tmp_path)
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(
-        OSError, match=r"does not fit into .* are free; the one before is intact"
+        OSError, match=r"does not fit into .* are free; the previous checkpoint is intact"
     ) as e:
         hm.checkpoint.save("after", tmp_path)
     assert e.value.errno == errno.ENOSPC
@@ -185,14 +185,16 @@ def test_a_class_that_the_cell_defines_later_is_named(
     hm.checkpoint.save(main.Early(), tmp_path)
     assert type(hm.checkpoint.load(tmp_path)) is main.Early
     del main.Early
-    with pytest.raises(ValueError, match=r"'Early'.* defined before it calls hm.checkpoint.load"):
+    with pytest.raises(
+        ValueError, match=r"'Early'.* define its own classes before it calls hm.checkpoint.load"
+    ):
         hm.checkpoint.load(tmp_path)
 
 
 @pytest.mark.parametrize("rest", [b"", b"\x80\x05cut off", b"PK\x03\x04not a zip"], ids=repr)
 def test_a_damaged_file_is_named(rest: bytes, tmp_path: Path) -> None:
     (tmp_path / "checkpoint").write_bytes(rest)
-    with pytest.raises(ValueError, match=f"{tmp_path}/checkpoint is no checkpoint of"):
+    with pytest.raises(ValueError, match=f"{tmp_path}/checkpoint is not a checkpoint of"):
         hm.checkpoint.load(tmp_path)
 
 
@@ -264,7 +266,9 @@ def test_the_agent_hears_of_what_other_hosts_do_not_see(
     as_rank(monkeypatch, tmp_path / "host 1", rank=2, host=1, is_shared=False)
     assert hm.checkpoint.load() is None
     hm.checkpoint.save("mine")
-    with pytest.raises(RuntimeError, match="on rank 0's host; all ranks have it in the next"):
+    with pytest.raises(
+        RuntimeError, match="on rank 0's host; the other hosts receive it for the next"
+    ):
         hm.checkpoint.load()
     assert told == ["checkpoint"]
 
@@ -326,7 +330,7 @@ def test_a_sharded_state_comes_back_on_another_number_of_ranks(tmp_path: Path) -
     gang = hm.launch(checkpoints.sharded, str(folder), 6, True, np=3)
     assert gang.wait(60)
     assert gang.results == [(1, [1.0, 2.0, 3.0, 4.0, 5.0, 6.0])] * 3
-    with pytest.raises(ValueError, match=r"is sharded: give .*into="):
+    with pytest.raises(ValueError, match=r"is sharded: call .*into="):
         hm.checkpoint.load(folder)
     hm.checkpoint.save("plain again", folder)
     assert files(folder) == ["checkpoint"]

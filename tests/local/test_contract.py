@@ -141,7 +141,7 @@ def test_who_does_not_come_is_named(launch: Launch) -> None:
     error = failure_of(launch(ranks.do_not_come, absent, np=4 if by_horovod else 2, **options))
     assert error.rank == 1
     if by_horovod:
-        assert f"ranks 1 and 3 did not come to hvd.init within {LATE_S} s" in str(error)
+        assert f"ranks 1 and 3 did not enter hvd.init within {LATE_S} s" in str(error)
     else:
         assert str(error).startswith("rank 1 never entered the init_process_group its peers were")
 

@@ -45,7 +45,7 @@ SCRIPT = textwrap.dedent(
     try:
         hm.run(where, np=2)
     except PlacementError as error:
-        assert "working directory does not exist" in str(error), error
+        assert "working directory no longer exists" in str(error), error
     else:
         raise AssertionError("it ran in a directory that does not exist")
     bad = {check.name for check in doctor.examine() if not check.is_well}

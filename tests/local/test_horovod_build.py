@@ -339,7 +339,7 @@ def test_a_build_that_fails_shows_its_errors_and_keeps_nothing(
     _release(monkeypatch, tmp_path, fails=True)
     with pytest.raises(BuildError, match=r"a\.cc:3:1: error: boom") as failed:
         _make_wheel([])
-    log = Path(str(failed.value).rpartition("The whole log: ")[2])
+    log = Path(str(failed.value).rpartition("Full log: ")[2])
     assert "error: boom" in log.read_text()
     assert list(home.glob("*/*.whl")) == [] and list((tmp_path / "tmp").iterdir()) == []
 
@@ -475,7 +475,7 @@ def test_a_horovod_of_another_python_must_be_rebuilt(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_said(tmp_path: Path) -> None:
-    assert "torch is not installed" in _fault(tmp_path)
+    assert "Horovod needs torch, which is not installed" in _fault(tmp_path)
     (tmp_path / "horovod").mkdir()  # somebody's folder of that name
     said = _fault(_site(tmp_path, torch="2.13.0", built_for=None))
     assert said.startswith("Horovod is not installed here") and "for torch 2.13.0" in said

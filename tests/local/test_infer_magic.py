@@ -85,10 +85,10 @@ def test_out_is_a_name_or_a_path(out: str, name: str | None, target: str | None)
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("df --out 1st", "a name for the result, like scored, or for Parquet data the path"),
+        ("df --out 1st", "a name for the result, like scored, or a path for Parquet data"),
         ("", "needs the name of a DataFrame"),
         ("df more", "takes one DataFrame, got df more"),
-        ("df --out a,b", "takes one name"),
+        ("df --out a,b", "should be one name"),
         ("df --batch-size 0", "1 or more rows"),
         ("df --on-error ignore", "There is fail, null, collect"),
         ("df --on inline", "predict(df.head())"),

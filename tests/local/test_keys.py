@@ -229,7 +229,7 @@ def test_a_bound_of_the_users_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("given", ["abc", "0", "-1", "1.5", "", "1_0", "3000000000"])
 def test_an_invalid_bound_is_refused_before_a_rank_starts(given: str) -> None:
     env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": given}
-    with pytest.raises(PlacementError, match=f"SECONDS is '{given}': whole seconds are expected"):
+    with pytest.raises(PlacementError, match=f"SECONDS should be .* got '{given}'"):
         hm.launch(print, np=2, rendezvous="horovod", env=env)
 
 

@@ -231,7 +231,7 @@ def test_loading_names_who_had_the_name_and_unloading_gives_it_back(
 
     distributed.__module__ = "other_extension.magic"
     shell.register_magic_function(distributed, "line_cell", "distributed")
-    with pytest.warns(UserWarning, match=r"taken by other_extension\.magic"):
+    with pytest.warns(UserWarning, match=r"registered by other_extension\.magic"):
         magics.load(shell)
     with pytest.raises(UsageError):
         run(shell, "%%distributed --npp\n1")

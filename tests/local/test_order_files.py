@@ -41,11 +41,11 @@ def test_files_are_made_one_after_the_other_while_nobody_waits(
     assert made.has_begun.wait(10)
     for number in range(2, 10):
         made.ask(number)
-    with pytest.raises(HydrogenError, match="wait for them"):
+    with pytest.raises(HydrogenError, match="try again later"):
         made.ask(10)
     made.goes_on.set()
     came = [made.came.get(timeout=10) for _ in range(9)]
     assert [each for each, _ in came] == [str(number) for number in range(1, 10)]
-    assert came[1][1] == "the file could not be made: MemoryError: not enough"
+    assert came[1][1] == "the file could not be created: MemoryError: not enough"
     made.ask(11)  # the thread has gone, or is about to
     assert made.came.get(timeout=10)[0] == "11"

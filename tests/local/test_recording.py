@@ -359,7 +359,7 @@ def test_three_steps_of_two_ranks_are_one_trace(gang: Gang, over: Path) -> None:
     path = until_profiled(gang)
     # Three steps may be over before it is reported that they began.
     assert [p for p in phases_of(gang) if p != "recording"] == ["waiting", "reading", ""]
-    assert "is being made already" in notices_of(gang)
+    assert "is already in progress" in notices_of(gang)
     requested_s, reported_s = (
         next(e.at_s for e in gang.events() if isinstance(e, ev.Profiling) and e.phase == phase)
         for phase in ("waiting", "reading")
@@ -435,7 +435,7 @@ def test_a_fault_of_the_merge_is_reported_and_ends_the_profile(
     phases = [event.phase for event in gang.emitted if isinstance(event, ev.Profiling)]
     assert phases == ["waiting", "reading", ""]
     (notice,) = (event for event in gang.emitted if isinstance(event, ev.Notice))
-    assert notice.text == "the profile could not be put together (ZeroDivisionError: something)"
+    assert notice.text == "the ranks' traces could not be merged (ZeroDivisionError: something)"
 
 
 def test_repeated_requests_for_a_profile_get_one_notice(tmp_path: Path) -> None:
@@ -516,7 +516,7 @@ def test_a_profile_cancelled_while_the_profiler_starts(
     rank.step_done(1)  # the first one that can end it
     made.finish()
     busy, early = answers
-    assert busy[0] == 2 and "being profiled already" in busy[1]
+    assert busy[0] == 2 and "already being profiled" in busy[1]
     assert early == (1, "trace")
     assert rank.on_step is None and list(tmp_path.iterdir()) == []
 

@@ -12,7 +12,7 @@ from tests.gangs import ended, notices_of
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
-ALONE = "each of the 2 ranks trains a model of its own"
+ALONE = "each of the 2 ranks trains its own model"
 
 
 def train(joins: bool, wraps: bool) -> None:

@@ -235,7 +235,7 @@ def test_after_the_end_pages_get_everything_and_a_stale_stop_does_nothing(
     try:
         late.come_back()
         refused = late.ack(late.order("stop"))
-        assert refused["ok"] is False and "has ended already: stopped" in refused["text"]
+        assert refused["ok"] is False and "has already ended: stopped" in refused["text"]
         greeted(late)
         everything = next(d for d in late.of_kind("delta") if d.get("full"))
         assert everything["gang"]["state"] == "stopped"
@@ -385,7 +385,9 @@ def test_text_takes_over_from_a_view_that_breaks(
     finally:
         kernel.run(MENDS.format(method=method))
     assert cell.value == "'done'" and not cell.error
-    assert "broke, text goes on" in cell.stream("stderr") and "no more" in cell.stream("stderr")
+    assert "failed and was replaced by text" in cell.stream("stderr") and "no more" in cell.stream(
+        "stderr"
+    )
     assert cell.stream() == "working\n"
     assert bundles(cell)[-1].keys() == {"text/html", "text/plain"}
     assert kernel.value(COMMS) == comms

@@ -170,7 +170,7 @@ def test_a_closed_connect_session_is_reported(
     spark_rig.until(lambda: bool(sessions._running), PATIENCE_S)
     spark.stop()
     assert running.ended().kind == "stopped"
-    with pytest.raises(SparkJobError, match="make a new one"):
+    with pytest.raises(SparkJobError, match="create a new session"):
         other.run_tasks(report_partition(), 1, None, "late")
     other.cancel("late")
     monkeypatch.setattr(sys.modules["__main__"], "spark", spark, raising=False)
@@ -272,7 +272,7 @@ def test_without_a_session_the_message_shows_how_to_make_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sessions, "_session_classes", lambda: ())
-    with pytest.raises(PlacementError, match=r"no Spark session.*master\('spark://.*'sc://HOST'"):
+    with pytest.raises(PlacementError, match=r"a Spark session.*master\('spark://.*'sc://HOST'"):
         sessions.find()
 
 
@@ -291,23 +291,29 @@ SAID = [
      "Reason: Command exited with code 137\nDriver stacktrace:",
      "executor_lost", "executor 0 was lost: Command exited with code 137"),
     ("org.apache.spark.SparkException: Job 12 cancelled because SparkContext was shut down",
-     "stopped", "the Spark session was stopped, or its driver is gone: make a new one"),
+     "stopped", "the Spark session was stopped, or its driver has exited: create a new session"),
     ("[PYTHON_EXCEPTION] An exception was thrown from the Python worker: pyspark.errors.exceptions"
      ".base.PySparkRuntimeError: [PYTHON_VERSION_MISMATCH] Python in worker has different version: "
      "3.12 than that in driver: 3.11, PySpark cannot run with different minor versions.",
-     "python", "executors run Python 3.12, this notebook runs Python 3.11: make a new session with "
-     "PYSPARK_PYTHON set to an interpreter of the same minor version"),
+     "python", (
+         "executors run Python 3.12, this notebook runs Python 3.11: create a new session with "
+         "PYSPARK_PYTHON set to an interpreter of the same minor version"
+     )),
     ("[PYTHON_EXCEPTION] An exception was thrown from the Python worker: Traceback (most recent call"
      " last):\n  File \"worker.py\", line 1920, in read_udfs\n    import pyarrow as pa\n"
      "ModuleNotFoundError: No module named 'pyarrow'\n\tat org.apache.spark.api.python.X(Y.scala:1)",
-     "python", "executors' Python has no module pyarrow: install it there, or make a new session "
-     "with PYSPARK_PYTHON set to an interpreter that has it"),
+     "python", (
+         "executors' Python has no module pyarrow: install it there, or create a new session "
+         "with PYSPARK_PYTHON set to an interpreter that has it"
+     )),
     ("An error occurred while calling o61.collectToPython.\n: org.apache.spark.SparkException: Job "
      "aborted due to stage failure: Could not recover from a failed barrier ResultStage.\n"
      'java.io.IOException: Cannot run program "/opt/py/python": error=2, No such file or directory'
      "\n\tat java.base/java.lang.ProcessBuilder.start(ProcessBuilder.java:1143)",
-     "python", "executors cannot run /opt/py/python (No such file or directory): make a new session "
-     "with PYSPARK_PYTHON set to a Python that they have"),
+     "python", (
+         "executors cannot run /opt/py/python (No such file or directory): create a new session "
+         "with PYSPARK_PYTHON set to a Python that exists there"
+     )),
 ]  # fmt: skip
 """Texts of Spark 4.3, classic and Connect, as they came."""
 

@@ -212,17 +212,17 @@ def test_dynamic_allocation_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("seen", "settings", "reason"),
     [
-        (executors(()), STANDALONE, "no GPUs that Spark knows of"),
+        (executors(()), STANDALONE, "no GPUs known to Spark"),
         (executors(()), {**STANDALONE, "spark__master": "local[2]"}, r"local mode \(local\[2\]\)"),
         (
             executors(("0", "1")),
             {**WITH_GPUS, "spark__task__resource__gpu__amount": "0.5"},
-            "spark.task.resource.gpu.amount is 0.5, so that tasks share a GPU",
+            "spark.task.resource.gpu.amount is 0.5, so tasks share a GPU",
         ),
         (
             executors(("0", "1"), ("0", "1"), host="one"),
             WITH_GPUS,
-            "executors 0, 1 on one all report GPU 0, and ranks would share it",
+            "executors 0, 1 on one all report GPU 0, so ranks would share it",
         ),
         (executors(("0",), ()), WITH_GPUS, "2 ranks need 2 GPUs, the cluster has 1: use `--np 1`"),
     ],
@@ -248,7 +248,7 @@ def test_executors_that_are_still_coming_are_waited_for(monkeypatch: pytest.Monk
     young = executors((), age_s=2)
     found = capacity(imagined(monkeypatch, young, **STANDALONE), JobSpec(np=4))
     assert found.slots is None
-    assert found.notes == ("2 slots of 4 so far: executors are still coming",)
+    assert found.notes == ("2 slots of 4 so far: executors are still starting",)
     known = {**STANDALONE, "spark__executor__instances": "1"}
     with pytest.raises(PlacementError, match="np 4, the cluster has 2 slots"):
         capacity(imagined(monkeypatch, young, **known), JobSpec(np=4))

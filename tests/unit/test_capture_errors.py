@@ -82,7 +82,7 @@ def test_valid_cells_pass(notebook: Notebook, text: str) -> None:
 
 def test_missing_out_name(notebook: Notebook) -> None:
     message = refusal(notebook, "model = 1", out=["modle"])
-    assert message == "`modle` (--out) is assigned nowhere in the cell; did you mean `model`?"
+    assert message == "`modle` (--out) is never assigned in the cell; did you mean `model`?"
 
 
 def test_syntax_error_has_the_visible_line(notebook: Notebook) -> None:
@@ -149,7 +149,7 @@ def test_spark_is_refused(notebook: Notebook) -> None:
     """)
     assert "`x['sc']`" in (message := refusal(notebook, "x")) and "SparkContext" in message
     notebook.cell("del x['sc']")
-    assert "SparkSession lives in the notebook's process alone" in refusal(notebook, "x")
+    assert "SparkSession exists only in the notebook's process" in refusal(notebook, "x")
 
 
 def test_too_large_names_the_biggest(notebook: Notebook) -> None:

@@ -66,7 +66,7 @@ def test_impossible_options_are_refused_at_once(options: dict[str, Any], message
         TorchDistributor(2, use_gpu=False, **options)
 
 
-NO_SESSION = "`--on spark` was asked for, but there is no Spark session: make one first"
+NO_SESSION = "`--on spark` needs a Spark session, but there is none: create one first"
 TOO_MANY = (
     "np 8, the cluster has 4 slots (2 executors): use `--np 4`, or start the session with more"
 )
@@ -79,8 +79,8 @@ NO_GPU = "`--np 2 --gpu` needs 2 GPUs, this machine has 1: use `--np 1` or drop 
         (
             2,
             NO_SESSION,
-            "`np=2` needs a Spark session, and there is no Spark session: use `np=-2` to"
-            " run on this machine, or make one first",
+            "`np=2` needs a Spark session, but there is none: use `np=-2` to run on this "
+            "machine, or create one first",
         ),
         (
             8,
@@ -112,8 +112,8 @@ def test_errors_of_horovod_runner_are_in_its_words(
     [
         (
             NO_SESSION,
-            "`local_mode=False` needs a Spark session, and there is no Spark session: use"
-            " `local_mode=True` to run on this machine, or make one first",
+            "`local_mode=False` needs a Spark session, but there is none: use `local_mode=True` "
+            "to run on this machine, or create one first",
         ),
         (
             TOO_MANY,

@@ -377,7 +377,7 @@ def test_a_file_that_cannot_be_read_is_told_and_harms_nobody(tmp_path: Path) -> 
     timelines.look()
     timelines.finish()
     (notice,) = told
-    assert isinstance(notice, ev.Notice) and "cannot be followed" in notice.text
+    assert isinstance(notice, ev.Notice) and "can no longer be read" in notice.text
 
 
 def test_a_timeline_is_shipped_as_it_settles(tmp_path: Path) -> None:

@@ -215,7 +215,7 @@ def test_what_is_too_large_for_one_message_goes_in_several() -> None:
     events = [event for message in sent for event in message.events]
     assert [event for event in events if event[0] == "Steps"] == steps
     (notice,) = {event[1]["text"] for event in events if event[0] == "Notice"}
-    assert notice.startswith("something was left out: Output is too large")
+    assert notice.startswith("an event of type Output was dropped: it is too large")
 
 
 # ── many ranks ───────────────────────────────────────────────────────────────────────────────────

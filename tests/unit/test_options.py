@@ -16,8 +16,8 @@ from tests import ranks
         ({"retries": -1}, "retries should be at least 0"),
         ({"timeout": "5"}, "timeout should be int or float, got '5'"),
         ({"env": {"A": 1}}, r"env\['A'\] should be a str"),
-        ({"env": {"RANK": "7"}}, "tells a rank who it is"),
-        ({"env": {"HOROVOD_RANK": "0"}}, "tells a rank who it is"),
+        ({"env": {"RANK": "7"}}, "tells a rank its place"),
+        ({"env": {"HOROVOD_RANK": "0"}}, "tells a rank its place"),
     ],
 )
 def test_options_are_checked_before_anything_starts(options: dict[str, object], said: str) -> None:

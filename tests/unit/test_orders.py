@@ -100,7 +100,7 @@ def test_after_the_end_only_data_are_given(tmp_path: Path) -> None:
     hearing = Hearing(gang)
     for number, what in enumerate(("stop", "kill", "stacks", "profile", "record")):
         ack = hearing.order(str(number), do=what)
-        assert ack["ok"] is False and "has ended already: succeeded" in ack["text"]
+        assert ack["ok"] is False and "has already ended: succeeded" in ack["text"]
     assert hearing.order("hello", do="hello")["ok"] is True
     assert gang.told == [] and [order["do"] for order in hearing.asked] == ["hello"]
 
@@ -116,7 +116,7 @@ def test_a_gang_of_another_kernel_refuses_orders(tmp_path: Path) -> None:
     ]  # fmt: skip
     for number, order in enumerate(orders):
         ack = hearing.order(str(number), **order)
-        assert ack["ok"] is False and "where it was started" in ack["text"]
+        assert ack["ok"] is False and "in the notebook that started it" in ack["text"]
 
 
 def test_orders_kept_in_mind_are_bounded(tmp_path: Path) -> None:
@@ -173,9 +173,9 @@ def test_what_is_too_large_for_a_page_stays_on_disk(
 ) -> None:
     monkeypatch.setattr(downloads, "_MOST_BYTES", 10)
     (tmp_path / "rank-0.log").write_bytes(b"more than ten bytes")
-    with pytest.raises(HydrogenError, match="more than a page can take") as refused:
+    with pytest.raises(HydrogenError, match="too large for a page") as refused:
         downloads.make_file(FakeGang(tmp_path), {**order, **ASKED})
-    path = Path(str(refused.value).rpartition(" it is ")[2])
+    path = Path(str(refused.value).rpartition(" is in ")[2])
     assert path.parent == tmp_path and path.stat().st_size > 10
 
 

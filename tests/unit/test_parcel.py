@@ -110,7 +110,7 @@ def test_a_mapped_parcel_is_this_readers_own() -> None:
 def test_what_is_no_parcel() -> None:
     fd = os.memfd_create("x")
     os.write(fd, b"something else entirely")
-    with pytest.raises(ValueError, match="no parcel"):
+    with pytest.raises(ValueError, match="no payload"):
         payload.from_memfd(fd)
     os.close(fd)
 

@@ -264,7 +264,7 @@ def test_annotations_as_text_need_no_import_of_theirs() -> None:
     [
         (None, "the cell defines no predict"),
         (5, "predict is a int, which cannot be called"),
-        (Doubling, r"make an instance in the cell, as in predict = Doubling\(\)"),
+        (Doubling, r"create an instance in the cell, predict = Doubling\(\)"),
         (lambda: 1, "cannot be called with one argument"),
         (lambda batch, model: 1, "cannot be called with one argument"),
     ],
@@ -448,10 +448,10 @@ def test_pandas_rows_go_by_their_labels_if_they_are_the_batch_s() -> None:
         (lambda b: b.iloc[1:], r"2 rows \(pandas.*DataFrame\) for the 3 rows"),
         (lambda b: 0.5, "single value, for the 3 rows"),
         (lambda b: {"a": 0.5}, "single value, for the 3 rows"),
-        (lambda b: {}, "no column: return at least one"),
+        (lambda b: {}, "no columns: return at least one"),
         (lambda b: (b["x"].to_numpy(), b["n"].to_numpy()), "a tuple of 2 arrays"),
         (lambda b: {1, 2, 3}, "a set, which has no order"),
-        (lambda b: {"a": [1, "b", None]}, "column 'a' .* no column of one type"),
+        (lambda b: {"a": [1, "b", None]}, "column 'a' .* no common type"),
         (lambda b: {"a": np.ones(3, complex)}, "column 'a' .*complex"),
         (lambda b: pa.table([[1] * 3, [2] * 3], names=["a", "a"]), "two columns 'a'"),
     ],
@@ -558,10 +558,10 @@ def test_names_that_the_frame_has() -> None:
         return batch["x"] * 2
 
     for on_error in ("fail", "null"):
-        with pytest.raises(InferError, match="column 'x', and the frame has one of that name"):
+        with pytest.raises(InferError, match="column 'x', but the frame has a column of that name"):
             run(predict, frame(), only=False, on_error=on_error)
     assert run(predict, frame(), only=False, columns=("n",)).column_names == ["x"]
-    with pytest.raises(InferError, match="which is the one that --on-error collect adds"):
+    with pytest.raises(InferError, match="which --on-error collect adds itself"):
         run(lambda b: {"error": b["x"]}, frame(), on_error="collect")
 
 

@@ -105,9 +105,9 @@ def test_the_outermost_are_kept_and_stay_inside(
     ("answer", "said"),
     [
         (b'{"error": "RuntimeError: busy"}', "RuntimeError: busy"),
-        (b"", "none of our marks"),
-        (b"\xff\x00 not a trace", "none of our marks"),
-        (b'{"traceEvents": []}', "none of our marks"),
+        (b"", "lacks the marks"),
+        (b"\xff\x00 not a trace", "lacks the marks"),
+        (b'{"traceEvents": []}', "lacks the marks"),
         (trace()[:-40], "damaged"),
         (b'{"traceEvents": [{"ph": "X", "name": "cut', "damaged"),
         (b'{"traceEvents": [1, null, "a", {}]}', "damaged"),

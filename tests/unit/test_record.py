@@ -69,7 +69,7 @@ def test_a_user_without_a_home_has_no_records(monkeypatch: pytest.MonkeyPatch) -
     made.path.rmdir()
     assert "home directory" in problems[0] and "HYDROGEN_MAGIC_HOME" in problems[0]
     assert run_log.recent_ids() == []
-    with pytest.raises(HydrogenError, match="no run named 'g1' is recorded"):
+    with pytest.raises(HydrogenError, match="there is no record of a run 'g1'"):
         run_log.read("g1")
 
 
@@ -123,9 +123,9 @@ def test_writing_an_end_never_raises() -> None:
 
 def test_ids_cannot_lead_out_of_the_directory() -> None:
     for name in ("../g1", "", ".", "a/b", "g1\n"):
-        with pytest.raises(HydrogenError, match="name of a run"):
+        with pytest.raises(HydrogenError, match="id of a run"):
             run_log.read(name)
-    with pytest.raises(HydrogenError, match="no run named"):
+    with pytest.raises(HydrogenError, match="no record of a run"):
         run_log.read("unknown")
 
 

@@ -145,7 +145,7 @@ def test_results_of_a_rank_name_what_is_missing() -> None:
     assert dict(results.variables()) == {"a": [1]} and results.value() == 7
     for name, message in {
         "b": "cannot be sent",
-        "c": "cannot be opened",
+        "c": "cannot be loaded",
         "d": "not arrive",
     }.items():
         with pytest.raises(ResultError, match=message):

@@ -269,7 +269,7 @@ def test_a_single_parquet_file_and_a_wrong_path(parquet: Path) -> None:
         (collections.deque(range(9)), TypeError, "deque: make it a list first"),
         (np.array(3.0), TypeError, "without dimensions"),
         (b"data.parquet", TypeError, "a path is a str"),
-        (7, TypeError, "cannot take a int. It takes a list"),
+        (7, TypeError, "cannot take a int. It accepts a list"),
         ((np.ones(9), np.ones(9)), TypeError, 'hm.shard({"x": x, "y": y})'),
         ({"x": range(9), "y": range(8)}, ValueError, "'x': 9, 'y': 8"),
         ({}, ValueError, "an empty dict"),

@@ -1,7 +1,8 @@
-"""Where ranks run: a placement plans without effect, then opens a agent_group that can be launched.
+"""Placements: where ranks run. A placement plans without side effects, then opens an agent group to launch.
 
-``plan(spec)`` says who runs where or raises what is impossible; ``--dry-run`` prints it. A
-:class:`AgentGroup` is the kernel's handle on the agents of one gang; what ranks do comes back as events.
+``plan(spec)`` assigns ranks to hosts or raises if that is impossible; ``--dry-run`` prints it. A
+:class:`AgentGroup` is the kernel's handle on the agents of one gang; the activity of ranks comes back as
+events.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ class AgentLostError(HydrogenError):
 
 
 class WorkFeed(Protocol):
-    """Gives the ranks work while they run and takes what comes of it, on a thread of its own."""
+    """Sends data to the ranks while they run and receives their results, in its own thread."""
 
     options: Mapping[str, Any]
-    """What the ranks must know, as JSON."""
+    """Instructions for the ranks, as JSON."""
     key: str
-    """Says what the cell and its names are: ranks may be kept for the same. Empty: they are not."""
+    """Identifies the cell and its names: ranks may be kept for the same key. Empty: they are not kept."""
 
     def attach(
         self,
@@ -54,36 +55,36 @@ class WorkFeed(Protocol):
         now_s: Callable[[], float],
         dismiss: Callable[[int], None],
     ) -> None:
-        """Say who is told of progress, how the ranks are ended, and what the gang's time is.
+        """Set the receiver of events, the function that ends ranks, and the gang's clock.
 
         ``dismiss`` ends one rank, which counts as done: others have done its work.
         """
         ...
 
     def open(self, n_ranks: int) -> list[int]:
-        """Begin to serve an attempt; return the ranks' ends of channels, the caller's to close."""
+        """Start serving an attempt; return the ranks' ends of the channels, owned by the caller."""
         ...
 
     def close(self) -> None:
-        """The attempt is over. Raises what went wrong on this side, if anything did."""
+        """The attempt is over. Raises errors of this side."""
         ...
 
     def abandon(self) -> None:
-        """The gang is over: let go of what has not become a result."""
+        """The gang is over: release everything that has not become a result."""
         ...
 
 
 class ClosureFile:
-    """A closure as a memory file, as it was when the gang was launched, until it is released.
+    """A closure as a memory file, in its state at the launch, until it is released.
 
-    The notebook's arrays are not kept: they may be deleted while the gang runs.
+    It holds no references to the notebook's arrays: they may be deleted while the gang runs.
     """
 
     def __init__(self, closure: Payload) -> None:
         self._fd = to_memfd(closure, "closure")
 
     def dup(self) -> int:
-        """Return a descriptor of the file, the caller's to close."""
+        """Return a descriptor of the file, owned by the caller."""
         return os.dup(self._fd)
 
     def release(self) -> None:
@@ -95,34 +96,34 @@ class ClosureFile:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that all attempts of a gang run by."""
+    """State that all attempts of a gang share."""
 
     spec: JobSpec
     plan: Plan
     closure: ClosureFile | Payload
-    """What the ranks unpack and run; a parcel for the inline placement."""
+    """The closure that the ranks run; a payload for the inline placement."""
     preload: tuple[str, ...]
     """Modules that the ranks will import."""
     needs: tuple[str, ...]
-    """Of these, the ones without which they cannot run."""
+    """Those of them that the ranks cannot run without."""
     rendezvous: Rendezvous
     record_dir: Path
     clock_zero_s: float
-    """``time.monotonic()`` of this process that is ``at_s == 0``."""
+    """``time.monotonic()`` of this process at ``at_s == 0``."""
     secrets: tuple[str, ...] = ()
     """Of the kernel's secrets those that travel with the gang: agents mask them too."""
     observers: tuple[ObserverSpec, ...] = ()
     """What the ranks attach."""
     feed: WorkFeed | None = None
-    """What the ranks work on once the cell has run, None where the cell is all."""
+    """Source of data for the ranks after the cell has run, None if the cell is all."""
 
     def now_s(self) -> float:
-        """Return the gang's time, as events have it."""
+        """Return the gang's time for events."""
         return time.monotonic() - self.clock_zero_s
 
     @property
     def checkpoints(self) -> Path:
-        """Where ranks on this machine save what their next attempt goes on from."""
+        """Directory where ranks on this machine save checkpoints for the next attempt."""
         return self.record_dir / "checkpoints"
 
     def release_closure(self) -> None:
@@ -131,7 +132,7 @@ class Job:
             self.closure.release()
 
     def close(self, *, keep_checkpoints: bool) -> None:
-        """Let go of the closure, and of what may be gigabytes unless somebody may want it yet."""
+        """Release the closure, and memory of possibly gigabytes unless it is still needed."""
         self.release_closure()
         if self.feed is not None:
             self.feed.abandon()
@@ -150,13 +151,13 @@ class Attempt:
 
 @dataclass(frozen=True)
 class EventSink:
-    """Where a agent_group tells what happens; called on the hub's loop."""
+    """Receives the events of an agent group; called on the hub's loop."""
 
     emit: Callable[[Event], None]
     deliver: Callable[[int, ResultPart, Payload], None]
-    """Takes one of a rank's results; one with an error has no bytes."""
+    """Receives one of a rank's results; one with an error has no bytes."""
     take_trace: Callable[[int, int, mmap.mmap], None] = lambda rank, number, trace: None
-    """Takes what a rank answers to ``profile``: rank, number, and the file's bytes."""
+    """Receives a rank's answer to ``profile``: rank, number, and the file's bytes."""
 
 
 class AgentGroup(Protocol):
@@ -170,7 +171,7 @@ class AgentGroup(Protocol):
         ...
 
     def stop(self) -> None:
-        """Ask the ranks to end, then make them."""
+        """Ask the ranks to end, then force them."""
         ...
 
     def kill(self) -> None:
@@ -178,26 +179,26 @@ class AgentGroup(Protocol):
         ...
 
     def dismiss(self, rank: int) -> None:
-        """End one rank at once, of which nothing is wanted any more."""
+        """End one rank at once that is no longer needed."""
         ...
 
     def ask_stacks(self) -> None:
-        """Have every rank's stacks sent as events."""
+        """Request every rank's stacks as events."""
         ...
 
     def record(self, on: bool) -> None:
-        """Have the ranks record what they do, or leave it; also those that start later."""
+        """Start or stop recording spans, also on ranks that start later."""
         ...
 
     def profile(self, number: int, steps: int) -> None:
-        """Have every rank that runs profile its next ``steps`` steps; none takes that back.
+        """Profile the next ``steps`` steps of every running rank; 0 cancels the profile.
 
-        ``number`` comes back with each answer.
+        Each answer has the same ``number``.
         """
         ...
 
     async def release(self) -> None:
-        """Give back what the agent_group holds; warm agents may be kept for the next gang."""
+        """Release the agents; warm ones may be kept for the next gang."""
         ...
 
 

@@ -1,6 +1,6 @@
-"""The kernel's end of any agent: what it says, and when it is ready and done.
+"""The kernel's end of any agent: its messages and its state.
 
-How it was started, and what reaches it beside the wire, is its placement's:
+Its placement determines how it is started and which data bypasses the channel:
 :mod:`~hydrogen_magic.driver.placements.local_agents` on this machine, ``placements.spark`` elsewhere.
 """
 
@@ -41,7 +41,7 @@ machine under heavy load it may take seconds."""
 
 
 class AgentClient(ABC):
-    """One agent as the kernel knows it. Made, used and ended on the hub's loop."""
+    """The kernel's view of one agent. Created, used and ended on the hub's loop."""
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
@@ -49,19 +49,19 @@ class AgentClient(ABC):
         self.attempt: tuple[str, int] | None = None
         self.alive = True
         self.last_message_s = time.monotonic()
-        """When its last message arrived."""
+        """Time of its last message."""
         self._commanded_s = -math.inf
         self._response_limit_s = math.inf
         self._message_arrived = asyncio.Event()
         self.held: tuple[str, int] = ("", 0)
-        """Where what ranks meet at can be served."""
+        """Address for the rendezvous service."""
         self.keys = hub.admit(self._on_message)
         self.greeted: asyncio.Future[None] = hub.loop.create_future()
         self._swept: asyncio.Future[None] | None = None
 
     @property
     def is_ready(self) -> bool:
-        """Whether it has said hello."""
+        """Whether its hello message has arrived."""
         return self.greeted.done()
 
     @property
@@ -87,7 +87,7 @@ class AgentClient(ABC):
 
     @property
     def is_unresponsive(self) -> bool:
-        """Whether it has been silent for too long since the last command."""
+        """Whether it has not answered the last command for too long."""
         return (
             time.monotonic() - max(self.last_message_s, self._commanded_s) > self._response_limit_s
         )
@@ -103,17 +103,17 @@ class AgentClient(ABC):
         return self.alive
 
     def expect_sweep(self) -> asyncio.Future[None]:
-        """Return what is done when nothing of the launched attempt is left."""
+        """Return a future that is done when nothing of the launched attempt is left."""
         self._response_limit_s = math.inf
         self._swept = self.hub.loop.create_future()
         return self._swept
 
     def count_as_swept(self) -> None:
-        """Nothing of the attempt is left there, as others know: nobody there can say so."""
+        """Record that nothing of the attempt is left there; the agent itself cannot report it."""
         self.finish(self._swept)
 
     def fail(self, error: BaseException) -> None:
-        """Nothing more will be heard of the attempt."""
+        """No more messages of the attempt will arrive."""
         if self._swept is not None and not self._swept.done():
             self._swept.set_exception(error)
 
@@ -123,7 +123,7 @@ class AgentClient(ABC):
         try:
             self.take(decode(message, AgentReport), data)
         except Exception as error:
-            # A fault of ours or of the agent's: this gang ends, others go on.
+            # An error of ours or of the agent: this gang ends, others continue.
             if self._swept is None or self._swept.done():
                 raise
             self.fail(error)
@@ -131,7 +131,7 @@ class AgentClient(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """End an agent whose words cannot be understood."""
+        """End an agent that sends malformed messages."""
 
     def take(self, report: AgentReport, data: memoryview | None) -> None:
         """Take a message of the agent's, and the bytes that came with it."""

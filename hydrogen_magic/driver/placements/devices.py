@@ -1,6 +1,6 @@
-"""The GPUs of this machine, and which rank gets which.
+"""The GPUs of this machine, and their assignment to ranks.
 
-Asks the driver, never CUDA: a kernel that has not touched a GPU stays that way.
+Asks the driver instead of CUDA: the kernel does not initialize a GPU by this.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["assign", "device_name", "environment", "visible_gpus"]
 
 _QUERY = ("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader")
 _QUERY_TIMEOUT_S = 20.0
-"""A driver that was not in use may need seconds to wake up."""
+"""A driver that was not in use may take seconds to wake up."""
 
 
 def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the GPUs that ranks may use, as CUDA names them, in the order CUDA would count them.
+    """Return the GPUs that ranks may use, by CUDA's names and in CUDA's order.
 
     ``CUDA_VISIBLE_DEVICES`` of the notebook limits and orders them as it does for CUDA itself.
     """
@@ -42,7 +42,7 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 _known_gpus: dict[str, tuple[tuple[str, str], ...]] = {}
-"""What the driver said, by the search path it was found on; failures are not remembered."""
+"""The driver's answer by the search path of the tool; failures are not cached."""
 
 
 def _installed_gpus(path: str) -> tuple[tuple[str, str], ...]:
@@ -71,16 +71,16 @@ def _ask_driver(path: str) -> tuple[tuple[str, str], ...]:
 
 
 def assign(spec: JobSpec, gpus: tuple[str, ...]) -> tuple[tuple[str | None, ...], tuple[str, ...]]:
-    """Return every rank's GPU (or None for all) and what the user should know of it.
+    """Return every rank's GPU (or None for all) and notes for the user.
 
-    Raises PlacementError when ``--gpu`` asks for more than there are.
+    Raises PlacementError if ``--gpu`` requests more than there are.
     """
     none: tuple[str | None, ...] = (None,) * spec.np
     if spec.gpu is False or (spec.gpu is None and not gpus):
         return none, ()
     if len(gpus) >= spec.np:
         return gpus[: spec.np], ()
-    found = f"this machine has {len(gpus)}" if gpus else "this machine has none that CUDA may use"
+    found = f"this machine has {len(gpus)}" if gpus else "this machine has none that CUDA can use"
     if spec.gpu is None:
         return none, (f"{spec.np} ranks, but {found} GPU(s): all ranks use the CPU",)
     fewer = f"use `--np {len(gpus)}` or drop `--gpu`" if gpus else "drop `--gpu`"
@@ -93,5 +93,5 @@ def environment(plan: Plan, slot: Slot) -> dict[str, str]:
 
 
 def device_name(slot: Slot) -> str:
-    """Return what ``hm.device()`` will be on the slot's rank."""
+    """Return the value of ``hm.device()`` on the slot's rank."""
     return f"cuda:{slot.local_rank}" if slot.gpu is not None else "cpu"

@@ -1,7 +1,7 @@
-"""One rank inside the kernel: slow to nothing, open to ``%debug``, and bound to nobody else.
+"""One rank inside the kernel, for a fast start and ``%debug``.
 
-The closure is unpacked into a module of its own, so the cell works on copies here too and changes
-nothing of the notebook.
+The closure is unpacked into a separate module, so the cell works on copies here too and does not change the
+notebook.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class InlinePlacement(Placement):
     def plan(self, spec: JobSpec) -> Plan:
         if spec.np != 1:
             raise PlacementError(
-                f"`--np {spec.np} --on inline`: the notebook's own process can be one rank only: "
-                "use `--np 1`, or `--on local`"
+                f"`--np {spec.np} --on inline`: the notebook's process can be only one rank; use "
+                "`--np 1`, or `--on local`"
             )
         gpus, notes = devices.assign(spec, devices.visible_gpus(os.environ))
         return Plan(
@@ -53,7 +53,7 @@ class InlinePlacement(Placement):
 
 
 def run_here(attempt: Attempt, sink: EventSink) -> None:
-    """Run the attempt's one rank now and deliver its result. Raises what the cell raises."""
+    """Run the attempt's single rank now and deliver its result. Raises the cell's exceptions."""
     job = attempt.job
 
     def send(batch: Sequence[ev.Event]) -> None:
@@ -105,7 +105,7 @@ def _closure(job: Job) -> Payload:
 
 
 def _serve(feed: WorkFeed, predict: Any, sink: EventSink, said: reporter.Reporter) -> None:
-    """Predict here and now; what the frame is read by has a thread of its own here, too."""
+    """Predict in this thread; another thread reads the frame, as with other placements."""
     feed.attach(sink.emit, lambda: None, said.now_s, lambda rank: None)
     (channel,) = feed.open(1)
     try:
@@ -126,7 +126,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _meet(attempt: Attempt, stack: ExitStack) -> dict[str, str]:
-    """Return the environment of the one rank; what it meets at is served by a thread of this process."""
+    """Return the environment of the single rank; a thread of this process serves its rendezvous."""
     job = attempt.job
     held = socket.create_server(("127.0.0.1", 0))
     stack.callback(held.close)

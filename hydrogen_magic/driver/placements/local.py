@@ -1,4 +1,4 @@
-"""Ranks as processes on this machine, beside an agent that stays warm between cells."""
+"""Ranks as processes on this machine, started by an agent that stays warm between cells."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ __all__ = ["LocalAgentGroup", "LocalPlacement"]
 
 _PING_S = 1.0
 _LATE_S = 4.0
-"""This process itself was stopped or busy for so long: the agent's answers wait to be read."""
+"""After this process was stopped or busy for this long, the agent's answers still have to be read."""
 _SILENCE_S = 15.0
-"""An agent that is silent for so long is reported."""
+"""An agent that is silent for this long is reported."""
 _START_S = 3.0
-"""How long an agent that is starting may take once the gang is to be stopped."""
+"""How long a starting agent may take when the gang is to be stopped."""
 
 
 class LocalPlacement(Placement):
@@ -50,8 +50,8 @@ class LocalPlacement(Placement):
     def plan(self, spec: JobSpec) -> Plan:
         if not hasattr(os, "pidfd_open"):
             raise PlacementError(
-                "`--on local` needs Linux 5.3 or newer, whose kernel can tell when a process ends; "
-                "`--on inline --np 1` works everywhere"
+                "`--on local` needs Linux 5.3 or newer (its pidfd_open system call); `--on "
+                "inline --np 1` works everywhere"
             )
         given = dict(spec.env).get("CUDA_VISIBLE_DEVICES")
         environ = os.environ if given is None else {**os.environ, "CUDA_VISIBLE_DEVICES": given}
@@ -68,9 +68,9 @@ class LocalPlacement(Placement):
 
 
 def _threads(plan: Plan, is_fed: bool) -> dict[str, str]:
-    """One thread per rank unless the user chose, as torchrun has it: ranks share the cores.
+    """One thread per rank unless the user chose a number, as with torchrun: ranks share the cores.
 
-    Ranks that are fed have nothing else to do on their share of them.
+    Ranks that receive data may use all of their share of the cores.
     """
     if len(plan.slots) == 1 or "OMP_NUM_THREADS" in os.environ:
         return {}
@@ -85,7 +85,7 @@ class LocalAgentGroup:
         self._agent: local_agents.LocalAgent | None = None
         self._cancelled = asyncio.Event()
         self._is_recording: bool | None = None
-        """What was ordered; None: what the job says."""
+        """Requested recording state; None: as in the job."""
 
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
         self._cancelled.clear()  # a stop of the attempt before
@@ -131,7 +131,7 @@ class LocalAgentGroup:
         return self._agent
 
     async def _started(self, agent: local_agents.LocalAgent) -> None:
-        """Wait for the agent's hello, for a moment only once the gang is to be stopped."""
+        """Wait for the agent's hello; only for a moment when the gang is to be stopped."""
         ready = asyncio.ensure_future(agent.ready())
         cancelled = asyncio.ensure_future(self._cancelled.wait())
         await asyncio.wait([ready, cancelled], return_when=asyncio.FIRST_COMPLETED)
@@ -182,7 +182,7 @@ class LocalAgentGroup:
 
 
 async def _watch(agent: local_agents.LocalAgent, attempt: Attempt, sink: EventSink) -> None:
-    """Report an agent that does not respond, and end it once the gang is to be stopped."""
+    """Report an agent that does not respond, and end it when the gang is to be stopped."""
     is_silent = False
     looked_s = time.monotonic()
     while True:
@@ -195,7 +195,7 @@ async def _watch(agent: local_agents.LocalAgent, attempt: Attempt, sink: EventSi
         what = f"the agent process (pid {agent.process.pid})"
         if agent.is_unresponsive:
             agent.why_killed = f"did not respond for {silence_s:.0f} s and was killed"
-            text = f"{what} {agent.why_killed}, and all processes of the gang with it"
+            text = f"{what} {agent.why_killed}, together with all processes of the gang"
             sink.emit(ev.Notice(attempt.job.now_s(), "warning", text))
             agent.kill()
             return
@@ -209,7 +209,7 @@ def _silence(agent: local_agents.LocalAgent, silence_s: float) -> str:
     text = f"has not responded for {silence_s:.0f} s"
     states = [process.state for process in processes.processes([agent.process.pid])]
     if states == ["T"]:
-        text += f"; it is stopped (SIGSTOP): kill -CONT {agent.process.pid} continues it"
+        text += f"; it is stopped (SIGSTOP): kill -CONT {agent.process.pid} resumes it"
     return f"{text}; stopping the gang ends it"
 
 

@@ -1,7 +1,7 @@
-"""The kernel's end of agents on this machine: started, talked to, kept warm between cells, ended.
+"""The kernel's end of agents on this machine: start, communication, reuse between cells, end.
 
-An agent gets its keys, and closures and results as memory files, over an inherited socket; all else
-goes over the wire, as it would from another machine.
+An agent gets its keys, and closures and results as memory files, over an inherited socket. All other
+messages use the channel, as from another machine.
 """
 
 from __future__ import annotations
@@ -59,25 +59,25 @@ _HELLO_S = 60.0
 """How long an agent may take to start: an interpreter and a few imports, on a machine under load."""
 _CLOSE_S = 5.0
 _SWEEP_S = 1.0
-"""How long killed processes may take to end. One that hangs in the system takes longer, and waiting
-does not help."""
+"""How long killed processes may take to exit. One that hangs in the system takes longer, and waiting does
+not help."""
 _STDERR_TAIL = 2000
-"""Characters of an agent's stderr that an error shows: a traceback of a few frames."""
+"""Characters of an agent's stderr in an error: a traceback of a few frames."""
 _CLOCK_SLACK_S = 1.0
-"""File times may lag behind the clock by a tick; a second is plenty."""
+"""File times may lag behind the clock by a tick; a second is enough."""
 
 
 class _CapturedStderr:
-    """What an agent writes to its stderr."""
+    """The stderr of an agent."""
 
     def __init__(self) -> None:
         self.fd = os.memfd_create("hydrogen-agent-stderr")
         self.tail = ""
-        """The end of it, once it is closed."""
+        """The end of it, after it is closed."""
         self._forwarded = 0
 
     def forward(self) -> None:
-        """Write what is new to this process's stderr, as if it was inherited."""
+        """Write new data to this process's stderr, as if it were inherited."""
         size = os.fstat(self.fd).st_size
         new = os.pread(self.fd, size - self._forwarded, self._forwarded)
         self._forwarded = size
@@ -136,7 +136,7 @@ class LocalAgent(AgentClient):
 
     @property
     def marks(self) -> Mapping[str, str]:
-        """Variables by which everything that descends from the agent can be told."""
+        """Variables that identify all descendants of the agent."""
         return self._marks
 
     @property
@@ -184,7 +184,7 @@ class LocalAgent(AgentClient):
             self._stderr.forward()
 
     def kill(self) -> None:
-        """End the agent and everything that descends from it, whether or not it responds."""
+        """End the agent and all its descendants, whether or not it responds."""
         if self._killing is None and self.alive:
             self._killing = asyncio.ensure_future(self._kill())
 
@@ -220,7 +220,7 @@ class LocalAgent(AgentClient):
                     os.close(fd)
 
     def _on_exit(self) -> None:
-        """The agent has ended, asked or not; its ranks died with it (parent-death signal)."""
+        """The agent has exited, on request or not; its ranks died with it (parent-death signal)."""
         self.process.wait()
         if self.alive:
             self._on_handover()  # results that it handed over before it ended
@@ -257,7 +257,7 @@ class LocalAgent(AgentClient):
             self._handed_over.close()
 
     async def close(self) -> None:
-        """End the agent, bounded in time."""
+        """End the agent within a time limit."""
         if not self.alive:
             return
         self._is_closing = True
@@ -267,9 +267,9 @@ class LocalAgent(AgentClient):
             if time.monotonic() > deadline:
                 self.kill()
             if time.monotonic() > deadline + _CLOSE_S:
-                return  # it hangs in the system; when that lets go of it, it is dead
+                return  # it hangs in the system, and dies when the system releases it
             await asyncio.sleep(0.005)
-        if self.alive:  # else it is in the gang's error
+        if self.alive:  # otherwise it is in the gang's error
             self._stderr.forward()
         self._disconnect()
         if self._killing is not None:
@@ -279,7 +279,7 @@ class LocalAgent(AgentClient):
 def _start_agent_process(
     theirs: socket.socket, stderr: int, marks: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start it in a session of its own: a Ctrl-C assignment for the kernel must not reach it."""
+    """Start it in its own session: a Ctrl-C meant for the kernel must not reach it."""
     return subprocess.Popen(
         command_line.command("hydrogen_magic.node.agent.__main__", import_path(), str(theirs.fileno())),
         pass_fds=[theirs.fileno()], start_new_session=True, stdin=subprocess.DEVNULL,
@@ -289,18 +289,20 @@ def _start_agent_process(
 
 
 def import_path() -> list[str]:
-    """Return the module path for processes that start elsewhere: relative entries made absolute."""
+    """Return the module path for processes with another working directory: relative entries made
+    absolute.
+    """
     entries = [entry for entry in sys.path if isinstance(entry, str)]
     try:
         return [os.path.abspath(entry) for entry in entries]
-    except FileNotFoundError:  # the working directory does not exist any more
+    except FileNotFoundError:  # the working directory no longer exists
         return [entry for entry in entries if os.path.isabs(entry)]
 
 
 def shadowed_modules() -> list[str]:
     """Return loaded modules of the standard library that a new process would not find.
 
-    Files of the same names, such as ``queue.py`` beside the notebook, come before them in the path.
+    Files of the same names, such as ``queue.py`` beside the notebook, precede them in the path.
     """
     library = sysconfig.get_path("stdlib")
     before = itertools.takewhile(lambda entry: entry != library, import_path())
@@ -312,7 +314,7 @@ def shadowed_modules() -> list[str]:
 def _names_in(directory: str) -> list[str]:
     try:
         return os.listdir(directory)
-    except OSError:  # it is not there, or a zip file
+    except OSError:  # it does not exist, or is a zip file
         return []
 
 
@@ -321,12 +323,13 @@ def _origin(name: str) -> str:
 
 
 def directory() -> str:
-    """Return the notebook's working directory. Raises PlacementError where it is gone."""
+    """Return the notebook's working directory. Raises PlacementError if it no longer exists."""
     try:
         return os.getcwd()
     except FileNotFoundError:
         raise PlacementError(
-            "the notebook's working directory does not exist any more: os.chdir() to one that does"
+            "the notebook's working directory no longer exists: change to another one with "
+            "os.chdir()"
         ) from None
 
 
@@ -334,13 +337,13 @@ def directory() -> str:
 
 _MATTERS = ("OMP_", "MKL_", "KMP_", "OPENBLAS_", "LD_", "DYLD_", "PYTHON", "CUDA", "NVIDIA_",
             "TORCH", "PYTORCH", "XLA_", "TF_", "JAX_", "HF_", "TRANSFORMERS_", "MALLOC_")  # fmt: skip
-"""Prefixes of variables that libraries read when they are imported, never again."""
+"""Prefixes of variables that libraries read only on import."""
 
 
 def fingerprint(env: Mapping[str, str]) -> str:
-    """Return a digest of all that a forkserver cannot change once it has imported modules.
+    """Return a digest of everything that a forkserver cannot change after importing modules.
 
-    Installing a package changes its directory's time; files of imported modules are the agent's to watch.
+    Installing a package changes its directory's time; the agent itself watches files of imported modules.
     """
     relevant = sorted(
         item
@@ -359,7 +362,7 @@ def _package_roots() -> list[str]:
 
 
 class _Pool:
-    """The agents of this kernel: as many as gangs run at once, one of which stays when all have ended."""
+    """The agents of this kernel: as many as concurrent gangs, one of which stays when all have ended."""
 
     def __init__(self) -> None:
         self.all: list[LocalAgent] = []
@@ -400,7 +403,7 @@ _hub_lock = threading.Lock()
 
 
 def hub() -> Hub:
-    """Return this process's hub, started when first asked for; forks of the kernel get their own."""
+    """Return this process's hub, started on first use; forks of the kernel get their own."""
     global _hub, _hub_pid, _pool
     with _hub_lock:
         if _hub is None or _hub_pid != os.getpid():
@@ -410,12 +413,12 @@ def hub() -> Hub:
 
 
 def warm_up(preload: Sequence[str]) -> None:
-    """Start an agent in the background that imports ``preload``, so that the first gang starts fast."""
+    """Start an agent in the background that imports ``preload``, for a fast start of the first gang."""
 
     def start() -> None:
         if not _pool.all:
             agent = _pool.take(current, fingerprint(os.environ), preload)
-            _pool.idle.append(agent)  # looked up only now: take() makes a new list of them
+            _pool.idle.append(agent)  # looked up here: take() creates a new list
 
     current = hub()
     current.loop.call_soon_threadsafe(start)
@@ -425,7 +428,7 @@ _closers: list[Callable[[], Awaitable[None]]] = []
 
 
 def before_closing(close: Callable[[], Awaitable[None]]) -> None:
-    """Have ``close`` awaited on the hub's loop before this process's next hub ends."""
+    """Await ``close`` on the hub's loop before this process's next hub ends."""
     _closers.append(close)
 
 
@@ -436,7 +439,7 @@ async def _close_all() -> None:
 
 
 def close() -> None:
-    """End all agents of this process, running gangs included, and the hub. Safe to call twice."""
+    """End all agents of this process, including running gangs, and the hub. Safe to call twice."""
     global _hub
     with _hub_lock:
         current, _hub = _hub, None

@@ -1,8 +1,8 @@
 """How ranks find each other: a rendezvous turns a plan into every rank's environment.
 
-It may also name a *service*: a function that one host's agent runs beside the ranks, on a socket
-that the agent has bound already, so that no port is chosen twice. It never learns where ranks run
-(that is a placement's to know), and no placement learns what runs on it.
+It may also name a *service*: a function that the agent of one host runs beside the ranks, on a socket that
+the agent has already bound, so that no port is chosen twice. A rendezvous does not know where ranks run
+(that is the placement's part), and a placement does not know the service.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class Rendezvous:
     """The library's own timeline, where it writes one."""
 
     def join_timeout_s(self, spec: JobSpec) -> float:
-        """Return how long ranks wait in :attr:`init_collective` before those that are missing have failed.
+        """Return how long ranks wait in :attr:`init_collective` until the missing ones count as failed.
 
-        Raises PlacementError when the user has set something else than a time.
+        Raises PlacementError if the user's setting is not a valid time.
         """
         return math.inf
 
@@ -108,9 +108,9 @@ class Rendezvous:
         """Serve a lone rank of this very process, from a thread, until ``over`` is set."""
 
     def undo_here(self) -> Callable[[], None]:
-        """Return what undoes a lone rank's meeting in this process; asked before the rank runs.
+        """Return a function that undoes a single rank's rendezvous in this process; called before it runs.
 
-        It must leave alone what the process had joined already.
+        It must not affect process groups that the process had already joined.
         """
         return lambda: None
 

@@ -1,10 +1,10 @@
 """torchrun's rendezvous: the environment that ``torch.distributed.init_process_group()`` reads.
 
-torch's own ``TCPStore`` listens on every interface without authentication, whatever address it is
-given. Here the agent binds the socket (loopback on one machine) and a process beside the ranks serves
-the store behind it (``master_listen_fd``, :mod:`~hydrogen_magic.node.rendezvous.connection_guard`);
-ranks are told by ``TORCHELASTIC_USE_AGENT_STORE`` to connect only.
-Names and meanings of the variables: https://docs.pytorch.org/docs/stable/elastic/run.html
+torch's own ``TCPStore`` listens on every interface without authentication, whatever address it is given.
+Here the agent binds the socket (loopback on one machine) and a process beside the ranks serves the store
+behind it (``master_listen_fd``, :mod:`~hydrogen_magic.node.rendezvous.connection_guard`);
+``TORCHELASTIC_USE_AGENT_STORE`` makes the ranks connect only. Names and meanings of the variables:
+https://docs.pytorch.org/docs/stable/elastic/run.html
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who a rank is, by torchrun's variables, which :func:`hydrogen_magic.rank` and most code read.
+"""torchrun's variables for a rank's place, which :func:`hydrogen_magic.rank` and most code read.
 
 Names and meanings: https://docs.pytorch.org/docs/stable/elastic/run.html
 """
@@ -14,7 +14,7 @@ RANK_VARIABLES = frozenset(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZ
 
 
 def place(slot: Slot) -> dict[str, str]:
-    """Return the variables that tell a rank its place; none of how to meet the others."""
+    """Return the variables for a rank's place, without those for finding other ranks."""
     environment = {
         "RANK": slot.rank,
         "LOCAL_RANK": slot.local_rank,

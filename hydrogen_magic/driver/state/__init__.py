@@ -1,1 +1,1 @@
-"""What a gang is: its state as a fold over events, and who is to blame when it fails."""
+"""The state of a gang as a fold over events, and the culprit of a failure."""

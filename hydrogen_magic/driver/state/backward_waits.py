@@ -1,8 +1,8 @@
-"""Whom ranks wait for at the end of a backward pass, told apart from the reduction of gradients itself.
+"""Waits for slower ranks at the end of a backward pass, separated from the reduction of gradients.
 
 A rank reports one span from the moment it has computed its gradients until all are reduced. The spans of
-one reduction overlap on all ranks: until the last rank begins, the others wait for it; from then on
-gradients are reduced.
+one reduction overlap on all ranks: the others wait until the last rank begins; from then on, gradients are
+reduced.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from hydrogen_magic.core import events as ev
 __all__ = ["Reduction", "grouped", "split"]
 
 _LEAST_S = 5e-5
-"""A shorter wait is chance."""
+"""A shorter wait is random."""
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """One rank's part in one reduction, or a stretch of it."""
+    """One rank's part in one reduction, or an interval of it."""
 
     rank: int
     start_s: float
@@ -30,7 +30,7 @@ class Reduction:
 
 
 def grouped(found: Iterable[Reduction]) -> list[list[Reduction]]:
-    """Return the reductions, in order; those that overlap are one."""
+    """Return the reductions in order; overlapping spans belong to one reduction."""
     groups: list[list[Reduction]] = []
     until_s = 0.0
     for each in sorted(found, key=lambda reduction: reduction.start_s):
@@ -44,7 +44,7 @@ def grouped(found: Iterable[Reduction]) -> list[list[Reduction]]:
 
 
 def split(group: Sequence[Reduction], np: int) -> Iterator[Reduction]:
-    """Yield the spans of one reduction, waiting and reducing apart where every rank is in it once."""
+    """Yield the spans of one reduction, with waiting and reducing separated if every rank is in it once."""
     last = max(group, key=lambda each: each.start_s)
     is_whole = np > 1 and sorted(each.rank for each in group) == list(range(np))
     for each in group:

@@ -1,4 +1,4 @@
-"""Whom ranks wait for in collectives, from how long each of them waited: who waits least comes last.
+"""Detects slow ranks by the time that each rank waits in collectives: the slowest one waits least.
 
 That needs no clocks that agree, and no word of the collective itself.
 """
@@ -15,26 +15,27 @@ from hydrogen_magic.core import events as ev
 __all__ = ["LateRanks", "RankWaits", "added", "has_waits", "late_by_now", "late_in_all"]
 
 _MEMORY_S = 30.0
-"""A wait counts for a third after so long: steps that take seconds are evened out, and news shows."""
+"""The weight of a wait falls to a third after this time: steps that take seconds are averaged, and changes
+show."""
 _LEAST_S = 2.0
-"""Recorded before anything is said."""
+"""Recorded time before a result is reported."""
 _LEAST_SHARE = 0.1
-"""Of the time: ranks that keep step wait for each other too."""
+"""Share of the time: ranks in step wait for each other too."""
 _NEAR = 0.25
 """Who waits longer than the least by less than this part of the difference is late too."""
 
 
 @dataclass(frozen=True)
 class RankWaits:
-    """How long a rank has waited, as far as it was recorded."""
+    """How long a rank has waited, according to recorded spans."""
 
     since_s: float = math.inf
     """When the first wait began."""
     until_s: float = 0.0
-    """When the last one ended."""
+    """End of the last wait."""
     total_s: float = 0.0
     recent_s: float = 0.0
-    """The same, older ones counting less and less; as of :attr:`until_s`."""
+    """The same with decaying weights; as of :attr:`until_s`."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class LateRanks:
 
     ranks: tuple[int, ...]
     share: float
-    """Of the time that was looked at."""
+    """Share of the observed time."""
 
 
 def has_waits(event: ev.Spans) -> bool:
@@ -70,7 +71,7 @@ def added(waits: RankWaits, event: ev.Spans) -> RankWaits:
 
 
 def late_by_now(by_rank: Mapping[int, RankWaits], now_s: float) -> LateRanks | None:
-    """Return the ranks that the others have waited for lately; None when no rank stands out."""
+    """Return the ranks that the others have waited for recently; None if no rank stands out."""
 
     def recent_s(waits: RankWaits) -> float:
         return waits.recent_s * _left(now_s - waits.until_s)
@@ -91,7 +92,7 @@ def late_in_all(by_rank: Mapping[int, RankWaits]) -> LateRanks | None:
 
 
 def _left(seconds: float) -> float:
-    """Return what part of a wait counts after so long."""
+    """Return the remaining weight of a wait after this time."""
     return math.exp(-max(0.0, seconds) / _MEMORY_S)
 
 

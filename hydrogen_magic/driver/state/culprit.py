@@ -1,13 +1,13 @@
-"""Which rank failed, as opposed to which one complained first.
+"""Determines which rank failed first, which need not be the first to report.
 
-When a rank fails, its peers soon fail too: a collective breaks or times out. Three things tell the
-culprit from its victims: what kind of failure it is, when it began (a rank may spend seconds in a
-``finally`` while its peers already report broken connections), and what the others were doing.
+When a rank fails, its peers soon fail too: a collective breaks or times out. Three facts separate the
+culprit from its victims: the kind of failure, its time (a rank may spend seconds in a ``finally`` while its
+peers already report broken connections), and the activity of the others.
 
-Strong evidence is a failure that stands by itself: the user's own exception, a fatal signal, an exit
-without a result. Weak evidence is one that a peer's end would cause: a closed connection, a
+Strong evidence is a failure that no peer can cause: the user's own exception, a fatal signal, an exit
+without a result. Weak evidence is a failure that the end of a peer would cause: a closed connection, a
 collective that timed out. The earliest strong evidence wins; without any, a rank that was stopped or
-missing from the collective is to blame before the earliest that complained.
+missing from the collective takes precedence over the earliest report.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ __all__ = [
 ]
 
 _SETTLE_S = 0.15
-"""After strong evidence: others' may be on the way, and it may be older."""
+"""Delay after strong evidence: older evidence of other ranks may be on its way."""
 _SETTLE_WEAK_S = 1.0
-"""After weak evidence alone: long enough for a rank in its ``finally`` to be noticed (0.15 s)."""
+"""Delay after weak evidence alone: long enough to notice a rank in its ``finally`` (0.15 s)."""
 _UNWINDING_S = 30.0
-"""How long a rank may clean up after its own exception when its peers only say what follows from it:
-a checkpoint may be written there."""
+"""How long a rank may clean up after its own exception while its peers only report consequences: it may
+write a checkpoint there."""
 _UNWINDING_STRONG_S = 5.0
-"""The same when another rank failed by itself meanwhile: the older exception may be one it handles."""
+"""The same when another rank failed on its own meanwhile: the older exception may be handled."""
 
 _SEEN_WAITING_S = 1.5
-"""A rank that waits is seen to after a second: one that has just come is not missing."""
+"""A waiting rank is noticed after a second: one that has just entered is not missing."""
 
 _CONNECTION_TYPES = frozenset(
     ["ConnectionResetError", "BrokenPipeError", "ConnectionAbortedError", "ConnectionRefusedError"]
@@ -90,7 +90,7 @@ def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class Evidence:
-    """What speaks against one rank."""
+    """Evidence against one rank."""
 
     rank: int
     at_s: float
@@ -101,11 +101,11 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of weighing: a culprit, or that it is too early to say."""
+    """The result: a culprit, or that it is too early."""
 
     culprit: int | None
     wait_until_s: float
-    """When to weigh again; meaningless once there is a culprit."""
+    """When to evaluate again; unused if there is a culprit."""
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,10 @@ class MissingRanks:
 
 @dataclass(frozen=True)
 class MissedCollective:
-    """A collective that some ranks waited in and others never entered."""
+    """A collective in which some ranks waited and which others never entered."""
 
     collective: str
-    """``all_reduce``, or ``collective`` where its name is not known."""
+    """``all_reduce``, or ``collective`` if its name is unknown."""
     absent: tuple[int, ...]
     waiting: tuple[int, ...]
 
@@ -157,7 +157,7 @@ def _is_library_error(error: ErrorReport) -> bool:
 
 
 def collective_of(rank: RankState) -> str:
-    """Return the collective that a rank waits in or failed in, without its number; "" if unknown."""
+    """Return the collective in which a rank waits or failed, without its number; "" if unknown."""
     if rank.waiting_in:
         return rank.waiting_in.partition(" #")[0].removesuffix(" (async)")
     for error in _with_causes(rank.failure.error if rank.failure is not None else None):
@@ -180,13 +180,13 @@ def is_collective(function: str) -> bool:
 
 
 def missed_collective(state: GangState) -> MissedCollective | None:
-    """Return which ranks never entered the collective that the others waited in; None if unknown.
+    """Return which ranks never entered the collective in which the others waited; None if unknown.
 
-    Ranks whose cell had ended are named before those that still compute: of these, one that entered a
-    moment ago has not been seen waiting yet.
+    Ranks whose cell has ended take precedence over those that still compute: one of the latter may have
+    just entered and not have been noticed yet.
     """
     if not all(_was_waiting(rank) for rank in state.ranks if evidence(rank) is not None):
-        return None  # one of them failed of something else
+        return None  # one of them failed for another reason
     waiting = [rank for rank in state.ranks if _was_waiting(rank)]
     names = [name for name in map(collective_of, waiting) if name]
     name = names[0] if names else "collective"
@@ -199,7 +199,7 @@ def missed_collective(state: GangState) -> MissedCollective | None:
 def _was_waiting(rank: RankState) -> bool:
     if rank.failure is not None:
         return any(map(_is_library_error, _with_causes(rank.failure.error)))
-    # Only NCCL ends a rank by that while it waits.
+    # Only NCCL ends a waiting rank by this signal.
     has_aborted = rank.exited is not None and rank.exited.signal_name == "SIGABRT"
     return bool(rank.waiting_in) or (has_aborted and rank.device.startswith("cuda"))
 
@@ -209,7 +209,7 @@ def _finished(state: GangState) -> list[RankState]:
 
 
 def _outside(state: GangState) -> list[RankState]:
-    """Return the ranks that live and are in no collective: only stopped ones, if there are any."""
+    """Return the living ranks outside of collectives; only the stopped ones, if there are any."""
     alive = [rank for rank in state.ranks if evidence(rank) is None and not rank.is_over]
     stopped = [rank for rank in alive if rank.process_state == "T"]
     return stopped or [rank for rank in alive if not rank.waiting_in]
@@ -223,7 +223,7 @@ def _numbers(ranks: Iterable[RankState]) -> tuple[int, ...]:
 
 
 def evidence(rank: RankState) -> Evidence | None:
-    """Return what speaks against ``rank``, None when nothing does."""
+    """Return the evidence against ``rank``, None if there is none."""
     if rank.failure is not None:
         strong = not is_victim_error(rank.failure.error)
         return Evidence(rank.rank, rank.failure.at_s, strong, final=not rank.failure.in_flight)
@@ -242,10 +242,10 @@ def failed_independently(rank: RankState) -> bool:
 
 
 def verdict(state: GangState, now_s: float) -> Verdict | None:
-    """Return who is to blame, or until when to wait, or None when nothing has failed.
+    """Return the culprit, or until when to wait, or None if nothing has failed.
 
-    An exception that is still unwinding is no failure by itself (the rank may handle it), but it is
-    older evidence than what its peers say meanwhile.
+    An exception that is still unwinding is not a failure by itself (the rank may handle it), but it is
+    older evidence than the reports of its peers.
     """
     found = [one for one in map(evidence, state.ranks) if one is not None]
     finals = [one for one in found if one.final]
@@ -263,7 +263,7 @@ def verdict(state: GangState, now_s: float) -> Verdict | None:
     if now_s < first_final_s + _SETTLE_WEAK_S:
         return Verdict(None, first_final_s + _SETTLE_WEAK_S)
     absent = _absent(state)
-    # A rank that aborted says no word; its peers' complaints may be heard before its end is.
+    # A rank that aborted sends no report; reports of its peers may arrive before its end.
     first = min(finals, key=lambda one: (state.ranks[one.rank].failure is not None, one.at_s))
     return Verdict(first.rank if absent is None else absent, now_s)
 
@@ -271,9 +271,9 @@ def verdict(state: GangState, now_s: float) -> Verdict | None:
 def missing(
     state: GangState, init_collective: str, join_timeout_s: float, now_s: float
 ) -> MissingRanks | None:
-    """Return who has not come to where others have waited for all too long; None while it is too early.
+    """Return ranks that have not entered a collective where others wait for too long; None if too early.
 
-    A rank that has come and gone on was met by all: then nobody else can be missing.
+    If a rank has entered and left, all ranks were there: then no other can be missing.
     """
     waiting = [rank for rank in state.ranks if rank.waiting_in.startswith(f"{init_collective} #")]
     since_s = min((rank.waiting_since_s for rank in waiting), default=now_s)
@@ -292,7 +292,7 @@ def _decide(best: Evidence, wait_until_s: float, now_s: float) -> Verdict:
 
 
 def _absent(state: GangState) -> int | None:
-    """Return the one rank that lives and that the complaining ones waited for."""
+    """Return the single living rank for which the reporting ones waited."""
     found = missed_collective(state)
     if found is None or len(found.absent) > 1:
         return None

@@ -1,4 +1,4 @@
-"""Why a gang failed, as text: the culprit's own lines first, the victims in one line."""
+"""The cause of a failure as text: the culprit's own lines first, the victims in one line."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from hydrogen_magic.driver.state.output_lines import clean, clean_name, final_li
 __all__ = ["headline", "report", "stack_lines"]
 
 _JOINING = "init_process_group"
-"""A rank may leave it, and finish, while others still connect to it."""
+"""A rank may leave it and finish while others are still connecting to it."""
 _LONGEST_MESSAGE = 4000
-"""Characters of an exception's message; a tensor's repr in it would bury the rest."""
+"""Maximum characters of an exception's message; a tensor's repr would bury the rest."""
 _LONGEST_LINE = 200
 """The same in a headline."""
 _MOST_OUTPUT_LINES = 10
@@ -39,7 +39,7 @@ def report(state: GangState, last_output: Sequence[str] = (), saved_results: str
     ``saved_results`` says where results are that arrived.
     """
     if state.culprit is None or not 0 <= state.culprit < len(state.ranks):
-        return f"the gang failed: {clean_name(state.reason) or 'no rank said why'}"
+        return f"the gang failed: {clean_name(state.reason) or 'no rank reported a reason'}"
     culprit = state.ranks[state.culprit]
     what, *how = _what_happened(culprit, state)
     lines = [what, *_where(culprit, state), *how, *_victims(state), *_output(last_output)]
@@ -48,7 +48,7 @@ def report(state: GangState, last_output: Sequence[str] = (), saved_results: str
 
 
 def _where(rank: RankState, state: GangState) -> list[str]:
-    """Name the host of a rank whose gang has several."""
+    """Name the host of a rank if its gang has several."""
     hosts = {other.host for other in state.ranks if other.host}
     return [f"  on host {clean_name(rank.host)}"] if rank.host and len(hosts) > 1 else []
 
@@ -57,7 +57,7 @@ def _where(rank: RankState, state: GangState) -> list[str]:
 
 
 def headline(state: GangState, culprit: int) -> str:
-    """Return in one line how a gang failed, from its state before its other ranks are ended."""
+    """Return the failure of a gang in one line, from its state before its other ranks are ended."""
     rank = state.ranks[culprit]
     among_ranks = "" if failed_independently(rank) else _among_ranks(state)
     return among_ranks or f"{_failed(rank)}{_how(rank)}"
@@ -93,7 +93,7 @@ def _why_absent(who: str, absent: Sequence[RankState]) -> str:
 
 
 def _different_collectives(state: GangState) -> str:
-    """Return which ranks waited where, if they can not have waited for each other."""
+    """Return which ranks waited where, if they cannot have waited for each other."""
     by_name: dict[str, list[int]] = {}
     for rank in state.ranks:
         by_name.setdefault(collective_of(rank), []).append(rank.rank)
@@ -150,7 +150,7 @@ def _what_happened(rank: RankState, state: GangState) -> list[str]:
 
 
 def _missing(rank: RankState, state: GangState) -> list[str]:
-    """Return what is known of a rank that did nothing wrong, but did not take part either."""
+    """Return the lines for a rank that did not fail itself, but did not participate either."""
     title = clean_name(state.reason)
     if not title.startswith("rank"):
         is_stopped = rank.process_state == "T"
@@ -191,7 +191,7 @@ def _stack(stack: str, cells: Mapping[str, str]) -> list[str]:
 
 
 def stack_lines(stack: str, cells: Mapping[str, str]) -> list[str]:
-    """Return a stack as ``faulthandler`` wrote it, with the notebook's names for its files."""
+    """Return a stack written by ``faulthandler``, with the notebook's labels for its files."""
 
     def line(text: str) -> str:
         match = _STACK_LINE.match(text)
@@ -203,7 +203,7 @@ def stack_lines(stack: str, cells: Mapping[str, str]) -> list[str]:
 
 
 _SUB_EXCEPTION = re.compile(r"(?<=\()<[^<>]+>(?=, line \d+\)$)")
-"""The file at the end of a note that a rank made of a part of an exception group."""
+"""The file at the end of a note for a part of an exception group."""
 
 
 # ── exceptions ───────────────────────────────────────────────────────────────────────────────────
@@ -234,7 +234,7 @@ def _oldest(error: ErrorReport) -> ErrorReport:
 
 
 def _first_own_place(error: ErrorReport, cells: Mapping[str, str]) -> str:
-    """Return the place in the cell that ran, from where everything else was called."""
+    """Return the place in the running cell from which everything else was called."""
     own = next((frame for frame in error.frames if frame.file in cells), None)
     return f"{cells[own.file]}, line {own.line}" if own else ""
 
@@ -271,7 +271,7 @@ def _headlines_part(text: str) -> str:
 
 
 _GLOO_DETAILS = re.compile(r"\[/\S*gloo/\S*\] |\. This is typically caused by.*")
-"""Where Gloo was built, and advice for those who do not know which rank failed."""
+"""Build paths of Gloo, and its advice for an unknown culprit."""
 
 
 # ── frames ───────────────────────────────────────────────────────────────────────────────────────
@@ -296,7 +296,7 @@ def _without_middle(run: Sequence[Frame]) -> Iterator[Frame]:
         return
     half = _MOST_FRAMES // 2
     yield from run[:half]
-    yield Frame("", 0, f"... {len(run) - 2 * half} frames more ...", "")
+    yield Frame("", 0, f"... {len(run) - 2 * half} more frames ...", "")
     yield from run[-half:]
 
 
@@ -316,14 +316,14 @@ _LIBRARY = re.compile(
 
 
 def _is_own(frame: Frame, cells: Mapping[str, str]) -> bool:
-    """Tell whether the user wrote the line: a cell, or a file that was not installed."""
+    """Tell whether the user wrote the line: a cell, or a file outside of installed packages."""
     return frame.file in cells or _LIBRARY.search(frame.file) is None
 
 
 def _folded(run: Sequence[Frame]) -> str:
     paths = [_library_path(frame.file) for frame in run]
     shared = os.path.commonpath(paths) if len(set(paths)) > 1 else paths[0]
-    # Frames of several packages have nothing in common: the one that raised is of interest.
+    # If frames are of several packages, only the one that raised is of interest.
     where = shared or paths[-1]
     last = run[-1]
     exact = f":{last.line}" if shared == paths[-1] and len(run) == 1 else ""
@@ -357,7 +357,7 @@ def _were(singular: str, plural: str, ranks: Sequence[int]) -> str:
 
 
 def _sayings(others: Iterable[RankState]) -> str:
-    """Return what the victims' own errors were, equal ones together."""
+    """Return the victims' own errors, with equal ones grouped."""
     by_text: dict[str, list[int]] = {}
     for rank in others:
         text = _saying(rank)

@@ -1,4 +1,4 @@
-"""How numbers, times, sizes and ranks are put into words, wherever a gang is shown."""
+"""Text forms of numbers, times, sizes and ranks, for all views."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """Return at most four digits that matter: ``0.2134``, ``12.4``, ``1.2e-05``, ``nan``."""
+    """Return at most four significant digits: ``0.2134``, ``12.4``, ``1.2e-05``, ``nan``."""
     if not math.isfinite(value):
         return str(float(value))
     if float(value).is_integer() and abs(value) < 1e9:
@@ -63,7 +63,7 @@ def late_text(late: LateRanks, rendezvous: str) -> str:
 def progress_text(rows: RowsDone, is_over: bool = False) -> str:
     """Return ``1,200 of 5,000 rows · 800 rows/s · 4.8 s left · 4 chunks in flight · 12 rows failed``.
 
-    On Spark ``3 of 8 tasks`` too, and alone where nobody tells of rows.
+    On Spark also ``3 of 8 tasks``, or only that if the rows are unknown.
     """
     parts = [] if rows.tasks and not rows.done else _rows_texts(rows)
     left_s = None if is_over else rows_left_s(rows)
@@ -89,13 +89,13 @@ def _rows_texts(rows: RowsDone) -> list[str]:
 
 
 def rows_per_s(rows: RowsDone) -> float | None:
-    """Return how fast all ranks together were so far, None before anything has come back."""
+    """Return the average rate of all ranks together, None before the first results."""
     elapsed_s = rows.at_s - rows.began_s
     return rows.done / elapsed_s if rows.done and elapsed_s > 0 else None
 
 
 def rows_left_s(rows: RowsDone) -> float | None:
-    """Return how long it takes yet, by the rows or else by the tasks that are done; None: unknown."""
+    """Return the remaining time by the finished rows or else tasks; None: unknown."""
     done, total = rows.done, rows.total
     if not done:
         done, total = rows.tasks_done or 0, rows.tasks

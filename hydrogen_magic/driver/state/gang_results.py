@@ -1,4 +1,4 @@
-"""What the ranks of a gang sent back, kept until it is asked for."""
+"""The results of a gang's ranks, stored until they are needed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["GangResults", "RankResults", "load_saved", "saved_path"]
 
 _NONE = pickle.dumps(None, pickle.HIGHEST_PROTOCOL)
 _SMALL_BYTES = 1 << 20
-"""Smaller results are copied, so that they do not hold a file descriptor until they are opened."""
+"""Smaller results are copied, so that they do not occupy a file descriptor until they are unpickled."""
 
 
 class RankResults:
-    """The results of one rank: its value and the ``--out`` variables. Opened when first needed."""
+    """The results of one rank: its value and the ``--out`` variables. Unpickled on first use."""
 
     def __init__(
         self, rank: int, parts: Sequence[tuple[ResultPart, Payload]], attempt: int = 0
@@ -38,7 +38,7 @@ class RankResults:
         self._opening = threading.Lock()
 
     def add(self, part: ResultPart, section: Payload) -> None:
-        """Take a part that has arrived."""
+        """Store a part that has arrived."""
         small = section.nbytes <= _SMALL_BYTES
         self.parts.append((part, payload.copied(section) if small else section))
         self.nbytes += section.nbytes
@@ -46,18 +46,18 @@ class RankResults:
 
     @property
     def errors(self) -> dict[str, str]:
-        """Return why results are missing, by name; opens the results."""
+        """Return why results are missing, by name; unpickles the results."""
         errors = {part.name: part.error for part, _ in self.parts if part.error}
         for name, obj in self._objects().items():
             if isinstance(obj, UnopenedPart):
                 errors[name] = (
-                    f"{label(name)} arrived but cannot be opened in the notebook: {obj.reason}"
+                    f"{label(name)} arrived but cannot be loaded in the notebook: {obj.reason}"
                 )
         return errors
 
     @property
     def names(self) -> list[str]:
-        """Names of the results that arrived, in whole or in part."""
+        """Names of the results that arrived, completely or partly."""
         return list(dict.fromkeys(part.name for part, _ in self.parts if not part.error))
 
     @property
@@ -75,7 +75,7 @@ class RankResults:
         return any(part.name or section.pickled != _NONE for part, section in self.parts)
 
     def value(self) -> Any:
-        """Return the value of the cell. Raises ResultError when it did not arrive."""
+        """Return the value of the cell. Raises ResultError if it did not arrive."""
         return self.result(CELL_VALUE)
 
     def variables(self) -> Mapping[str, Any]:
@@ -95,7 +95,7 @@ class RankResults:
         }
 
     def result(self, name: str) -> Any:
-        """Return one result. Raises ResultError when it did not arrive."""
+        """Return one result. Raises ResultError if it did not arrive."""
         obj = self._objects().get(name, self)
         if obj is self or isinstance(obj, UnopenedPart):
             why = self.errors.get(name, f"{label(name)} did not arrive")
@@ -103,12 +103,12 @@ class RankResults:
         return obj
 
     def arrived(self) -> list[str]:
-        """Return the names of the variables that arrived as a whole."""
+        """Return the names of the variables that arrived completely."""
         opened = self._objects().items()
         return [name for name, obj in opened if name and not isinstance(obj, UnopenedPart)]
 
     def update(self, originals: Originals) -> None:
-        """Open the results: the notebook's own objects get the contents that they had on the rank."""
+        """Unpickle the results: the notebook's own objects get the contents they had on the rank."""
         self._objects(originals)
 
     def release(self) -> None:
@@ -159,24 +159,24 @@ class _Variables(Mapping[str, Any]):
 
 
 class GangResults:
-    """The results of all ranks, those of the newest attempt that sent any."""
+    """The results of all ranks, from the newest attempt that sent any."""
 
     def __init__(self) -> None:
         self._ranks: dict[int, RankResults] = {}
 
     def add(self, rank: int, attempt: int, part: ResultPart, section: Payload) -> None:
-        """Take a part that has arrived; results of earlier attempts of this rank are dropped."""
+        """Store a part that has arrived; results of earlier attempts of this rank are dropped."""
         known = self._ranks.get(rank)
         if known is None or known.attempt != attempt:
             known = self._ranks[rank] = RankResults(rank, [], attempt)
         known.add(part, section)
 
     def of(self, rank: int) -> RankResults:
-        """Return what arrived from ``rank``, perhaps nothing."""
+        """Return the results of ``rank``, possibly none."""
         return self._ranks.get(rank, RankResults(rank, []))
 
     def value(self, rank: int) -> Any:
-        """Return the value of ``rank``; raises ResultError when it did not arrive."""
+        """Return the value of ``rank``; raises ResultError if it did not arrive."""
         return self.of(rank).value()
 
     def value_or_error(self, rank: int) -> Any:
@@ -201,10 +201,10 @@ class GangResults:
 
 
 def saved_path(folder: Path, rank: int) -> Path:
-    """Return the file of a run log that holds the results of ``rank``."""
+    """Return the file of a run log with the results of ``rank``."""
     return folder / f"results-{rank}"
 
 
 def load_saved(folder: Path, rank: int) -> RankResults:
-    """Return saved results. Raises OSError when there are none."""
+    """Return saved results. Raises OSError if there are none."""
     return RankResults(rank, result_stream.load(saved_path(folder, rank)))

@@ -1,7 +1,7 @@
-"""``fold(state, event) -> state``: the whole picture of a gang, from nothing but its events.
+"""``fold(state, event) -> state``: the complete state of a gang, computed only from its events.
 
-Knows no socket, clock, process or widget, so that a recorded list of events replays a run in a
-test, in a saved notebook or after a kernel restart. Views take a :class:`GangState` and nothing else.
+It has no access to sockets, clocks, processes or widgets, so that a recorded list of events replays a run
+in a test, in a saved notebook or after a kernel restart. Views depend only on :class:`GangState`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ __all__ = ["ProgressBar", "GangState", "RankState", "TERMINAL_STATES", "fold", "
 TERMINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 
 _MOST_METRICS = 1000
-"""Whose last values a rank's state holds: names made at run time must not make it endless."""
+"""Metrics with a last value in a rank's state: names created at run time must not grow it without limit."""
 _RATE_WINDOW_S = 5.0
-"""Steps per second are taken over this long: shorter jumps about, longer lags behind."""
+"""Steps per second are averaged over this time: a shorter one fluctuates, a longer one lags."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class ProgressBar:
 
     @property
     def per_s(self) -> float | None:
-        """Units per second since the bar was first seen, None before there is anything to divide."""
+        """Units per second since the bar was first seen, None before there is a rate."""
         elapsed = self.updated_s - self.started_s
         return self.n / elapsed if elapsed > 0 else None
 
 
 @dataclass(frozen=True)
 class RankState:
-    """One rank, now."""
+    """The state of one rank."""
 
     rank: int
     host: str = ""
@@ -66,7 +66,7 @@ class RankState:
     step_marks: tuple[tuple[float, int], ...] = ()
     """Recent ``(at_s, steps)``, for the rate."""
     n_points: int = 0
-    """``hm.log`` calls seen, dropped ones included."""
+    """Number of ``hm.log`` calls, including dropped ones."""
     last_metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
     last_step: int | None = None
     rss_bytes: int = 0
@@ -75,29 +75,29 @@ class RankState:
     gpu_memory_bytes: int | None = None
     process_state: str = ""
     waiting_in: str = ""
-    """Collective it is inside of: ``all_reduce #7``; empty otherwise."""
+    """The current collective: ``all_reduce #7``; empty otherwise."""
     waiting_since_s: float = 0.0
     waits: RankWaits = field(default_factory=RankWaits)
     active_s: float = 0.0
-    """When it last did anything that can be seen."""
+    """Time of its last visible activity."""
     output_bytes: int = 0
     failure: ev.RankFailed | None = None
     exited: ev.RankExited | None = None
     exited_in: str = ""
-    """The phase it was in when it ended."""
+    """Its last phase before the end."""
     result_bytes: int | None = None
     stacks: str = ""
 
     @property
     def bar(self) -> ProgressBar | None:
-        """The bar to show: the innermost that is open, else the last one."""
+        """The bar to show: the innermost open one, otherwise the last one."""
         opened = [bar for bar in self.bars.values() if not bar.closed]
         known = opened or list(self.bars.values())
         return known[-1] if known else None
 
     @property
     def steps_per_s(self) -> float | None:
-        """Optimizer steps per second over the last few seconds, None when there are none."""
+        """Optimizer steps per second over the last few seconds, None if there are none."""
         if len(self.step_marks) < 2:
             return None
         (first_s, first_n), (last_s, last_n) = self.step_marks[0], self.step_marks[-1]
@@ -105,7 +105,7 @@ class RankState:
 
     @property
     def has_run(self) -> bool:
-        """Whether it has run the cell to its end; its result may still be on the way."""
+        """Whether it has run the cell to its end; its result may still be on its way."""
         return self.result_bytes is not None or self.phase == "finishing"
 
     @property
@@ -115,7 +115,7 @@ class RankState:
 
 @dataclass(frozen=True)
 class GangState:
-    """A gang, now."""
+    """The state of a gang."""
 
     gang: str = ""
     title: str = ""
@@ -124,11 +124,11 @@ class GangState:
     state: str = "PENDING"
     """``PENDING RUNNING SUCCEEDED FAILED STOPPED``."""
     stop_reason: str = ""
-    """Why it is being ended (``user timeout failure kernel``), empty while nobody asked."""
+    """Reason of a requested end (``user timeout failure kernel``), empty without a request."""
     killed: bool = False
     attempt: int = 0
     queued: tuple[int, int] | None = None
-    """Slots there are and slots needed while the attempt waits for them, None while it does not."""
+    """Available and needed slots while the attempt waits for them, None otherwise."""
     ranks: tuple[RankState, ...] = ()
     now_s: float = 0.0
     """Time of the newest event."""
@@ -137,15 +137,15 @@ class GangState:
     cells: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     culprit: int | None = None
     fault: ev.ErrorReport | None = None
-    """Why the attempt cannot go on although no rank is to blame."""
+    """Why the attempt cannot continue although no rank failed."""
     reason: str = ""
     rows: ev.RowsDone | None = None
-    """How far ``%%infer`` is, None for other gangs and before it began."""
+    """Progress of ``%%infer``, None for other gangs and before its start."""
     notices: tuple[ev.Notice, ...] = ()
     is_recording: bool = False
-    """Whether ranks record forward, backward, ... as spans."""
+    """Whether ranks record spans (forward, backward, ...)."""
     profiling: str = ""
-    """Phase of :class:`~hydrogen_magic.core.events.Profiling`, empty when nobody asked."""
+    """Phase of :class:`~hydrogen_magic.core.events.Profiling`, empty without a request."""
     profile_path: str = ""
     """The last merged profile."""
 
@@ -165,7 +165,7 @@ def fold(state: GangState, event: ev.Event) -> GangState:
     ranks = list(state.ranks)
     after = ranks[number] = _RANK_RULES[type(event)](ranks[number], event)
     running = state.state == "PENDING" and after.phase in ("loading", "running")
-    # One copy of the gang per event: a thousand ranks make thousands of them a second.
+    # One copy of the gang per event: a thousand ranks make thousands of events a second.
     return replace(
         state, now_s=now_s, ranks=tuple(ranks), state="RUNNING" if running else state.state
     )
@@ -179,7 +179,7 @@ def replay(events: Iterable[ev.Event]) -> GangState:
     return state
 
 
-# ── rules of the gang ────────────────────────────────────────────────────────────────────────────
+# ── rules for the gang ───────────────────────────────────────────────────────────────────────────
 
 
 def _launched(state: GangState, e: ev.GangLaunched) -> GangState:
@@ -194,7 +194,7 @@ def _attempt_started(state: GangState, e: ev.AttemptStarted) -> GangState:
     ranks = tuple(
         RankState(rank.rank, phase_since_s=e.at_s, active_s=e.at_s) for rank in state.ranks
     )
-    # A failure of the last attempt is forgotten; that somebody wants the gang to end is not.
+    # A failure of the last attempt is reset; a request to end the gang is not.
     if state.stop_reason == "failure":
         state = replace(state, stop_reason="", killed=False)
     return replace(state, attempt=e.attempt, queued=None, ranks=ranks, state="PENDING", fault=None)
@@ -213,7 +213,7 @@ def _rows_done(state: GangState, e: ev.RowsDone) -> GangState:
 
 
 def _stop_requested(state: GangState, e: ev.StopRequested) -> GangState:
-    # What somebody wants weighs more than that a rank failed: there shall be no further attempt.
+    # A request takes precedence over a failed rank: it prevents further attempts.
     known = state.stop_reason not in ("", "failure")
     reason = state.stop_reason if known else e.reason
     return replace(state, stop_reason=reason, killed=state.killed or e.kill)
@@ -235,7 +235,7 @@ def _ended(state: GangState, e: ev.GangEnded) -> GangState:
     return replace(state, state=e.state, reason=e.reason, culprit=e.culprit, queued=None)
 
 
-# ── rules of one rank ────────────────────────────────────────────────────────────────────────────
+# ── rules for one rank ───────────────────────────────────────────────────────────────────────────
 
 
 def _started(rank: RankState, e: ev.RankStarted) -> RankState:
@@ -301,7 +301,7 @@ def _health(rank: RankState, e: ev.RankHealth) -> RankState:
 
 
 def _failed(rank: RankState, e: ev.RankFailed) -> RankState:
-    # An exception still unwinding is kept only until the rank says how it ended.
+    # An exception that is unwinding is kept only until the rank reports its end.
     before = rank.failure
     if before is not None and not before.in_flight:
         return rank
@@ -321,7 +321,7 @@ def _result(rank: RankState, e: ev.RankResult) -> RankState:
 
 
 def _exited(rank: RankState, e: ev.RankExited) -> RankState:
-    if rank.exited is not None:  # the first report is the true one
+    if rank.exited is not None:  # the first report is the cause
         return rank
     failed = rank.failure is not None and not rank.failure.in_flight
     if rank.result_bytes is not None and (e.exit_code == 0 or e.asked):

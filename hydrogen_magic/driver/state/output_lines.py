@@ -1,8 +1,8 @@
-"""Ranks' output as whole, harmless lines.
+"""Output of ranks as complete lines without control sequences.
 
-What arrives is text cut anywhere: inside a line, between ``\\r`` and its rewriting, inside an
-escape sequence. What leaves are lines that can be printed one after another, whatever a rank wrote:
-colours stay, cursor movements, links, titles and bells do not.
+The input is text cut anywhere: inside a line, between ``\\r`` and the text that overwrites it, inside an
+escape sequence. The output is lines that can be printed one after another, whatever a rank wrote: colours
+are kept; cursor movements, links, titles and bells are removed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from hydrogen_magic.core.units import size_text
 __all__ = ["OutputLine", "OutputLines", "clean", "clean_name", "final_lines", "without_colour"]
 
 _LONGEST_PARTIAL = 16_384
-"""Characters of a line without an end after which it is shown in pieces."""
+"""An unfinished line of more characters is shown in pieces."""
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,20 @@ class OutputLine:
 
     rank: int
     stream: str
-    """As of :class:`~hydrogen_magic.core.events.Output`; ``note``: what we say ourselves about it."""
+    """As in :class:`~hydrogen_magic.core.events.Output`; ``note``: our own note about the output."""
     text: str
     n_left_out: int = 0
-    """Lines that a note stands for."""
+    """Number of lines that a note replaces."""
 
 
 class OutputLines:
-    """Puts every rank's lines together from :class:`~hydrogen_magic.core.events.Output` events."""
+    """Builds every rank's lines from :class:`~hydrogen_magic.core.events.Output` events."""
 
     def __init__(self) -> None:
         self._partial: dict[tuple[int, str], str] = {}
 
     def feed(self, events: Iterable[ev.Event], gang: str = "ID") -> list[OutputLine]:
-        """Return the lines that ``events`` complete, in order; other kinds may be there."""
+        """Return the lines that ``events`` complete, in order; other kinds are ignored."""
         lines: list[OutputLine] = []
         for event in events:
             if isinstance(event, ev.Output):
@@ -51,7 +51,7 @@ class OutputLines:
         return lines
 
     def flush(self, rank: int | None = None) -> list[OutputLine]:
-        """Return what was still waiting for its line's end (of ``rank``, or of all)."""
+        """Return incomplete lines (of ``rank``, or of all)."""
         keys = [key for key in self._partial if rank is None or key[0] == rank]
         lines = [_line(*key, self._partial.pop(key)) for key in keys]
         return [line for line in lines if line.text]
@@ -75,14 +75,16 @@ class OutputLines:
 
 
 def clean(text: str) -> str:
-    """Return ``text`` without control characters; SGR colours stay and are ended at its end."""
+    """Return ``text`` without control characters; SGR colours are kept, and reset at its end."""
     text = _CONTROL.sub("", _ESCAPES.sub(lambda match: match["sgr"] or "", text))
     has_colour = _SGR.search(text) and not text.endswith(("\x1b[0m", "\x1b[m"))
     return f"{text}\x1b[0m" if has_colour else text
 
 
 def final_lines(text: str) -> list[str]:
-    """Return a log's lines as a terminal would be left with them: cleaned, rewritten ones once."""
+    """Return a log's lines as a terminal would finally show them: cleaned, with overwritten text
+    removed.
+    """
     lines = [clean(_rewritten(line)) for line in text.split("\n")]
     return lines if lines[-1] else lines[:-1]
 
@@ -106,7 +108,7 @@ _ESCAPES = re.compile(
 )
 _CONTROL = re.compile(
     "[\x00-\x08\x0a-\x1a\x1c-\x1f\x7f-\x9f"
-    # orders that change the direction of everything that follows, our own text included
+    # controls that change the direction of all following text, including our own
     "\u202a-\u202e\u2066-\u2069\u2028\u2029"
     "\ud800-\udfff]|\x1b(?!\\[[0-9;:]*m)"
 )
@@ -117,14 +119,14 @@ def _line(rank: int, stream: str, text: str) -> OutputLine:
 
 
 def _rewritten(text: str) -> str:
-    """Return what a terminal would be left with: the last thing written after a ``\\r``."""
+    """Return the final text on a terminal: the last text written after a ``\\r``."""
     if "\r" not in text:
         return text
     return next((part for part in reversed(text.split("\r")) if part), "")
 
 
 def _shortened(partial: str) -> str:
-    """Forget what a ``\\r`` has overwritten already, so that a day of progress bar stays small."""
+    """Drop text that a ``\\r`` has overwritten, so that a day of progress bar stays small."""
     if "\r" not in partial:
         return partial
     return _rewritten(partial) + ("\r" if partial.endswith("\r") else "")

@@ -1,4 +1,4 @@
-"""How far ranks are, and who of them holds the gang up."""
+"""Progress of ranks, and ranks that hold up the gang."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from hydrogen_magic.driver.state.gang_state import GangState, ProgressBar, RankS
 __all__ = ["is_waiting", "progress", "remaining_s", "stragglers"]
 
 _WAIT_S = 1.0
-"""Ranks that keep step wait for each other all the time, but not for so long."""
+"""Ranks in step wait for each other all the time, but not for this long."""
 _BEHIND = 0.1
-"""Part of what the ranks in the middle have done that a rank may lack: less is chance."""
+"""Lag behind the median, as a part of it, that counts: a smaller one is random."""
 _STEPS_BEHIND = 3
-"""The same in steps, for the beginning of a run."""
+"""The same in steps, for the start of a run."""
 _PROGRESS_BEHIND = 0.05
-"""And in parts of all its work, where nobody counts steps."""
+"""And as a part of all its work, if no steps are counted."""
 _FAST_ENOUGH_S = 1.0
-"""A bar has to run for so long before it foretells anything."""
+"""A bar has to run for this long before its rate is used."""
 
 
 def stragglers(state: GangState, now_s: float) -> Mapping[int, str]:
     """Return the ranks that others wait for, or that are clearly behind, each with the reason.
 
-    Stopped ranks are among them when others wait. Empty where no rank is worse than the rest.
+    They include stopped ranks if others wait. Empty if no rank is worse than the rest.
     """
     running = [rank for rank in state.ranks if rank.phase == "running"]
     if state.is_terminal or len(running) < 2:
@@ -47,15 +47,15 @@ def stragglers(state: GangState, now_s: float) -> Mapping[int, str]:
 
 
 def is_waiting(rank: RankState, now_s: float) -> bool:
-    """Tell whether the rank is inside a collective for longer than keeping step takes."""
+    """Tell whether the rank has been inside a collective for longer than ranks in step."""
     return bool(rank.waiting_in) and now_s - rank.waiting_since_s >= _WAIT_S
 
 
 def progress(rank: RankState) -> float | None:
-    """Return how much of its work the rank has done, 0 to 1; None without a bar that tells.
+    """Return the finished part of its work, 0 to 1; None without a suitable bar.
 
-    The outermost open bar with a total counts, and of the bars inside of it what they add to its
-    present unit: 1 of 4 epochs and 30 of 60 batches are 0.375.
+    It is computed from the outermost open bar with a total, and the bars inside of it as fractions of its
+    current unit: 1 of 4 epochs and 30 of 60 batches are 0.375.
     """
     bars = _telling(rank.bars.values())
     if not bars:
@@ -67,7 +67,7 @@ def progress(rank: RankState) -> float | None:
 
 
 def remaining_s(rank: RankState, now_s: float) -> float | None:
-    """Return when the rank's outermost bar will be full if it goes on as before; None: unknown."""
+    """Return when the rank's outermost bar will be full at its current rate; None: unknown."""
     bars = _telling(rank.bars.values())
     done = progress(rank)
     if not bars or not done or rank.is_over:
@@ -80,7 +80,7 @@ def remaining_s(rank: RankState, now_s: float) -> float | None:
 
 
 def _waited_for(running: Sequence[RankState], now_s: float) -> Mapping[int, str]:
-    """Return the ranks that are not in the collective where others wait; these must be fewer."""
+    """Return the ranks outside of the collective where others wait; these must be the minority."""
     waiting = [rank for rank in running if is_waiting(rank, now_s)]
     absent = [rank for rank in running if not rank.waiting_in]
     is_some = bool(waiting) and 2 * len(absent) <= len(running)
@@ -91,7 +91,7 @@ def _waited_for(running: Sequence[RankState], now_s: float) -> Mapping[int, str]
 
 
 def _behind(done: Mapping[int, float], at_least: float, words: str) -> Mapping[int, str]:
-    """Return the ranks that lack ``at_least`` so much; ``words`` takes theirs and the median."""
+    """Return the ranks that lag by ``at_least`` this much; ``words`` formats their value and the median."""
     if len(done) < 2:
         return {}
     middle = statistics.median(done.values())

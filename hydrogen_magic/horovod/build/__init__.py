@@ -1,6 +1,6 @@
-"""Building Horovod, from the source release to a wheel in the cache and an install that works.
+"""Builds Horovod, from the source release to a cached wheel and a tested installation.
 
-Its steps are files here:
+Each step has its own module:
 
     machine ── plan ── cache ── there ────────────────────────────────────┐
                          └──── not there ── fetching ── changes ── compiling ── installing
@@ -26,12 +26,12 @@ __all__ = ["BuildOutcome", "build"]
 Say = Callable[[str], None]
 
 _BUILD = "from setuptools.build_meta import __legacy__ as backend; backend.build_wheel({!r})"
-"""What pip would run; Horovod has a setup.py only."""
+"""The code that pip would run; Horovod has only a setup.py."""
 
 
 @dataclass(frozen=True)
 class BuildOutcome:
-    """What came out."""
+    """The result of a build."""
 
     wheel: Path
     operations: tuple[str, ...]
@@ -41,7 +41,9 @@ class BuildOutcome:
 
 
 def build(*, is_forced: bool, is_installed: bool, say: Say) -> BuildOutcome:
-    """Build Horovod if need be, install it if asked, and try it out; BuildError says why not."""
+    """Build Horovod if needed, install it if requested, and test it; BuildError gives the reason of a
+    failure.
+    """
     started = time.monotonic()
     wanted = plan(toolchain.look(), os.environ)
     if wanted.machine.hint:
@@ -66,8 +68,8 @@ def _compile(wanted: BuildPlan, say: Say) -> Path:
     log.write_text(f"{wanted}\n\n")
     n_jobs = toolchain.jobs()
     say(
-        f"· building Horovod {source_patches.VERSION} for torch {wanted.machine.torch.version} with "
-        f"{', '.join(wanted.operations)}: {n_jobs} compilers at a time, log in {log}"
+        f"· building Horovod {source_patches.VERSION} for torch {wanted.machine.torch.version} "
+        f"with {', '.join(wanted.operations)}: {n_jobs} parallel compilers, log in {log}"
     )
     with wheel_cache.workplace() as place:
         tools = fetching.tools(place / "tools", log)
@@ -94,7 +96,7 @@ def _compile(wanted: BuildPlan, say: Say) -> Path:
 
 
 def _environment(wanted: BuildPlan, tools: Path, place: Path, n_jobs: int) -> dict[str, str]:
-    """Return the build's environment: what it is built with, and nothing of an outer make."""
+    """Return the environment of the build, without variables of an outer make."""
     outer = {"MAKEFLAGS", "MFLAGS", "MAKELEVEL", "PYTHONPATH"}
     found = {name: value for name, value in os.environ.items() if name not in outer}
     cuda = wanted.machine.cuda
@@ -104,12 +106,12 @@ def _environment(wanted: BuildPlan, tools: Path, place: Path, n_jobs: int) -> di
     found |= {
         "CXX": wanted.machine.compiler,
         "HOROVOD_CMAKE": fetching.cmake() or str(tools / "bin" / "cmake"),
-        "HOROVOD_LOCAL_VERSION": f"torch{version}",  # what `pip list` shows
+        "HOROVOD_LOCAL_VERSION": f"torch{version}",  # shown by `pip list`
         "HYDROGEN_MAGIC_BUILD": wanted.key,
         "MAKEFLAGS": f"-j{n_jobs}",
         "PATH": os.pathsep.join([*path, os.environ.get("PATH", os.defpath)]),
         "PYTHONPATH": fetching.search_path(tools),
-        "TMPDIR": str(place),  # what a compiler leaves behind that is ended goes with it
+        "TMPDIR": str(place),  # files of a compiler that was ended are removed with it
     }
     if cuda and cuda.nccl_library.name != "libnccl.so" and "HOROVOD_NCCL_LIB" not in os.environ:
         found["HOROVOD_NCCL_LIB"] = str(_linkable(cuda.nccl_library, wanted.key))
@@ -117,9 +119,9 @@ def _environment(wanted: BuildPlan, tools: Path, place: Path, n_jobs: int) -> di
 
 
 def _linkable(nccl: Path, key: str) -> Path:
-    """Return a directory where a linker finds the NCCL of pip, which has no ``libnccl.so``.
+    """Return a directory where a linker finds pip's NCCL, which has no ``libnccl.so``.
 
-    Not with the objects: the library remembers it, and anybody could make a directory of that name.
+    Not beside the objects: the library stores this path, and any user could create a directory there.
     """
     folder = wheel_cache.directory() / f"{key}.nccl"
     folder.mkdir(exist_ok=True)
@@ -132,7 +134,7 @@ def _explain_failure(wanted: BuildPlan, log: Path) -> str:
     text = log.read_text(errors="replace").rpartition("\n$ ")[2]  # of the last command
     lines = ["Horovod did not build:", *(f"  {line}" for line in subprocess_log.relevant(text))]
     if "Killed" in text:
-        lines.append("The machine ran out of memory: fewer compilers at once, with MAKEFLAGS=-j1.")
+        lines.append("The machine ran out of memory. Run fewer compilers in parallel with MAKEFLAGS=-j1.")
     if "mpi" in wanted.operations:
-        lines.append(f"To do without MPI: HOROVOD_WITHOUT_MPI=1 {installation.BUILD}")
-    return "\n".join([*lines, f"The whole log: {log}"])
+        lines.append(f"To build without MPI: HOROVOD_WITHOUT_MPI=1 {installation.BUILD}")
+    return "\n".join([*lines, f"Full log: {log}"])

@@ -1,4 +1,4 @@
-"""CUDA and NCCL to build Horovod's GPU operations with: those that torch itself is built for."""
+"""CUDA and NCCL for Horovod's GPU operations: the same versions that torch uses."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _ASK_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class Cuda:
-    """What Horovod's GPU operations are compiled with."""
+    """CUDA and NCCL for compiling Horovod's GPU operations."""
 
     home: Path
     """The directory with ``bin/nvcc``."""
     release: str
-    """As nvcc has it: ``12.8``."""
+    """The version according to nvcc: ``12.8``."""
     nccl_include: Path
     nccl_library: Path
     """A file, ``libnccl.so`` or ``libnccl.so.2``."""
 
 
 def find_cuda(torch: Torch, environment: Mapping[str, str]) -> tuple[Cuda | None, str]:
-    """Return what there is for NCCL, and what to do where torch would have a use for it."""
+    """Return CUDA and NCCL, and advice if they are missing although torch could use them."""
     if torch.cuda is None:
         return None, ""
     major = torch.cuda.partition(".")[0]
@@ -55,14 +55,14 @@ def find_cuda(torch: Torch, environment: Mapping[str, str]) -> tuple[Cuda | None
 def _hint(torch: Torch, lacks: str, get: str) -> str:
     return (
         f"torch is built for CUDA {torch.cuda}, but no {lacks}: this Horovod copies tensors from "
-        f"the GPU and reduces them on the CPU. For NCCL: {get}, then build again."
+        f"the GPU and reduces them on the CPU. To use NCCL, run {get}, then build again."
     )
 
 
 def _toolkits(
     major: str, version: str, environment: Mapping[str, str]
 ) -> Iterator[tuple[Path, str]]:
-    """Yield homes with nvcc of CUDA ``major`` and its headers, and their releases."""
+    """Yield directories with nvcc of CUDA ``major`` and its headers, and their releases."""
     named = [environment.get(name) for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME", "CUDA_PATH")]
     nvcc = shutil.which("nvcc")
     beside = [str(Path(nvcc).resolve().parents[1])] if nvcc else []
@@ -90,7 +90,7 @@ def _release(nvcc: Path) -> str | None:
 
 
 def _nccls(torch: Torch, home: Path, environment: Mapping[str, str]) -> Iterator[tuple[Path, Path]]:
-    """Yield NCCL's directory of headers and its library: the one torch loads first of all."""
+    """Yield NCCL's header directory and its library: first of all the one that torch loads."""
     asked = environment.get("HOROVOD_NCCL_HOME")
     roots = [Path(asked)] if asked else []
     roots += [torch.directory.parent / "nvidia" / "nccl", home, Path("/usr"), Path("/usr/local")]

@@ -1,4 +1,4 @@
-"""What the build gives up with: a text for the person at the terminal, and nothing else."""
+"""Errors of the build: a text for the terminal."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ __all__ = ["BuildError", "MissingError"]
 
 
 class BuildError(RuntimeError):
-    """Horovod could not be built, installed or loaded; the message is all there is to show."""
+    """Horovod could not be built, installed or loaded; the message contains all information."""
 
     exit_code = 1
 
 
 class MissingError(BuildError):
-    """Something is missing on this machine; nothing was downloaded or changed."""
+    """This machine lacks a requirement; nothing was downloaded or changed."""
 
     exit_code = 3  # 2 is argparse's

@@ -1,6 +1,6 @@
-"""What a build takes beside the machine: tools that are Python packages, and the source release.
+"""Downloads for a build: tools that are Python packages, and the source release.
 
-None of it is put into the user's environment; all of it comes from wherever the user's pip looks.
+They are not installed into the user's environment; pip downloads them from its configured index.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ _NEEDS = {
     "pyyaml": "yaml",
     "packaging": "packaging",
 }
-"""What Horovod imports beside torch: distribution -> module. It names cffi too, and never uses it."""
+"""Horovod's dependencies besides torch: distribution -> module. It also lists cffi, but never uses it."""
 _LEAST_CMAKE = (3, 13)
 _N_LINES = 8
-"""How much of what pip says goes into a message."""
+"""How much of pip's output goes into a message."""
 
 
 def search_path(tools: Path) -> str:
-    """Return the PYTHONPATH of a process that shall find the tools before all else."""
+    """Return the PYTHONPATH of a process that should find the tools first."""
     return os.pathsep.join(filter(None, [str(tools), os.environ.get("PYTHONPATH", "")]))
 
 
 def missing_needs() -> list[str]:
-    """Return the distributions that Horovod imports and this Python has not."""
+    """Return the distributions that Horovod imports and this Python lacks."""
     return [name for name, module in _NEEDS.items() if importlib.util.find_spec(module) is None]
 
 
 def tools(target: Path, log: Path) -> Path:
-    """Get what the build imports and this Python has not, into a directory of its own.
+    """Install build requirements that this Python lacks, into a separate directory.
 
-    setuptools from 81 on has no pkg_resources and drops what old setup files use.
+    setuptools 81 and later lack pkg_resources and features that old setup files use.
     """
     needed = missing_needs()
     if _version("setuptools") < (70, 1) or _version("setuptools") >= (81,):
@@ -55,12 +55,12 @@ def tools(target: Path, log: Path) -> Path:
         needed.append("cmake")
     target.mkdir()
     if needed:
-        pip(["install", "--target", str(target), *needed], log, "get the tools that build it")
+        pip(["install", "--target", str(target), *needed], log, "install the build tools")
     return target
 
 
 def cmake() -> str | None:
-    """Return the machine's CMake when it is new enough."""
+    """Return the machine's CMake if it is new enough."""
     found = os.environ.get("HOROVOD_CMAKE") or shutil.which("cmake")
     said = toolchain.ask([found, "--version"]) if found else None
     version = re.search(r"(\d+)\.(\d+)", said or "")
@@ -77,14 +77,14 @@ def _version(distribution: str) -> tuple[int, ...]:
 
 
 def source(tools: Path, place: Path, log: Path) -> Path:
-    """Unpack the source release, out of the cache or by pip, into ``place``; return its root.
+    """Unpack the source release, from the cache or by pip, into ``place``; return its root.
 
-    pip runs its setup.py to see what it is, so it must be the file that we know before that.
+    pip runs its setup.py for the metadata, so the file's digest must be verified before that.
     """
     with tarfile.open(_release(tools, place, log)) as archive:
         if hasattr(tarfile, "data_filter"):
             archive.extractall(place, filter="data")
-        else:  # Python before 3.10.12; the file's digest is known
+        else:  # Python before 3.10.12; the file's digest is verified
             archive.extractall(place)
     return place / f"horovod-{source_patches.VERSION}"
 
@@ -97,7 +97,7 @@ def _release(tools: Path, place: Path, log: Path) -> Path:
     asked.write_text(f"horovod=={source_patches.VERSION} --hash=sha256:{source_patches.SDIST_SHA256}\n")
     options = ["--no-deps", "--no-binary", "horovod", "--no-build-isolation"]
     command = ["download", *options, "--dest", str(place / "release"), "-r", str(asked)]
-    pip(command, log, "get Horovod's source release", tools)
+    pip(command, log, "download Horovod's source release", tools)
     return wheel_cache.put(next((place / "release").glob("horovod-*.tar.gz")), kept)
 
 
@@ -106,7 +106,7 @@ def _sha256(file: Path) -> str:
 
 
 def pip(arguments: Sequence[str], log: Path | None, task: str, tools: Path | None = None) -> None:
-    """Run pip, or raise BuildError with what it said."""
+    """Run pip, or raise BuildError with its output."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments]
     environment = {**os.environ, "PIP_USER": "0"} if "--target" in arguments else dict(os.environ)
     if tools is not None:
@@ -122,5 +122,5 @@ def pip(arguments: Sequence[str], log: Path | None, task: str, tools: Path | Non
     if code != 0:
         first = next((n for n, line in enumerate(said) if "error" in line.lower()), -_N_LINES)
         lines = "".join(said[first:][:_N_LINES]).rstrip()
-        whole = [f"The whole log: {log}"] if log else []
+        whole = [f"Full log: {log}"] if log else []
         raise BuildError("\n".join([f"pip could not {task}:", lines, *whole]))

@@ -1,4 +1,4 @@
-"""Putting the wheel into this Python, and seeing that it works there."""
+"""Installs the wheel into this Python, and tests it there."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from hydrogen_magic.horovod.build.errors import BuildError
 __all__ = ["install", "try_out"]
 
 _N_LINES = 8
-"""How much of what another program says goes into a message."""
+"""How much of another program's output goes into a message."""
 
 
 def install(wheel: Path, key: str, *, is_forced: bool, say: Callable[[str], None]) -> None:
-    """Install the wheel of build ``key``, unless it is what is installed."""
+    """Install the wheel of build ``key``, unless it is already installed."""
     found = installation.horovod()
     if found and found.build == key and installation.fault() is None and not is_forced:
         return
@@ -42,7 +42,7 @@ _TRY_TIMEOUT_S = 120.0
 
 
 def try_out() -> None:
-    """Load Horovod and reduce a tensor in a process of its own; BuildError says what happened."""
+    """Load Horovod and reduce a tensor in a separate process; BuildError has the error."""
     fault = installation.fault()
     if fault is not None:
         raise BuildError(fault)
@@ -51,7 +51,7 @@ def try_out() -> None:
     try:
         done = subprocess.run(
             [sys.executable, "-c", _TRY],
-            cwd=sys.prefix,  # no folder named horovod or torch is there to be imported instead
+            cwd=sys.prefix,  # there is no folder named horovod or torch that would be imported instead
             env=environment,
             capture_output=True,
             text=True,

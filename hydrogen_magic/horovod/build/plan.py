@@ -1,4 +1,4 @@
-"""What is going to be built: the environment of Horovod's build, and the key of its wheel. Pure."""
+"""The plan of a build: the environment of Horovod's build, and the key of its wheel. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHOICES = re.compile(
     r"HOROVOD_(WITH_|WITHOUT_|GPU|CPU_OPERATIONS|CUDA_|NCCL_|NVTX_|BUILD_|ALLOW_MIXED|DEBUG).*"
     r"|(CXX|CUDA|LD)FLAGS"
 )
-"""Horovod's own variables for its build, and CMake's: where the user has set one, it stands."""
+"""Build variables of Horovod and CMake: the user's own settings take precedence."""
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,16 @@ class BuildPlan:
 
     machine: Machine
     operations: tuple[str, ...]
-    """Of ``gloo``, ``mpi``, ``nccl``: what it shall have."""
+    """Subset of ``gloo``, ``mpi``, ``nccl``: the enabled operations."""
     choices: Mapping[str, str]
-    """Variables that say so."""
+    """Variables that enable them."""
     changes: tuple[source_patches.SourcePatch, ...]
     key: str
-    """Names the wheel in the cache; differs where the wheel would."""
+    """Identifies the wheel in the cache; different for each different wheel."""
 
 
 def plan(machine: Machine, environment: Mapping[str, str]) -> BuildPlan:
-    """Return what to build on this machine; ``environment`` may choose otherwise."""
+    """Return the plan for this machine; ``environment`` may override parts of it."""
     own = {name: value for name, value in environment.items() if value and _CHOICES.fullmatch(name)}
     choices = _choices(machine) | own
     operations = tuple(
@@ -67,7 +67,7 @@ def _choices(machine: Machine) -> dict[str, str]:
             "HOROVOD_CUDA_HOME": str(machine.cuda.home),
             "HOROVOD_NCCL_INCLUDE": str(machine.cuda.nccl_include),
             "HOROVOD_NCCL_LIB": str(machine.cuda.nccl_library.parent),
-            "HOROVOD_NCCL_LINK": "shared",  # torch's own, loaded already: one NCCL per process
+            "HOROVOD_NCCL_LINK": "shared",  # torch's own, already loaded: one NCCL per process
         }
     return found
 
@@ -78,7 +78,7 @@ def _key(
     choices: Mapping[str, str],
     edits: tuple[source_patches.SourcePatch, ...],
 ) -> str:
-    """Return a name that a person can read, with a digest of all that the wheel depends on."""
+    """Return a readable name with a digest of everything that affects the wheel."""
     facts = asdict(machine) | {
         "horovod": source_patches.VERSION,
         "source": source_patches.digest(edits),
@@ -86,7 +86,7 @@ def _key(
         "python": [sysconfig.get_config_var("EXT_SUFFIX"), sysconfig.get_platform()],
         "libc": platform.libc_ver(),
     }
-    del facts["hint"], facts["torch"]["directory"]  # any torch of this version will do
+    del facts["hint"], facts["torch"]["directory"]  # any torch of this version is equivalent
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
     python = "cp{}{}".format(*sys.version_info)
     version = machine.torch.version.replace("+", ".")

@@ -1,6 +1,6 @@
-"""What is changed in Horovod's source before it is built, and why. Each text must be there once.
+"""Patches to Horovod's source before the build, with reasons. Each text must occur exactly once.
 
-The release is one file that does not change any more; its digest is part of this list.
+The release is one file that does not change; its digest is part of this list.
 """
 
 from __future__ import annotations
@@ -21,15 +21,16 @@ SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
 
 @dataclass(frozen=True)
 class SourcePatch:
-    """One text of one file replaced by another."""
+    """A replacement of one text in one file."""
 
     file: str
-    """Path below the source's root."""
+    """Path relative to the source's root."""
     old: str
     new: str
     reason: str
     until: str = ""
-    """Where more than ``old`` is replaced: what that ends with, the first behind it."""
+    """If more than ``old`` is replaced: the end of the replaced text, at its first occurrence after
+    ``old``."""
 
 
 _WRITE_DOWN = r"""foreach(_OPERATION IN ITEMS GLOO MPI NCCL)
@@ -43,9 +44,10 @@ file(APPEND "${CMAKE_LIBRARY_OUTPUT_DIRECTORY_ROOT}/metadata.json"
      "\"operations\": \"${_OPERATIONS}\",\n\"hydrogen_magic\": \"$ENV{HYDROGEN_MAGIC_BUILD}\"\n}")"""
 
 _WRITES = (
-    "the timeline's writer takes a whole core for as long as the process lives, and two calls of the "
-    "system for each event; who has one to tell, while all ranks wait, copies its names twice, into 160 MB "
-    "of memory that no cache holds; and what is not written yet when Horovod is shut down is lost"
+    "the timeline's writer occupies a core for the lifetime of the process and makes two system "
+    "calls for each event; recording an event, while all ranks wait, copies its names twice, "
+    "into 160 MB of memory that no cache holds; and events not written when Horovod is shut down "
+    "are lost"
 )
 WRITER = (
     SourcePatch(
@@ -90,7 +92,7 @@ WRITER = (
     healthy_.exchange(0);
   }
   try {""",
-        "a timeline begun while Horovod is shut down keeps its writer, and so the shutdown, from ending",
+        "a timeline started while Horovod is shut down blocks its writer, and so the shutdown",
     ),
     SourcePatch(
         "horovod/common/timeline.cc",
@@ -106,11 +108,11 @@ WRITER = (
   }
   WriteEvent(tensor_name, 'E', "", args);
 """,
-        "two streams are made for each tensor that was reduced, while all ranks wait",
+        "two streams are created for each reduced tensor, while all ranks wait",
         until="args.str());\n",
     ),
 )
-"""How the timeline is written: what it costs while it is."""
+"""Patches of the timeline's writer, which reduce its cost."""
 
 _ALWAYS = (
     *WRITER,
@@ -118,7 +120,8 @@ _ALWAYS = (
         "horovod/torch/mpi_ops_v2.cc",
         "std::this_thread::yield();",
         "std::this_thread::sleep_for(std::chrono::microseconds(50));",
-        "a rank that waits for the others takes a core, and the GIL over and over, from whoever has work",
+        "a rank that waits for the others occupies a core and takes the GIL repeatedly from "
+        "working threads",
     ),
     SourcePatch(
         "horovod/common/gloo/gloo_context.cc",
@@ -132,8 +135,8 @@ _ALWAYS = (
         "  auto dev = CreateDevice(device_attr);\n"
         "\n"
         "  global_ctx",
-        "process sets, that of all ranks included, listen where the host's name leads instead of at the "
-        "interface that was given, and end the process where it leads nowhere",
+        "process sets, including that of all ranks, listen at the address of the host's name "
+        "instead of the given interface, and abort the process if the name cannot be resolved",
     ),
     SourcePatch(
         "horovod/runner/js_run.py",
@@ -151,33 +154,34 @@ _ALWAYS = (
         "third_party/gloo/CMakeLists.txt",
         "cmake_minimum_required(VERSION 2.8.12 FATAL_ERROR)",
         "cmake_minimum_required(VERSION 3.13 FATAL_ERROR)",
-        "CMake 4 refuses what asks for less than 3.5; Horovod itself asks for 3.13",
+        "CMake 4 rejects projects that require a version below 3.5; Horovod itself requires 3.13",
     ),
     SourcePatch(
         "CMakeLists.txt",
         'string(REPLACE "-O2" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO',
         'string(REPLACE "-O2 -g" "-O3" CMAKE_CXX_FLAGS_RELWITHDEBINFO',
-        "what debuggers need is a third of the compiler's time and memory, and nine tenths of the wheel",
+        "debug information takes a third of the compiler's time and memory, and nine tenths of "
+        "the wheel",
     ),
     SourcePatch(
         "CMakeLists.txt",
         '-pthread -fPIC -Wall -ftree-vectorize")',
         '-pthread -fPIC -w -ftree-vectorize -include cstdint")',
-        "from GCC 13 on other headers no longer bring <cstdint>, which Gloo takes for granted; and "
-        "warnings about code that nobody mends would bury the errors",
+        "since GCC 13 other headers no longer include <cstdint>, which Gloo relies on; and "
+        "warnings about unmaintained code would hide the errors",
     ),
     SourcePatch(
         "CMakeLists.txt",
         r'file(APPEND "${CMAKE_LIBRARY_OUTPUT_DIRECTORY_ROOT}/metadata.json" "\"dummy\": \"none\"\n}")',
         _WRITE_DOWN,
-        "what it was built with, to be read without loading it",
+        "record the build options, to be read without loading the library",
     ),
 )
 
 
 def for_standard(standard: int) -> tuple[SourcePatch, ...]:
-    """Return the changes for a torch whose headers are C++ of this ``standard`` (14, 17, 20 …)."""
-    reason = f"headers of this torch are C++{standard}"
+    """Return the patches for a torch whose headers need this C++ ``standard`` (14, 17, 20 …)."""
+    reason = f"headers of this torch need C++{standard}"
     old, new = "set(CMAKE_CXX_STANDARD 14)", f"set(CMAKE_CXX_STANDARD {standard})"
     if old == new:
         return _ALWAYS
@@ -186,7 +190,7 @@ def for_standard(standard: int) -> tuple[SourcePatch, ...]:
 
 
 def apply(changes: Sequence[SourcePatch], root: Path) -> None:
-    """Change the source below ``root``; BuildError where a text is not there exactly once."""
+    """Patch the source below ``root``; BuildError if a text does not occur exactly once."""
     for change in changes:
         path = root / change.file
         text = path.read_text() if path.is_file() else ""
@@ -198,14 +202,14 @@ def apply(changes: Sequence[SourcePatch], root: Path) -> None:
         if n_found != 1:
             what = f"{change.old!r} … {change.until!r}" if change.until else repr(change.old)
             raise BuildError(
-                f"{change.file} of Horovod's source has {what} {n_found} times instead of "
-                f"once, so it cannot be changed as planned ({change.reason}). "
-                f"This is not the release of Horovod {VERSION}."
+                f"{change.file} in Horovod's source contains {what} {n_found} times instead of "
+                f"once, so it cannot be patched ({change.reason}). The source is not that of "
+                f"Horovod {VERSION}."
             )
         path.write_text(f"{before}{change.new}{after}")
 
 
 def digest(changes: Sequence[SourcePatch]) -> str:
-    """Return what differs when the source that is built does."""
+    """Return a digest that depends on the source to be built."""
     parts = [SDIST_SHA256, *(part for c in changes for part in (c.file, c.old, c.new, c.until))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

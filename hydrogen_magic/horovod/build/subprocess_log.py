@@ -1,4 +1,4 @@
-"""Running a long command: its output in a log, its progress in a line, its end when we end."""
+"""Runs a long command: its output goes to a log, its progress to a line, and it ends with this process."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["CompilerProgress", "relevant", "run"]
 
 _GRACE_S = 5.0
 _STEP_PERCENT = 20
-"""How often it says how far it is where a line cannot be written over."""
+"""How often progress is printed if a line cannot be overwritten."""
 
 
 class CompilerProgress:
-    """How far the compiler is: one line that changes on a terminal, a few lines elsewhere."""
+    """The progress of the compiler: one changing line on a terminal, a few lines elsewhere."""
 
     def __init__(self, out: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._out, self._clock = out, clock
@@ -28,7 +28,7 @@ class CompilerProgress:
         self._said = -_STEP_PERCENT
 
     def feed(self, line: str) -> None:
-        """Take a line of the build's output."""
+        """Process a line of the build's output."""
         found = re.match(r"\s*\[\s*(\d+)%\]", line)
         if found is None:
             return
@@ -55,9 +55,9 @@ def run(
     log: Path,
     on_line: Callable[[str], None] = lambda line: None,
 ) -> int:
-    """Run a command to its end and return its exit code; all it says is added to ``log``.
+    """Run a command to its end and return its exit code; its output is appended to ``log``.
 
-    Whatever ends us, Ctrl-C included, ends it and everything it started.
+    If this process ends, by Ctrl-C or otherwise, the command and all its processes end too.
     """
     with log.open("a") as file:
         print("$", *command, file=file, flush=True)
@@ -70,7 +70,7 @@ def run(
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-            start_new_session=True,  # its own group, which can be ended whole
+            start_new_session=True,  # its own group, which can be ended as a whole
         )
         assert process.stdout is not None
         try:
@@ -84,7 +84,7 @@ def run(
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """End the group of a process that may have ended; ``make`` ends its compilers on SIGTERM."""
+    """End the group of a process that may have exited; ``make`` ends its compilers on SIGTERM."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGTERM)
         try:
@@ -94,7 +94,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
-        pass  # nobody is left in it
+        pass  # the group is empty
     process.wait()
 
 
@@ -102,13 +102,13 @@ _TELLING = re.compile(
     r"\berror:|undefined reference|CMake Error|No space left|\bKilled\b|^\s*\w*Error:"
 )
 _N_BELOW = 4
-"""Lines that CMake's message takes below the line that says where it is from."""
+"""Number of lines in CMake's message after the line with its location."""
 
 
 def relevant(text: str, n_lines: int = 12) -> list[str]:
-    """Return the lines of a build's output that say why it failed.
+    """Return the lines of a build's output with the cause of its failure.
 
-    The first ones, from which the others follow; the last lines where none tells.
+    The first errors, which cause the others; the last lines if there are none.
     """
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     telling: set[int] = set()

@@ -1,4 +1,4 @@
-"""What this machine has to build Horovod with; what is missing, with the command that gets it."""
+"""Build requirements of Horovod on this machine; missing ones with the command that installs them."""
 
 from __future__ import annotations
 
@@ -22,30 +22,30 @@ __all__ = ["Machine", "ask", "check_compiler", "jobs", "look", "wanted_standard"
 
 _ASK_TIMEOUT_S = 30.0
 _BYTES_PER_JOB = 2_000_000_000
-"""What a compiler takes on one file that includes all of torch: GCC 12 and torch 2.13, 1.9 GB."""
+"""Memory of a compiler for one file that includes all of torch: GCC 12 and torch 2.13, 1.9 GB."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """All that a build depends on here."""
+    """Everything on this machine that affects a build."""
 
     torch: installation.Torch
     compiler: str
-    """Command, as ``$CXX`` has it."""
+    """Command in the form of ``$CXX``."""
     compiler_version: str
-    """The first line it says about itself."""
+    """The first line of its version output."""
     standard: int
-    """The C++ that torch's headers are written in: 14, 17 or 20."""
+    """The C++ standard of torch's headers: 14, 17 or 20."""
     mpi: str | None
-    """What ``mpirun`` says about itself; None without, or without ``mpicxx``."""
+    """The version of ``mpirun``; None without it, or without ``mpicxx``."""
     cuda: Cuda | None
-    """None where Horovod cannot be built with NCCL."""
+    """None if Horovod cannot be built with NCCL."""
     hint: str = ""
-    """What this Horovod will not have although torch does, and what to do."""
+    """Feature that torch has and this Horovod will lack, with a remedy."""
 
 
 def look() -> Machine:
-    """Return what there is; MissingError names all that is not. Takes tenths of a second."""
+    """Return the requirements; MissingError lists all that are missing. Takes tenths of a second."""
     torch, lacks = installation.torch(), []
     compiler = _compiler()
     if compiler is None:
@@ -70,7 +70,7 @@ def look() -> Machine:
     )
 
 
-# ── what is missing ──────────────────────────────────────────────────────────────────────────────
+# ── missing requirements ─────────────────────────────────────────────────────────────────────────
 
 
 _NAMES = {"compiler": "a C++ compiler", "make": "make", "headers": "Python's headers (Python.h)"}
@@ -83,13 +83,13 @@ _PACKAGES = {
     "apt-get install": {"compiler": "g++", "make": "make", "headers": "python{python}-dev"},
     "dnf install": {"compiler": "gcc-c++", "make": "make", "headers": "python{python}-devel"},
 }
-"""Command -> what its packages are called."""
+"""Command -> names of the packages."""
 
 
 def _explain(lacks: Sequence[str], others: Sequence[str]) -> str:
     lines = [f"  {_NAMES[what]}" for what in lacks] + [f"  {line}" for line in others]
     if lacks:
-        lines.append(f"Get it with: {_command(lacks)}")
+        lines.append(f"Install with: {_command(lacks)}")
     return "\n".join(["To build Horovod, this machine lacks", *lines])
 
 
@@ -112,7 +112,7 @@ def _command(lacks: Sequence[str]) -> str:
 
 
 def _compiler() -> str | None:
-    """Return ``$CXX``, or what CMake would take."""
+    """Return ``$CXX``, or CMake's default."""
     asked = os.environ.get("CXX")
     if asked:
         return asked if shutil.which(shlex.split(asked)[0]) else None
@@ -120,7 +120,7 @@ def _compiler() -> str | None:
 
 
 def check_compiler(here: Machine) -> None:
-    """Compile one line; MissingError when the compiler is too old for this torch, or broken."""
+    """Compile one line; MissingError if the compiler is too old for this torch, or broken."""
     options = [f"-std=c++{here.standard}", "-x", "c++", "-fsyntax-only", "-"]
     said = subprocess.run(
         [*shlex.split(here.compiler), *options],
@@ -134,10 +134,10 @@ def check_compiler(here: Machine) -> None:
         return
     first = next((line for line in said.stderr.splitlines() if "error" in line), "")
     raise MissingError(
-        f"torch {here.torch.version} is C++{here.standard}, which `{here.compiler}` "
-        f"({here.compiler_version}) does not compile here: {first.strip()}\n"
-        f"It takes g++ 10 or clang++ 12; name another one with CXX=…, or\n"
-        f"Get it with: {_command(['compiler'])}"
+        f"torch {here.torch.version} needs C++{here.standard}, which `{here.compiler}` "
+        f"({here.compiler_version}) cannot compile here: {first.strip()}\nIt takes g++ 10 or "
+        "clang++ 12, or newer. Select another compiler with CXX=…, or\ninstall one with: "
+        f"{_command(['compiler'])}"
     )
 
 
@@ -145,7 +145,7 @@ _STANDARD = re.compile(r"""["']-std=(?:c|gnu)\+\+(\d\d)["']""")
 
 
 def wanted_standard(torch: Path) -> int:
-    """Return the C++ that torch compiles its own users' extensions with: 14, 17, 20 …"""
+    """Return the C++ standard that torch uses for extensions of its users: 14, 17, 20 …"""
     try:
         text = (torch / "utils" / "cpp_extension.py").read_text()
     except OSError:
@@ -153,7 +153,7 @@ def wanted_standard(torch: Path) -> int:
     return max((int(found) for found in _STANDARD.findall(text)), default=17)
 
 
-# ── beside it ────────────────────────────────────────────────────────────────────────────────────
+# ── other tools ──────────────────────────────────────────────────────────────────────────────────
 
 
 def _mpi() -> str | None:
@@ -163,7 +163,7 @@ def _mpi() -> str | None:
 
 
 def ask(command: Sequence[str]) -> str | None:
-    """Return the first line a program says, or None when it does not run."""
+    """Return the first line of a program's output, or None if it does not run."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=True
@@ -174,9 +174,9 @@ def ask(command: Sequence[str]) -> str | None:
 
 
 def jobs(environment: Mapping[str, str] = os.environ) -> int:
-    """Return how many compilers may run at once: a core and 2 GB of free memory for each."""
+    """Return how many compilers may run in parallel: a core and 2 GB of free memory for each."""
     found = re.search(r"(?:^|\s)-?j\s*(\d+)", environment.get("MAKEFLAGS", ""))
-    if found and "MAKELEVEL" not in environment:  # under a make, the flags are that make's
+    if found and "MAKELEVEL" not in environment:  # under a make, the flags come from that make
         return max(1, int(found[1]))
     try:
         n_cores = len(os.sched_getaffinity(0))
@@ -186,7 +186,7 @@ def jobs(environment: Mapping[str, str] = os.environ) -> int:
 
 
 def _free_bytes() -> int:
-    """Return what may be taken without swapping, a container's bound included."""
+    """Return the available memory without swapping, within a container's limit."""
     try:
         text = Path("/proc/meminfo").read_text()
     except OSError:
@@ -196,6 +196,6 @@ def _free_bytes() -> int:
         bound, used = (
             int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current")
         )
-    except (OSError, ValueError):  # no such bound: ``max``
+    except (OSError, ValueError):  # no such limit: ``max``
         return free
     return min(free, max(0, bound - used))

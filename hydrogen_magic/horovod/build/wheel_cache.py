@@ -1,6 +1,6 @@
-"""Wheels that were built, kept for the next time: ``<cache>/hydrogen_magic/horovod/<key>/*.whl``.
+"""Cache of built wheels: ``<cache>/hydrogen_magic/horovod/<key>/*.whl``.
 
-A wheel is written whole or not at all; one that was damaged later is not used.
+A wheel is written completely or not at all; one that was damaged later is not used.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["alone", "directory", "find", "keep", "put", "workplace"]
 
 
 def directory() -> Path:
-    """Return the directory, made if need be: below ``$XDG_CACHE_HOME``, by default ``~/.cache``."""
+    """Return the directory, created if needed: below ``$XDG_CACHE_HOME``, by default ``~/.cache``."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     found = base.expanduser().absolute() / "hydrogen_magic" / "horovod"
     found.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -26,7 +26,7 @@ def directory() -> Path:
 
 
 def find(key: str) -> Path | None:
-    """Return the wheel of this key, or None when there is none that is whole."""
+    """Return the wheel of this key, or None if there is no intact one."""
     for wheel in (directory() / key).glob("*.whl"):
         if _is_whole(wheel):
             return wheel
@@ -42,7 +42,7 @@ def _is_whole(wheel: Path) -> bool:
 
 
 def keep(wheel: Path, key: str) -> Path:
-    """Move a wheel here and return where it is; it takes the place of what was there."""
+    """Move a wheel into the cache and return its path; it replaces an existing one."""
     target = directory() / key
     incoming = Path(tempfile.mkdtemp(prefix=".incoming-", dir=directory()))
     try:
@@ -56,14 +56,14 @@ def keep(wheel: Path, key: str) -> Path:
 
 
 def put(file: Path, target: Path) -> Path:
-    """Copy a file to ``target``, whole or not at all."""
+    """Copy a file to ``target``, completely or not at all."""
     with tempfile.TemporaryDirectory(prefix=".incoming-", dir=target.parent) as incoming:
         return Path(shutil.copy(file, incoming)).replace(target)
 
 
 @contextmanager
 def alone(key: str, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Let one process at a time build a key; the system lets go when a holder dies."""
+    """Let one process at a time build a key; the system releases the lock if its holder dies."""
     with (directory() / f"{key}.lock").open("a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -75,6 +75,6 @@ def alone(key: str, on_wait: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def workplace() -> Iterator[Path]:
-    """Lend a directory for source and objects, some 600 MB, and remove it whatever happens."""
+    """Yield a directory for source and objects, some 600 MB, and always remove it."""
     with tempfile.TemporaryDirectory(prefix="hydrogen-magic-horovod-") as path:
         yield Path(path)

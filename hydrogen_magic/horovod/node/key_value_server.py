@@ -1,10 +1,10 @@
-"""A key-value server for ranks that meet by HTTP: PUT, GET and DELETE of small values, nothing else.
+"""A key-value server for the rendezvous by HTTP: only PUT, GET and DELETE of small values.
 
-The first segment of every path is a secret: whoever does not know it is refused, learns nothing and
-changes nothing. Clients are Horovod's: a connection for every request, no reading
-ahead, ``Content-Length`` always said. They ask for a missing key again every 10 ms; here a question for
-a key that is about to come is kept open until it is there, or for :data:`_HOLD_S`, so that ranks meet as
-soon as the last has come and a hundred that wait cost nothing.
+The first segment of every path is a secret: requests without it are rejected, and neither learn nor change
+anything. The clients are Horovod's: a new connection for every request, no pipelining, always with
+``Content-Length``. They ask for a missing key again every 10 ms. Here, a request for a missing key is kept
+open until the key is set, or for :data:`_HOLD_S`, so that ranks continue as soon as the last one has
+arrived, and a hundred waiting ones cost nothing.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from collections.abc import Callable, Sequence
 __all__ = ["KeyValueStore", "serve_keys"]
 
 _HOLD_S = 0.25
-"""How long a question for a missing key is kept open; clients look at their own deadline in between."""
+"""How long a request for a missing key is kept open; clients check their own deadline in between."""
 _SILENT_S = 10.0
-"""A client says all it has to say within milliseconds of connecting."""
+"""A client sends its whole request within milliseconds of connecting."""
 _MAX_HEAD = 4096
 _MAX_VALUE = 1 << 20
 """1 MiB: a rank's addresses are about 150 bytes for each of its peers."""
 _MAX_TOTAL = 64 << 20
 _MAX_STRANGERS = 512
-"""Connections that have not said the secret. For one more the oldest has to go: whoever knows it says so
-at once, and nobody shuts the door by standing in it. With what is being accepted that stays below 1,024
-descriptors, a usual limit."""
+"""Connections that have not sent the secret yet. Beyond this number the oldest is closed: clients with the
+secret send it at once, and others cannot block the server by waiting. Together with connections being
+accepted, that stays below 1,024 descriptors, a common limit."""
 _BACKLOG = 4096
-"""Connections of strangers wait in the same queue as those of ranks."""
+"""Connections of other users wait in the same queue as those of ranks."""
 _ACCEPTED_AT_ONCE = 128
 _STATUS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 413: "Too Large"}
 
 
 class KeyValueStore:
-    """What is known, and who waits for what is not."""
+    """The known keys, and the requests that wait for missing ones."""
 
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
@@ -46,7 +46,7 @@ class KeyValueStore:
         return self._values.get(key)
 
     def put(self, key: str, value: bytes) -> bool:
-        """Keep ``value`` and tell who waits for it; False when there is no more room."""
+        """Store ``value`` and notify waiting requests; False if there is no more space."""
         more = len(key) + len(value)
         if self._n_bytes + more > _MAX_TOTAL:
             return False
@@ -78,8 +78,8 @@ class KeyValueStore:
 def serve_keys(listen_fd: int, token: str, hosts: Sequence[str] = ()) -> None:
     """Serve on the listening socket until this process is ended.
 
-    ``token``: the secret first segment of every path. ``hosts``: addresses of the machines that are
-    let in; none: whoever reaches the socket.
+    ``token``: the secret first segment of every path. ``hosts``: addresses of machines that may connect;
+    empty: any that reach the socket.
     """
     asyncio.run(_serve(socket.socket(fileno=listen_fd), token, frozenset(hosts)))
 
@@ -133,7 +133,7 @@ class _Request(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._wanted is not None or self._transport.is_closing():
-            return  # it has been heard
+            return  # its request is complete
         self._heard += data
         head, found, body = bytes(self._heard).partition(b"\r\n\r\n")
         if len(head) > _MAX_HEAD:
@@ -148,7 +148,7 @@ class _Request(asyncio.Protocol):
             self._answer(400)
             return
         token, _, key = path.removeprefix("/").partition("/")
-        # Constant time; and nobody may have us keep a megabyte who does not know it.
+        # In constant time; and clients without the secret must not occupy a megabyte.
         if not hmac.compare_digest(token.encode(), self._token.encode()) or not key:
             self._answer(403)
             return
@@ -169,7 +169,7 @@ class _Request(asyncio.Protocol):
         elif (value := self._keys.get(key)) is not None:
             self._answer(200, value)
         elif key.rpartition("/")[2].isdigit():
-            self._hold(key)  # a rank's address, which its peers cannot do without
+            self._hold(key)  # a rank's address, which its peers need
         else:
             self._answer(404)
 
@@ -201,7 +201,7 @@ class _Request(asyncio.Protocol):
 
 
 def _parsed(head: bytes) -> tuple[str, str, int]:
-    """Return verb, path and body length in bytes of a request's head; ValueError for anything else."""
+    """Return verb, path and body length in bytes of a request's head; ValueError for malformed ones."""
     first, *lines = head.decode("ascii").split("\r\n")
     verb, path, version = first.split(" ")
     if not version.startswith("HTTP/1."):

@@ -1,10 +1,9 @@
-"""The file of Horovod's timeline, cut into events while it is written.
+"""Parser of Horovod's timeline file, which splits it into events while it is written.
 
-Its writer (``timeline.cc`` of Horovod 0.28.1) ends the file with ``]`` after every event, ours after all
-that came in a hundredth of a second, and writes the comma of the next one over that. Events have one form
-each, without a line of their own, and are cut anywhere as long as they are under way. Names of tensors are
-written as they are, quotes, brackets and newlines included: so JSON is what the file should be, and not
-what it can be read by.
+Horovod's writer (``timeline.cc`` of Horovod 0.28.1) ends the file with ``]`` after every event, ours after
+all events of a hundredth of a second, and overwrites it with the comma before the next one. Each kind of
+event has one format, not on a line of its own, and an incomplete event may end anywhere. Names of tensors
+are written unescaped, including quotes, brackets and newlines: so a JSON parser cannot read the file.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ __all__ = ["ParsedEvents", "Event", "count_spans", "cut", "last_border", "named_
 
 Event = tuple[bytes, bytes, bytes, int]
 """Phase (``B`` begin, ``E`` end, ``X`` a rank is ready, ``i`` a cycle begins), name (empty for ``E``), time
-as it stands there (microseconds since the timeline's origin; few are looked at), tensor (0: none)."""
+as written (microseconds since the timeline's origin; few are used), tensor (0: none)."""
 
 _LONGEST = 1 << 16
-"""Bytes of an event: what is longer is none, and damage is passed over."""
+"""Maximum bytes of an event: longer objects are damage, which is skipped."""
 
 _EVENT = (
     rb"""\{"ph": "([BEXi])"(?:, "name": "([^"]*)")?, "ts": (\d{1,14})(?:, "pid": (\d{1,9}))?"""
@@ -30,7 +29,7 @@ _TENSOR = rb"""\{"name": "process_name", "ph": "M", "pid": (\d{1,9}), "args": \{
 _BEHIND_NAME = b'"}},\n{"name": "process_sort_index", "ph": "M", "pid": '
 _BEHIND_TENSOR = b'%b%b, "args": {"sort_index": %b}},\n'
 _LONGEST_NAME = 1 << 14
-"""Bytes of a tensor's. It is written as it is, with quotes and whatever else may be in it."""
+"""Maximum bytes of a tensor's object. The name is unescaped, with quotes and any other characters."""
 _ORIGIN = (
     rb"""\{"name": "process_name", "ph": "M", "pid": 0, "args": """
     rb"""\{"start_time_since_epoch_in_micros":(\d{1,18})\}\},\n"""
@@ -49,33 +48,33 @@ _BORDER = b'},{"ph": "'
 
 @dataclass
 class ParsedEvents:
-    """What :func:`cut` found."""
+    """The result of :func:`cut`."""
 
     events: list[Event] = field(default_factory=list)
     n_bytes: int = 0
-    """How far the objects reach that are complete."""
+    """Offset after the last complete object."""
     origin_us: int | None = None
-    """Wall-clock time of ``ts`` 0, in microseconds since 1970, where the file's beginning is in it."""
+    """Wall-clock time of ``ts`` 0, in microseconds since 1970, if the file's beginning is included."""
     tensors: list[tuple[int, bytes]] = field(default_factory=list)
-    """Where names of tensors stand, and what they are."""
+    """Offsets of names of tensors, and the names."""
     n_lost: int = 0
-    """Bytes that were passed over because they are nothing that Horovod writes."""
+    """Number of skipped bytes, which Horovod did not write in this form."""
 
 
 _Between = tuple[int, bytes, bytes, int]
-"""What stands between the times of two events: tensor of the first; phase and name of the second, and how
-many bytes of it are there already."""
+"""The text between the times of two events: tensor of the first; phase and name of the second, and how many
+bytes of it are present."""
 _known: dict[bytes, _Between] = {}
-"""It is the same in every step, but for the times: so it is taken apart once."""
+"""It is the same in every step except for the times, so it is parsed once."""
 _MOST_KNOWN = 1 << 13
 _LONGEST_KNOWN = 1 << 10
 """Bytes."""
 
 
 def cut(data: bytes, *, is_end: bool = False) -> ParsedEvents:
-    """Return the events in ``data``, which begins at a border of two objects, up to the last whole one.
+    """Return the events in ``data``, which starts at an object boundary, up to the last complete one.
 
-    ``is_end``: nothing will come behind it, so that what is not whole before something else is damage.
+    ``is_end``: no more data will follow, so incomplete objects before other data are damage.
     """
     found = ParsedEvents()
     _cut_events(data, found)
@@ -84,7 +83,7 @@ def cut(data: bytes, *, is_end: bool = False) -> ParsedEvents:
 
 
 def _cut_events(data: bytes, found: ParsedEvents) -> None:
-    """Find what is nothing but events, each behind the other, except the last: most of a file is that."""
+    """Find a run of events without gaps, except for the last: that is most of a file."""
     first, *parts = _TIME.split(data)
     head = _FIRST_HEAD.fullmatch(first)
     if head is None:
@@ -110,16 +109,16 @@ def _taken_apart(text: bytes) -> _Between | None:
     if match is None:
         return None
     tensor, head, phase, name = match.groups()
-    if len(_known) >= _MOST_KNOWN:  # shapes that differ each time
+    if len(_known) >= _MOST_KNOWN:  # formats that differ each time
         _known.clear()
     this = _known[text] = int(tensor or 0), phase, name or b"", len(head)
     return this
 
 
 def _cut_objects(data: bytes, found: ParsedEvents, patience: int) -> None:
-    """Find whatever there is behind what has been found.
+    """Find any objects after those already found.
 
-    ``patience``: bytes that may be there behind something that is not whole; with more it is damage.
+    ``patience``: bytes that may follow an incomplete object; with more, it is damage.
     """
     names = _NameFinder(data)
     at = found.n_bytes
@@ -128,12 +127,12 @@ def _cut_objects(data: bytes, found: ParsedEvents, patience: int) -> None:
         phase, name, ts, pid, tensor, origin = match.groups()
         if tensor is not None:
             named = names.behind(end, tensor)
-            if named is None:  # if it is not whole, something else before the next object says so
+            if named is None:  # if it is incomplete, other data before the next object shows that
                 at = end
                 continue
             tensor, end = named
         if start - found.n_bytes > 1 and not _is_between(data, found.n_bytes, start):
-            # Something else lies before it: an object that is not whole yet, or damage.
+            # Other data precedes it: an incomplete object, or damage.
             if len(data) - found.n_bytes < patience:
                 break
             found.n_lost += start - found.n_bytes
@@ -153,17 +152,17 @@ def _is_between(data: bytes, start: int, until: int) -> bool:
 
 
 def last_border(data: bytes) -> int:
-    """Return where the last event in ``data`` begins, 0 if there is none to be seen."""
+    """Return where the last event in ``data`` begins, 0 if there is none."""
     return max(0, data.rfind(_BORDER) + 1)
 
 
 def count_spans(data: bytes) -> int:
-    """Return how many begin in ``data``."""
+    """Return how many events begin in ``data``."""
     return data.count(b'{"ph": "B"')
 
 
 def named_tensors(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Yield where names of tensors stand in ``data``, and what they are."""
+    """Yield offsets and names of tensors in ``data``."""
     names = _NameFinder(data)
     for match in _ONLY_TENSOR.finditer(data):
         named = names.behind(match.end(), match[1])
@@ -172,15 +171,15 @@ def named_tensors(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 class _NameFinder:
-    """Finds where names end in ``data``, in one pass: asked for places that follow each other."""
+    """Finds the ends of names in ``data`` in one pass, for increasing offsets."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._next = 0
-        """Where something ends like a name, first of all from the last place on."""
+        """The next possible end of a name, searched from the last offset on."""
 
     def behind(self, start: int, tensor: bytes) -> tuple[bytes, int] | None:
-        """Return the name of ``tensor``, which begins at ``start``, and where its object ends."""
+        """Return the name of ``tensor``, which begins at ``start``, and the end of its object."""
         if 0 <= self._next < start:
             self._next = self._data.find(_BEHIND_NAME, start)
         if not start <= self._next <= start + _LONGEST_NAME:

@@ -1,4 +1,4 @@
-"""Horovod's timeline on rank 0's host, followed while it is written: into the view, and kept whole.
+"""Reads Horovod's timeline on rank 0's host while it is written, for the view and for the record.
 
 Rank 0 says where its Horovod writes (:mod:`.observe.timeline`). A look, four times a second, reads what is
 new and costs milliseconds, whatever comes: where events come faster than that they are left out of the view,
@@ -30,24 +30,24 @@ __all__ = ["Timelines"]
 _NAME = "horovod-timeline-"
 _LOOK_S = 0.25
 _BUDGET_S = 0.025
-"""How long a look may take; the agent has ranks to look after."""
+"""Time limit of a poll; the agent has to watch its ranks."""
 _CHUNK_BYTES = 128 << 10
-"""Read at a time: some 2,000 events, a millisecond."""
+"""Bytes read at a time: some 2,000 events, a millisecond."""
 _FAR_BEHIND_BYTES = 2 << 20
-"""So much unread is passed over; a second and more of the busiest training there is."""
+"""If more is unread, this much is skipped: over a second of the busiest training."""
 _PASS_OVER_BYTES = 1 << 20
-"""Passed over at a time: some milliseconds."""
+"""Bytes skipped at a time: some milliseconds."""
 _TAIL_BYTES = 4 << 20
-"""Read at the end."""
+"""Bytes read at the end."""
 _FINISH_S = 2.0
-"""How long that may take: milliseconds, unless it is no timeline at all."""
+"""Time limit for that: it takes milliseconds, unless the file is not a timeline."""
 _LONGEST_S = 1e8
-"""What is further from the gang's launch is damage."""
+"""A larger distance from the gang's launch is damage."""
 _UNSAFE = bytes.maketrans(b'"\\', b"'/")
 
 
 class Timelines:
-    """What rank 0's Horovod writes in one attempt: one file after the other."""
+    """The timelines of rank 0's Horovod in one attempt: one file after the other."""
 
     def __init__(
         self, zero_s: float, emit: Callable[[ev.Event], None], mask: Mask | None = None
@@ -75,14 +75,14 @@ class Timelines:
         self._following = _Follower(path, kept, wall_zero_s, self._mask)
 
     def look(self) -> None:
-        """Send what is new; does nothing most of the times that it is called."""
+        """Send new data; most calls do nothing."""
         following = self._following
         if following is not None and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _LOOK_S
             self._try(following, lambda: following.look(self._now_s()))
 
     def finish(self) -> None:
-        """Read the rest of a file that is not written any more, and leave it as valid JSON."""
+        """Read the rest of a completed file, and make it valid JSON."""
         following, self._following = self._following, None
         if following is not None:
             self._try(following, following.finish)
@@ -91,10 +91,10 @@ class Timelines:
     def _try(self, following: _Follower, read: Callable[[], None]) -> None:
         try:
             read()
-        except Exception as error:  # a rank wrote it: the watch over all of them goes on
+        except Exception as error:  # a rank wrote it: watching the ranks must continue
             self._following = None
             following.close()
-            text = f"Horovod's timeline cannot be followed any more: {error}"
+            text = f"Horovod's timeline can no longer be read: {error}"
             self._emit(ev.Notice(self._now_s(), "warning", text))
         self._send(*following.drain())
 
@@ -112,7 +112,7 @@ class Timelines:
 
 
 class _Follower:
-    """One file. ``wall_zero_s``: what the wall clock said at the gang's time 0."""
+    """One file. ``wall_zero_s``: the wall-clock time at the gang's time 0."""
 
     def __init__(
         self, path: Path, kept: ShippedFile | None, wall_zero_s: float, mask: Mask
@@ -122,19 +122,19 @@ class _Follower:
         self._mask = mask
         self._wall_zero_s = wall_zero_s
         self._origin_s: float | None = None
-        """The gang's time at which the timeline's is 0."""
+        """The gang's time at the timeline's time 0."""
         self._fd = -1
         self._read = 0
-        """Bytes that are whole objects, and were read."""
+        """Bytes of complete objects that have been read."""
         self._weaver = SpanBuilder()
         self._skipped = 0
 
     def look(self, now_s: float) -> None:
-        """Read on, for some milliseconds at most."""
+        """Continue reading, for some milliseconds at most."""
         until_s = time.monotonic() + _BUDGET_S
         is_far = self._behind() > _FAR_BEHIND_BYTES
         while is_far and time.monotonic() < until_s:
-            is_far = self._pass_over(_CHUNK_BYTES)  # the newest is seen
+            is_far = self._pass_over(_CHUNK_BYTES)  # the newest event has been read
         while self._read_on() and time.monotonic() < until_s:
             pass
         if self._origin_s is not None:
@@ -143,7 +143,7 @@ class _Follower:
             self._weaver.cut_long(now_us if is_all_read else None)
 
     def finish(self) -> None:
-        """Read to the end, though not into all of what a file may hold, and close its brackets."""
+        """Read to the end, up to a limit, and close its brackets."""
         until_s = time.monotonic() + _FINISH_S
         while time.monotonic() < until_s:
             if not (self._pass_over(_TAIL_BYTES) or self._read_on() or self._read_on(is_end=True)):
@@ -152,11 +152,13 @@ class _Follower:
                 return
 
     def drain(self) -> tuple[list[tuple[str, int, int, int]], int]:
-        """Return spans on the gang's clock, in nanoseconds, and how many were left out since last time."""
+        """Return spans on the gang's clock, in nanoseconds, and the number of omitted events since the last
+        call.
+        """
         skipped, self._skipped = self._skipped, 0
         spans = self._weaver.drain()
         if self._origin_s is None:
-            return [], skipped + len(spans)  # its beginning is damaged: nobody knows when that was
+            return [], skipped + len(spans)  # its beginning is damaged: the origin is unknown
         origin_ns = round(self._origin_s * 1e9)
         told = [(n, origin_ns + s * 1000, origin_ns + e * 1000, depth) for n, s, e, depth in spans]
         return told, skipped
@@ -169,18 +171,18 @@ class _Follower:
     # ── reading ──
 
     def _behind(self) -> int:
-        """Return how many bytes are unread; opens the file once it is there."""
+        """Return how many bytes are unread; opens the file when it exists."""
         if self._fd < 0:
             try:
                 flags = os.O_RDWR if self._kept is not None else os.O_RDONLY
-                # Whose file it is may have named a pipe, where nothing may be waited for.
+                # The path may name a pipe, where a read must not block.
                 self._fd = os.open(self._path, flags | os.O_CLOEXEC | os.O_NONBLOCK)
             except FileNotFoundError:
                 return 0
         return os.fstat(self._fd).st_size - self._read
 
     def _read_on(self, *, is_end: bool = False) -> bool:
-        """Read a chunk; return whether there may be more. ``is_end``: nobody writes any more."""
+        """Read a chunk; return whether there may be more. ``is_end``: the file is complete."""
         behind = self._behind()
         if behind <= 0:
             return False
@@ -195,9 +197,9 @@ class _Follower:
         return found.n_bytes > 0
 
     def _pass_over(self, n_left: int) -> bool:
-        """Read over whole events, but for the last ``n_left`` bytes, without looking into them.
+        """Skip complete events, except for the last ``n_left`` bytes, without parsing them.
 
-        Some at a time: return whether any were.
+        In pieces: return whether any bytes were skipped.
         """
         n_bytes = min(self._behind() - n_left, _PASS_OVER_BYTES)
         if n_bytes <= 0:
@@ -222,7 +224,7 @@ class _Follower:
             origin_s = found.origin_us / 1e6 - self._wall_zero_s
             self._origin_s = origin_s if abs(origin_s) < _LONGEST_S else None
 
-    # ── mending ──
+    # ── repair ──
 
     def _escape(self, tensors: Iterable[tuple[int, bytes]]) -> None:
         """Replace, byte by byte, what makes the file invalid, and secrets: Horovod writes only behind it."""
@@ -232,7 +234,7 @@ class _Follower:
                 os.pwrite(self._fd, safe, self._read + at)
 
     def _close_brackets(self) -> None:
-        """Leave whole objects and a bracket: a killed rank leaves half of one, or a comma."""
+        """Leave complete objects and a bracket: a killed rank leaves half an object, or a comma."""
         if self._read == 0:
             self._path.unlink(missing_ok=True)  # nothing was recorded
             return
@@ -242,7 +244,7 @@ class _Follower:
 
 
 def _safe(name: bytes) -> bytes:
-    """Return a name of the same length that may stand between quotes in JSON."""
+    """Return a name of the same length that is valid between quotes in JSON."""
     plain = name.translate(_UNSAFE)
     if any(byte < 0x20 for byte in plain):
         plain = bytes(byte if byte >= 0x20 else 0x20 for byte in plain)

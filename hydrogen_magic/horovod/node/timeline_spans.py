@@ -1,9 +1,9 @@
-"""Horovod's events put together as spans that can be looked at: what its coordinator did when.
+"""Converts Horovod's events into spans for display: the activity of its coordinator over time.
 
-Hundreds of tensors are negotiated and reduced at once. Drawn one by one they would hide each other; what
-is drawn is what the coordinator was at: outside, whether it reduced or, while there was nothing to reduce,
-negotiated; inside, the activity of the reduction, and in negotiations that tell of it which rank the others
-waited for. So the outer spans never overlap, and their times add up.
+Hundreds of tensors are negotiated and reduced at once. Drawn one by one, they would hide each other.
+Instead, the spans show the coordinator's activity: the outer ones whether it reduced or, without a
+reduction, negotiated; the inner ones the activity of the reduction, and in negotiations with this
+information the rank that the others waited for. So the outer spans never overlap, and their times add up.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ Span = tuple[str, int, int, int]
 
 _NEGOTIATE = "negotiate"
 _GAP_US = 50
-"""Stretches of one name that lie closer are one: what is fused in one go comes tensor by tensor."""
+"""Closer intervals of one name are merged: tensors that are fused arrive one by one."""
 _LATE_US = 1000
-"""Horovod's default cycle: ranks that are in step come within one."""
+"""Horovod's default cycle: ranks in step are ready within one."""
 _LONG_US = 500_000
-"""What goes on for longer is told in pieces: it must be seen while it goes on."""
+"""Longer intervals are reported in pieces, so that they are visible while they last."""
 _SILENT_US = 200_000
-"""After so long the newest event is taken for the last one for now."""
+"""After this time, the newest event counts as the last one for now."""
 _MOST_NAMES = 64
-"""Horovod has some forty; a name more costs the view one for good."""
+"""Horovod has some forty; each additional name permanently costs the view memory."""
 _MOST_OPEN = 1 << 16
-"""Tensors under way at once, of which a damaged file could leave more and more."""
+"""Maximum number of tensors in progress, which a damaged file could grow without limit."""
 _DEEPEST = 64
-"""Begun for one tensor and not ended. Horovod has two."""
+"""Maximum nesting of activities of one tensor. Horovod has two."""
 _MOST_RANKS = 1 << 14
-"""Told apart where one is waited for."""
+"""Split if one rank is waited for."""
 
 
 class SpanBuilder:
-    """Takes events in the order in which they were written."""
+    """Processes events in the order in which they were written."""
 
     def __init__(self) -> None:
         self._names: dict[bytes, str] = {}
         self._open: dict[int, list[str]] = {}
-        """Tensor -> what was begun for it and has not ended, outermost first."""
+        """Tensor -> its open activities, outermost first."""
         self._ready: dict[int, tuple[int, int, int]] = {}
-        """Tensor -> when the last but one rank was ready, when the last, and which that was."""
+        """Tensor -> when the last but one rank was ready, when the last one was, and which that was."""
         self._outer = _SpanRow(0)
         self._inner = _SpanRow(1)
         self._late: dict[int, tuple[int, int]] = {}
-        """Rank -> from when until when the others waited for it."""
+        """Rank -> interval in which the others waited for it."""
         self._waits: list[Span] = []
         self.latest_us = 0
         """Time of the newest event."""
 
     def take(self, events: Iterable[Event]) -> None:
-        """Take note of what happened. Thousands a second: most only count what is open."""
+        """Process an event. There are thousands a second: most only change a count."""
         at = b"0"
         opened, names = self._open, self._names
         outer, inner = self._outer, self._inner
@@ -76,7 +76,7 @@ class SpanBuilder:
                 else:
                     row.begin(words, int(at))
             elif not stack:
-                continue  # it began before the timeline did, or is of no tensor
+                continue  # it began before the timeline did, or is not about a tensor
             elif phase == b"E":
                 words = stack.pop()
                 row = inner if stack else outer
@@ -95,10 +95,10 @@ class SpanBuilder:
             self.forget()
 
     def cut_long(self, now_us: int | None) -> None:
-        """Tell what goes on, as far as it is known; ``now_us``: None while events are read late.
+        """Report activities in progress, if known; ``now_us``: None while events are read late.
 
-        The released writer writes an event down with the one after it, which may take as long as a step. So
-        a reduction without an activity, of which nothing more is heard, has ended: only that is missing.
+        The released writer writes an event together with the next one, which may take as long as a step. So
+        a reduction without an activity and without new events has ended: only its end event is missing.
         """
         known_us = self.latest_us
         is_negotiating = self._outer.current.startswith(_NEGOTIATE)
@@ -111,13 +111,13 @@ class SpanBuilder:
             self._outer.cut(self.latest_us)
 
     def drain(self) -> list[Span]:
-        """Return what has ended since last time."""
+        """Return the spans that ended since the last call."""
         spans = [*self._waits, *self._inner.drain(), *self._outer.drain()]
         self._waits = []
         return spans
 
     def forget(self) -> None:
-        """Events are missing: nothing is known of what was under way."""
+        """Events are missing: the state of open activities is unknown."""
         self._open.clear()
         self._ready.clear()
         self._late.clear()
@@ -132,7 +132,7 @@ class SpanBuilder:
             self._ready[tensor] = (before[1], ts_us, min(int(rank), _MOST_RANKS))
 
     def _note_late(self, tensor: int) -> None:
-        """All that was done with a tensor has ended: tell whom that waited for, once none is negotiated."""
+        """All activities of a tensor have ended: report the rank it waited for, once none is negotiated."""
         start_us, end_us, rank = self._ready.pop(tensor, (0, 0, -1))
         if end_us - start_us >= _LATE_US:
             known = self._late.get(rank, (start_us, end_us))
@@ -146,7 +146,7 @@ class SpanBuilder:
         self._late.clear()
 
     def _named(self, written: bytes) -> str:
-        """Return the words for a name: ``negotiate allreduce``, ``memcpy in fusion buffer``."""
+        """Return the display text of a name: ``negotiate allreduce``, ``memcpy in fusion buffer``."""
         if written not in self._names:
             if len(self._names) >= _MOST_NAMES:
                 return "other"
@@ -156,19 +156,19 @@ class SpanBuilder:
 
 
 class _SpanRow:
-    """Spans of one depth, one after the other: of what is open the one that tells most.
+    """Consecutive spans of one depth: the most informative of the open activities.
 
-    That is what began last, and negotiating only while nothing else is open.
+    That is the last one to begin, with negotiations only if nothing else is open.
     """
 
     def __init__(self, depth: int) -> None:
         self.counts: dict[str, int] = {}
-        """Name -> for how many tensors it is open; what began last comes last."""
+        """Name -> number of tensors for which it is open; the last one to begin comes last."""
         self.current = ""
         self._depth = depth
         self._since_us = 0
         self._is_cut = False
-        """The part before :attr:`_since_us` has been told."""
+        """The part before :attr:`_since_us` has been reported."""
         self._done: list[Span] = []
 
     def begin(self, name: str, ts_us: int) -> None:
@@ -207,7 +207,7 @@ class _SpanRow:
         self._since_us = ts_us
 
     def cut(self, at_us: int, least_us: int = 0) -> None:
-        """End what is told, and begin it again, where that is longer than ``least_us``."""
+        """End the reported span, and begin it again, if it is longer than ``least_us``."""
         if at_us - self._since_us > least_us:
             self._close(at_us)
             self._is_cut = True

@@ -1,5 +1,7 @@
-"""The process beside the ranks of one host: starts them, watches them, reads their output, ends them.
+"""The agent, one process per host: it starts the ranks, watches them, reads their output, and ends
+them.
 
-``python -m hydrogen_magic.node.agent`` runs one; :mod:`hydrogen_magic.driver.placements` starts it. It is the
-only one of a host that talks to the kernel, and nothing it started outlives it or the kernel.
+``python -m hydrogen_magic.node.agent`` runs an agent; :mod:`hydrogen_magic.driver.placements`
+starts it. Only the agent of a host communicates with the kernel. None of its child processes
+outlives the agent or the kernel.
 """

@@ -1,4 +1,4 @@
-"""``python -m hydrogen_magic.node.agent FD``: one agent, which reads from FD who its kernel is."""
+"""``python -m hydrogen_magic.node.agent FD``: one agent, which reads its kernel's address from FD."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from hydrogen_magic.node.agent.kernel_link import KernelLink
 
 _GARBAGE = 20_000
-"""Objects made between two looks for garbage in cycles, of which an agent makes little. The events of a
-quarter of a second are thousands."""
+"""Allocations between two runs of the cyclic garbage collector; an agent creates few cycles. The
+events of a quarter of a second are thousands of objects."""
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Start the forkserver first: its imports take longest and can run beside ours."""
+    """Start the forkserver first: its imports take longest and can run in parallel with ours."""
     handover = socket.socket(fileno=int(arguments[0]))
     received = framing.receive(framing.FrameReader(handover))
     if received is None:
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
     except ProcessLookupError:
         return
     processes.become_subreaper()
-    processes.use_batch_scheduling()  # and ranks with us
+    processes.use_batch_scheduling()  # and the ranks with this process
     gc.set_threshold(_GARBAGE)
     pool = WorkerPool(kernel)
     pool.start(config.fingerprint, config.env, config.sys_path, config.preload)

@@ -1,9 +1,9 @@
-"""The command line of agents and templates.
+"""The command line of agents and forkservers.
 
-They import this package from where the caller has it, and everything else from Python's own places
-first: a file such as ``queue.py`` beside the notebook must not replace what they need. Plain ``-m``
-with the notebook's module path in ``PYTHONPATH`` would put the notebook's directory before the
-standard library.
+They import this package from the caller's installation, and search Python's own directories first
+for everything else: a file such as ``queue.py`` beside the notebook must not replace a module they
+need. Plain ``-m`` with the notebook's module path in ``PYTHONPATH`` would put the notebook's
+directory before the standard library.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ importlib.import_module(module).main(sys.argv[4:])
 
 
 def command(module: str, sys_path: Sequence[str], *arguments: str) -> list[str]:
-    """Return what runs ``main(arguments)`` of a module; ``sys_path`` follows Python's own places."""
+    """Return the command that runs ``main(arguments)`` of a module; ``sys_path`` follows Python's
+    own paths.
+    """
     return [sys.executable, "-c", _CODE, _ROOT, json.dumps(list(sys_path)), module, *arguments]
 
 

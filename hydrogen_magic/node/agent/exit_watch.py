@@ -1,4 +1,4 @@
-"""Distinguishes a rank that is still working after its cell from one that hangs.
+"""Distinguishes a rank that still works after its cell from a rank that hangs.
 
 Packing a large result, an asynchronous checkpoint or an upload may take minutes. A rank that uses no
 CPU time, writes nothing and sends nothing makes no progress.
@@ -13,17 +13,18 @@ from hydrogen_magic.core import processes
 __all__ = ["ExitWatch"]
 
 _IDLE_PACKING_S = 600.0
-"""Results are still wanted: ``__getstate__`` may wait for a server, a sharded tensor for a slow rank."""
+"""Limit while results are pending: ``__getstate__`` may wait for a server, a sharded tensor for a
+slow rank."""
 _IDLE_EXIT_S = 4.0
-"""The results have arrived; only exit handlers and threads are left. Looked at once a second: 5 s in all."""
+"""Limit after the results have arrived, for exit handlers and threads. Checked once a second: 5 s in all."""
 _BUSY_EXIT_S = 60.0
-"""A thread that computes without writing anything does not finish work for the user."""
+"""A thread that computes without writing anything does no work for the user."""
 _BUSY_TICKS = 5
-"""Per look at the processes; below it a thread only polls."""
+"""CPU ticks per check of the processes; a thread with fewer is only polling."""
 
 
 class ExitWatch:
-    """Watches one rank and its children from the end of its cell on."""
+    """Watches one rank and its children after the end of its cell."""
 
     def __init__(self, pid: int, now_s: float) -> None:
         self._pid = pid
@@ -32,14 +33,14 @@ class ExitWatch:
         self._has_delivered = False
 
     def look(self, now_s: float, has_delivered: bool) -> str:
-        """Return why the rank has to be killed, empty while it does not. ``now_s``: monotonic."""
+        """Return why the rank has to be killed; empty as long as it may continue. ``now_s``: monotonic."""
         if has_delivered and not self._has_delivered:
             self._busy_s = self._wrote_s = now_s
             self._has_delivered = True
         ticks, written = _usage(self._pid)
         if written != self._written or processes.is_sending(processes.family(self._pid)):
             self._written, self._wrote_s, self._busy_s = written, now_s, now_s
-        if abs(ticks - self._ticks) >= _BUSY_TICKS:  # fewer when a child has ended
+        if abs(ticks - self._ticks) >= _BUSY_TICKS:  # fewer if a child has exited
             self._busy_s = now_s
         self._ticks = ticks
         return self._verdict(now_s)
@@ -62,7 +63,7 @@ def _usage(pid: int) -> tuple[int, int]:
 
 
 def _written(pid: int) -> int:
-    """Return the bytes that a process has written by ``write``, not ``send``; 0 if that is unknown."""
+    """Return the bytes that a process has written by ``write``, not ``send``; 0 if unknown."""
     try:
         lines = Path(f"/proc/{pid}/io").read_text().splitlines()
     except OSError:

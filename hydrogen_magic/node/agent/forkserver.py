@@ -1,7 +1,8 @@
-"""The forkserver: a small single-threaded process that has imported what ranks need, and forks them.
+"""The forkserver: a small single-threaded process that imports the ranks' modules and forks them.
 
-A fork of it costs milliseconds where a fresh interpreter with torch costs more than a second. It
-never runs user code and never touches a GPU, so its forks may. It serves its agent over one socket:
+A fork takes milliseconds, whereas a new interpreter with torch takes more than a second. The
+forkserver never runs user code and never uses a GPU, so its forks may. It serves its agent over one
+socket:
 
 - ``PreloadModules``: import these modules now; answers with the files of those that are loaded
 - ``ForkWorkers``: fork so many workers, five descriptors each, with these observers; answers with their pids
@@ -9,8 +10,8 @@ never runs user code and never touches a GPU, so its forks may. It serves its ag
 It also ends an agent that stays stopped (SIGSTOP) when no other process can: beside a kernel once that
 has ended, on an executor always.
 
-Workers are forked through a go-between that exits at once, which makes them children of the agent
-(a subreaper): the agent, not the forkserver, reaps them, and a forkserver can be replaced at any time.
+Workers are forked through an intermediate process that exits at once. This makes them children of
+the agent (a subreaper): the agent reaps them, and the forkserver can be replaced at any time.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ _END_S = 5.0
 
 _started = time.time()
 _safe_path = tuple(sys.path)
-"""Python's own places come first in it."""
+"""Python's own directories come first in it."""
 
 
 def serve(sock: socket.socket, kernel: int, sys_path: Sequence[str], first: Sequence[str]) -> None:
@@ -144,7 +145,7 @@ def _preload(names: Sequence[str]) -> ModulesPreloaded:
     for name in names:
         try:
             _import(name)
-        except BaseException:  # modules may raise anything at import; ranks will raise it again
+        except BaseException:  # modules may raise anything on import; ranks will raise it again
             continue
     gc.collect()
     gc.freeze()
@@ -153,7 +154,7 @@ def _preload(names: Sequence[str]) -> ModulesPreloaded:
 
 
 def _import(name: str) -> None:
-    """Import a module; the standard library's from there, although a file of that name may hide it."""
+    """Import a module; standard-library modules from there, even if a file of the same name shadows them."""
     if name.partition(".")[0] not in sys.stdlib_module_names:
         importlib.import_module(name)
         return
@@ -166,7 +167,7 @@ def _import(name: str) -> None:
 
 
 def _unsafe_to_fork() -> list[str]:
-    """Return what speaks against forking this process any more (import side effects)."""
+    """Return the reasons against forking this process further (import side effects)."""
     reasons = [
         f"thread {thread.name}"
         for thread in threading.enumerate()
@@ -215,7 +216,7 @@ def _be_intermediate(
         own = WorkerPipes(*fds[start : start + FDS_PER_WORKER])
         pid = os.fork()
         if pid == 0:
-            # A descriptor of a sibling kept open here would hide that sibling's end of file.
+            # An inherited descriptor of a sibling would hide that sibling's end of file.
             for fd in {sock.detach(), write_end, *fds} - set(own.all()):
                 os.close(fd)
             run_worker(own, agent_pid, go_between_pid, observers)
@@ -229,10 +230,10 @@ def main(arguments: Sequence[str]) -> None:
     fd, kernel, agent_pid, sys_path, *first = arguments
     processes.die_with_parent()
     if os.getppid() != int(agent_pid):
-        return  # the agent died before that was armed
+        return  # the agent died before the signal was set up
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sock = socket.socket(fileno=int(fd))
     try:
         serve(sock, int(kernel), json.loads(sys_path), first)
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the agent let go of us in the middle of an answer
+        pass  # the agent closed the connection before the answer was complete

@@ -1,7 +1,7 @@
-"""How busy the ranks' GPUs are, and what the ranks hold of their memory, by the driver (NVML).
+"""GPU utilization and GPU memory of the ranks, as reported by the driver (NVML).
 
-Asked by a thread, because a driver may take its time; a health report says what was found last.
-Where NVML or its Python module is absent nothing is found, and nothing is said about it.
+A thread asks the driver, which may be slow; a health report has the latest values. Without NVML or
+its Python module there are no values, and no message.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["RankGpus", "GpuUse"]
 
 @dataclass(frozen=True)
 class GpuUse:
-    """Of one rank's GPU; None where the driver does not tell."""
+    """Values of one rank's GPU; None if the driver does not report them."""
 
     percent: float | None = None
     memory_bytes: int | None = None
-    """Held by the rank and its children."""
+    """Memory of the rank and its children."""
 
 
 _NOTHING = GpuUse()
@@ -40,7 +40,7 @@ class RankGpus:
         self._thread: threading.Thread | None = None
 
     def look(self, pids: Mapping[int, int]) -> None:
-        """Have the thread look again; ``pids``: those of the ranks that are alive."""
+        """Make the thread query again; ``pids``: those of the ranks that are alive."""
         if not self._gpus:
             return
         self._pids = dict(pids)
@@ -50,11 +50,11 @@ class RankGpus:
             self._thread.start()
 
     def use_of(self, rank: int) -> GpuUse:
-        """Return what was found last."""
+        """Return the latest values."""
         return self._found.get(rank, _NOTHING)
 
     def close(self) -> None:
-        """Have the thread end once the driver has answered; nobody waits for that."""
+        """End the thread after the driver has answered, without waiting for it."""
         self._closing = True
         self._wake.set()
 
@@ -66,7 +66,7 @@ class RankGpus:
         try:
             pynvml.nvmlInit()
         except pynvml.NVMLError:
-            return  # no driver, or one that is not well: its GPU cannot be told about
+            return  # no driver, or a faulty one: there are no values of its GPU
         while not self._closing:
             self._wake.clear()
             for rank, gpu in self._gpus.items():
@@ -92,13 +92,13 @@ def _percent(nvml: Any, handle: Any) -> float | None:
     try:
         return float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
     except nvml.NVMLError:
-        return None  # a slice of a GPU (MIG) has no such counter
+        return None  # a slice of a GPU (MIG) does not have this counter
 
 
 def _memory(nvml: Any, handle: Any, pids: set[int]) -> int | None:
-    """Return what these processes hold; None when the driver knows none of them.
+    """Return the memory that these processes hold; None if the driver knows none of them.
 
-    In a container it may name processes by the pids that they have outside.
+    In a container, the driver may know processes by their pids outside of it.
     """
     try:
         running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)

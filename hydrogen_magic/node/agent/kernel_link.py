@@ -1,8 +1,8 @@
-"""What ties an agent to a kernel on the same machine, the wire apart.
+"""The link from an agent to a kernel on the same machine, apart from the channel.
 
-Closures, results and profiles go as descriptors of memory files over an inherited socket, logs to
-the kernel's own directory; and the kernel's end is seen by its process.
-:mod:`~hydrogen_magic.node.agent.remote_link` is the same for a kernel elsewhere.
+Closures, results and profiles are passed as descriptors of memory files over an inherited socket.
+Logs go to the kernel's own directory. The end of the kernel is detected by its process.
+:mod:`~hydrogen_magic.node.agent.remote_link` is the counterpart for a kernel on another machine.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = ["LocalLink", "KernelLink"]
 
 
 _KERNELS_END_S = 1.0
-"""A kernel that ends closes its sockets some moments before its process is gone."""
+"""A kernel that exits closes its sockets some moments before its process ends."""
 
 
 class KernelLink(Protocol):
-    """What an agent asks of whoever knows where its kernel is."""
+    """The agent's interface to its kernel, on this or another machine."""
 
     bind: str
     """Address for what ranks meet at."""
@@ -47,9 +47,9 @@ class KernelLink(Protocol):
     def begin(
         self, link: AgentLink, over: Callable[[], None], expect_ranks: Callable[[], None]
     ) -> None:
-        """Watch kernel and machine from now on; ``over`` is called when the agent should exit.
+        """Start watching kernel and machine; ``over`` is called when the agent should exit.
 
-        ``expect_ranks`` is called when a gang is about to start with ranks on other hosts.
+        ``expect_ranks`` is called before a gang starts that has ranks on other hosts.
         """
         ...
 
@@ -62,9 +62,10 @@ class KernelLink(Protocol):
         ...
 
     async def handed(self, group: RankGroup) -> list[int]:
-        """Return descriptors, the caller's to close: of what ``group`` runs, then its ranks' channels.
+        """Return descriptors, owned by the caller: of the closure of ``group``, then of its ranks'
+        channels.
 
-        There are channels, one for each rank, where the ranks are fed while they run.
+        There is one channel for each rank if the ranks receive data while they run.
         """
         ...
 
@@ -73,15 +74,15 @@ class KernelLink(Protocol):
         ...
 
     async def finish(self, group: RankGroup) -> None:
-        """Return when all that was handed over has arrived, and what served this gang alone is gone."""
+        """Return when all files have arrived, and the processes that served only this gang have exited."""
         ...
 
     def released(self, gang: str, attempt: int) -> None:
-        """The kernel knows that nothing of the attempt is left."""
+        """The kernel has learned that nothing of the attempt is left."""
         ...
 
     def kernel_ended(self, group: RankGroup) -> None:
-        """The gang is ended because the kernel has."""
+        """The gang ends because the kernel has exited."""
         ...
 
     def close(self) -> None: ...
@@ -104,7 +105,7 @@ class LocalLink:
     def begin(
         self, link: AgentLink, over: Callable[[], None], expect_ranks: Callable[[], None]
     ) -> None:
-        """Watch the kernel's process: a pipe may be held open by the kernel's forks."""
+        """Watch the kernel's process: forks of the kernel may hold a pipe open."""
 
         def on_kernels_end() -> None:
             link.clean_up_after_hub()
@@ -115,7 +116,7 @@ class LocalLink:
         self._watching = asyncio.ensure_future(self._watch_link(link, over))
 
     async def _watch_link(self, link: AgentLink, over: Callable[[], None]) -> None:
-        """End when a kernel that lives cannot be reached: what was on the way is lost."""
+        """End if a kernel that is alive cannot be reached: messages on their way are lost."""
         await link.lost()
         await asyncio.sleep(_KERNELS_END_S)
         self._is_cut_off = True
@@ -129,13 +130,13 @@ class LocalLink:
         return request
 
     async def handed(self, group: RankGroup) -> list[int]:
-        """Take what the kernel handed over just before its ``launch`` message."""
+        """Receive the descriptors that the kernel sent just before its ``launch`` message."""
         while (received := framing.receive(self._handed_over)) is not None:
             message, fds = received
             files = decode(message, LaunchFiles)
             if (files.gang, files.attempt) == (group.gang, group.attempt):
                 return fds
-            for fd in fds:  # of a launch that never came
+            for fd in fds:  # of a launch that never arrived
                 os.close(fd)
         raise ConnectionError("the kernel closed the connection")
 
@@ -143,13 +144,13 @@ class LocalLink:
         framing.send(self._handover, file, [fd])
 
     async def finish(self, group: RankGroup) -> None:
-        """It has arrived with the call."""
+        """The descriptor has arrived with the call."""
 
     def released(self, gang: str, attempt: int) -> None:
-        """Nobody waits for that here."""
+        """A local kernel does not need this."""
 
     def kernel_ended(self, group: RankGroup) -> None:
-        """Finish the run's record in the kernel's stead: it has gone and cannot."""
+        """Finish the run's record on behalf of the kernel, which has exited."""
         if not self._is_cut_off:
             run_log.write_end(Path(group.record_dir), ev.KERNEL_ENDED)
 

@@ -1,4 +1,4 @@
-"""What an agent keeps for a kernel on another machine: its time, its directory, what its ranks write."""
+"""State of an agent for a kernel on another machine: its clock, its directory, and its ranks' logs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["Clock", "LogShipper", "usable_directory"]
 _SHIP_S = 0.2
 _QUICK_S = 0.005
 _MOST_ANSWERS = 5
-"""Where none comes quickly, as by a relay, the best of so many has to do."""
+"""If no answer is quick, as through a relay, the best of this many is used."""
 
 
 class Clock:
-    """The kernel's monotonic clock, as well as a question and its answer can tell."""
+    """An estimate of the kernel's monotonic clock, from requests and their answers."""
 
     def __init__(self) -> None:
         self._n_answers = 0
@@ -30,10 +30,11 @@ class Clock:
         self._offset_s = 0.0
 
     def note(self, sent_s: float, kernels_s: float) -> bool:
-        """Note that a question sent at ``sent_s`` of our clock was answered with ``kernels_s``.
+        """Record that a request sent at ``sent_s`` of our clock was answered with ``kernels_s``.
 
-        The quickest answer is the truest: it is wrong by half of what it took at most. Returns whether
-        it is true enough; the first question also waits until the two have met, for seconds perhaps.
+        The quickest answer is the most accurate: its error is at most half of its round trip.
+        Returns whether it is accurate enough; the first request also waits until the connection is
+        established, possibly for seconds.
         """
         self._n_answers += 1
         now_s = time.monotonic()
@@ -43,12 +44,12 @@ class Clock:
         return self._best_s < _QUICK_S or self._n_answers >= _MOST_ANSWERS
 
     def here(self, kernels_s: float) -> float:
-        """Return our clock at the kernel's ``kernels_s``."""
+        """Return the time on our clock at the kernel's ``kernels_s``."""
         return kernels_s - self._offset_s
 
 
 class LogShipper:
-    """Sends on what ranks' log files get, as it comes and whole: the kernel keeps the run's record.
+    """Sends new data of the ranks' log files in full: the kernel keeps the run's record.
 
     ``timelines``: those of libraries that are kept as well, as far as they have settled. ``send`` takes a
     part and its bytes.
@@ -73,7 +74,7 @@ class LogShipper:
         self._shipping = asyncio.ensure_future(self._ship())
 
     async def finish(self) -> None:
-        """Return when everything that is there has been sent."""
+        """Return when all existing data has been sent."""
         self._over.set()
         if self._shipping is not None:
             await self._shipping
@@ -81,7 +82,7 @@ class LogShipper:
     async def _ship(self) -> None:
         over = False
         while not over:
-            over = self._over.is_set()  # looked at first: what was written before is sent below
+            over = self._over.is_set()  # checked first: data written before is sent below
             for path in sorted(self._folder.glob("rank-*.log")):
                 log = LogPart(self._gang, int(path.stem.partition("-")[2]), 0)
                 await self._ship_file(path, path.stat().st_size, log)
@@ -106,7 +107,9 @@ class LogShipper:
 
 
 def usable_directory(wanted: str, own: Path) -> str:
-    """Return ``wanted``, the notebook's directory, where it is here as well; else ``own``, made."""
+    """Return ``wanted``, the notebook's directory, if it exists here; otherwise create ``own`` and
+    return it.
+    """
     if os.path.isdir(wanted) and os.access(wanted, os.R_OK | os.X_OK):
         return wanted
     own.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Network interfaces of this machine, without packages that an executor may not have."""
+"""Network interfaces of this machine, without packages that an executor may lack."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _SIOCGIFADDR = 0x8915
 
 
 def interface_of(address: str) -> str:
-    """Return the name of the interface that has an IPv4 address; empty when none has."""
+    """Return the name of the interface with an IPv4 address; empty if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name[:15].encode())
             try:
                 answer = fcntl.ioctl(sock, _SIOCGIFADDR, request)
             except OSError:
-                continue  # it has none
+                continue  # it has no address
             if socket.inet_ntoa(answer[20:24]) == address:  # in the ``ifreq``'s ``sockaddr_in``
                 return name
     return ""

@@ -1,8 +1,8 @@
-"""What a rank wrote to its descriptors: whole to a file, a bounded live part to the kernel.
+"""Output of a rank: all of it to a file, and a bounded live part to the kernel.
 
-Read in chunks, never in lines: a rank may print a gigabyte without a newline. The bytes go to the
-rank's log as they are. Only what is sent on live is decoded, incrementally, so a character cut by a
-chunk's end, or bytes that are no UTF-8 at all, disturb nobody.
+Output is read in chunks, not in lines: a rank may print a gigabyte without a newline. The bytes go
+to the rank's log unchanged. Only the live part is decoded, incrementally, so characters split
+between chunks and bytes that are not UTF-8 do no harm.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ __all__ = ["TokenBucket", "LivePart", "LiveText", "RankLog"]
 CHUNK = 1 << 16
 
 _TAIL_BYTES = 16_000
-"""What is kept of output that exceeds the allowance: a screenful or two of its end."""
+"""Size of the end that is kept of output over the limit: a screenful or two."""
 
 _LOOK_FOR_LINE_BYTES = 1000
-"""After a gap the text begins with a line of its own, if one begins that soon."""
+"""After a gap, the text starts at the beginning of a line if there is one within this distance."""
 
 _KEPT_BYTES = 10 << 20
-"""How much of the newest output is kept in memory once it cannot be written any more."""
+"""How much of the newest output is kept in memory after writing has failed."""
 
 _NOTE_BYTES = 64
-"""Room for the line that tells of a gap in a log."""
+"""Space for the line that marks a gap in a log."""
 
 
 class TokenBucket:
-    """How much live output a gang may send: a bucket that fills at ``per_s`` up to ``burst`` bytes.
+    """Limits the live output of a gang: a bucket that fills at ``per_s`` up to ``burst`` bytes.
 
-    A front end takes 200 kB/s without lagging, and a Jupyter server drops everything above 1 MB/s.
+    A front end handles 200 kB/s without lag, and a Jupyter server drops output above 1 MB/s.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class TokenBucket:
 class RankLog:
     """The rank's output as a file, in the order it arrived.
 
-    When the disk is full the newest output is kept in memory, and at the end written over the last
-    part of the file: so a log has always its beginning and, what matters most, its end.
+    When the disk is full, the newest output is kept in memory and finally overwrites the last part
+    of the file. So a log always has its beginning and, more importantly, its end.
     """
 
     def __init__(self, path: str) -> None:
@@ -72,12 +72,12 @@ class RankLog:
         flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
         try:
             self._fd = os.open(path, flags, 0o600)
-            os.lseek(self._fd, 0, os.SEEK_END)  # an earlier attempt's output stays
+            os.lseek(self._fd, 0, os.SEEK_END)  # the output of an earlier attempt stays
         except OSError as error:
             self._problem = error
 
     def write(self, data: bytes) -> str | None:
-        """Append ``data``; return what a person should be told once it cannot be written any more."""
+        """Append ``data``; return a message for the user if the file cannot be written."""
         rest = memoryview(data)
         try:
             while rest and self._fd is not None and self._problem is None:
@@ -89,17 +89,20 @@ class RankLog:
         if self._problem is None or self._told:
             return None
         self._told = True
-        return f"its log cannot be written, only the end of its output: {self._problem.strerror}"
+        return (
+            f"its log cannot be written ({self._problem.strerror}): only the end of its output is "
+            "kept"
+        )
 
     def close(self) -> None:
-        """Close the file, after writing the newest output over its end if it had to be cut."""
+        """Close the file; if output was lost, first write the newest output over its end."""
         if self._fd is None:
             return
         try:
             if self._kept:
                 self._overwrite_end(self._fd)
         except OSError:
-            pass  # that it cannot be written has been said
+            pass  # the error has been reported already
         os.close(self._fd)
         self._fd = None
 
@@ -112,20 +115,20 @@ class RankLog:
             self._lost_bytes += dropped
 
     def _overwrite_end(self, fd: int) -> None:
-        """Use the room that the file has: half of it for the newest output."""
+        """Use the existing space of the file: half of it for the newest output."""
         size = os.fstat(fd).st_size
         newest = b"".join(self._kept)
         end = newest[-max(1, size // 2) :]
         start = size - len(end) - _NOTE_BYTES
         if start < 0:
-            return  # a few lines: not worth its beginning
+            return  # a few lines: not worth overwriting the beginning
         lost = size - start + self._lost_bytes + len(newest) - len(end)
         note = f"\n... {lost} bytes are lost here ..."
         os.pwrite(fd, note.ljust(_NOTE_BYTES - 1).encode() + b"\n" + end, start)
 
 
 class LivePart(NamedTuple):
-    """Text that is sent live, and how much was left out before it."""
+    """Text for the live view, and the number of bytes omitted before it."""
 
     text: str
     skipped_bytes: int = 0
@@ -133,7 +136,7 @@ class LivePart(NamedTuple):
 
 
 class LiveText:
-    """Output of one stream that waits to be sent, cut to its end where it is too much."""
+    """Pending output of one stream, cut to its end if there is too much."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -142,21 +145,21 @@ class LiveText:
         self._skipped_lines = 0
 
     def feed(self, data: bytes) -> None:
-        """Take what the rank has just written."""
+        """Add new output of the rank."""
         self._waiting += data
-        if len(self._waiting) > 2 * _TAIL_BYTES:  # rarely, by a lot: a cut moves what is left
+        if len(self._waiting) > 2 * _TAIL_BYTES:  # rarely, by a lot: a cut moves the rest
             self._skip(len(self._waiting) - _TAIL_BYTES)
 
     def take(self, allowance: TokenBucket) -> LivePart | None:
-        """Return what may be sent now, None when there is nothing to send."""
+        """Return the text that may be sent now, None if there is none."""
         granted = allowance.take(len(self._waiting))
         if granted == 0:
-            return None  # keeps collecting; its end will be sent when there is allowance again
+            return None  # continues to collect; the end is sent when the limit allows it
         self._skip(len(self._waiting) - granted)
         return self._taken(final=False)
 
     def rest(self) -> LivePart | None:
-        """Return what is left at the end of the stream, allowance or not: it holds the last words."""
+        """Return the rest at the end of the stream regardless of the limit: the last output matters most."""
         return self._taken(final=True)
 
     def _taken(self, final: bool) -> LivePart | None:
@@ -169,7 +172,7 @@ class LiveText:
         return part
 
     def _skip(self, n_bytes: int) -> None:
-        """Leave out the first ``n_bytes``, and what they leave of a line or of a character."""
+        """Omit the first ``n_bytes``, and the incomplete line or character after them."""
         if n_bytes <= 0:
             return
         begun = self._decoder.getstate()[0]
@@ -180,7 +183,7 @@ class LiveText:
         self._skipped_bytes += len(begun) + start
 
     def _start_of_line(self, after: int) -> int | None:
-        """Return where a line begins soon ``after``, None where none does."""
+        """Return where a line begins soon ``after``, None if there is none."""
         end = min(after + _LOOK_FOR_LINE_BYTES, len(self._waiting) - 1)
         return self._waiting.find(b"\n", after - 1, end) + 1 or None
 

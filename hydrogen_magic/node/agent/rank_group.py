@@ -1,4 +1,4 @@
-"""The ranks of one attempt on this host, from their forks to the last process of theirs."""
+"""The ranks of one attempt on this host, from their forks to the end of their last process."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ __all__ = ["RankGroup"]
 _T = TypeVar("_T")
 
 _FLUSH_S = 0.05
-"""Output reaches the kernel this often: below what a person notices."""
+"""Interval at which output is sent to the kernel: too short to be noticed."""
 _HEALTH_S = 1.0
 _HEARING_S = 0.4
-"""A rank that has not reacted to SIGINT by then is in C code and will not before that returns."""
+"""A rank that has not reacted to SIGINT by then is in C code and will not react before that returns."""
 _TERM_S = 0.3
-"""How long SIGTERM's default action may take; longer means somebody handles or ignores it."""
+"""How long SIGTERM's default action may take; longer means that it is handled or ignored."""
 _CLOCK_SLACK_S = 1.0
-"""File times may lag behind the clock by a tick; a second is plenty."""
+"""File times may lag behind the clock by a tick; a second is enough."""
 _GIVE_UP_S = 10.0
-"""A process that survives SIGKILL this long hangs in the system (state D); waiting will not help."""
+"""A process that survives SIGKILL for this long hangs in the system (state D); waiting does not help."""
 
 
 class RankGroup:
-    """Starts and ends the ranks that one ``launch`` message names."""
+    """Starts and ends the ranks of one ``launch`` message."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ class RankGroup:
         self._starting: asyncio.Future[None] | None = None
         self._cancelled = False
         self._family: set[int] = set()
-        """Every process of the gang that was ever seen."""
+        """Every process of the gang that has been seen."""
         self._began = time.time() - _CLOCK_SLACK_S
         self._all_exited = asyncio.Event()
         self._allowance = TokenBucket(time.monotonic)
@@ -98,13 +98,14 @@ class RankGroup:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether it was told to end before its ranks were started."""
+        """Whether it was asked to end before its ranks were started."""
         return self._cancelled
 
     async def run(self, handed: Sequence[int], start_template: Callable[[], None]) -> None:
-        """Start the ranks, wait for their end, and sweep up; returns when nothing is left.
+        """Start the ranks, wait for their end, and clean up; returns when nothing is left.
 
-        ``handed``: descriptors, closed here: of the closure, and of a channel for each rank that is fed.
+        ``handed``: descriptors, closed here: of the closure, and of a channel for each rank that
+        receives data.
         """
         try:
             await self._start_ranks(handed, start_template)
@@ -119,7 +120,7 @@ class RankGroup:
             for rank in self._ranks.values():
                 rank.close(is_kept)
                 for left in Path(self.record_dir).glob(f"{_trace_name(rank.rank)}*"):
-                    left.unlink(missing_ok=True)  # it was killed while it wrote that
+                    left.unlink(missing_ok=True)  # it was killed while writing it
 
     async def _start_ranks(self, handed: Sequence[int], start_template: Callable[[], None]) -> None:
         try:
@@ -129,10 +130,10 @@ class RankGroup:
                 await asyncio.wait([self._starting])
                 self._report_start(self._starting)
         finally:
-            _close_all(handed)  # the ranks have descriptors of their own
+            _close_all(handed)  # the ranks have their own descriptors
 
     def _keep(self) -> bool:
-        """Have the ranks wait for a gang like this one, if they all can and nobody wanted an end."""
+        """Keep the ranks for another run of this gang, if all of them allow it and no end was requested."""
         ranks = sorted(self._ranks.values(), key=lambda rank: rank.rank)
         staying = [RetainedWorker(one.worker, one.stays) for one in ranks if one.stays is not None]
         if self._ending is not None or len(staying) < len(self._request.ranks):
@@ -160,9 +161,10 @@ class RankGroup:
     async def _with_template(
         self, take: Callable[[], Awaitable[_T]], start_template: Callable[[], None]
     ) -> _T:
-        """Call ``take``, which forks from the forkserver; if that dies, start another and call it once more.
+        """Call ``take``, which forks from the forkserver; if the forkserver dies, start another and
+        retry once.
 
-        The second one leaves out the imports under which the first died: ranks make them themselves.
+        The second one skips the imports during which the first one died: ranks do them themselves.
         """
         try:
             return await take()
@@ -188,11 +190,11 @@ class RankGroup:
         self._emit(ev.AttemptFailed(self.now_s(), report))
 
     def report_progress(self, rank: int, text: str) -> None:
-        """Report what is done with the result of a rank; empty text once that is over."""
+        """Report progress with the result of a rank; an empty text at its end."""
         self._emit(ev.RankPhase(self.now_s(), rank, "finishing", text))
 
     def lose(self, rank: int, why: ev.ErrorReport) -> None:
-        """End a rank at once whose place on this machine is gone, and say so."""
+        """End a rank at once that has lost its place on this machine, and report it."""
         one = self._ranks.get(rank)
         if one is None or not one.exited:
             self._emit(ev.RankFailed(self.now_s(), rank, why, "running" if one else "starting"))
@@ -226,7 +228,7 @@ class RankGroup:
         one.on_timeline = functools.partial(self.timelines.turn_to, rank)
         one.go(start, fds, launch.device)
         ended = self._pool.take_exit(worker.pid)
-        if ended is not None:  # before anybody knew it was to be this rank
+        if ended is not None:  # before the process was known to be this rank
             self.on_exit(worker.pid, *ended)
 
     # ── watching ──
@@ -249,7 +251,7 @@ class RankGroup:
             await asyncio.wait([self._ending])
 
     def _is_stuck(self) -> bool:
-        """True when the ladder has ended although ranks are left: they hang in the system."""
+        """True if all signals have been sent and ranks are left: they hang in the system."""
         return self._ending is not None and self._ending.done()
 
     def _over(self) -> bool:
@@ -273,7 +275,7 @@ class RankGroup:
                 self._family |= processes.family(rank.worker.pid)
 
     def on_exit(self, pid: int, status: int, max_rss_bytes: int) -> bool:
-        """Take note of a reaped child; return whether it was a rank of this group."""
+        """Handle a reaped child; return whether it was a rank of this group."""
         for rank in self._ranks.values():
             if rank.worker.pid == pid and not rank.exited:
                 rank.on_exit(status, max_rss_bytes)
@@ -289,7 +291,7 @@ class RankGroup:
         if self._over():
             self._all_exited.set()
 
-    # ── orders ──
+    # ── commands ──
 
     def obey(self, command: RanksCommand) -> None:
         """Do what the kernel says about this gang."""
@@ -311,26 +313,26 @@ class RankGroup:
             rank.tell(StartProfile(number, steps, path))
 
     def ask_stacks(self) -> None:
-        """Have ``faulthandler`` write where every rank is; see :meth:`read_stacks` a moment later."""
+        """Make ``faulthandler`` write the stacks of every rank; see :meth:`read_stacks` a moment later."""
         for rank in self._ranks.values():
             rank.read_stacks()
             rank.ask_stacks()
 
     def read_stacks(self) -> dict[int, str]:
-        """Return what was written since :meth:`ask_stacks`."""
+        """Return the stacks written since :meth:`ask_stacks`."""
         return {rank.rank: rank.read_stacks() for rank in self._ranks.values()}
 
     # ── ending ──
 
     def stop(self) -> None:
-        """Ask every rank to end, then make it."""
+        """Ask every rank to end, then force it."""
         self._abort_start()
         self._note_family()
         if self._ending is None:
             self._ending = asyncio.ensure_future(self._end())
 
     def kill(self, only: int | None = None) -> None:
-        """End every rank at once, or ``only`` one, of which nothing is wanted any more."""
+        """Kill every rank at once, or ``only`` one that is no longer needed."""
         if only is None:
             self.stop()
         for rank in self._ranks.values():
@@ -340,13 +342,13 @@ class RankGroup:
     def _abort_start(self) -> None:
         self._cancelled = True
         if self._starting is None:
-            self._pool.abort()  # we wait for what it does for the next gang, which is this one
+            self._pool.abort()  # its preparation for the next gang, which is this one, is still needed
         elif not self._starting.done():
             self._starting.cancel()
             self._pool.abort()
 
     async def _end(self) -> None:
-        """Walk the ladder: SIGINT, SIGTERM, SIGKILL; what descends from the ranks is swept later."""
+        """Escalate: SIGINT, SIGTERM, SIGKILL; descendants of the ranks are killed later."""
         begun = time.monotonic()
         for rank in self._ranks.values():
             rank.signal(signal.SIGINT)
@@ -365,7 +367,7 @@ class RankGroup:
             await asyncio.sleep(0.01)
 
     async def sweep(self) -> None:
-        """Kill whatever descends from this agent, forkserver and waiting workers apart."""
+        """Kill all descendants of this agent, except the forkserver and waiting workers."""
         seen, left = await processes.end_descendants(os.getpid(), _GIVE_UP_S, self._keepers)
         self._family |= seen
         if left:
@@ -374,13 +376,13 @@ class RankGroup:
             processes.unlink_shared_memory(self._family, self._began)
 
     def _keepers(self) -> set[int]:
-        """Return the pids that are not the gang's: forkserver, waiting workers, what serves the ranks."""
+        """Return the pids that do not belong to the gang: forkserver, waiting workers, rendezvous server."""
         served = self._service.pids() if self._service else set()
         return self._pool.keepers() | self._kept.pids() | served
 
     def _give_up(self, left: list[processes.Process]) -> None:
         said = ", ".join(f"{process.pid} (state {process.state})" for process in left)
-        text = f"cannot be killed on {os.uname().nodename}: {said}; the machine needs attention"
+        text = f"cannot be killed on {os.uname().nodename}: {said}; check the machine"
         self._emit(ev.Notice(self.now_s(), "error", text))
 
 
@@ -390,5 +392,5 @@ def _close_all(fds: Sequence[int]) -> None:
 
 
 def _trace_name(rank: int) -> str:
-    """Return what a rank's trace is called for as long as it takes to write it."""
+    """Return the name of a rank's trace while it is being written."""
     return f"trace-{rank}.json"

@@ -1,4 +1,4 @@
-"""What an agent knows of one rank: its worker, what it said, how it ended."""
+"""State of one rank in the agent: its worker, its messages, and its exit status."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _LONG_S = 1.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 _DRAIN_CHUNKS = 32
-"""A pipe holds at most 1 MB; more than twice that is somebody who still writes."""
+"""A pipe holds at most 1 MB; more than twice that comes from a process that still writes."""
 
 
 class RankProcess:
@@ -67,9 +67,9 @@ class RankProcess:
         self.rank = rank
         self.worker = worker
         self.asked = False
-        """The agent asked it to end."""
+        """The agent has asked it to end."""
         self.heard = False
-        """It reacted to being asked."""
+        """It has reacted to that."""
         self.exited = False
         self.stays: Mapping[str, int] | None = None
         """For its process the gang is over, which waits for another one: the files that it depends on."""
@@ -79,7 +79,7 @@ class RankProcess:
         """What it does with its results just now, such as "packing `model`"."""
         self._doing_since_s = 0.0
         self.exit_watch: ExitWatch | None = None
-        """Since the end of its cell."""
+        """Time since the end of its cell."""
         self.on_stay: Callable[[], None] = lambda: None
         """Told when it stays."""
         self.on_timeline: Callable[[TimelineFile], None] = lambda timeline: None
@@ -109,7 +109,7 @@ class RankProcess:
         try:
             framing.send(self.worker.control, start, fds)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # killed while it waited: its exit is reported like any other
+            pass  # killed while waiting: its exit is reported like any other
         self.worker.control.setblocking(False)
         host = os.uname().nodename
         self._emit(ev.RankStarted(self._now_s(), self.rank, self.worker.pid, host, device))
@@ -121,9 +121,9 @@ class RankProcess:
         try:
             framing.send(self.worker.control, command)
         except (BlockingIOError, BrokenPipeError, ConnectionResetError):
-            pass  # it has read none for thousands of them, or it has gone: nobody waits for it
+            pass  # it has not read thousands of commands, or has exited: nothing waits for it
 
-    # ── what it says ──
+    # ── its messages ──
 
     def _read_control(self) -> bool:
         try:
@@ -184,7 +184,7 @@ class RankProcess:
         is_finishing = isinstance(event, ev.RankPhase) and event.phase == "finishing"
         if is_finishing and self.exit_watch is None:
             self.exit_watch = ExitWatch(self.worker.pid, time.monotonic())
-        if isinstance(event, ev.Output):  # no descriptor brings it
+        if isinstance(event, ev.Output):  # sent without a descriptor
             self._write_log(event.text.encode("utf-8", "replace"))
 
     def _read_output(self, fd: int, stream: str) -> bool:
@@ -213,7 +213,7 @@ class RankProcess:
         asyncio.get_running_loop().remove_reader(self.worker.interrupted)
 
     def send_output(self, allowance: TokenBucket) -> None:
-        """Emit what has been written since last time, as far as the allowance goes."""
+        """Emit new output within the limit."""
         for stream, live in self._live.items():
             self._emit_text(stream, live.take(allowance))
 
@@ -221,10 +221,10 @@ class RankProcess:
         if taken is not None:
             self._emit(ev.Output(self._now_s(), self.rank, stream, *taken))
 
-    # ── how it is ──
+    # ── its health ──
 
     def check_health(self, gpu: GpuUse) -> str:
-        """Emit what ``/proc`` and the GPU say of the process; return its state letter."""
+        """Emit the values of ``/proc`` and the GPU for the process; return its state letter."""
         found = next(iter(processes.processes([self.worker.pid])), None)
         if found is None or self.exited:
             return ""
@@ -249,7 +249,7 @@ class RankProcess:
             self._emit(ev.RankPhase(self._now_s(), self.rank, "finishing", self._doing))
 
     def hangs_at_exit(self) -> str:
-        """Return why the process has to be killed after its cell, empty while it need not be."""
+        """Return why the process has to be killed after its cell; empty if it may continue."""
         if self.exited or self.exit_watch is None:
             return ""
         why = self.exit_watch.look(time.monotonic(), self.has_delivered)
@@ -258,27 +258,27 @@ class RankProcess:
         return why
 
     def ask_stacks(self) -> None:
-        """Have ``faulthandler`` write where every thread is; works inside a blocked collective."""
+        """Make ``faulthandler`` write the stacks of all threads; works even inside a blocked collective."""
         if not self.exited:
             processes.send_signal(self.worker.pid, signal.SIGUSR1)
 
     def read_stacks(self) -> str:
-        """Return what ``faulthandler`` wrote since the last call, without our own lines."""
+        """Return the stacks written since the last call, without our own lines."""
         size = os.fstat(self.worker.stacks).st_size
         data = os.pread(self.worker.stacks, size - self._stacks_read, self._stacks_read)
         self._stacks_read = size
         return without_our_frames(data.decode("utf-8", "replace"))
 
-    # ── how it ends ──
+    # ── its end ──
 
     def signal(self, signum: int) -> None:
-        """Send a signal to the process; it is our child and not yet reaped, so the pid is its own."""
+        """Send a signal to the process; it is our child and not yet reaped, so the pid is still its own."""
         self.asked = True
         if not self.exited:
             processes.send_signal(self.worker.pid, signum)
 
     def on_exit(self, status: int, max_rss_bytes: int) -> None:
-        """Take note of the exit status: read what is left to read, then report."""
+        """Handle the exit status: read the remaining output, then report."""
         try:
             self._drain()
         finally:  # whatever it left behind, the rank is over
@@ -322,11 +322,11 @@ class RankProcess:
     def _why_killed(self, max_rss_bytes: int) -> str:
         peak = f"it used up to {max_rss_bytes / 1e9:.1f} GB of memory"
         if processes.oom_kills() > self._oom_kills:
-            return f"out of memory: the system's OOM killer was at work; {peak}"
-        return f"somebody killed it, or the system was out of memory; {peak}"
+            return f"out of memory: the system's OOM killer was active; {peak}"
+        return f"another process killed it, or the system was out of memory; {peak}"
 
     def _drain(self) -> None:
-        """Read what the pipes hold; a grandchild may keep them open, so not until their end."""
+        """Read the current contents of the pipes, not until their end: a grandchild may hold them open."""
         for _ in range(_DRAIN_CHUNKS):
             if not self._read_control():
                 break
@@ -339,7 +339,7 @@ class RankProcess:
                 break
 
     def close(self, is_kept: bool = False) -> None:
-        """Let go of the log, and of the pipes unless the process is kept for another gang."""
+        """Close the log, and the pipes unless the process is kept for another gang."""
         loop = asyncio.get_running_loop()
         for fd in (self.worker.control.fileno(), self.worker.stdout, self.worker.stderr,
                    self.worker.interrupted):  # fmt: skip
@@ -356,7 +356,7 @@ def _close_all(fds: Sequence[int]) -> None:
 
 
 def _name_of_signal(signum: int) -> str:
-    """Return ``SIGKILL`` and the like; most real-time signals have no name."""
+    """Return ``SIGKILL`` and so on; most real-time signals have no name."""
     try:
         return signal.Signals(signum).name
     except ValueError:
@@ -364,9 +364,10 @@ def _name_of_signal(signum: int) -> str:
 
 
 def without_our_frames(stacks: str) -> str:
-    """Drop what lies below the user's code, and threads that are ours altogether.
+    """Remove frames below the user's code, and threads that are internal.
 
-    ``faulthandler`` prints the innermost frame first, so everything from our first line on is ours.
+    ``faulthandler`` prints the innermost frame first, so everything after our first line is
+    internal.
     """
     threads = [thread.splitlines() for thread in stacks.split("\n\n") if _OUR_THREAD not in thread]
     return "\n\n".join("\n".join(_users_part(lines)) for lines in threads)
@@ -378,5 +379,5 @@ def _users_part(lines: list[str]) -> list[str]:
 
 
 def log_path(record_dir: str, rank: int) -> str:
-    """Return where the rank's whole output goes."""
+    """Return the path of the rank's complete output."""
     return str(Path(record_dir) / f"rank-{rank}.log")

@@ -1,10 +1,11 @@
-"""What ties an agent to a kernel on another machine, the wire apart.
+"""The link from an agent to a kernel on another machine, apart from the channel.
 
-It was started by a Spark task and serves all tasks that attach to it: every barrier task of a gang on
-this machine comes by an abstract Unix socket, which leaves nothing on disk, and stays connected until
-its rank is over. So a task's death is seen at once, and the task returns when all is swept. Closures,
-results and logs go over the wire in parts. Between gangs the agent stays warm for a while; it leaves
-when nobody came, with the last executor it has served, or when the connection to the kernel breaks.
+The agent was started by a Spark task and serves all tasks that attach to it: every barrier task of
+a gang on this machine connects by an abstract Unix socket, which leaves nothing on disk, and stays
+connected until its rank is over. So the death of a task is noticed at once, and the task returns
+after the cleanup. Closures, results and logs are sent over the channel in parts. Between gangs the
+agent stays warm for a while. It exits when no task attaches in that time, with the last executor
+that it has served, or when the connection to the kernel breaks.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ _BEAT_S = 2.0
 _POLL_S = 0.02
 _REPORT_S = 0.5
 _LARGE_BYTES = 64 << 20
-"""Results below it are sent within a second on a gigabit line."""
+"""Smaller results are sent within a second on a gigabit line."""
 _Key = tuple[str, int]
 """Gang and attempt."""
 
@@ -132,7 +133,7 @@ class RemoteLink:
         self._background = [asyncio.ensure_future(w) for w in (self._beat(), self._watch_link())]
 
     async def _beat(self) -> None:
-        """Tell the kernel that we are alive, compare clocks, and leave when nobody came for long."""
+        """Send heartbeats to the kernel, compare clocks, and exit after a long time without tasks."""
         while True:
             if self._attached or self._group is not None:
                 self._idle_since = time.monotonic()
@@ -169,20 +170,22 @@ class RemoteLink:
             self._retire()  # at once, or when the kernel has heard how its gang has ended
 
     def _retire(self) -> None:
-        """Serve no gang after this one: our files lie in a directory that goes with that executor."""
+        """Serve no other gang after this one: our files are in a directory that is removed with
+        that executor.
+        """
         self._is_retiring = True
         self._stop_listening()
         if not self._attached and self._group is None:
             self._leave()
 
     def _stop_listening(self) -> None:
-        """Free our name: the next task that looks for it starts an agent of its own."""
+        """Release our name: the next task that looks for it starts its own agent."""
         if self._listening.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._listening)
             self._listening.close()
 
     def kernel_ended(self, group: RankGroup) -> None:
-        """Nothing of its record is here."""
+        """The record is not on this machine."""
 
     def close(self) -> None:
         loop = asyncio.get_running_loop()
@@ -202,7 +205,9 @@ class RemoteLink:
     # ── tasks ──
 
     def _welcome_tasks(self) -> None:
-        """Take tasks now that the kernel has: a task must not wait beside an agent it did not let in."""
+        """Accept tasks after the kernel has accepted us: a task must not wait for an agent without
+        a kernel.
+        """
         if self._listening.fileno() >= 0:
             asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
@@ -212,7 +217,7 @@ class RemoteLink:
         except BlockingIOError:
             return
         _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if uid != os.geteuid():  # anybody on this machine may connect to an abstract socket
+        if uid != os.geteuid():  # any user of this machine may connect to an abstract socket
             sock.close()
             return
         task = _Task(sock, framing.FrameReader(sock))
@@ -368,7 +373,7 @@ class RemoteLink:
         return dict(checkpoint.environment(folder, is_shared=bool(shared)))
 
     async def handed(self, group: RankGroup) -> list[int]:
-        """Wait for the closure, which comes in parts; it stays here for the gang's other attempts."""
+        """Wait for the closure, which arrives in parts; it is kept for the gang's later attempts."""
         self._group = group
         folder, timelines = Path(group.record_dir), group.timelines.kept
         self._logs = LogShipper(group.gang, folder, timelines, self._send_log)

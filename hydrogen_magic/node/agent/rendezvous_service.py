@@ -1,7 +1,7 @@
-"""What a rendezvous has served beside the ranks (torch's store), in a worker of its own.
+"""The service of a rendezvous beside the ranks (torch's store), in its own worker.
 
-Begun ahead of time for the next gang where that will most likely want the same: ranks then find it
-answering when they come.
+It is started early if the next gang will most likely want the same, so that it already answers when
+the ranks start.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from hydrogen_magic.transport import framing
 __all__ = ["RunningService", "listen"]
 
 _BACKLOG = 4096
-"""Connections of other users wait in the same queue as those of ranks, until the server refuses them.
-This is the most that Linux allows by default."""
+"""Connections of other users wait in the same queue as those of ranks, until the server rejects
+them. This is Linux's default maximum."""
 
 
 def listen(held: socket.socket) -> None:
@@ -27,7 +27,7 @@ def listen(held: socket.socket) -> None:
 
 
 class RunningService:
-    """A function that serves on a socket which the agent holds, for one attempt."""
+    """A function that serves on a socket of the agent, for one attempt."""
 
     def __init__(
         self, service: ServiceSpec, request: LaunchRequest, held: socket.socket, pool: WorkerPool
@@ -45,7 +45,7 @@ class RunningService:
         return self._start.service == request.service and same_code and self._worker is not None
 
     async def begin(self) -> None:
-        """Start to serve; nothing happens if that was done before."""
+        """Start to serve; does nothing if that was done before."""
         if self._worker is None:
             (worker,) = await self._pool.take(1, ())
             if self._ended:
@@ -58,18 +58,18 @@ class RunningService:
             framing.send(self._worker.control, self._start, [self._held.fileno()])
 
     def pids(self) -> set[int]:
-        """Return the pid of the process that serves, if there is or was one."""
+        """Return the pid of the serving process, if there is or was one."""
         return {self._pid} if self._pid else set()
 
     def end(self) -> None:
-        """End it at once: it holds nothing that anybody needs."""
+        """End it at once: it holds no data that is still needed."""
         self._ended = True
         if self._worker is not None:
             processes.send_signal(self._pid, signal.SIGKILL)
             self.forget(self._pid)
 
     def forget(self, pid: int) -> bool:
-        """Take note that process ``pid`` is no more; return whether it was the one that serves."""
+        """Handle the exit of process ``pid``; return whether it was the serving process."""
         if self._worker is None or self._pid != pid:
             return False
         self._worker.close()

@@ -1,7 +1,7 @@
-"""The agent's main loop: messages from the kernel in, events out, and the end of everything.
+"""The agent's main loop: messages from the kernel in, events out, and the shutdown.
 
-It serves one gang at a time; a second gang of the same kernel gets an agent of its own. So whatever
-descends from an agent, its forkserver and waiting workers apart, belongs to the gang it serves.
+It serves one gang at a time; a second gang of the same kernel gets its own agent. So all
+descendants of an agent belong to the gang it serves, except its forkserver and waiting workers.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from hydrogen_magic.transport.channel import AgentLink
 __all__ = ["AgentServer"]
 
 _BATCH_S = 0.05
-"""Events that need not be seen at once leave together: one message instead of fifty."""
+"""Events that are not urgent are sent together: one message instead of fifty."""
 
 _STACKS_S = 0.1
 """``faulthandler`` writes stacks within milliseconds of the signal."""
 
 _IDLE_S = 2.0
-"""Without a gang for this long, there is time for imports that the next one's ranks would otherwise
-make themselves. They take a second or two, in which a gang has to wait: cells run one after another
-must not meet them."""
+"""After this time without a gang, modules are imported that the next gang's ranks would otherwise
+import themselves. This takes a second or two, during which a gang has to wait: it must not
+happen between cells that run one after another."""
 
 _MAX_SPARES = 16
-"""More ranks than this are forked when asked for: waiting ones cost some memory each."""
+"""If there are more ranks, they are forked on request: each waiting one takes some memory."""
 
 
 class AgentServer:
-    """Talks to the kernel, owns the pool and at most one group."""
+    """Communicates with the kernel, owns the pool and at most one group."""
 
     def __init__(self, config: AgentConfig, kernel_link: KernelLink, pool: WorkerPool) -> None:
         self._preload = config.preload
@@ -74,13 +74,13 @@ class AgentServer:
         self._held = _reserved(kernel_link.bind)
         self._closing = asyncio.Event()
         self._standing: RunningService | None = None
-        """What serves the next gang's rendezvous already, most likely."""
+        """The running service for the next gang's rendezvous, if it fits."""
         self._preparing: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        """Serve until the kernel says so or is gone."""
+        """Serve until the kernel ends it or exits."""
         _raise_file_limit()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
@@ -108,22 +108,22 @@ class AgentServer:
         self._when_idle(0)
 
     def _when_idle(self, n_spares: int) -> None:
-        """Import ahead once no gang has come for a moment; its ranks would wait for that."""
+        """Import in advance after a moment without a gang; its ranks would wait for that."""
         if self._idle is not None:
             self._idle.cancel()
         loop = asyncio.get_running_loop()
         self._idle = loop.call_later(_IDLE_S, self._begin_import_ahead, n_spares)
 
     def _begin_import_ahead(self, n_spares: int) -> None:
-        # A gang waits for it as for all that is prepared: at a gang's end whatever descends from us
-        # is killed, and workers that are just being forked would be as well.
+        # A gang waits for this as for all preparations: at a gang's end all our descendants are
+        # killed, which would include workers that are being forked.
         if self._group is None:
             self._preparing = asyncio.ensure_future(self._import_ahead(n_spares))
 
     async def _import_ahead(self, n_spares: int) -> None:
         try:
             await self._pool.preload_ahead()
-            await self._pool.stock(n_spares)  # those there were have not imported it
+            await self._pool.stock(n_spares)  # the existing ones have not imported it
         except OSError:
             pass  # as in _prepare()
 
@@ -138,7 +138,8 @@ class AgentServer:
     def _on_task_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
-        # A forkserver that was ended under its work is replaced at the next launch; that is no news.
+        # A forkserver that was ended during its work is replaced at the next launch; that is no
+        # error.
         if error is not None and not isinstance(error, (ChildProcessError, BrokenPipeError)):
             print("hydrogen_magic agent:", repr(error), file=sys.stderr)
 
@@ -168,7 +169,7 @@ class AgentServer:
                 raise MessageError(f"this agent has no use for {type(command).__name__}")
 
     def _expect_ranks(self) -> None:
-        """Queue connections of the next gang's ranks: those on other hosts may be faster than we."""
+        """Queue connections of the next gang's ranks: ranks on other hosts may be faster than this one."""
         rendezvous_service.listen(self._held)
 
     def _launch(self, request: LaunchRequest) -> None:
@@ -195,7 +196,7 @@ class AgentServer:
             self._flush()
             try:
                 await self._kernel_link.finish(group)
-            finally:  # whatever could not be handed over, the kernel waits for this word
+            finally:  # whatever could not be sent, the kernel waits for this message
                 self._finish(group)
         self._preparing = asyncio.ensure_future(self._prepare(request))
 
@@ -203,7 +204,7 @@ class AgentServer:
         self._pool.start(request.fingerprint, request.env, request.sys_path)
 
     def _finish(self, group: RankGroup) -> None:
-        """Tell the kernel that nothing of the gang is left, and hold a port for the next."""
+        """Report to the kernel that nothing of the gang is left, and reserve a port for the next."""
         self._flush()
         self._group = None
         self._held.close()  # a store must never serve two attempts
@@ -226,7 +227,7 @@ class AgentServer:
             await self._pool.stock(n_spares)
             self._when_idle(n_spares)
         except OSError:
-            pass  # the forkserver was ended meanwhile, or forks are refused: the next launch will say
+            pass  # the forkserver was ended, or forks are refused: the next launch reports it
 
     def _service_for(self, request: LaunchRequest) -> RunningService | None:
         """Return what the launch wants served: the standing one if that is it, else a new one."""
@@ -261,7 +262,7 @@ class AgentServer:
         except ValueError as error:  # too large for one message
             half = len(batch) // 2
             if half == 0:
-                text = f"something was left out: {batch[0][0]} is too large ({error})"
+                text = f"an event of type {batch[0][0]} was dropped: it is too large ({error})"
                 self._send_events(group, [ev.encode(ev.Notice(group.now_s(), "warning", text))])
                 return
             self._send_events(group, batch[:half])
@@ -292,7 +293,7 @@ class AgentServer:
     # ── children ──
 
     def _reap(self) -> None:
-        """Collect every child that has ended: ranks, the forkserver, orphans of the gang."""
+        """Reap every child that has exited: ranks, the forkserver, orphans of the gang."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -309,7 +310,7 @@ class AgentServer:
                 self._pool.forget(pid, (status, usage.ru_maxrss << 10))
 
     async def _end(self) -> None:
-        """End the gang and everything else that descends from us, at once."""
+        """Kill the gang and all our other descendants, at once."""
         if self._group is not None:
             self._group.kill()
             self._kernel_link.kernel_ended(self._group)
@@ -323,8 +324,8 @@ class AgentServer:
 def _reserved(address: str) -> socket.socket:
     """Reserve a port for the next gang's rendezvous.
 
-    Until ranks are expected it refuses connections: those of other users would fill the queue. Without
-    ``SO_REUSEADDR``: with that others could bind the port too.
+    Until ranks are expected, it rejects connections: those of other users would fill the queue.
+    Without ``SO_REUSEADDR``, which would let others bind the port too.
     """
     sock = socket.socket()
     sock.bind((address, 0))
@@ -336,6 +337,6 @@ def _address(held: socket.socket) -> Address:
 
 
 def _raise_file_limit() -> None:
-    """Allow as many descriptors as the system lets us: five for every rank."""
+    """Raise the limit of descriptors as far as the system allows: five for every rank."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,4 +1,4 @@
-"""The agent's stock of workers: one forkserver, and workers forked from it, some ahead of time."""
+"""The agent's workers: one forkserver, and workers forked from it, some of them in advance."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _FILES_PER_WORKER = 10
 _OTHER_FILES = 16
 """What the agent opens later: logs, results, a port."""
 _MAX_EXITS = 64
-"""Exits kept for forks whose pid is not known yet: there are only ever a few."""
+"""Exits kept for forks whose pid is not known yet; there are never more than a few."""
 _BATCH = framing.MAX_FDS // FDS_PER_WORKER
 
 
@@ -56,7 +56,7 @@ class PooledWorker:
     pid: int = 0
 
     def close(self) -> None:
-        """Close what connects us; a worker that was never used exits by itself then."""
+        """Close the connections; a worker that was never used then exits on its own."""
         self.control.close()
         for fd in (self.stdout, self.stderr, self.interrupted, self.stacks):
             os.close(fd)
@@ -64,23 +64,23 @@ class PooledWorker:
 
 @dataclass
 class _Forkserver:
-    """A running forkserver process and what it has imported."""
+    """A running forkserver process and its imports."""
 
     pid: int
     sock: socket.socket
     reader: framing.FrameReader
     fingerprint: str
     first: tuple[str, ...] = ()
-    """What it imports before anything is asked; its answer to that has not been read yet."""
+    """Modules that it imports on start; its answer about them has not been read yet."""
     loaded: set[str] = field(default_factory=set)
-    """What it was asked to import, whether or not that worked."""
+    """Modules that it was asked to import, whether or not that succeeded."""
     aborted: bool = False
-    """It was ended in the middle of an import, which is not the imported module's fault."""
+    """It was ended during an import, which is not the fault of the imported module."""
     files: dict[str, int] = field(default_factory=dict)
-    """Files of those modules and their times when they were imported."""
+    """Files of those modules and their modification times at import."""
 
     def is_stale(self) -> bool:
-        """True when a module that it has imported was changed since."""
+        """True if a module that it has imported was changed since."""
         return any(_modified(file) != when for file, when in self.files.items())
 
 
@@ -92,11 +92,11 @@ def _modified(file: str) -> int:
 
 
 _ON_FIRST_USE = (("torch", "torch._dynamo"),)
-"""Module -> what it imports when it is first used. Making an optimizer does that, for over a second."""
+"""Module -> modules that it imports on first use. Creating an optimizer does that, for over a second."""
 
 
 class WorkerPool:
-    """Hands out workers that have imported what is asked for."""
+    """Hands out workers that have imported the requested modules."""
 
     def __init__(self, kernel: int) -> None:
         """``kernel``: its pidfd, -1 where it is on another machine."""
@@ -121,16 +121,16 @@ class WorkerPool:
         sys_path: Sequence[str],
         preload: Sequence[str] = (),
     ) -> None:
-        """Have a forkserver of this fingerprint; one of another is replaced.
+        """Start a forkserver of this fingerprint, or replace one of another fingerprint.
 
-        A new one begins to import ``preload`` at once, without waiting to be asked.
+        A new one imports ``preload`` at once, without a request.
         """
         current = self._forkserver
         if current is not None and current.fingerprint == fingerprint and not current.is_stale():
             return
         self.close()
         ours, theirs = socket.socketpair()
-        # subprocess is not asked for the exit status: the agent reaps whatever is its child.
+        # subprocess must not wait for the exit status: the agent reaps all its children.
         process = subprocess.Popen(
             command_line.command(
                 "hydrogen_magic.node.agent.forkserver", sys_path,
@@ -147,12 +147,12 @@ class WorkerPool:
         )
 
     async def preload(self, modules: Sequence[str]) -> None:
-        """Have the forkserver import ``modules`` that it has not imported yet."""
+        """Make the forkserver import those of ``modules`` that it has not imported yet."""
         async with self._lock:
             await self._preload(modules)
 
     async def preload_ahead(self) -> None:
-        """Have the forkserver import what its modules would import on first use, in every rank."""
+        """Make the forkserver import modules that its modules would import on first use, in every rank."""
         async with self._lock:
             loaded = self._forkserver.loaded if self._forkserver is not None else ()
             await self._preload([more for name, more in _ON_FIRST_USE if name in loaded])
@@ -184,17 +184,17 @@ class WorkerPool:
             self._spares.clear()
 
     async def stock(self, count: int) -> None:
-        """Fork ahead until ``count`` workers wait."""
+        """Fork in advance until ``count`` workers wait."""
         async with self._lock:
             forkserver = self._forkserver
             forked = await self._fork(count - len(self._spares)) if forkserver is not None else []
             if self._forkserver is forkserver:
                 self._spares += forked
-            else:  # replaced meanwhile: these have imported other things
+            else:  # the forkserver was replaced: these workers have other imports
                 _close_all(forked)
 
     def forget(self, pid: int, ended: tuple[int, int]) -> None:
-        """Take note that child ``pid`` has ended; ``ended``: its wait status and peak memory in bytes."""
+        """Handle the exit of child ``pid``; ``ended``: its wait status and peak memory in bytes."""
         for worker in self._spares:
             if worker.pid == pid:
                 self._spares.remove(worker)
@@ -203,33 +203,36 @@ class WorkerPool:
         if self._forkserver is not None and self._forkserver.pid == pid:
             self.close()
             return
-        self._exits[pid] = ended  # an orphan of the gang, or a fork whose pid we have not heard yet
+        self._exits[pid] = ended  # an orphan of the gang, or a fork whose pid is not known yet
         while len(self._exits) > _MAX_EXITS:
             del self._exits[next(iter(self._exits))]
 
     def take_exit(self, pid: int) -> tuple[int, int] | None:
-        """Return how worker ``pid`` ended if it did before it was sent off."""
+        """Return how worker ``pid`` exited if it did so before it was started on a rank."""
         return self._exits.pop(pid, None)
 
     def abort(self) -> None:
-        """End the forkserver although it is busy, in an import that hangs perhaps; the next replaces it."""
+        """End the forkserver although it is busy, possibly in an import that hangs; the next one
+        replaces it.
+        """
         if self._forkserver is not None and self._lock.locked():
             processes.send_signal(self._forkserver.pid, signal.SIGKILL)
-            self._forkserver.fingerprint = ""  # fits no launch: the next one replaces it
+            self._forkserver.fingerprint = ""  # matches no launch: the next one replaces it
             self._forkserver.aborted = True
 
     def end(self) -> None:
-        """Let go of everything at once: the forkserver may import from a folder that goes with us."""
+        """Kill everything at once: the forkserver may import from a folder that is removed with us."""
         if self._forkserver is not None:
             processes.send_signal(self._forkserver.pid, signal.SIGKILL)
         self.close()
 
     def close(self) -> None:
-        """Let go of everything: forkserver and waiting workers exit when their sockets close."""
+        """Close everything: forkserver and waiting workers exit when their sockets close."""
         _close_all(self._spares)
         self._spares.clear()
         if self._forkserver is not None:
-            # A thread may be reading from it, and would be for ever: closing alone wakes nobody.
+            # A thread may be reading from it, and would block forever: closing alone does not wake
+            # it.
             with suppress(OSError):
                 self._forkserver.sock.shutdown(socket.SHUT_RDWR)
             self._forkserver.sock.close()
@@ -255,7 +258,9 @@ class WorkerPool:
         forkserver.files.update((file, _modified(file)) for file in answer.files)
         if answer.unsafe:
             self._avoid.update(modules)
-            forkserver.fingerprint = ""  # replaced before the next gang; its forks so far are fine
+            forkserver.fingerprint = (
+                ""  # replaced before the next gang; its forks so far are usable
+            )
 
     async def _fork(self, count: int) -> list[PooledWorker]:
         workers: list[PooledWorker] = []
@@ -282,7 +287,7 @@ class WorkerPool:
             if len(pids) < count:
                 raise BlockingIOError("this machine refused to fork more processes")
         except BaseException:
-            _close_all(workers)  # forked or not: they exit when nobody is at the other end
+            _close_all(workers)  # forked or not: they exit when the other end is closed
             raise
         finally:
             for fd in theirs:
@@ -297,10 +302,10 @@ class WorkerPool:
         loop = asyncio.get_running_loop()
         try:
             received = await loop.run_in_executor(None, framing.receive, forkserver.reader)
-        except OSError:  # it has died, and the socket was closed when that was noticed
+        except OSError:  # it has died, and the socket was closed when its exit was handled
             received = None
         if received is None:
-            if not forkserver.aborted:  # perhaps one kills whoever imports it: let a rank show it
+            if not forkserver.aborted:  # an import may kill its process: let a rank show it
                 self._avoid.update(importing)
             raise _died(forkserver)
         return decode(received[0], expected)
@@ -320,7 +325,7 @@ class WorkerPool:
 
 
 def _died(forkserver: _Forkserver) -> ChildProcessError:
-    """Return the error for a forkserver that does not answer; it serves no later launch."""
+    """Return the error for a forkserver that does not answer; it is not used for later launches."""
     forkserver.fingerprint = ""
     return ChildProcessError(_DIED)
 

@@ -1,7 +1,8 @@
-"""Ranks whose cell has run, kept between runs of the same cell: models stay loaded, on a GPU too.
+"""Reuse of ranks between runs of the same cell: models stay loaded, on a GPU too.
 
-They belong to no gang meanwhile, and end when another kind of gang is launched here, when nobody came
-for a while, when one of them ends or a file that their cell read has changed, and with the agent.
+The ranks belong to no gang meanwhile. They end when a different gang is launched here, after a
+while without a gang, when one of them ends, when a file that their cell read has changed, and with
+the agent.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from hydrogen_magic.node.agent.worker_pool import PooledWorker
 __all__ = ["RetainedWorkers", "RetainedWorker"]
 
 _IDLE_S = 600.0
-"""They may hold gigabytes, on a GPU too: long enough for a person who tries things."""
+"""They may hold gigabytes, on a GPU too: long enough for interactive work."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +29,14 @@ class RetainedWorker:
 
     worker: PooledWorker
     files: Mapping[str, int]
-    """What its cell read, with the files' times in ns when it did."""
+    """Files that its cell read, with their modification times in ns at that moment."""
 
     def is_stale(self) -> bool:
         return any(_modified(file) != when for file, when in self.files.items())
 
 
 class RetainedWorkers:
-    """The ranks of one earlier gang, in rank order, or nothing."""
+    """The ranks of one earlier gang, in rank order, or none."""
 
     def __init__(self) -> None:
         self._key = ""
@@ -50,7 +51,7 @@ class RetainedWorkers:
         self._idle = asyncio.get_running_loop().call_later(_IDLE_S, self.end)
 
     def take(self, key: str) -> list[PooledWorker]:
-        """Return the workers if they are what ``key`` asks for; otherwise end them, and return none."""
+        """Return the workers if their key is ``key``; otherwise end them, and return none."""
         if not key or key != self._key or any(rank.is_stale() for rank in self._ranks):
             self.end()
         workers = [rank.worker for rank in self._ranks]
@@ -58,24 +59,24 @@ class RetainedWorkers:
         return workers
 
     def pids(self) -> set[int]:
-        """Return the processes that wait; what descends from them is theirs."""
+        """Return the waiting processes, which own their descendants."""
         return {rank.worker.pid for rank in self._ranks}
 
     def forget(self, pid: int) -> bool:
-        """Take note that ``pid`` has ended; one that is missing makes the others useless."""
+        """Handle the exit of ``pid``; without one of them, the others are useless."""
         if pid not in self.pids():
             return False
         self.end()
         return True
 
     def end(self) -> None:
-        """End them at once, with all that descends from them."""
+        """Kill them at once, with all their descendants."""
         family: set[int] = set()
         for rank in self._ranks:
             family |= {rank.worker.pid, *(p.pid for p in processes.descendants(rank.worker.pid))}
             rank.worker.close()
         for pid in family:
-            if not processes.is_tracker(pid):  # it ends by itself, and cleans up before
+            if not processes.is_tracker(pid):  # it exits on its own, after its own cleanup
                 processes.send_signal(pid, signal.SIGKILL)
         self._forget()
 

@@ -1,8 +1,8 @@
-"""What ``predict`` asks for, read from the annotation of its first parameter.
+"""The batch type of ``predict``, from the annotation of its first parameter.
 
-Nothing is imported to find out: an annotation that is a class is known by its name, and one that is
-text (``from __future__ import annotations``) is evaluated where ``predict`` was defined, with the
-usual short names of libraries standing in for imports that did not travel with it.
+Nothing is imported for this: an annotation that is a class is recognized by its name, and a text
+(``from __future__ import annotations``) is evaluated in the scope of ``predict``, with the usual short
+names of libraries in place of imports that were not sent with it.
 """
 
 from __future__ import annotations
@@ -65,18 +65,18 @@ _USUAL_CLASSES = {
 
 @dataclass(frozen=True)
 class BatchType:
-    """What ``predict`` is called with."""
+    """The argument of ``predict``."""
 
     kind: str
     """One of the kinds above."""
     is_stream: bool = False
-    """Called once with an iterator over such batches, not with each."""
+    """Called once with an iterator over such batches, not with each batch."""
 
 
 def wanted_by(function: Callable[..., Any], otherwise: str = PANDAS) -> BatchType:
-    """Return what ``function`` asks for; ``otherwise``: the kind where it does not say.
+    """Return the batch type of ``function``; ``otherwise``: the kind without an annotation.
 
-    Raises InferError where it cannot be called with one argument, or asks for something unknown.
+    Raises InferError if it cannot be called with one argument, or has an unknown annotation.
     """
     parameter = _only_parameter(function)
     if parameter is None or parameter.annotation is inspect.Parameter.empty:
@@ -87,13 +87,13 @@ def wanted_by(function: Callable[..., Any], otherwise: str = PANDAS) -> BatchTyp
             annotation = _evaluated(annotation, function)
         return _read(annotation, otherwise, parameter)
     except InferError:
-        if inspect.ismethod(function):  # model.predict: not the user's to annotate
+        if inspect.ismethod(function):  # model.predict: the user does not annotate it
             return BatchType(otherwise)
         raise
 
 
 def _only_parameter(function: Callable[..., Any]) -> inspect.Parameter | None:
-    """Return the parameter that the batch is given as; None where Python does not know of any."""
+    """Return the parameter for the batch; None if Python does not know of any."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # built in
@@ -102,8 +102,8 @@ def _only_parameter(function: Callable[..., Any]) -> inspect.Parameter | None:
         signature.bind(None)
     except TypeError as error:
         raise InferError(
-            f"predict{signature} cannot be called with one argument, the batch ({error}): write"
-            " def predict(batch), and let it find what else it needs in the notebook's names"
+            f"predict{signature} cannot be called with one argument, the batch ({error}): write "
+            "def predict(batch), and use variables of the notebook for other inputs"
         ) from None
     first = next(iter(signature.parameters.values()))
     return None if first.kind in (first.VAR_POSITIONAL, first.VAR_KEYWORD) else first
@@ -125,7 +125,7 @@ def _read(annotation: Any, otherwise: str, parameter: inspect.Parameter) -> Batc
     if kind is None:
         said = inspect.formatannotation(parameter.annotation)
         raise InferError(
-            f"predict({parameter.name}: {said}) asks for what no batch can be; it can be {_TAKEN}"
+            f"predict({parameter.name}: {said}) has an unsupported batch type; use one of {_TAKEN}"
         )
     return BatchType(kind, is_stream)
 
@@ -141,7 +141,7 @@ def _bare(annotation: Any) -> Any:
 
 
 def _kind_of(annotation: Any) -> str | None:
-    """Return the kind that an annotation names, or None."""
+    """Return the kind for an annotation, or None."""
     annotation = _bare(annotation)
     origin = typing.get_origin(annotation) or annotation
     if origin in (typing.Union, types.UnionType):
@@ -169,13 +169,13 @@ def _evaluated(text: str, function: Callable[..., Any]) -> Any:
         return eval(found, {"__builtins__": {}}, names) if isinstance(found, str) else found
     except Exception as error:
         raise InferError(
-            f"predict's annotation {text!r} cannot be read ({type(error).__name__}: {error}); it"
-            f" can be {_TAKEN}"
+            f"predict's annotation {text!r} cannot be evaluated ({type(error).__name__}: "
+            f"{error}); use one of {_TAKEN}"
         ) from error
 
 
 class _AnnotationNames(dict[str, Any]):
-    """The names an annotation may use: the notebook's, Python's, and the usual ones of libraries."""
+    """Names available to an annotation: the notebook's, Python's, and the usual ones of libraries."""
 
     def __missing__(self, name: str) -> Any:
         if hasattr(builtins, name):
@@ -188,7 +188,7 @@ class _AnnotationNames(dict[str, Any]):
 
 
 def _globals_of(function: Any) -> dict[str, Any]:
-    """Return the names around a function, method, instance or partial."""
+    """Return the names in scope of a function, method, instance or partial."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(getattr(function, "__func__", function))

@@ -1,4 +1,4 @@
-"""The forms a ``predict`` may have, all called alike: batches in, one output for each, in order."""
+"""The forms of ``predict`` under one interface: batches in, one output for each, in order."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Caller:
 
     def __init__(self, predict: Callable[[Any], Any], kind: str) -> None:
         self.kind = kind
-        """What a batch is given as: one of the kinds of :mod:`annotations`."""
+        """The type of a batch: one of the kinds of :mod:`annotations`."""
         self.module: Any = None
-        """The ``nn.Module`` that ``predict`` is, if it is one."""
+        """The ``nn.Module`` if ``predict`` is one."""
         self._predict = predict
 
     def outputs(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield one output for each of ``batches``, taking them as they are needed."""
+        """Yield one output for each of ``batches``, taking them as needed."""
         return map(self._predict, batches)
 
     def close(self) -> None:
@@ -35,14 +35,15 @@ class Caller:
 
 
 def caller_of(predict: Any) -> Caller:
-    """Return how ``predict`` is called; InferError where it cannot be."""
+    """Return the caller for ``predict``; InferError if it cannot be called."""
     _refuse_what_cannot_be_called(predict)
     if _is_module(predict):
         return _ModuleCaller(predict)
     function = _function_of(predict)
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         raise InferError(
-            "predict is async, and its batches come one after another: write def predict(batch)"
+            "predict is async, but batches are predicted one after another: write def "
+            "predict(batch)"
         )
     wanted = wanted_by(predict)
     if inspect.isgeneratorfunction(function):
@@ -54,17 +55,17 @@ def caller_of(predict: Any) -> Caller:
 def _refuse_what_cannot_be_called(predict: Any) -> None:
     if predict is None:
         raise InferError(
-            "the cell defines no predict: add a function, def predict(batch): …, or name what there"
-            " is, as in predict = model"
+            "the cell defines no predict: add a function, def predict(batch): …, or assign a "
+            "model, predict = model"
         )
     if isinstance(predict, type):
         raise InferError(
-            f"predict is the class {predict.__qualname__}: make an instance in the cell, as in"
-            f" predict = {predict.__name__}()"
+            f"predict is the class {predict.__qualname__}: create an instance in the cell, "
+            f"predict = {predict.__name__}()"
         )
     if not callable(predict):
         method = getattr(predict, "predict", None)
-        remedy = "its method is what to take: predict = model.predict" if callable(method) else (
+        remedy = "use its method: predict = model.predict" if callable(method) else (
             "define a function in the cell: def predict(batch): …"
         )  # fmt: skip
         raise InferError(f"predict is a {describe(predict)}, which cannot be called: {remedy}")
@@ -76,7 +77,7 @@ def _is_module(predict: Any) -> bool:
 
 
 def _function_of(predict: Any) -> Any:
-    """Return the function behind a partial, or behind an instance that can be called."""
+    """Return the function behind a partial, or behind a callable instance."""
     while isinstance(predict, functools.partial):
         predict = predict.func
     is_plain = inspect.isroutine(predict) or inspect.isfunction(predict)
@@ -90,8 +91,8 @@ def _refuse_batch_of_generator(predict: Any, wanted: BatchType) -> None:
     )
     if says and not wanted.is_stream:
         raise InferError(
-            "predict has a yield, so it is called once, with an iterator over the batches: annotate"
-            f" it as Iterator[{wanted.kind}], and yield one output per batch"
+            "predict is a generator, so it is called once, with an iterator over the batches: "
+            f"annotate it as Iterator[{wanted.kind}], and yield one output per batch"
         )
 
 
@@ -99,7 +100,7 @@ def _refuse_batch_of_generator(predict: Any, wanted: BatchType) -> None:
 
 
 class _ModuleCaller(Caller):
-    """An ``nn.Module``: in eval mode, without gradients, given tensors where its parameters are."""
+    """An ``nn.Module``: called in eval mode, without gradients, with tensors on its parameters' device."""
 
     def __init__(self, module: Any) -> None:
         super().__init__(module.eval(), wanted_by(module.forward, otherwise=TENSOR).kind)
@@ -120,9 +121,9 @@ class _ModuleCaller(Caller):
 class _StreamCaller(Caller):
     """A ``predict`` that takes an iterator of batches and yields one output for each.
 
-    One call lives as long as the rank does, as its set-up before the loop should run once. Where it
-    reads ahead it asks for a batch that has not come yet; its iterator then ends, it yields what it
-    owes, and the next chunk makes a new call.
+    One call lasts as long as the rank, since its set-up before the loop should run once. If it reads ahead,
+    it asks for a batch that has not arrived yet; its iterator then ends, it yields its pending outputs, and
+    the next chunk makes a new call.
     """
 
     def __init__(self, predict: Callable[[Any], Any], kind: str) -> None:
@@ -130,14 +131,14 @@ class _StreamCaller(Caller):
         self._answers: Any = None
         self._source: Iterator[Any] = iter(())
         self._waiting: list[Any] = []
-        """The batch that the next answer is for, not taken yet."""
+        """The batch for the next output, not taken yet."""
         self._owed = 0
-        """Batches that were taken and not answered yet."""
+        """Batches taken without an output so far."""
         self._has_ended = False
         """Whether the iterator that ``predict`` reads has ended."""
 
     def outputs(self, batches: Iterator[Any]) -> Iterator[Any]:
-        if self._owed or self._waiting:  # the last chunk was given up
+        if self._owed or self._waiting:  # the last chunk was abandoned
             self.close()
         self._source = iter(batches)
         for batch in self._source:
@@ -182,13 +183,13 @@ class _StreamCaller(Caller):
         answers = self._predict(self._feed())
         if not hasattr(answers, "__next__"):
             raise InferError(
-                "predict takes an iterator of batches, so it has to yield one output for each; it"
-                f" returned a {describe(answers)}"
+                "predict takes an iterator of batches, so it has to yield one output for each "
+                f"batch; it returned a {describe(answers)}"
             )
         return answers
 
     def _finish(self) -> None:
-        """Run what comes after the loop."""
+        """Run the code after the loop."""
         is_over = next(self._answers, _NOTHING) is _NOTHING
         self.close()
         if not is_over:
@@ -197,7 +198,7 @@ class _StreamCaller(Caller):
 
 _NOTHING = object()
 _ENDED_EARLY = (
-    "predict returned before it had yielded an output for each batch it was given: it has to yield"
-    " one per batch, and to go on while there are batches"
+    "predict returned before it had yielded an output for each batch: yield one output per "
+    "batch, until there are no more batches"
 )
-_ONE_TOO_MANY = "predict yielded more than one output for a batch: it has to yield one per batch"
+_ONE_TOO_MANY = "predict yielded more than one output for a batch: yield one output per batch"

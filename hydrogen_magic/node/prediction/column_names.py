@@ -1,4 +1,4 @@
-"""Names of columns, in messages and where two are the same."""
+"""Names of columns, in messages and checks for duplicates."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hydrogen_magic.errors import InferError
 __all__ = ["listed", "refuse_repeated"]
 
 _MOST_LISTED = 8
-"""Names in a message; a frame may have thousands."""
+"""Maximum number of names in a message; a frame may have thousands."""
 
 
 def refuse_repeated(names: Sequence[str], who: str, remedy: str) -> None:
-    """Raise InferError where two columns have one name: nobody could say which was meant."""
+    """Raise InferError if two columns have the same name, which would be ambiguous."""
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
         raise InferError(f"{who} more than one column {listed(repeated)}: {remedy}")

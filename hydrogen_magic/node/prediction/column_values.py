@@ -1,4 +1,4 @@
-"""One column of what ``predict`` returned, from whatever library, as an Arrow array."""
+"""Converts one column of a result of ``predict``, of any library, to an Arrow array."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["array_from", "is_a", "is_single", "of_tensor", "rows_in"]
 
 _SINGLE = (str, bytes, bool, int, float, complex, type(None), np.generic)
 _PLAIN = {str, bytes, bool, int, float, type(None), dict}
-"""Types of cells that need no second look."""
+"""Types of cells that need no conversion."""
 _MOST_DIGITS = 38
 
 
@@ -28,7 +28,7 @@ def is_a(value: Any, library: str, name: str) -> bool:
 
 
 def is_single(value: Any) -> bool:
-    """Return whether ``value`` is one value and not a column of them."""
+    """Return whether ``value`` is a single value instead of a column."""
     if isinstance(value, _SINGLE):
         return True
     if hasattr(value, "shape"):
@@ -37,26 +37,26 @@ def is_single(value: Any) -> bool:
 
 
 def rows_in(frame: Any, n_rows: int) -> None:
-    """Raise MisfitError where a DataFrame has not ``n_rows`` rows."""
+    """Raise MisfitError if a DataFrame does not have ``n_rows`` rows."""
     if len(frame) != n_rows:
         raise MisfitError(
-            f"predict returned {len(frame):,} rows ({describe(frame)}) for the {n_rows:,} rows it was"
-            " given: return one row per row"
+            f"predict returned {len(frame):,} rows ({describe(frame)}) for the {n_rows:,} rows it "
+            "was given: return one row per input row"
         )
 
 
 def array_from(value: Any, n_rows: int, name: str, field: pa.Field | None) -> pa.Array:
-    """Return column ``name`` as an array, of whatever length it has.
+    """Return column ``name`` as an array of any length.
 
-    ``field``: what is known of the column; None: nothing. Raises MisfitError where Arrow has no type
-    for the values.
+    ``field``: known properties of the column; None: none. Raises MisfitError if Arrow has no type for the
+    values.
     """
     try:
         return _settled(_array(value, n_rows, field))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise MisfitError(
-            f"predict returned column {name!r} ({_described(value)}) with values that make no"
-            f" column of one type ({error})"
+            f"predict returned column {name!r} ({_described(value)}) with values that have no "
+            f"common type ({error})"
         ) from error
 
 
@@ -100,20 +100,21 @@ def _from_pandas(value: Any) -> pa.Array:
     if value.dtype == object:
         return _of_objects(list(value), None, is_pandas=True)
     if isinstance(value.dtype, np.dtype):
-        # Not np.array, which leaves the copy to pandas: before 3 that gives a view to NumPy 2.
+        # Not np.array, which leaves the copy to pandas: before pandas 3, that gives a view to NumPy
+        # 2.
         return pa.array(_copied(np.asarray(value)), from_pandas=True)
     return copied_column(_one_chunk(pa.array(values, from_pandas=True)))
 
 
 def of_tensor(tensor: Any) -> Any:
-    """Return a tensor's values as NumPy; types that NumPy has not got become float32."""
+    """Return a tensor's values as NumPy; types that NumPy lacks become float32."""
     tensor = tensor.detach()
     if tensor.layout is not sys.modules["torch"].strided:
         tensor = tensor.to_dense()
     tensor = tensor.cpu().resolve_conj().resolve_neg()
     try:
         return tensor.numpy()
-    except TypeError:  # bfloat16 and the eight-bit floats
+    except TypeError:  # bfloat16 and the 8-bit floats
         return tensor.float().numpy()
 
 
@@ -139,8 +140,8 @@ def _of_numpy(value: Any, n_rows: int, field: pa.Field | None) -> pa.Array:
 def _copied(array: Any) -> Any:
     """Return a copy in Arrow's memory.
 
-    It stays until the chunk is done. Among the large blocks that a model takes and leaves in every
-    batch, it would have malloc give them other places each time, and the caches what they know not.
+    It exists until the chunk is done. Among the large blocks that a model allocates and frees in every
+    batch, it would move their addresses each time, and cause cache misses.
     """
     if array.dtype.hasobject or not array.nbytes:
         return np.array(array, copy=True, order="C")
@@ -150,7 +151,7 @@ def _copied(array: Any) -> Any:
 
 
 def _shape_of(field: pa.Field | None) -> tuple[int, ...]:
-    """Return the shape of a column's cells as far as its type says."""
+    """Return the shape of a column's cells, if its type determines it."""
     sizes: list[int] = []
     kind = None if field is None else field.type
     while kind is not None and pa.types.is_fixed_size_list(kind):
@@ -160,7 +161,7 @@ def _shape_of(field: pa.Field | None) -> tuple[int, ...]:
 
 
 def _known_to_arrow(flat: Any) -> Any:
-    """Return ``flat`` with bytes in this machine's order and times in units that Arrow has."""
+    """Return ``flat`` with bytes in native order and times in units of Arrow."""
     kind = flat.dtype
     if not kind.isnative:
         flat = flat.astype(kind.newbyteorder("="))
@@ -173,7 +174,7 @@ def _known_to_arrow(flat: Any) -> Any:
 
 
 def _of_objects(values: list[Any], field: pa.Field | None, *, is_pandas: bool) -> pa.Array:
-    """Return one row per value; their type is what Arrow finds in them, or for nested ones is known."""
+    """Return one row per value; Arrow infers their type, which may be known for nested ones."""
     is_plain = set(map(type, values)) <= _PLAIN
     rows = values if is_plain else [_as_arrow_reads(value) for value in values]
     try:
@@ -189,7 +190,7 @@ def _of_objects(values: list[Any], field: pa.Field | None, *, is_pandas: bool) -
 
 
 def _is_known_record(have: pa.DataType, want: pa.DataType) -> bool:
-    """Return whether dicts have just some of the keys that their struct has, as dicts may."""
+    """Return whether dicts lack some keys of their struct, as dicts may."""
     if not (pa.types.is_struct(have) and pa.types.is_struct(want)):
         return False
     names = {part.name for part in want}
@@ -227,7 +228,7 @@ def _widened(found: pa.DataType) -> pa.DataType:
 
 
 def _settled(array: pa.Array) -> pa.Array:
-    """Return a dictionary's numbers as int32: how wide they are depends on how many a batch has."""
+    """Return a dictionary's indices as int32: their width depends on their number in a batch."""
     found = array.type
     if not pa.types.is_dictionary(found) or found.index_type == pa.int32():
         return array

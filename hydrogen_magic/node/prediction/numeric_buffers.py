@@ -1,8 +1,8 @@
-"""Predicted columns of numbers, each batch's put in its place as it comes.
+"""Buffers for predicted columns of numbers, which each batch writes directly.
 
-Converting a batch by itself leaves small objects in the heap, between the places where the next batch's
-activations would go: these wander then, and the processor's caches know none of their places. Two ranks
-with a perceptron took 1.08 of the time that way.
+Converting each batch separately leaves small objects in the heap, between the blocks of the next batch's
+activations: these would then move, and cause cache misses. Two ranks with a perceptron took 1.08 of the
+time that way.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class _BufferedColumn:
     type: pa.DataType
     buffer: pa.Buffer
     values: Any
-    """The buffer as an array: (rows,), or (rows, k) of lists of fixed size k."""
+    """The buffer as an array: (rows,), or (rows, k) for lists of fixed size k."""
 
     def part(self, value: Any, n_rows: int) -> Any:
-        """Return ``value`` as an array of just these numbers, None if it is anything else."""
+        """Return ``value`` as an array of these numbers, None for other values."""
         if is_a(value, "torch", "Tensor"):
             value = of_tensor(value)
         if type(value) is not np.ndarray or value.dtype != self.values.dtype:
@@ -46,7 +46,9 @@ class _BufferedColumn:
 
 
 class NumberColumns:
-    """Room for ``n_rows`` rows of ``schema``, where all its columns are numbers or lists of as many."""
+    """Space for ``n_rows`` rows of ``schema``, if all its columns are numbers or lists of a fixed number of
+    them.
+    """
 
     def __init__(self, schema: pa.Schema, n_rows: int) -> None:
         columns = {field.name: _column(field.type, n_rows) for field in schema}
@@ -54,10 +56,11 @@ class NumberColumns:
         self._is_whole = bool(columns) and len(self._columns) == len(schema)
 
     def put(self, value: Any, start: int, n_rows: int) -> bool:
-        """Take what ``predict`` returned for ``n_rows`` rows from ``start`` on, if it is just this.
+        """Store the result of ``predict`` for ``n_rows`` rows from ``start`` on, if it has the expected
+        form.
 
-        That is a dict of arrays or tensors of the columns' types, or one of them where there is one
-        column without a name. Nothing is taken when False is returned.
+        That is a dict of arrays or tensors of the columns' types, or one of them if there is a single
+        column without a name. If it returns False, nothing has been stored.
         """
         if not self._is_whole:
             return False
@@ -75,7 +78,7 @@ class NumberColumns:
         return True
 
     def array(self, name: str, start: int, stop: int) -> pa.Array:
-        """Return a column's rows ``start`` to ``stop``, which share its memory."""
+        """Return rows ``start`` to ``stop`` of a column, sharing its memory."""
         return self._columns[name].array(start, stop)
 
 

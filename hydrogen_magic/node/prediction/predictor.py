@@ -1,12 +1,12 @@
-"""``predict`` over the rows of one chunk, from Arrow to Arrow: the same on a rank and on Spark.
+"""Runs ``predict`` over the rows of one chunk, from Arrow to Arrow: the same code on a rank and on Spark.
 
     rows ─ inputs ─► what predict takes ─ calling ─► what it returned
                                                               │
                   one schema ◄─ fitting ─ columns ◄─ outputs ─┘
 
-A batch that fails is reported, or searched by halves for the rows that are to blame: that calls
-``predict`` again on parts of the batch, some forty times for one row among four thousand. A ``predict``
-that counts its calls or remembers batches sees them.
+A failed batch is reported, or bisected to find the rows that fail: this calls ``predict`` again on parts of
+the batch, some forty times for one row among four thousand. A ``predict`` that counts its calls or
+remembers batches sees them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from hydrogen_magic.node.prediction.schema_unify import MisfitError, fit, merge
 __all__ = ["ChunkOutput", "Predictor", "RowFailure"]
 
 _MOST_RETRIES = 256
-"""Calls to find the guilty rows of one batch; where so many are, what is left counts as guilty."""
+"""Maximum number of calls to find the failing rows of a batch; after that, all remaining rows count as
+failed."""
 _MOST_OF_A_REASON = 500
 """Characters of an exception's text beside a row; some print whole arrays."""
 
@@ -46,25 +47,25 @@ class RowFailure:
 
     first_row: int
     last_row: int
-    """The last of them, not the one after."""
+    """The last of them, inclusive."""
     reason: str
     """The exception's type and text, shortened."""
     row: str
-    """What the first of the rows holds, shortened."""
+    """The contents of the first of the rows, shortened."""
 
 
 @dataclass(frozen=True)
 class ChunkOutput:
-    """What one chunk gave."""
+    """The result of one chunk."""
 
     columns: pa.Table
-    """As many rows as came in: the predicted columns, and ``error`` where errors are collected.
+    """As many rows as the input: the predicted columns, and ``error`` if errors are collected.
 
-    A column of type null has no type yet. While nothing at all is known, because every row so far
-    failed, there are rows but no predicted columns.
+    A column of type null has no known type yet. If every row so far has failed, there are rows without
+    predicted columns.
     """
     failures: tuple[RowFailure, ...] = ()
-    """In order of rows; none where ``on_error`` is ``fail``."""
+    """In order of rows; empty if ``on_error`` is ``fail``."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class _RowRange:
 
     n_rows: int
     columns: _Columns | None = None
-    """None where it failed, and where they are numbers that have been put in their places."""
+    """None if it failed, and for numbers that have been written to the buffers."""
     failure: RowFailure | None = None
 
 
@@ -81,10 +82,10 @@ class Predictor:
     """One rank's ``predict``.
 
     Args:
-        predict: What the cell left under that name; None where there is nothing.
-        options: How to cut, and what to do with failures.
+        predict: The cell's object of that name; None without one.
+        options: Batch size, and handling of failures.
 
-    Raises InferError where ``predict`` cannot be called with batches.
+    Raises InferError if ``predict`` cannot be called with batches.
     """
 
     def __init__(self, predict: Any, options: InferOptions) -> None:
@@ -92,20 +93,20 @@ class Predictor:
         self._caller = caller_of(predict)
         self._inputs = Inputs(self._caller.kind, self._caller.module)
         self.schema: pa.Schema | None = parse_schema(options.schema) if options.schema else None
-        """Of the predicted columns; None before the first output. Parts of type null are open."""
+        """Schema of the predicted columns; None before the first output. Types with null are incomplete."""
         self._numbers: NumberColumns | None = None
-        """Of the chunk, from when its columns are known."""
+        """Buffers of the chunk, after its columns are known."""
         self._rows = range(0)
-        """Of the chunk: their numbers."""
+        """Failures in the chunk, by row numbers."""
         self._names_checked_for: list[str] | None = None
         self._refusal: InferError | None = None
-        """Of names that clash: no row is to blame, so no ``on_error`` lets it pass."""
+        """Error about equal names: no row causes it, so it is raised whatever ``on_error`` is."""
 
     def adopt(self, schema: pa.Schema) -> None:
-        """Take over what another rank found; where this one found other types, the other's hold.
+        """Adopt the schema of another rank, also for types that differ from this rank's.
 
-        ``schema``: of predicted columns; the one of collected errors may be among them. Raises
-        InferError where the other has other columns.
+        ``schema``: of predicted columns; it may include the one of collected errors. Raises InferError if
+        the other rank has other columns.
         """
         if self._options.collects and ERROR_COLUMN in schema.names:
             schema = schema.remove(schema.get_field_index(ERROR_COLUMN))
@@ -117,9 +118,9 @@ class Predictor:
     def run(self, table: pa.Table | pa.RecordBatch, first_row: int) -> ChunkOutput:
         """Return the predictions for ``table``, whose first row has the number ``first_row``.
 
-        Neither they nor what ``predict`` may keep have any of its memory.
-        ``predict`` is not called where there are no rows. Raises InferError for a batch that failed
-        where ``on_error`` is ``fail``, caused by what ``predict`` raised.
+        They share no memory with ``table`` or with objects that ``predict`` may keep. ``predict`` is not
+        called without rows. Raises InferError for a failed batch if ``on_error`` is ``fail``, with the
+        exception of ``predict`` as cause.
         """
         self._numbers, self._rows = None, range(first_row, first_row + table.num_rows)
         parts: list[_RowRange] = []
@@ -137,7 +138,7 @@ class Predictor:
     # ── batches ──────────────────────────────────────────────────────────────────────────────────
 
     def _run(self, rows: pa.RecordBatch, first_row: int) -> Iterator[_RowRange]:
-        """Yield what each batch of ``rows`` gave, in order."""
+        """Yield the result of each batch of ``rows``, in order."""
         size, end = self._options.batch_size, rows.num_rows
         todo = deque((start, min(start + size, end)) for start in range(0, end, size))
         while todo:
@@ -146,7 +147,7 @@ class Predictor:
                     start, stop = todo.popleft()
                     yield _RowRange(stop - start, columns)
             except Exception as error:
-                if not todo:  # predict yields on after the last batch
+                if not todo:  # predict yields more outputs than batches
                     raise
                 start, stop = todo.popleft()
                 guilty = rows.slice(start, stop - start)
@@ -156,9 +157,9 @@ class Predictor:
     def _attempt(
         self, rows: pa.RecordBatch, first_row: int, bounds: Sequence[tuple[int, int]]
     ) -> Iterator[_Columns | None]:
-        """Yield the columns for each batch in ``bounds``; whatever goes wrong with one is raised.
+        """Yield the columns for each batch in ``bounds``; errors of a batch are raised.
 
-        None where they are numbers, which are in their places then.
+        None for numbers, which have been written to the buffers.
         """
         indexes: deque[Any] = deque()
         outputs = self._caller.outputs(self._batches(rows, first_row, bounds, indexes))
@@ -176,7 +177,7 @@ class Predictor:
         bounds: Sequence[tuple[int, int]],
         indexes: deque[Any],
     ) -> Iterator[Any]:
-        """Yield each batch as ``predict`` takes it, its pandas index appended to ``indexes``."""
+        """Yield each batch in the type that ``predict`` takes, its pandas index appended to ``indexes``."""
         for batch in self._inputs.batches(rows, first_row, bounds):
             indexes.append(batch.index if self._caller.kind == PANDAS else None)
             yield batch
@@ -191,7 +192,7 @@ class Predictor:
     # ── one schema ───────────────────────────────────────────────────────────────────────────────
 
     def _fitted(self, columns: _Columns, rows: pa.RecordBatch) -> _Columns:
-        """Return ``columns`` in the types and order of the schema, which may learn from them."""
+        """Return ``columns`` in the types and order of the schema, which they may complete."""
         types = [(name, array.type) for name, array in columns.items()]
         if self.schema is not None and types == _named_types(self.schema):
             return columns
@@ -206,7 +207,7 @@ class Predictor:
         return fitted
 
     def _check_names(self, frame_names: list[str]) -> None:
-        """Raise InferError, once and for all rows, where a predicted column would hide another."""
+        """Raise InferError, once for all rows, if a predicted column has the name of another."""
         if self.schema is None or self._names_checked_for == frame_names:
             return
         try:
@@ -217,7 +218,7 @@ class Predictor:
         self._names_checked_for = frame_names
 
     def _assembled(self, parts: list[_RowRange]) -> pa.Table:
-        """Return the parts one under the other; the schema is what is known by now."""
+        """Return the concatenated parts; the schema is what is known by now."""
         n_rows = sum(part.n_rows for part in parts)
         fields = [] if self.schema is None else list(self.schema)
         columns = [pa.chunked_array(self._column(parts, field), field.type) for field in fields]
@@ -229,7 +230,7 @@ class Predictor:
         return pa.Table.from_arrays(columns, schema=pa.schema(fields))
 
     def _column(self, parts: list[_RowRange], field: pa.Field) -> Iterator[pa.Array]:
-        """Yield one column's arrays; of parts that have been put in their places, one for several."""
+        """Yield one column's arrays; one for several parts that were written to the buffers."""
         start = 0
         for is_placed, group in groupby(parts, key=_is_placed):
             if is_placed and self._numbers is not None:
@@ -247,7 +248,7 @@ class Predictor:
     # ── failures ─────────────────────────────────────────────────────────────────────────────────
 
     def _refuse(self, rows: pa.RecordBatch, first_row: int, error: Exception) -> None:
-        """Raise InferError for a batch that failed, unless failures are let pass."""
+        """Raise InferError for a failed batch, unless failures are permitted."""
         if error is self._refusal:
             raise error
         if self._options.on_error != "fail":
@@ -263,7 +264,7 @@ class Predictor:
     def _search(
         self, rows: pa.RecordBatch, first_row: int, error: Exception
     ) -> Iterator[_RowRange]:
-        """Yield what can be predicted of a batch that failed; what cannot is as few rows as it takes."""
+        """Yield the predictions for parts of a failed batch, with as few failed rows as possible."""
         todo = _halves(0, rows.num_rows, error)
         retries = _MOST_RETRIES
         if not todo:
@@ -314,7 +315,7 @@ def _reason(error: Exception) -> str:
 
 
 def _in_one_piece(table: pa.Table | pa.RecordBatch) -> list[pa.RecordBatch]:
-    """Return rows whose columns are one array each; several only where one array cannot hold them."""
+    """Return rows whose columns are one array each, or several if one array cannot hold them."""
     if isinstance(table, pa.RecordBatch):
         return [table] if table.num_rows else []
     if any(column.num_chunks > 1 for column in table.columns):
@@ -333,6 +334,6 @@ def _reasons(part: _RowRange) -> pa.Array:
 
 
 def _rows_without_columns(n_rows: int) -> pa.Table:
-    """Return a table that has nothing but a number of rows."""
+    """Return a table that has only a number of rows."""
     cells = pa.StructArray.from_buffers(pa.struct([]), n_rows, [None])
     return pa.Table.from_batches([pa.RecordBatch.from_struct_array(cells)])

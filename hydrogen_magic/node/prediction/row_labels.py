@@ -1,4 +1,4 @@
-"""Rows in messages: their numbers, and what the first of them holds."""
+"""Rows in messages: their numbers, and the contents of the first one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["first_row_text", "rows_text"]
 _MOST_CHARACTERS = 200
 _MOST_OF_A_VALUE = 40
 _SMALL_BYTES = 1024
-"""A cell up to this size is turned to Python's objects to be shown."""
+"""Cells up to this size are converted to Python objects for display."""
 
 
 def rows_text(first_row: int, last_row: int) -> str:
@@ -27,7 +27,7 @@ def rows_text(first_row: int, last_row: int) -> str:
 def first_row_text(rows: pa.RecordBatch) -> str:
     """Return the first of ``rows`` in at most 200 characters: ``x=0.5, name='ab…'``.
 
-    No cell is copied that is too long to be shown.
+    Cells that are too long for display are not copied.
     """
     text = ""
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
@@ -40,7 +40,7 @@ def first_row_text(rows: pa.RecordBatch) -> str:
 
 
 def _cell_text(cell: pa.Array) -> str:
-    """Return the one value of ``cell`` as Python shows it, clipped."""
+    """Return the only value of ``cell`` in Python's notation, clipped."""
     types, kind = pa.types, cell.type
     size_bytes = cell.nbytes
     if size_bytes > _SMALL_BYTES:
@@ -52,7 +52,7 @@ def _cell_text(cell: pa.Array) -> str:
             return f"<{_clipped(str(kind))}, {size_text(size_bytes)}>"
     try:
         value: Any = cell[0].as_py()
-    except Exception:  # a time that Python's cannot be, bytes that are no text, a zone nobody knows
+    except Exception:  # outside of Python's range, bytes that are not text, an unknown zone
         return f"<{_clipped(str(kind))}>"
     return _clipped(repr(value) if isinstance(value, (str, bytes)) or value is None else str(value))
 

@@ -1,13 +1,13 @@
-"""Keep other users of this machine out of a server that has no authentication of its own.
+"""Protects a server without authentication from other users of this machine.
 
-Loopback is open to every local user, and torch's ``TCPStore`` believes whoever connects. So the real
-server listens in a network namespace of its own, where nobody else can reach it, and this process
-stands before it: it accepts on the socket that was bound outside, looks up whose connection it is
-(``/proc/net/tcp`` has the user of every socket), and passes on what comes from its own user. From
-other machines it passes on what comes from the addresses of the gang's hosts: whose process it is
-cannot be seen from here, and torch's protocol proves nothing.
+Loopback is open to every local user, and torch's ``TCPStore`` trusts every client. So the real
+server listens in its own network namespace, which other users cannot reach, and this process is a
+proxy for it: it accepts connections on the socket that was bound outside, looks up their user
+(``/proc/net/tcp`` has the user of every socket), and forwards the connections of its own user. Of
+connections from other machines it forwards those from the addresses of the gang's hosts: their
+process cannot be determined here, and torch's protocol has no authentication.
 
-Where the system allows no namespaces (some containers, macOS) the server is as open as its protocol.
+If the system allows no namespaces (some containers, macOS), the server is as open as its protocol.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _SIOCSIFFLAGS = 0x8914
 _IFF_UP_RUNNING = 0x41
 _ESTABLISHED = "01"
 _BACKLOG = 4096
-"""Connections of strangers wait in the same queue as those of ranks, until they are refused."""
+"""Connections of other users wait in the same queue as those of ranks, until they are rejected."""
 _ACCEPTED_AT_ONCE = 256
-"""Below a usual limit of descriptors."""
+"""Below a common limit of descriptors."""
 _RETRY_S = 0.1
-"""When to accept again after the system has refused a descriptor."""
+"""When to accept again after the system had no descriptor left."""
 _RESET = struct.pack("ii", 1, 0)
-"""``SO_LINGER``: closing the socket resets the connection, and the system keeps nothing of it."""
+"""``SO_LINGER``: closing the socket resets the connection, and the system keeps no state of it."""
 
 
 def serve_guarded(
@@ -44,8 +44,8 @@ def serve_guarded(
 ) -> None:
     """Serve until this process is ended; ``start`` runs the real server on a listening descriptor.
 
-    ``start`` is called when the first client comes, and what it returns is kept alive. ``hosts``:
-    addresses of other machines that are let in too.
+    ``start`` is called for the first client, and its return value is kept alive. ``hosts``:
+    addresses of other machines that are accepted too.
     """
     tables = _connection_tables()
     own_uid = os.getuid()
@@ -68,7 +68,7 @@ class _Guard:
         self._own_uid = own_uid
         self.address: tuple[str, int] = self._listening.getsockname()[:2]
         self.inner = ("127.0.0.1", self.address[1])
-        """Where the real server listens: the private network has no other address."""
+        """Address of the real server: the private network has no other."""
         self._others = set(hosts) - {self.address[0]}
         self._server: object = None
         self._admitting: set[asyncio.Future[Any]] = set()
@@ -86,9 +86,9 @@ class _Guard:
         await loop.create_future()
 
     def _accept(self) -> None:
-        """Accept connections that wait, and refuse those of strangers.
+        """Accept waiting connections, and reject those of other users.
 
-        The tables are read once for all: hundreds of strangers would cost seconds otherwise.
+        The tables are read once for all connections: hundreds of them would otherwise cost seconds.
         """
         clients = self._accepted()
         own = self._own_clients()
@@ -106,14 +106,14 @@ class _Guard:
                 clients.append(self._listening.accept())
         except (BlockingIOError, ConnectionAbortedError):
             pass
-        except OSError:  # no descriptor is left: what is accepted is closed or served first
+        except OSError:  # no descriptor is left: accepted connections are closed or served first
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._listening)
             loop.call_later(_RETRY_S, loop.add_reader, self._listening, self._accept)
         return clients
 
     def _admit(self, sock: socket.socket) -> None:
-        if self._server is None:  # the real one, at the same port of the private network
+        if self._server is None:  # the real server, at the same port of the private network
             self._server = self._start(socket.create_server(self.inner, backlog=512).detach())
         loop = asyncio.get_running_loop()
         admitting = asyncio.ensure_future(
@@ -123,9 +123,10 @@ class _Guard:
         admitting.add_done_callback(self._admitting.discard)
 
     def _own_clients(self) -> set[str]:
-        """Return the clients' ends of all connections to us that are living sockets of this user.
+        """Return the clients' addresses of all connections to us that belong to open sockets of
+        this user.
 
-        A socket whose process closed it is listed with inode 0 and user 0: not to be believed.
+        A socket whose process closed it is listed with inode 0 and user 0, which is not reliable.
         """
         own: set[str] = set()
         server_end = _hexadecimal(*self.address)
@@ -142,7 +143,7 @@ class _Guard:
 
 
 class _End(asyncio.Protocol):
-    """One end of a connection that is passed on: what it hears, the other end says."""
+    """One end of a forwarded connection: data it receives is sent by the other end."""
 
     def __init__(self) -> None:
         self.transport: Any = None
@@ -157,7 +158,7 @@ class _End(asyncio.Protocol):
     def eof_received(self) -> bool:
         if self.other is not None and self.other.transport.can_write_eof():
             self.other.transport.write_eof()
-        return True  # the other direction may go on
+        return True  # the other direction may continue
 
     def connection_lost(self, error: Exception | None) -> None:
         if self.other is not None:
@@ -193,21 +194,21 @@ async def _readable(sock: socket.socket) -> None:
 
 
 def _hexadecimal(address: str, port: int) -> str:
-    """Return an IPv4 end as ``/proc/net/tcp`` writes it: the address in the machine's byte order."""
+    """Return an IPv4 address in the form of ``/proc/net/tcp``: in the machine's byte order."""
     (number,) = struct.unpack("=I", socket.inet_aton(address))
     return f"{number:08X}:{port:04X}"
 
 
 def _connection_tables() -> list[IO[str]]:
-    """Open the tables of the network we are in now: they stay its tables."""
+    """Open the tables of the current network: they remain those of this network."""
     names = ("/proc/net/tcp", "/proc/net/tcp6")
     return [open(name) for name in names if os.path.exists(name)]
 
 
 def _enter_private_network() -> bool:
-    """Move this process to a network of its own that has loopback only; False if that is not allowed.
+    """Move this process to its own network with only loopback; False if that is not allowed.
 
-    Sockets that are open stay where they were made.
+    Open sockets stay in the network in which they were made.
     """
     if sys.platform != "linux":
         return False

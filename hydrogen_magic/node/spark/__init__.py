@@ -1,1 +1,1 @@
-"""Programs that Spark runs on its machines. They are sent as text and import nothing of ours."""
+"""Programs that Spark runs on its machines. They are sent as source and import none of our modules."""

@@ -1,8 +1,9 @@
-"""What runs in the Python worker of one barrier task: finds or starts this machine's agent, and waits.
+"""The code of one barrier task, in its Python worker: finds or starts this machine's agent, and
+waits.
 
-Only this file's text travels in the task, so it uses nothing but the standard library (and Spark's
-own packages, which are there). It leaves the worker process as it found it: no variable is set, no
-module path is changed, nothing is imported that stays; the next job of this worker may be another's.
+Only the source of this file is sent with the task, so it uses only the standard library and Spark's
+own packages. It leaves the worker process unchanged: it sets no variable, changes no module path,
+and imports no module that stays; the worker's next job may be another user's.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ from typing import Any, NoReturn
 __all__ = ["PROBLEM", "serve"]
 
 PROBLEM = "hydrogen_magic says: "
-"""Before the JSON of a problem in the message of the exception that ends the stage."""
+"""Precedes the JSON of a problem in the message of the exception that ends the stage."""
 _HEADER = struct.Struct("!IB")
-"""As in ``frames``: length of the JSON, number of descriptors."""
+"""As in ``framing``: length of the JSON, number of descriptors."""
 _REACH_S = 3.0
 _ATTACH_S = 60.0
 _STDERR = "stderr"
@@ -42,17 +43,17 @@ _STDERR = "stderr"
 _STDERR_TAIL = 2000
 _PING_S = 2.0
 _SILENT_PINGS = 23
-"""An agent that leaves so many unanswered hangs: the kernel gives it up at the same time."""
+"""An agent with this many unanswered pings hangs: the kernel gives it up at the same time."""
 _STOPPED_PINGS = 5
 """The same for one whose process is stopped (SIGSTOP)."""
 _SWEEP_S = 5.0
 _MOST_AGENTS = 64
-"""Gangs of one kernel at the same time on one machine."""
+"""Maximum number of gangs of one kernel at the same time on one machine."""
 _DISTRIBUTIONS = ("torch", "pyzmq", "numpy")
 
 
 class _ProblemError(Exception):
-    """Ends the whole stage at once; the kernel reads what is after :data:`PROBLEM`."""
+    """Ends the whole stage at once; the kernel reads the text after :data:`PROBLEM`."""
 
     def __init__(self, kind: str, text: str) -> None:
         found = {"kind": kind, "text": text, "host": os.uname().nodename}
@@ -60,7 +61,7 @@ class _ProblemError(Exception):
 
 
 def serve(batches: Any, boot: dict[str, Any], code: bytes) -> Any:
-    """Be the task. ``boot``: what the kernel says; ``code``: the package as a zip."""
+    """Run the task. ``boot``: the kernel's instructions; ``code``: the package as a zip."""
     for _ in batches:
         pass
     from pyspark import BarrierTaskContext
@@ -76,11 +77,11 @@ def serve(batches: Any, boot: dict[str, Any], code: bytes) -> Any:
     yield pyarrow.RecordBatch.from_pydict({"o": [b"done"]})
 
 
-# ── what is here ─────────────────────────────────────────────────────────────────────────────────
+# ── requirements ─────────────────────────────────────────────────────────────────────────────────
 
 
 def _check(boot: dict[str, Any]) -> None:
-    """Name what the ranks would miss, before anything starts."""
+    """Report missing requirements of the ranks before anything starts."""
     here = f"Python {platform.python_version()}, {sys.executable}"
     if list(sys.version_info[:2]) != boot["python"]:
         wanted = ".".join(map(str, boot["python"]))
@@ -112,7 +113,7 @@ def _versions() -> dict[str, str]:
 
 
 def _about(context: Any, boot: dict[str, Any]) -> dict[str, Any]:
-    """Return what the agent and the kernel should know of this task."""
+    """Return information about this task for the agent and the kernel."""
     partition = context.partitionId()
     gpus = [a for name, r in context.resources().items() if name == "gpu" for a in r.addresses]
     return {
@@ -126,18 +127,18 @@ def _about(context: Any, boot: dict[str, Any]) -> dict[str, Any]:
 
 
 def _executor() -> str:
-    """Return what people call the executor: a standalone worker starts it in a folder of its number."""
+    """Return the executor's name: a standalone worker starts it in a folder named by its number."""
     number = os.path.basename(os.getcwd())
     return number if number.isdigit() else f"with pid {_executor_pid()}"
 
 
 def _sees_record(record_dir: str, owner: str) -> bool:
-    """Whether the kernel's record of this gang, which names its owner, is on a disk that is here too."""
+    """Whether the kernel's record of this gang, which names its owner, is on a disk that this host shares."""
     return owner.encode() in _read(os.path.join(record_dir, "events.jsonl"))
 
 
 def _executor_pid() -> int:
-    """Return the JVM above this worker: pyspark's daemon may be between."""
+    """Return the JVM above this worker: pyspark's daemon may be in between."""
     pid = os.getppid()
     for _ in range(3):
         if b"java" in _read(f"/proc/{pid}/comm"):
@@ -163,13 +164,13 @@ def _read(path: str) -> bytes:
 def _name(boot: dict[str, Any], number: int) -> str:
     """Return the abstract socket of this kernel's agent number ``number`` on this machine.
 
-    A machine is what shares network and process ids; containers of one host are machines of their own.
+    A machine shares network and process ids; containers of one host count as separate machines.
     """
     return f"\0hydrogen-{_machine(boot['token'])}-{number}"
 
 
 def _machine(token: str) -> str:
-    """Return what tells this machine from others, and from the same one of another kernel."""
+    """Return an id of this machine and kernel."""
     spaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "pid")]
     machine = [token, os.uname().nodename, os.geteuid(), *spaces]
     return hashlib.sha256(json.dumps(machine).encode()).hexdigest()[:32]
@@ -178,7 +179,9 @@ def _machine(token: str) -> str:
 def _attached(
     boot: dict[str, Any], code: bytes, about: dict[str, Any]
 ) -> tuple[socket.socket, dict[str, Any]]:
-    """Return the connection to an agent that has taken this task, and what it says of itself."""
+    """Return the connection to an agent that has accepted this task, and the agent's description of
+    itself.
+    """
     deadline = time.monotonic() + _ATTACH_S
     number = 0
     while number < _MOST_AGENTS:
@@ -192,16 +195,16 @@ def _attached(
             number += 1  # it serves another gang, or does not respond
             deadline = time.monotonic() + _ATTACH_S
         elif time.monotonic() > deadline:
-            raise _ProblemError("agent", f"no agent took this task within {_ATTACH_S:.0f} s")
+            raise _ProblemError("agent", f"no agent accepted this task within {_ATTACH_S:.0f} s")
         else:
-            time.sleep(0.02)  # it is just coming or going
-    raise _ProblemError("agent", f"{_MOST_AGENTS} gangs of this notebook run here already")
+            time.sleep(0.02)  # it is just starting or exiting
+    raise _ProblemError("agent", f"{_MOST_AGENTS} gangs of this notebook already run here")
 
 
 def _connected(
     name: str, boot: dict[str, Any], code: bytes, about: dict[str, Any]
 ) -> socket.socket | None:
-    """Connect to the agent of that name, after starting it if there is none; None: try again."""
+    """Connect to the agent of that name; start it if there is none. None: try again."""
     sock = socket.socket(socket.AF_UNIX)
     sock.settimeout(_ATTACH_S)
     try:
@@ -213,12 +216,14 @@ def _connected(
     peer = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     if peer[1] != os.geteuid():
         sock.close()
-        raise _ProblemError("agent", f"user {peer[1]} of this machine has taken our agent's name")
+        raise _ProblemError(
+            "agent", f"user {peer[1]} of this machine uses the name of our agent's socket"
+        )
     return sock
 
 
 def _start(name: str, boot: dict[str, Any], code: bytes, about: dict[str, Any]) -> None:
-    """Start an agent that listens on ``name``, unless another task was faster: the name is the lock."""
+    """Start an agent that listens on ``name``, unless another task was faster: the name serves as lock."""
     with socket.socket(socket.AF_UNIX) as listening:
         try:
             listening.bind(name)
@@ -234,7 +239,7 @@ def _start(name: str, boot: dict[str, Any], code: bytes, about: dict[str, Any]) 
 
 
 def _reachable(boot: dict[str, Any]) -> tuple[str, str]:
-    """Return where the kernel can be reached from here, and our own address on that way."""
+    """Return an address of the kernel that can be reached from here, and our own address on that route."""
     tried = []
     for endpoint in boot["endpoints"]:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
@@ -247,7 +252,7 @@ def _reachable(boot: dict[str, Any]) -> tuple[str, str]:
 
 
 def _local_dir() -> str:
-    """Return a directory that Spark removes with the application, should the agent be killed."""
+    """Return a directory that Spark removes with the application, in case the agent is killed."""
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
     return folder if folder and os.access(folder, os.W_OK) else tempfile.gettempdir()
 
@@ -271,7 +276,7 @@ def _start_agent(
     }  # fmt: skip
     ours, theirs = socket.socketpair()
     with ours, theirs, open(os.path.join(folder, _STDERR), "wb") as stderr:
-        # By a shell that goes at once: an orphan leaves no zombie in this worker.
+        # By a shell that exits at once: an orphan leaves no zombie in this worker.
         subprocess.run(
             ["/bin/sh", "-c", '"$@" &', "sh", sys.executable, "-m", "hydrogen_magic.node.agent",
              str(theirs.fileno())],
@@ -284,7 +289,7 @@ def _start_agent(
 
 
 def _bind_address(of_spark: str, on_the_way: str) -> str:
-    """Return our address among hosts: the one that Spark uses, where it is really ours."""
+    """Return our address among hosts: the one that Spark uses, if it really is ours."""
     for candidate in (of_spark, on_the_way):
         try:
             address = socket.gethostbyname(candidate)
@@ -308,7 +313,7 @@ def _send(sock: socket.socket, message: Any, fds: list[int]) -> None:
 
 
 def _receive(sock: socket.socket) -> Any:
-    """Return the next message, None when the other end has gone."""
+    """Return the next message, None if the other end has closed the connection."""
     head = _exactly(sock, _HEADER.size)
     body = None if head is None else _exactly(sock, _HEADER.unpack(head)[0])
     return None if body is None else json.loads(body)
@@ -328,7 +333,7 @@ def _exactly(sock: socket.socket, count: int) -> bytes | None:
 
 
 def _say(sock: socket.socket, about: dict[str, Any]) -> Any:
-    """Return the answer, None when the agent is just ending."""
+    """Return the answer, None if the agent is exiting."""
     try:
         _send(sock, ["TaskHello", about], [])
         return _receive(sock)
@@ -339,7 +344,7 @@ def _say(sock: socket.socket, about: dict[str, Any]) -> Any:
 
 
 def _wait(sock: socket.socket, agent: dict[str, Any]) -> None:
-    """Wait until this task's rank is over and swept up."""
+    """Wait until this task's rank is over and its processes have been cleaned up."""
     sock.settimeout(None)
     ready = select.poll()
     ready.register(sock, select.POLLIN)

@@ -1,10 +1,11 @@
-"""What runs in a Python worker of Spark for ``%%infer``: brings the package in, and takes it away again.
+"""The code of ``%%infer`` in a Python worker of Spark: loads the package, and unloads it again.
 
-Only this file's text travels in the task, so it uses nothing but the standard library and what Spark
-itself needs. A Python worker serves one task after another, of whatever jobs. So everything of a cell
-(this package, its ``__main__``, its local modules, its environment) is in place while a task of ours
-runs and gone when that ends. What stays is one entry of ``sys.modules``, :data:`_KEPT`, with the
-models: the cell runs once in each worker process, which Spark ends when it was idle for a minute.
+Only the source of this file is sent with the task, so it uses only the standard library and
+packages that Spark itself needs. A Python worker runs one task after another, of any job. So
+everything of a cell (this package, its ``__main__``, its local modules, its environment) is loaded
+while one of our tasks runs and unloaded at its end. Only one entry of ``sys.modules`` remains,
+:data:`_KEPT`, with the models: the cell runs once in each worker process, which Spark ends after a
+minute without work.
 """
 
 from __future__ import annotations
@@ -25,35 +26,37 @@ from typing import Any
 __all__ = ["END", "serve"]
 
 END = "─" * 60
-"""Last line of our own words in the message of the exception that ends the job."""
+"""Last line of our own text in the message of the exception that ends the job."""
 _KEPT = "_hydrogen_magic_infer"
 _MOST_GUESTS = 2
-"""Cells whose models one worker keeps: a frame may be made by two of them, in turn."""
+"""Cells whose models one worker keeps: a frame may depend on two of them, in turn."""
 _ROOT = "/hydrogen_magic.zip"
-"""Before the package's paths in tracebacks; there is no such file."""
+"""Prefix of the package's paths in tracebacks; there is no such file."""
 
 
 class InferError(Exception):
     """Ends the job."""
 
-    __module__ = "builtins"  # Spark prints the class before the message, and this needs no address
+    __module__ = (
+        "builtins"  # Spark prints the class before the message; its module would only distract
+    )
 
 
 def serve(batches: Any, boot: dict[str, Any], package: Any, closure: Any) -> Any:
-    """Yield what comes of ``batches``. ``boot``: what the kernel says.
+    """Yield the results for ``batches``. ``boot``: the kernel's instructions.
 
-    ``package`` and ``closure``: a broadcast variable, or the name of a file that Spark brings along.
+    ``package`` and ``closure``: a broadcast variable, or the name of a file that Spark distributes.
     """
     first = next((batch for batch in batches if batch.num_rows), None)
     if first is None:
-        return  # nobody needs a model
+        return  # no model is needed
     try:
         guest = _guest(boot)
         with guest:
             yield from guest.serve(itertools.chain([first], batches), boot, package, closure)
     except Exception as error:
         text = str(error) if isinstance(error, InferError) else f"{type(error).__name__}: {error}"
-        # The worker prints the exception and ends itself; without this, below twenty frames of Spark.
+        # The worker prints the exception and exits; without this, below twenty frames of Spark.
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
         raise InferError(f"{text}\n{END}") from None
 
@@ -62,7 +65,7 @@ def serve(batches: Any, boot: dict[str, Any], package: Any, closure: Any) -> Any
 
 
 def _guest(boot: dict[str, Any]) -> _CellGuest:
-    """Return the guest for this cell on this task's device, the one from earlier tasks if there is one."""
+    """Return the guest for this cell on this task's device, if possible the one of earlier tasks."""
     kept = sys.modules.setdefault(_KEPT, types.ModuleType(_KEPT))
     guests: OrderedDict[Any, _CellGuest] = kept.__dict__.setdefault("guests", OrderedDict())
     device = _device() if boot["gpu"] else "cpu"
@@ -75,9 +78,9 @@ def _guest(boot: dict[str, Any]) -> _CellGuest:
 
 
 def _device() -> str:
-    """Return torch's name of the GPU that Spark gave to this task.
+    """Return torch's name of the GPU that Spark assigned to this task.
 
-    The variable that hides the others can no longer be changed in a process that has used one.
+    The variable that hides the others no longer has an effect in a process that has used a GPU.
     """
     from pyspark import TaskContext
 
@@ -87,16 +90,16 @@ def _device() -> str:
         return f"cuda:{visible.index(address)}"
     if not address.isdecimal():
         raise InferError(
-            f"Spark gave GPU {address}, whose number among this executor's is not known"
+            f"Spark assigned GPU {address}, whose index among this executor's GPUs is unknown"
         )
     return f"cuda:{address}"
 
 
 class _CellGuest:
-    """One cell in this worker process. As a context manager: what is here for it while it runs."""
+    """One cell in this worker process. As a context manager: its environment while it runs."""
 
     def __init__(self, env: dict[str, str], of_worker: dict[str, str], device: str) -> None:
-        """``of_worker``: variables the worker began with for its own sake, which a cell has not."""
+        """``of_worker``: variables that the worker set for itself, and that a cell does not see."""
         self.main = types.ModuleType("__main__")
         own = (name for name, value in of_worker.items() if os.environ.get(name) == value)
         self._env: dict[str, str | None] = {
@@ -105,10 +108,10 @@ class _CellGuest:
         }  # fmt: skip
         """Its changes to the environment; None: without this variable."""
         self._names = {"hydrogen_magic", "cloudpickle"}
-        """Top-level names of the modules that are its own."""
+        """Top-level names of its own modules."""
         self._modules: dict[str, types.ModuleType] = {}
         self._hidden: dict[str, types.ModuleType] = {}
-        """Modules of the worker's that are away in the meantime."""
+        """Modules of the worker that are removed in the meantime."""
         self._finders: list[Any] = []
         self._paths: list[str] = []
         self._worker: Any = None
@@ -126,17 +129,17 @@ class _CellGuest:
                     self._worker = spark_inference.CellWorker(self, boot, closure)
                 task.enter("running")
                 yield from self._worker.serve(batches, boot, task)
-            except GeneratorExit:  # nobody wants more of this partition
+            except GeneratorExit:  # the rest of this partition is not needed
                 raise
             except BaseException as error:
                 raise InferError(spark_inference.told(error, boot)) from error
 
     def hide(self, names: set[str]) -> None:
-        """Put the worker's own modules of these top-level names away; they are the guest's now."""
+        """Remove the worker's own modules of these top-level names; the guest now owns the names."""
         self._names |= names
         self._hidden.update(_taken(names))
 
-    # ── coming and going ──
+    # ── loading and unloading ──
 
     def __enter__(self) -> None:
         self._before = dict(os.environ), list(sys.path), list(sys.meta_path)
@@ -161,13 +164,13 @@ class _CellGuest:
 
 
 def _taken(names: set[str]) -> dict[str, types.ModuleType]:
-    """Take the modules below these top-level names out of ``sys.modules``."""
+    """Remove the modules below these top-level names from ``sys.modules``."""
     found = [name for name in sys.modules if name.partition(".")[0] in names]
     return {name: sys.modules.pop(name) for name in found}
 
 
 def _changes(before: dict[str, str], after: dict[str, str]) -> dict[str, str | None]:
-    """Return what to set, and by None what to take away, to make ``after`` of ``before``."""
+    """Return the changes from ``before`` to ``after``; None stands for a removed variable."""
     gone = dict.fromkeys(before.keys() - after.keys())
     return {**gone, **{name: v for name, v in after.items() if before.get(name) != v}}
 
@@ -193,7 +196,7 @@ def _content(package: Any) -> bytes:
 
 
 class _Zip(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Imports from a zip in memory: nothing is written on the executor's disk."""
+    """Imports from a zip in memory: nothing is written to the executor's disk."""
 
     def __init__(self, content: bytes) -> None:
         with zipfile.ZipFile(io.BytesIO(content)) as packed:

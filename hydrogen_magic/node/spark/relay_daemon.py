@@ -1,8 +1,8 @@
-"""The relay's process on the driver's host: it owns the port that executors connect to.
+"""The relay's process on the driver's host, which owns the port that executors connect to.
 
-It ends when the kernel says so or has not asked for :data:`_SILENCE_S`, or when the driver's JVM
-ends; its connections break then, and their agents notice. Nothing is left, since it made no file.
-Standard library only: this file's text travels, with those that it imports.
+It exits when the kernel asks for it, after :data:`_SILENCE_S` without a request of the kernel, or
+with the driver's JVM. Its connections then break, and their agents notice it. It creates no files.
+Standard library only: the source of this file is sent, with those that it imports.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ from hydrogen_magic.node.spark.relay_multiplexer import Pump, cancelled
 __all__ = ["run"]
 
 _CALM_S = 0.1
-"""Between replies while all goes one way: each costs Spark some 30 ms of work."""
+"""Interval between replies while all data goes one way: each costs Spark some 30 ms of work."""
 _LIVELY_S = 0.5
-"""After the kernel sent something, replies are not held back: somebody may wait for an answer."""
+"""After the kernel sent data, replies are not delayed: it may wait for an answer."""
 _SILENCE_S = 30.0
 _MOST_CONNECTIONS = 1024
 
 
 def run(port: int, requests: int, jvm: int) -> None:
-    """Be the daemon, as nobody's child: Spark's process that started it goes on to its own end.
+    """Run the daemon without a parent: the process of Spark that started it continues to its own
+    end.
 
-    ``port``, ``requests``: listening descriptors; ``jvm``: the driver's process, 0 where unknown.
+    ``port``, ``requests``: listening descriptors; ``jvm``: the driver's process, 0 if unknown.
     """
     if os.fork():
         os._exit(0)
@@ -59,14 +60,14 @@ class _Daemon:
         self._ending = asyncio.Event()
         self._one_pull = asyncio.Lock()
         self._pulled = (0, b"")
-        """Number and reply of the last pull: a request that is repeated gets it again."""
+        """Number and reply of the last pull: a repeated request gets the same reply."""
         self._pushed = 0
         self._heard_s = self._lively_s = self._replied_s = time.monotonic()
 
     async def serve(self, jvm: int) -> None:
-        """Serve until the kernel or the driver is gone; ``jvm``: its process, 0 where it is not known."""
+        """Serve until the kernel or the driver has exited; ``jvm``: the driver's process, 0 if unknown."""
         loop = asyncio.get_running_loop()
-        # Where the system has no such call, the kernel's silence is what is left.
+        # If the system lacks this call, the kernel's silence is the only criterion.
         with suppress(OSError, AttributeError):
             loop.add_reader(os.pidfd_open(jvm), self._ending.set)
         server = await asyncio.start_unix_server(self._request, sock=self._requests)
@@ -84,10 +85,10 @@ class _Daemon:
         loop = asyncio.get_running_loop()
         for number in itertools.count(1):
             while len(self._pump.lines) >= _MOST_CONNECTIONS:
-                await asyncio.sleep(0.1)  # those that wait are the system's to keep
+                await asyncio.sleep(0.1)  # the system queues waiting connections
             try:
                 sock, _ = await loop.sock_accept(self._port)
-            except OSError:  # no descriptor left, or a peer that did not wait
+            except OSError:  # no descriptor left, or a client that did not wait
                 await asyncio.sleep(0.1)
                 continue
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -102,7 +103,7 @@ class _Daemon:
             writer.write(ALIVE + await self._reply(action, number, body))
             await writer.drain()
         except (OSError, EOFError, struct.error):
-            pass  # another user's, or Spark's process was ended: the kernel asks again
+            pass  # another user's connection, or Spark's process was ended: the kernel asks again
         finally:
             writer.close()
 

@@ -1,12 +1,13 @@
-"""What Spark runs on the driver's host for each request of the relay: it passes it on to the daemon.
+"""The code that Spark runs on the driver's host for each request: it passes requests on to the
+daemon.
 
 ::
 
     agents ──TCP──▶ relay_daemon ◀──Unix socket── answer() ◀── Spark's planner ◀──Connect── kernel
 
-Spark runs ``schema()`` of a Python DataSource on the driver's host while it analyses a plan, which
-takes no executor's slot. The first request starts the daemon. Only this file's text travels, so it
-uses nothing but the standard library, and little of it: it is run anew for each request.
+Spark runs ``schema()`` of a Python DataSource on the driver's host when it analyses a plan, which
+needs no slot of an executor. The first request starts the daemon. Only the source of this file is
+sent, so it uses only the standard library, and little of it: it is loaded again for each request.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ __all__ = [
 ]
 
 REQUEST = struct.Struct("!BQI")
-"""To the daemon: what to do, the request's number, and how many bytes follow."""
+"""Request to the daemon: operation, the request's number, and the number of bytes that follow."""
 START, PULL, PUSH, STOP = range(1, 5)
 ALIVE = b"+"
-"""Begins every reply: one without it was cut off, since the daemon ended."""
+"""Start of every reply: a reply without it was cut off, since the daemon exited."""
 LONGEST_WAIT_S = 1.0
-"""Of ``PULL`` while there is nothing to bring."""
+"""Reply to ``PULL`` without data."""
 _REACH_S = 5.0
 _START_S = 20.0
-"""For Python to start on a busy host."""
+"""Time for Python to start on a busy host."""
 _BACKLOG = 1024
 _ENDED = "the relay's process has exited: it was killed, or the notebook had been silent for 30 s"
 _BOOT = """
@@ -56,10 +57,10 @@ sys.modules[name].run(*given["arguments"])  # the hydrogen_magic relay
 
 
 def answer(options: Any, modules: dict[str, str]) -> dict[str, str]:
-    """Do one request of the kernel; return ``{"reply": base64}`` or ``{"error": text}``.
+    """Carry out one request of the kernel; return ``{"reply": base64}`` or ``{"error": text}``.
 
-    ``options``: of the DataSource, all strings. ``modules``: what the daemon is made of, text by
-    name, the one to run last.
+    ``options``: of the DataSource, all strings. ``modules``: the daemon's sources by name, the main
+    one last.
     """
     name = f"\0hydrogen_magic/relay/{options['relay']}"
     action = int(options["do"])
@@ -90,11 +91,11 @@ def _ask(name: str, action: int, number: int, body: bytes = b"") -> bytes:
 
 
 def _start(name: str, host: str, modules: dict[str, str]) -> None:
-    """Start the daemon, which is not there yet, unless this request is repeated."""
+    """Start the daemon, which does not run yet, unless this is a repeated request."""
     with suppress(EOFError):
         _ask(name, START, 0)
         return
-    # IPv4 where there is a choice: agents resolve names so.
+    # IPv4 if there is a choice: agents resolve names to it.
     family, *_, address = min(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM))
     with (
         socket.create_server(address[:2], family=family, backlog=_BACKLOG) as port,
@@ -108,25 +109,25 @@ def _start(name: str, host: str, modules: dict[str, str]) -> None:
 
 
 def _spawn(given: dict[str, Any], fds: tuple[int, ...]) -> None:
-    """Run the daemon in a Python that shares nothing with Spark's, and wait until it has forked."""
+    """Run the daemon in a Python that is independent of Spark's, and wait until it has forked."""
     begun = subprocess.Popen(
         [sys.executable, "-I", "-c", _BOOT],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         pass_fds=fds,
-        start_new_session=True,  # Spark hangs up on the group of its Python processes
+        start_new_session=True,  # Spark sends SIGHUP to the group of its Python processes
         cwd="/",
     )
     begun.communicate(json.dumps(given).encode(), timeout=_START_S)
     if begun.returncode != 0:
         raise OSError(
-            f"{sys.executable} on the driver's host cannot run it: status {begun.returncode}"
+            f"{sys.executable} on the driver's host failed to run it (exit code {begun.returncode})"
         )
 
 
 def _jvm() -> int:
-    """Return the driver's process: of this one's ancestors the nearest that is a JVM; 0 without one."""
+    """Return the driver's process: the nearest ancestor of this one that is a JVM; 0 if there is none."""
     pid = os.getppid()
     while pid > 1:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
@@ -138,7 +139,7 @@ def _jvm() -> int:
 
 
 def check_user(sock: Any) -> None:
-    """Raise PermissionError where another user is at the other end of a Unix socket."""
+    """Raise PermissionError if another user is at the other end of a Unix socket."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     if struct.unpack("3i", credentials)[1] != os.getuid():
-        raise PermissionError("the relay's socket is another user's")
+        raise PermissionError("the relay's socket belongs to another user")

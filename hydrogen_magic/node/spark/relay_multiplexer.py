@@ -1,7 +1,7 @@
-"""Bytes of many TCP connections as one stream of frames, the same on both sides of the relay.
+"""Multiplexes many TCP connections into one stream of frames, on both sides of the relay.
 
-It knows nothing of what it carries. A connection whose reader stalls holds up none of the others,
-and what is on its way is bounded. Standard library only: this file's text travels.
+The contents are opaque to it. A connection with a stalled reader does not delay the others, and the
+amount of buffered data is bounded. Standard library only: the source of this file is sent.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ __all__ = ["MOST_BYTES", "Pump", "cancelled"]
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 _FRAME = struct.Struct("!IBI")
-"""Connection, kind, and bytes: those that follow of ``_DATA``, those there is room for of ``_ROOM``."""
+"""Connection, kind, and a number of bytes: the length of ``_DATA``, or the room that ``_ROOM`` grants."""
 _OPEN, _DATA, _END, _GONE, _ROOM = range(1, 6)
-"""A connection came; its bytes; no more of them; it broke; so many more bytes may come."""
+"""Connection opened; its data; end of its data; connection broken; room for more bytes."""
 _WINDOW_BYTES = 4 << 20
-"""Of one connection and direction, on their way."""
+"""Bytes on their way, for one connection and direction."""
 _PIECE_BYTES = 1 << 18
 _OUTBOX_BYTES = 16 << 20
-"""Of all connections, waiting to be fetched; above it nothing is read from any."""
+"""Bytes of all connections that wait to be fetched; above it, no connection is read."""
 _FLUSH_S = 5.0
-"""For what came before a connection broke to be passed on."""
+"""Time to pass on the data that preceded the break of a connection."""
 MOST_BYTES = 4 << 20
-"""Of frames taken at once: 0.2 s through Spark Connect, far below its limit of 128 MiB."""
+"""Bytes of frames taken at once: 0.2 s through Spark Connect, far below its limit of 128 MiB."""
 
 
 class Pump:
-    """TCP connections of this side; what is read from them is taken as frames, and frames are fed.
+    """The TCP connections of this side; their data is taken out as frames, and frames are fed in.
 
-    ``connect`` is called for a connection that came to the other side. Used on one event loop.
+    ``connect`` is called for a connection to the other side. Use it on one event loop.
     """
 
     def __init__(self, connect: Callable[[], Awaitable[Streams]] | None = None) -> None:
         self.ready = asyncio.Event()
-        """Set while there is something to take."""
+        """Set while there are frames to take."""
         self.room = asyncio.Event()
-        """Set while more may be read."""
+        """Set while more data may be read."""
         self.room.set()
         self.lines: dict[int, _Connection] = {}
         self._connect = connect
@@ -49,19 +49,19 @@ class Pump:
         self._outbox_bytes = 0
 
     def add(self, number: int, opening: Awaitable[Streams]) -> None:
-        """Have a connection that came to this side, and so one of the other side."""
+        """Add a connection to this side, and open its counterpart on the other side."""
         self.put(number, _OPEN)
         self.lines[number] = _Connection(self, number, opening)
 
     def put(self, number: int, kind: int, body: bytes = b"", n_bytes: int = 0) -> None:
-        """Leave a frame to be taken."""
+        """Queue a frame to be taken."""
         frame = _FRAME.pack(number, kind, len(body) or n_bytes) + body
         self._outbox.append(frame)
         self._outbox_bytes += len(frame)
         self._tell()
 
     def take(self, most_bytes: int = MOST_BYTES) -> bytes:
-        """Return frames of about ``most_bytes``, none twice."""
+        """Return frames of about ``most_bytes``, each only once."""
         taken = []
         while self._outbox and most_bytes > 0:
             taken.append(self._outbox.popleft())
@@ -76,7 +76,7 @@ class Pump:
         _set(self.room, self._outbox_bytes < _OUTBOX_BYTES)
 
     def feed(self, data: bytes) -> bool:
-        """Take in what the other side took; True when it was more than word of room."""
+        """Process frames of the other side; True if they were more than grants of room."""
         kinds = set()
         at = 0
         while at < len(data):
@@ -96,13 +96,13 @@ class Pump:
 
 
 class _Connection:
-    """One connection of a pump."""
+    """One connection of a multiplexer."""
 
     def __init__(self, pump: Pump, number: int, opening: Awaitable[Streams]) -> None:
         self._pump = pump
         self._number = number
         self._inbox: asyncio.Queue[bytes] = asyncio.Queue()
-        """Bounded by the window; an empty one is the end."""
+        """Limited by the window; an empty one marks the end."""
         self._window = _WINDOW_BYTES
         self._has_window = asyncio.Event()
         self._has_window.set()
@@ -111,7 +111,7 @@ class _Connection:
         self.task = asyncio.ensure_future(self._run(opening))
 
     def take(self, kind: int, body: bytes, size: int) -> None:
-        """Take a frame of the other side."""
+        """Process a frame of the other side."""
         if kind == _DATA:
             self._inbox.put_nowait(body)
         elif kind == _ROOM:
@@ -124,7 +124,7 @@ class _Connection:
                 self._leave()
 
     def _leave(self) -> None:
-        """Read no more; what came before may still be written, if the reader takes it soon."""
+        """Stop reading; earlier data may still be written, if the reader takes it soon."""
         for half in self._halves[:1]:
             half.cancel()
         asyncio.get_running_loop().call_later(_FLUSH_S, self.task.cancel)
@@ -150,7 +150,7 @@ class _Connection:
             for half in done:
                 if not half.cancelled():
                     half.result()
-            writer.close()  # after what is still to be sent
+            writer.close()  # after the data that is still to be sent
         except BaseException:
             writer.transport.abort()
             raise
@@ -175,7 +175,7 @@ class _Connection:
             writer.write(data)
             await writer.drain()
             owed_bytes += len(data)
-            if owed_bytes >= _WINDOW_BYTES // 4:  # seldom: word of it is a request of its own
+            if owed_bytes >= _WINDOW_BYTES // 4:  # rarely: each grant is a separate request
                 self._pump.put(self._number, _ROOM, n_bytes=owed_bytes)
                 owed_bytes = 0
         writer.write_eof()

@@ -1,1 +1,1 @@
-"""What runs on a rank."""
+"""Code that runs on a rank."""

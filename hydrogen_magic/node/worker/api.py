@@ -1,6 +1,6 @@
-"""What a cell calls on a rank: who am I, what do I show.
+"""Functions that a cell calls on a rank: the rank's place in the gang, and reports to the views.
 
-Everything here works in a plain process too, where there is one rank and nobody to report to.
+All of them also work in a plain process, which counts as the only rank and reports nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 _PROGRESS_S = 0.1
-"""A bar is reported at most this often: views redraw no faster."""
+"""Maximum rate of reports about a bar: views redraw no faster."""
 
 
 def rank() -> int:
@@ -41,18 +41,18 @@ def local_rank() -> int:
 
 
 def world_size() -> int:
-    """Return how many ranks the gang has; 1 outside of one."""
+    """Return the number of ranks in the gang; 1 outside of one."""
     return int(os.environ.get("WORLD_SIZE", 1))
 
 
 def device() -> torch.device:
-    """Return the device this rank computes on.
+    """Return the device that this rank computes on.
 
-    ``cuda:<local_rank>`` when the rank can see GPUs and torch can use them, ``cpu`` otherwise. Where
-    there are fewer than ranks (``--env CUDA_VISIBLE_DEVICES=0``), ranks share them in turn.
-    The current device is left as it is.
+    ``cuda:<local_rank>`` if the rank can see GPUs and torch can use them, ``cpu`` otherwise. If there are
+    fewer GPUs than ranks (``--env CUDA_VISIBLE_DEVICES=0``), ranks share them in turn. The current device
+    is not changed.
 
-    Raises ImportError where torch is not installed.
+    Raises ImportError if torch is not installed.
 
     Example::
 
@@ -62,18 +62,18 @@ def device() -> torch.device:
 
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    if chosen := os.environ.get("HYDROGEN_MAGIC_DEVICE"):  # by whoever cannot hide the other GPUs
+    if chosen := os.environ.get("HYDROGEN_MAGIC_DEVICE"):  # if other GPUs cannot be hidden
         return torch.device(chosen)
     return torch.device("cuda", local_rank() % torch.cuda.device_count())
 
 
 def log(step: int | None = None, **metrics: Any) -> None:
-    """Report values of this rank, to be drawn as curves and kept in ``gang.metrics``.
+    """Report values of this rank, which are drawn as curves and kept in ``gang.metrics``.
 
-    A call costs about a microsecond and never waits, neither for the GPU nor for whoever looks on.
+    A call takes about a microsecond and never waits, neither for the GPU nor for a view.
 
     Args:
-        step: What the values belong to, usually the training step. None counts the calls without
+        step: The x value of the point, usually the training step. None counts the calls without
             a step: 0, 1, 2, …
         **metrics: Numbers: Python's, NumPy's, or tensors of one element. A tensor on a GPU is
             copied there and read later. Several calls with one step end in one row.
@@ -95,12 +95,12 @@ def log(step: int | None = None, **metrics: Any) -> None:
 
 
 def track(iterable: Iterable[_T], total: float | None = None, desc: str = "") -> Track[_T]:
-    """Iterate over ``iterable`` and show how far this rank is.
+    """Iterate over ``iterable`` and show the progress of this rank.
 
     Args:
-        iterable: What to iterate over.
-        total: Number of items; None takes ``len(iterable)``, or leaves it unknown.
-        desc: What the bar is called.
+        iterable: The items to iterate over.
+        total: Number of items; None takes ``len(iterable)``, or an unknown length.
+        desc: The label of the bar.
 
     Example::
 
@@ -111,7 +111,7 @@ def track(iterable: Iterable[_T], total: float | None = None, desc: str = "") ->
 
 
 class Track(Generic[_T]):
-    """The iterable that :func:`track` returns; every iteration over it is a bar of its own."""
+    """The iterable that :func:`track` returns; every iteration over it has its own progress bar."""
 
     def __init__(self, iterable: Iterable[_T], total: float | None, desc: str) -> None:
         self._iterable = iterable
@@ -120,11 +120,11 @@ class Track(Generic[_T]):
 
     def __len__(self) -> int:
         if self._total is None or not 0 <= self._total <= sys.maxsize:
-            raise TypeError("this hm.track() has no length: give it total=…")
+            raise TypeError("this hm.track() has no length: pass total=…")
         return int(self._total)
 
     def __bool__(self) -> bool:
-        return self._total != 0  # without this, bool() would ask __len__, which may not know
+        return self._total != 0  # bool() would otherwise call __len__, which may raise
 
     def __iter__(self) -> Iterator[_T]:
         reporter = _reporter.current()
@@ -143,7 +143,7 @@ class Track(Generic[_T]):
             self._report(bar, n, closed=True)
 
     def _report(self, bar: int, n: int, closed: bool = False) -> None:
-        # Asked for each time: a process forked inside the loop must stay silent.
+        # Evaluated each time: a process forked inside the loop must not report.
         reporter = _reporter.current()
         if reporter is not None and bar >= 0:
             reporter.progress(bar, str(self._desc), n, self._total, closed=closed)
@@ -152,18 +152,18 @@ class Track(Generic[_T]):
 def _length(iterable: Iterable[Any]) -> int | None:
     try:
         return len(iterable)  # type: ignore[arg-type]
-    except (TypeError, OverflowError):  # it has none, or one that len() cannot say
+    except (TypeError, OverflowError):  # it has no length, or one that len() cannot represent
         return None
 
 
 class span:  # noqa: N801  used like a function, as contextlib.suppress is
-    """Name a stretch of time, to be seen in the timeline: a context manager and a decorator.
+    """Name an interval of time for the timeline: a context manager and a decorator.
 
-    Spans of one thread nest. As a decorator it makes one span of every call, of a plain function
-    or of an ``async`` one from its first to its last line.
+    Spans of one thread nest. The decorator records a span for every call of a function, and for ``async``
+    functions from their first to their last line.
 
     Args:
-        name: What the timeline calls it.
+        name: The label in the timeline.
 
     Example::
 
@@ -194,7 +194,7 @@ class span:  # noqa: N801  used like a function, as contextlib.suppress is
         reporter = _reporter.current()
         if reporter is not None:
             end_ns = reporter.now_ns()
-            # No earlier than the gang itself, for a span opened before the reporter was there.
+            # Not before the gang's launch, for a span opened before the reporter started.
             start_ns = max(0, end_ns - (time.monotonic_ns() - start))
             reporter.span(self._name, start_ns, end_ns, depth)
 

@@ -1,10 +1,10 @@
-"""State that outlives an attempt: ``hm.checkpoint.save(state)``, ``hm.checkpoint.load()``.
+"""State that survives a failed attempt: ``hm.checkpoint.save(state)``, ``hm.checkpoint.load()``.
 
-Rank 0 saves, whole or not at all; after a failure every rank of the next attempt (``--retries``)
-loads the last one. How it lies on disk is in :mod:`~hydrogen_magic.node.worker.checkpoint_files`.
+Rank 0 saves, completely or not at all; after a failure every rank of the next attempt (``--retries``) loads
+the last checkpoint. :mod:`~hydrogen_magic.node.worker.checkpoint_files` describes the format on disk.
 
-Where: the folder that is given; else the gang's own, which its environment names and which goes with
-the gang; else, in a plain process, a temporary one that goes with the process.
+The folder is the given one; otherwise that of the gang, which its environment names and which is deleted
+with the gang; otherwise, in a plain process, a temporary one that is deleted with the process.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ __all__ = ["environment", "install", "keep", "kept", "load", "save"]
 FOLDER = "HYDROGEN_MAGIC_CHECKPOINTS"
 """Environment variable: the directory of the gang's checkpoints on this rank's host."""
 IS_SHARED = "HYDROGEN_MAGIC_CHECKPOINTS_SHARED"
-"""Environment variable: ``1`` when all ranks of all attempts see that very directory."""
+"""Environment variable: ``1`` if all ranks of all attempts see the same directory."""
 
 
 def save(state: Any, folder: str | os.PathLike[str] | None = None) -> None:
-    """Save ``state`` in place of what was saved before.
+    """Save ``state`` and replace the previous checkpoint.
 
-    To be called by every rank, or by rank 0 alone: rank 0 writes, the others return at once. What is
-    killed while it saves, or finds the disk full, leaves the checkpoint before intact.
+    Call it on every rank, or on rank 0 alone: rank 0 writes, the others return at once. If rank 0 is killed
+    while saving, or finds the disk full, the previous checkpoint stays intact.
 
-    A state with sharded tensors (``DTensor``, as FSDP's state dicts have them) must be a dict and be
-    saved by every rank: each writes its own parts by ``torch.distributed.checkpoint``.
+    A state with sharded tensors (``DTensor``, as in FSDP's state dicts) must be a dict and be saved by
+    every rank: each writes its own parts with ``torch.distributed.checkpoint``.
 
     Args:
-        state: Anything that pickle takes; with torch loaded it is written by ``torch.save``. Of
+        state: Any picklable object; with torch loaded it is written by ``torch.save``. Of
             models and optimizers their ``state_dict()``. Classes of the notebook go by name.
         folder: A directory that all ranks see, made if need be. The checkpoint stays there when the
             gang has ended, so that the cell, run again, goes on from it. None: the gang's own.
@@ -47,7 +47,7 @@ def save(state: Any, folder: str | os.PathLike[str] | None = None) -> None:
     Raises:
         TypeError: Something in ``state`` cannot be saved; it is named.
         OSError: It cannot be written: the disk is full, the folder is not writable.
-        RuntimeError: The folder is not what such a state needs, or there is none.
+        RuntimeError: The folder does not suit such a state, or there is none.
 
     Example::
 
@@ -74,9 +74,10 @@ def load(
     map_location: Any = "cpu",
     into: dict[str, Any] | None = None,
 ) -> Any:
-    """Return the state saved last, or None when there is none.
+    """Return the last saved state, or None if there is none.
 
-    On every rank alike. Load before the first step: rank 0 may save the next one when it has begun.
+    The result is the same on every rank. Load before the first step: after that, rank 0 may save the next
+    state.
 
     Args:
         folder: Where :func:`save` was told to put it. It is unpickled, which can run any code: only
@@ -87,7 +88,7 @@ def load(
             model has it now (the number of ranks may be another). It is filled and returned.
 
     Raises:
-        ValueError: What is there cannot be read here; or it is sharded, and ``into`` is missing.
+        ValueError: The checkpoint cannot be read here; or it is sharded, and ``into`` is missing.
         RuntimeError: There is no folder; or the checkpoint is on another host until the next attempt.
     """
     place = _place(folder)
@@ -95,25 +96,25 @@ def load(
         return None
     if place.folder in _saved_elsewhere:
         raise RuntimeError(
-            "hm.checkpoint.load(): what was saved in this attempt is on rank 0's host; all ranks have"
-            " it in the next attempt. To load it sooner, save to a folder that all hosts share:"
-            " hm.checkpoint.save(state, folder)"
+            "hm.checkpoint.load(): the checkpoint of this attempt is on rank 0's host; the other "
+            "hosts receive it for the next attempt. To load it earlier, save to a folder that "
+            "all hosts share: hm.checkpoint.save(state, folder)"
         )
     parts = checkpoint_files.parts(place.folder)
     if parts is None:
         return checkpoint_files.load(place.folder, map_location)
     if into is None:
         raise ValueError(
-            f"the checkpoint in {place.folder} is sharded: give hm.checkpoint.load(into=…) a dict"
-            " like the one that was saved, for every rank to fill its parts"
+            f"the checkpoint in {place.folder} is sharded: call hm.checkpoint.load(into=…) with a "
+            "dict like the saved one, so that every rank loads its own shards"
         )
     return sharded_checkpoint.load(parts, into)
 
 
 def keep(state: Any, name: str) -> None:
-    """Save what a library wants to have after a restart, beside what the user saves. On rank 0 only.
+    """Save the state of a library for a restart, beside the user's state. On rank 0 only.
 
-    Raises what :func:`save` raises.
+    Raises the same errors as :func:`save`.
     """
     place = _place(None) or _temporary_place()
     checkpoint_files.save_beside(state, place.folder, name)
@@ -122,7 +123,7 @@ def keep(state: Any, name: str) -> None:
 
 
 def kept(name: str) -> Any:
-    """Return what an earlier attempt has kept last under ``name``, None when there is nothing."""
+    """Return the last state that an earlier attempt saved under ``name``, None if there is none."""
     place = _place(None)
     return None if place is None else checkpoint_files.load(place.folder, "cpu", name)
 
@@ -133,12 +134,12 @@ _tell_agent: Callable[[str], None] = lambda name: None  # noqa: E731  replaced o
 
 
 def install(tell_agent: Callable[[str], None]) -> None:
-    """Have ``tell_agent(file name)`` called after each save that other hosts do not see."""
+    """Call ``tell_agent(file name)`` after each save that other hosts do not see."""
     global _tell_agent
     owner_pid = os.getpid()
 
     def tell(name: str) -> None:
-        if os.getpid() == owner_pid:  # the agent's socket is the rank's, not its children's
+        if os.getpid() == owner_pid:  # the agent's socket belongs to the rank, not to its children
             tell_agent(name)
 
     _tell_agent = tell
@@ -147,39 +148,39 @@ def install(tell_agent: Callable[[str], None]) -> None:
 def environment(folder: Path, *, is_shared: bool) -> dict[str, str]:
     """Return a rank's environment variables for checkpoints in ``folder`` on its host.
 
-    ``is_shared``: all ranks of all attempts see that very directory.
+    ``is_shared``: all ranks of all attempts see the same directory.
     """
     return {FOLDER: str(folder), IS_SHARED: str(int(is_shared))}
 
 
-# ── where ────────────────────────────────────────────────────────────────────────────────────────
+# ── folders ──────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True)
 class _Folder:
-    """Where checkpoints of this process go."""
+    """The location of this process's checkpoints."""
 
     folder: Path
     is_carried: bool
-    """Other hosts do not see it: the agent carries what is saved to them for the next attempt."""
+    """Other hosts do not see it: the agent copies saved files to them for the next attempt."""
 
 
 _saved_elsewhere: set[Path] = set()
 """Folders for which rank 0 has saved on another host in this attempt."""
 _temporary: list[Path] = []
-"""The folder of this plain process, once something was saved."""
+"""The folder of this plain process, after its first save."""
 
 
 def _place(folder: str | os.PathLike[str] | None) -> _Folder | None:
-    """Return where to look, None in a plain process that has saved nothing."""
+    """Return the folder to load from, None in a plain process that has saved nothing."""
     if folder is not None:
         return _Folder(Path(folder).expanduser().absolute(), is_carried=False)
     if FOLDER in os.environ:
         return _Folder(Path(os.environ[FOLDER]).absolute(), os.environ.get(IS_SHARED) != "1")
     if api.world_size() > 1:
         raise RuntimeError(
-            f"hm.checkpoint outside of a gang, with {api.world_size()} ranks: say where, by"
-            f" hm.checkpoint.save(state, folder) or the environment variable {FOLDER}"
+            f"hm.checkpoint needs a folder outside of a gang with {api.world_size()} ranks: call "
+            f"hm.checkpoint.save(state, folder), or set the environment variable {FOLDER}"
         )
     return _Folder(_temporary[0], is_carried=False) if _temporary else None
 
@@ -189,22 +190,22 @@ def _temporary_place() -> _Folder:
     _temporary.append(folder)
     atexit.register(_remove_temporary, folder, os.getpid())
     warnings.warn(
-        f"hm.checkpoint outside of a gang keeps what is saved in {folder}, which goes with this"
-        " process; hm.checkpoint.save(state, folder) keeps it",
+        f"outside of a gang, hm.checkpoint saves to {folder}, which is deleted when this process "
+        "exits; hm.checkpoint.save(state, folder) keeps the checkpoint",
         stacklevel=3,
     )
     return _Folder(folder, is_carried=False)
 
 
 def _remove_temporary(folder: Path, owner_pid: int) -> None:
-    if os.getpid() == owner_pid:  # a forked child has the same list of things to do at exit
+    if os.getpid() == owner_pid:  # a forked child has the same exit handlers
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check_shared(place: _Folder) -> None:
     if place.is_carried:
         raise RuntimeError(
-            "hm.checkpoint.save() got a sharded state, whose parts every rank writes: it needs a"
-            " folder that all ranks share, hm.checkpoint.save(state, folder); if"
-            f" {place.folder} is one, set {IS_SHARED}=1"
+            "hm.checkpoint.save() got a sharded state, of which every rank writes its part: pass "
+            "a folder that all ranks share, hm.checkpoint.save(state, folder), or set "
+            f"{IS_SHARED}=1 if {place.folder} is one"
         )

@@ -1,11 +1,11 @@
-"""A checkpoint on disk: one file that is replaced by one rename, so there is always a whole one.
+"""A checkpoint on disk: one file that a single rename replaces, so there is always a complete one.
 
-    <folder>/checkpoint                  the last one: torch.save's format, or pickle's
-    <folder>/.checkpoint-1f3a….part      the one that is being written
-    <folder>/checkpoint-1f3a….shards/    parts of a sharded one, whose name stands in ``checkpoint``
+    <folder>/checkpoint                  the last one: in the format of torch.save, or of pickle
+    <folder>/.checkpoint-1f3a….part      the one being written
+    <folder>/checkpoint-1f3a….shards/    parts of a sharded one, named in ``checkpoint``
 
-Whoever saves removes what others have left unfinished. Should that be alive (a rank that was cut off
-and does not know that it was replaced), then it fails instead of overwriting the newer state.
+A save removes unfinished files of other processes. If such a process is still alive (a rank that was cut
+off and does not know that it was replaced), it fails instead of overwriting the newer state.
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ __all__ = ["NAME", "commit_parts", "cannot_write", "load", "new_parts", "parts",
 NAME = "checkpoint"
 _POINTER = b"hydrogen_magic: parts in "
 _ZIP = b"PK\x03\x04"
-"""How files of torch.save begin."""
+"""First bytes of files written by torch.save."""
 _PART = re.compile(r"\.checkpoint-[0-9a-f]{16}\.part")
 _PARTS = re.compile(r"checkpoint-[0-9a-f]{16}\.shards")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES)
-"""What file systems say that cannot sync a directory, some of FUSE's and some on networks."""
+"""Errors of file systems that cannot sync a directory: some FUSE and network file systems."""
 
 
 # ── saving ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def save(state: Any, folder: Path) -> None:
-    """Write ``state`` as the checkpoint in ``folder``. Raises TypeError and OSError as ``hm`` does."""
+    """Write ``state`` as the checkpoint in ``folder``. Raises TypeError and OSError as ``hm.checkpoint``
+    does.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_others(folder, keep=parts(folder))
@@ -52,7 +54,7 @@ def save(state: Any, folder: Path) -> None:
 
 
 def save_beside(state: Any, folder: Path, name: str) -> None:
-    """Write ``state`` to ``folder`` under a name of its own, whatever is saved there meanwhile."""
+    """Write ``state`` to ``folder`` under its own name, independent of other files saved there."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for unfinished in folder.glob(f".{name}-*.part"):
@@ -68,7 +70,7 @@ def _write_state(state: Any, file: BinaryIO) -> None:
         if torch is None:
             pickle.dump(state, file, protocol=pickle.HIGHEST_PROTOCOL)
         else:
-            # torch's own default, protocol 2, blows up bytes and NumPy arrays.
+            # torch's default, protocol 2, inflates bytes and NumPy arrays.
             torch.save(state, file, pickle_protocol=5)
     except OSError:
         raise
@@ -80,12 +82,12 @@ def _write_state(state: Any, file: BinaryIO) -> None:
 
 
 def _replace(folder: Path, write: Callable[[BinaryIO], None], name: str = NAME) -> None:
-    """Have ``write`` fill a new file, and make that the checkpoint once it is safely on disk."""
+    """Have ``write`` fill a new file, and make it the checkpoint once it is safely on disk."""
     part = folder / f".{name}-{secrets.token_hex(8)}.part"
     try:
         _write_part(part, write)
         os.replace(part, folder / name)
-    except BaseException:  # an interrupt too: nobody would read what is half there
+    except BaseException:  # an interrupt too: an incomplete file is useless
         part.unlink(missing_ok=True)
         raise
     _sync_directory(folder)
@@ -105,7 +107,7 @@ def _write_part(part: Path, write: Callable[[BinaryIO], None]) -> None:
 
 
 class _HonestFile:
-    """A file that remembers what its system said: torch's writer tells it in words of its own."""
+    """A file that remembers the system's error: torch's writer reports it in its own words."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -137,7 +139,7 @@ def _sync_directory(folder: Path) -> None:
 
 
 def _remove_others(folder: Path, keep: Path | None) -> None:
-    """Remove what is unfinished, and the parts of all sharded checkpoints but ``keep``."""
+    """Remove unfinished files, and the parts of all sharded checkpoints except ``keep``."""
     for found in list(os.scandir(folder)):
         if _PART.fullmatch(found.name):
             Path(found.path).unlink(missing_ok=True)
@@ -149,9 +151,9 @@ def _remove_others(folder: Path, keep: Path | None) -> None:
 
 
 def load(folder: Path, map_location: Any, name: str = NAME) -> Any:
-    """Return the state in ``folder``, None when there is none.
+    """Return the state in ``folder``, None if there is none.
 
-    Raises ValueError when it cannot be read here.
+    Raises ValueError if it cannot be read here.
     """
     path = folder / name
     try:
@@ -165,8 +167,8 @@ def load(folder: Path, map_location: Any, name: str = NAME) -> Any:
         if "__main__" not in str(error):
             raise
         raise ValueError(
-            f"the checkpoint {path} needs what the notebook does not have here: {error}; classes"
-            " that a cell defines itself must be defined before it calls hm.checkpoint.load()"
+            f"the checkpoint {path} refers to a class or function that is not available here: "
+            f"{error}; a cell must define its own classes before it calls hm.checkpoint.load()"
         ) from error
     except (EOFError, pickle.UnpicklingError) as error:
         raise ValueError(_damaged(path, error)) from error
@@ -179,14 +181,14 @@ def _read_torch(file: BinaryIO, map_location: Any) -> Any:
         return torch.load(file, map_location=map_location, weights_only=False)
     except RuntimeError as error:
         if "PytorchStreamReader" not in str(error):
-            raise  # its device is not there: torch says what to do
+            raise  # its device does not exist here: torch's message has the remedy
         raise ValueError(_damaged(Path(file.name), error)) from error
 
 
 def _damaged(path: Path, error: Exception) -> str:
     return (
-        f"{path} is no checkpoint of hm.checkpoint.save(), or was damaged since"
-        f" ({type(error).__name__}: {error}): remove it to start afresh"
+        f"{path} is not a checkpoint of hm.checkpoint.save(), or it is damaged "
+        f"({type(error).__name__}: {error}): delete it to start from scratch"
     )
 
 
@@ -218,7 +220,7 @@ def new_parts(folder: Path) -> Path:
 
 
 def commit_parts(made: Path) -> None:
-    """Make what all ranks have written to ``made`` the checkpoint."""
+    """Make the parts that all ranks have written to ``made`` the checkpoint."""
     try:
         _sync_directory(made)
         _replace(made.parent, lambda file: _write_pointer(made.name, file))
@@ -231,12 +233,16 @@ def _write_pointer(name: str, file: BinaryIO) -> None:
     file.write(_POINTER + name.encode())
 
 
-# ── what went wrong ──────────────────────────────────────────────────────────────────────────────
+# ── errors ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def cannot_write(folder: Path, error: OSError) -> OSError:
-    """Return ``error`` with what it means for the checkpoint, and what to do."""
-    before = "the one before is intact" if (folder / NAME).exists() else "there was none before"
+    """Return ``error`` with its effect on the checkpoint, and a remedy."""
+    before = (
+        "the previous checkpoint is intact"
+        if (folder / NAME).exists()
+        else "there is no previous checkpoint"
+    )
     if error.errno in _FULL:
         room = _room(folder)
         text = f"the checkpoint does not fit into {folder}{room}; {before}. Free space there, or"
@@ -244,7 +250,7 @@ def cannot_write(folder: Path, error: OSError) -> OSError:
         text = f"another process saves checkpoints in {folder} at the same time; {before}."
         return OSError(error.errno, f"{text} Give each gang a folder of its own")
     else:
-        text = f"the checkpoint cannot be written to {folder}: {error}; {before}. Mend that, or"
+        text = f"the checkpoint cannot be written to {folder}: {error}; {before}. Fix this, or"
     return OSError(error.errno, f"{text} save elsewhere, hm.checkpoint.save(state, folder)")
 
 
@@ -256,13 +262,13 @@ def _room(folder: Path) -> str:
 
 
 class _Tracer(pickle.Pickler):
-    """Pickles to nowhere and knows what it looked at last."""
+    """Discards its output and remembers the last object it visited."""
 
     last: Any = None
 
     def persistent_id(self, obj: Any) -> Any:
         self.last = obj
-        # Their data would only take time; they are not what pickle stumbles over.
+        # Their data would only take time; they do not make pickling fail.
         return "tensor" if hasattr(type(obj), "__torch_function__") else None
 
 
@@ -272,7 +278,7 @@ class _DiscardingStream:
 
 
 def _why_not(state: Any) -> str:
-    """Return which part of ``state`` cannot be pickled, and why; empty when all of it can."""
+    """Return which part of ``state`` cannot be pickled, and why; empty if all of it can."""
     tracer = _Tracer(_DiscardingStream(), protocol=pickle.HIGHEST_PROTOCOL)
     try:
         tracer.dump(state)
@@ -280,5 +286,7 @@ def _why_not(state: Any) -> str:
         path = path_to("state", state, tracer.last)
         kind = describe(tracer.last)
         what = f"`{path}` ({kind})" if path else f"a {kind} in the state"
-        return f"{what} cannot be saved: {error}; leave it out, or save what it is made from"
+        return (
+            f"{what} cannot be saved: {error}; leave it out, or save the data that it is built from"
+        )
     return ""

@@ -1,6 +1,6 @@
-"""What the agent tells a rank that runs; read by the reporter's thread, so that nobody waits.
+"""Commands of the agent to a running rank; the reporter's thread reads them.
 
-A rank inside a blocked collective is told too. What cannot be understood is said, and harms nobody.
+So they also reach a rank inside a blocked collective. Malformed commands are reported and ignored.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["AgentCommands"]
 
 
 class AgentCommands:
-    """Takes orders from ``reader``; ``poll`` is what the reporter calls at every tick."""
+    """Takes commands from ``reader``; the reporter calls ``poll`` at every tick."""
 
     def __init__(
         self,
@@ -41,15 +41,15 @@ class AgentCommands:
         self._is_open = True
 
     def poll(self) -> None:
-        """Obey what has arrived. Never waits, never raises."""
+        """Carry out commands that have arrived. Never waits, never raises."""
         try:
             while self._is_open:
                 self._obey_all()
                 self._is_open = self._reader.feed(socket.MSG_DONTWAIT)
         except BlockingIOError:
-            pass  # nothing more for now
+            pass  # no more commands for now
         except OSError:
-            self._is_open = False  # the agent has gone
+            self._is_open = False  # the agent has exited
         forward.follow(self._reporter.is_recording)
         self._follow_timeline(self._reporter.is_recording)
 

@@ -1,7 +1,7 @@
-"""Which files a cell reads while it sets up: where one has changed, the set-up is not what it was.
+"""Files that a cell reads during its set-up: if one has changed, the set-up cannot be reused.
 
-Seen by Python's audit hooks, so what C++ or Rust opens by itself is not; libraries that do so read
-something beside it (a configuration, an index) that is rewritten with it.
+Python's audit hooks report them, except for files that C++ or Rust code opens by itself; libraries that do
+so also read a file in Python (a configuration, an index) that is rewritten with it.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 __all__ = ["MOST", "noted"]
 
 MOST = 10_000
-"""Files that are noted at most: a cell that reads more of them reads data."""
+"""Maximum number of files recorded: a cell that reads more of them reads data."""
 
 _files: dict[str, int] | None = None
-"""File -> its time in ns, None while nobody wants to know."""
+"""File -> its modification time in ns; None while tracking is off."""
 _is_hooked = False
 
 
@@ -26,11 +26,11 @@ _is_hooked = False
 def noted() -> Iterator[dict[str, int]]:
     """Yield a dictionary that is filled with the regular files opened by this process meanwhile.
 
-    With them goes the time in ns at which each was last changed. There is one more than :data:`MOST`
-    where there would be more.
+    The values are their modification times in ns. If there are more than :data:`MOST` files, the dictionary
+    has one more than that.
     """
     global _files, _is_hooked
-    if not _is_hooked:  # a hook cannot be taken away again
+    if not _is_hooked:  # an audit hook cannot be removed
         _is_hooked = True
         sys.addaudithook(_on_event)
     _files = {}
@@ -53,4 +53,4 @@ def _note(files: dict[str, int], path: str) -> None:
     try:
         files[path] = os.stat(path).st_mtime_ns
     except OSError:
-        return  # it will not be opened either
+        return  # opening it will fail too

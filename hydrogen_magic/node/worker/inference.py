@@ -1,8 +1,8 @@
-"""What a rank of ``%%infer`` does once its cell has run: predictions for chunks, until there are no more.
+"""A rank of ``%%infer`` after its cell has run: predictions for chunks, until there are no more.
 
-The main thread's loop, so that a stop interrupts ``predict`` wherever it is. A chunk is there already
-when the one before is done; what is left to do with it then takes a few hundredths of a small model's
-time over it, so no thread does that ahead.
+This is the main thread's loop, so that a stop interrupts ``predict`` at any point. The next chunk has
+already arrived when a chunk is done. The remaining work between two chunks takes a few hundredths of a
+small model's time, so it needs no thread.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ __all__ = ["SetUp", "serve", "set_up"]
 
 @dataclass(frozen=True)
 class SetUp:
-    """What is there once the cell has run."""
+    """The result of running the cell."""
 
     loaded: LoadedClosure
     predict: Any
     files: dict[str, int]
-    """What the cell read, with the files' times in ns."""
+    """Files that the cell read, with their modification times in ns."""
 
     @property
     def can_stay(self) -> bool:
-        """Whether another gang's rank may be this process.
+        """Whether a later gang can reuse this process as its rank.
 
-        Not when it is bound to the ranks of this one by a process group, nor when it reads so many
-        files that not all of them could be watched.
+        Not if a process group binds it to the other ranks of this gang, nor if it reads so many files that
+        not all of them can be tracked.
         """
         dist = sys.modules.get("torch.distributed")
         is_bound = dist is not None and dist.is_available() and dist.is_initialized()
@@ -47,11 +47,11 @@ class SetUp:
 
 
 def set_up(loaded: LoadedClosure) -> SetUp:
-    """Run the cell. Raises what that raises."""
+    """Run the cell. Raises its exceptions."""
     with file_tracking.noted() as files:
         value = loaded.run()
-    # What is there now stays: looked through again and again for what is not used any more, it takes a
-    # fifth of the time of a predict that makes a list of every row.
+    # Existing objects are permanent: scanning them for garbage again and again takes a fifth of the
+    # time of a predict that makes a list of every row.
     gc.freeze()
     return SetUp(loaded, loaded.predict(value), files)
 
@@ -59,12 +59,13 @@ def set_up(loaded: LoadedClosure) -> SetUp:
 def serve(
     channel_fd: int, predict: Any, options: Mapping[str, Any], *, own_process: bool = True
 ) -> bool:
-    """Answer chunks over the socket ``channel_fd`` (:mod:`hydrogen_magic.inference.dispatcher`), close it.
+    """Answer chunks over the socket ``channel_fd`` (:mod:`hydrogen_magic.inference.dispatcher`), then close
+    it.
 
-    ``predict``: what the cell defined by that name, None where it did not. ``own_process``: this is a
-    rank's process, which ends with an error; where it goes on, the error's traceback does with it, and
-    should not hold memory that is shared. Return True when all was
-    done, False when the other end went away before. Raises InferError, and what ``predict`` raises.
+    ``predict``: the object of that name in the cell, None without one. ``own_process``: this is a rank's
+    process, which ends with an error; otherwise the error's traceback outlives this call, and must not hold
+    shared memory. Return True when all chunks are done, False if the other end closed the channel before.
+    Raises InferError, and exceptions of ``predict``.
     """
     with socket.socket(fileno=channel_fd) as sock:
         return _Serving(sock, predict, options, own_process).run()
@@ -87,7 +88,7 @@ class _Serving:
         self._outputs = SlotWriter()
 
     def run(self) -> bool:
-        heard = framing.FrameReader(self._sock)  # with descriptors of what nobody took
+        heard = framing.FrameReader(self._sock)  # with descriptors that were not taken
         with (
             closing(self._predictor), closing(self._chunks), closing(self._outputs),
             closing(heard),
@@ -108,7 +109,7 @@ class _Serving:
         import pyarrow as pa
 
         with open(fd, "rb") as file:
-            file.seek(0)  # whoever wrote it left it at the end
+            file.seek(0)  # the other end closed the channel after writing it
             self._predictor.adopt(pa.ipc.read_schema(pa.py_buffer(file.read())))
 
     def _predict(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
@@ -117,7 +118,7 @@ class _Serving:
             "did": "predict", "chunk": message["chunk"],
             "failures": [asdict(failure) for failure in output.failures],
         }  # fmt: skip
-        if self._predictor.schema is None:  # every batch failed, and none ever went well
+        if self._predictor.schema is None:  # every batch failed
             self._say(answer)
             return
         place, new_fds = self._outputs.write(output.columns)
@@ -131,4 +132,4 @@ class _Serving:
         try:
             framing.send(self._sock, message, fds)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # the next read finds the end, too
+            pass  # the next read finds the end of the stream, too

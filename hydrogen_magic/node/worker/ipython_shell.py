@@ -19,21 +19,21 @@ _VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 
 
 class RankShell:
-    """What transformed ``!`` and ``%`` lines call."""
+    """The object that transformed ``!`` and ``%`` lines call."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.user_ns = namespace
         self._ipython: Any = None
 
     def system(self, command: str) -> None:
-        """Run ``!command``; its output goes where the rank's own output goes."""
+        """Run ``!command``; its output goes to the rank's own streams."""
         sys.stdout.flush()
         sys.stderr.flush()
         done = subprocess.run(self.var_expand(command), shell=True, executable=_shell())
         self.user_ns["_exit_code"] = done.returncode
 
     def getoutput(self, command: str, split: bool = True) -> Any:
-        """Return the output of ``!!command`` as a list of lines, or whole."""
+        """Return the output of ``!!command`` as a list of lines, or as one string."""
         done = subprocess.run(
             self.var_expand(command),
             shell=True,
@@ -66,7 +66,7 @@ class RankShell:
     def _evaluated(self, expression: str, text: str, spec: str) -> str:
         try:
             return format(eval(expression, self.user_ns), spec)
-        except Exception:  # not Python, or not for us: the shell gets it as it was typed
+        except Exception:  # not Python, or not for us: the shell gets the text unchanged
             return text
 
     def _variable(self, match: re.Match[str]) -> str:
@@ -82,7 +82,7 @@ class RankShell:
             os.chdir(os.path.expanduser(self.var_expand(line).strip() or "~"))
             return None
         _refuse_ours(name)
-        # The cell's own frame is one further up for IPython, which looks for variables there.
+        # The cell's own frame is one further up for IPython, which looks up variables there.
         return self._real(name).run_line_magic(name, line, _stack_depth + 1)
 
     def run_cell_magic(self, name: str, line: str, cell: str) -> Any:
@@ -120,7 +120,7 @@ def display(*objects: Any, **options: Any) -> None:
 
 
 def _refuse_ours(name: str) -> None:
-    """Refuse magics that start gangs; IPython on the rank does not know them."""
+    """Refuse magics that start gangs; IPython on the rank does not have them."""
     if name in ("distributed", "gang", "infer"):
         refuse_nested()
 
@@ -141,6 +141,6 @@ def _make_ipython(name: str, namespace: dict[str, Any]) -> Any:
 
 
 def provide(names: Sequence[str], namespace: dict[str, Any]) -> None:
-    """Give ``namespace`` what IPython gives a cell."""
+    """Add the names to ``namespace`` that IPython provides for a cell."""
     every = {"get_ipython": get_ipython, "display": display}
     namespace.update({name: every[name] for name in names})

@@ -1,7 +1,7 @@
-"""One rank: a process forked from the forkserver, from its first instruction to its exit code.
+"""One rank: a process forked from the forkserver, from its start to its exit code.
 
-It talks to nobody but its agent, over an inherited socket: ``go`` comes in with the closure, events
-and the result go out. Output is not its business: descriptors 1 and 2 are pipes that the agent reads.
+It communicates only with its agent, over an inherited socket: ``go`` arrives with the closure, events and
+the result are sent. It does not handle output: descriptors 1 and 2 are pipes that the agent reads.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 __all__ = ["run_worker"]
 
 _INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
-"""What a shell reports for a program that Ctrl-C ended."""
+"""Exit code that shells use for a program ended by Ctrl-C."""
 _EARLY_EXIT = "exit code 0 before the end of the cell counts as a failure of the rank"
 
 
@@ -78,7 +78,7 @@ def run_worker(
         elif isinstance(start, RankStart):
             code = _run(control, reader, start, fds)
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the agent has gone, and ends this process: that is no failure of the rank
+        pass  # the agent has exited, and ends this process: that is not a failure of the rank
     except BaseException as error:  # the outermost frame: no caller could print it
         _print_exception(error)
     finally:
@@ -147,7 +147,7 @@ def _report_start(control: socket.socket, start: RankStart, error: Exception) ->
 
 
 class _Rank:
-    """The cell's life on this rank; ``set_up`` is what an earlier gang's left."""
+    """Run the cell on this rank; ``set_up`` is the set-up of an earlier gang."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class _Rank:
         self.infer_options = start.infer_options
         self.set_up = set_up
         self.stays = False
-        """It waits for another gang when this one is over."""
+        """It waits for another gang after this one."""
         self.control = control
         self.lock = threading.Lock()
         self.phase = "starting"
@@ -208,7 +208,7 @@ class _Rank:
         return follow
 
     def run(self) -> int:
-        """Load, run, deliver; return the exit code."""
+        """Load, run, send the results; return the exit code."""
         self.reporter.start()
         try:
             code = self._work_unless_stopped()
@@ -219,13 +219,15 @@ class _Rank:
         return code
 
     def _work_unless_stopped(self) -> int:
-        """Do what SIGINT interrupts. It may have come before there was anything to interrupt."""
+        """Do the interrupted action of SIGINT, which may have arrived before there was anything to
+        interrupt.
+        """
         if process_setup.asked_to_stop.is_set():
             raise KeyboardInterrupt
         return self._work()
 
     def _stay(self) -> None:
-        """Say that this gang is over for this process."""
+        """Report that this gang is over for this process."""
         self.reporter.close()
         process_setup.flush()
         assert self.set_up is not None
@@ -258,7 +260,7 @@ class _Rank:
         loaded = namespace.load(closure)
         del closure
         gc.unfreeze()
-        if api.local_rank() == 0:  # for all of its host
+        if api.local_rank() == 0:  # once for the whole host
             for text in loaded.warnings:
                 self.reporter.post(ev.Notice(self.reporter.now_s(), "warning", text))
         return loaded
@@ -277,7 +279,7 @@ class _Rank:
         self.reporter.post(ev.RankPhase(self.reporter.now_s(), self.rank, phase))
 
     def _fail(self, error: BaseException) -> int:
-        """Report ``error`` before any clean-up of ours; return the exit code."""
+        """Report ``error`` before any clean-up; return the exit code."""
         from hydrogen_magic.node.worker import main_thread
 
         if isinstance(error, KeyboardInterrupt) and process_setup.asked_to_stop.is_set():
@@ -297,7 +299,7 @@ class _Rank:
         return left or _exit_code(error) or 1
 
     def _deliver(self, loaded: namespace.LoadedClosure, value: Any) -> None:
-        """Send the results, and say that they are complete: from then on the process should exit."""
+        """Send the results, and report that they are complete: from then on the process should exit."""
         from hydrogen_magic.node.worker import results
 
         nbytes = results.deliver(
@@ -327,7 +329,7 @@ class _Rank:
         self.reporter.tell(ev.RankPhase(self.reporter.now_s(), self.rank, self.phase, text))
 
     def _leave(self) -> None:
-        """Run exit handlers as the interpreter would, but not its slow tear-down of modules."""
+        """Run exit handlers as the interpreter would, but skip its slow teardown of modules."""
         self.reporter.close()
         try:
             _run_exit_handlers()
@@ -354,7 +356,7 @@ class _Rank:
 
 
 class _ScriptExitError(Exception):
-    """A script called ``sys.exit`` with something else than success."""
+    """A script called ``sys.exit`` with a code other than success."""
 
     def __init__(self, exit_code: int) -> None:
         super().__init__(f"exit code {exit_code}")
@@ -362,7 +364,7 @@ class _ScriptExitError(Exception):
 
 
 def _run_script(loaded: Any) -> Any:
-    """Run a script or module: leaving by ``sys.exit(0)`` is its normal end, as for ``python``."""
+    """Run a script or module: ``sys.exit(0)`` is a normal end, as for ``python``."""
     try:
         return loaded.run()
     except SystemExit as error:
@@ -374,7 +376,7 @@ def _run_script(loaded: Any) -> Any:
 
 
 def _exit_code(error: BaseException) -> int:
-    """Return the exit code of a process that ``error`` ends, as the interpreter computes it."""
+    """Return the exit code of a process that ends with ``error``, as the interpreter computes it."""
     if not isinstance(error, SystemExit):
         return 1
     if error.code is None:
@@ -383,13 +385,13 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _print_message(error: SystemExit) -> None:
-    """Print what the interpreter prints: the argument of ``sys.exit("message")``."""
+    """Print the interpreter's message: the argument of ``sys.exit("message")``."""
     if not isinstance(error.code, (int, type(None))):
         print(error.code, file=sys.stderr)
 
 
 def _end_child(error: BaseException) -> int:
-    """Return the exit code of a process that the cell forked, and that ``error`` ends."""
+    """Return the exit code of a process that the cell forked, and that ends with ``error``."""
     _print_message(error) if isinstance(error, SystemExit) else _print_exception(error)
     return _exit_code(error)
 

@@ -1,8 +1,8 @@
-"""Looks over the main thread's shoulder: exceptions that still unwind, collectives that wait.
+"""Observation of the main thread: exceptions that are still unwinding, and blocked collectives.
 
-A rank whose clean-up takes seconds reports its failure only after its peers have complained of the
-closed connection. Seen from the reporter's thread, the exception is known while the ``finally``
-block runs, and the gang's verdict names the rank that failed first.
+A rank whose clean-up takes seconds reports its failure after its peers have complained of the closed
+connection. The reporter's thread notices the exception while the ``finally`` block runs, so that the gang
+names the rank that failed first.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from hydrogen_magic.core import events as ev
 __all__ = ["Watch", "hide_our_frames", "report_exception", "users_part"]
 
 _IN_FLIGHT_S = 0.1
-"""Handlers that deal with an exception take less, as a rule."""
+"""Handlers that recover from an exception usually take less."""
 
 _COLLECTIVE_S = 1.0
-"""An all_reduce of a step takes milliseconds: a second is what a person would call waiting."""
+"""An all_reduce of a step takes milliseconds; users perceive a second as waiting."""
 
 _NO_FAILURES = (KeyboardInterrupt, GeneratorExit, StopIteration, StopAsyncIteration)
-"""Ways to stop or to steer the flow, not failures."""
+"""Exceptions for stopping or control flow, not failures."""
 
 _MAX_CAUSES = 10
 _MAX_FRAMES = 100
-"""A RecursionError has a thousand frames, all alike."""
+"""A RecursionError has a thousand identical frames."""
 _MAX_MESSAGE = 1 << 16
 """64 k characters; assertions on arrays can print megabytes."""
 _MESSAGES_S = 2.0
-"""How long the ``__str__`` of an exception and of its causes may take together."""
+"""Time limit for the ``__str__`` of an exception and of its causes together."""
 _LEAST_MESSAGE_S = 0.05
-"""For each of them once that is used up; most take microseconds."""
+"""Time limit for each of them after that; most take microseconds."""
 _MAX_NOTES = 20
 
 _PACKAGE = f"{Path(__file__).resolve().parents[2]}{os.sep}"
@@ -49,7 +49,7 @@ _RUN_BY_TESTS = f"{_PACKAGE}testing{os.sep}"
 
 
 class Watch:
-    """What the reporter's thread has noticed so far on ``rank``."""
+    """Observations of the reporter's thread on ``rank``."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -62,7 +62,7 @@ class Watch:
     def look(
         self, now_s: float, phase: str, collective: tuple[str, int, int] | None
     ) -> Iterator[ev.Event]:
-        """Yield what is new: an exception in flight, a collective that waits or no longer does."""
+        """Yield news: an exception in flight, or a collective that blocks or no longer does."""
         if phase == "running":
             yield from self._look_at_exception(now_s, phase)
         yield from self._look_at_collective(now_s, collective)
@@ -95,7 +95,7 @@ class Watch:
 
 
 def _handled_in_main_thread() -> BaseException | None:
-    """Return the exception for which an ``except``, ``finally`` or ``__exit__`` runs just now."""
+    """Return the exception for which an ``except``, ``finally`` or ``__exit__`` is currently running."""
     found: Any = sys._current_exceptions().get(threading.main_thread().ident or 0)
     if isinstance(found, tuple):  # Python 3.11 and older: (type, value, traceback)
         found = found[1]
@@ -107,13 +107,13 @@ def _is_success(error: BaseException) -> bool:
 
 
 def _is_swallowed(error: BaseException) -> bool:
-    """True when the handler that runs is an ``except`` block without any ``raise``.
+    """True if the running handler is an ``except`` block without any ``raise``.
 
-    ``try: fast() except ImportError: slow()`` is no failure, however long ``slow`` takes.
+    ``try: fast() except ImportError: slow()`` is not a failure, however long ``slow`` takes.
     """
     if error.__traceback__ is None:
         return False
-    frame = error.__traceback__.tb_frame  # the outermost one unwound so far: the handler's
+    frame = error.__traceback__.tb_frame  # the outermost frame unwound so far: that of the handler
     source = "".join(linecache.getlines(frame.f_code.co_filename, frame.f_globals))
     try:
         tree = ast.parse(source)
@@ -125,7 +125,7 @@ def _is_swallowed(error: BaseException) -> bool:
 
 
 def _handling_blocks(tree: ast.AST) -> Iterator[tuple[int, int, bool]]:
-    """Yield first line, last line and "ends the exception" of all that runs with one in flight."""
+    """Yield first line, last line and "ends the exception" of all handlers that run with an exception."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler):
             raises = any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
@@ -140,11 +140,11 @@ def _handling_blocks(tree: ast.AST) -> Iterator[tuple[int, int, bool]]:
 
 
 def report_exception(exc: BaseException) -> ev.ErrorReport:
-    """Return ``exc`` with its causes as text, as far as it concerns the user. Never raises.
+    """Return ``exc`` and its causes as text, without internal frames. Never raises.
 
-    Frames of hydrogen_magic and of Python's own ``runpy`` and import machinery are left out. At
-    most ten causes are followed, and none twice. Messages that take longer than two seconds are
-    left out too: the user's ``__str__`` makes them.
+    Frames of hydrogen_magic, ``runpy`` and the import machinery are left out. At most ten causes are
+    followed, and none twice. Messages that take longer than two seconds are left out: the user's
+    ``__str__`` computes them.
     """
     messages = _Messages()
     chain: list[tuple[BaseException, bool]] = []
@@ -167,7 +167,7 @@ def report_exception(exc: BaseException) -> ev.ErrorReport:
 
 
 def _cause(error: BaseException) -> tuple[BaseException, bool] | None:
-    """Return what ``error`` was raised from and whether by ``raise … from``."""
+    """Return the exception that ``error`` was raised from and whether by ``raise … from``."""
     if error.__cause__ is not None:
         return error.__cause__, True
     if error.__context__ is not None and not error.__suppress_context__:
@@ -183,7 +183,7 @@ def _type_name(error: BaseException) -> str:
 
 
 class _Messages:
-    """Calls ``str`` on exceptions, on a thread of its own since that may never return."""
+    """Calls ``str`` on exceptions, in its own thread since the call may never return."""
 
     def __init__(self) -> None:
         self._deadline = time.monotonic() + _MESSAGES_S
@@ -194,7 +194,7 @@ class _Messages:
         thread = threading.Thread(target=lambda: found.append(_message(error)), daemon=True)
         try:
             thread.start()
-        except (RuntimeError, MemoryError):  # no room for another thread
+        except (RuntimeError, MemoryError):  # no resources for another thread
             return _message(error)
         thread.join(max(_LEAST_MESSAGE_S, self._deadline - time.monotonic()))
         return (
@@ -213,13 +213,13 @@ def _message(error: BaseException) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return ``text`` without lone surrogates, which no channel carries, and not endlessly long."""
+    """Return ``text`` without lone surrogates, which cannot be encoded, and with limited length."""
     return ev.without_middle(text, _MAX_MESSAGE).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _notes(error: BaseException, messages: _Messages) -> tuple[str, ...]:
     notes = getattr(error, "__notes__", ())
-    notes = notes if isinstance(notes, (list, tuple)) else ()  # anybody may assign anything
+    notes = notes if isinstance(notes, (list, tuple)) else ()  # any object may have been assigned
     own = [_printable(note) for note in notes if isinstance(note, str)]
     parts = getattr(error, "exceptions", ())
     if isinstance(parts, tuple):
@@ -268,7 +268,7 @@ def _frames(error: BaseException) -> tuple[ev.Frame, ...]:
         if not _is_machinery(s.filename)
     ]
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
-        # Where Python prints the offending line of the source that did not compile.
+        # Python prints the offending line of source that did not compile here.
         text = _printable((error.text or "").strip())
         frames.append(ev.Frame(error.filename, error.lineno, "<module>", text))
     if len(frames) > _MAX_FRAMES:

@@ -1,4 +1,4 @@
-"""Points of curves: checked when they are logged, read when they are sent."""
+"""Points of curves: validated when they are logged, read when they are sent."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _MAX_CELLS = 1 << 16
 
 _FEW_CELLS = 1 << 10
 _MOST_EMPTY = 16
-"""Cells for each value in them: calls with a name of their own each would make a table of nothing."""
+"""Maximum number of cells per value: calls that each log a different name would make an empty table."""
 
 _STEPS = 1 << 63
-"""Integers of 64 bits are below; events hold no larger ones."""
+"""Bound of 64-bit integers; events hold no larger ones."""
 
 Point = tuple[int, float, int, dict[str, Any], "tuple[Any, ...]"]
-"""Number of the call, when, step, values, CUDA events after which the values can be read."""
+"""Number of the call, time, step, values, CUDA events after which the values can be read."""
 
 
 class DroppedCounter:
-    """Counts what a full queue dropped, from the numbers of what came out of it."""
+    """Counts the points that a full queue dropped, by the numbers of those that were taken."""
 
     def __init__(self) -> None:
         self._newest = -1
@@ -48,9 +48,10 @@ class DroppedCounter:
         self._arrived += 1
 
     def skipped(self) -> int:
-        """Return how many were dropped since the last call.
+        """Return how many points were dropped since the last call.
 
-        An item numbered but not yet queued by another thread looks dropped; the next call makes up.
+        A point that another thread has numbered but not yet queued looks dropped; the next call corrects
+        it.
         """
         new = max(0, self._newest + 1 - self._arrived - self._told)
         self._told += new
@@ -58,7 +59,7 @@ class DroppedCounter:
 
 
 def as_float(number: float) -> float:
-    """Return a float; infinity for an integer that is too large for one."""
+    """Return a float; infinity for an integer that is too large."""
     try:
         return float(number)
     except OverflowError:
@@ -66,7 +67,7 @@ def as_float(number: float) -> float:
 
 
 def as_step(step: Any) -> int:
-    """Return ``step`` as an int; raises TypeError when it is not an integer of 64 bits."""
+    """Return ``step`` as an int; raises TypeError if it is not a 64-bit integer."""
     if type(step) is not int:
         try:
             step = operator.index(step)
@@ -79,11 +80,10 @@ def as_step(step: Any) -> int:
 
 
 def as_numbers(values: dict[str, Any]) -> tuple[Any, ...]:
-    """Make every value a float, in place; return the CUDA events that some must still wait for.
+    """Convert every value to a float, in place; return the CUDA events that some of them need.
 
-    A CUDA tensor becomes a copy of itself, to be read once those events are over, so that the
-    caller does not wait for the GPU. Raises TypeError, naming the metric, for what is not one
-    number.
+    A CUDA tensor is replaced by a copy that can be read after those events, so that the caller does not
+    wait for the GPU. Raises TypeError with the name of the metric if a value is not a number.
     """
     ready: tuple[Any, ...] = ()
     for name, value in values.items():
@@ -100,7 +100,7 @@ def _as_number(name: str, value: Any) -> float:
     try:
         if type(value) is int:
             return float(value)
-        # detach: torch warns when a tensor that requires a gradient becomes a float
+        # detach: torch warns when a tensor that requires a gradient is converted to float
         plain = value.detach() if hasattr(value, "detach") else value
         plain = plain.item() if hasattr(plain, "item") else plain
         if isinstance(plain, (str, bytes, bytearray)):
@@ -133,7 +133,7 @@ def is_computed(ready: tuple[Any, ...]) -> bool:
     try:
         return all(event.query() for event in ready)
     except RuntimeError:
-        return True  # the device has failed: nothing more will be computed
+        return True  # the device has failed: no more values are computed
 
 
 def _read(value: Any) -> float:
@@ -141,7 +141,7 @@ def _read(value: Any) -> float:
         return value
     cuda = sys.modules["torch"].cuda
     try:
-        # A stream of our own: on the user's, reading would wait for all they have queued meanwhile.
+        # Our own stream: on the user's, reading would wait for all work queued there.
         with cuda.device(value.device), cuda.stream(cuda.Stream(value.device)):
             return float(value)
     except (RuntimeError, TypeError):
@@ -149,7 +149,7 @@ def _read(value: Any) -> float:
 
 
 def chunks(points: list[Point]) -> Iterator[list[Point]]:
-    """Cut ``points`` so that points times columns stay within bounds, most of them with a value."""
+    """Split ``points`` so that points times columns is limited and most cells have a value."""
     chunk: list[Point] = []
     columns: set[str] = set()
     n_values = 0

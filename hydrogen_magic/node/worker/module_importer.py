@@ -1,4 +1,4 @@
-"""Serves the notebook's local modules from the closure, in the form they had when the cell started."""
+"""Imports the notebook's local modules from the closure, in their state at the start of the cell."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ClosureFinder", "install"]
 
 
 class ClosureFinder(importlib.abc.MetaPathFinder):
-    """Finds modules in a closure before anything looks on disk."""
+    """Finds modules in a closure before the search on disk."""
 
     def __init__(self, modules: Mapping[str, ModuleSource]) -> None:
         self.modules = dict(modules)
@@ -31,7 +31,7 @@ class ClosureFinder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         module = self.modules.get(fullname)
         if module is None:
-            return None  # an extension module, say: found on disk through the package's path
+            return None  # for example an extension module: found on disk through the package's path
         spec = importlib.util.spec_from_loader(
             fullname, _ClosureLoader(module), origin=module.path, is_package=module.is_package
         )
@@ -43,7 +43,7 @@ class ClosureFinder(importlib.abc.MetaPathFinder):
 
 
 class _ClosureLoader(importlib.abc.InspectLoader):
-    """Runs one module from its text."""
+    """Runs one module from its source."""
 
     def __init__(self, module: ModuleSource) -> None:
         self.module = module
@@ -64,8 +64,8 @@ class _ClosureLoader(importlib.abc.InspectLoader):
             return file.read()
 
     def get_resource_reader(self, fullname: str) -> Any:
-        """Return what ``importlib.resources`` asks for the data files of a package."""
-        from importlib.readers import FileReader  # slow to import, and rarely wanted
+        """Return the resource reader of a package for ``importlib.resources``."""
+        from importlib.readers import FileReader  # slow to import, and rarely needed
 
         return FileReader(self)  # type: ignore[arg-type]  # it takes the path alone
 
@@ -78,7 +78,7 @@ class _ClosureLoader(importlib.abc.InspectLoader):
 
 
 def install(modules: Mapping[str, ModuleSource]) -> None:
-    """Serve ``modules`` from now on; forget what was imported under their names before."""
+    """Import ``modules`` from the closure, and forget earlier imports of their names."""
     if not modules:
         return
     for name in modules:
@@ -87,8 +87,8 @@ def install(modules: Mapping[str, ModuleSource]) -> None:
 
 
 def show_source(filename: str, text: str) -> None:
-    """Make ``text`` what tracebacks and ``inspect`` show of ``filename``."""
-    # Without a modification time linecache keeps the entry whatever is on disk.
+    """Make ``text`` the source of ``filename`` for tracebacks and ``inspect``."""
+    # Without a modification time, linecache keeps the entry regardless of the disk.
     linecache.cache[filename] = (len(text), None, text.splitlines(keepends=True), filename)
 
 

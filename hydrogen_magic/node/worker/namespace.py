@@ -1,4 +1,4 @@
-"""On a rank: the notebook's names come back into ``__main__``, the cell runs, its results leave."""
+"""The notebook's names on a rank: restored into ``__main__``, used by the cell, returned as results."""
 
 from __future__ import annotations
 import __future__
@@ -31,14 +31,14 @@ from hydrogen_magic.serialization.reducers import take_writers
 __all__ = ["LoadedClosure", "load"]
 
 _VALUE = "__hydrogen_magic_value__"
-"""Name that takes the last expression's value for a moment; no user writes it."""
+"""Temporary name for the value of the last expression; no user code contains it."""
 
 
 def load(closure: Payload, module: types.ModuleType | None = None) -> LoadedClosure:
     """Restore a closure into ``__main__``, or into ``module`` for a rank inside the kernel.
 
-    In a process of its own a rank also gets the notebook's local modules in their present form and
-    children that know the notebook's classes. Raises whatever importing and unpickling raise.
+    In its own process, a rank also gets the notebook's current local modules, and child processes that know
+    the notebook's classes. Raises exceptions of importing and unpickling.
     """
     own_process = module is None
     if not own_process:
@@ -51,7 +51,7 @@ def load(closure: Payload, module: types.ModuleType | None = None) -> LoadedClos
 
 
 def _copied(closure: Payload) -> Payload:
-    """Return a closure whose arrays are not the kernel's own."""
+    """Return a closure whose arrays are independent of the kernel's."""
     fd = payload.to_memfd(closure)
     try:
         return payload.from_memfd(fd)
@@ -64,9 +64,9 @@ class LoadedClosure:
 
     def __init__(self, header: Header, module: types.ModuleType, own_process: bool) -> None:
         self.is_script = header.kind in ("script", "module")
-        """It is a script or module: ``run`` may end by SystemExit and has no value."""
+        """It is a script or module: ``run`` may end with SystemExit and has no value."""
         self.warnings: list[str] = []
-        """Imports for side effects that failed, which did no harm; the same on all ranks of a host."""
+        """Failed imports for side effects, which are not fatal; the same on all ranks of a host."""
         self._header = header
         self._module = module
         self._own_process = own_process
@@ -76,7 +76,7 @@ class LoadedClosure:
 
     @contextlib.contextmanager
     def as_main(self) -> Iterator[None]:
-        """Let the rank's module be ``__main__``; in a process of its own it stays that."""
+        """Make the rank's module ``__main__``; permanently in its own process."""
         before = sys.modules["__main__"]
         sys.modules["__main__"] = self._module
         try:
@@ -88,7 +88,7 @@ class LoadedClosure:
     # ── restoring ────────────────────────────────────────────────────────────────────────────────
 
     def restore(self, body: Payload) -> None:
-        """Bring back modules, imports and names."""
+        """Restore modules, imports and names."""
         if self.is_script:
             return
         header, namespace = self._header, self._module.__dict__
@@ -106,7 +106,7 @@ class LoadedClosure:
         for line in self._header.imports:
             try:
                 exec(compile(line.text, "<imports of the notebook>", "exec"), namespace)
-            except Exception as error:  # modules run any code when they are imported
+            except Exception as error:  # modules run arbitrary code on import
                 if line.required:
                     raise
                 raised = f"{type(error).__name__}: {error}"
@@ -114,7 +114,7 @@ class LoadedClosure:
                     f"`{line.text}` (from an earlier cell) failed on the ranks: {raised}"
                 )
         for name in self._header.submodules:
-            with contextlib.suppress(ImportError):  # imported in the kernel, perhaps not used here
+            with contextlib.suppress(ImportError):  # imported in the kernel, possibly unused here
                 importlib.import_module(name)
 
     def _read_names(self, body: Payload, namespace: dict[str, Any]) -> None:
@@ -135,7 +135,7 @@ class LoadedClosure:
     def run(self) -> Any:
         """Run the cell, the call or the script; return its value.
 
-        Raises what that raises; SystemExit passes through.
+        Raises its exceptions; SystemExit passes through.
         """
         with self.as_main():
             if self._header.kind == "cell":
@@ -188,9 +188,9 @@ class LoadedClosure:
         exec(code, namespace)
 
     def predict(self, value: Any) -> Any:
-        """Return what is called for every batch: the cell's ``predict``, or what the call returned.
+        """Return the function for every batch: the cell's ``predict``, or the value of the call.
 
-        ``value``: what :meth:`run` returned. None where the cell defined no such name.
+        ``value``: the result of :meth:`run`. None if the cell defined no such name.
         """
         return value if self._header.kind == "call" else self._module.__dict__.get("predict")
 
@@ -202,7 +202,7 @@ class LoadedClosure:
         return self._header.kind == "cell"
 
     def variables(self) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return the variables that ``--out`` names, and for each one that is missing the reason."""
+        """Return the variables named by ``--out``, and the reason for each one that is missing."""
         namespace = self._module.__dict__
         found = {name: namespace[name] for name in self._header.out if name in namespace}
         missing = [name for name in self._header.out if name not in namespace]
@@ -212,7 +212,7 @@ class LoadedClosure:
         names = [known for known in self._module.__dict__ if known[:1] != "_"]
         near = difflib.get_close_matches(name, names, n=3)
         hint = f"; similar names: {', '.join(near)}" if near else ""
-        return f"`{name}` (--out) does not exist after the cell{hint}"
+        return f"`{name}` (--out) is not defined after the cell{hint}"
 
     def result_pickler(self, *args: Any) -> ResultPickler:
         """Return a pickler for results; use it inside :meth:`as_main`."""
@@ -220,10 +220,8 @@ class LoadedClosure:
 
 
 def _await(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to its end; inside the kernel, whose own loop is running, on a thread."""
-    if (
-        not _is_in_loop()
-    ):  # asked elsewhere: its exception would be shown as the context of the user's
+    """Run a coroutine to its end; on a thread inside the kernel, whose own loop is running."""
+    if not _is_in_loop():  # checked outside: its exception would be context of the user's
         return asyncio.run(coroutine)
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(asyncio.run, coroutine).result()
@@ -238,7 +236,7 @@ def _is_in_loop() -> bool:
 
 
 def _keep_last_value(tree: ast.Module) -> None:
-    """Turn a last expression into an assignment that :meth:`LoadedClosure.run` picks up."""
+    """Turn the last expression into an assignment, for :meth:`LoadedClosure.run`."""
     if tree.body and isinstance(tree.body[-1], ast.Expr):
         last = tree.body[-1]
         target = ast.copy_location(ast.Name(_VALUE, ast.Store()), last)

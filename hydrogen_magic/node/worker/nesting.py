@@ -1,4 +1,4 @@
-"""A rank cannot start a gang."""
+"""Gangs cannot be nested: a rank cannot start a gang."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["refuse_nested"]
 
 
 def refuse_nested() -> None:
-    """Raise PlacementError on a rank, and in a process that a rank has started."""
+    """Raise PlacementError on a rank, and in a process started by a rank."""
     if reporter.current() is not None or COOKIE in os.environ:
         raise PlacementError(
             f"a rank cannot start a gang (this is rank {api.rank()}); start it from the notebook"

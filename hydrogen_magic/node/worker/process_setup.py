@@ -1,4 +1,4 @@
-"""How a fork of the forkserver becomes a process of its own, and then one of the notebook's ranks."""
+"""How a fork of the forkserver becomes an independent process, and then a rank of the notebook."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ __all__ = [
 ]
 
 _IOLBF = 1
-"""C's line buffering."""
+"""C's constant for line buffering."""
 
 _WAITING_THREADS = 1
-"""Threads per rank unless something else is asked for: several ranks share the cores."""
+"""Threads per rank by default: several ranks share the cores."""
 
 _default_threads = (
     len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 )
-"""What libraries use by themselves."""
+"""The libraries' own defaults."""
 
 asked_to_stop = threading.Event()
 """Set once the agent's SIGINT has reached Python code."""
@@ -50,7 +50,7 @@ _interruptible: list[types.CodeType] = []
 def let_interrupt(*functions: types.CodeType) -> None:
     """Let SIGINT raise KeyboardInterrupt while one of ``functions`` runs.
 
-    Elsewhere the signal only sets :data:`asked_to_stop`: a rank that reports how its cell ended must
+    At other times the signal only sets :data:`asked_to_stop`: a rank that reports the end of its cell must
     finish the report.
     """
     _interruptible.extend(functions)
@@ -58,14 +58,14 @@ def let_interrupt(*functions: types.CodeType) -> None:
 
 @dataclass(frozen=True)
 class WorkerPipes:
-    """A worker's ends of what connects it to its agent, as file descriptors."""
+    """A worker's ends of the connections to its agent, as file descriptors."""
 
     control: int
     """Stream socket: ``go`` in, events and results out."""
     stdout: int
     stderr: int
     interrupted: int
-    """Pipe: one byte when a SIGINT reached Python code, so that the agent knows it is being heard."""
+    """Pipe: one byte when a SIGINT reached Python code, so that the agent knows that the rank reacts."""
     stacks: int
     """Memory file that ``faulthandler`` writes to, on SIGUSR1 and at fatal signals."""
 
@@ -73,7 +73,7 @@ class WorkerPipes:
         return (self.control, self.stdout, self.stderr, self.interrupted, self.stacks)
 
 
-# ── becoming a process of its own ────────────────────────────────────────────────────────────────
+# ── becoming an independent process ──────────────────────────────────────────────────────────────
 
 
 def detach(pipes: WorkerPipes, agent_pid: int, go_between_pid: int) -> None:
@@ -95,21 +95,21 @@ def detach(pipes: WorkerPipes, agent_pid: int, go_between_pid: int) -> None:
 
 
 def _wait_for_parent(agent_pid: int, go_between_pid: int) -> None:
-    """Wait until the go-between that forked us has gone and the agent is our parent.
+    """Wait until the intermediate process that forked us has exited and the agent is our parent.
 
-    Parent-death signals count from the parent at that time, so armed earlier it would fire now.
+    Parent-death signals refer to the parent at the time of the call, so an earlier one would fire now.
     """
     while (parent := os.getppid()) != agent_pid:
         if parent != go_between_pid:
-            os._exit(1)  # neither: the agent has died meanwhile, and we belong to nobody
+            os._exit(1)  # neither: the agent has died, and this process has no owner
         time.sleep(0.0002)
 
 
 def _pass_on_death() -> None:
-    """Arm forked children (DataLoader workers) too: the signal is not inherited.
+    """Set the signal for forked children (DataLoader workers) too: it is not inherited.
 
-    Only for forks by the main thread: the signal follows the parent *thread*, and children of a
-    short-lived thread would be killed at its end. The agent's sweep ends those.
+    Only for forks by the main thread: the signal follows the parent *thread*, and children of a short-lived
+    thread would be killed at its end. The agent's final clean-up kills those.
     """
     by_main: list[bool] = [False]
 
@@ -124,9 +124,9 @@ def _pass_on_death() -> None:
 
 
 def _disown_finalizers() -> None:
-    """Leave to the forkserver what its modules wanted done at exit: it is theirs, not this rank's.
+    """Discard exit handlers of the forkserver's modules: they belong to it, not to this rank.
 
-    A temporary directory that a library made at import must not go with the first rank; and torch
+    A temporary directory that a library made on import must not be deleted with the first rank; and torch
     takes 30 ms to unregister operators one by one.
     """
     for finalizer in list(getattr(weakref.finalize, "_registry", ())):
@@ -148,7 +148,7 @@ def _interrupt_handler(interrupted: int) -> Any:
 
 
 def _is_interruptible(frame: types.FrameType | None) -> bool:
-    """Look at the stack: a flag would leave a gap between an exception and the flag's change."""
+    """Inspect the stack: a flag would leave a gap between an exception and the flag's change."""
     while frame is not None and frame.f_code not in _interruptible:
         frame = frame.f_back
     return frame is not None
@@ -170,7 +170,7 @@ def get_ready(observers: Iterable[ObserverSpec]) -> None:
     observe.install(observers)
 
 
-# ── moving in ────────────────────────────────────────────────────────────────────────────────────
+# ── entering the notebook's environment ──────────────────────────────────────────────────────────
 
 
 def enter_environment(start: WorkerStart) -> None:
@@ -183,7 +183,7 @@ def enter_environment(start: WorkerStart) -> None:
     sparkdl.install_if_asked()
     # ``multiprocessing`` knows the second name, which the forkserver's own main module has had.
     sys.modules["__main__"] = sys.modules["__mp_main__"] = types.ModuleType("__main__")
-    # New ones: the forkserver's were made for whatever its descriptors were.
+    # New streams: the forkserver's were made for its own descriptors.
     sys.stdout = _text_stream(1)
     sys.stderr = _text_stream(2)
     threads = os.environ.get("OMP_NUM_THREADS", "")
@@ -193,26 +193,26 @@ def enter_environment(start: WorkerStart) -> None:
 
 
 def update_environment(before: Mapping[str, str], after: Mapping[str, str]) -> None:
-    """Take over what is different in the environment; what the user's code changed in it stays."""
+    """Adopt changes of the environment; changes by the user's code stay."""
     for name in before.keys() - after.keys():
         os.environ.pop(name, None)
     os.environ.update(item for item in after.items() if before.get(item[0]) != item[1])
 
 
 def _text_stream(fd: int) -> TextIO:
-    """Return a line-buffered stream that takes any string, lone surrogates included."""
+    """Return a line-buffered stream that accepts any string, including lone surrogates."""
     return open(fd, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
 def _line_buffer_c() -> None:
-    """Make C's stdout line buffered: on a pipe it would keep up to 4 kB, lost in a crash."""
+    """Make C's stdout line buffered: on a pipe it would keep up to 4 kB, which a crash loses."""
     libc = ctypes.CDLL(None)
     name = "__stdoutp" if sys.platform == "darwin" else "stdout"
     libc.setvbuf(ctypes.c_void_p.in_dll(libc, name), None, _IOLBF, 0)
 
 
 def _set_threads(threads: int) -> None:
-    """Tell libraries that the forkserver loaded, without ``OMP_NUM_THREADS``, how many to use."""
+    """Set the number of threads of libraries that the forkserver loaded without ``OMP_NUM_THREADS``."""
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(threads)
     if "threadpoolctl" in sys.modules:
@@ -220,7 +220,9 @@ def _set_threads(threads: int) -> None:
 
 
 def _reseed() -> None:
-    """Undo what a fork shares: fresh processes draw different numbers from NumPy and torch."""
+    """Reset state that forks share: separate processes draw different random numbers from NumPy and
+    torch.
+    """
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()
     if "torch" in sys.modules:
@@ -233,5 +235,5 @@ def flush() -> None:
             if stream is not None:
                 stream.flush()
         except (OSError, ValueError):
-            pass  # closed by the user, or the agent has gone
+            pass  # closed by the user, or the agent has exited
     ctypes.CDLL(None).fflush(None)

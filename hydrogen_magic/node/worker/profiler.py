@@ -1,8 +1,8 @@
-"""The torch profiler over the next few optimizer steps of a rank, asked for while it runs.
+"""The torch profiler over the next few optimizer steps of a running rank, on request.
 
-The thread that steps turns it on and off: the profiler sees nothing else. Another thread writes the
-trace, and the training goes on meanwhile. Exactly one answer leaves for each time that it was asked:
-a file with the trace, or with ``{"error": why}``.
+The stepping thread turns it on and off, since the profiler records only that thread. Another thread writes
+the trace while the training continues. Every request gets exactly one answer: a file with the trace, or
+with ``{"error": why}``.
 """
 
 from __future__ import annotations
@@ -20,51 +20,51 @@ from hydrogen_magic.node.worker.reporter import Reporter
 __all__ = ["Profiler"]
 
 _MARKS = 3
-"""The first one pays for what the profiler does only once; whoever reads takes the best."""
+"""The first one includes one-time work of the profiler; readers use the best one."""
 
-_NO_TORCH = "its cell has not imported torch, and a profile is made of steps of torch.optim"
+_NO_TORCH = "its cell has not imported torch, and a profile covers steps of torch.optim"
 
 _QUIET = "KINETO_LOG_LEVEL"
 _SILENT = "99"
-"""Kineto would print that it starts and stops into the rank's own output."""
+"""Kineto would print its start and stop into the rank's own output."""
 
 _WRITE_S = 10.0
-"""How long a rank whose cell is over still waits for its trace to be written."""
+"""How long a rank waits after its cell until its trace has been written."""
 
 
 class Profiler:
-    """Profiles when asked. ``answer`` takes the number that came with the question, and a file."""
+    """Profiles on request. ``answer`` takes the number of the request, and a file."""
 
     def __init__(self, reporter: Reporter, answer: Callable[[int, int], None]) -> None:
         self._reporter = reporter
         self._answer = answer
         self._lock = threading.Lock()
-        """Held while a question is put, taken back, or begins to be answered."""
+        """Held while a request is made or withdrawn, or its answer begins."""
         self._number: int | None = None
-        """Of what is asked and not answered yet."""
+        """Number of the request that has not been answered yet."""
         self._has_begun = False
-        """The thread that steps has taken it up: from then on it can only be ended early."""
+        """The stepping thread has started on it: from then on it can only be ended early."""
         self._steps = 0
         self._until = 0
         self._path = ""
         self._profile: Any = None
         self._thread = 0
-        """The one that turned the profiler on."""
+        """The thread that turned the profiler on."""
         self._writing: threading.Thread | None = None
 
     # ── on the reporter's thread ──
 
     def ask(self, number: int, steps: int, path: str) -> None:
-        """Profile the next ``steps`` steps; none takes the question back, or ends it early.
+        """Profile the next ``steps`` steps; 0 withdraws the request, or ends it early.
 
-        ``path`` is where the trace is written, to be removed at once.
+        ``path``: where the trace is written, and removed at once.
         """
         if steps <= 0:
             self._take_back()
         elif "torch" not in sys.modules:
             self._send(number, _file({"error": _NO_TORCH}))
         elif not self._put(number, steps, path):
-            self._send(number, _file({"error": "it is being profiled already"}))
+            self._send(number, _file({"error": "it is already being profiled"}))
 
     def _put(self, number: int, steps: int, path: str) -> bool:
         with self._lock:
@@ -81,22 +81,22 @@ class Profiler:
             if not self._has_begun:
                 self._reporter.on_step = self._number = None
 
-    # ── on the thread that steps ──
+    # ── on the stepping thread ──
 
     def _begin(self) -> None:
         with self._lock:
             number = self._number
             if number is None or self._has_begun:
-                return  # taken back just now, or another thread steps too
+                return  # withdrawn just now, or another thread steps too
             self._has_begun = True
             self._reporter.on_step = None
         try:
             self._profile = _started(self._reporter)
-        except Exception as error:  # the user's own profiler is on, or what it needs fails
+        except Exception as error:  # the user's own profiler is on, or a requirement fails
             self._refuse(number, error)
             return
         self._thread = threading.get_ident()
-        with self._lock:  # it may have been taken back meanwhile: starting takes seconds
+        with self._lock:  # it may have been withdrawn meanwhile: starting takes seconds
             self._until = self._reporter.steps + self._steps
         self._reporter.on_step = self._count
         self._reporter.tell(ev.Profiling(self._reporter.now_s(), "recording"))
@@ -116,13 +116,13 @@ class Profiler:
                 name="hydrogen_magic.profiler", daemon=True,
             )  # fmt: skip
             writing.start()
-        except Exception as error:  # the user's optimizer steps all the same
+        except Exception as error:  # the user's optimizer steps in any case
             self._refuse(number, error)
         else:
             self._writing = writing
 
     def finish(self) -> None:
-        """The cell is over: what was recorded until now is the profile."""
+        """The cell is over: the recording so far is the profile."""
         if self._profile is not None and threading.get_ident() == self._thread:
             self._end()
         self._reporter.on_step = None
@@ -139,7 +139,7 @@ class Profiler:
         except Exception as error:
             self._refuse(number, error)
         else:
-            self._number = None  # first: who has the answer may ask again at once
+            self._number = None  # first: after the answer, the next request may follow at once
             self._send(number, fd)
 
     def _refuse(self, number: int, error: Exception) -> None:
@@ -150,21 +150,21 @@ class Profiler:
         try:
             self._answer(number, fd)
         except OSError:
-            pass  # the agent has gone, and this process goes with it
+            pass  # the agent has exited, and this process exits with it
         finally:
             os.close(fd)
 
 
 def _started(reporter: Reporter) -> Any:
-    """Return a profiler that is on, with marks that tell the gang's clock.
+    """Return an active profiler, with marks of the gang's clock.
 
-    Of ``torch.autograd.profiler``: ``torch.profiler`` would import the compiler first, for seconds.
+    That of ``torch.autograd.profiler``: ``torch.profiler`` would first import the compiler, for seconds.
     """
     from torch.autograd import _profiler_enabled, profiler
     from torch.cuda import is_available
 
-    if _profiler_enabled():  # to start another would take from it what it has
-        raise RuntimeError("the cell has a profiler of its own on")
+    if _profiler_enabled():  # starting another one would discard its data
+        raise RuntimeError("the cell's own profiler is active")
     is_ours = _QUIET not in os.environ
     if is_ours:
         os.environ[_QUIET] = _SILENT

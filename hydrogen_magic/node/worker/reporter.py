@@ -1,11 +1,11 @@
-"""What a rank says of itself, collected at almost no cost and sent by a thread.
+"""Collects a rank's events at almost no cost; a thread sends them.
 
-The user's code only ever appends to queues in memory, a microsecond a call. A daemon thread empties
-them every tenth of a second (in large gangs less often), turns points into columns and hands the events to
-``send``: nothing that a rank reports can make it wait for a socket, a GPU or a view.
+The user's code only appends to queues in memory, a microsecond per call. A daemon thread empties them every
+tenth of a second (less often in large gangs), turns points into columns and passes the events to ``send``:
+reporting never makes the rank wait for a socket, a GPU or a view.
 
-Queues are bounded. When the agent does not take what there is for a while, the oldest points of
-curves and the oldest spans go, and how many is told; failures, phases and notices never do.
+Queues are bounded. If the agent does not read for a while, the oldest points of curves and the oldest spans
+are dropped, and their number is reported; failures, phases and notices are never dropped.
 """
 
 from __future__ import annotations
@@ -37,26 +37,27 @@ from hydrogen_magic.node.worker.unsynchronized import ExchangeCounter
 __all__ = ["Reporter", "current", "install"]
 
 _MAX_POINTS = 1 << 16
-"""Points kept: more than half a second of 100 000 a second, and at most about 30 MB of memory."""
+"""Maximum number of points: more than half a second of 100 000 a second, and about 30 MB of memory."""
 
 _MAX_CLOSED_BARS = 256
-"""Bars that opened and closed unsent; a loop full of short inner bars makes thousands a second."""
+"""Bars that opened and closed before they were sent; a loop of short inner bars makes thousands a
+second."""
 
 _GPU_WAIT_S = 0.5
-"""How long a post waits for values still being computed on a GPU that may have hung."""
+"""How long a post waits for values that are being computed on a GPU, which may hang."""
 
 _CLOSE_S = 2.0
-"""How long a rank that is done waits for an agent that does not take its last words."""
+"""How long a finished rank waits for an agent that does not read its last messages."""
 
 
 class Reporter:
-    """Collects what happens on one rank and sends it to the rank's agent.
+    """Collects the events of one rank and sends them to its agent.
 
-    ``clock_zero_s`` is the ``time.monotonic()`` at which the gang's clock was 0. What is recorded is
-    sent as ``pace`` says, sooner when a queue is half full or something is posted. ``send`` may
-    block; once the reporter is started only its own thread calls it, so that no signal handler of
-    the main thread can tear a message apart. When ``send`` raises ``OSError`` the agent is gone:
-    the reporter falls silent, since ending this process is not its business.
+    ``clock_zero_s`` is the ``time.monotonic()`` at which the gang's clock was 0. Events are sent in
+    intervals of ``pace``, and sooner if a queue is half full or an event is posted. ``send`` may block;
+    after the start, only the reporter's own thread calls it, so that no signal handler of the main thread
+    can interrupt a message. If ``send`` raises ``OSError``, the agent has exited: the reporter stops
+    sending, and leaves the end of this process to others.
     """
 
     def __init__(
@@ -69,17 +70,17 @@ class Reporter:
     ) -> None:
         self.rank = rank
         self.phase = "running"
-        """Of the last :class:`~hydrogen_magic.core.events.RankPhase` that was posted."""
+        """Phase of the last :class:`~hydrogen_magic.core.events.RankPhase` that was posted."""
         self.collective: tuple[str, int, int] | None = None
-        """Name, number and start (nanoseconds) of the collective the rank is inside of."""
+        """Name, number and start (nanoseconds) of the current collective of the rank."""
         self.is_recording = False
-        """Whether what the rank does by itself (forward, backward, …) is wanted as spans."""
+        """Whether activities of libraries (forward, backward, …) are recorded as spans."""
         self.on_step: Callable[[], None] | None = None
-        """Called after every step of an optimizer, by the thread that took it."""
+        """Called after every step of an optimizer, by the stepping thread."""
         self.on_tick: Callable[[], None] | None = None
         """Called every 50 ms by the reporter's thread; must not raise."""
         self.solo = ExchangeCounter(rank)
-        """What the rank exchanges with others."""
+        """The rank's traffic with other ranks."""
         self._zero_ns = round(clock_zero_s * 1e9)
         self._pace = pace or SendInterval()
         self._send = send
@@ -92,7 +93,7 @@ class Reporter:
 
         self._points: deque[Point] = deque(maxlen=_MAX_POINTS)
         self._held: deque[Point] = deque()
-        """Taken from ``_points``, not sent: the first one's value is still being computed."""
+        """Taken from ``_points``, not yet sent: the first one's value is still being computed."""
         self._point_numbers = itertools.count()
         self._points_seen = DroppedCounter()
         self._auto_steps = itertools.count()
@@ -113,13 +114,13 @@ class Reporter:
         return self.now_ns() / 1e9
 
     def now_ns(self) -> int:
-        """Return it as spans have it."""
+        """Return the time of a span on the gang's clock."""
         return time.monotonic_ns() - self._zero_ns
 
     def log(self, step: int | None, values: dict[str, Any]) -> None:
-        """Record a point; ``values`` becomes the reporter's own. ``step`` None counts such calls.
+        """Record a point; the reporter takes ownership of ``values``. ``step`` None numbers such calls.
 
-        Raises TypeError when a value is not a number or ``step`` is not an integer.
+        Raises TypeError if a value is not a number or ``step`` is not an integer.
         """
         ready = as_numbers(values)
         step = next(self._auto_steps) if step is None else as_step(step)
@@ -128,7 +129,7 @@ class Reporter:
     def span(
         self, name: str, start_ns: int, end_ns: int, depth: int, track: str = ev.SPANS
     ) -> None:
-        """Record a stretch of time on the gang's clock."""
+        """Record an interval on the gang's clock."""
         self._spans.add(name, start_ns, end_ns, depth, track)
 
     def new_bar(self) -> int:
@@ -139,7 +140,7 @@ class Reporter:
         self, bar: int, desc: str, n: float, total: float | None, unit: str = "it",
         closed: bool = False,
     ) -> None:  # fmt: skip
-        """Record the state of a bar; only the last one before each sending is sent."""
+        """Record the state of a bar; only the latest state is sent."""
         at_s, total = self.now_s(), None if total is None else as_float(total)
         desc, unit = desc[:LONGEST_NAME], unit[:LONGEST_NAME]
         self._bars[bar] = ev.Progress(at_s, self.rank, bar, desc, as_float(n), total, unit, closed)
@@ -147,10 +148,10 @@ class Reporter:
             self._forget_unseen_bars()
 
     def step_done(self, optimizer: int) -> None:
-        """Count an optimizer's step; ``optimizer`` is its identity.
+        """Count a step of an optimizer; ``optimizer`` is its identity.
 
-        A step is over when an optimizer steps that has already stepped in it: of several that
-        alternate (a GAN's two) the busiest one counts, and one after the other adds up.
+        A step is over when an optimizer steps again that has already stepped in it: of alternating
+        optimizers (the two of a GAN) the busiest one counts, and consecutive ones add up.
         """
         if optimizer in self._stepped:
             self._steps += 1
@@ -158,12 +159,12 @@ class Reporter:
         else:
             self._stepped.add(optimizer)
             self._steps = self._steps or 1
-        if (on_step := self.on_step) is not None:  # another thread may take it away
+        if (on_step := self.on_step) is not None:  # another thread may remove it
             on_step()
 
     @property
     def steps(self) -> int:
-        """Steps counted so far."""
+        """Number of steps so far."""
         return self._steps
 
     @property
@@ -185,13 +186,13 @@ class Reporter:
         return True
 
     def collective_leave(self) -> None:
-        """Note that the collective is over for this rank."""
+        """Record that the collective is over for this rank."""
         left, self.collective = self.collective, None
         if self.is_recording and left is not None:
             self.span(left[0], left[2], self.now_ns(), 0, ev.COLLECTIVES)
 
     def notice(self, level: str, text: str) -> None:
-        """Say something to the person in front (``level``: info, warning or error)."""
+        """Send a message to the user (``level``: info, warning or error)."""
         self.tell(ev.Notice(self.now_s(), level, f"rank {self.rank}: {text}"))
 
     def tell(self, event: ev.Event) -> None:
@@ -201,17 +202,17 @@ class Reporter:
     # ── called by the worker ─────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Begin to send what is recorded."""
+        """Start sending events."""
         self._thread = threading.Thread(
             target=self._run, name="hydrogen_magic.reporter", daemon=True
         )
         self._thread.start()
 
     def post(self, event: ev.Event) -> None:
-        """Send ``event`` at once, after everything recorded before; return when it was sent.
+        """Send ``event`` at once, after all earlier events; return when it was sent.
 
-        Waits as long as the agent does not read. Values still being computed on a GPU are waited
-        for half a second at most, and then follow the event.
+        Waits as long as the agent does not read. It waits at most half a second for values that are being
+        computed on a GPU; later ones follow the event.
         """
         if isinstance(event, ev.RankPhase):
             self.phase = event.phase
@@ -223,11 +224,11 @@ class Reporter:
         self._posted.append((event, done))
         self._wake.set()
         while not done.wait(0.5):
-            if not thread.is_alive():  # it ended without seeing this
+            if not thread.is_alive():  # the thread ended before it saw this
                 self._send_posted()
 
     def close(self) -> None:
-        """Send everything and end the thread, within two seconds even if the agent hangs."""
+        """Send all events and end the thread, within two seconds even if the agent hangs."""
         if current() is self:
             install(None)
         self._closing = True
@@ -255,7 +256,7 @@ class Reporter:
         return len(self._points) > _MAX_POINTS // 2 or self._spans.is_half_full()
 
     def _send_posted(self) -> None:
-        # Who posts has recorded before: take the posted events first, the recorded ones then.
+        # Recorded data precedes a posted event: take posted events first, recorded data second.
         posted = [self._posted.popleft() for _ in range(len(self._posted))]
         try:
             self._flush(*(event for event, _ in posted))
@@ -277,9 +278,7 @@ class Reporter:
     def _recorded(self, wait_s: float) -> Iterator[ev.Event]:
         at_s = self.now_s()
         yield from self._take_points(at_s, wait_s)
-        if (
-            wait_s or self._others or self._spans.is_due(at_s)
-        ):  # the span of a wait that is over, say
+        if wait_s or self._others or self._spans.is_due(at_s):  # such as a completed wait
             yield from self._spans.take(at_s, self.rank)
         if self._steps != self._steps_sent:
             self._steps_sent = self._steps
@@ -320,7 +319,7 @@ class Reporter:
     def _take_bar(self, bar: int) -> Iterator[ev.Progress]:
         state = self._bars.pop(bar, None)
         if state is None:
-            return  # forgotten by the main thread meanwhile
+            return  # the main thread has dropped it meanwhile
         if state.closed:
             self._bars_sent.discard(bar)
         else:
@@ -328,7 +327,7 @@ class Reporter:
         yield state
 
     def _forget_unseen_bars(self) -> None:
-        """Drop the older half of the bars that opened and closed without anything being sent."""
+        """Drop the older half of the bars that opened and closed before they were sent."""
         unseen = [b for b, s in list(self._bars.items()) if s.closed and b not in self._bars_sent]
         for bar in unseen[: len(unseen) // 2]:
             self._bars.pop(bar, None)
@@ -340,12 +339,12 @@ _current: Reporter | None = None
 
 
 def current() -> Reporter | None:
-    """Return this process's reporter, None where it is not a rank (or no longer one)."""
+    """Return this process's reporter, None if it is not (or no longer) a rank."""
     return _current
 
 
 def install(reporter: Reporter | None) -> None:
-    """Make ``reporter`` this process's own."""
+    """Make ``reporter`` the reporter of this process."""
     global _current
     _current = reporter
 
@@ -355,5 +354,5 @@ def _forget() -> None:
 
 
 # A process forked by a rank (a DataLoader worker) has no reporting thread, and must not write into
-# the middle of its parent's messages: there, everything reported is ignored.
+# its parent's messages: there, all reports are ignored.
 os.register_at_fork(after_in_child=_forget)

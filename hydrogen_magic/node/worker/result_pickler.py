@@ -1,7 +1,7 @@
-"""How results become bytes: what the notebook has travels by name, what the cell defined by value.
+"""Pickling of results: objects of the notebook by name, objects that the cell defined by value.
 
-Objects that are bound to the process group of the ranks become ordinary ones, or are refused with the
-code that brings back what they hold.
+Objects that are bound to the process group of the ranks become ordinary ones, or are refused with the code
+that brings back their contents.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 __all__ = ["ResultPickler"]
 
 _STATE_OF_SHARDING = ("__composable_api_state_key", "_is_fsdp_managed", "_fsdp_")
-"""Attributes that ``fully_shard`` and its relatives add to modules (torch 2.4 to 2.13)."""
+"""Attributes that ``fully_shard`` and related functions add to modules (torch 2.4 to 2.13)."""
 _FSDP_MODEL = (
     "bring back its weights: `with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT): "
     "weights = model.state_dict()` on all ranks"
@@ -35,17 +35,17 @@ _FSDP_OPTIMIZER = "bring back `FSDP.full_optim_state_dict(model, opt)`, called o
 class ResultPickler(Pickler):
     """Pickles the results of a rank.
 
-    ``shared``: functions and classes that the notebook has too. ``originals``: ``id`` of an object of
-    the notebook -> its number, and the object.
+    ``shared``: functions and classes that the notebook also has. ``originals``: ``id`` of an object of the
+    notebook -> its number, and the object.
     """
 
     current = CELL_VALUE
-    """Name of the result that is pickled."""
+    """Name of the result being pickled."""
 
     full_tensors: Mapping[int, Any] = types.MappingProxyType({})
-    """``id`` of a DTensor -> the full tensor that travels instead."""
+    """``id`` of a DTensor -> the full tensor that replaces it."""
     left_out: Mapping[int, MissingObject] = types.MappingProxyType({})
-    """``id`` of an object -> what travels instead."""
+    """``id`` of an object -> its replacement."""
 
     def __init__(
         self, *args: Any, shared: list[Any], originals: Mapping[int, tuple[int, Any]]
@@ -109,12 +109,12 @@ class ResultPickler(Pickler):
 
 
 def _is_distributed() -> bool:
-    """Whether modules may carry what torch's sharding has added to them."""
+    """Whether modules may keep the additions of torch's sharding."""
     return "torch.distributed.tensor" in sys.modules
 
 
 def _class(module: str, name: str) -> Any:
-    """Return a class if its module is imported: without it there are no instances."""
+    """Return a class if its module is imported: otherwise it has no instances."""
     return getattr(sys.modules.get(module), name, None)
 
 
@@ -127,7 +127,7 @@ def _undistributed(module: Any) -> Any:
         kind = kind.__mro__[2]  # fully_shard() made FSDPNet(FSDPModule, Net)
     reduced = module.__reduce_ex__(2)
     if reduced[0] is not copyreg.__newobj__ or not isinstance(reduced[2], dict):  # type: ignore[attr-defined]  # typeshed lacks it
-        return reduced  # its class pickles in a way of its own
+        return reduced  # its class customizes pickling
     state = {
         name: _own_hooks(name, value)
         for name, value in reduced[2].items()
@@ -137,7 +137,7 @@ def _undistributed(module: Any) -> Any:
 
 
 def _own_hooks(name: str, value: Any) -> Any:
-    """Return an attribute of a module; of its hooks those that torch's sharding did not add."""
+    """Return an attribute of a module; of its hooks, those that torch's sharding did not add."""
     if not name.endswith("_hooks") or not isinstance(value, dict):
         return value
     kept = copy.copy(value)
@@ -165,7 +165,7 @@ def _refuse_fsdp(obj: Any) -> Any:
 
 
 def _refuse_flattened(parameter: Any) -> Any:
-    """Refuse a parameter that FSDP1 has flattened: this rank holds a part of it."""
+    """Refuse a parameter that FSDP1 has flattened: this rank holds only a part of it."""
     if getattr(parameter, "_fsdp_flattened", False) or getattr(parameter, "_is_flat_param", False):
         why = "FSDP has sharded this parameter"
         raise pickling_errors.RefusedError(parameter, why, _FSDP_OPTIMIZER)

@@ -1,4 +1,4 @@
-"""At the end of a rank: its value and the variables of ``--out`` become parts that travel home.
+"""The results of a rank: its value and the variables of ``--out`` are sent to the kernel in parts.
 
     variables, value ── gather ─► full tensors ── pack ─► a part ── send ─► agent
 
@@ -30,8 +30,8 @@ from hydrogen_magic.serialization.result_stream import (
 __all__ = ["PartSender", "deliver"]
 
 _REPORT_S = 0.5
-"""Results that are sent sooner need no progress report; then one report each interval."""
-_ADVICE = "bring back the data that it holds instead, or leave it out with __getstate__"
+"""Results that are sent within this time need no progress report; later, one report each interval."""
+_ADVICE = "bring back its data instead, or leave it out with __getstate__"
 _MAX_LEFT_OUT = 100
 """Unpicklable objects that a partial result may lack; each one takes another attempt."""
 
@@ -40,7 +40,7 @@ class PartSender(Protocol):
     """Sends a part to the kernel."""
 
     def __call__(self, part: ResultPart, section: Payload, on_write: Callable[[int], None]) -> None:
-        """Return when the part has been handed over; raises OSError when it cannot be."""
+        """Return when the part has been sent; raises OSError on failure."""
         ...
 
 
@@ -64,7 +64,7 @@ def deliver(
 
 
 class _Delivery:
-    """The results of one rank on their way."""
+    """The results of one rank while they are sent."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class _Delivery:
 
 
 def _explain(loaded: LoadedClosure, name: str, obj: Any, error: BaseException, last: Any) -> str:
-    """Return why a result cannot be sent. Never raises, whatever objects do when they are looked at."""
+    """Return why a result cannot be sent. Never raises, even if objects do so on inspection."""
     try:
         message = pickling_errors.explain(name or "value", obj, error, last, _ADVICE)
     except Exception:
@@ -167,7 +167,7 @@ def _explain(loaded: LoadedClosure, name: str, obj: Any, error: BaseException, l
 
 
 class _PackingProgress:
-    """Reports what happens to results that take a while."""
+    """Reports the progress of results that take long."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report

@@ -1,4 +1,4 @@
-"""How often a rank sends what it recorded: the kernel hears all ranks, one by one."""
+"""How often a rank sends its events: the kernel handles all ranks, one by one."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from collections.abc import Callable
 __all__ = ["TICK_S", "SendInterval"]
 
 TICK_S = 0.05
-"""How often a rank looks at itself; 20 wake-ups a second cost nothing that can be measured."""
+"""Tick of the reporter; 20 wake-ups a second cost nothing that can be measured."""
 _SEND_S = 0.1
-"""As often as a view redraws. Whatever is sent wakes agent and kernel, however little it is."""
+"""As often as a view redraws. Every message wakes agent and kernel, however small it is."""
 _RANKS_PER_TICK = 64
-"""So many may send at every tick: 1,300 batches a second are a small part of what a kernel takes."""
+"""This many ranks may send at every tick: a kernel handles 1,300 batches a second with little effort."""
 _LONGEST_S = 1.0
-"""What a person does not call standing still yet."""
+"""Longest interval: a person does not perceive the view as frozen yet."""
 
 
 class SendInterval:
-    """Tells when a rank is to send: every 0.1 s in a gang of 128, every 0.8 s in one of 1,024."""
+    """Tells when a rank should send: every 0.1 s in a gang of 128, every 0.8 s in one of 1,024."""
 
     def __init__(
         self, rank: int = 0, world_size: int = 1, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.interval_s = min(_LONGEST_S, max(_SEND_S, TICK_S * world_size / _RANKS_PER_TICK))
         self._clock = clock
-        # Ranks of a large gang begin at once, and are not to send at once ever after.
+        # Ranks of a large gang start at the same time, and should not always send at the same time.
         self._due = clock() + self.interval_s * (rank % _RANKS_PER_TICK) / _RANKS_PER_TICK
 
     def is_due(self, *, is_urgent: bool) -> bool:
-        """Tell whether to send now; once told so, the next time is an interval later."""
+        """Tell whether to send now; after True, the next time is an interval later."""
         now = self._clock()
         if not is_urgent and now < self._due:
             return False
-        # Half a tick of grace: one that comes early is not missed.
+        # Half a tick of tolerance: one that comes early is not missed.
         self._due = now + self.interval_s - TICK_S / 2
         return True

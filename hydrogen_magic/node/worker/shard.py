@@ -1,9 +1,9 @@
-"""This rank's even part of what all ranks have: ``hm.shard(data)``.
+"""This rank's even share of common data: ``hm.shard(data)``.
 
-Parts are contiguous, so that a slice will do: arrays, frames and tensors are not copied. All ranks
-get the same number of items, since the first to finish an epoch would wait for the others in its
-next collective. Which items is a matter of numbers alone (:class:`IndexShare`); how they are taken is the
-business of the data's kind. Nothing is imported for data of a library that is not loaded.
+Shares are contiguous slices: arrays, frames and tensors are not copied. All ranks get the same number of
+items, since the first to finish an epoch would wait for the others in its next collective.
+:class:`IndexShare` computes the indices; the kind of data determines how items are taken. No library is
+imported for data of another library.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ from hydrogen_magic.serialization.pickling_errors import describe
 __all__ = ["IndexShare", "shard"]
 
 _TAKEN = (
-    "It takes a list, tuple, range or other sequence, a NumPy array, a torch tensor or Dataset, a"
-    " pandas, Polars or Arrow frame or column, a dict of these, or the path of Parquet data."
+    "It accepts a list, tuple, range or other sequence, a NumPy array, a torch tensor or "
+    "Dataset, a pandas, Polars or Arrow frame or column, a dict of these, or the path of Parquet "
+    "data."
 )
 
 _REMEDIES = {
@@ -31,25 +32,25 @@ _REMEDIES = {
     "frozenset": "sets have no order that all ranks agree on: use sorted(…)",
     "deque": "make it a list first",
     "DataLoader": "shard its dataset, then make the DataLoader",
-    "LazyFrame": "collect() it first, or give the path of the Parquet data",
+    "LazyFrame": "collect() it first, or pass the path of the Parquet data",
     "bytes": "a path is a str or a pathlib.Path",
 }
-"""What to do with things that people have in their hands when they want a part."""
+"""Advice for objects that cannot be sharded directly."""
 
 
 def shard(data: Any, *, drop_last: bool = False, shuffle: bool = False, seed: int = 0) -> Any:
-    """Return this rank's part of ``data``, which has the same length on every rank.
+    """Return this rank's share of ``data``, which has the same length on every rank.
 
-    Rank ``r`` gets the ``r``-th stretch of ``data``, in its order; a view where the kind of data
-    has any. In a plain process, which is the only rank, that is all of it.
+    Rank ``r`` gets the ``r``-th slice of ``data``, in its order; a view if the kind of data has views. In a
+    plain process, which is the only rank, the share is all of it.
 
     Args:
-        data: The same on every rank:
+        data: Data that is the same on every rank:
 
             * a list, tuple, range or other sequence that can be sliced,
             * a NumPy array, a torch tensor or another array, along its first axis,
             * a pandas, Polars or Arrow frame, table or column, by rows,
-            * a dict of these, all of one length: every value's part, so that rows stay together,
+            * a dict of these, all of one length: every value's share, so that rows stay together,
             * a map-style torch Dataset: gives a ``torch.utils.data.Subset``; a Dataset of Hugging
               Face: gives one,
             * a torch IterableDataset: gives one that goes through all of it and yields every
@@ -62,10 +63,10 @@ def shard(data: Any, *, drop_last: bool = False, shuffle: bool = False, seed: in
             last ``len % world_size`` items are on no rank.
         shuffle: Deal the items out in random order, the same on all ranks; for data that is sorted
             by what is to be learned. This copies, and takes half a second per million items.
-        seed: What order that is.
+        seed: The seed of the random order.
 
     Raises:
-        TypeError: There are no parts of such data.
+        TypeError: Such data cannot be divided.
         ValueError: There are fewer items than ranks, or a dict's values differ in length.
 
     Example::
@@ -88,7 +89,10 @@ def shard(data: Any, *, drop_last: bool = False, shuffle: bool = False, seed: in
 
 def _refuse_shuffle(shuffle: bool, what: str, remedy: str) -> None:
     if shuffle:
-        raise ValueError(f"hm.shard(shuffle=True): {what} is read in its own order: {remedy}")
+        raise ValueError(
+            f"hm.shard(shuffle=True) cannot shuffle {what}, which is read in its own order: "
+            f"{remedy}"
+        )
 
 
 # ── which items ──────────────────────────────────────────────────────────────────────────────────
@@ -96,22 +100,22 @@ def _refuse_shuffle(shuffle: bool, what: str, remedy: str) -> None:
 
 @dataclass(frozen=True)
 class IndexShare:
-    """The numbers of one rank's part."""
+    """The indices of one rank's share."""
 
     rank: int
     world_size: int
     drop_last: bool
 
     def bounds(self, n_items: int) -> tuple[int, int]:
-        """Return first item and end of this rank's stretch of ``n_items``.
+        """Return start and end of this rank's slice of ``n_items``.
 
-        Where items are on two ranks the stretches overlap: each stays one slice, and nothing has to
-        be copied to fill it up. Raises ValueError when there are fewer items than ranks.
+        If items are on two ranks, the slices overlap: each stays one slice, and needs no copy. Raises
+        ValueError if there are fewer items than ranks.
         """
         if n_items < self.world_size > 1:
             raise ValueError(
-                f"hm.shard() got {n_items} items for {self.world_size} ranks: every rank needs one "
-                f"at least; use fewer ranks, or give the data to all of them as it is"
+                f"hm.shard() got {n_items} items for {self.world_size} ranks: every rank needs at "
+                "least one; use fewer ranks, or use all of the data on every rank"
             )
         if self.drop_last:
             size = n_items // self.world_size
@@ -135,7 +139,7 @@ def _shard_mapping(data: Mapping[Any, Any], share: IndexShare, seed: int | None)
     counts = {name: kind.count(data[name]) for name, kind in kinds.items()}
     if len(set(counts.values())) != 1:
         said = ", ".join(f"{name!r}: {count}" for name, count in counts.items())
-        differ = f"a dict whose values differ in length ({said}): their items belong together"
+        differ = f"a dict whose values differ in length ({said}), but their items belong together"
         raise ValueError(f"hm.shard() got {differ if counts else 'an empty dict'}")
     n_items = next(iter(counts.values()))
     return {name: _part(data[name], kind, n_items, share, seed) for name, kind in kinds.items()}
@@ -146,24 +150,25 @@ def _shard_mapping(data: Mapping[Any, Any], share: IndexShare, seed: int | None)
 
 @dataclass(frozen=True)
 class _Kind:
-    """How to take items from data of one kind."""
+    """Functions that take items from data of one kind."""
 
     count: Callable[[Any], int]
     cut: Callable[[Any, int, int], Any]
-    """Items from a first one up to an end, not copied where that is possible."""
+    """Items from a start to an end, not copied if possible."""
     pick: Callable[[Any, list[int]], Any]
-    """Copies of the items with these numbers."""
+    """Copies of the items with these indices."""
 
 
 def _kind_of(data: Any) -> _Kind:
-    """Return the kind of data that can be sliced; raise TypeError for anything else."""
+    """Return the kind of data that can be sliced; raise TypeError for other data."""
     packages = {base.__module__.partition(".")[0] for base in type(data).__mro__}
     if _is_torch(data, "Dataset") and hasattr(data, "__len__"):
         return _DATASET
     if "pyspark" in packages:
         raise TypeError(
-            f"hm.shard() cannot take a {describe(data)}, which lives in the notebook's process and "
-            "on the cluster: write it as Parquet to a place that all ranks see, and give that path"
+            f"hm.shard() cannot take a {describe(data)}, which exists only in the notebook's "
+            "process and on the cluster: write it as Parquet to a folder that all ranks can "
+            "read, and pass that path"
         )
     if "datasets" in packages and hasattr(data, "select"):
         return _TABLE_OF_EXAMPLES
@@ -180,7 +185,7 @@ def _kind_of(data: Any) -> _Kind:
 
 
 def _is_torch(data: Any, name: str) -> bool:
-    """Return whether ``data`` is of a class of ``torch.utils.data``, which is not imported for this."""
+    """Return whether ``data`` is of a class of ``torch.utils.data``, without importing it."""
     kind = getattr(sys.modules.get("torch.utils.data"), name, None)
     return kind is not None and isinstance(data, kind)
 
@@ -189,22 +194,23 @@ def _refuse_tuple_of_arrays(data: Any) -> None:
     """Refuse ``hm.shard((x, y))``, which would give x to one rank and y to another."""
     if isinstance(data, tuple) and data and all(getattr(item, "shape", None) for item in data):
         raise TypeError(
-            f"hm.shard() got a tuple of {len(data)} arrays: for this rank's rows of each use a dict,"
-            ' hm.shard({"x": x, "y": y}); to share out the arrays themselves, hm.shard(list(…))'
+            f"hm.shard() got a tuple of {len(data)} arrays: to get this rank's rows of each, pass "
+            'a dict, hm.shard({"x": x, "y": y}); to divide the arrays themselves among the '
+            "ranks, pass a list, hm.shard(list(…))"
         )
 
 
 def _refusal(data: Any) -> str:
     remedy = _REMEDIES.get(type(data).__name__)
     if remedy is None and hasattr(data, "__len__") and hasattr(data, "__getitem__"):
-        remedy = "share out its numbers, hm.shard(range(len(data)))"
+        remedy = "shard its indices, hm.shard(range(len(data)))"
     elif remedy is None and hasattr(data, "__iter__"):
         remedy = "make it a list first"
     hint = f": {remedy}" if remedy else ""
     return f"hm.shard() cannot take a {describe(data)}{hint}. {_TAKEN}"
 
 
-# ── how they are taken ───────────────────────────────────────────────────────────────────────────
+# ── taking items ─────────────────────────────────────────────────────────────────────────────────
 
 
 def _slice(data: Any, start: int, stop: int) -> Any:
@@ -247,8 +253,8 @@ def _pick_rows(data: Any, numbers: list[int]) -> Any:
 def _count_rows(data: Any) -> int:
     if len(data.shape) == 0:
         raise TypeError(
-            f"hm.shard() got a {describe(data)} without dimensions, which is a single value: there"
-            " are no parts of it"
+            f"hm.shard() got a {describe(data)} without dimensions: a single value cannot be "
+            "divided"
         )
     return int(data.shape[0])
 

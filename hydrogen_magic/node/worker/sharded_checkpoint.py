@@ -1,8 +1,8 @@
 """Checkpoints of sharded states: every rank writes and reads its own parts.
 
-By ``torch.distributed.checkpoint`` (https://docs.pytorch.org/docs/stable/distributed.checkpoint.html),
-all ranks together. The parts become the checkpoint when all of them are on disk: rank 0 then renames
-the file that names their directory.
+It uses ``torch.distributed.checkpoint`` (https://docs.pytorch.org/docs/stable/distributed.checkpoint.html)
+on all ranks. The parts become the checkpoint when all of them are on disk: rank 0 then renames the file
+that names their directory.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ def _leaves(state: Any) -> Iterator[Any]:
 
 
 def save(state: Any, folder: Path) -> None:
-    """Write every rank's parts of ``state``; called by all of them. Raises what rank 0 finds wrong."""
+    """Write every rank's parts of ``state``; called by all ranks. Raises errors found by rank 0."""
     if not isinstance(state, dict):
         raise TypeError(
-            f"hm.checkpoint.save() got a {type(state).__name__} with sharded tensors: it must be a"
-            ' dict with names, such as {"model": state_dict}'
+            f"hm.checkpoint.save() got a {type(state).__name__} with sharded tensors: pass a dict "
+            'with names, such as {"model": state_dict}'
         )
     made = folder / _on_rank_0(lambda: checkpoint_files.new_parts(folder).name)
     try:
@@ -76,13 +76,13 @@ def _write_parts(state: dict[str, Any], made: Path) -> None:
 
 
 def _first_failure(error: Any) -> tuple[BaseException, str]:
-    """Return what went wrong on one rank, and in words: all ranks get what went wrong on any."""
+    """Return the error of any rank on all ranks, also as text."""
     rank, (cause, _) = min(error.failures.items())
     return cause, f"rank {rank}: {type(cause).__name__}: {cause}"
 
 
 def _commit(made: Path) -> None:
-    """Make the parts the checkpoint, if they are all where rank 0 sees them."""
+    """Make the parts the checkpoint, if rank 0 sees all of them."""
     from torch.distributed.checkpoint import FileSystemReader
 
     metadata = FileSystemReader(made).read_metadata()
@@ -90,8 +90,9 @@ def _commit(made: Path) -> None:
     missing = [name for name in sorted(written) if not (made / name).exists()]
     if missing:
         raise RuntimeError(
-            f"{made.parent} is not the same folder on all hosts: rank 0 does not see {missing[0]}"
-            " there, which another rank wrote; give hm.checkpoint.save() a folder that all share"
+            f"{made.parent} is not the same folder on all hosts: rank 0 does not see {missing[0]} "
+            "there, which another rank wrote; pass hm.checkpoint.save() a folder that all hosts "
+            "share"
         )
     checkpoint_files.commit_parts(made)
 
@@ -121,6 +122,6 @@ def load(parts: Path, into: dict[str, Any]) -> dict[str, Any]:
         checkpoint.load(into, checkpoint_id=parts)
     except CheckpointException as error:
         said = _first_failure(error)[1]
-        message = f"the checkpoint {parts} does not fill what was given as into=: {said}"
+        message = f"the checkpoint {parts} does not match the state passed as into=: {said}"
         raise ValueError(message) from error
     return into

@@ -1,4 +1,4 @@
-"""A rank's part of data that is read as one goes: a torch IterableDataset, rows of Parquet files."""
+"""A rank's share of streamed data: a torch IterableDataset, or rows of Parquet files."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["every_nth", "parquet_rows"]
 def every_nth(data: Any, rank: int, world_size: int, drop_last: bool) -> Any:
     """Return an IterableDataset that yields one item of every ``world_size`` items of ``data``.
 
-    Lengths are equal without being known: an item is yielded once its whole round has been read.
-    Of a last, shorter round the items are repeated, or none is yielded with ``drop_last``. A last
-    round is as short as the data when there are fewer items than ranks.
+    The shares have equal lengths although the total is unknown: an item is yielded after its whole round
+    has been read. Items of an incomplete last round are repeated, or dropped with ``drop_last``. With fewer
+    items than ranks, the last round is as short as the data.
 
-    A worker of a DataLoader reads ``data`` as it would without this: what splits itself among the
-    workers (``get_worker_info``) still does, and what does not comes once per worker.
+    A worker of a DataLoader reads ``data`` as usual: datasets that split themselves among the workers
+    (``get_worker_info``) still do so, and others are read once per worker.
     """
     return _class_of_streams()(data, rank, world_size, drop_last)
 
 
 @functools.lru_cache(maxsize=1)
 def _class_of_streams() -> Any:
-    """Return the class of what :func:`every_nth` returns; its base is there on use only."""
+    """Return the class of the result of :func:`every_nth`; its base class is only imported on use."""
     from torch.utils.data import IterableDataset
 
     class Shard(IterableDataset):  # type: ignore[misc]
@@ -41,10 +41,10 @@ def _class_of_streams() -> Any:
 
         def __len__(self) -> int:
             _, world_size, drop_last = self._numbers
-            n_items = len(self.dataset)  # TypeError for a length that nobody knows, as ever
+            n_items = len(self.dataset)  # TypeError for an unknown length, as usual
             return n_items // world_size if drop_last else -(-n_items // world_size)
 
-        def __reduce__(self) -> Any:  # for DataLoader workers that are started afresh
+        def __reduce__(self) -> Any:  # for DataLoader workers started by spawn
             return every_nth, (self.dataset, *self._numbers)
 
     return Shard
@@ -60,11 +60,11 @@ def _every_nth(items: Iterator[Any], rank: int, world_size: int, drop_last: bool
 
 
 def parquet_rows(path: str, bounds: Callable[[int], tuple[int, int]]) -> Any:
-    """Return the rows of a Parquet file or directory that ``bounds(number of rows)`` names.
+    """Return the rows of a Parquet file or directory selected by ``bounds(number of rows)``.
 
-    Files go by their path, as Spark names its parts; columns that stand in directory names
-    (``year=2026``) are there. Reads the footers of all files, but only row groups with such rows.
-    Returns a ``pyarrow.Table``. Raises FileNotFoundError, and what pyarrow raises of other files.
+    Files are ordered by path, as Spark names its parts; columns from directory names (``year=2026``) are
+    included. Reads the footers of all files, but only row groups with selected rows. Returns a
+    ``pyarrow.Table``. Raises FileNotFoundError, and pyarrow's errors for other files.
     """
     import pyarrow
     import pyarrow.dataset
@@ -89,9 +89,9 @@ def parquet_rows(path: str, bounds: Callable[[int], tuple[int, int]]) -> Any:
 def _groups_within(
     rows: Sequence[int], before: int, start: int, stop: int
 ) -> tuple[list[int], int]:
-    """Return which row groups of a file have rows from ``start`` to ``stop``, and their first row.
+    """Return which row groups of a file contain rows from ``start`` to ``stop``, and their first row.
 
-    ``rows``: how many each group has; ``before``: how many there are in the files before.
+    ``rows``: the number of rows of each group; ``before``: the number of rows in the files before.
     """
     wanted: list[int] = []
     first = 0

@@ -1,4 +1,4 @@
-"""Stretches of time on a rank: how deep they nest, and how they leave it as columns."""
+"""Spans of a rank: their nesting, and their columns in events."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from hydrogen_magic.node.worker.send_interval import TICK_S
 __all__ = ["LONGEST_NAME", "SpanQueue", "depth"]
 
 LONGEST_NAME = 200
-"""Characters: more than anybody draws, and thousands of them still make a small message."""
+"""Characters: more than a view draws, and thousands of them still make a small message."""
 
 _MOST = 1 << 15
-"""Kept; a span holds the GIL for microseconds, so this is also some tenths of a second."""
+"""Number of spans kept; a span holds the GIL for microseconds, so this is also some tenths of a second."""
 _SEND_S = 0.2
-"""How often they are sent: whatever is at work on them takes cores from ranks. So much of its end is not seen
-of a rank that is killed."""
+"""How often they are sent: processing them takes CPU time from ranks. If a rank is killed, the spans of
+this last interval are lost."""
 _Span = tuple[int, str, int, int, int, str]
 """Number, name, start, end (nanoseconds on the gang's clock), depth, track."""
 
@@ -36,7 +36,7 @@ depth = _Depth()
 class SpanQueue:
     """Spans of one rank that wait to be sent: any thread may add, one takes.
 
-    Bounded: the oldest go when nobody takes, and how many is told.
+    Bounded: if they are not taken, the oldest are dropped, and their number is reported.
     """
 
     def __init__(self) -> None:
@@ -46,20 +46,20 @@ class SpanQueue:
         self._due_s = 0.0
 
     def add(self, name: str, start_ns: int, end_ns: int, depth: int, track: str) -> None:
-        """Take one; times are nanoseconds on the gang's clock."""
+        """Add one; times are nanoseconds on the gang's clock."""
         self._waiting.append((next(self._numbers), name, start_ns, end_ns, depth, track))
 
     def is_half_full(self) -> bool:
-        """Tell whether it is high time to send them."""
+        """Tell whether they should be sent urgently."""
         return len(self._waiting) > _MOST // 2
 
     def is_due(self, at_s: float) -> bool:
-        """Tell whether they are to be sent now."""
+        """Tell whether they should be sent now."""
         return at_s >= self._due_s or self.is_half_full()
 
     def take(self, at_s: float, rank: int) -> Iterator[ev.Spans]:
-        """Yield what waits, one event for each track; what was dropped is told with the first."""
-        self._due_s = at_s + _SEND_S - TICK_S / 2  # else a tick that comes early is missed
+        """Yield waiting spans, one event for each track; the first one has the number of dropped spans."""
+        self._due_s = at_s + _SEND_S - TICK_S / 2  # otherwise a tick that comes early is missed
         taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
         for number, *_ in taken:
             self._seen.add(number)

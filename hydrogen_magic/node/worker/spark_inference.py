@@ -1,6 +1,6 @@
-"""One cell in a Python worker of Spark: runs once, then predicts for the tasks that come.
+"""One cell in a Python worker of Spark: runs once, then predicts for each task.
 
-Imported there from the zip that travels (see ``spark_task``), with nothing of a notebook around it.
+It is imported from the zip that is sent (see ``inference_task``), without a notebook.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from hydrogen_magic.serialization.payload import Payload
 __all__ = ["CellWorker", "task_of", "told"]
 
 _MOST_FRAMES = 6
-"""Lines of the user's own in a message; more is a recursion."""
+"""Frames of user code in a message; more is a recursion."""
 _CHUNK_S = 0.5
-"""How long a chunk may take, if it is more than one batch."""
+"""Target duration of a chunk with more than one batch."""
 
 
 class CellEnvironment(Protocol):
-    """See ``spark_task``."""
+    """See ``inference_task``."""
 
     def hide(self, names: set[str]) -> None: ...
 
 
 class CellWorker:
-    """A cell whose set-up has run."""
+    """A cell after its set-up."""
 
     def __init__(self, guest: CellEnvironment, boot: Mapping[str, Any], closure: Any) -> None:
         """Run the cell, which defines ``predict``, or the call, which returns it.
 
-        Raises what that raises, and InferError for modules that are not here.
+        Raises its exceptions, and InferError for modules that are not installed here.
         """
         _refuse_missing(boot["needs"])
         header, body = unbundle(_received(closure))
@@ -64,9 +64,9 @@ class CellWorker:
     def serve(
         self, batches: Iterator[pa.RecordBatch], boot: Mapping[str, Any], task: TaskCounter
     ) -> Iterator[pa.RecordBatch]:
-        """Yield, for ``batches`` of one partition, what ``boot`` asks for, in their order.
+        """Yield the results that ``boot`` asks for, for ``batches`` of one partition, in their order.
 
-        ``task`` counts what is done.
+        ``task`` counts completed rows.
         """
         predictor = Predictor(self._predict, InferOptions(**boot["options"]))
         chunks = _chunks(batches, boot["options"]["batch_size"])
@@ -78,10 +78,10 @@ class CellWorker:
 
 
 def _received(closure: Any) -> Payload:
-    """Return what came as a broadcast variable, or as a file of that name."""
+    """Return the contents of a broadcast variable, or of a file of that name."""
     if hasattr(closure, "value"):
         pickled, buffers = closure.value
-        vars(closure).pop("_value", None)  # Spark would keep it for as long as this process lives
+        vars(closure).pop("_value", None)  # Spark would keep it for the lifetime of this process
         return Payload(pickled, tuple(buffers))
     from pyspark import SparkFiles
 
@@ -96,8 +96,9 @@ def _refuse_missing(needs: list[str]) -> None:
     missing = [name for name in needs if _is_missing(name)]
     if missing:
         raise InferError(
-            f"executors have no module {', '.join(missing)} (Python {platform.python_version()},"
-            f" {sys.executable}): install it there, or drop what imports it from the cell"
+            f"executors have no module {', '.join(missing)} (Python {platform.python_version()}, "
+            f"{sys.executable}): install it there, or remove the code that imports it from the "
+            "cell"
         )
 
 
@@ -109,7 +110,7 @@ def _is_missing(name: str) -> bool:
 
 
 def _on_device(has_torch: bool) -> contextlib.AbstractContextManager[Any]:
-    """Make this task's GPU torch's current one for a while; nothing where there is none."""
+    """Make this task's GPU torch's current one temporarily; does nothing without a GPU."""
     name = os.environ.get("HYDROGEN_MAGIC_DEVICE", "cpu")
     if name != "cpu" and has_torch:
         import torch
@@ -121,18 +122,18 @@ def _on_device(has_torch: bool) -> contextlib.AbstractContextManager[Any]:
 
 
 class _TimedPace(ChunkSizer):
-    """Makes chunks of a slow ``predict`` smaller: rows count as done by the chunk."""
+    """Makes chunks of a slow ``predict`` smaller: rows are counted per chunk."""
 
     def __init__(self, batch_size: int) -> None:
         super().__init__(batch_size)
         self._before: tuple[float, int] | None = None
-        """When the last chunk was handed out, and its rows."""
+        """When the last chunk was handed out, and its number of rows."""
 
     def saw(self, table: pa.Table) -> None:
         super().saw(table)
         now_s = time.monotonic()
         if self._before is None:
-            self.rows = self._batch_size  # again, until it is known how long one takes
+            self.rows = self._batch_size  # again, until the duration of a chunk is known
         else:
             began_s, n_rows = self._before
             in_time = int(n_rows * _CHUNK_S / max(now_s - began_s, 1e-6))
@@ -144,7 +145,7 @@ class _TimedPace(ChunkSizer):
 
 
 def _chunks(batches: Iterator[pa.RecordBatch], batch_size: int) -> Iterator[tuple[int, pa.Table]]:
-    """Yield a partition's rows, whole batches at a time, each with the number of its first row."""
+    """Yield a partition's rows in whole batches, each with the number of its first row."""
     first = next(batches)
     everything = (batch for part in ((first,), batches) for batch in part)
     first_row = 0
@@ -154,7 +155,7 @@ def _chunks(batches: Iterator[pa.RecordBatch], batch_size: int) -> Iterator[tupl
 
 
 def _first_columns(predictor: Predictor, chunks: Iterator[tuple[int, pa.Table]]) -> pa.RecordBatch:
-    """Return the types of what is predicted for the first rows, as a schema in one binary value."""
+    """Return the types of the predictions for the first rows, as a schema in one binary value."""
     for first_row, chunk in chunks:
         output = predictor.run(chunk, first_row)
         if predictor.schema is not None:
@@ -173,7 +174,7 @@ def _predicted(
     boot: Mapping[str, Any],
     task: TaskCounter,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the columns that are kept and those that are predicted."""
+    """Yield the kept and the predicted columns."""
     kept, of_spark = list(boot["kept"]), pa.ipc.read_schema(pa.py_buffer(boot["of_spark"]))
     if boot["columns"]:
         predictor.adopt(pa.ipc.read_schema(pa.py_buffer(boot["columns"])))
@@ -183,7 +184,7 @@ def _predicted(
             f"partition {task.progress.partition}: {_line(failure)}" for failure in output.failures
         ]
         for line in said:
-            print(line, file=sys.stderr)  # of the executor: its log keeps it
+            print(line, file=sys.stderr)  # of the executor, which keeps it in its log
         task.count(chunk.num_rows, sum(map(_n_rows, output.failures)), said)
         added = _as_spark_has_it(output.columns, of_spark)
         together = chunk.select(kept)
@@ -193,7 +194,7 @@ def _predicted(
 
 
 def _as_spark_has_it(columns: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return ``columns`` in the types of ``schema``; the JVM reads them as nothing else."""
+    """Return ``columns`` in the types of ``schema``; the JVM reads no other types."""
     arrays = []
     for field, column in zip(schema, columns.columns, strict=True):
         whole = column.combine_chunks()
@@ -212,11 +213,11 @@ def _cast(column: Any, field: pa.Field) -> Any:
         ) from None
 
 
-# ── words ────────────────────────────────────────────────────────────────────────────────────────
+# ── messages ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def told(error: BaseException, boot: Mapping[str, Any]) -> str:
-    """Return what the user is told of ``error``: what and where, then the notebook's own lines."""
+    """Return the message about ``error``: the error and its place, then the notebook's own lines."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

@@ -1,6 +1,6 @@
-"""``import sparkdl`` without sparkdl: its modules, made of :mod:`hydrogen_magic.compat`.
+"""``import sparkdl`` without sparkdl: its modules, based on :mod:`hydrogen_magic.compat`.
 
-A variable tells ranks to do as the notebook does.
+A variable makes the ranks do the same as the notebook.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ _MODULES = {
     "sparkdl.horovod.tensorflow": (),
     "sparkdl.horovod.tensorflow.keras": ("LogCallback",),
 }
-"""Module -> what notebooks import from it."""
+"""Module -> names that notebooks import from it."""
 
 
 def install() -> None:
-    """Have ``import sparkdl`` find this package, in this notebook and on its ranks.
+    """Redirect ``import sparkdl`` to this package, in this notebook and on its ranks.
 
-    ``HorovodRunner``, ``log_to_driver`` and ``LogCallback`` are found where sparkdl has them, also
-    where the original is installed.
+    ``HorovodRunner``, ``log_to_driver`` and ``LogCallback`` are found at their places in sparkdl, even if
+    the original is installed.
     """
     os.environ[VARIABLE] = "1"
     install_if_asked()
 
 
 def install_if_asked() -> None:
-    """Find sparkdl's modules here if the environment says so. Twice is once."""
+    """Redirect sparkdl's modules if the environment asks for it. A second call has no effect."""
     if VARIABLE not in os.environ or any(
         isinstance(each, _SparkdlFinder) for each in sys.meta_path
     ):

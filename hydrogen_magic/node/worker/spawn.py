@@ -1,7 +1,7 @@
-"""Children of a rank that ``multiprocessing`` starts afresh: they get the notebook's classes too.
+"""Children that ``multiprocessing`` spawns from a rank: they get the notebook's classes too.
 
-``multiprocessing`` pickles what it sends, and finds functions and classes of ``__main__`` by name. A
-rank's ``__main__`` is the notebook, which a fresh child cannot import: such objects go by value.
+``multiprocessing`` pickles the data for its children, with functions and classes of ``__main__`` by name. A
+rank's ``__main__`` is the notebook, which a spawned child cannot import: such objects are pickled by value.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _get_preparation_data: Callable[..., dict[str, Any]] = multiprocessing.spawn.get
 
 _header: Header | None = None
 _has_fresh_children = False
-"""Forked children have the notebook's classes: until there are others, names will do."""
+"""Forked children have the notebook's classes: until others exist, names are sufficient."""
 
 
 def install(header: Header) -> None:
-    """Make ``multiprocessing`` in this process pickle what is of the notebook by value."""
+    """Make ``multiprocessing`` in this process pickle objects of the notebook by value."""
     global _header
     _header = header
     # pickle asks the class for this hook, if it has it, whenever it starts
@@ -40,7 +40,7 @@ def install(header: Header) -> None:
 
 
 def _prepare(*args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Put what sets a child up at the head of what it reads."""
+    """Prepend the set-up of a child to the data that it reads."""
     global _has_fresh_children
     _has_fresh_children = True
     data = _get_preparation_data(*args, **kwargs)
@@ -62,7 +62,7 @@ class _ChildSetup:
 
 
 def enter_child(header: Header) -> None:
-    """Set up a fresh child."""
+    """Set up a spawned child."""
     global _has_fresh_children
     _has_fresh_children = True
     for filename, text in header.sources.items():
@@ -72,7 +72,7 @@ def enter_child(header: Header) -> None:
 
 
 def _reduce(forking_pickler: Any, obj: Any) -> Any:
-    """Be ``ForkingPickler.reducer_override``."""
+    """Implements ``ForkingPickler.reducer_override``."""
     if not _has_fresh_children:
         return NotImplemented
     helper = forking_pickler.__dict__.get("_by_value")
@@ -87,7 +87,7 @@ def _reduce(forking_pickler: Any, obj: Any) -> Any:
 
 
 class _SpawnPickler(Pickler):
-    """Says how functions and classes of the notebook are taken apart; it never writes."""
+    """Reduces functions and classes of the notebook; it never writes."""
 
     main_by_value = True
 
@@ -99,7 +99,7 @@ class _SpawnPickler(Pickler):
         """Leave tensors to torch's own reducers, which share memory with the child."""
 
     def _add_numpy_handlers(self) -> None:
-        """Leave arrays as they are."""
+        """Leave arrays unchanged."""
 
     def globals_for(self, function: types.FunctionType) -> dict[str, Any]:
         namespace = function.__globals__

@@ -1,7 +1,7 @@
-"""The thread of a Python worker of Spark by which a kernel hears of its tasks, and says what it wants.
+"""The thread of a Spark Python worker that reports on its tasks to the kernel and receives requests.
 
-It speaks by the wire that agents use too. What the kernel may want: that a task which Spark has
-cancelled ends now (Spark itself would wait for seconds), or where its threads are.
+It uses the same channel as agents. The kernel may request that a task cancelled by Spark ends now (Spark
+itself would wait for seconds), or the stacks of its threads.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ __all__ = ["TaskReporter"]
 _REACH_S = 3.0
 """How long one of the kernel's addresses may take to answer."""
 _GRACE_S = 0.4
-"""How long ``predict`` may clean up after the KeyboardInterrupt by which it is ended."""
+"""How long ``predict`` may clean up after the KeyboardInterrupt that ends it."""
 _POLL_S = 0.02
 _LAST_WORD_S = 0.3
-"""How long a task that fails may wait until that is said: Spark ends its process at once."""
+"""How long a failed task may wait until its report was sent: Spark ends its process at once."""
 _LONGEST = 4000
-"""Characters of what a failed task says."""
+"""Maximum length of the report of a failed task, in characters."""
 
 
 class TaskReporter:
-    """Tells of the tasks of one run in this process, which has one at a time."""
+    """Reports the tasks of one run in this process, which has one at a time."""
 
     def __init__(self, tell: Mapping[str, Any]) -> None:
         self.key = str(tell["key"])
         self.is_over = False
-        """Nobody listens any more, or ever did."""
+        """The kernel no longer listens, or never did."""
         self._tell = tell
         self._lock = threading.Lock()
         self._task: TaskCounter | None = None
         self._ended: list[TaskCounter] = []
         self._stacks = ""
         self._has_told = threading.Event()
-        """Set when there was nothing more to say."""
+        """Set when all reports were sent."""
         self._wake: Callable[[], object] = lambda: None
         host, pid = socket.gethostname(), os.getpid()
         device = os.environ.get("HYDROGEN_MAGIC_DEVICE", "cpu")
@@ -95,7 +95,7 @@ class TaskReporter:
     # ── the thread ──
 
     def _run(self) -> None:
-        with suppress(Exception):  # whatever it is, it is not the task's business
+        with suppress(Exception):  # whatever it is, it must not affect the task
             asyncio.run(self._talk())
         with self._lock:
             self.is_over = True
@@ -115,7 +115,7 @@ class TaskReporter:
             link.close()
 
     async def _report(self, link: AgentLink) -> None:
-        """Say what is new, again and again: the answer, if any, is what the kernel wants."""
+        """Send reports repeatedly: the answer, if any, is a request of the kernel."""
         lost = asyncio.ensure_future(link.lost())
         hearing = asyncio.ensure_future(link.receive())
         failed, loop = asyncio.Event(), asyncio.get_running_loop()
@@ -155,7 +155,7 @@ class TaskReporter:
         return not isinstance(command, Quit)
 
     async def _end_task(self, link: AgentLink) -> None:
-        """End the task, which Spark has cancelled: by a KeyboardInterrupt, else with the process."""
+        """End a task that Spark has cancelled: by a KeyboardInterrupt, or else with its process."""
         with self._lock:
             task = self._task
             if task is not None:
@@ -166,7 +166,7 @@ class TaskReporter:
         if task is not None and self._is_at(task):
             task.enter("left")
             self._say(link)
-            await asyncio.sleep(_POLL_S)  # until ZeroMQ has sent that
+            await asyncio.sleep(_POLL_S)  # until ZeroMQ has sent the message
         with self._lock:
             if self._is_at(task):
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -176,7 +176,7 @@ class TaskReporter:
 
 
 def _reachable(endpoints: Sequence[str]) -> str | None:
-    """Return the first of ``tcp://host:port`` where somebody listens."""
+    """Return the first reachable address of ``tcp://host:port``."""
     for endpoint in endpoints:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         with suppress(OSError):

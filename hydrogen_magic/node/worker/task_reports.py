@@ -42,7 +42,7 @@ def _task(boot: Mapping[str, Any]) -> TaskCounter:
 
 
 _teller: TaskReporter | None = None
-"""The last run's; those of earlier runs end by themselves."""
+"""Reporter of the last run; those of earlier runs end by themselves."""
 
 
 def _teller_for(tell: Mapping[str, Any] | None) -> TaskReporter | None:
@@ -54,6 +54,6 @@ def _teller_for(tell: Mapping[str, Any] | None) -> TaskReporter | None:
             from hydrogen_magic.node.worker.task_reporter import TaskReporter
 
             _teller = TaskReporter(tell)
-        except (ImportError, RuntimeError):  # no pyzmq here, or no room for one more thread
+        except (ImportError, RuntimeError):  # no pyzmq here, or no resources for another thread
             return None
     return None if _teller.is_over else _teller

@@ -1,8 +1,8 @@
-"""Sharded tensors in results become full ones before they leave the ranks.
+"""Gathers sharded tensors in results before they leave the ranks.
 
-A ``DTensor`` holds the part of one rank. Pickled as it is, it would come back with its full shape and a
-part of its values. Gathering is a collective operation, so the ranks first compare what they are about
-to gather: a rank that lacks a variable must not leave the others waiting.
+A ``DTensor`` holds the shard of one rank. Pickled unchanged, it would come back with its full shape and
+only a part of its values. Gathering is a collective operation, so the ranks first compare the tensors they
+are about to gather: a rank that lacks a variable must not leave the others waiting.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ def _refusal(name: str, why: str) -> str:
 
 
 def _find(name: str, obj: Any, make_pickler: Callable[..., Any]) -> dict[str, Any]:
-    """Return the DTensors in ``obj`` by the expression that leads to them, sorted by it.
+    """Return the DTensors in ``obj`` by the expression of their path, sorted by it.
 
-    Pickle meets them in an order that may differ between ranks: that of a set depends on addresses.
+    The order of pickling may differ between ranks: that of a set depends on addresses.
     """
     from torch.distributed.tensor import DTensor
 
@@ -142,7 +142,7 @@ def _by_path(name: str, obj: Any, found: dict[int, Any]) -> dict[str, Any]:
 
 
 class _NullFile(io.RawIOBase):
-    """A file that forgets what is written to it."""
+    """A file that discards its data."""
 
     def write(self, data: Any) -> int:
         return len(data)
@@ -154,11 +154,11 @@ def _describe(path: str, tensor: Any) -> list[Any]:
 
 
 def _why_not(found: Mapping[str, Any]) -> str:
-    """Return why these tensors cannot be gathered here, or nothing."""
+    """Return why these tensors cannot be gathered here, or an empty text."""
     if any(tensor.device_mesh.get_coordinate() is None for tensor in found.values()):
         return "this rank is not part of their device mesh"
     if any("{" in path for path in found):
-        return "they are in a set, or in an object that cannot be looked into"
+        return "they are in a set, or in an object that cannot be inspected"
     return ""
 
 

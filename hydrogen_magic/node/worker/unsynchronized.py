@@ -1,4 +1,4 @@
-"""Whether a rank trains by itself: optimizer steps, and nothing exchanged with other ranks.
+"""Detects ranks that train on their own: optimizer steps without communication between ranks.
 
 Every rank then has a model of its own, and nothing fails. The process groups count what they exchange,
 also what C++ code such as DDP's asks of them; calls of other libraries are counted where observers see them.
@@ -15,33 +15,33 @@ from hydrogen_magic.core.messages import JoinAdvice
 __all__ = ["ExchangeCounter"]
 
 _STEPS = 10
-"""Steps without any collective before it is reported; sooner at the end of the cell."""
+"""Steps without any collective before it is reported; fewer at the end of the cell."""
 _STEPS_SINCE = 100
 """The same where there were some before: methods such as local SGD average every few dozen steps."""
 
 
 class ExchangeCounter:
-    """What one rank exchanges with others. ``entered`` and ``leave`` are called by the user's thread."""
+    """One rank's communication with others. The user's thread calls ``entered`` and ``leave``."""
 
     def __init__(self, rank: int) -> None:
         self.advice = JoinAdvice()
         self._is_decided = rank != 0  # one rank reports it for all
         self._calls = 0
         self._past = 0
-        """What process groups that are no more have exchanged."""
+        """Number of collectives of destroyed process groups."""
         self._first: tuple[int, int] | None = None
-        """Steps and exchanges when there were steps for the first time."""
+        """Steps and collectives at the time of the first steps."""
 
     def entered(self) -> None:
         """Take note of a collective that is called from Python and exchanges something."""
         self._calls += 1
 
     def leave(self) -> None:
-        """The process group is about to be destroyed, with what it has counted."""
+        """The process group is about to be destroyed, together with its count."""
         self._past += sum(filter(None, _counts()))
 
     def look(self, steps: int, is_over: bool) -> str:
-        """Return what to report about a rank that has taken ``steps`` steps; mostly nothing."""
+        """Return a message about a rank that has taken ``steps`` steps; usually empty."""
         if self._is_decided or not steps:
             return ""
         world_size = int(os.environ.get("WORLD_SIZE", 1))
@@ -72,7 +72,7 @@ def _counts() -> Iterator[int | None]:
     for group in list(getattr(world, "pg_map", ())):
         try:
             yield int(group._get_sequence_number_for_group())
-        except Exception:  # whatever a backend raises
+        except Exception:  # a backend may raise anything
             yield None
 
 

@@ -1,4 +1,4 @@
-"""The magics' lines, parsed to frozen values; knows neither IPython nor what options lead to."""
+"""Parses the lines of magics into frozen values, independently of IPython and of their use."""
 
 from hydrogen_magic.notebook.arguments.distributed import Arguments, parse, usage
 from hydrogen_magic.notebook.arguments.gang import (

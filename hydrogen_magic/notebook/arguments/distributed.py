@@ -30,23 +30,23 @@ class Arguments:
 
     spec: JobSpec
     dry_run: bool = False
-    """Say what would be captured and where each rank would run; run nothing."""
+    """Print what would be captured and where each rank would run, without running it."""
     save: str | None = None
-    """File that gets the cell as a script for torchrun."""
+    """File to which the cell is written as a script for torchrun."""
     script: str | None = None
     """Script file or module name of the line form; None for a cell."""
     script_args: tuple[str, ...] = ()
     as_module: bool = False
     """True: ``script`` is a module name (``-m``)."""
     help: bool = False
-    """True: show :func:`usage` and do nothing."""
+    """True: only show :func:`usage`."""
 
 
 def parse(line: str, *, defaults: JobSpec | None = None, is_cell: bool = True) -> Arguments:
-    """Return what ``line`` asks for, or raise :class:`ArgumentsError`.
+    """Return the parsed ``line``, or raise :class:`ArgumentsError`.
 
-    ``defaults`` is used for what the line does not say. With ``is_cell`` false the line must name a
-    script, or a module after ``-m``; what follows that name belongs to the script.
+    ``defaults`` is used for options that the line does not set. With ``is_cell`` false, the line must name
+    a script, or a module after ``-m``; all later words belong to the script.
     """
     tokens = split(line)
     if not is_cell:
@@ -63,7 +63,7 @@ def parse(line: str, *, defaults: JobSpec | None = None, is_cell: bool = True) -
 
 
 def usage(is_cell: bool = True) -> str:
-    """Return the help text that ``--help`` shows."""
+    """Return the help text for ``--help``."""
     return _parser(is_cell).format_help()
 
 
@@ -93,7 +93,7 @@ def _parser(is_cell: bool) -> LineParser:
 
 
 def _named(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
-    """Return ``spec`` with the variables to bring back, and how ranks meet."""
+    """Return ``spec`` with the variables to bring back, and the rendezvous."""
     names = tuple(dict.fromkeys(name for names in found.out for name in names))
     rendezvous = found.rendezvous or spec.rendezvous
     return replace(spec, rendezvous=rendezvous, out=names or spec.out)
@@ -102,7 +102,7 @@ def _named(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
 def _with_script(arguments: Arguments, found: argparse.Namespace) -> Arguments:
     as_module = found.module is not None
     words: Sequence[str] = found.module if as_module else found.command
-    if words and words[0] == "--":  # some versions of argparse leave the separator in
+    if words and words[0] == "--":  # some versions of argparse keep the separator
         words = words[1:]
     if not words:
         example = "-m package.module" if as_module else "train.py --epochs 3"
@@ -111,14 +111,18 @@ def _with_script(arguments: Arguments, found: argparse.Namespace) -> Arguments:
             "; for a cell write %%distributed"
         )
     if arguments.spec.out:
-        raise ArgumentsError("--out brings back variables of a cell; a script has none: drop it")
+        raise ArgumentsError(
+            "--out brings back variables of a cell, and a script has none: drop --out"
+        )
     if arguments.save is not None:
-        raise ArgumentsError("--save writes a cell as a script; this is one already: drop it")
+        raise ArgumentsError(
+            "--save writes a cell as a script, and this already is a script: drop --save"
+        )
     return replace(arguments, script=words[0], script_args=tuple(words[1:]), as_module=as_module)
 
 
 def _with_timeline_joined(tokens: list[str]) -> list[str]:
-    """Say which word belongs to ``--timeline``: before a script only a JSON file is its own."""
+    """Attach the word that belongs to ``--timeline``: before a script, only a JSON file does."""
     if "--timeline" not in tokens:
         return tokens
     at = tokens.index("--timeline")

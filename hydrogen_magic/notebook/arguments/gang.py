@@ -17,11 +17,11 @@ __all__ = ["GANG_COMMANDS", "GangCommand", "parse_gang"]
 GANG_COMMANDS = {
     "list": "every gang of this kernel and the recent ones before it",
     "show": "ID: its state, rank by rank",
-    "stop": "ID | --all: end it (--kill: at once)",
+    "stop": "ID | --all: stop it (--kill: at once)",
     "logs": "ID [--rank R]: everything its ranks wrote",
-    "stacks": "ID: where every thread of every rank is now",
+    "stacks": "ID: current stack of every thread of every rank",
     "timeline": "ID -o FILE: its spans as Chrome trace JSON, open in Perfetto",
-    "wait": "ID [--timeout S]: wait for its end, and raise if it failed",
+    "wait": "ID [--timeout S]: wait until it ends, and raise if it failed",
     "doctor": "check this machine: versions, GPUs, space, a two-rank all_reduce",
 }
 """Sub-commands of ``%gang`` with their help."""
@@ -34,7 +34,7 @@ class GangCommand:
     verb: str = "list"
     """One of :data:`GANG_COMMANDS`."""
     gang: str | None = None
-    """Id, or the beginning of one; None means the newest gang."""
+    """Id of a gang, or its beginning; None means the newest gang."""
     all: bool = False
     kill: bool = False
     rank: int | None = None
@@ -43,7 +43,7 @@ class GangCommand:
 
 
 def parse_gang(line: str) -> GangCommand:
-    """Return what a line of ``%gang`` asks for, or raise :class:`ArgumentsError`."""
+    """Return the parsed line of ``%gang``, or raise :class:`ArgumentsError`."""
     words = split(line)
     if not words:
         return GangCommand()

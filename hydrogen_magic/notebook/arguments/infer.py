@@ -1,4 +1,4 @@
-"""``%%infer``: which frame, how its rows are cut, and what comes back."""
+"""``%%infer``: the frame, its batches, and the columns of the result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hydrogen_magic.notebook.arguments.parsing import (
 __all__ = ["InferArguments", "infer_usage", "parse_infer"]
 
 _PATH_SIGNS = "/."
-"""No name of a variable has one of them, and hardly a path of Parquet data none."""
+"""Characters that are not in a name of a variable, but in nearly every path of Parquet data."""
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,17 @@ class InferArguments:
     spec: JobSpec
     options: InferOptions
     out: str | None = None
-    """Name that the result gets in the notebook; None: it is the cell's value."""
+    """Name of the result in the notebook; None: it is the cell's value."""
     target: str | None = None
-    """Path that the predictions for Parquet data are written to; None: beside the data."""
+    """Output path of the predictions for Parquet data; None: beside the data."""
     has_placement: bool = False
-    """The line itself says where ranks run."""
+    """The line itself sets the placement."""
     dry_run: bool = False
     help: bool = False
 
 
 def parse_infer(line: str, *, defaults: JobSpec) -> InferArguments:
-    """Return what ``line`` asks for, or raise :class:`ArgumentsError`."""
+    """Return the parsed ``line``, or raise :class:`ArgumentsError`."""
     parser = _parser()
     found, unknown = parser.parse_known_args(split(line))
     if found.help:
@@ -64,7 +64,7 @@ def parse_infer(line: str, *, defaults: JobSpec) -> InferArguments:
 
 
 def infer_usage() -> str:
-    """Return the help text that ``--help`` shows."""
+    """Return the help text for ``--help``."""
     return _parser().format_help()
 
 
@@ -80,11 +80,16 @@ def _parser() -> LineParser:
     parser.add_argument("frame", nargs="*", metavar="DF", help="the frame")
     add = parser.add_argument
     add("--out", metavar="NAME|PATH", help="name of the result; for Parquet data also its path")
-    add("--batch-size", type=typed(count), metavar="N", help="most rows per call of predict")
-    add("--columns", type=_names, metavar="A[,B]", help="the frame's columns that come back")
-    add("--only", action="store_true", help="only the predicted columns come back")
+    add("--batch-size", type=typed(count), metavar="N", help="maximum rows per call of predict")
+    add("--columns", type=_names, metavar="A[,B]", help="input columns to return")
+    add("--only", action="store_true", help="return only the predicted columns")
     add("--schema", metavar="'NAME TYPE, …'", help="predicted columns: 'score double'")
-    add("--on-error", type=choice(ON_ERROR), metavar="|".join(ON_ERROR), help="failing rows")
+    add(
+        "--on-error",
+        type=choice(ON_ERROR),
+        metavar="|".join(ON_ERROR),
+        help="handling of rows that fail",
+    )
     add_where(parser)
     add_limits(parser)
     add_shown(parser)
@@ -92,7 +97,7 @@ def _parser() -> LineParser:
 
 
 def _names(text: str) -> tuple[str, ...]:
-    """Return names of columns, which are no Python names: anything between commas."""
+    """Return names of columns, which need not be Python names: any text between commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
@@ -106,7 +111,7 @@ def _one_frame(words: Sequence[str]) -> str:
 
 
 def _name_or_path(text: str | None) -> tuple[str | None, str | None]:
-    """Return the name that the result gets and the path that it is written to: one of them, or neither."""
+    """Return the name of the result and the path of the result: one of them, or neither."""
     if text is None:
         return None, None
     if any(sign in text for sign in _PATH_SIGNS):
@@ -115,11 +120,11 @@ def _name_or_path(text: str | None) -> tuple[str | None, str | None]:
         names = variable_names(text)
     except ValueError:
         raise ArgumentsError(
-            "--out takes a name for the result, like scored, or for Parquet data the path to write"
-            f" it to, like ./scored.parquet; got {text!r}"
+            "--out should be a name for the result, like scored, or a path for Parquet data, "
+            f"like ./scored.parquet; got {text!r}"
         ) from None
     if len(names) != 1:
-        raise ArgumentsError(f"--out takes one name, for the result; got {','.join(names)}")
+        raise ArgumentsError(f"--out should be one name for the result, got {','.join(names)}")
     return names[0], None
 
 

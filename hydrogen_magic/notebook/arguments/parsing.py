@@ -1,4 +1,4 @@
-"""What the magics' lines have in common: how they are cut, their options, what is said of a wrong one."""
+"""Common parts of the magics' lines: splitting, options, and error messages."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ __all__ = [
 
 
 class ArgumentsError(ValueError):
-    """A magic's line is wrong; the message says what was given and what would be right."""
+    """A magic's line is wrong; the message has the given text and the correct form."""
 
 
 class LineParser(argparse.ArgumentParser):
-    """Raises instead of ending the process, which is the kernel here."""
+    """Raises instead of exiting the process, which is the kernel here."""
 
     def error(self, message: str) -> NoReturn:
         raise ArgumentsError(message.removeprefix("argument "))
@@ -53,7 +53,7 @@ class LineParser(argparse.ArgumentParser):
 
 
 def add_where(parser: LineParser) -> None:
-    """Add how many ranks run, and where."""
+    """Add options for the number of ranks and their placement."""
     add = parser.add_argument
     add("-n", "--np", type=typed(ranks), metavar="N", help="ranks; -N: N ranks on this machine")
     add(
@@ -70,7 +70,7 @@ def add_where(parser: LineParser) -> None:
 
 
 def add_meeting(parser: LineParser) -> None:
-    """Add how ranks find each other."""
+    """Add the option for the rendezvous."""
     parser.add_argument(
         "--with", dest="rendezvous", type=choice(plugins.RENDEZVOUS), metavar="|".join(plugins.RENDEZVOUS),
         help="how ranks find each other",
@@ -78,7 +78,7 @@ def add_meeting(parser: LineParser) -> None:
 
 
 def add_limits(parser: LineParser) -> None:
-    """Add what bounds a gang in time and size."""
+    """Add options for limits of time and size."""
     add = parser.add_argument
     add("--retries", type=typed(count), metavar="N", help="restarts of the gang after a failure")
     add("--timeout", dest="timeout_s", type=typed(parse_duration_s), metavar="S",
@@ -88,11 +88,11 @@ def add_limits(parser: LineParser) -> None:
     add("--grace", dest="grace_s", type=typed(parse_duration_s), metavar="S",
         help="how long a stopped rank may clean up")  # fmt: skip
     add("--max-closure", dest="max_closure_bytes", type=typed(parse_size_bytes), metavar="SIZE",
-        help="bound of everything captured: 2GiB")  # fmt: skip
+        help="size limit of captured data: 2GB")  # fmt: skip
 
 
 def add_names(parser: LineParser) -> None:
-    """Add which variables come back."""
+    """Add the option for variables to bring back."""
     parser.add_argument(
         "--out", action="append", type=typed(variable_names), default=[], metavar="NAME[,NAME]",
         help="rank 0's variables to bring back",
@@ -100,21 +100,21 @@ def add_names(parser: LineParser) -> None:
 
 
 def add_shown(parser: LineParser) -> None:
-    """Add what is seen of it."""
+    """Add options for the display."""
     add = parser.add_argument
     file = typed(lambda text: text and new_file(text))
     add("--timeline", nargs="?", const="", type=file, metavar="FILE", help="record spans")
     add("--detach", action="store_true", help="return a Gang at once")
-    add("--quiet", action="store_true", default=None, help="only output and result")
-    add("--dry-run", action="store_true", help="say what would run where; run nothing")
+    add("--quiet", action="store_true", default=None, help="show only output and result")
+    add("--dry-run", action="store_true", help="print what would run where, and exit")
     add("-h", "--help", action="store_true", help="show this")
 
 
-# ── what they lead to ────────────────────────────────────────────────────────────────────────────
+# ── results ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def spec_of(found: argparse.Namespace, defaults: JobSpec) -> JobSpec:
-    """Return ``defaults`` with what the line says, and what its parts imply for each other."""
+    """Return ``defaults`` with the options of the line, and their effects on each other."""
     try:
         chosen = replace(defaults, **_chosen(found))
         plugins.check_variables(chosen)
@@ -140,8 +140,8 @@ def _checked(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
     if found.np is not None and found.np < 0:
         if found.on not in (None, "local"):
             raise ArgumentsError(
-                f"--np {found.np} means {-found.np} ranks on this machine, --on {found.on} says "
-                f"otherwise: write --np {-found.np} --on {found.on}, or drop --on"
+                f"--np {found.np} means {-found.np} ranks on this machine, which contradicts --on "
+                f"{found.on}: write --np {-found.np} --on {found.on}, or drop --on"
             )
         spec = replace(spec, placement="local")
     if not plugins.placement(spec.placement).in_process:
@@ -162,7 +162,7 @@ def _checked(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
 
 
 def split(line: str) -> list[str]:
-    """Split like a shell does, up to a comment."""
+    """Split like a shell, up to a comment."""
     lexer = shlex.shlex(line, posix=True)
     lexer.whitespace_split = True
     lexer.commenters = ""  # shlex would cut ``COLOR=#fff`` too
@@ -173,25 +173,28 @@ def split(line: str) -> list[str]:
                 break
             found.append(token)
     except ValueError:
-        raise ArgumentsError(f"a quotation mark is not closed in: {line.strip()}") from None
+        raise ArgumentsError(f"unclosed quotation mark in: {line.strip()}") from None
     return found
 
 
 def options_of(parser: LineParser) -> list[str]:
-    """Return all its options as they are written."""
+    """Return all option strings of the parser."""
     return [name for action in parser._actions for name in action.option_strings]
 
 
 def unknown_message(word: str, parser: LineParser) -> str:
-    """Return what to say of a word that is none of the line's."""
+    """Return the error message for an unknown word of the line."""
     options = options_of(parser)
     if word.startswith("-"):
         return f"unknown option {word.partition('=')[0]}: {not_one_of(word, options)}"
     if re.fullmatch(r"\d+", word):
-        return f"what is {word}? For {word} ranks write --np {word}"
+        return f"unexpected argument {word!r}; did you mean --np {word}?"
     name, equals, value = word.partition("=")
     if equals and f"--{name}" in options:
-        return f"what is {word}? Write --{name} {value}"
+        return f"unexpected argument {word!r}; did you mean --{name} {value}?"
     if word.endswith(".py") and parser.prog == "%%distributed":
-        return f"%%distributed runs this cell; to run {word} write %distributed {word} (one %)"
-    return f"what is {word!r}? {parser.prog} takes options only: {', '.join(options)}"
+        return (
+            f"unexpected argument {word!r}; %%distributed runs this cell. To run the script, "
+            f"write %distributed {word} (one %)"
+        )
+    return f"unexpected argument {word!r}; {parser.prog} takes only options: {', '.join(options)}"

@@ -1,4 +1,4 @@
-"""The finished picture of a gang: what stays in a saved notebook when no widget draws it."""
+"""The static picture of a gang in a saved notebook, for pages without the widget."""
 
 from hydrogen_magic.views.static_svg.page import html
 

@@ -1,4 +1,4 @@
-"""Text of ranks as HTML: escaped, its SGR colours as spans, everything else taken out."""
+"""Text of ranks as HTML: escaped, with SGR colours as spans and other sequences removed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["escaped", "name_html", "to_html"]
 _SGR = re.compile(r"\x1b\[([0-9;:]*)m")
 _NOT_XML = re.compile(
     "[^\x09\x20-\x7e\xa0-\ud7ff\ue000-\ufdcf\ufdf0-\ufffd\U00010000-\U0010ffff]"
-    # marks that change the direction of what is beside them
+    # marks that change the direction of neighbouring text
     "|[\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]"
 )
 
@@ -23,12 +23,12 @@ _BASIC = (
     "#808080", "#d02030", "#008a20", "#a06a00", "#3d7bf0", "#c000c0", "#00808a", "#808080",
     "#8a8a8a", "#f04050", "#20a040", "#b08000", "#5090ff", "#d060d0", "#20a0a8", "#8a8a8a",
 )  # fmt: skip
-"""The 16 colours of terminals: black and white are the page's own to decide, so they are grey."""
+"""The 16 terminal colours; black and white depend on the page's theme, so they are grey here."""
 
 
 @dataclass(frozen=True)
 class _Style:
-    """How the text after an SGR sequence looks; colours as ``#rrggbb``, empty: the page's."""
+    """Style of the text after an SGR sequence; colours as ``#rrggbb``, empty: the page's."""
 
     colour: str = ""
     background: str = ""
@@ -54,18 +54,18 @@ class _Style:
 
 
 def escaped(text: str) -> str:
-    """Return ``text`` for HTML and for XML, without characters that either of them forbids."""
+    """Return ``text`` for HTML and XML, without characters that either of them forbids."""
     return html.escape(_NOT_XML.sub("", text))
 
 
 def name_html(text: str, most: int = 60) -> str:
-    """Return a name (metric, span, device) as one escaped line of at most so many characters."""
+    """Return a name (metric, span, device) as one escaped line of limited length."""
     name = _NOT_XML.sub("", clean_name(text))
     return escaped(name if len(name) <= most else f"{name[: most - 1]}…")
 
 
 def to_html(line: str) -> str:
-    """Return one line of a rank, colours as ``<span style>``."""
+    """Return one line of a rank, with colours as ``<span style>``."""
     style = _Style()
     written = []
     for number, part in enumerate(_SGR.split(clean(line))):
@@ -85,7 +85,7 @@ def _after(style: _Style, sequence: str) -> _Style:
 
 
 def _codes(sequence: str) -> list[str]:
-    # 38:2::r:g:b has an empty field for a colour space that nobody uses.
+    # 38:2::r:g:b has an empty field for an unused colour space.
     plain = re.sub(r"([34]8:2):[0-9]*:(?=[0-9]*:[0-9]*:[0-9])", r"\1:", sequence)
     return [code or "0" for code in re.split("[;:]", plain)]
 
@@ -119,7 +119,7 @@ _FLAGS: Mapping[int, Callable[[_Style], _Style]] = {
 
 
 def _extended(following: Iterator[int]) -> str:
-    """Return the colour of ``5;n`` or ``2;r;g;b``; empty when it is cut or out of range."""
+    """Return the colour of ``5;n`` or ``2;r;g;b``; empty if it is incomplete or out of range."""
     kind = next(following, 0)
     parts = [next(following, 0) for _ in range({5: 1, 2: 3}.get(kind, 0))]
     if not parts or max(parts) > 255:

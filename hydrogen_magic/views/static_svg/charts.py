@@ -1,4 +1,4 @@
-"""Curves of metrics as small pictures side by side: mean, lowest to highest, and few ranks."""
+"""Curves of metrics as small charts: mean, range from lowest to highest, and a few ranks."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["charts_html"]
 
 _MOST_CHARTS = 12
 _MOST_LINES = 8
-"""Ranks with a line of their own: as many as there are colours."""
+"""Ranks with their own line: as many as there are colours."""
 _MOST_POINTS = 12_000
-"""Of all lines of all charts: about 150 kB in a notebook."""
+"""Points of all lines of all charts: about 150 kB in a notebook."""
 _WIDTH, _HEIGHT = 290, 168
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 282, 30, 146
 _APART = 1.5
-"""Pixels between a rank and the mean from which on one sees that they are two."""
+"""Minimum distance in pixels at which a rank is visibly different from the mean."""
 _NAMES_IN_NOTE = 12
 _LONGEST_NAME = 28
 """Characters beside a value."""
@@ -37,7 +37,7 @@ _LONGEST_NAME = 28
 
 def charts_html(curves: Curves, state: GangState) -> list[str]:
     """Return the curves' caption and pictures as lines of HTML; none without a metric."""
-    # The series of a thousand ranks cost seconds, and would not be drawn.
+    # The series of a thousand ranks would cost seconds, and would not be drawn.
     known = curves.whole(None if len(state.ranks) <= MOST_ROWS else ())
     shown = [replace(each, series=_drawn(each.series)) for each in known[:_MOST_CHARTS]]
     if not shown:
@@ -69,7 +69,7 @@ def _left_out(metrics: Sequence[str]) -> str:
 
 
 def _drawn(series: Mapping[int, Buckets]) -> dict[int, Buckets]:
-    """Return what gets a line: all ranks together (-1), and each rank where they are few."""
+    """Return the series with a line: all ranks together (-1), and each rank if they are few."""
     ranks = {rank: buckets for rank, buckets in series.items() if rank >= 0}
     if len(ranks) == 1:
         return dict(ranks)
@@ -78,7 +78,7 @@ def _drawn(series: Mapping[int, Buckets]) -> dict[int, Buckets]:
 
 
 def _key(ranks: Sequence[int], colour: str) -> str:
-    """Return a picture of what the lines are, in all charts; ``colour``: of the mean, if drawn."""
+    """Return the legend of all charts; ``colour``: of the mean, if drawn."""
     parts, x = [], 2.0
     if colour:
         band = svg.path(svg.box(x, 4, 22, 10), fill=colour, fill_opacity=0.22)
@@ -90,11 +90,11 @@ def _key(ranks: Sequence[int], colour: str) -> str:
         parts.append(svg.path(f"M{x:g} 9h22", stroke=of_rank(rank), stroke_width=1.5))
         parts.append(svg.label(x + 28, 13, f"rank {rank}"))
         x += 42 + svg.text_width(f"rank {rank}")
-    return f"<p>{svg.image(parts, x, 18, 'What the lines are')}</p>"
+    return f"<p>{svg.image(parts, x, 18, 'Legend')}</p>"
 
 
 def _last_values(state: GangState) -> Mapping[str, float]:
-    """Return the mean of the ranks' last values; a curve's last bucket lags behind them."""
+    """Return the mean of the ranks' last values, which are newer than a curve's last bucket."""
     by_name: dict[str, list[float]] = {}
     for rank in state.ranks:
         for name, value in rank.last_metrics.items():
@@ -106,7 +106,7 @@ def _last_values(state: GangState) -> Mapping[str, float]:
 
 
 class _ChartLine:
-    """A series with at most so many points, lowest and highest kept."""
+    """A series with a limited number of points that keeps lowest and highest."""
 
     def __init__(self, buckets: Buckets, width: int, most: int) -> None:
         keys = np.asarray(buckets.keys, np.float64)
@@ -145,7 +145,7 @@ class _Chart:
         }
 
     def html(self, last: float | None) -> str:
-        """Return the picture; ``last`` is the newest value, beside the metric's name."""
+        """Return the chart; ``last`` is the newest value, beside the metric's name."""
         parts = [svg.label(4, 15, self._name, _LONGEST_NAME, font_weight="bold", font_size=12)]
         if last is not None:
             parts.append(svg.label(_RIGHT, 15, _short(last), text_anchor="end"))
@@ -170,7 +170,7 @@ class _Chart:
         return [*_axes(steps, values), *drawn, *self._bad_mark(steps)]
 
     def _told_apart(self, steps: Scale, values: Scale) -> Mapping[int, _ChartLine]:
-        """Return the lines to draw: the mean alone where every rank lies on it."""
+        """Return the lines to draw: only the mean if every rank coincides with it."""
         main = self._lines.get(ALL_RANKS)
         if main is None or self._bad:
             return self._lines
@@ -193,7 +193,7 @@ class _Chart:
             around = np.concatenate([xs, xs[::-1]])
             edges = np.concatenate([values(line.lows), values(line.highs)[::-1]])
             drawn = svg.path(svg.line(around, edges), fill=colour, fill_opacity=0.22)
-        # Thin lines of ranks lie on the thick one of their mean.
+        # Thin lines of ranks are drawn over the thick line of their mean.
         return drawn + svg.path(
             svg.line(xs, ys), fill="none", stroke=colour, stroke_linejoin="round",
             stroke_width=1.1 if rank >= 0 else 2.4 if len(self._lines) > 1 else 1.6,
@@ -242,5 +242,5 @@ def _axes(steps: Scale, values: Scale) -> list[str]:
 
 
 def _short(value: float) -> str:
-    """Return four digits that matter: values of curves are float32, the rest of them is noise."""
+    """Return four significant digits: values of curves are float32, so more would be noise."""
     return number(float(f"{value:.4g}"))

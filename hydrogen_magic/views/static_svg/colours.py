@@ -1,7 +1,7 @@
-"""The colours of ranks and names, and what may be said about any colour.
+"""Colours of ranks and names, and calculations with colours.
 
-The palette was searched for, not chosen: among eight colours, the smallest CIE76 distance for normal,
-protan, deutan and tritan vision (Machado's matrices) was made as big as it gets under the contrast.
+The palette is the result of a search: among eight colours, it maximizes the smallest CIE76 distance for
+normal, protan, deutan and tritan vision (Machado's matrices) under the required contrast.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ EITHER = (
 )  # fmt: skip
 """On white, on #111 and on #1e1e1e: contrast at least 3, distance at least 23.
 
-A picture in a notebook does not learn on what it is shown: the browser's colour scheme is that of
-the system, not that of JupyterLab or GitHub. The live view has the same ones in ``theme.ts``, so that
-a rank keeps its colour from theme to theme and in the saved notebook.
+A picture in a notebook cannot adapt to its background: the browser's colour scheme is that of the system,
+not of JupyterLab or GitHub. The live view uses the same colours in ``theme.ts``, so that a rank keeps its
+colour across themes and in the saved notebook.
 """
 
 INK = "#7a7a7a"
-"""Axes and words on any of these backgrounds: contrast at least 4 on white and on #111."""
+"""Axes and text on any of these backgrounds: contrast at least 4 on white and on #111."""
 ERROR = "#d02030"
 
 _DARKEST, _LIGHTEST = 0.142, 0.294
@@ -35,7 +35,7 @@ _DARKEST, _LIGHTEST = 0.142, 0.294
 
 
 def of_rank(rank: int) -> str:
-    """Return the colour of a rank in a picture; every eight they repeat."""
+    """Return the colour of a rank in a picture; they repeat after eight."""
     return EITHER[rank % len(EITHER)]
 
 
@@ -46,12 +46,12 @@ def contrast(colour: str, background: str) -> float:
 
 
 def on_background(background: str) -> str:
-    """Return black or white, whichever can be read better on ``background``."""
+    """Return black or white, whichever has more contrast to ``background``."""
     return max(("#000000", "#ffffff"), key=lambda colour: contrast(colour, background))
 
 
 def readable(colour: str) -> str:
-    """Return ``colour``, made darker or lighter until it can be read on white and on black."""
+    """Return ``colour``, made darker or lighter until it is readable on white and on black."""
     linear = _linear(colour)
     luminance = _luminance(linear)
     if luminance > _LIGHTEST:

@@ -1,4 +1,4 @@
-"""The colours of spans in the picture: those of the live view, see ``colors.ts``."""
+"""Colours of spans in the picture: the same as in the live view, see ``colors.ts``."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ KINDS = (
     r"checkpoint|ckpt|\bsav(e|ing)\b",
     r"^negotiate\b|^waiting for rank",
 )
-"""Names that training has everywhere; each keeps its colour."""
+"""Names that are common in training; each has a fixed colour."""
 
 FILLS = (
     "#f89000", "#3080a0", "#403090", "#d060f8", "#80d0f8", "#702010", "#c04000",
     "#9010f8", "#908060", "#f8c080", "#503040", "#c0d0c0",
 )  # fmt: skip
-"""Of the kinds, then of other names."""
+"""Colours of the kinds, then of other names."""
 
 
 def fills(names: Iterable[str]) -> Mapping[str, str]:
-    """Return name -> colour; names that are of no kind get the remaining colours in turn."""
+    """Return name -> colour; names without a kind get the remaining colours in turn."""
     kinds = {name: _kind(name) for name in names}
     others = [name for name, kind in kinds.items() if kind is None]
     n_left = len(FILLS) - len(KINDS)

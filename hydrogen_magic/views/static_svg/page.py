@@ -1,8 +1,8 @@
-"""The finished picture as a piece of HTML that needs nothing else: no script, no style, no file.
+"""The static picture as self-contained HTML: no script, no style sheet, no file.
 
-It must hold where others clean it: GitHub takes away every style, JupyterLab what is not trusted.
-So a table is a ``<table>``, a curve an ``<img>`` with its own words, and colour only adds to them.
-No line of it is empty, because Markdown would read on behind one as Markdown.
+It must survive sanitizing: GitHub removes every style, JupyterLab untrusted parts. So a table is a
+``<table>``, a curve an ``<img>`` with an alternative text, and colour is never the only information. There
+are no empty lines, since Markdown would parse the text after one as Markdown.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _MOST_LINES = 100
 _LONGEST_LINE = 400
 _LONGEST_REPORT_LINE = 4000
 _MOST_OUTPUT_CHARACTERS = 60_000
-"""Of HTML: a line with a colour per letter takes ten times as much as what it says."""
+"""Characters of HTML: a line with a colour per letter takes ten times as much as its text."""
 _MOST_REPORT_CHARACTERS = 40_000
 _MARKS = {"SUCCEEDED": "✓", "FAILED": "✕", "STOPPED": "■"}
 
@@ -43,9 +43,9 @@ def html(
     *,
     is_folded: bool = False,
 ) -> str:
-    """Return the gang as it stands, the failure's ``report`` on top (empty: there is none).
+    """Return the gang's current state, with the failure's ``report`` on top (empty: no failure).
 
-    ``is_folded``: only the first line of the report is in sight.
+    ``is_folded``: only the first line of the report is visible.
     """
     ranks = _told_ranks(state)
     parts = [
@@ -56,13 +56,13 @@ def html(
         *timeline_html(state, lanes, times_of(lanes), ranks),
         *_output(lines, len(state.ranks)),
     ]
-    # MathJax would set what a rank wrote between two dollars, links and all.
+    # MathJax would render a rank's text between two dollar signs, including links.
     head = '<div class="hydrogen-magic tex2jax_ignore mathjax_ignore">'
     return "\n".join([head, *(part for part in parts if part), "</div>"])
 
 
 def _told_ranks(state: GangState) -> list[int]:
-    """Return all ranks where they are few; else the first, those that failed, the slowest."""
+    """Return all ranks if they are few; otherwise the first, the failed and the slowest ones."""
     if len(state.ranks) <= MOST_ROWS:
         return [rank.rank for rank in state.ranks]
     failed = [rank.rank for rank in state.ranks if rank.phase == "failed"]
@@ -116,13 +116,13 @@ def _output(lines: Sequence[OutputLine], n_ranks: int) -> list[str]:
 
 
 def _n_within(lines: Sequence[str], most: int) -> int:
-    """Return how many of the first lines have at most so many characters, but at least one."""
+    """Return how many of the first lines have at most this many characters, but at least one."""
     sizes = accumulate(map(len, lines))
     return max(1, sum(size <= most for size in sizes))
 
 
 def _preformatted(lines: Sequence[str]) -> str:
-    # A reference, not a line's end: see above.
+    # A character reference instead of a line end: see above.
     return f"<pre>{'&#10;'.join(lines)}</pre>"
 
 

@@ -1,4 +1,4 @@
-"""The ranks as a table."""
+"""The table of ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_COLOURS = 8
 
 
 def ranks_html(state: GangState, ranks: Sequence[int]) -> list[str]:
-    """Return the rows of ``ranks`` as lines of HTML, and how many there are of all."""
+    """Return the rows of ``ranks`` as lines of HTML, and the number of all ranks."""
     shown = [state.ranks[rank] for rank in ranks if rank < len(state.ranks)]
     has_hosts = len({rank.host for rank in state.ranks if rank.host}) > 1
     names = list(dict.fromkeys(name for rank in state.ranks for name in rank.last_metrics))
@@ -47,7 +47,7 @@ def _folded(state: GangState, n_shown: int) -> list[str]:
 
 @dataclass(frozen=True)
 class _Cell:
-    """One value under its title; ``content`` is HTML, empty when there is nothing to say."""
+    """One value under its title; ``content`` is HTML, empty without a value."""
 
     title: str
     content: str
@@ -60,7 +60,8 @@ class _Cell:
         return self._tag("td", self.content)
 
     def _tag(self, tag: str, content: str) -> str:
-        # The attribute is for GitHub, the style for JupyterLab, whose own sheet beats attributes.
+        # The attribute is for GitHub, the style for JupyterLab, whose style sheet overrides
+        # attributes.
         return f'<{tag} align="{self.side}" style="text-align:{self.side}">{content}</{tag}>'
 
 
@@ -99,7 +100,7 @@ def _progress(rank: RankState) -> str:
 
 
 def _rate(rank: RankState) -> str:
-    """Return how fast a bar without an end was: nothing else tells how fast the rank is."""
+    """Return the rate of a bar without a total: there is no other measure of the rank's speed."""
     bar = rank.bar
     if bar is None or bar.total or not bar.per_s:
         return ""
@@ -107,5 +108,5 @@ def _rate(rank: RankState) -> str:
 
 
 def _count(value: float) -> str:
-    """Return ``1,234,567``, smaller numbers with the digits that matter."""
+    """Return ``1,234,567``; smaller numbers with their significant digits."""
     return f"{value:,.0f}" if 1000 <= value < math.inf else number(value)

@@ -1,4 +1,4 @@
-"""From values to pixels, and the few values that are written beside an axis."""
+"""Maps values to pixels, and chooses the labels of an axis."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ROUND_S = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 1440
 
 @dataclass(frozen=True)
 class Scale:
-    """Values from ``low`` to ``high`` on pixels from ``start`` to ``end``."""
+    """Maps values from ``low`` to ``high`` to pixels from ``start`` to ``end``."""
 
     low: float
     high: float
@@ -29,18 +29,18 @@ class Scale:
     is_log: bool = False
 
     def __call__(self, values: NDArray[np.float64] | float) -> NDArray[np.float64]:
-        """Return pixels; what lies outside is drawn at the edge."""
+        """Return pixels; values outside are drawn at the edge."""
         inside = np.clip(np.asarray(values, np.float64), self.low, self.high)
         low, high = self.low, self.high
         if self.is_log:
             inside, low, high = np.log10(inside), math.log10(low), math.log10(high)
-        # Halves, because the range of two finite numbers may be more than a number holds.
-        span = high / 2 - low / 2  # none where the numbers are too large to tell them apart
+        # Halves, because the range of two finite numbers may overflow.
+        span = high / 2 - low / 2  # none if the numbers are too large to differ
         share = (inside / 2 - low / 2) / (span or 1.0)
         return np.asarray(self.start + share * (self.end - self.start))
 
     def ticks(self, most: int, are_whole: bool = False) -> list[tuple[float, str]]:
-        """Return about so many round values with their labels; ``are_whole``: only integers."""
+        """Return about this many round values with their labels; ``are_whole``: only integers."""
         if self.is_log:
             return [(value, number(value)) for value in _decades(self.low, self.high, most)]
         at_least = (self.high / 2 - self.low / 2) / most * 2
@@ -50,10 +50,10 @@ class Scale:
 
 
 def value_scale(low: float, high: float, start: float, end: float) -> Scale:
-    """Return a scale with some room around the values; logarithmic over more than 3 decades."""
+    """Return a scale with some margin around the values; logarithmic over more than 3 decades."""
     if low > 0 and high / low > 10**_MOST_DECADES_LINEAR:
         return Scale(low, high, start, end, is_log=True)
-    # A constant gets a tenth around it; a range too small for its labels is widened to fit them.
+    # A constant gets a tenth around it; a range that is too small for its labels is widened.
     least = max(abs(low), abs(high)) * (2e-5 if high > low else 0.1)
     room = max((high / 2 - low / 2) * 0.1, least, 1e-300)
     limit = 1.7e308
@@ -90,7 +90,7 @@ def _decades(low: float, high: float, most: int) -> list[float]:
 
 
 def _fixed(value: float, step: float) -> str:
-    """Return ``value`` with as many decimals as tell it from its neighbours."""
+    """Return ``value`` with enough decimals to differ from its neighbours."""
     decimals = next((d for d in range(8) if math.isclose(round(step, d), step)), 8)
     if decimals > 6 or abs(value) >= 1e8:
         return number(value)

@@ -1,6 +1,6 @@
-"""Pieces of SVG, and an SVG as an ``<img>`` that needs no other file.
+"""SVG elements, and an SVG as a self-contained ``<img>``.
 
-Inline SVG is taken out of notebooks that are not trusted; an image from a ``data:`` address stays.
+Notebooks that are not trusted lose inline SVG, but keep an image from a ``data:`` address.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FONT = "system-ui,-apple-system,'Segoe UI','Noto Sans',Helvetica,Arial,sans-ser
 
 
 def image(parts: Iterable[str], width: float, height: float, alt: str) -> str:
-    """Return ``parts`` as an ``<img>`` of so many pixels; ``alt`` says in words what it shows."""
+    """Return ``parts`` as an ``<img>`` of this size in pixels; ``alt`` describes it in words."""
     svg = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
         f'width="{width:g}" height="{height:g}" font-family="{_FONT}" font-size="11" '
@@ -35,7 +35,7 @@ def image(parts: Iterable[str], width: float, height: float, alt: str) -> str:
 
 
 def label(x: float, y: float, text: str, most: int = 60, **attributes: Any) -> str:
-    """Return a word at its baseline; ``text`` is escaped here."""
+    """Return a text element at its baseline; ``text`` is escaped here."""
     return f'<text x="{x:.4g}" y="{y:.4g}"{_attributes(attributes)}>{name_html(text, most)}</text>'
 
 
@@ -53,7 +53,7 @@ def path(drawn: str, **attributes: Any) -> str:
 
 
 def line(xs: NDArray[np.float64], ys: NDArray[np.float64]) -> str:
-    """Return a polyline's coordinates, to a tenth of a pixel, each from the one before."""
+    """Return a polyline's coordinates, to a tenth of a pixel, relative to the previous ones."""
     tenths = np.rint(np.column_stack([xs, ys]) * 10).astype(np.int64)
     moves = " ".join(f"{move / 10:g}" for move in np.diff(tenths, axis=0).ravel().tolist())
     start_x, start_y = tenths[0] / 10
@@ -66,7 +66,7 @@ def box(x: float, y: float, width: float, height: float) -> str:
 
 
 def text_width(text: str) -> float:
-    """Return about how many pixels ``text`` takes, rather too many."""
+    """Return an upper estimate of the width of ``text`` in pixels."""
     return 6.1 * len(text)
 
 

@@ -1,4 +1,4 @@
-"""The timeline: who did what when."""
+"""The timeline: activities of ranks over time."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ __all__ = ["timeline_html"]
 
 _WIDTH, _LEFT, _RIGHT = 880, 62, 868
 _MOST_BOXES = 1600
-"""Spans drawn one by one, of all lanes; 120 of a lane are still as wide as they are high."""
+"""Number of spans drawn one by one, in all lanes; 120 per lane are still as wide as high."""
 _MOST_CELLS = 10_000
-"""Stacked pieces of all lanes, where spans are too many or too narrow: 8 bytes each."""
+"""Number of stacked pieces in all lanes, if spans are too many or too narrow: 8 bytes each."""
 _MOST_RANKS_WITH_ALL_TRACKS = 8
 _PHASES = {
     "waiting": (0.15, INK), "starting": (0.4, EITHER[4]), "loading": (0.7, EITHER[6]),
     "running": (0.25, EITHER[0]), "finishing": (1.0, EITHER[2]),
 }  # fmt: skip
-"""Opacity in the strip below spans, which have the colours; colour where there are no spans."""
+"""Opacity in the strip below spans, which have the colours; full colour if there are no spans."""
 
 
 def timeline_html(
     state: GangState, lanes: SpanTracks, times: Times, ranks: Sequence[int]
 ) -> list[str]:
-    """Return caption, picture and list as lines of HTML, of ``ranks`` only; none without a lane."""
+    """Return caption, picture and list as lines of HTML, only of ``ranks``; empty without a lane."""
     rows = _rows(lanes, ranks)
     if not rows:
         return []
     picture = _Picture(state, lanes.names, times, rows)
     some = f" · {len(ranks)} of {len(state.ranks):,} ranks" if len(ranks) < len(state.ranks) else ""
     skipped = sum(lane.skipped for lane in lanes.lanes().values())
-    lost = f" · {skipped:,} spans came too fast to be kept" if skipped else ""
+    lost = f" · {skipped:,} spans were dropped because they came too fast" if skipped else ""
     late = late_in_all({rank.rank: rank.waits for rank in state.ranks})
     waited = f" · {late_text(late, state.rendezvous)}" if late else ""
     caption = f"<p><b>Timeline</b> since the launch{some}{waited}{lost}</p>"
@@ -58,7 +58,7 @@ def timeline_html(
 
 @dataclass(frozen=True)
 class _TrackRow:
-    """A lane and where it is drawn; the first of a rank is the highest and has its name."""
+    """A lane and its position; the first of a rank is the highest and has its name."""
 
     rank: int
     track: str
@@ -91,7 +91,7 @@ def _rows_of(rank: int, lanes: Mapping[str, SpanTrack], has_all: bool) -> list[_
 
 
 class _Entry(NamedTuple):
-    """One colour of the key."""
+    """One colour of the legend."""
 
     colour: str
     opacity: float
@@ -108,7 +108,7 @@ class _Picture:
         self._names = names
         self._times = times
         self._rows = rows
-        # Not the latest end of a span: a rank whose clock is wrong would squeeze all others.
+        # Not the latest end of a span: a rank with a wrong clock would squeeze all others.
         self._until_s = max(state.now_s, 1e-3)
         self._x = Scale(0.0, self._until_s, _LEFT, _RIGHT)
         self._most_boxes = min(120, _MOST_BOXES // len(rows))
@@ -128,7 +128,7 @@ class _Picture:
         return svg.image([*parts, *drawn], _WIDTH, y + 24, self._in_words())
 
     def _heading(self, rank: int, y: float) -> list[str]:
-        """Return the rank's name, and a cross where it failed."""
+        """Return the rank's name, and a cross if it failed."""
         parts = [svg.label(_LEFT - 8, y + 13, f"rank {rank}", text_anchor="end")]
         shown = self._state.ranks[rank]
         if shown.phase == "failed" and shown.exited is not None:
@@ -155,7 +155,7 @@ class _Picture:
     # ── few spans: every one a box ──
 
     def _boxes(self, row: _TrackRow, y: float) -> list[str]:
-        """Return the spans, inner ones thinner, with their names where there is room."""
+        """Return the spans, inner ones thinner, with names that fit."""
         lane = row.lane
         left = self._x(lane.starts_s)
         width = np.maximum(self._x(lane.starts_s + lane.durations_s) - left, 0.6)
@@ -187,12 +187,12 @@ class _Picture:
         opacity, colour = _PHASES.get(name, (0.25, INK))
         return (INK, opacity) if self._times.colours else (colour, 1.0)
 
-    # ── many spans: what share of each stretch of time went to each name ──
+    # ── many spans: the share of each name in each interval ──
 
     def _stacked(self, row: _TrackRow, y: float) -> list[str]:
-        """Return one area per colour, the longest name at the bottom.
+        """Return one area per colour, with the name that takes longest at the bottom.
 
-        Each area reaches down to the bottom and is covered by the next, so one edge is enough.
+        Each area extends to the bottom and is covered by the next, so one edge is sufficient.
         """
         layers = self._layers(row.lane)
         column_s = self._until_s / self._columns
@@ -220,13 +220,13 @@ class _Picture:
         ]
 
     def _area(self, tops: NDArray[np.float64], bottom: float) -> str:
-        """Return steps along ``tops`` and back along the bottom; equal neighbours are one."""
+        """Return steps along ``tops`` and back along the bottom; equal neighbours are merged."""
         wide = (_RIGHT - _LEFT) / self._columns
         starts = [0, *(np.flatnonzero(np.diff(tops)) + 1).tolist(), len(tops)]
         steps = [f"V{tops[a]:.4g}H{_LEFT + b * wide:.4g}" for a, b in pairwise(starts)]
         return f"M{_LEFT} {bottom:.4g}{''.join(steps)}V{bottom:.4g}z"
 
-    # ── words ──
+    # ── text ──
 
     def _entries(self) -> list[_Entry]:
         named = [
@@ -251,7 +251,7 @@ class _Picture:
 
 
 def _key(entries: Sequence[_Entry]) -> tuple[list[str], float]:
-    """Return the key in as many lines as it needs, and its height."""
+    """Return the legend in as many lines as it needs, and its height."""
     parts, x, y = [], float(_LEFT), 4.0
     for entry in entries:
         wide = 34 + svg.text_width(entry.text)
@@ -267,7 +267,7 @@ def _key(entries: Sequence[_Entry]) -> tuple[list[str], float]:
 def _covered(
     starts_s: NDArray[np.float64], durations_s: NDArray[np.float32], edges_s: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return the seconds that spans take between each two edges; overlapping ones count each."""
+    """Return the seconds of spans between each two edges; overlapping ones all count."""
     at = np.concatenate([starts_s, starts_s + durations_s])
     order = np.argsort(at, kind="stable")
     n_open = np.repeat([1.0, -1.0], len(starts_s))[order].cumsum()

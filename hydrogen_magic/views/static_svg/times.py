@@ -14,7 +14,7 @@ from hydrogen_magic.views.static_svg.fills import fills
 __all__ = ["Times", "list_html", "times_of"]
 
 _MOST_NAMES = 7
-"""Names with a colour of their own; INK is left for all others."""
+"""Names with their own colour; INK is for all others."""
 _MOST_ROWS = 12
 _LONGEST_S = 1e9
 """Thirty years; beyond it a rank's clock is wrong."""
@@ -22,16 +22,16 @@ _LONGEST_S = 1e9
 
 @dataclass(frozen=True)
 class Times:
-    """What ranks spent their time on, the longest first."""
+    """The activities of ranks by time, the longest first."""
 
     seconds: Mapping[str, Mapping[int, float]]
     """Name -> rank -> seconds, see :meth:`SpanTracks.shares`."""
     colours: Mapping[str, str]
     recorded_s: float
-    """Of all ranks together."""
+    """Seconds of all ranks together."""
 
     def share(self, name: str) -> str:
-        """Return ``48 %`` of the time that was recorded, as the live view does."""
+        """Return ``48 %`` of the recorded time, as in the live view."""
         spent_s = sum(self.seconds[name].values())
         percent = 100 * spent_s / self.recorded_s if self.recorded_s else 0.0
         return f"{percent:.0f} %" if percent >= 1 or not percent else "< 1 %"
@@ -47,7 +47,7 @@ def times_of(lanes: SpanTracks) -> Times:
 
 
 def list_html(times: Times) -> list[str]:
-    """Return the share of every name, and how ranks differ in it, as lines of HTML."""
+    """Return the share of every name, and its range over the ranks, as lines of HTML."""
     if not times.seconds:
         return []
     titles = ("name", "share", "per rank", "least", "most")

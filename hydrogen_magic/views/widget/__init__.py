@@ -1,12 +1,12 @@
-"""The view of a notebook: a live widget in pages that draw it, text where none does, a picture after.
+"""The notebook view: a live widget if a page can draw it, otherwise text, and a static picture at the end.
 
-Three ways a gang is shown in a kernel, one after another where need be:
+A gang is shown in up to three ways, one after another:
 
-- a front end is expected (``display.is_widget_expected``): a widget is displayed, and once its page says
-  hello it gets everything, then at most ten messages a second;
+- a front end is expected (``display.is_widget_expected``): a widget is displayed, and after its page has
+  said hello, the page gets everything, then at most ten messages a second;
 - no page has said hello after three seconds, or no front end is expected: the ranks' output is
   printed and a block of text updated in place, from the first event on;
-- at the end: a picture made of HTML alone, that a saved notebook and nbconvert show.
+- at the end: a picture of static HTML, which a saved notebook and nbconvert show.
 
 A flood of other messages makes the server drop messages, ours among them. A page that knows of the
 widget asks for what it misses. Once the flood is over, a widget that no page has heard of is opened
@@ -54,11 +54,11 @@ if TYPE_CHECKING:
 __all__ = ["WidgetView", "still"]
 
 _PATIENCE_S = 3.0
-"""A page with a widget manager says hello within a second, a large notebook included."""
+"""A page with a widget manager says hello within a second, even for a large notebook."""
 _MESSAGE_S = 0.1
-"""Ten messages a second look continuous, and leave the server at rest."""
+"""Ten messages a second appear continuous, and leave the server time."""
 _SERVING_S = 0.05
-"""For what pages ask, between two updates: half of the time."""
+"""Time for requests of pages between two updates: half of it."""
 _PARTS_AT_A_TIME = 4
 """Of files, between two updates: 40 MB/s, and the view goes on."""
 _CALM_EVERY_S = 0.25
@@ -90,14 +90,14 @@ class WidgetView:
         self._maker = DownloadMaker(self._on_file)
         self._state = GangState()
         self._n_seen = 0
-        """Events so far, of those that ``actions`` has."""
+        """Number of events so far, among those of ``actions``."""
         self._feed: PageFeed | None = None
-        """What pages are told; made when the first one comes, for where none does it costs nothing."""
+        """Source of messages to pages; created for the first page, so that it costs nothing without one."""
         self._fresh: list[Event] = []
-        """Events that it has not taken yet."""
+        """Events that it has not processed yet."""
         self._page: Page | None = None
         self._picture: tuple[str, str] | None = None
-        """What is displayed after the end, as HTML and as text."""
+        """The display after the end, as HTML and as text."""
         self._text: TextView | None = None
         self._opened_at: float | None = None
         self._next_message_at = 0.0
@@ -108,18 +108,18 @@ class WidgetView:
         self._serving = threading.RLock()
         self._is_closed = False
         self._is_broken = False
-        """No page is told anything any more, see :meth:`_give_up`."""
+        """Pages get no more messages, see :meth:`_give_up`."""
         self._is_text_over = False
 
     @property
     def interval_s(self) -> float:
-        """Seconds between two updates: 0.1, and less where they also read what pages say."""
+        """Seconds between two updates: 0.1, and less if they also read messages of pages."""
         if self._text is not None and not self._blocking:
             return DETACHED_S
         return self._page.interval_s if self._page is not None else _MESSAGE_S
 
     def update(self, state: GangState, fresh: Sequence[Event]) -> None:
-        """Bring pages, or the text, up to date; answer what pages asked for."""
+        """Update pages, or the text; answer requests of pages."""
         self._state = state
         self._n_seen += len(fresh)
         try:
@@ -190,7 +190,7 @@ class WidgetView:
         self._end_text(state)
 
     def _end_as_text(self, state: GangState) -> None:
-        """Print what a page has shown until now."""
+        """Print the output that a page has shown until now."""
         if not self._is_text_over:
             self._show_text(state, [])
             self._end_text(state)
@@ -201,11 +201,11 @@ class WidgetView:
             self._is_text_over = True
 
     def _give_up(self, error: Exception) -> None:
-        """Go on with text alone: what pages are to be told cannot be made any more."""
+        """Continue with text only: messages to pages can no longer be created."""
         place = traceback.extract_tb(error.__traceback__)[-1]
-        # No warning: notebooks often have these ignored, or raised.
+        # Not a warning: notebooks often ignore or raise them.
         print(
-            f"the live view of gang {self._state.gang} broke, text goes on in its place; please "
+            f"the live view of gang {self._state.gang} failed and was replaced by text; please "
             f"report {type(error).__name__}: {error} ({place.filename}, line {place.lineno})",
             file=sys.stderr,
         )
@@ -216,7 +216,7 @@ class WidgetView:
         self._outgoing.clear()
         page, self._page = self._page, None
         if page is not None:
-            with suppress(Exception):  # what broke it may break that too
+            with suppress(Exception):  # the same error may occur there too
                 page.close()
 
     def _take(self, fresh: Sequence[Event]) -> None:
@@ -226,7 +226,7 @@ class WidgetView:
             self._begin()
 
     def _events(self) -> list[Event]:
-        """Return all events so far; the oldest output may be left out, as :class:`Gang` does."""
+        """Return all events so far; the oldest output may be missing, as in :class:`Gang`."""
         return [] if self._actions is None else self._actions.events()[: self._n_seen]
 
     # ── pages ──
@@ -234,7 +234,7 @@ class WidgetView:
     def _open(self, state: GangState) -> None:
         self._opened_at = self._clock()
         if self._expected:
-            from hydrogen_magic.views.widget.model import Page  # 0.2 s, where nobody looks
+            from hydrogen_magic.views.widget.model import Page  # takes 0.2 s
 
             self._page = Page(self._display, self._desk.take)
             self._page.open(state.gang, blocking=self._blocking)
@@ -243,7 +243,7 @@ class WidgetView:
             self._start_text()
 
     def _begin(self) -> PageFeed:
-        """Start to follow the gang for pages; the first one is told everything at once."""
+        """Start following the gang for pages; the first one gets everything at once."""
         feed = PageFeed(is_raised=self._blocking)
         state, fresh = self._state, self._events()
         while feed.update(state, fresh, self._gang_clock.now_s(state)) and state.is_terminal:
@@ -260,7 +260,7 @@ class WidgetView:
             self._send(*message)
             if not state.is_terminal:
                 return
-            fresh = []  # at the end, all that is left comes in several messages
+            fresh = []  # at the end, the remaining data takes several messages
 
     def _send(self, content: Mapping[str, Any], buffers: Sequence[bytes] = ()) -> None:
         page = self._page
@@ -273,11 +273,11 @@ class WidgetView:
         if order["do"] == "hello":
             self._is_heard.set()
         self._asked.append(order)
-        # After close() nobody comes by any more; it sets the mark before it looks for the last time.
+        # After close() there are no more updates; it sets the flag before its last check.
         if self._is_closed:
             self._serve(all_of_it=True)
 
-    # ── what pages asked for ──
+    # ── requests of pages ──
 
     def _serve(self, *, all_of_it: bool = False) -> None:
         with self._serving:
@@ -294,7 +294,7 @@ class WidgetView:
                 n_left -= 1
 
     def _answer_newest(self, order: Order) -> None:
-        """Answer an order, unless the same page has asked for something else in its place since."""
+        """Answer a request, unless the same page has replaced it by another since."""
         about = (order["client"], order["do"], order.get("metric"))
         if order["do"] not in ("csv", "trace", "log") and any(
             (o["client"], o["do"], o.get("metric")) == about for o in list(self._asked)
@@ -308,7 +308,7 @@ class WidgetView:
     def _answer(self, order: Order) -> None:
         actions = self._actions
         if actions is None:
-            return  # forgotten between the order and here: its page has the final picture
+            return  # forgotten between the request and here: its page has the final picture
         feed = self._feed or self._begin()
         what = order["do"]
         if what == "hello":
@@ -320,7 +320,7 @@ class WidgetView:
             self._desk.answer(order, ok=True)
         elif what in ("rows", "lanes"):
             (feed.watch if what == "rows" else feed.show_lanes)(order["ranks"])
-            if self._is_closed:  # no update comes any more
+            if self._is_closed:  # there are no more updates
                 self._show_page(self._state)
         else:
             self._maker.make(actions, order)
@@ -328,13 +328,13 @@ class WidgetView:
     def _answer_detail(self, feed: PageFeed, order: Order) -> None:
         try:
             found = feed.detail(order)
-        except ValueError as error:  # of a metric that the next attempt has not logged yet
+        except ValueError as error:  # for a metric that the next attempt has not logged yet
             self._desk.answer(order, ok=False, text=str(error))
         else:
             self._send(*found)
 
     def _on_file(self, order: Order, made: DownloadFile | str) -> None:
-        """Take a file that was made, or what to say in its place; in the maker's thread."""
+        """Receive a file, or an error message in its place; in the maker's thread."""
         if isinstance(made, str):
             self._desk.answer(order, ok=False, text=made)
             return
@@ -343,7 +343,7 @@ class WidgetView:
         if self._is_closed:  # as in _later()
             self._serve(all_of_it=True)
 
-    # ── text, where no page is ──
+    # ── text, without a page ──
 
     def _show_text(self, state: GangState, fresh: Sequence[Event]) -> None:
         if self._text is not None:
@@ -358,7 +358,7 @@ class WidgetView:
         return self._text
 
     def _return_to_page(self, state: GangState) -> None:
-        """A page came late: it has all that was printed, and what comes next."""
+        """A page connected late: it has the printed output, and gets later output."""
         self._text = None
         if self._page is not None:
             self._page.show("\n".join(block(state, state.now_s, _WIDTH)))
@@ -394,7 +394,7 @@ class WidgetView:
             page.show("\n".join(block(self._state, self._state.now_s, _WIDTH)))
 
     def fade(self) -> None:
-        """Let go of the gang and its data; pages keep the final picture."""
+        """Release the gang and its data; pages keep the final picture."""
         with self._serving:
             self._desk.forget()
             self._feed, self._actions, self._state = None, None, GangState()
@@ -402,7 +402,7 @@ class WidgetView:
             self._display.forget()
 
     def end(self) -> None:
-        """Take the widget itself back."""
+        """Close the widget itself."""
         if self._page is not None:
             self._page.close()
             self._page = None

@@ -1,4 +1,4 @@
-"""Where a notebook's view is shown: one output of the cell, in a front end that may draw widgets."""
+"""The display of a notebook's view: one output of the cell, in a front end that may draw widgets."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Display:
             update(publish)
 
     def put_text(self, text: str, _: str | None = None) -> str:
-        """Show plain text; this is what a text view sends with."""
+        """Show plain text; text views send with it."""
         self.put({"text/plain": text})
         return self._id or ""
 
@@ -97,7 +97,7 @@ def send_under(cell: Any, kind: str, content: Mapping[str, Any]) -> None:
 
 
 def is_widget_expected() -> bool:
-    """Tell whether this kernel's gangs are shown by a widget; warn when only its file is missing."""
+    """Tell whether this kernel shows gangs by a widget; warn if only its file is missing."""
     if not _front_end_draws_widgets():
         return False
     if BUNDLE.exists():
@@ -108,19 +108,19 @@ def is_widget_expected() -> bool:
 
 @lru_cache
 def _warn_of_missing(bundle: Path) -> None:
-    """Say it once: IPython shows the same warning after every cell."""
+    """Warn once: IPython shows the same warning after every cell."""
     warnings.warn(
-        f"no live view: {bundle} is missing; `make front` (or `npm run build` in "
-        "hydrogen_magic/views/widget/front) builds it. Gangs are shown as text.",
+        f"the live view is not available: {bundle} is missing; `make front` (or `npm run build` "
+        "in hydrogen_magic/views/widget/front) builds it. Gangs are shown as text.",
         stacklevel=2,
     )
 
 
 def _front_end_draws_widgets() -> bool:
-    """Tell whether this kernel belongs to a front end in which somebody looks at widgets.
+    """Tell whether this kernel belongs to a front end that displays widgets to a user.
 
-    Jupyter's server names the notebook to kernels that it starts for one, and none that only runs
-    a notebook through does. VS Code and Colab have their own marks.
+    Jupyter's server passes the name of the notebook to kernels that it starts for one; tools that only
+    execute a notebook do not. VS Code and Colab have their own marks.
     """
     marks = ("JPY_SESSION_NAME", "VSCODE_PID", "VSCODE_CWD", "COLAB_RELEASE_TAG")
     return any(os.environ.get(mark) for mark in marks) or "google.colab" in sys.modules
@@ -129,17 +129,17 @@ def _front_end_draws_widgets() -> bool:
 def is_view_needed() -> bool:
     """Tell whether the front end opens a widget's model only for an output that shows the widget.
 
-    Jupyter's own open every model at once; VS Code and Colab load what they need for it on sight.
+    Jupyter's own front ends open every model at once; VS Code and Colab do so on display.
     """
     return "JPY_SESSION_NAME" not in os.environ
 
 
 def kernel_id() -> str:
-    """Return the kernel's name in its server's API; empty when it has none."""
+    """Return the kernel's id in its server's API; empty if it has none."""
     from ipykernel.connect import get_connection_file
 
     try:
         found = _KERNEL_FILE.fullmatch(Path(get_connection_file()).name)
-    except (RuntimeError, OSError):  # no kernel of a process's own, or its file was removed
+    except (RuntimeError, OSError):  # a kernel without its own process, or its file was removed
         return ""
     return found[1] if found else ""

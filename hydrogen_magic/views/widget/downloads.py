@@ -1,4 +1,4 @@
-"""Files that a page may save: metrics as CSV, spans as a Chrome trace, ranks' whole output."""
+"""Files that a page may save: metrics as CSV, spans as a Chrome trace, the ranks' complete output."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from hydrogen_magic.views.widget.page_commands import Order
 __all__ = ["DownloadFile", "DownloadMaker", "make_file", "parts"]
 
 _PART_BYTES = 1 << 20
-"""Of a message: a server hands on others in between."""
+"""Bytes of a message: a server forwards others in between."""
 _MOST_WAITING = 8
-"""Files asked for at a time; each may take seconds."""
+"""Maximum number of pending files; each may take seconds."""
 _MOST_EMPTY = 16
-"""Cells of a table for each one with a value."""
+"""Maximum number of cells of a table for each value."""
 _MOST_BYTES = 64 << 20
-"""What is larger stays on the kernel's disk: a page would hold it twice in its memory."""
+"""Larger files stay on the kernel's disk: a page would hold them twice in its memory."""
 
 
 @dataclass(frozen=True)
 class DownloadFile:
-    """A file as a browser saves it."""
+    """A file for the browser to save."""
 
     name: str
     mime: str
@@ -41,10 +41,10 @@ class DownloadFile:
 
 
 class DownloadMaker:
-    """Makes files one after the other, in a thread while there are any to make.
+    """Creates files one after the other, in a thread that runs while there are any.
 
-    Seconds may pass over one of them, in which the view and the kernel's cells go on. ``done`` gets
-    the order with the file, or with what to say in its place.
+    A file may take seconds, while the view and the kernel's cells continue. ``done`` gets the request with
+    the file, or with an error message in its place.
     """
 
     def __init__(self, done: Callable[[Order, DownloadFile | str], None]) -> None:
@@ -54,10 +54,10 @@ class DownloadMaker:
         self._lock = threading.Lock()
 
     def make(self, actions: Actions, order: Order) -> None:
-        """Make the file that an order asks for. Raises HydrogenError when too many wait already."""
+        """Create the requested file. Raises HydrogenError if too many are pending."""
         with self._lock:
             if len(self._waiting) >= _MOST_WAITING:
-                raise HydrogenError("other files are being made: wait for them")
+                raise HydrogenError("too many files are being prepared: try again later")
             self._waiting.append((actions, order))
             is_busy, self._is_busy = self._is_busy, True
         if not is_busy:
@@ -71,8 +71,8 @@ class DownloadMaker:
                 made: DownloadFile | str = make_file(actions, order)
             except HydrogenError as error:
                 made = str(error)
-            except Exception as error:  # no memory for a table, or a fault of ours: it is said
-                made = f"the file could not be made: {type(error).__name__}: {error}"
+            except Exception as error:  # out of memory, or an internal error: the page is informed
+                made = f"the file could not be created: {type(error).__name__}: {error}"
             self._done(order, made)
 
     def _next(self) -> tuple[Actions, Order] | None:
@@ -82,14 +82,14 @@ class DownloadMaker:
 
 
 def make_file(actions: Actions, order: Order) -> DownloadFile:
-    """Return the file that an order asks for.
+    """Return the requested file.
 
-    Raises HydrogenError when there is none, or when it is too large; then it says where it lies.
+    Raises HydrogenError if there is none, or if it is too large; the message then has its path.
     """
     try:
         return _MAKERS[order["do"]](actions, order)
     except OSError as error:
-        raise HydrogenError(f"the file could not be made: {error}") from error
+        raise HydrogenError(f"the file could not be created: {error}") from error
 
 
 def parts(file: DownloadFile, order: Order) -> Iterator[Message]:
@@ -111,15 +111,15 @@ def _csv(actions: Actions, order: Order) -> DownloadFile:
 
 
 def _check_table(actions: Actions) -> None:
-    """Refuse a table of nothing: names made at run time fill it with empty cells."""
+    """Refuse a mostly empty table: names created at run time make one."""
     logged = [event for event in actions.events() if isinstance(event, Metrics)]
     n_rows = sum(len(event.steps) for event in logged)
     n_columns = len({name for event in logged for name in event.values})
     n_filled = sum(len(event.steps) * len(event.values) for event in logged)
     if n_rows * n_columns > max(_MOST_BYTES, _MOST_EMPTY * n_filled):
         raise HydrogenError(
-            f"{n_columns} metrics over {n_rows} steps make a table that is too large, and mostly "
-            "empty; the gang's events() have the values"
+            f"{n_columns} metrics over {n_rows} steps would make a table that is too large and "
+            "mostly empty; the gang's events() have the values"
         )
 
 
@@ -136,7 +136,7 @@ def _trace(actions: Actions, order: Order) -> DownloadFile:
 
 
 def _bounded(actions: Actions, file: DownloadFile) -> DownloadFile:
-    """Return ``file``; leave it beside the ranks' logs when it is too large for a page."""
+    """Return ``file``; if it is too large for a page, save it beside the ranks' logs."""
     if len(file.data) <= _MOST_BYTES:
         return file
     path = actions.log_path(0).with_name(file.name)
@@ -171,7 +171,8 @@ def _read(rank: int, path: Path, titled: bool) -> bytes:
 
 def _too_large(n_bytes: int, where: str) -> str:
     return (
-        f"{size_text(n_bytes)} is more than a page can take; on the kernel's machine it is {where}"
+        f"{size_text(n_bytes)} is too large for a page; on the kernel's machine the data is in "
+        f"{where}"
     )
 
 

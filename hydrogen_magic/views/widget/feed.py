@@ -1,8 +1,8 @@
-"""What a page is told of a gang: ten times a second what is new, and everything to one that arrives.
+"""Messages about a gang to pages: changes ten times a second, and everything for a new page.
 
-Single-threaded: whoever calls holds a lock. ``protocol.ts`` says what the messages mean. Per message
-there is a budget for each kind of news; what exceeds it waits (curves, spans) or is left out and
-counted (lines). The first message after the gang's end brings all the rest.
+Single-threaded: callers hold a lock. ``protocol.ts`` defines the messages. Each message has a budget for
+each kind of data; data over it waits (curves, spans) or is dropped and counted (lines). The first messages
+after the gang's end bring all the rest.
 """
 
 from __future__ import annotations
@@ -25,43 +25,43 @@ from hydrogen_magic.views.widget.state_diff import StateDiff
 __all__ = ["PageFeed", "Message"]
 
 _HEARTBEAT_S = 1.0
-"""A page that hears nothing for a few seconds says so."""
+"""A page without messages for a few seconds reports that."""
 _BUCKETS_PER_S = 5000
 """120 kB a second: with all the rest less than 200 kB."""
 _MOST_BUCKETS = 1000
-"""In one message: 24 kB."""
+"""Buckets in one message: 24 kB."""
 _MANY_POINTS = 1000
 _MANY_POINTS_EVERY_S = 0.19
-"""So many points in one message are put into curves in every other one: that takes half the time."""
+"""With this many points per message, curves are updated in every other one: that takes half the time."""
 _MOST_SPANS = 4000
-"""In one message: 60 kB."""
+"""Spans in one message: 60 kB."""
 _MOST_SPANS_AT_END = 64_000
-"""In each of the last messages, which follow each other at once: 1 MB."""
+"""Spans in each of the last messages, which follow each other at once: 1 MB."""
 _CATCH_UP = 16
-"""Where more spans wait, so many messages are to bring them: a lane is never far behind."""
+"""If more spans wait, this many messages send them: a track never lags far behind."""
 _MOST_STACKS = 64
-"""Ranks whose stacks are told; those of a thousand ranks say much the same."""
+"""Ranks whose stacks are sent; those of a thousand ranks are mostly alike."""
 _MOST_WATCHED = 16
 _MOST_DETAIL_BUCKETS = 8192
-"""Of one series: twice the pixels of a wide screen."""
+"""Buckets of one series: twice the pixels of a wide screen."""
 _LARGEST_STEP = 1e300
-"""Beyond it widths of buckets would overflow."""
+"""Larger widths of buckets would overflow."""
 
 
 class Message(NamedTuple):
-    """A message as it is sent: JSON, and the binary columns it refers to."""
+    """A message as sent: JSON, and the binary columns it refers to."""
 
     content: dict[str, Any]
     buffers: list[bytes]
 
 
 class PageFeed:
-    """Follows one gang and says what is new.
+    """Follows one gang and creates the messages about changes.
 
-    Of more than 16 ranks, curves are sent of rank 0, failed ranks and those that :meth:`watch` asked
-    for, beside the curves of all ranks together; spans of these ranks, and of those that
-    :meth:`show_lanes` asked for: at first the first 16. ``is_raised``: a cell waits for the gang, and
-    its error shows the failure's traceback too.
+    Of more than 16 ranks, curves are sent of all ranks together, rank 0, failed ranks, and those requested
+    by :meth:`watch`; spans are sent of these ranks, and of those requested by :meth:`show_lanes`, initially
+    the first 16. ``is_raised``: a cell waits for the gang, and its error also shows the failure's
+    traceback.
     """
 
     def __init__(self, *, is_raised: bool = False) -> None:
@@ -84,10 +84,10 @@ class PageFeed:
         self._report: dict[str, Any] | None = None
 
     def update(self, state: GangState, fresh: Sequence[ev.Event], now_s: float) -> Message | None:
-        """Return a ``Delta`` for everybody, None when there is nothing to say.
+        """Return a ``Delta`` for all pages, None if nothing has changed.
 
-        ``fresh``: the events since the last call; ``state`` is the one after them. At least one
-        message a second comes while the gang runs.
+        ``fresh``: the events since the last call; ``state`` is the state after them. There is at least one
+        message a second while the gang runs.
         """
         events = [event for event in fresh if _is_of(state, event)]
         is_anew = self._is_anew(events)
@@ -106,15 +106,15 @@ class PageFeed:
         return Message({**self._head(), **content}, buffers)
 
     def whole(self, to: str) -> Message:
-        """Return everything that was told so far as a ``Delta`` for the client ``to``."""
+        """Return everything sent so far as a ``Delta`` for the client ``to``."""
         buffers: list[bytes] = []
         content = self._everything(buffers)
         return Message({**self._head(), "to": to, **content}, buffers)
 
     def detail(self, order: Mapping[str, Any]) -> Message:
-        """Return the ``Detail`` that an order asks for.
+        """Return the requested ``Detail``.
 
-        Raises ValueError when the order names no metric there is, or no range of steps.
+        Raises ValueError for an unknown metric or an invalid range of steps.
         """
         metric, start, until, n_buckets = _asked(order)
         if metric not in self.curves.metrics():
@@ -129,18 +129,18 @@ class PageFeed:
         return Message({**head, "from": start, "until": until, **part}, buffers)
 
     def watch(self, ranks: Sequence[int]) -> None:
-        """Tell of these ranks too, at most 16, in place of those asked for before."""
+        """Also send these ranks, at most 16, in place of those requested before."""
         self._watched = tuple(dict.fromkeys(rank for rank in ranks if rank >= 0))[:_MOST_WATCHED]
         self._board.hurry()
 
     def show_lanes(self, ranks: Sequence[int]) -> None:
-        """Send the spans of these ranks too, at most 16, in place of those asked for before."""
+        """Also send the spans of these ranks, at most 16, in place of those requested before."""
         self._laned = tuple(ranks[:MOST_ROWS])
 
-    # ── taking ───────────────────────────────────────────────────────────────────────────────────
+    # ── input ────────────────────────────────────────────────────────────────────────────────────
 
     def _is_anew(self, events: Sequence[ev.Event]) -> bool:
-        """Tell whether curves begin again, so that what pages know of them is to be forgotten."""
+        """Tell whether curves start again, so that pages must drop theirs."""
         begins = any(isinstance(event, ev.AttemptStarted) for event in events)
         return begins and bool(self.curves.metrics() or self._stacks)
 
@@ -154,7 +154,7 @@ class PageFeed:
         if any(isinstance(event, ev.AttemptStarted) for event in events):
             self._stacks = {}
 
-    # ── telling ──────────────────────────────────────────────────────────────────────────────────
+    # ── output ───────────────────────────────────────────────────────────────────────────────────
 
     def _head(self) -> dict[str, Any]:
         return {"kind": "delta", "seq": self._seq, "now_s": round(self._now_s, 3)}
@@ -178,7 +178,7 @@ class PageFeed:
         return content
 
     def _everything(self, buffers: list[bytes]) -> dict[str, Any]:
-        """Return all that was told so far; what waits still comes to everybody later."""
+        """Return everything sent so far; waiting data is sent to all pages later."""
         ranks = self._ranks()
         curves = [curve_part(change, buffers) for change in self.curves.whole(ranks)]
         content: dict[str, Any] = {
@@ -199,7 +199,7 @@ class PageFeed:
         return content
 
     def _ranks(self) -> list[int] | None:
-        """Return whose curves are sent; None: those of all ranks."""
+        """Return the ranks whose curves are sent; None: those of all ranks."""
         return followed_ranks(self._state, self._known_watched())
 
     def _known_watched(self) -> list[int]:
@@ -270,7 +270,7 @@ def _lines_part(lines: list[list[Any]], n_left_out: int) -> dict[str, Any]:
 
 
 def _asked(order: Mapping[str, Any]) -> tuple[str, float, float, int]:
-    """Return metric, range of steps and number of buckets of an order that a page sent."""
+    """Return metric, range of steps and number of buckets of a page's request."""
     metric, numbers = order.get("metric"), [order.get(key) for key in ("from", "until", "buckets")]
     start, until, n_buckets = (n if _is_number(n) else math.nan for n in numbers)
     if not isinstance(metric, str) or math.isnan(start + until + n_buckets):

@@ -1,4 +1,4 @@
-"""Values as every front end takes them: JSON without NaN, text without tricks, columns as bytes."""
+"""Values for all front ends: JSON without NaN, text without control characters, columns as bytes."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ _LONGEST_STACKS = 64_000
 
 
 def plain(text: str, longest: int) -> str:
-    """Return one line of at most ``longest`` characters that is harmless to show."""
-    # Cut before it is cleaned: what a rank sends may be endless.
+    """Return one line of at most ``longest`` characters that is safe to show."""
+    # Cut before cleaning: a rank may send text of any length.
     cleaned = clean_name(text[: 4 * longest])
     return cleaned if len(cleaned) <= longest else f"{cleaned[: longest - 1]}…"
 
 
 def figure(value: float) -> float | str:
-    """Return a number of six digits that matter, or the word for what JSON cannot hold."""
+    """Return a number with six significant digits, or the name of a value that JSON lacks."""
     found = _as_float(value)
     return rounded(found) if math.isfinite(found) else str(found)
 
 
 def finite(value: float | None) -> float | None:
-    """Return a number that JSON can hold; None for all else."""
+    """Return a number that JSON can represent; None for all others."""
     found = math.nan if value is None else _as_float(value)
     return rounded(found) if math.isfinite(found) else None
 
 
 def rounded(value: float) -> float:
-    """Return ``value`` with six digits that matter; whole numbers stay as they are."""
+    """Return ``value`` with six significant digits; whole numbers are unchanged."""
     return int(value) if value.is_integer() and abs(value) < 2**53 else float(f"{value:.6g}")
 
 
 def stack_text(stacks: str, cells: Mapping[str, str]) -> str:
-    """Return where threads are, with the notebook's names for its cells."""
+    """Return stacks of threads, with the notebook's labels for its cells."""
     lines = stack_lines(stacks[:_LONGEST_STACKS], cells)
     return "\n".join(lines)
 

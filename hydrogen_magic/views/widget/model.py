@@ -1,6 +1,6 @@
-"""The page's side of a view, seen from the kernel: a widget's model, and the one display of it.
+"""The kernel's side of the widget: its model, and its single display.
 
-The model carries the live view's JavaScript, built by npm into one file; data go by messages.
+The model contains the live view's JavaScript, which npm bundles into one file; data is sent by messages.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from hydrogen_magic.views.widget.shell_interceptor import ShellInterceptor, swit
 __all__ = ["GangModel", "Page"]
 
 _MADE_S = 2.0
-"""Far more than it takes to make a model whose messages come already."""
+"""Much more than the creation of a model takes after its messages have arrived."""
 _WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 
 
 class GangModel(AnyWidget):
-    """What is kept in a page's model of a gang, and saved with the notebook: see ``protocol.ts``."""
+    """The state of a gang in a page's model, which is saved with the notebook: see ``protocol.ts``."""
 
     _esm = Unicode().tag(sync=True)
     gang_id = Unicode().tag(sync=True)
@@ -44,9 +44,9 @@ class GangModel(AnyWidget):
 
 
 class Page:
-    """A widget in front ends that draw one, from its opening to the picture that stays.
+    """A widget in front ends that draw one, from its creation to the final picture.
 
-    ``receive`` gets the content of what pages send, from any thread.
+    ``receive`` gets the contents of messages from pages, in any thread.
     """
 
     def __init__(self, shown: Display, receive: Callable[[Mapping[str, Any]], None]) -> None:
@@ -55,20 +55,20 @@ class Page:
         self._context = copy_context()
         self._comm_id = uuid.uuid4().hex
         self._place = f"hm-place-{self._comm_id}"
-        """Class of the element that a page puts the live view into."""
+        """CSS class of the element for the live view."""
         self._model: GangModel | None = None
         self._is_made = threading.Event()
         self._board: ShellInterceptor | None = None
         self._is_pumped = False
         self._cell: Any = None
-        """Request of the cell that shows the widget."""
+        """Parent message of the cell that shows the widget."""
 
     def open(self, gang_id: str, *, blocking: bool) -> None:
         """Make the widget; ``blocking``: a cell waits for the gang until :meth:`unblock`."""
         self._board = switchboard(ipython_kernel())
         self._cell = running_cell()
         self._is_pumped = blocking and self._board is not None and self._board.is_pumped
-        if self._board is not None:  # first: a page may speak as soon as it hears of the model
+        if self._board is not None:  # first: a page may send messages as soon as it has the model
             self._board.connect(self._comm_id, self._take, blocking=blocking)
         model = GangModel(
             model_id=self._comm_id,
@@ -80,28 +80,28 @@ class Page:
             session=self._cell["header"].get("session", "") if self._cell else "",
         )
         model.on_msg(lambda _, content, buffers: self._receive(content))
-        # The comm's own would call what hangs on cells, in whatever thread this is (matplotlib draws).
+        # The comm's own handler would run cell hooks in this thread (matplotlib draws).
         model.comm.handle_msg = model._handle_msg
         self._model = model
         self._is_made.set()
 
     def _take(self, message: dict[str, Any]) -> None:
-        """Take a message that comes past the kernel's main thread."""
+        """Handle a message that bypasses the kernel's main thread."""
         if self._is_made.wait(_MADE_S) and self._model is not None:
             self._model._handle_msg(message)
 
     @property
     def interval_s(self) -> float:
-        """How often :meth:`pump` wants to be called: a click on Stop is felt as immediate."""
+        """Interval of calls of :meth:`pump`: a click on Stop appears to be immediate."""
         return 0.05 if self._is_pumped else 0.1
 
     def pump(self) -> None:
-        """Read what pages have sent, where nobody else does while the cell waits."""
+        """Read messages of pages, if no other thread does so while the cell waits."""
         if self._is_pumped and self._board is not None:
             self._board.pump()
 
     def show(self, text: str) -> None:
-        """Show ``text`` until a page puts the live view there; a saved notebook shows nothing else."""
+        """Show ``text`` until a page draws the live view; a saved notebook shows only this."""
         note = f"{text}\nstill running when this was saved"
         self._put(f"<pre>{escape(note)}</pre>", note, **self._view())
 
@@ -111,19 +111,19 @@ class Page:
 
     def send(self, content: Mapping[str, Any], buffers: Sequence[bytes] = ()) -> None:
         """Send a message to every page that shows the widget; from any thread."""
-        # Where a thread has no context of its own, ipykernel 7.0 does not know what it answers to.
+        # If a thread has no context of its own, ipykernel 7.0 does not know the parent message.
         if self._model is not None:
             self._context.copy().run(self._model.send, dict(content), list(buffers))
 
     def unblock(self) -> None:
-        """The cell goes on: what pages send comes as for any other widget now."""
+        """The cell continues: messages of pages arrive as for any other widget from now on."""
         if self._board is not None:
             self._board.disconnect(self._comm_id)
 
     def end(self, html: str, text: str) -> None:
-        """Leave the final picture in the display and in the notebook as saved.
+        """Leave the final picture in the display and in the saved notebook.
 
-        As long as a page hears of the gang, it puts the live view in the picture's place.
+        As long as a page gets messages of the gang, it shows the live view in place of the picture.
         """
         self._context.copy().run(self._set_unblocked)
         self._put(html, text)
@@ -154,7 +154,7 @@ class Page:
         self._model.blocking = False
 
     def close(self) -> None:
-        """Take the widget back; what is displayed in its place is up to the caller."""
+        """Close the widget; the caller decides on the display in its place."""
         self.unblock()
         if self._model is not None:
             self._context.copy().run(self._shut)
@@ -163,13 +163,13 @@ class Page:
         assert self._model is not None, "what is shut was opened"
         layout = self._model.layout
         self._model.close()
-        layout.close()  # a model of its own, which nobody else closes
+        layout.close()  # a separate model, which nothing else closes
 
     def _view(self) -> dict[str, Any]:
-        """Return what shows the widget itself.
+        """Return the MIME bundle of the widget itself.
 
-        Left out where the page finds its place without it: notebooks that are trusted prefer it to all
-        else, and where the kernel is gone it is nothing but an error message.
+        Left out if the page finds its place without it: trusted notebooks prefer it to all other types, and
+        without a kernel it only shows an error message.
         """
         if not display.is_view_needed():
             return {}

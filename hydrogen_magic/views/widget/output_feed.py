@@ -1,4 +1,4 @@
-"""The ranks' output for the page: the newest lines, at a rate that a page can take."""
+"""The ranks' output for pages: the newest lines, at a limited rate."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from hydrogen_magic.driver.state.output_lines import OutputLine, OutputLines, cl
 __all__ = ["LiveLines"]
 
 MOST_LINES = 500
-"""Lines of one message; at ten messages a second nobody reads more."""
+"""Lines of one message; at ten messages a second, no reader follows more."""
 MOST_KEPT = 2000
-"""Lines that a page gets which arrives later."""
+"""Number of lines that a new page gets."""
 LONGEST_LINE = 4000
 """Characters of a line; the rest is in the rank's file."""
 
 _BYTES_PER_S = 80_000
 _MOST_AT_ONCE_BYTES = 160_000
-"""A long traceback of every rank passes whole; an endless stream is thinned out."""
+"""A long traceback of every rank passes completely; an endless stream is thinned out."""
 _KEPT_BYTES = 1 << 20
 _LAST_OF_RANK = 10
 _STREAMS = {"stdout": 0, "stderr": 1, ev.DRIVER: 0}
@@ -31,7 +31,7 @@ _JsonLine = list[Any]
 
 
 class LiveLines:
-    """Lines of all ranks, put together, shortened, and left out where there are too many."""
+    """Lines of all ranks, assembled, shortened, and dropped if there are too many."""
 
     def __init__(self) -> None:
         self._output = OutputLines()
@@ -39,29 +39,29 @@ class LiveLines:
         self._kept: deque[tuple[OutputLine, float]] = deque(maxlen=MOST_KEPT)
         self._last: dict[int, deque[str]] = {}
         self._n_before = 0
-        """Lines there were before the kept ones, those left out included."""
+        """Number of lines before the kept ones, including dropped ones."""
         self._allowed_bytes = float(_MOST_AT_ONCE_BYTES)
         self._taken_s = 0.0
 
     def feed(self, events: Iterable[ev.Event], gang: str) -> None:
-        """Take Output, RankExited and AttemptStarted; other kinds may be there."""
+        """Process Output, RankExited and AttemptStarted; other kinds are ignored."""
         for event in events:
             if isinstance(event, (ev.Output, ev.RankExited, ev.AttemptStarted)):
                 self._add(self._output.feed((event,), gang), event.at_s)
 
     def flush(self, at_s: float) -> None:
-        """Take what had no line's end for a line: nothing more will come."""
+        """Complete unfinished lines: no more output will follow."""
         self._add(self._output.flush(), at_s)
 
     def take(self, now_s: float) -> tuple[list[_JsonLine], int]:
-        """Return new lines, and how many were left out before them."""
+        """Return new lines, and how many were dropped before them."""
         elapsed_s = max(0.0, now_s - self._taken_s)
         self._taken_s = now_s
         grown = self._allowed_bytes + elapsed_s * _BYTES_PER_S
         self._allowed_bytes = min(_MOST_AT_ONCE_BYTES, grown)
         taken, spent = _newest(self._waiting, MOST_LINES, self._allowed_bytes)
         self._allowed_bytes -= spent
-        # A note counts as one line of those it stands for.
+        # A note counts as one of the lines it replaces.
         n_noted = sum(max(0, line.n_left_out - 1) for line, _ in self._waiting)
         n_left_out = len(self._waiting) - len(taken) + n_noted
         self._waiting = []
@@ -69,7 +69,7 @@ class LiveLines:
         return [_json(*line) for line in taken], n_left_out
 
     def whole(self) -> tuple[list[_JsonLine], int]:
-        """Return the last lines that were taken, and how many there were before them."""
+        """Return the last lines, and how many there were before them."""
         newest, _ = _newest(self._kept, MOST_KEPT, _KEPT_BYTES)
         return [_json(*line) for line in newest], self._n_before + len(self._kept) - len(newest)
 
@@ -85,7 +85,8 @@ class LiveLines:
 
     def _keep(self, taken: list[tuple[OutputLine, float]], n_left_out: int) -> None:
         n_over = max(0, len(self._kept) + len(taken) - MOST_KEPT)
-        # What was left out lies between kept lines: a page that comes later is told of it before them.
+        # Dropped lines are between kept lines: a page that connects later is informed of them
+        # before those.
         self._n_before += n_over + n_left_out
         self._kept.extend(taken)
 
@@ -93,7 +94,7 @@ class LiveLines:
 def _newest(
     lines: Iterable[tuple[OutputLine, float]], most: int, most_bytes: float
 ) -> tuple[list[tuple[OutputLine, float]], int]:
-    """Return the newest lines that fit, oldest first, and their bytes in a message, about."""
+    """Return the newest lines that fit, oldest first, and their approximate size in a message."""
     found: list[tuple[OutputLine, float]] = []
     spent = 0
     for line in reversed(list(lines)):

@@ -1,7 +1,7 @@
-"""What a page may ask for, see ``protocol.ts``: checked, done once, and always answered.
+"""Commands of pages, see ``protocol.ts``: validated, carried out once, and always answered.
 
-Pages repeat an order until it is acknowledged, so the same one may come several times, and late: after
-the gang has ended, when the cell that held them up was over.
+Pages repeat a command until it is acknowledged, so it may arrive several times, and late: after the gang
+has ended, when the cell that delayed it is over.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["CommandHandler", "Order"]
 Order = Mapping[str, Any]
 
 _REMEMBERED = 256
-"""Orders known by their id: far more than pages repeat at a time."""
+"""Commands remembered by their id: many more than pages repeat at a time."""
 _LONGEST_NAME = 200
 _MOST_BUCKETS = 100_000
 _MOST_RANKS_ASKED = 1024
@@ -34,7 +34,7 @@ class PageSender(Protocol):
 
 
 class CommandHandler:
-    """Takes orders from pages, in any thread, and returns at once.
+    """Handles commands of pages, in any thread, and returns at once.
 
     What acts on the gang is done here and now. What asks for data is checked and handed to ``later``,
     in the same form; files and outputs are acknowledged when they are made (:meth:`answer`).
@@ -46,11 +46,11 @@ class CommandHandler:
         self._send = send
         self._later = later
         self._answers: OrderedDict[str, Mapping[str, Any] | None] = OrderedDict()
-        """Order -> its answer, None while it is worked on."""
+        """Command -> its answer, None while it is in progress."""
         self._lock = threading.Lock()
 
     def take(self, content: Any) -> None:
-        """Take what a page sent; whatever is no order at all has nobody to be told so."""
+        """Handle a message of a page; malformed ones without an id are ignored."""
         if not isinstance(content, Mapping):
             return
         order_id, client = content.get("id"), content.get("client")
@@ -61,13 +61,13 @@ class CommandHandler:
         try:
             self._do(content)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
-            text = f"{content.get('do')!r:.40} came in a form this kernel does not know"
-            self.answer(content, ok=False, text=f"{text} ({error!s:.200}): reload the page")
+            text = f"this kernel does not understand the request {content.get('do')!r:.40}"
+            self.answer(content, ok=False, text=f"{text} ({error!s:.200}); reload the page")
         except HydrogenError as error:
             self.answer(content, ok=False, text=str(error))
 
     def answer(self, order: Order, *, ok: bool, text: str = "") -> None:
-        """Acknowledge an order."""
+        """Acknowledge a command."""
         ack = {"kind": "ack", "to": order["client"], "id": order["id"], "ok": ok}
         if text:
             ack["text"] = text
@@ -76,11 +76,11 @@ class CommandHandler:
         self._send(ack)
 
     def forget(self) -> None:
-        """Let go of the gang; from now on its orders are refused."""
+        """Release the gang; from now on its commands are refused."""
         self._actions = None
 
     def _is_new(self, order_id: str) -> bool:
-        """Tell whether an order comes for the first time; else say again what became of it."""
+        """Tell whether a command arrives for the first time; otherwise repeat its answer."""
         with self._lock:
             is_new = order_id not in self._answers
             known = self._answers.setdefault(order_id, None)
@@ -98,7 +98,7 @@ class CommandHandler:
         elif what in _ACTS:
             state = actions.snapshot()
             if state.is_terminal:
-                text = f"gang {self._gang} has ended already: {state.state.lower()}"
+                text = f"gang {self._gang} has already ended: {state.state.lower()}"
                 self.answer(order, ok=False, text=text)
                 return
             _ACTS[what](actions, order)
@@ -113,18 +113,18 @@ class CommandHandler:
 
 
 def _is_name(name: object) -> TypeGuard[str]:
-    """Tell whether it can be said again in an answer, to all pages."""
+    """Tell whether it can be repeated in an answer, to all pages."""
     return isinstance(name, str) and len(name) <= _LONGEST_NAME and name.isascii()
 
 
 def _gone(gang: str) -> str:
     return (
-        f"the data of gang {gang} are no longer in memory, others came after it: "
-        f"%gang show {gang} draws it anew"
+        f"the data of gang {gang} are no longer in memory, since newer gangs have replaced it; "
+        f"%gang show {gang} displays it again"
     )
 
 
-# ── what acts ────────────────────────────────────────────────────────────────────────────────────
+# ── actions ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def _profile(actions: Actions, order: Order) -> None:
@@ -146,7 +146,7 @@ _ACTS: Mapping[str, Callable[[Actions, Order], None]] = {
     "record": _record,
 }
 
-# ── what asks ────────────────────────────────────────────────────────────────────────────────────
+# ── requests ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def _plain(order: Order) -> Order:

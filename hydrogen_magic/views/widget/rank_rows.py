@@ -1,4 +1,4 @@
-"""A gang's state as JSON of the protocol: header, rows of ranks, and all ranks in short."""
+"""A gang's state as JSON of the protocol: header, rows of ranks, and a summary of all ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 MARKS = ("", "straggler", "stopped", "dead", "waiting")
-"""How a row stands out, in the order of the protocol."""
+"""Highlights of a row, in the order of the protocol."""
 
 _MOST_FAILED = 4
 _MOST_SLOW = 4
@@ -41,9 +41,9 @@ _LONGEST_NOTICE = 600
 _UNKNOWN = 255
 _LEVELS = ("info", "warning", "error")
 _LONGEST_REMAINING_S = 1e9
-"""Thirty years: a bar without an end, in other words."""
+"""Thirty years: a bar that never ends."""
 _RATE_STALE_S = 5.0
-"""Steps are counted a few times a second: a rate that nothing was added to for so long has sunk."""
+"""Steps are counted a few times a second: without new steps for this long, the rate has dropped."""
 
 _ENDS = {"SUCCEEDED": "done", "FAILED": "failed", "STOPPED": "stopped"}
 _PHASES = (
@@ -98,7 +98,9 @@ def _rows(rows: RowsDone, is_over: bool) -> dict[str, Any]:
 
 
 def _left_s(state: GangState, running: Sequence[RankState], now_s: float) -> int | None:
-    """Return the seconds until the end. Rows are handed out by demand: they tell it of all ranks."""
+    """Return the seconds until the end. Rows of a frame are distributed on demand, so their rate
+    covers all ranks.
+    """
     if state.rows is None:
         return _remaining_s(running, now_s)
     left_s = rows_left_s(state.rows)
@@ -106,7 +108,7 @@ def _left_s(state: GangState, running: Sequence[RankState], now_s: float) -> int
 
 
 def rank_row(rank: RankState, mark: str, now_s: float, why: str = "") -> dict[str, Any]:
-    """Return a rank as a ``Rank``; ``mark`` is what :func:`marks` found, ``why`` the reason."""
+    """Return a rank as a ``Rank``; ``mark`` is the result of :func:`marks`, ``why`` the reason."""
     phase = _phase(rank, mark)
     rate = _steps_per_s(rank, now_s)
     last = list(rank.last_metrics.items())[:_MOST_METRICS]
@@ -131,7 +133,7 @@ def rank_row(rank: RankState, mark: str, now_s: float, why: str = "") -> dict[st
 
 
 def marks(state: GangState, behind: Container[int], now_s: float) -> list[str]:
-    """Return how each rank stands out, empty where it does not; ``behind``: the stragglers."""
+    """Return the highlight of each rank, empty without one; ``behind``: the stragglers."""
     return [_mark(rank, state.culprit, rank.rank in behind, now_s) for rank in state.ranks]
 
 
@@ -140,7 +142,7 @@ def shown_ranks(
 ) -> Mapping[int, str]:
     """Return the ranks with a row, in order, and why each has one.
 
-    A small gang shows all of them, a large one those that failed, hold it up, are slowest, or were
+    A small gang shows all of them, a large one those that failed, delay others, are slowest, or were
     chosen. ``behind``: the stragglers and their reasons.
     """
     if len(state.ranks) <= MOST_ROWS:
@@ -158,9 +160,9 @@ def shown_ranks(
 
 
 def followed_ranks(state: GangState, watched: Sequence[int]) -> list[int] | None:
-    """Return whose curves are sent beside those of all ranks together; None: those of all ranks.
+    """Return the ranks whose curves are sent beside those of all ranks together; None: all of them.
 
-    Not the slowest ones: these change all the time, and each would bring all its past along.
+    Not the slowest ones: these change all the time, and each would be sent with its whole history.
     """
     if len(state.ranks) <= MOST_ROWS:
         return None
@@ -168,7 +170,7 @@ def followed_ranks(state: GangState, watched: Sequence[int]) -> list[int] | None
 
 
 def _failed_ranks(state: GangState) -> list[int]:
-    """Return the ranks that failed by themselves, the culprit first, at most four."""
+    """Return the ranks that failed on their own, the culprit first, at most four."""
     failed = [
         r.rank for r in state.ranks if r.phase == "failed" and not _is_victim(r, state.culprit)
     ]
@@ -178,7 +180,7 @@ def _failed_ranks(state: GangState) -> list[int]:
 def fleet_columns(
     state: GangState, found_marks: Sequence[str], shown: Iterable[int]
 ) -> tuple[dict[str, Any], bytes]:
-    """Return all ranks as a ``Fleet`` without its place, and its buffer."""
+    """Return all ranks as a ``Fleet`` without its index, and its buffer."""
     words = list(map(_phase, state.ranks, found_marks))
     phases = [_PHASES.index(word) if word in _PHASES else 0 for word in words]
     columns = (phases, map(_percent, state.ranks), map(MARKS.index, found_marks))
@@ -198,7 +200,7 @@ def _word(state: GangState) -> str:
 
 
 def _remaining_s(running: Sequence[RankState], now_s: float) -> int | None:
-    """Return the seconds until the slowest rank is through with its bars."""
+    """Return the seconds until the slowest rank has finished its bars."""
     known = [left for rank in running if (left := remaining_s(rank, now_s)) is not None]
     longest_s = max(known, default=math.inf)
     return round(longest_s) if longest_s < _LONGEST_REMAINING_S else None
@@ -234,12 +236,12 @@ def _bar(bar: ProgressBar | None) -> dict[str, Any] | None:
 
 
 def _phase(rank: RankState, mark: str) -> str:
-    """Return the phase as it is told: a victim's is ``stopped``, which nobody has to look into."""
+    """Return the phase for display: a victim's is ``stopped``, since it needs no attention."""
     return "stopped" if rank.phase == "failed" and mark != "dead" else rank.phase
 
 
 def _is_victim(rank: RankState, culprit: int | None) -> bool:
-    """Tell whether a failed rank ended as ranks do whose peer is gone."""
+    """Tell whether a failed rank ended in a way that the loss of a peer causes."""
     found = evidence(rank)
     return rank.rank != culprit and (found is None or not found.strong)
 

@@ -1,4 +1,4 @@
-"""Ended views that still answer pages: pages of a long day must not fill the kernel's memory."""
+"""Ended views that still answer pages, in a limited number to save the kernel's memory."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ __all__ = ["keep"]
 _N_KEPT = 4
 """As many as gangs whose results the kernel keeps."""
 _N_FADED = 32
-"""Each holds its picture and the view's program, some 200 kB."""
+"""Each has its picture and the view's program, some 200 kB."""
 
 
 class EndedView(Protocol):
     """A view whose gang has ended."""
 
     def fade(self) -> None:
-        """Let go of the gang and its data; pages keep the final picture."""
+        """Release the gang and its data; pages keep the final picture."""
 
     def end(self) -> None:
-        """Take the widget itself back; some other thread may still be in :meth:`fade`."""
+        """Close the widget itself; another thread may still be in :meth:`fade`."""
 
 
 _kept: deque[EndedView] = deque()
-"""Those that still answer, newest last."""
+"""Views that still answer, newest last."""
 _faded: deque[EndedView] = deque()
-"""Older ones, whose pages have nothing but the final picture left."""
+"""Older ones, whose pages only have the final picture."""
 _moving = threading.Lock()
-"""Detached gangs end in threads of their own."""
+"""Detached gangs end in their own threads."""
 
 
 def keep(view: EndedView) -> None:
-    """Remember an ended view, and let go of older ones."""
+    """Keep an ended view, and release older ones."""
     with _moving:
         _kept.append(view)
         fading = [_kept.popleft() for _ in range(len(_kept) - _N_KEPT)]

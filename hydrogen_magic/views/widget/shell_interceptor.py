@@ -1,19 +1,19 @@
-"""How a page's words reach us while a cell of ours holds the kernel's main thread.
+"""Receives messages of pages while a cell of ours blocks the kernel's main thread.
 
-A Jupyter kernel takes what pages send from one stream, its shell channel, and hands it on to the main
-thread, where it waits until the running cell has ended: a Stop comes when there is nothing to stop,
-and a page that was reloaded meanwhile cannot even ask which widgets there are. A
-:class:`ShellInterceptor` stands before that stream while gangs are shown. What is for a gang's view it
-takes out and answers at once; while a cell waits for a gang, also the questions with which a page
-comes back. All else goes on to the kernel as it came, in its order: cells are never touched.
+A Jupyter kernel reads messages of pages from one stream, its shell channel, and passes them to the main
+thread, where they wait until the running cell has ended: a Stop arrives when there is nothing left to stop,
+and a page that was reloaded meanwhile cannot request the list of widgets. While gangs are shown, a
+:class:`ShellInterceptor` intercepts that stream. It handles messages for a gang's view at once, and while a
+cell waits for a gang, also the requests of a page that reconnects. It forwards all other messages unchanged
+and in order: code cells are not affected.
 
-- ipykernel 7 reads the stream in a thread of its own, so the switchboard works in that thread.
-  Neither a front end that knows subshells is needed, nor the right subshell (7.4 sends comm messages
+- ipykernel 7 reads the stream in a thread of its own, so the interceptor works in that thread.
+  It needs neither a front end with support for subshells, nor the right subshell (7.4 sends comm messages
   back to the shell that last used the comm, which is the blocked one).
 - ipykernel 6 reads it in the main thread: the waiting cell calls :meth:`ShellInterceptor.pump`.
 
-Where a kernel has not what this needs, :func:`switchboard` is None, and words arrive when the kernel
-is idle; a page that gets no answer to a Stop interrupts the kernel through its server instead.
+If a kernel lacks the required interfaces, :func:`switchboard` is None, and messages arrive when the kernel
+is idle; a page without an answer to a Stop interrupts the kernel through its server instead.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ Message = dict[str, Any]
 _CONTROL = "jupyter.widget.control"
 """Target of the comm by which a page asks for the state of all widgets."""
 _QUESTIONS = ("kernel_info_request", "comm_info_request")
-"""What a page asks first, before it shows anything of the kernel's."""
+"""The first request of a page, before it shows anything of the kernel's."""
 _NEEDED = ("_recv_callback", "on_recv", "flush", "io_loop")
-"""Of the shell stream; the first is private, to give back exactly what was there."""
+"""Attributes of the shell stream; the first is private, and needed to restore the exact handler."""
 _INSTALL_S = 2.0
-"""More than a kernel's thread ever takes to come round."""
+"""More than a kernel's thread ever takes to respond."""
 _PUMPED = 64
-"""Messages read at a time: a burst must not keep a gang's cell from its gang."""
+"""Messages read at a time: a burst must not separate a gang's cell from its gang."""
 
 
 @dataclass(frozen=True)
 class _CommRoute:
-    """Whom messages of one comm are for."""
+    """The receiver of one comm's messages."""
 
     receive: Callable[[Message], None]
     context: Context
-    """Of the cell: what is sent from a thread belongs under it."""
+    """Context of the cell: output of a thread belongs under it."""
     cell: Message
     """The request that the cell runs for."""
     blocking: bool
 
 
 class ShellInterceptor:
-    """Takes messages for views out of a kernel's shell stream. One per kernel, see module."""
+    """Takes messages for views out of a kernel's shell stream. One per kernel, see the module."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
@@ -65,12 +65,12 @@ class ShellInterceptor:
         self._onward: Callable[[Any], Any] | None = None
         self._lock = threading.Lock()
         self.is_pumped = not getattr(kernel, "shell_channel_thread", None)
-        """Whether somebody has to call :meth:`pump`."""
+        """Whether :meth:`pump` has to be called."""
 
     def connect(self, comm_id: str, receive: Callable[[Message], None], *, blocking: bool) -> None:
-        """Give what comes for a comm to ``receive``, which must not wait, from any thread.
+        """Pass messages of a comm to ``receive``, which must not wait, from any thread.
 
-        Called by the cell; with ``blocking`` until :meth:`disconnect` the kernel counts as busy with it.
+        Called by the cell; with ``blocking``, the kernel counts as busy with it until :meth:`disconnect`.
         """
         cell = self._kernel.get_parent("shell")
         with self._lock:
@@ -78,13 +78,13 @@ class ShellInterceptor:
         self._in_stream_thread(self._install)
 
     def disconnect(self, comm_id: str) -> None:
-        """Leave the comm to the kernel again. Twice is once."""
+        """Return the comm to the kernel. A second call has no effect."""
         with self._lock:
             self._lines.pop(comm_id, None)
         self._in_stream_thread(self._remove_when_unused)
 
     def pump(self) -> None:
-        """Read what has arrived, in the kernel's main thread."""
+        """Read messages that have arrived, in the kernel's main thread."""
         if self.is_pumped and threading.current_thread() is threading.main_thread():
             self._stream.flush(limit=_PUMPED)
 
@@ -107,24 +107,26 @@ class ShellInterceptor:
             self._stream.on_recv(self, copy=False)
 
     def _remove_when_unused(self) -> None:
-        # Somebody who put himself before us since holds on to us: then we stay, and hand all on.
+        # Another handler installed since refers to ours: then ours stays, and forwards all
+        # messages.
         if not self._lines and self._stream._recv_callback is self:
             self._stream.on_recv(self._onward, copy=False)
             self._onward = None
 
     def __call__(self, frames: list[Any]) -> Any:
-        """Take one message from the stream."""
+        """Handle one message of the stream."""
         onward = self._onward
         assert onward is not None, "nothing is taken from a stream before it is installed"
         try:
             idents, parts = self._kernel.session.feed_identities(frames, copy=False)
             line = self._line_for(parts)
-        except Exception:  # whatever a page may send: the kernel itself says what is wrong with it
+        except Exception:  # a page may send anything: the kernel itself reports malformed messages
             line = None
         if line is None:
             return onward(frames)
         try:
-            # Checks the signature, which only one may do: the kernel would take it for a repetition.
+            # Verifies the signature, which is only possible once: the kernel would reject it as a
+            # duplicate.
             message = self._kernel.session.deserialize(parts, content=True, copy=False)
             self._answer(line, idents, message)
         except Exception:
@@ -132,7 +134,7 @@ class ShellInterceptor:
         return None
 
     def _line_for(self, parts: list[Any]) -> _CommRoute | None:
-        """Return who answers a message, None when the kernel does."""
+        """Return the receiver of a message, None if the kernel handles it."""
         unpack = self._kernel.session.unpack
         header = unpack(parts[1].bytes)
         kind = header["msg_type"]
@@ -141,7 +143,7 @@ class ShellInterceptor:
             comm_id = unpack(parts[4].bytes).get("comm_id", "")
             found = self._lines.get(comm_id)
             return found or (blocked if self._is_control(comm_id) else None)
-        if header.get("subshell_id") is not None:  # it has a free thread of its own
+        if header.get("subshell_id") is not None:  # it has its own free thread
             return None
         if kind == "comm_open":
             return blocked if unpack(parts[4].bytes).get("target_name") == _CONTROL else None
@@ -149,7 +151,7 @@ class ShellInterceptor:
 
     @property
     def _blocked(self) -> _CommRoute | None:
-        """A view whose cell holds the main thread."""
+        """A view whose cell blocks the main thread."""
         return next((line for line in list(self._lines.values()) if line.blocking), None)
 
     def _is_control(self, comm_id: str) -> bool:
@@ -160,7 +162,7 @@ class ShellInterceptor:
 
     def _answer(self, line: _CommRoute, idents: Any, message: Message) -> None:
         with self._busy_with(message):
-            # A copy: a context can be entered once at a time.
+            # A copy: a context can only be entered once at a time.
             line.context.copy().run(self._handle, line, idents, message)
 
     def _handle(self, line: _CommRoute, idents: Any, message: Message) -> None:
@@ -173,21 +175,21 @@ class ShellInterceptor:
             line.receive(message)
         else:
             comm = self._kernel.comm_manager.comms[message["content"]["comm_id"]]
-            # Not handle_msg, which calls what hangs on cells: matplotlib would draw, in this thread.
+            # Not handle_msg, which runs cell hooks: matplotlib would draw, in this thread.
             (getattr(comm, "_msg_callback", None) or comm.handle_msg)(message)
 
     @contextmanager
     def _busy_with(self, message: Message) -> Iterator[None]:
-        """Say that ``message`` is worked on, as the kernel does; and then that the cell still is.
+        """Report that ``message`` is being handled, as the kernel does, and then that the cell still runs.
 
-        A page shows whatever state it heard last.
+        A page shows the last state that it received.
         """
         self._say("busy", message)
         try:
             yield
         finally:
             self._say("idle", message)
-            with self._lock:  # once disconnected, the cell's own last word must stay the last
+            with self._lock:  # after a disconnect, the cell's own last message must stay last
                 blocked = self._blocked
                 if blocked is not None:
                     self._say("busy", blocked.cell)
@@ -200,7 +202,7 @@ class ShellInterceptor:
 
 
 def _run_to_end(result: Any) -> None:
-    """Run a handler that is a coroutine for its form's sake and waits for nothing."""
+    """Run a handler that is a coroutine only formally and never waits."""
     if not inspect.iscoroutine(result):
         return
     try:
@@ -208,14 +210,14 @@ def _run_to_end(result: Any) -> None:
     except StopIteration:
         return
     result.close()
-    raise RuntimeError("this kernel's handler waits for something: a page gets no answer")
+    raise RuntimeError("a message handler of this kernel is blocked: a page gets no answer")
 
 
 _board: ShellInterceptor | None = None
 
 
 def switchboard(kernel: Any) -> ShellInterceptor | None:
-    """Return the kernel's switchboard; None for a kernel that is made otherwise."""
+    """Return the kernel's interceptor; None for a kernel with other interfaces."""
     global _board
     if _board is None or _board._kernel is not kernel:
         _board = ShellInterceptor(kernel) if _fits(kernel) else None

@@ -1,4 +1,4 @@
-"""Header, rows and fleet as pages know them: what of them has changed."""
+"""Changes of header, rows and fleet since the last message to pages."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from hydrogen_magic.views.widget.rank_rows import (
 __all__ = ["StateDiff"]
 
 _EVERY_S = 0.2
-"""Numbers that change more often cannot be read."""
+"""Numbers that change more often are unreadable."""
 _EVERY_S_OF_MANY = 0.5
-"""The same for more than 16 ranks: looking through a thousand of them takes milliseconds."""
+"""The same for more than 16 ranks: comparing a thousand of them takes milliseconds."""
 
 
 class StateDiff:
-    """Remembers what was told of a gang's state, and tells what differs from it."""
+    """Remembers the last sent state of a gang, and returns the differences."""
 
     def __init__(self) -> None:
         self._gang: dict[str, Any] = {}
@@ -36,13 +36,13 @@ class StateDiff:
         self._glance: tuple[object, ...] = ()
 
     def hurry(self) -> None:
-        """Look at the state at the next call in any case."""
+        """Compare the state at the next call in any case."""
         self._looked_s = -math.inf
 
     def news(
         self, state: GangState, watched: Sequence[int], now_s: float, buffers: list[bytes]
     ) -> dict[str, Any]:
-        """Return ``gang``, ``ranks`` and ``fleet`` of a ``Delta``, as far as they have changed."""
+        """Return those of ``gang``, ``ranks`` and ``fleet`` of a ``Delta`` that have changed."""
         if not self._is_time(state, now_s):
             return {}
         content: dict[str, Any] = {}
@@ -68,7 +68,7 @@ class StateDiff:
         return content
 
     def whole(self, buffers: list[bytes]) -> dict[str, Any]:
-        """Return all that was told."""
+        """Return the last sent state."""
         content: dict[str, Any] = {"gang": self._gang} if self._gang else {}
         if self._rows:
             content["ranks"] = [row for _, row in sorted(self._rows.items())]
@@ -77,7 +77,7 @@ class StateDiff:
         return content
 
     def _is_time(self, state: GangState, now_s: float) -> bool:
-        """Tell whether to look: now and then, and at once when the gang changes as a whole."""
+        """Tell whether to compare: at intervals, and at once if the gang as a whole changes."""
         glance = (
             state.state, state.stop_reason, state.killed, state.attempt, len(state.notices),
             state.is_recording, state.profiling, state.queued, len(state.ranks),

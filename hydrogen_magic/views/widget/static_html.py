@@ -1,4 +1,4 @@
-"""The picture of a gang that stays, from nothing but its events."""
+"""The static picture of a gang, built only from its events."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _CULPRIT_LINES = 10
 
 @dataclass(frozen=True)
 class StaticView:
-    """What the picture that stays is made of, beside the gang's state."""
+    """The contents of the static picture, beside the gang's state."""
 
     curves: Curves
     lanes: SpanTracks
     lines: Sequence[OutputLine]
-    """All that the events have."""
+    """Number of lines in the events."""
 
     @property
     def last_lines(self) -> Sequence[OutputLine]:
@@ -42,7 +42,7 @@ class StaticView:
         return pictures.html(state, self.curves, self.lanes, lines, report, is_folded=is_raised)
 
     def _report(self, state: GangState) -> str:
-        """Return what to say of a failure; empty when there was none."""
+        """Return the text about a failure; empty without one."""
         if state.state != "FAILED" or state.culprit is None:
             return ""
         own = [line.text for line in self.lines if line.rank == state.culprit]
@@ -50,9 +50,9 @@ class StaticView:
 
 
 def gathered(events: Sequence[Event], gang: str, known: PageFeed | None = None) -> StaticView:
-    """Return what ``events`` tell.
+    """Return the contents for ``events``.
 
-    ``known``: a feed that was told all of them, which spares seconds where millions of points are.
+    ``known``: a feed that has processed all of them, which saves seconds for millions of points.
     """
     output = OutputLines()
     lines = [*output.feed(events, gang), *output.flush()]

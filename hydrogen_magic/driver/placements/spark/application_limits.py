@@ -1,7 +1,7 @@
-"""How large an application can become on its cluster, where somebody has said so or can be asked.
+"""The maximum size of an application on its cluster, if it is configured or can be determined.
 
-Executors come one by one, over seconds or minutes. A gang that is too large even for all of them
-need not wait for the last to be refused.
+Executors start one by one, over seconds or minutes. A gang that is too large even for all of them is
+refused without waiting for the last one.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["most_cores", "registered_cores"]
 _SPLITS = re.compile(r"\bRange\b.*\bsplits=(?:Some\()?(\d+)")
 _MASTER = "org.apache.spark.deploy.DeployMessages"
 _GUESS = 2
-"""What Spark takes for the number of cores where there are fewer."""
+"""Spark's number of cores if there are fewer."""
 
 
 def most_cores(session: Session, settings: SessionSettings) -> int | None:
-    """Return how many cores the application's executors can have at most; None where unknown."""
+    """Return the maximum number of cores of the application's executors; None if unknown."""
     known = [settings.most_cores]
     if not session.is_connect and settings.master.startswith("spark://"):
         known.append(_cores_of_workers(session, settings.master))
@@ -30,11 +30,11 @@ def most_cores(session: Session, settings: SessionSettings) -> int | None:
 
 
 def registered_cores(session: Session, settings: SessionSettings) -> int | None:
-    """Return how many cores all executors have now, by the number of parts that Spark cuts a range in.
+    """Return the current number of cores of all executors, by the number of partitions of a range.
 
-    It is the one thing about them that every session tells, the UI out of reach or off: a plan shows
-    it, and no job runs (``CoarseGrainedSchedulerBackend.defaultParallelism``). None where a setting
-    says another number.
+    Every session provides this number, even if the UI is off or not reachable: it is in a query plan,
+    without running a job (``CoarseGrainedSchedulerBackend.defaultParallelism``). None if a setting
+    overrides it.
     """
     if settings.has_own_parallelism:
         return None
@@ -47,19 +47,19 @@ def registered_cores(session: Session, settings: SessionSettings) -> int | None:
 
 
 def _cores_of_workers(session: Session, master: str) -> int | None:
-    """Return the cores of a standalone cluster's living workers, as its master tells the driver.
+    """Return the cores of a standalone cluster's living workers, as its master reports them to the driver.
 
-    By Spark's own messages, which are no public interface: None where they are not what they were.
+    Uses Spark's own messages, which are not a public interface: None if they have changed.
     """
     try:
         workers = _ask_master(session, master)
         return sum(int(w.cores()) for w in workers if w.state().toString() == "ALIVE")
-    except Exception:  # Py4J's, and those of Java that pyspark translates, have no base in common
+    except Exception:  # Py4J's exceptions, and Java's that pyspark translates, have no common base
         return None
 
 
 def _ask_master(session: Session, master: str) -> Any:
-    """Return the master's ``WorkerInfo`` objects. What others use of them it does not tell."""
+    """Return the master's ``WorkerInfo`` objects. It does not report usage by other applications."""
     jvm = session.spark.sparkContext._jvm
     java = jvm.java.lang.Class.forName
     first = urlsplit(master.partition(",")[0])
@@ -74,8 +74,8 @@ def _ask_master(session: Session, master: str) -> Any:
 def _rpc(session: Session, jvm: Any) -> Any:
     """Return ``SparkEnv.rpcEnv``, by a handle to this one method.
 
-    Py4J would look at all of the class's methods, one of which names a class that pyspark's jars have
-    under another name only; that ends Py4J's connection.
+    Py4J would inspect all methods of the class, one of which refers to a class that pyspark's jars contain
+    only under another name; that breaks Py4J's connection.
     """
     java, handles = jvm.java.lang.Class.forName, jvm.java.lang.invoke
     kind = handles.MethodType.methodType(java("org.apache.spark.rpc.RpcEnv"))

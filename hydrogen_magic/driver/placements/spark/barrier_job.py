@@ -1,4 +1,4 @@
-"""The barrier stage of one attempt: its tasks, its thread in the kernel, what it says when it ends."""
+"""The barrier stage of one attempt: its tasks, its thread in the kernel, and its errors."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from hydrogen_magic.node.spark.barrier_task import PROBLEM
 __all__ = ["BarrierJob", "as_error", "fingerprint", "problem_of", "submit"]
 
 _SHIPPED = {"cloudpickle", "hydrogen_magic"}
-"""In the zip that travels in the task."""
+"""Name in the zip that is sent with the task."""
 IDLE_S = 60.0
-"""How long agents wait on executors for another gang of this notebook."""
+"""How long agents on executors wait for another gang of this notebook."""
 
 
 class BarrierJob:
-    """A barrier stage that is under way, run by a thread."""
+    """A running barrier stage, in its own thread."""
 
     def __init__(self, session: Session, tag: str, description: str) -> None:
         self.is_over = False
@@ -47,7 +47,7 @@ class BarrierJob:
                 self._session.run_tasks(task, n, profile, self._tag, self._description)
             except SparkJobError as problem:
                 error = problem
-            except BaseException as problem:  # whatever it is, the gang must be told
+            except BaseException as problem:  # whatever it is, the gang must get the error
                 error = SparkJobError("other", f"{type(problem).__name__}: {problem}")
             try:
                 self._loop.call_soon_threadsafe(self._end, error)
@@ -63,9 +63,9 @@ class BarrierJob:
         self.on_end()
 
     async def wait_then_cancel(self, join_timeout_s: float) -> None:
-        """Wait for the stage's end, then have Spark end it; at once when this kernel ends.
+        """Wait for the stage's end, then make Spark end it; at once when this kernel exits.
 
-        Spark would start a stage anew whose tasks have lost their agents.
+        Spark would restart a stage whose tasks have lost their agents.
         """
         self.on_end = lambda: None
         try:
@@ -83,7 +83,7 @@ def submit(
     invited: list[RemoteAgent],
     attempt: Attempt,
 ) -> BarrierJob:
-    """Submit the stage of an attempt's tasks, one for each of the agents that may come."""
+    """Submit the stage of an attempt's tasks, one for each of the possible agents."""
     boot = _boot(session, agent_pool, invited, attempt)
     tag = f"hydrogen_magic-{attempt.gang}-{attempt.number}"
     ranks = "1 rank" if len(invited) == 1 else f"{len(invited)} ranks"
@@ -110,7 +110,7 @@ def _boot(
 
 
 def _task(boot: dict[str, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return what Spark pickles: by value, since executors do not have this package."""
+    """Return a function that Spark pickles by value, since executors do not have this package."""
     source, code = packaging.source("hydrogen_magic.node.spark.barrier_task"), packaging.code()
 
     def hydrogen_magic_task(batches: Iterator[Any]) -> Iterator[Any]:
@@ -122,7 +122,7 @@ def _task(boot: dict[str, Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
 
 
 def fingerprint(job: Job) -> str:
-    """Return what a forkserver on an executor must have been started with to serve this gang."""
+    """Return the fingerprint that a forkserver on an executor must have to serve this gang."""
     return local_agents.fingerprint(forwarded_settings.environment(job))
 
 
@@ -148,7 +148,7 @@ def as_error(error: SparkJobError | None, session: Session) -> HydrogenError:
     if problem is not None:
         return PlacementError(f"{problem.text} (host {problem.host}){_advice(problem)}")
     if error is None:
-        return HydrogenError(f"the Spark job on {session.where} ended before its ranks had")
+        return HydrogenError(f"the Spark job on {session.where} ended before its ranks did")
     if error.kind == "python":
         return PlacementError(f"{error}{session.says_of_python()}")
     if error.kind in ("executor_lost", "worker_lost"):
@@ -157,8 +157,10 @@ def as_error(error: SparkJobError | None, session: Session) -> HydrogenError:
 
 
 _ADVICE = {
-    "missing": ": install it in the executors' Python, or drop what imports it from the cell",
-    "python": ": make a new session with PYSPARK_PYTHON set to one of the same minor version",
+    "missing": ": install it in the executors' Python, or remove the code that imports it from the cell",
+    "python": (
+        ": create a new session with PYSPARK_PYTHON set to an interpreter of the same minor version"
+    ),
     "unreachable": ": set spark.driver.host to an address of this machine that executors can reach",
 }
 

@@ -1,8 +1,8 @@
-"""What a gang may expect of a cluster, asked before anything is submitted.
+"""The capacity of a cluster for a gang, checked before a job is submitted.
 
-Spark itself answers late: a gang larger than the cluster waits ten minutes in silence, one that its
-scheduler refuses fails after it was set up. So slots, GPUs and dynamic allocation are looked at
-here, in well under a second; what cannot be known is None.
+Spark itself answers late: a gang larger than the cluster waits ten minutes in silence, and one that its
+scheduler refuses fails after the set-up. So slots, GPUs and dynamic allocation are checked here, in well
+under a second; unknown values are None.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from hydrogen_magic.errors import PlacementError
 __all__ = ["ClusterCapacity", "free_slots", "slots_now", "capacity"]
 
 _PATIENCE_S = 0.8
-"""How long a capacity may take where more executors may come, or the answer does."""
+"""How long a capacity check may take if more executors may start, or if answers are slow."""
 _POLL_S = 0.05
 _SETTLED_S = 10.0
-"""Executors of one application come within seconds of each other."""
+"""Executors of one application start within seconds of each other."""
 _FIRST_S = 60.0
 """How long an application's first executor may take, in seconds: a container, its image, a JVM."""
 _GLANCE_S = 0.5
-"""How long a look at the free slots may take."""
+"""How long a query of the free slots may take."""
 
 
 @dataclass(frozen=True)
 class ClusterCapacity:
-    """What was found."""
+    """The capacity of the cluster."""
 
     slots: int | None
-    """Tasks of this job that can run at once, None where it cannot be known."""
+    """Tasks of this job that can run at once, None if unknown."""
     gpus: bool
-    """Every rank will get a GPU of its own from Spark."""
+    """Every rank will get its own GPU from Spark."""
     profile: Any
     """TaskResourceProfile, None for the session's own."""
     notes: tuple[str, ...] = ()
-    """What the user should know."""
+    """Notes for the user."""
 
 
 def capacity(session: Session, spec: JobSpec) -> ClusterCapacity:
-    """Return what this job may expect. Raises PlacementError when it could never run."""
+    """Return the capacity for this job. Raises PlacementError if it could never run."""
     settings = SessionSettings.read(session)
     _refuse_dynamic_allocation(settings)
     seen, more_come = _watched(session, settings, spec)
@@ -60,15 +60,15 @@ def capacity(session: Session, spec: JobSpec) -> ClusterCapacity:
     if slots is not None and spec.np > slots:
         if not more_come:
             raise PlacementError(_too_many(settings, spec, part, slots, seen))
-        note = f"{_count(slots, 'slot')} of {spec.np} so far: executors are still coming"
+        note = f"{_count(slots, 'slot')} of {spec.np} so far: executors are still starting"
         return ClusterCapacity(None, part.for_ranks, part.profile, (*part.notes, note))
     return ClusterCapacity(slots, part.for_ranks, part.profile, part.notes)
 
 
 def slots_now(session: Session, capacity: ClusterCapacity) -> int | None:
-    """Return how many tasks of this job could run at once now; None where it cannot be known.
+    """Return how many tasks of this job could run at once now; None if unknown.
 
-    Executors come and go. Spark looks only every fifteen seconds whether a gang fits.
+    Executors come and go. Spark checks only every fifteen seconds whether a gang fits.
     """
     seen = roster(session, _GLANCE_S) if session.is_connect else None
     settings = SessionSettings.read(session)
@@ -76,9 +76,9 @@ def slots_now(session: Session, capacity: ClusterCapacity) -> int | None:
 
 
 def free_slots(session: Session, capacity: ClusterCapacity) -> int | None:
-    """Return how many of the capacity's slots no task holds now; None where it cannot be known.
+    """Return how many of the capacity's slots are free now; None if unknown.
 
-    Classic sessions ask the scheduler itself: what the UI shows may be ten seconds old.
+    Classic sessions ask the scheduler itself: the UI's values may be ten seconds old.
     """
     if not session.is_connect:
         return max(0, _slots_by_scheduler(session, capacity.profile) - _running_tasks(session))
@@ -99,11 +99,11 @@ def _running_tasks(session: Session) -> int:
 
 
 def _refuse_dynamic_allocation(settings: SessionSettings) -> None:
-    if settings.has_dynamic_allocation and not settings.is_local:  # which ignores it
+    if settings.has_dynamic_allocation and not settings.is_local:  # local mode ignores it
         raise PlacementError(
-            "this session has dynamic allocation, with which Spark runs no gang (SPARK-24942): "
-            "start it with spark.dynamicAllocation.enabled=false, and spark.executor.instances or "
-            "spark.cores.max for its size"
+            "this session uses dynamic allocation, with which Spark cannot run a gang "
+            "(SPARK-24942): start it with spark.dynamicAllocation.enabled=false, and set its "
+            "size with spark.executor.instances or spark.cores.max"
         )
 
 
@@ -113,7 +113,7 @@ def _refuse_dynamic_allocation(settings: SessionSettings) -> None:
 def _watched(
     session: Session, settings: SessionSettings, spec: JobSpec
 ) -> tuple[ExecutorList | None, bool]:
-    """Return the executors, and whether more may come; looks until they are enough, if it may."""
+    """Return the executors, and whether more may start; waits until there are enough, if more may."""
     deadline_s = time.monotonic() + _PATIENCE_S
     seen = roster(session, _PATIENCE_S)
     while seen is not None and not _is_complete(seen, settings, spec):
@@ -132,12 +132,12 @@ def _is_complete(seen: ExecutorList, settings: SessionSettings, spec: JobSpec) -
 
 
 def _is_settled(seen: ExecutorList, settings: SessionSettings) -> bool:
-    """True when no more executors are to be expected."""
+    """True if no more executors are expected."""
     if settings.is_local:
         return True
     if settings.n_executors is not None and len(seen.executors) >= settings.n_executors:
         return True
-    # One that was lost is started again, as slowly as the first.
+    # A lost one is restarted, as slowly as the first.
     return seen.at_s - seen.changed_at_s > (_SETTLED_S if seen.executors else _FIRST_S)
 
 
@@ -159,14 +159,14 @@ def _slots(
 
 
 def _slots_by_scheduler(session: Session, profile: Any) -> int:
-    """Return what Spark's own check of a barrier stage compares with the number of its tasks."""
+    """Return the number that Spark compares with the number of tasks of a barrier stage."""
     context = session.context()
     manager = context.resourceProfileManager()
     java = manager.defaultResourceProfile() if profile is None else profile._java_resource_profile
     return int(context.maxNumConcurrentTasks(java))
 
 
-# ── words ────────────────────────────────────────────────────────────────────────────────────────
+# ── messages ─────────────────────────────────────────────────────────────────────────────────────
 
 
 def _too_many(
@@ -181,7 +181,8 @@ def _too_many(
     if seen is not None and not seen.executors:
         return (
             f"{found}: this application has no executor. Its master ({settings.master}) may have "
-            "no cores or memory left for it: end what holds them, or ask for smaller executors"
+            "no cores or memory left for it: stop the applications that hold them, or request "
+            "smaller executors"
         )
     fewer = f"use `--np {slots}`, or " if slots else ""
     more = (
@@ -193,7 +194,7 @@ def _too_many(
 
 
 def _made_of(settings: SessionSettings, part: TaskResources, seen: ExecutorList | None) -> str:
-    """Say what the slots are made of: ``2 executors x 2 cores, 1 core per task``."""
+    """Describe the slots: ``2 executors x 2 cores, 1 core per task``."""
     per_task = f"{_count(settings.task_cpus, 'core')} per task"
     if part.per_task:
         per_task = f"{_count(settings.task_cpus, 'core')} and {part.per_task} GPU per task"

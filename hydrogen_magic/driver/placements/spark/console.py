@@ -1,4 +1,4 @@
-"""Spark's progress bar on the console, kept off while a gang runs: the gang has a view of its own.
+"""Spark's progress bar on the console, hidden while a gang runs: the gang has its own view.
 
 In a notebook Spark shows it by default (``spark.ui.showConsoleProgress``): the JVM writes
 ``[Stage 3:>  (0 + 2) / 2]`` to the kernel's own stderr for as long as a stage runs.
@@ -22,17 +22,17 @@ _DYING_MS = 5_000
 
 _lock = threading.Lock()
 _n_gangs: Counter[str] = Counter()
-"""Application -> how many gangs keep its bar off."""
+"""Application -> number of gangs that hide its bar."""
 
 
 @contextlib.contextmanager
 def progress_bar_off(context: Any) -> Iterator[None]:
-    """Keep the bar of this SparkContext (a Py4J object) from being drawn.
+    """Hide the bar of this SparkContext (a Py4J object).
 
-    The bar is not drawn within half a second of a job's end (``ConsoleProgressBar.refresh``); the
-    last job's end is put into the future. Spark puts it right itself at the end of every job, so
-    that it cannot stay off. So does the end of a gang's stage when the next cell's gang runs already,
-    for which it is put off again; a job of the user's that ends meanwhile lets the bar come back.
+    The bar is not drawn within half a second of a job's end (``ConsoleProgressBar.refresh``), so the last
+    job's end is set to a time in the future. Spark corrects it at the end of every job, so the bar cannot
+    stay hidden. This includes the end of a gang's stage while the gang of the next cell runs, for which it
+    is hidden again; a job of the user that ends meanwhile shows the bar again.
     """
     bar = context.progressBar()
     if bar.isEmpty():
@@ -44,7 +44,7 @@ def progress_bar_off(context: Any) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        with contextlib.suppress(Exception):  # the JVM is gone too; what is on its way says so
+        with contextlib.suppress(Exception):  # the JVM has exited too; pending calls report it
             _set_last_finish(bar.get(), int(time.time() * 1000) + _DYING_MS)
         raise
     finally:
@@ -54,7 +54,7 @@ def progress_bar_off(context: Any) -> Iterator[None]:
 
 
 def _count(application: str, more: int) -> int:
-    """Return how many gangs keep the bar off, with ``more`` than there were."""
+    """Return how many gangs hide the bar, after adding ``more``."""
     with _lock:
         _n_gangs[application] += more
         return _n_gangs[application]
@@ -63,6 +63,6 @@ def _count(application: str, more: int) -> int:
 def _set_last_finish(bar: Any, at_ms: int) -> None:
     fields = {field.getName(): field for field in bar.getClass().getDeclaredFields()}
     field = fields.get("lastFinishTime")
-    if field is not None:  # private to Spark, and another version may do without
+    if field is not None:  # private to Spark, and other versions may lack it
         field.setAccessible(True)
         field.set(bar, at_ms)

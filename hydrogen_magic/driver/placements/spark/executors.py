@@ -1,7 +1,7 @@
-"""The executors of a Spark application, as Spark's own UI knows them, in one call.
+"""The executors of a Spark application, according to Spark's own UI, in one call.
 
-A classic session asks the status store of its JVM (which the UI reads too); through Spark Connect
-the same JSON comes from the UI's REST interface on the driver, where it can be reached.
+A classic session asks the status store of its JVM, which the UI reads too. Through Spark Connect, the same
+JSON comes from the UI's REST interface on the driver, if it can be reached.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _N_PORTS = 16
 _ADDED = "%Y-%m-%dT%H:%M:%S.%fGMT"
 
 _ui_ports: dict[str, int] = {}
-"""application -> where its UI was found."""
+"""Application -> address of its UI."""
 
 
 @dataclass(frozen=True)
 class Executor:
-    """One executor that Spark may give tasks to."""
+    """One executor that Spark may assign tasks to."""
 
     id: str
-    """``driver`` for the only one of a local master."""
+    """``driver`` for the single executor of a local master."""
     host: str
     cores: int
     active_tasks: int
@@ -41,21 +41,21 @@ class Executor:
     """Addresses of the resource ``gpu``."""
 
     def slots(self, cpus: int, n_gpus: int) -> int:
-        """Return how many tasks of so many cores and GPUs run here at once."""
+        """Return how many tasks of this many cores and GPUs can run here at once."""
         by_cores = self.cores // cpus
         return min(by_cores, len(self.gpus) // n_gpus) if n_gpus else by_cores
 
 
 @dataclass(frozen=True)
 class ExecutorList:
-    """All executors at one moment."""
+    """All executors at one time."""
 
     executors: tuple[Executor, ...]
     changed_at_s: float
-    """When the last executor came or was lost, at first when the application started: in seconds since
+    """When the last executor was added or lost, initially when the application started: in seconds since
     1970 by the driver's clock."""
     at_s: float
-    """Of this look, likewise."""
+    """Time of this query, likewise."""
 
     @property
     def n_gpus(self) -> int:
@@ -65,12 +65,12 @@ class ExecutorList:
         return sum(executor.slots(cpus, n_gpus) for executor in self.executors)
 
     def free_slots(self, cpus: int, n_gpus: int) -> int:
-        """As :meth:`slots`, without those that a task of any job holds."""
+        """Like :meth:`slots`, without those that tasks of any job hold."""
         return sum(max(0, e.slots(cpus, n_gpus) - e.active_tasks) for e in self.executors)
 
 
 def roster(session: Session, within_s: float) -> ExecutorList | None:
-    """Return the executors; None where they cannot be known (Connect, UI out of reach or off)."""
+    """Return the executors; None if unknown (Connect, with the UI off or not reachable)."""
     if not session.is_connect:
         return _parsed(_from_store(session), time.time())
     return _from_ui(session, time.monotonic() + within_s)
@@ -79,7 +79,7 @@ def roster(session: Session, within_s: float) -> ExecutorList | None:
 def _parsed(text: str, at_s: float) -> ExecutorList:
     rows = json.loads(text)
     alive = [row for row in rows if row["isActive"] and not row.get("isExcluded")]
-    # The driver is the first and without cores, unless it is what runs the tasks.
+    # The driver is the first one and without cores, unless it runs the tasks.
     found = tuple(_executor(row) for row in alive if row["totalCores"] > 0)
     changes = [row[key] for row in rows for key in ("addTime", "removeTime") if row.get(key)]
     return ExecutorList(found, max(map(_seconds, changes), default=at_s), at_s)
@@ -101,13 +101,13 @@ def _seconds(text: str) -> float:
 
 
 def _from_store(session: Session) -> str:
-    """Return the REST interface's JSON, by its own writer: one call, however many executors."""
+    """Return the REST interface's JSON, by its own writer: one call for any number of executors."""
     rows = session.context().statusStore().executorList(False)
     api = session.spark.sparkContext._jvm.org.apache.spark.status.api.v1
     return str(api.JacksonMessageWriter().mapper().writeValueAsString(rows))
 
 
-# ── the UI of a driver elsewhere ─────────────────────────────────────────────────────────────────
+# ── the UI of a remote driver ────────────────────────────────────────────────────────────────────
 
 
 def _from_ui(session: Session, deadline_s: float) -> ExecutorList | None:
@@ -126,9 +126,9 @@ def _from_ui(session: Session, deadline_s: float) -> ExecutorList | None:
             try:
                 found = _ask(host, port, session.application, left_s)
             except (ConnectionRefusedError, http.client.HTTPException, ValueError):
-                continue  # nobody there, or something that is no UI
+                continue  # no server, or not a UI
             except OSError:
-                break  # no way to this host
+                break  # no route to this host
             if found is not None:
                 _ui_ports[session.application] = port
                 return found
@@ -136,7 +136,7 @@ def _from_ui(session: Session, deadline_s: float) -> ExecutorList | None:
 
 
 def _ask(host: str, port: int, application: str, timeout_s: float) -> ExecutorList | None:
-    """Return what the UI there says; None when it is another application's."""
+    """Return the answer of the UI there; None if it belongs to another application."""
     connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         connection.request("GET", f"/api/v1/applications/{application}/allexecutors")

@@ -25,14 +25,14 @@ def forwarded(environ: Mapping[str, str] = os.environ) -> tuple[tuple[str, str],
 
 
 def environment(job: Job) -> dict[str, str]:
-    """Return what a job's ranks get of the notebook's environment and of ``--env``, which wins."""
+    """Return the variables for a job's ranks: of the notebook, and of ``--env``, which takes precedence."""
     return {**dict(job.plan.forwarded), **dict(job.spec.env)}
 
 
 def leave_timeline(attempt: Attempt) -> str:
     """Copy an attempt's timeline to the path that the user has named, relative to the notebook.
 
-    It was written on rank 0's host and is in the gang's record. Returns what went wrong, or nothing.
+    It was written on rank 0's host and is in the gang's record. Returns an error message, or an empty text.
     """
     timeline = attempt.job.rendezvous.timeline
     path = given_path(timeline, environment(attempt.job)) if timeline is not None else ""

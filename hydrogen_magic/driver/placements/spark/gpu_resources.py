@@ -1,8 +1,8 @@
-"""Whether every rank of a gang gets a GPU of its own from Spark, and by what resource profile.
+"""GPU scheduling in Spark: whether every rank gets its own GPU, and with which resource profile.
 
-Spark hands GPUs to tasks where its workers report them and the session asks for them
-(``spark.executor.resource.gpu.amount``). One GPU for each task is asked for by a TaskResourceProfile,
-or by the session itself when it has ``spark.task.resource.gpu.amount`` 1.
+Spark assigns GPUs to tasks if its workers report them and the session requests them
+(``spark.executor.resource.gpu.amount``). A TaskResourceProfile requests one GPU for each task, or the
+session itself if its ``spark.task.resource.gpu.amount`` is 1.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _RESOURCE = "gpu"
 
 @dataclass(frozen=True)
 class TaskResources:
-    """What one task takes besides its cores."""
+    """Resources of one task besides its cores."""
 
     per_task: int
-    """GPUs that Spark sets aside for each task, as it counts slots."""
+    """GPUs that Spark reserves for each task when it counts slots."""
     for_ranks: bool
-    """True when each of them is its rank's own."""
+    """True if each of them belongs to one rank only."""
     profile: Any = None
     """TaskResourceProfile, None for the session's own."""
     notes: tuple[str, ...] = ()
@@ -45,9 +45,9 @@ def share(
     *,
     more_come: bool,
 ) -> TaskResources:
-    """Return who gets GPUs. Raises PlacementError when ``--gpu`` asks for what cannot be had.
+    """Return the GPUs per task. Raises PlacementError if ``--gpu`` is not possible.
 
-    ``seen``: the executors, None when they cannot be known. ``more_come``: there may be more soon.
+    ``seen``: the executors, None if unknown. ``more_come``: more may start soon.
     """
     if spec.gpu is False:
         return _without(session, settings)
@@ -57,7 +57,7 @@ def share(
         return TaskResources(1, True, own)
     reason, remedy = obstacle
     if spec.gpu:
-        raise PlacementError(f"`--np {spec.np} --gpu` cannot be had: {reason}: {remedy}")
+        raise PlacementError(f"`--np {spec.np} --gpu` is not possible: {reason}: {remedy}")
     there_are_some = settings.executor_gpus or settings.task_gpus
     notes = (f"{reason}: all ranks use the CPU",) if there_are_some else ()
     return _without(session, settings, notes)
@@ -66,41 +66,41 @@ def share(
 def _without(
     session: Session, settings: SessionSettings, notes: tuple[str, ...] = ()
 ) -> TaskResources:
-    """Return a share without GPUs, whatever the session gives to its tasks."""
+    """Return a share without GPUs, even if the session assigns some to its tasks."""
     if not settings.task_gpus:
         return TaskResources(0, False, None, notes)
     try:
         return TaskResources(0, False, _profile(session, settings.task_cpus, 0), notes)
-    except PlacementError:  # then each task holds one, which the ranks do not see
+    except PlacementError:  # then each task holds one, which is hidden from the ranks
         return TaskResources(1, False, None, notes)
 
 
 def _obstacle(
     session: Session, settings: SessionSettings, np: int, seen: ExecutorList | None
 ) -> tuple[str, str] | None:
-    """Return why ranks cannot have GPUs and what to do, None when they can."""
+    """Return why ranks cannot have GPUs and a remedy, None if they can."""
     if settings.is_local:
         return (
-            f"Spark's local mode ({settings.master}) hands out no GPUs",
+            f"Spark's local mode ({settings.master}) assigns no GPUs",
             "use `--on local --gpu` or a session on a cluster, or drop `--gpu`",
         )
     if not settings.executor_gpus:
         return (
-            "this session's executors have no GPUs that Spark knows of",
-            "start it with spark.executor.resource.gpu.amount, and workers that report theirs "
+            "this session's executors have no GPUs known to Spark",
+            "start it with spark.executor.resource.gpu.amount, on workers that report their GPUs "
             "(spark.worker.resource.gpu.discoveryScript), or drop `--gpu`",
         )
     if 0 < settings.task_gpus < 1:
         return (
-            f"spark.task.resource.gpu.amount is {settings.task_gpus:g}, so that tasks share a GPU, "
-            "and a rank needs one of its own",
-            "start the session with 1, or drop `--gpu`",
+            f"spark.task.resource.gpu.amount is {settings.task_gpus:g}, so tasks share a GPU, but "
+            "every rank needs its own",
+            "start the session with an amount of 1, or drop `--gpu`",
         )
     return _shared(seen) or _too_few(settings, np, seen) or _no_profile(session, settings)
 
 
 def _shared(seen: ExecutorList | None) -> tuple[str, str] | None:
-    """Spark knows the addresses of each worker apart; two workers of a host may report the same."""
+    """Spark stores the addresses of each worker separately; two workers of a host may report the same."""
     counts = Counter((e.host, gpu) for e in (seen.executors if seen else ()) for gpu in e.gpus)
     twice = next((where for where, n in counts.items() if n > 1), None)
     if twice is None or seen is None:
@@ -108,8 +108,9 @@ def _shared(seen: ExecutorList | None) -> tuple[str, str] | None:
     host, gpu = twice
     who = [e.id for e in seen.executors if e.host == host and gpu in e.gpus]
     return (
-        f"executors {', '.join(who)} on {host} all report GPU {gpu}, and ranks would share it",
-        "give each worker of that host GPUs of its own in its discovery script, or run one worker",
+        f"executors {', '.join(who)} on {host} all report GPU {gpu}, so ranks would share it",
+        "make the discovery script of each worker on that host report different GPUs, or run one "
+        "worker",
     )
 
 
@@ -117,12 +118,12 @@ def _too_few(
     settings: SessionSettings, np: int, seen: ExecutorList | None
 ) -> tuple[str, str] | None:
     if seen is None or seen.slots(settings.task_cpus, 0) < np:
-        return None  # not known, or not for want of GPUs
+        return None  # unknown, or GPUs are not the bottleneck
     found = seen.slots(settings.task_cpus, 1)
     if found >= np:
         return None
     idle = seen.n_gpus - found
-    besides = f" and {idle} more without a core to go with it" if idle else ""
+    besides = f" and {idle} more without a free core" if idle else ""
     fewer = f"use `--np {found}` or drop `--gpu`" if found else "drop `--gpu`"
     return f"{np} ranks need {np} GPUs, the cluster has {found}{besides}", fewer
 
@@ -142,9 +143,9 @@ def _no_profile(session: Session, settings: SessionSettings) -> tuple[str, str] 
 
 @lru_cache(maxsize=8)
 def _profile(session: Session, cpus: int, n_gpus: int) -> Any:
-    """Return a TaskResourceProfile that Spark has accepted; PlacementError with what it said.
+    """Return a TaskResourceProfile that Spark has accepted; PlacementError with Spark's reason.
 
-    Spark keeps every profile for as long as the application lives, so there is one of a kind.
+    Spark keeps every profile for the application's lifetime, so there is one of each kind.
     """
     from pyspark.resource import TaskResourceRequest
 
@@ -153,7 +154,7 @@ def _profile(session: Session, cpus: int, n_gpus: int) -> Any:
         requests[_RESOURCE] = TaskResourceRequest(_RESOURCE, n_gpus)
     try:
         return (_made_by_server if session.is_connect else _made_here)(session, requests)
-    except Exception as error:  # Java's, gRPC's and pyspark's have no base in common
+    except Exception as error:  # exceptions of Java, gRPC and pyspark have no common base
         raise PlacementError(str(explained(error))) from error
 
 
@@ -167,7 +168,7 @@ def _made_here(session: Session, requests: dict[str, Any]) -> Any:
 
 
 def _made_by_server(session: Session, requests: dict[str, Any]) -> Any:
-    """Have the server make one, now: pyspark asks for it on use, by its thread's active session."""
+    """Make the server create one now: pyspark does so on use, in its thread's active session."""
     from pyspark.sql.connect.resource.profile import ResourceProfile
 
     active = type(session.spark)._active_session  # a threading.local

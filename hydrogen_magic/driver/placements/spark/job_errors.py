@@ -1,7 +1,7 @@
-"""What Spark says when a job ends badly, in one plain sentence and a kind that a program can act on.
+"""Errors of Spark jobs, as one plain sentence and a kind for programs.
 
-The texts are those of Spark 4, the same on a classic session and through Spark Connect, where only
-the names of the exceptions differ; so the text is read, never the exception's class.
+The texts are those of Spark 4, identical on a classic session and through Spark Connect, where only the
+names of the exceptions differ; so the text is analysed, not the exception's class.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import re
 
 __all__ = ["STOPPED", "SparkJobError", "explained"]
 
-STOPPED = "the Spark session was stopped, or its driver is gone: make a new one"
+STOPPED = "the Spark session was stopped, or its driver has exited: create a new session"
 
 
 class SparkJobError(Exception):
-    """A barrier stage did not end well."""
+    """A barrier stage failed or was cancelled."""
 
     def __init__(self, kind: str, message: str, details: str = "") -> None:
         super().__init__(message)
@@ -22,7 +22,7 @@ class SparkJobError(Exception):
         """``cancelled``, ``executor_lost``, ``worker_lost`` (a Python worker ended), ``slots``, ``python``
         (executors run one that cannot serve), ``stopped`` (the session or its SparkContext) or ``other``."""
         self.details = details
-        """All that Spark said: Java and Python stacks, many lines."""
+        """Spark's complete error: Java and Python stacks, many lines."""
 
 
 _LOST = re.compile(r"ExecutorLostFailure \(executor (\S+) (?:exited|lost|.*?)\)(?: Reason: (.*))?")
@@ -50,7 +50,7 @@ _LONGEST = 300
 
 
 def explained(error: BaseException) -> SparkJobError:
-    """Return what ``error``, raised by ``collect()``, means; never raises."""
+    """Return the error for ``error``, raised by ``collect()``; never raises."""
     text = _text(error)
     kind, message = next(
         ((kind, said) for kind, read in _READERS if (said := read(text)) is not None),
@@ -61,7 +61,7 @@ def explained(error: BaseException) -> SparkJobError:
 
 def _text(error: BaseException) -> str:
     try:
-        # Py4J asks the JVM for the stack, which may be gone.
+        # Py4J asks the JVM for the stack, but the JVM may have exited.
         return f"{type(error).__name__}: {error}"
     except Exception as second:
         return f"{type(error).__name__}: Answer from Java side is empty ({second!r})"
@@ -85,8 +85,8 @@ def _other_version(text: str) -> str | None:
     versions = _VERSIONS.search(text)
     there, here = versions.groups() if versions else ("another minor version", "this one")
     return (
-        f"executors run Python {there}, this notebook runs Python {here}: make a new session with "
-        "PYSPARK_PYTHON set to an interpreter of the same minor version"
+        f"executors run Python {there}, this notebook runs Python {here}: create a new session "
+        "with PYSPARK_PYTHON set to an interpreter of the same minor version"
     )
 
 
@@ -114,8 +114,8 @@ def _missing(text: str) -> str | None:
     if module is None or ("Python worker" not in text and "PythonException" not in text):
         return None
     return (
-        f"executors' Python has no module {module[1]}: install it there, or make a new session with "
-        "PYSPARK_PYTHON set to an interpreter that has it"
+        f"executors' Python has no module {module[1]}: install it there, or create a new session "
+        "with PYSPARK_PYTHON set to an interpreter that has it"
     )
 
 
@@ -124,14 +124,14 @@ def _no_python(text: str) -> str | None:
     if program is None:
         return None
     return (
-        f"executors cannot run {program[1]} ({program[2]}): make a new session with PYSPARK_PYTHON "
-        "set to a Python that they have"
+        f"executors cannot run {program[1]} ({program[2]}): create a new session with "
+        "PYSPARK_PYTHON set to a Python that exists there"
     )
 
 
 def _crashed(text: str) -> str | None:
     if "Python worker exited unexpectedly" in text:
-        return "a Python worker on an executor ended unexpectedly (killed, or out of memory)"
+        return "a Python worker on an executor exited unexpectedly (killed, or out of memory)"
     return None
 
 
@@ -145,11 +145,13 @@ _READERS = (
     ("python", _no_python),
     ("worker_lost", _crashed),
 )
-"""First match wins: a stopped context also cancels jobs, a lost executor also fails a stage."""
+"""The first match wins: a stopped context also cancels jobs, a lost executor also fails a stage."""
 
 
 def _first_line(text: str) -> str:
-    """Return the Python exception of a task where there is one, else the first line that is no stack."""
+    """Return the Python exception of a task if there is one, otherwise the first line outside of a
+    stack.
+    """
     raised = _PYTHON.findall(text.partition("PYTHON_EXCEPTION")[2])
     if raised:
         return _short(f"a task failed: {raised[-1]}")

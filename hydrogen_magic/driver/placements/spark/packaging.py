@@ -1,4 +1,4 @@
-"""The package as a zip, for machines that do not have it: what agents and ranks need of it."""
+"""The package as a zip, for machines without it: the part that agents and ranks need."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _SENT = ("core", "serialization", "transport", "node", "compat")
 _SENT_FILES = ("__init__.py", "errors.py", "testing/__init__.py", "testing/ranks.py")
 """What they import beside these."""
 _STAMP = (2020, 1, 1, 0, 0, 0)
-"""One time for all: equal files make an equal zip."""
+"""A constant time: equal files make an equal zip."""
 
 
 def code() -> bytes:
     """Return a zip of what agents and ranks need: of ``hydrogen_magic``, plug-ins and ``cloudpickle``.
 
-    cloudpickle goes along so that ranks unpickle with what the closure was pickled with.
+    cloudpickle is included so that ranks unpickle with the version that pickled the closure.
     """
     return _zip(plugins.shipped())
 
@@ -75,6 +75,6 @@ def _add(archive: zipfile.ZipFile, name: str, path: Path) -> None:
 
 
 def source(module: str) -> str:
-    """Return the text of a module of ours; empty for no name."""
+    """Return the source of one of our modules; empty for an empty name."""
     found = find_spec(module) if module else None
     return "" if found is None or found.origin is None else Path(found.origin).read_text()

@@ -1,4 +1,4 @@
-"""The door of this room: what the cluster can do for a gang, and who will run it there."""
+"""The Spark placement: the capacity of the cluster, and the agents that will run a gang there."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class SparkPlacement(Placement):
     on_this_machine = False
 
     def plan(self, spec: JobSpec) -> Plan:
-        """Return a plan as far as it can be known: which host a rank gets is Spark's to say."""
+        """Return a plan without hosts: Spark decides which host a rank gets."""
         if not hasattr(os, "pidfd_open"):
             raise PlacementError("`--on spark` needs Linux 5.3 or newer, here and on the executors")
         found, surveyed = _look(spec)
-        gpu = "one that Spark gives" if surveyed.gpus else None
+        gpu = "one assigned by Spark" if surveyed.gpus else None
         slots = tuple(
             Slot(rank, 0, 0, spec.np, spec.np, 1, found.where, gpu, address="")
             for rank in range(spec.np)
@@ -36,9 +36,9 @@ class SparkPlacement(Placement):
 
 
 def _look(spec: JobSpec) -> tuple[session.Session, capacity_check.ClusterCapacity]:
-    """Return the notebook's session and what its cluster has, asked anew after a moment.
+    """Return the notebook's session and its cluster's capacity, queried again after a moment.
 
-    One cell asks for its plan, then for that of its gang, then for its agent_group.
+    One cell needs them for its plan, then for that of its gang, then for its agent group.
     """
     global _seen
     found = session.find()

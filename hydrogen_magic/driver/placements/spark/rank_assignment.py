@@ -1,4 +1,4 @@
-"""From the tasks that came to a plan: ranks grouped by host and contiguous, whatever Spark's order."""
+"""From attached tasks to a plan: ranks are grouped by host and contiguous, whatever Spark's order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BarrierTask:
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """Who runs where."""
+    """The assignment of ranks to agents."""
 
     plan: Plan
     placed: tuple[RemoteAgent, ...]
@@ -31,7 +31,7 @@ class RankAssignment:
     partitions: tuple[int, ...]
     """By rank."""
     shares_disk: bool
-    """All hosts see the directory where the kernel keeps this gang's record."""
+    """All hosts share the directory of this gang's record."""
 
     @property
     def agents(self) -> tuple[RemoteAgent, ...]:
@@ -43,8 +43,8 @@ class RankAssignment:
 
 
 def plan(spec: JobSpec, places: Mapping[int, BarrierTask], uses_gpus: bool) -> RankAssignment:
-    """Return the plan for the tasks that came. Raises PlacementError where they cannot be ranks."""
-    # Not by agent: another may have become free between two tasks of one machine.
+    """Return the plan for the attached tasks. Raises PlacementError if they cannot be ranks."""
+    # Not by agent: another one may have become free between two tasks of one machine.
     by_machine: dict[str, list[int]] = {}
     for partition in sorted(places):
         by_machine.setdefault(places[partition].about.machine, []).append(partition)
@@ -67,7 +67,7 @@ def plan(spec: JobSpec, places: Mapping[int, BarrierTask], uses_gpus: bool) -> R
 
 
 def _gpus(places: list[BarrierTask]) -> dict[int, str]:
-    """Return the GPU of each task of one host; Spark's addresses may be places in a shorter list."""
+    """Return the GPU of each task of one host; Spark's addresses may be indices into a shorter list."""
     found: dict[int, str] = {}
     for place in places:
         host, addresses = place.agent.host, place.about.gpus
@@ -76,15 +76,15 @@ def _gpus(places: list[BarrierTask]) -> dict[int, str]:
         gpu = _visible(addresses[0], place.about.gpus_visible)
         if gpu in found.values():
             raise PlacementError(
-                f"Spark gave GPU {gpu} of host {host} to more than one task: a rank needs "
-                "one of its own; set spark.task.resource.gpu.amount to 1"
+                f"Spark assigned GPU {gpu} of host {host} to more than one task, but every rank "
+                "needs its own: set spark.task.resource.gpu.amount to 1"
             )
         found[place.about.partition] = gpu
     return found
 
 
 def _visible(address: str, visible: str | None) -> str:
-    """Return how CUDA names an address where the executor itself sees only some GPUs."""
+    """Return CUDA's name of an address if the executor itself sees only some GPUs."""
     names = [name.strip() for name in (visible or "").split(",") if name.strip()]
     if names and address.isdigit() and address not in names:
         return names[int(address)] if int(address) < len(names) else address
@@ -92,7 +92,7 @@ def _visible(address: str, visible: str | None) -> str:
 
 
 def _notes(places: Mapping[int, BarrierTask]) -> tuple[str, ...]:
-    """Name libraries that are of another version there: pickles may mean something else then."""
+    """Warn of libraries with other versions there: pickles may not be compatible."""
     from importlib import metadata
 
     notes = []
@@ -104,5 +104,5 @@ def _notes(places: Mapping[int, BarrierTask]) -> tuple[str, ...]:
             continue
         others = sorted(v for v in there if v != here)
         if others:
-            notes.append(f"executors have {name} {', '.join(others)}, the notebook {here}")
+            notes.append(f"executors have {name} {', '.join(others)}, the notebook has {here}")
     return tuple(notes)

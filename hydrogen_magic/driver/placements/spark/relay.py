@@ -1,14 +1,13 @@
-"""Executors that cannot reach this process reach it through Spark Connect's server.
+"""Relay for executors that cannot reach this process, through the Spark Connect server.
 
 ::
 
-    hub ◀──TCP── Relay ──requests of Spark Connect──▶ relay_host ◀──TCP── agents on executors
+    hub ◀──TCP── Relay ──requests of Spark Connect──▶ relay_daemon ◀──TCP── agents on executors
 
-Requests to analyse a plan carry the bytes: they need no executor's slot, and the gang may hold all.
-Two are under way at most: one that waits for bytes to come, a second at most, and one that brings
-bytes there. Each is numbered and may be repeated, so that a connection that breaks loses nothing.
-What goes through is encrypted end to end by :mod:`hydrogen_magic.transport.channel`;
-the relay is not trusted.
+The bytes are part of requests to analyse a plan: these need no executor's slot, and the gang may hold all
+of them. At most two are pending: one that waits for incoming bytes, up to a second, and one that sends
+bytes. Each is numbered and may be repeated, so that a broken connection loses nothing. The data is
+encrypted end to end by :mod:`hydrogen_magic.transport.channel`; the relay is not trusted.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ Result = TypeVar("Result")
 _NAME = "hydrogen_magic_relay"
 _THREAD = "hydrogen_magic relay"
 _START_S = 60.0
-"""The first request of a server has it start Python, and load what it needs to analyse plans."""
+"""For the first request, a server starts Python and loads modules for the analysis of plans."""
 _PATIENCE_S = 25.0
-"""Without an answer: less than the relay on the driver's host waits for a request."""
+"""Maximum time without an answer: less than the relay on the driver's host waits for a request."""
 _AGAIN_S = 0.2
 _CLOSE_S = 3.0
 
@@ -48,7 +47,7 @@ class Relay:
 
     def __init__(self, spark: Any, target: tuple[str, int]) -> None:
         self.on_failure: Callable[[str], None] | None = None
-        """Called once, in a thread of the relay, with what broke it; not after :meth:`close`."""
+        """Called once, in a thread of the relay, with the error that broke it; not after :meth:`close`."""
         self._spark = spark
         self._target = target
         self._address: Future[tuple[str, int]] = Future()
@@ -60,25 +59,25 @@ class Relay:
     def start(self) -> tuple[str, int]:
         """Return the address on the driver's host that executors connect to.
 
-        Raises PlacementError with the reason where the server does not allow it.
+        Raises PlacementError with the reason if the server does not allow it.
         """
         self._thread.start()
         try:
             return self._address.result()
         except BaseException as error:
             self.close()
-            if not isinstance(error, Exception):  # an interrupt, not what a server says
+            if not isinstance(error, Exception):  # an interrupt, not an error of the server
                 raise
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
             raise PlacementError(
-                "executors cannot reach this machine, and Spark Connect's server does not pass"
-                f" their connections on: {reason}"
+                "executors cannot reach this machine, and the Spark Connect server cannot relay "
+                f"their connections: {reason}"
             ) from error
 
     def close(self) -> None:
-        """End everything, in seconds even where nobody answers. May be called twice."""
+        """End everything, within seconds even without answers. May be called twice."""
         if self._thread.is_alive():
-            with suppress(RuntimeError):  # it ended by itself just now
+            with suppress(RuntimeError):  # it just ended by itself
                 self._loop.call_soon_threadsafe(self._closing.set)
             if threading.current_thread() is not self._thread:
                 self._thread.join(timeout=_CLOSE_S)
@@ -103,10 +102,10 @@ class Relay:
         if not self._address.done():
             self._address.set_exception(broken or ConnectionError("it was closed"))
         elif broken is not None and self.on_failure is not None:
-            self.on_failure(f"the relay through Spark Connect's server broke: {broken}")
+            self.on_failure(f"the relay through the Spark Connect server failed: {broken}")
 
     async def _relay(self) -> None:
-        """Pass on until cancelled; raises what goes wrong."""
+        """Relay data until cancelled; raises errors."""
         try:
             line, address = await asyncio.wait_for(_in_thread(self._open), _START_S)
         except asyncio.TimeoutError:
@@ -138,10 +137,10 @@ class Relay:
 
 
 class _RelayRequests:
-    """Requests to the driver's host, in a session of their own on the notebook's server.
+    """Requests to the driver's host, in a separate session on the notebook's server.
 
-    What the user registers, interrupts or sets in the notebook's session stays untouched, and ending
-    this one ends requests under way.
+    The notebook's session is not affected: registrations, interrupts and settings of the user stay
+    separate, and closing this session ends pending requests.
     """
 
     def __init__(self, spark: Any) -> None:
@@ -153,14 +152,14 @@ class _RelayRequests:
 
     def start(self, host: str) -> int:
         """Start the relay at an address of the driver's host; return its port."""
-        with suppress(Exception):  # only spares the server the memory of the last five requests
+        with suppress(Exception):  # only saves the server the memory of the last five requests
             self._session.conf.set("spark.connect.session.planCache.enabled", "false")
         self._session.dataSource.register(_courier())
         reply = self._request(relay_endpoint.START, 0, b"", host=host.strip("[]"))
         return int.from_bytes(reply, "big")
 
     async def ask(self, action: int, number: int, body: bytes = b"") -> bytes:
-        """Return the answer, asking again where a request fails; raises after 25 s without one."""
+        """Return the answer, repeating a request that fails; raises after 25 s without one."""
         until_s = time.monotonic() + _PATIENCE_S
         while True:
             try:
@@ -171,7 +170,7 @@ class _RelayRequests:
             except asyncio.TimeoutError:
                 raise TimeoutError(f"no answer for {_PATIENCE_S:.0f} s") from None
             except ConnectionError:
-                raise  # the answer of one that is there
+                raise  # the answer of a daemon that exists
             except Exception:
                 if time.monotonic() + _AGAIN_S > until_s:
                     raise
@@ -183,11 +182,11 @@ class _RelayRequests:
         reader = reader.options(relay=self._relay, do=action, number=number, body=encoded, **more)
         said = reader.load().schema[0].metadata
         if "error" in said:
-            raise ConnectionError(f"the driver's host says: {said['error']}")
+            raise ConnectionError(f"the driver's host reported: {said['error']}")
         return base64.b64decode(said["reply"])
 
     def close(self) -> None:
-        """End the relay there and the session, as far as the server answers in time."""
+        """End the relay there and the session, if the server answers in time."""
         ending = threading.Thread(target=self._end, name=_THREAD, daemon=True)
         ending.start()
         ending.join(timeout=_CLOSE_S)
@@ -203,7 +202,7 @@ class _RelayRequests:
 
 
 async def _in_thread(call: Callable[[], Result]) -> Result:
-    """Await ``call`` in a thread that nothing waits for: one that hangs must not hold up an end."""
+    """Await ``call`` in a daemon thread: a call that hangs must not delay the end."""
     loop = asyncio.get_running_loop()
     result: asyncio.Future[Result] = loop.create_future()
 
@@ -224,9 +223,9 @@ async def _in_thread(call: Callable[[], Result]) -> Result:
 
 
 def _courier() -> type:
-    """Return the DataSource whose ``schema()`` runs :func:`relay_host.answer` on the driver's host.
+    """Return the DataSource whose ``schema()`` runs :func:`relay_endpoint.answer` on the driver's host.
 
-    Defined in here, it is pickled by value: hydrogen_magic is not installed there.
+    A local class is pickled by value: hydrogen_magic is not installed there.
     """
     from pyspark.sql.datasource import DataSource
 

@@ -1,4 +1,4 @@
-"""The kernel's end of agents on other machines, which Spark tasks start there and which stay warm."""
+"""The kernel's end of agents on other machines, which Spark tasks start and which stay warm."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ __all__ = ["RemoteAgentPool", "RemoteAgent", "agent_pool"]
 
 
 class AttemptWaiter(Protocol):
-    """Who waits for an attempt's tasks."""
+    """The receiver of an attempt's tasks."""
 
     def kill(self) -> None:
-        """Give the attempt up."""
+        """Cancel the attempt."""
         ...
 
     def on_attached(self, agent: RemoteAgent, task: TaskHello) -> None:
@@ -65,7 +65,7 @@ class AttemptWaiter(Protocol):
 
 
 class RemoteAgent(AgentClient):
-    """An agent that may come: its keys travel in a task, which starts it where there is none yet."""
+    """A possible agent: its keys are sent with a task, which starts it if there is none yet."""
 
     def __init__(self, hub: Hub, agent_pool: RemoteAgentPool) -> None:
         super().__init__(hub)
@@ -74,7 +74,7 @@ class RemoteAgent(AgentClient):
         """The network interface that faces the other hosts."""
         self.outgoing = Outgoing(self._send_part)
         self.job: Attempt | None = None
-        """What runs there."""
+        """The gang that runs there."""
         self._agent_pool = agent_pool
         self._incoming = Incoming()
         self._closure_of = ""
@@ -86,7 +86,7 @@ class RemoteAgent(AgentClient):
     def kill(self) -> None:
         self.send(Quit())
 
-    # ── what it says ──
+    # ── messages from the agent ──
 
     def take(self, report: AgentReport, data: memoryview | None) -> None:
         match report:
@@ -158,7 +158,7 @@ class RemoteAgent(AgentClient):
         folder.mkdir(exist_ok=True)
         keep(fd, folder / name)
 
-    # ── what it is told ──
+    # ── messages to the agent ──
 
     def launch(
         self, attempt: Attempt, sink: EventSink, request: LaunchRequest
@@ -179,7 +179,7 @@ class RemoteAgent(AgentClient):
                 await self.outgoing.send_file(label, file.fileno())
 
     async def send_closure(self, attempt: Attempt) -> None:
-        """Send what the ranks run, once for all attempts of a gang."""
+        """Send the closure, once for all attempts of a gang."""
         if self._closure_of != attempt.gang:
             assert isinstance(attempt.job.closure, ClosureFile)
             fd = attempt.job.closure.dup()
@@ -190,12 +190,12 @@ class RemoteAgent(AgentClient):
                 os.close(fd)
 
     def let_go(self) -> None:
-        """The attempt is over for us."""
+        """The attempt is over."""
         self.sink = self.attempt = self.job = None
         self._log_problem = ""
 
     def end(self) -> None:
-        """Hear and say nothing any more."""
+        """Stop all communication."""
         if self.alive:
             self.alive = False
             self.hub.dismiss(self.keys.key)
@@ -203,30 +203,30 @@ class RemoteAgent(AgentClient):
 
 
 class RemoteAgentPool:
-    """The remote agents of this kernel, warm ones and those whose keys are on their way."""
+    """The remote agents of this kernel: warm ones and those whose keys have just been sent."""
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
         self.token = secrets.token_hex(16)
-        """By which tasks find this kernel's agents on their machine."""
+        """Tasks find this kernel's agents on their machine by it."""
         self.owner = run_log.owner_of_this_process()
         self.crews: dict[tuple[str, int], AttemptWaiter] = {}
         self._agents: set[RemoteAgent] = set()
         self._relays: dict[str, tuple[Relay, str]] = {}
-        """Application -> what its executors reach us by, and where."""
+        """Application -> relay for its executors, and its address."""
         self._closing: asyncio.Future[None] | None = None
         local_agents.before_closing(self.close)
 
     def endpoints(self, session: Session) -> list[str]:
-        """Return where executors may reach this process, listening there; best first."""
+        """Return addresses where executors may reach this process, after listening on them; best first."""
         if session.application in self._relays:
             return [self._relays[session.application][1]]
         return _listen(self.hub, session.addresses())
 
     async def use_relay(self, session: Session) -> str:
-        """Have this application's executors come through Spark Connect's server; return where.
+        """Connect this application's executors through the Spark Connect server; return the address.
 
-        Raises PlacementError where the server does not allow that.
+        Raises PlacementError if the server does not allow that.
         """
         host, _, port = self.hub.listen("127.0.0.1").removeprefix("tcp://").rpartition(":")
         relay = Relay(session.spark, (host, int(port)))
@@ -237,17 +237,17 @@ class RemoteAgentPool:
         return where
 
     def _on_relays_end(self, application: str) -> None:
-        """Called in a thread of the relay. The agents behind it notice for themselves."""
+        """Called in a thread of the relay. The agents behind it detect the failure themselves."""
         self.hub.loop.call_soon_threadsafe(self._relays.pop, application, None)
 
     def invite(self, count: int) -> list[RemoteAgent]:
-        """Make keys for as many agents as tasks may have to start."""
+        """Create keys for all agents that tasks may have to start."""
         invited = [RemoteAgent(self.hub, self) for _ in range(count)]
         self._agents.update(invited)
         return invited
 
     def uninvite(self, invited: list[RemoteAgent]) -> None:
-        """Let in no longer those of them that did not come."""
+        """Revoke the keys of those agents that did not connect."""
         for agent in invited:
             if not agent.is_ready:
                 self.drop(agent)
@@ -255,7 +255,7 @@ class RemoteAgentPool:
     def drop(self, agent: RemoteAgent) -> None:
         self._agents.discard(agent)
         agent.end()
-        if not self._agents and self._relays:  # they ask the server every second, for nobody now
+        if not self._agents and self._relays:  # they would ask the server every second for nothing
             self._closing = asyncio.ensure_future(self._close_relays())
 
     async def _close_relays(self) -> None:
@@ -283,14 +283,14 @@ class RemoteAgentPool:
             agent.send(Quit())
             agent.fail(ChildProcessError("this kernel's agents were ended, and their ranks"))
         if there:
-            await asyncio.sleep(0.05)  # until ZeroMQ has sent that
+            await asyncio.sleep(0.05)  # until ZeroMQ has sent the message
         await self._close_relays()
         for agent in list(self._agents):
             self.drop(agent)
 
 
 def _listen(hub: Hub, addresses: tuple[str, ...]) -> list[str]:
-    """Listen on those that are this machine's own; the driver may be known by another's name."""
+    """Listen on those addresses that belong to this machine; the driver's name may belong to another."""
     endpoints: list[str] = []
     refused: list[PlacementError] = []
     for address in addresses:
@@ -307,7 +307,7 @@ _agent_pool: RemoteAgentPool | None = None
 
 
 def agent_pool() -> RemoteAgentPool:
-    """Return this kernel's agent_pool; used on the hub's loop."""
+    """Return this kernel's agent pool; used on the hub's loop."""
     global _agent_pool
     current = local_agents.hub()
     if _agent_pool is None or _agent_pool.hub is not current:

@@ -1,9 +1,9 @@
-"""The notebook's Spark session, classic or Spark Connect, with what a gang needs of it.
+"""The notebook's Spark session, classic or Spark Connect, with the operations that a gang needs.
 
-One call launches a gang on both: a barrier ``mapInArrow`` that is collected. What differs is small
-and all here: how jobs are cancelled from another thread (job tags of the SparkContext, since
-``interruptTag`` of a classic session sees only its own thread's; operation tags on Connect), and
-what address executors reach this process by.
+The same call launches a gang on both: a barrier ``mapInArrow`` that is collected. The few differences are
+all in this module: how jobs are cancelled from another thread (job tags of the SparkContext, since
+``interruptTag`` of a classic session only covers its own thread; operation tags on Connect), and the
+address by which executors reach this process.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ T = TypeVar("T")
 _CONNECT = "pyspark.sql.connect.session"
 _INSIST_EVERY_S = 0.1
 _INSIST_S = 30.0
-"""A cancelled job ends within seconds, or waits for an executor that is out of reach."""
+"""A cancelled job ends within seconds, or waits for an unreachable executor."""
 _HOW = (
-    "make one first, `spark = SparkSession.builder.master('spark://HOST:7077').getOrCreate()` "
+    "create one first, `spark = SparkSession.builder.master('spark://HOST:7077').getOrCreate()` "
     "for a cluster or `SparkSession.builder.remote('sc://HOST').getOrCreate()` for Spark Connect"
 )
 
 _running: dict[tuple[str, str], threading.Event] = {}
 """(application, tag) -> set when that call of :meth:`Session.run` has ended."""
 _insisting: dict[tuple[str, str], threading.Thread] = {}
-"""Who has them cancelled; one each, however often that is asked for."""
+"""Threads that cancel them; one each, however often a cancel is requested."""
 _environment_lock = threading.Lock()
-"""Of a context's ``environment``, which functions take along when they are made."""
+"""Guards a context's ``environment``, which functions copy when they are created."""
 
 
 @dataclass(frozen=True)
@@ -52,23 +52,23 @@ class Session:
     application: str
     """``spark.app.id``."""
     where: str
-    """For people: ``spark://host:7077``, ``local[4]``, ``sc://host:15002``."""
+    """For messages: ``spark://host:7077``, ``local[4]``, ``sc://host:15002``."""
 
     def run_tasks(
         self, task: Callable[[Any], Any], n: int, profile: Any, tag: str, description: str = ""
     ) -> list[bytes]:
         """Run a barrier stage of ``n`` tasks; return the values of its one binary column, ``o``.
 
-        ``task`` takes and yields Arrow batches as ``mapInArrow`` has it; see :meth:`run` for the rest.
+        ``task`` takes and yields Arrow batches as in ``mapInArrow``; see :meth:`run` for the rest.
         """
         rows = self.run(lambda: self._stage(task, n, profile).collect(), tag, description)
         return [bytes(row[0]) for row in rows]
 
     def run(self, action: Callable[[], T], tag: str, description: str = "") -> T:
-        """Return what ``action`` returns, which has Spark run a job.
+        """Return the value of ``action``, which makes Spark run a job.
 
-        Blocks until that has ended; raises :class:`SparkJobError`. ``tag`` is what :meth:`cancel`
-        takes, without commas; ``description`` is shown in Spark's UI, for which Connect has no place.
+        Blocks until the job has ended; raises :class:`SparkJobError`. ``tag`` is the argument of
+        :meth:`cancel`, without commas; ``description`` is shown in Spark's UI, except on Connect.
         """
         if _is_stopped(self.spark):
             raise SparkJobError("stopped", STOPPED)
@@ -79,7 +79,7 @@ class Session:
         except KeyboardInterrupt:
             self.cancel(tag)
             raise
-        except Exception as error:  # Java's, gRPC's and pyspark's have no base in common
+        except Exception as error:  # exceptions of Java, gRPC and pyspark have no common base
             raise self._fault(error) from error
         finally:
             ended.set()
@@ -87,20 +87,20 @@ class Session:
             _insisting.pop((self.application, tag), None)
 
     def _fault(self, error: Exception) -> SparkJobError:
-        """Return what happened. A job that ends because its session does may say anything."""
+        """Return the error. A job that ends because its session does may raise anything."""
         found = explained(error)
         try:
             is_ending = _is_stopped(self.spark) or (
                 not self.is_connect and bool(self.context().isStopped())
             )
-        except Exception:  # nobody answers any more
+        except Exception:  # the server no longer answers
             is_ending = False
         return SparkJobError("stopped", STOPPED, found.details) if is_ending else found
 
     def cancel(self, tag: str) -> None:
-        """Cancel what :meth:`run` runs under this tag; nothing happens when it is over.
+        """Cancel the job that :meth:`run` runs under this tag; does nothing after its end.
 
-        Returns at once. A job that is only about to reach Spark is cancelled as soon as it does.
+        Returns at once. A job that is about to reach Spark is cancelled as soon as it does.
         """
         ended = _running.get((self.application, tag))
         insisting = _insisting.get((self.application, tag))
@@ -112,10 +112,10 @@ class Session:
         insisting.start()
 
     def addresses(self) -> tuple[str, ...]:
-        """Return where executors may reach this very process, best first.
+        """Return addresses where executors may reach this process, best first.
 
-        Classic: ``spark.driver.host``, by which executors reach the driver, our JVM. Connect: our
-        address on the route to the server. Then the others of this machine, as it may have several.
+        Classic: ``spark.driver.host``, by which executors reach the driver, our JVM. Connect: our address
+        on the route to the server. Then the others of this machine, which may have several.
         """
         first = self.server_host() if not self.is_connect else _route_to(self.server_host())
         return tuple(dict.fromkeys((*((first,) if first else ()), *_own_addresses())))
@@ -127,10 +127,10 @@ class Session:
         return str(self.spark.conf.get("spark.driver.host"))
 
     def says_of_python(self) -> str:
-        """Return which Python executors run, or who says it, for the end of a message."""
+        """Return which Python executors run, or where it is set, for the end of a message."""
         if self.is_connect:
-            return " (in the environment of Spark Connect's server)"
-        return f" (it is {self.spark.sparkContext.pythonExec} now)"
+            return " (in the environment of the Spark Connect server)"
+        return f" (it is now {self.spark.sparkContext.pythonExec})"
 
     def context(self) -> Any:
         """Return the SparkContext of the JVM, a Py4J object. Classic sessions only."""
@@ -138,11 +138,11 @@ class Session:
 
     @contextmanager
     def python_workers(self, environment: Mapping[str, str]) -> Iterator[None]:
-        """Have functions that are made meanwhile run in Python workers which begin with these variables.
+        """Run functions that are created meanwhile in Python workers that start with these variables.
 
-        They are workers of their own, beside those of the session's other functions. Variables that
-        the session has for all of them (``spark.executorEnv``) stay. Connect's server takes none for
-        a single function: there nothing changes.
+        These are separate workers, beside those of the session's other functions. Variables that the
+        session sets for all of them (``spark.executorEnv``) stay. The Connect server accepts none for a
+        single function: there this does nothing.
         """
         if self.is_connect:
             yield
@@ -160,14 +160,14 @@ class Session:
 
     def _stage(self, task: Callable[[Any], Any], n: int, profile: Any) -> Any:
         with warnings.catch_warnings():
-            # pyspark checks its pandas on first use, which no gang uses.
+            # pyspark checks its pandas on first use, although no gang uses it.
             warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
             rows = self.spark.range(0, n, 1, n)
             return rows.mapInArrow(task, "o binary", barrier=True, profile=profile)
 
     @contextmanager
     def _tagged(self, tag: str, description: str) -> Iterator[None]:
-        """Mark this thread's jobs, and leave the thread as it was."""
+        """Tag this thread's jobs, and restore the thread's tags afterwards."""
         if self.is_connect:
             self.spark.addTag(tag)
             try:
@@ -214,13 +214,13 @@ class Session:
             self.spark.sparkContext.cancelJobsWithTag(tag)
 
 
-# ── finding it ───────────────────────────────────────────────────────────────────────────────────
+# ── finding the session ──────────────────────────────────────────────────────────────────────────
 
 
 def find() -> Session:
-    """Return the notebook's session: ``spark`` of its namespace, else the active one.
+    """Return the notebook's session: ``spark`` in its namespace, otherwise the active one.
 
-    Raises PlacementError, saying how to make one, when there is none or it was stopped.
+    Raises PlacementError with instructions if there is none or it was stopped.
     """
     named = getattr(sys.modules.get("__main__"), "spark", None)
     if _is_session(named):
@@ -229,12 +229,12 @@ def find() -> Session:
         active = _active()
         if active is None:
             raise PlacementError(
-                f"`--on spark` was asked for, but the session in `spark` was stopped: {_HOW}"
+                f"`--on spark` needs a Spark session, but the one in `spark` was stopped: {_HOW}"
             )
         return _session(active)
     active = _active()
     if active is None:
-        raise PlacementError(f"`--on spark` was asked for, but there is no Spark session: {_HOW}")
+        raise PlacementError(f"`--on spark` needs a Spark session, but there is none: {_HOW}")
     return _session(active)
 
 
@@ -250,12 +250,12 @@ def _session(spark: Any) -> Session:
 
 
 def _endpoint(spark: Any) -> str:
-    builder = getattr(spark.client, "_builder", None)  # private, and made differently by others
+    builder = getattr(spark.client, "_builder", None)  # private, and different in other versions
     return str(getattr(builder, "endpoint", None) or spark.client.host)
 
 
 def _session_classes() -> tuple[Any, ...]:
-    """Return the classes of sessions that this process can have made: what it has imported."""
+    """Return the session classes that this process has imported."""
     modules = (sys.modules.get(name) for name in ("pyspark.sql.session", _CONNECT))
     found = (getattr(module, "SparkSession", None) for module in modules)
     return tuple(kind for kind in found if isinstance(kind, type))
@@ -277,9 +277,9 @@ def _is_stopped(spark: Any) -> bool:
 
 
 def _active() -> Any:
-    """Return this thread's active session or the process's default one, None without any."""
+    """Return this thread's active session or the process's default one, None if there is none."""
     for kind in _session_classes():
-        # The last two are private: getActiveSession() knows its own thread's alone.
+        # The last two are private: getActiveSession() only knows its own thread's session.
         names = ("_instantiatedSession", "_default_session")
         for spark in (kind.getActiveSession(), *(getattr(kind, name, None) for name in names)):
             if spark is not None and not _is_stopped(spark):
@@ -291,7 +291,7 @@ def _active() -> Any:
 
 
 def _route_to(host: str) -> str | None:
-    """Return the address that this machine would use towards a host, None without a route."""
+    """Return this machine's address on the route to a host, None without a route."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((host, 9))  # no packet is sent
@@ -301,7 +301,7 @@ def _route_to(host: str) -> str | None:
 
 
 def _own_addresses() -> tuple[str, ...]:
-    """Return the IPv4 addresses of this machine's interfaces that are up, loopback left out."""
+    """Return the IPv4 addresses of this machine's active interfaces, without loopback."""
     import psutil
 
     is_up = {name for name, state in psutil.net_if_stats().items() if state.isup}

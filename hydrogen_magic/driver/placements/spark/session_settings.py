@@ -1,4 +1,4 @@
-"""What a Spark session was started with, as far as it decides how a gang is placed."""
+"""Start-up settings of a Spark session that determine the placement of a gang."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PARALLELISM = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParalleli
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """Settings that cannot change while the session lives."""
+    """Settings that cannot change during the session."""
 
     master: str
     task_cpus: int
@@ -28,13 +28,13 @@ class SessionSettings:
     """``spark.executor.resource.gpu.amount``; 0 when it is not set."""
     has_dynamic_allocation: bool
     n_executors: int | None
-    """How many were asked for, None where nobody said."""
+    """Number of executors requested, None if not set."""
     max_cores: int | None = None
     """``spark.cores.max``: of all executors together."""
     executor_cores: int | None = None
     """``spark.executor.cores``."""
     has_own_parallelism: bool = False
-    """Somebody has said in how many parts Spark cuts what has no parts of its own."""
+    """The default number of partitions is set explicitly."""
 
     @classmethod
     def read(cls, session: Session) -> SessionSettings:
@@ -58,12 +58,12 @@ class SessionSettings:
 
     @property
     def is_local(self) -> bool:
-        """True for ``local``, ``local[4]`` and their like: tasks run in the driver itself."""
+        """True for ``local``, ``local[4]`` and so on: tasks run in the driver itself."""
         return _LOCAL.fullmatch(self.master) is not None
 
     @property
     def most_cores(self) -> int | None:
-        """How many cores all executors together were asked for, None where nobody said."""
+        """Total number of cores requested for all executors, None if not set."""
         if self.n_executors is None or self.executor_cores is None:
             return self.max_cores
         asked = self.n_executors * self.executor_cores
@@ -71,7 +71,7 @@ class SessionSettings:
 
     @property
     def slots(self) -> int | None:
-        """What the master's own name says of the slots, None where it says nothing."""
+        """The number of slots in the master's name, None if it has none."""
         if local := _LOCAL.fullmatch(self.master):
             cores = local[1] or "1"
             return int(cores) // self.task_cpus if cores != "*" else None

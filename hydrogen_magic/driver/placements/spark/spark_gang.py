@@ -1,4 +1,4 @@
-"""One gang on a Spark cluster: a barrier stage for its places, and agents that its tasks attach to.
+"""One gang on a Spark cluster: a barrier stage that reserves slots, and agents that its tasks attach to.
 
 submit ──► tasks attach, each to its host's agent ──► plan: ranks by host ──► launch ──► swept
                                                                                             │
@@ -47,35 +47,36 @@ from hydrogen_magic.errors import HydrogenError
 __all__ = ["SparkAgentGroup"]
 
 _QUEUED_S = 1.0
-"""How often a gang that waits for slots is told how many are free."""
+"""How often the number of free slots is reported to a gang that waits for slots."""
 _ROOM_S = 0.5
-"""How often is looked whether executors have come."""
+"""How often to check for new executors."""
 _UNSEEN_S = 5.0
-"""How long a gang waits whose slots nobody can count until that is said."""
+"""How long a gang waits for slots of unknown number before that is reported."""
 _UNSEEN = (
-    "waiting for slots of the cluster; how many are free cannot be seen, since Spark's UI is off or "
-    "out of reach from here"
+    "waiting for task slots of the cluster; the number of free slots is unknown, since Spark's "
+    "UI is off or not reachable from here"
 )
 _ENDS_BY_ITSELF = "its ranks end when the Spark task or the agent notices this"
 _SILENCE_S = 15.0
-"""After so long without a word of a host its connection is said to be lost."""
+"""After this time without a message of a host, its connection is reported as lost."""
 _LOST_S = 45.0
-"""After so long the host is given up; its agent gives up a kernel it cannot reach after 40 s."""
+"""After this time the host is given up; its agent gives up an unreachable kernel after 40 s."""
 _LATE_S = 5.0
-"""This process itself was away for so long: then nobody else was silent."""
+"""This process itself was suspended for so long: silence of others then means nothing."""
 _HEARSAY_S = 1.0
-"""How much later than Spark's word of a job's end the agents' own may come."""
+"""How much later than Spark's report of a job's end the agents' own reports may arrive."""
 _END_S = 5.0
 """How long hosts may take to end their ranks after their stage has ended."""
 _LOOK_S = 0.1
-"""How often is looked whether there is still use in what takes long."""
+"""How often long operations check whether they are still needed."""
 _BRING_S = 600.0
-"""How long a checkpoint may take to all hosts: gigabytes by a slow line."""
+"""How long it may take to send a checkpoint to all hosts: gigabytes over a slow line."""
 _TASKS_NOTICE_S = 60.0
-"""After so long a task has noticed that its agent does not respond, and has ended the agent's ranks.
-Spark would kill the task, and nothing could end the ranks then."""
+"""After this time a task has noticed that its agent does not respond, and has ended the agent's ranks. If
+Spark killed the task, nothing could end the ranks."""
 _JOB_END_S = 1.5
-"""Tasks return within milliseconds once their agents let them; then Spark is asked to end them."""
+"""Tasks return within milliseconds when their agents release them; after this, Spark is asked to end
+them."""
 
 
 class SparkAgentGroup:
@@ -90,15 +91,15 @@ class SparkAgentGroup:
         self._job: barrier_job.BarrierJob | None = None
         self._running: list[RemoteAgent] = []
         self._sweeps: list[asyncio.Future[None]] = []
-        """Done when nothing is left on the host of each."""
+        """For each agent, a task that is done when nothing is left on its host."""
         self._is_unwanted = False
         self._is_recording: bool | None = None
-        """What was ordered; None: what the job says."""
+        """Requested recording state; None: as in the job."""
         self._lost: set[RemoteAgent] = set()
         self._has_unresponsive = False
-        """Some agent of this attempt does."""
+        """An agent of this attempt is unresponsive."""
         self._has_failed = False
-        """Some rank of this attempt has, so that it is known why it ends."""
+        """A rank of this attempt has failed, so the reason of its end is known."""
         self._seen_off: set[asyncio.Task[None]] = set()
 
     # ── an attempt ──
@@ -122,13 +123,13 @@ class SparkAgentGroup:
     async def _assemble(
         self, ships: RemoteAgentPool, invited: list[RemoteAgent], attempt: Attempt, sink: EventSink
     ) -> barrier_job.BarrierJob:
-        """Submit the stage and wait for its tasks; by a relay where they cannot reach this machine."""
+        """Submit the stage and wait for its tasks; through a relay if they cannot reach this machine."""
         job = await self._gather(ships, invited, attempt, sink)
         problem = barrier_job.problem_of(job.error)
         is_unreachable = problem is not None and problem.kind == "unreachable"
         if is_unreachable and self._session.is_connect:
             where = await ships.use_relay(self._session)
-            text = f"executors cannot reach this machine: they go through a relay at {where}"
+            text = f"executors cannot reach this machine; they connect through a relay at {where}"
             sink.emit(ev.Notice(attempt.job.now_s(), "info", text))
             job = await self._gather(ships, invited, attempt, sink)
         if job.is_over and not self._is_unwanted:
@@ -138,7 +139,7 @@ class SparkAgentGroup:
     async def _gather(
         self, ships: RemoteAgentPool, invited: list[RemoteAgent], attempt: Attempt, sink: EventSink
     ) -> barrier_job.BarrierJob:
-        """Wait until all tasks have come, or their stage has ended; tell who waits for slots."""
+        """Wait until all tasks have attached, or their stage has ended; report waiting for slots."""
         wanted = attempt.job.spec.np
         queued = await self._wait_for_room(attempt, sink)
         unseen_since_s = time.monotonic() if queued is None else math.inf
@@ -159,10 +160,10 @@ class SparkAgentGroup:
         return job
 
     async def _wait_for_room(self, attempt: Attempt, sink: EventSink) -> bool | None:
-        """Wait until the cluster is large enough for the gang; return whether others hold its slots.
+        """Wait until the cluster is large enough for the gang; return whether other jobs hold its slots.
 
-        None where that cannot be seen. Spark itself would look only every fifteen seconds whether a
-        stage fits. Once all fit, it starts them as soon as enough slots are free.
+        None if unknown. Spark itself would check only every fifteen seconds whether a stage fits. If it
+        fits, Spark starts its tasks as soon as enough slots are free.
         """
         wanted = attempt.job.spec.np
         is_first = attempt.number == 0
@@ -170,7 +171,7 @@ class SparkAgentGroup:
             slots = await self._tell_queue(slots_now, attempt, sink)
             if slots is None or slots >= wanted:
                 break
-            if is_first:  # executors were still coming; refused once no more do
+            if is_first:  # executors were still starting; refused when no more are expected
                 self._capacity = await asyncio.to_thread(capacity, self._session, attempt.job.spec)
             self._changed.clear()
             with suppress(asyncio.TimeoutError):
@@ -186,7 +187,7 @@ class SparkAgentGroup:
         attempt: Attempt,
         sink: EventSink,
     ) -> int | None:
-        """Show how many slots there are for the gang, as ``look`` finds; return it."""
+        """Report how many slots there are for the gang, as returned by ``look``; return the number."""
         wanted = attempt.job.spec.np
         slots = await asyncio.to_thread(look, self._session, self._capacity)
         if slots is not None and not self._places:
@@ -234,7 +235,7 @@ class SparkAgentGroup:
             sink.emit(ev.Notice(attempt.job.now_s(), "warning", problem))
         for one in over:
             if one.done() and not one.cancelled():
-                one.result()  # raises what ended it
+                one.result()  # raises the error that ended it
 
     async def _bring_checkpoint(
         self,
@@ -242,14 +243,14 @@ class SparkAgentGroup:
         assignment: rank_assignment.RankAssignment,
         attempt: Attempt,
     ) -> None:
-        """Bring the last one to all hosts, for as long as the gang is wanted and has its places."""
+        """Send the last checkpoint to all hosts, as long as the gang is wanted and has its slots."""
         bringing = asyncio.gather(*(agent.bring_checkpoint(attempt) for agent in assignment.agents))
         deadline_s = time.monotonic() + _BRING_S
         try:
             while not (bringing.done() or self._is_unwanted or job.is_over):
                 await asyncio.wait([bringing], timeout=_LOOK_S)
                 if time.monotonic() > deadline_s:
-                    raise HydrogenError(f"no host had the checkpoint within {_BRING_S:.0f} s")
+                    raise HydrogenError(f"no host received the checkpoint within {_BRING_S:.0f} s")
         finally:
             bringing.cancel()
             await asyncio.wait([bringing])
@@ -258,7 +259,7 @@ class SparkAgentGroup:
         if not bringing.cancelled():
             bringing.result()
 
-    # ── what may happen ──
+    # ── monitoring ──
 
     async def _watch(
         self,
@@ -267,7 +268,7 @@ class SparkAgentGroup:
         attempt: Attempt,
         sink: EventSink,
     ) -> None:
-        """Look after hosts and job until cancelled; raise when Spark has ended the job."""
+        """Monitor hosts and job until cancelled; raise when Spark has ended the job."""
         looked_s = time.monotonic()
         silent: set[RemoteAgent] = set()
         told = False
@@ -304,11 +305,11 @@ class SparkAgentGroup:
             self._lose_host(agent, "HostLost", why, assignment, attempt, sink)
         elif silence_s > _SILENCE_S and agent not in silent:
             silent.add(agent)
-            text = f"connection to host {agent.host} lost for {silence_s:.0f} s: waiting for it"
+            text = f"no connection to host {agent.host} for {silence_s:.0f} s; waiting for it"
             sink.emit(ev.Notice(attempt.job.now_s(), "warning", text))
         elif silence_s < _SILENCE_S and agent in silent:
             silent.discard(agent)
-            text = f"host {agent.host} is back; nothing was lost"
+            text = f"host {agent.host} is connected again; nothing was lost"
             sink.emit(ev.Notice(attempt.job.now_s(), "info", text))
 
     async def _on_job_end(
@@ -318,7 +319,9 @@ class SparkAgentGroup:
         attempt: Attempt,
         sink: EventSink,
     ) -> None:
-        """The stage has ended under its ranks. Agents that live know more about it: let them speak."""
+        """The stage has ended before its ranks. Agents that are alive know the reason: wait for their
+        reports.
+        """
         error = job.error
         problem = barrier_job.problem_of(error)
         ended = [a for a in assignment.agents if problem and a.host == problem.host]
@@ -351,18 +354,18 @@ class SparkAgentGroup:
         attempt: Attempt,
         sink: EventSink,
     ) -> None:
-        """Count a host's ranks as ended, since nobody there will say so."""
+        """Report a host's ranks as ended, since its agent cannot do so."""
         self._lost.add(agent)
         first, *others = assignment.ranks_on(agent)
         now_s = attempt.job.now_s()
         report = ev.ErrorReport(kind, f"{why} (host {agent.host})")
         sink.emit(ev.RankFailed(now_s, first, report, "running"))
         for rank in (first, *others):
-            sink.emit(ev.RankExited(now_s, rank, None, "SIGKILL", True, "its host is lost", ""))
+            sink.emit(ev.RankExited(now_s, rank, None, "SIGKILL", True, "its host was lost", ""))
         agent.count_as_swept()
         agent_pool().drop(agent)
 
-    # ── orders ──
+    # ── commands ──
 
     def stop(self) -> None:
         self._give_up_waiting()
@@ -397,10 +400,10 @@ class SparkAgentGroup:
             agent.send(ProfileSteps(agent.gang, number, steps))
 
     async def release(self) -> None:
-        """Agents stay warm by themselves, and the last stage is seen off meanwhile."""
+        """Agents stay warm by themselves, and the last stage is ended in the background."""
 
     def _dismiss(self, attempt: Attempt) -> None:
-        """Have the tasks return, by their agents or else by Spark."""
+        """Make the tasks return, by their agents or else by Spark."""
         for place in self._places.values():
             place.agent.send(ReleaseTasks(attempt.gang, attempt.number))
         job, self._job = self._job, None

@@ -1,7 +1,7 @@
-"""Horovod: where ranks wait for each other, its elastic training, its timeline, Adasum without MPI.
+"""Observers of Horovod: waiting ranks, elastic training, its timeline, Adasum without MPI.
 
-Imported from ``horovod.torch`` by many: its own modules have each other's functions under their own
-names, so what is wrapped is put wherever it was before.
+Many modules import from ``horovod.torch``, and its own modules have each other's functions under their own
+names, so a wrapped function is installed wherever the original was.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ __all__ = ["attach"]
 
 
 def attach(module: ModuleType) -> None:
-    """Wrap what ``horovod.torch`` and the modules below it have. It has just been imported."""
+    """Wrap functions of ``horovod.torch`` and the modules below it, just after its import."""
     if not hasattr(module, "mpi_ops"):
-        return  # its library could not be loaded: Horovod has said so
+        return  # its library could not be loaded: Horovod has reported it
     places = _Places()
     adasum.attach(module.mpi_ops, places.replace)
     collectives.attach(module, places.replace)
@@ -29,7 +29,7 @@ def attach(module: ModuleType) -> None:
 
 
 class _Places:
-    """Where Horovod's torch modules have what."""
+    """Horovod's torch modules, where functions are replaced."""
 
     def __init__(self) -> None:
         self._of: dict[int, list[tuple[ModuleType, str]]] = {}
@@ -39,7 +39,7 @@ class _Places:
                     self._of.setdefault(id(value), []).append((module, attribute))
 
     def replace(self, original: Any, wrapped: Callable[..., Any]) -> None:
-        """Put ``wrapped`` wherever they have ``original``."""
+        """Install ``wrapped`` wherever they have ``original``."""
         places = self._of.pop(id(original), [])
         for module, attribute in places:
             setattr(module, attribute, wrapped)

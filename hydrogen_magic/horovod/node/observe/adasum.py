@@ -1,9 +1,8 @@
-"""Adasum where Horovod has none: its own needs MPI, by which a gang does not meet.
+"""Adasum without MPI, which Horovod's own requires and a gang does not use.
 
-Every rank gathers the gradients of all and combines them itself, in the tree of pairs that Horovod's own
-algorithm has, each tensor by itself. That sends as much as an allgather of the gradients, where theirs
-sends as an allreduce does.
-The rule: Maleki et al., "Scaling Distributed Training with Adaptive Summation", and
+Every rank gathers the gradients of all ranks and combines them itself, tensor by tensor, in the same tree
+of pairs as Horovod's own algorithm. The traffic is that of an allgather of the gradients; Horovod's own has
+that of an allreduce. The rule: Maleki et al., "Scaling Distributed Training with Adaptive Summation", and
 ``horovod/common/ops/adasum/adasum.h`` of Horovod 0.28.1.
 """
 
@@ -24,7 +23,7 @@ _NOTHING = math.sqrt(sys.float_info.min)
 
 @dataclass(frozen=True)
 class _Pending:
-    """What becomes of an allgather that is under way."""
+    """The completion of an asynchronous allgather."""
 
     outputs: tuple[Any, ...]
     postscale: float
@@ -32,9 +31,9 @@ class _Pending:
 
 
 def attach(ops: Any, replace: Callable[[Any, Callable[..., Any]], None]) -> None:
-    """Have ``op=hvd.Adasum`` done here where it is missing; ``ops`` is ``horovod.torch.mpi_ops``.
+    """Implement ``op=hvd.Adasum`` here if it is missing; ``ops`` is ``horovod.torch.mpi_ops``.
 
-    ``replace``: puts a wrapped function wherever Horovod has the original.
+    ``replace``: installs a wrapped function wherever Horovod has the original.
     """
     pending: dict[int, _Pending] = {}
 
@@ -77,7 +76,7 @@ def attach(ops: Any, replace: Callable[[Any, Callable[..., Any]], None]) -> None
 
 
 def _check(ops: Any, ranks: Any) -> None:
-    """Refuse what Horovod refuses, in its words."""
+    """Raise Horovod's own errors, with its texts."""
     if ranks != ops.global_process_set:
         raise NotImplementedError("Adasum does not support non-global process sets yet.")
     if ops.size() & (ops.size() - 1):
@@ -85,7 +84,7 @@ def _check(ops: Any, ranks: Any) -> None:
 
 
 def _finish(one: _Pending, gathered: Any) -> Any:
-    """Fill the outputs from everybody's tensors, a row for each rank; return them."""
+    """Fill the outputs from all ranks' tensors, one row for each rank; return them."""
     parts = gathered.split([output.numel() for output in one.outputs], 1)
     for output, part in zip(one.outputs, parts, strict=True):
         output.detach().copy_(_combined(list(part)).mul(one.postscale).view_as(output))
@@ -99,7 +98,7 @@ def _combined(rows: list[Any]) -> Any:
 
 
 def _sum(a: Any, b: Any) -> Any:
-    """Return ``a + b`` without what they have in common twice."""
+    """Return ``a + b`` without counting their common direction twice."""
     in_full_a, in_full_b = a.double(), b.double()
     dot = float(in_full_a.dot(in_full_b))
     squares = float(in_full_a.dot(in_full_a)), float(in_full_b.dot(in_full_b))

@@ -1,7 +1,7 @@
-"""Which of Horovod's collectives a rank waits in, as :mod:`..collectives` has it for torch's.
+"""Observer of Horovod's collectives, like that of torch's: shows in which one a rank waits.
 
-What is wrapped are the calls that wait. Those ending in ``_async`` return at once, and are waited for
-in ``synchronize``, which an optimizer calls for every tensor of a step: there only the whole is seen.
+Only waiting calls are wrapped. Those ending in ``_async`` return at once, and ``synchronize`` waits for
+them; an optimizer calls it for every tensor of a step, which is recorded as a whole.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ NAMES = (
 _JOINING = ("init", "shutdown")
 """Of these, the ones that exchange nothing of the training."""
 _STEPPING = "broadcast_optimizer_state"
-"""Makes what an optimizer lacks by a step with gradients of zero: none of the training's."""
+"""Initializes an optimizer's state by a step with gradients of zero, which is not a training step."""
 
 _Replace = Callable[[Any, Callable[..., Any]], None]
 
 
 def attach(module: Any, replace: _Replace) -> None:
-    """Wrap what waits in ``module``, which is ``horovod.torch``, and in what it has for optimizers.
+    """Wrap waiting functions of ``module``, which is ``horovod.torch``, and of its optimizers.
 
-    ``replace``: puts a wrapped function wherever Horovod has the original.
+    ``replace``: installs a wrapped function wherever Horovod has the original.
     """
     for name in NAMES:
         original = getattr(module, name, None)
-        if original is not None:  # other versions have not all of them
+        if original is not None:  # other versions lack some of them
             call = with_parts(original) if name == _STEPPING else original
             replace(original, noting(f"hvd.{name}", call, is_joining=name in _JOINING))
     # Optimizers are made from these classes' dictionaries, when the user asks for one; and they step

@@ -1,18 +1,18 @@
-"""``hvd.elastic`` in a gang: what was committed outlives the attempt.
+"""``hvd.elastic`` in a gang: commits survive a failed attempt.
 
-Upstream, ranks that are left after a failure go back to the last commit in their memory and form a
-smaller ring, for which a driver must tell each of them its new place. Here the gang is started again as
-a whole (``--retries``), with as many ranks: rank 0 keeps every commit on disk beside the checkpoints, and
-the next attempt goes on from the last one. A cell may call several elastic functions, one after the
-other: each call has its own commits, and the next attempt's n-th goes on from the n-th's. An error of
-Horovod's ends the rank, and nobody listens for news of hosts.
+Upstream, the remaining ranks return to the last commit in their memory after a failure and form a smaller
+ring, with new places from a driver. Here, the whole gang is restarted (``--retries``) with the same number
+of ranks: rank 0 saves every commit on disk beside the checkpoints, and the next attempt continues from the
+last one. A cell may call several elastic functions one after the other: each call has its own commits, and
+the n-th call of the next attempt continues from those of the n-th. An error of Horovod ends the rank, and
+there are no notifications about hosts.
 
-``hvd.elastic.run`` itself stays what it is: a function may have been decorated in the notebook, and
-travels as such. What it calls on a rank is replaced: where it would begin and end to listen, its state is
-restored and written to the end.
+``hvd.elastic.run`` itself is not changed: a function may have been decorated in the notebook, and is sent
+in that form. The functions it calls on a rank are replaced: in place of starting and stopping
+notifications, its state is restored and written to the end.
 
-A commit is a copy in memory as it ever was; a thread writes it to disk. The next one waits for that:
-at most one commit can be lost, by a rank 0 that is killed meanwhile.
+A commit is still a copy in memory; a thread writes it to disk. The next commit waits for that: at most one
+commit can be lost, if rank 0 is killed meanwhile.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ from hydrogen_magic.node.worker import reporter as _reporter
 __all__ = ["attach"]
 
 _NAME = "horovod-elastic-"
-"""What a call's last commit is called beside the user's own checkpoint, up to the call's number."""
+"""Name of a call's last commit beside the user's own checkpoint, without the call's number."""
 _PLACE = "_hydrogen_magic_commits"
 """Attribute of a state: name of its commits."""
 _numbers = itertools.count(1)
 
 
 def attach() -> None:
-    """Replace what ``hvd.elastic.run`` and ``State.commit`` do on a rank. Horovod has been imported."""
+    """Replace functions that ``hvd.elastic.run`` and ``State.commit`` call on a rank, after Horovod's
+    import.
+    """
     from horovod.common.elastic import State
     from horovod.runner.elastic.worker import WorkerNotificationManager
 
@@ -49,7 +51,7 @@ def attach() -> None:
 
 
 def _begin(state: Any) -> None:
-    """Bring ``state`` to its last commit, and have an error of Horovod's not lead back to it again."""
+    """Restore ``state`` to its last commit, and prevent a second restore after an error of Horovod."""
     from horovod.common.exceptions import HorovodInternalError
 
     name = f"{_NAME}{next(_numbers)}"
@@ -60,14 +62,14 @@ def _begin(state: Any) -> None:
     def restore_unless_failed() -> None:
         error = sys.exc_info()[1]
         if isinstance(error, HorovodInternalError):
-            raise error  # upstream would make a ring of the ranks that are left
+            raise error  # upstream would form a ring of the remaining ranks
         restore()
 
     state.restore = restore_unless_failed
 
 
 def _commit(state: Any) -> None:
-    """Be ``State.commit``: keep what ``save`` has copied. There is no news of hosts to look for."""
+    """Implements ``State.commit``: saves the copies of ``save``. There are no host updates to check."""
     state.save()
     name = vars(state).get(_PLACE)
     if name is not None and api.rank() == 0 and _may_be_restarted():
@@ -84,15 +86,17 @@ def _may_be_restarted() -> bool:
     return attempt < int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
 
 
-# ── what a state has saved ───────────────────────────────────────────────────────────────────────
+# ── the saved values of a state ───────────────────────────────────────────────────────────────────
 
 
 def _snapshot(state: Any) -> dict[str, Any]:
-    """Return what ``state.save()`` has copied. Raises what pickling its values does."""
+    """Return the copies made by ``state.save()``. Raises pickling errors."""
     if not hasattr(state, "_saved_state"):
-        raise TypeError(f"{type(state).__name__} is no ObjectState, and says not what it has saved")
+        raise TypeError(
+            f"{type(state).__name__} is not an ObjectState, and does not list its saved values"
+        )
     return {
-        # Pickled here and now: these are the user's own objects, not copies of them.
+        # Pickled synchronously: these are the user's own objects, not copies of them.
         "values": pickle.dumps(state._saved_state, protocol=5),
         "handled": {
             name: {key: value for key, value in vars(handler).items() if key != "value"}
@@ -102,9 +106,9 @@ def _snapshot(state: Any) -> dict[str, Any]:
 
 
 def _restore(state: Any, name: str) -> None:
-    """Bring ``state`` to what an earlier attempt's same call committed last, if there is such a thing.
+    """Restore ``state`` to the last commit of an earlier attempt's same call, if there is one.
 
-    On every rank: upstream's ``sync`` has ranks whose optimizer is new take a step with it.
+    On every rank: upstream's ``sync`` makes ranks with a new optimizer take a step with it.
     """
     kept = checkpoint.kept(name)
     if kept is None:
@@ -115,12 +119,12 @@ def _restore(state: Any, name: str) -> None:
     state.restore()
     reporter = _reporter.current()
     if reporter is not None and api.rank() == 0:
-        reporter.notice("info", "training goes on from the last commit of its elastic state")
+        reporter.notice("info", "training continues from the last commit of its elastic state")
 
 
 @functools.cache
 def _warn(text: str) -> None:
-    """Say something of commits, once: training goes on, and only a restart would be the worse."""
+    """Report a problem with commits once: the training continues, and only a restart would be affected."""
     reporter = _reporter.current()
     if reporter is not None:
         reporter.notice("warning", f"the last commit of its elastic state {text}")
@@ -130,13 +134,13 @@ def _warn(text: str) -> None:
 
 
 class _Writer:
-    """Writes snapshots by a thread, one at a time."""
+    """Writes snapshots in a thread, one at a time."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
 
     def write(self, snapshot: dict[str, Any], name: str) -> None:
-        """Begin to write, once the one before is on disk."""
+        """Start writing when the previous snapshot is on disk."""
         self.wait()
         self._thread = threading.Thread(
             target=_keep, args=(snapshot, name), name="hydrogen_magic.elastic", daemon=True
@@ -144,7 +148,7 @@ class _Writer:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when all is on disk."""
+        """Return when everything is on disk."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -153,7 +157,9 @@ class _Writer:
 def _keep(snapshot: dict[str, Any], name: str) -> None:
     try:
         checkpoint.keep(snapshot, name)
-    except Exception as error:  # a full disk, what cannot be pickled: nobody waits for this thread
+    except (
+        Exception
+    ) as error:  # a full disk, or unpicklable values: no other thread waits for this one
         _warn(f"is not kept: {error}")
 
 

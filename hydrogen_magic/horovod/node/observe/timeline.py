@@ -1,11 +1,11 @@
-"""Horovod's own timeline, begun and ended with the recording of this gang: ``hvd.start_timeline``.
+"""Horovod's own timeline, started and stopped with the gang's recording: ``hvd.start_timeline``.
 
-Its coordinator, rank 0, writes it, to a new file each time, and the agent follows that. Horovod can begin one
-during a run only where ``HOROVOD_TIMELINE`` was set in every rank when ``hvd.init`` was called. Who sets it
-to a path, or begins a timeline themselves, keeps theirs; it is followed where it is.
+Horovod's coordinator, rank 0, writes it to a new file each time, and the agent reads that. Horovod can
+start a timeline during a run only if ``HOROVOD_TIMELINE`` was set on every rank at ``hvd.init``. If the
+user sets it to a path, or starts a timeline in code, that one is kept and read at its own path.
 
-Horovod says that it has begun or ended only once its writer has, which may be stuck on a disk: so it is
-asked by a thread, for which nobody waits for long.
+Horovod reports the start or end of a timeline only after its writer thread has reacted, which may be
+blocked by a disk: so a separate thread calls it, and nothing waits long for that thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from hydrogen_magic.node.worker import reporter as _reporter
 __all__ = ["attach", "install"]
 
 _SWITCH_S = 1.0
-"""How long the user's thread waits until a timeline has begun or ended, which takes milliseconds."""
+"""How long the user's thread waits until a timeline has started or stopped, which takes milliseconds."""
 _LEAST_FREE_BYTES = 1 << 30
 _LOOK_S = 2.0
 """How often is looked whether the disk has room: a busy timeline writes a few megabytes a second."""
@@ -46,17 +46,17 @@ def install(prefix: str, send: _Send) -> Callable[[bool], None]:
 
 
 def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None]) -> None:
-    """Take note of what begins and ends in ``module``, which is ``horovod.torch``.
+    """Observe timelines of the user in ``module``, which is ``horovod.torch``.
 
-    ``replace``: puts a wrapped function wherever Horovod has the original.
+    ``replace``: installs a wrapped function wherever Horovod has the original.
     """
     init, shutdown = module.init, module.shutdown
     start, stop = module.start_timeline, module.stop_timeline
-    # Horovod ends the process where one thread begins a timeline while another shuts it down.
+    # Horovod aborts the process if one thread starts a timeline while another shuts it down.
     one_at_a_time = threading.Lock()
 
-    # Whose timeline it is, is known when one is called: the template, which all ranks are forked from,
-    # has attached already where the notebook imports Horovod.
+    # The owner of the timeline is determined at the call: the forkserver, from which all ranks are
+    # forked, has already attached the observers if the notebook imports Horovod.
     @functools.wraps(init)
     def noting_init(*args: Any, **kwargs: Any) -> Any:
         if _timeline is None:
@@ -97,7 +97,7 @@ def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None
 
 
 class _Timeline:
-    """What rank 0 of a gang writes, and how far it is with it."""
+    """The timelines of a gang's rank 0, and their state."""
 
     def __init__(self, prefix: str, send: _Send) -> None:
         self._prefix = prefix
@@ -105,16 +105,16 @@ class _Timeline:
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._is_initialized: Callable[[], bool] | None = None
-        """Horovod's own, once this is known to be its coordinator."""
+        """Horovod's own functions, once this is known to be its coordinator."""
         self._start: Callable[[str], None]
         self._stop: Callable[[], None]
         self._wall_ahead_s = 0.0
         self._path = ""
-        """What is written now; empty: nothing."""
+        """The path of the current timeline; empty: none."""
         self._is_theirs = False
-        """The user has begun it, or has it by the environment."""
+        """The user has started it, in code or by the environment."""
         self._is_refused = False
-        """It could not be begun, or went on no longer; not tried again until asked anew."""
+        """It could not be started, or was stopped; not tried again until the next request."""
         self._switching: threading.Thread | None = None
         self._next_look_s = 0.0
 
@@ -124,10 +124,10 @@ class _Timeline:
         start: Callable[[str], None],
         stop: Callable[[], None],
     ) -> None:
-        """``hvd.init`` has returned on the coordinator. Twice is once."""
+        """``hvd.init`` has returned on the coordinator. A second call has no effect."""
         if self._is_initialized is not None:
             return
-        # As it was when Horovod looked at its clocks: the wall clock may be set later.
+        # The value when Horovod read its clocks: the wall clock may be changed later.
         self._wall_ahead_s = time.time() - time.monotonic()
         self._start, self._stop = start, stop
         self._path, self._is_refused = "", False
@@ -136,16 +136,16 @@ class _Timeline:
         if self._is_theirs:
             self._tell(os.path.abspath(own), is_kept=own.startswith(self._prefix))
         self._is_initialized = is_initialized
-        atexit.register(self.end)  # before Horovod's own, which was registered before
+        atexit.register(self.end)  # before Horovod's own handler, which was registered before
         reporter = _reporter.current()
         if reporter is not None:
             self.follow(reporter.is_recording)
         self._wait()
 
     def end(self) -> None:
-        """Horovod is about to be shut down: what its writer has not written by then would be lost.
+        """Horovod is about to be shut down: data that its writer has not written by then would be lost.
 
-        And it would be in the way of the next timeline, should there be an ``hvd.init`` again.
+        It would also block the next timeline if there is another ``hvd.init``.
         """
         atexit.unregister(self.end)
         with self._lock:
@@ -156,15 +156,15 @@ class _Timeline:
             self._wait()
 
     def hand_over(self, path: str, call: Callable[[], Any]) -> Any:
-        """Have the user begin a timeline at ``path``, or end one (empty), by ``call``."""
+        """Start the user's timeline at ``path``, or stop one (empty path), by ``call``."""
         if self._is_initialized is None:
             return call()
         with self._lock:
-            self._is_theirs = True  # from here on none of ours begins
+            self._is_theirs = True  # from here on, none of ours is started
         self._wait()
         try:
             return call()
-        finally:  # and only now: the agent closes the brackets of a file that is not written any more
+        finally:  # only now: the agent closes the brackets of a completed file
             self._path = ""
             self._tell(path, is_kept=False)
             self._is_theirs = bool(path)
@@ -199,12 +199,13 @@ class _Timeline:
     def _begin(self) -> None:
         path = f"{self._prefix}{next(self._numbers)}.json"
         try:
-            # Made by us first: Horovod does not say when it cannot write, and would let others read it.
+            # Created by us first: Horovod does not report write errors, and would make it readable
+            # by others.
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
             self._tell(path, is_kept=True)
             self._start(path)
         except ValueError as error:
-            self._refuse("info", f"Horovod's timeline cannot begin: {error}")
+            self._refuse("info", f"Horovod's timeline cannot start: {error}")
             self._tell("", is_kept=False)
         except OSError as error:
             self._refuse("warning", f"Horovod's timeline cannot be written: {error}")
@@ -224,7 +225,7 @@ class _Timeline:
             self._tell("", is_kept=False)
 
     def _look_for_room(self) -> None:
-        """End the timeline before it fills the disk, which others need more."""
+        """Stop the timeline before it fills the disk."""
         if time.monotonic() < self._next_look_s:
             return
         self._next_look_s = time.monotonic() + _LOOK_S
@@ -232,9 +233,9 @@ class _Timeline:
         try:
             has_room = shutil.disk_usage(folder).free >= _LEAST_FREE_BYTES
         except OSError:
-            return  # nobody knows; Horovod gives up by itself where it cannot write
+            return  # unknown; Horovod stops by itself if it cannot write
         if not has_room:
-            text = f"Horovod's timeline ends here: less than 1 GB is free in {folder}"
+            text = f"Horovod's timeline was stopped: less than 1 GB is free in {folder}"
             self._refuse("warning", text)
 
     def _refuse(self, level: str, text: str) -> None:
@@ -247,7 +248,7 @@ class _Timeline:
         try:
             self._send(TimelineFile(path, is_kept, self._wall_ahead_s))
         except OSError:
-            pass  # the agent has gone, and this rank goes with it
+            pass  # the agent has exited, and this rank exits with it
 
 
 _timeline: _Timeline | None = None

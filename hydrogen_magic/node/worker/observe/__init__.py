@@ -1,4 +1,4 @@
-"""What is seen of a rank without the user's help: one file per library, nothing where it is absent.
+"""Observers, which record a rank's activity automatically: one file for each library.
 
 The entry points of the group ``hydrogen_magic.observers`` name them; the kernel sends the list. An observer
 is attached right after the import of the module that it observes, so a rank that does not use tqdm does not
@@ -64,7 +64,7 @@ def _attach(functions: Sequence[str], module: ModuleType) -> None:
 
 
 class _ObserverFinder(MetaPathFinder):
-    """Lets the other finders find, and has the observer called after the module ran."""
+    """Delegates to the other finders, and calls the observer after the module has run."""
 
     def __init__(self, pending: dict[str, list[str]]) -> None:
         self._pending = pending
@@ -85,7 +85,7 @@ class _ObserverFinder(MetaPathFinder):
         return None
 
     def _call_after(self, loader: Loader | None, fullname: str) -> None:
-        """Wrap ``exec_module`` of this one loader, so that the module's loader stays what it is."""
+        """Wrap ``exec_module`` of this loader instance, so that the module's loader is unchanged."""
         if loader is None:
             return
 
@@ -99,4 +99,4 @@ class _ObserverFinder(MetaPathFinder):
             run = loader.exec_module
             loader.exec_module = exec_module  # type: ignore[method-assign]
         except AttributeError:
-            return  # a loader that cannot be wrapped: its module goes unobserved
+            return  # a loader that cannot be wrapped: its module is not observed

@@ -1,7 +1,7 @@
-"""What ``Accelerator.log`` is given becomes curves, on every rank and without any tracker.
+"""Values of ``Accelerator.log`` become curves, on every rank and without any tracker.
 
-Accelerate itself hands the values to trackers on the main process only. A dict among them makes a
-curve of each of its entries, ``name/entry``, as its TensorBoard tracker does.
+Accelerate itself passes the values to trackers on the main process only. A dict among them makes a curve of
+each of its entries, ``name/entry``, as in its TensorBoard tracker.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Backward passes: ``torch.autograd.backward``, which ``Tensor.backward`` calls too.
+"""Observer of backward passes: ``torch.autograd.backward``, which ``Tensor.backward`` also calls.
 
-DDP reduces gradients while autograd computes others, and at the end waits in C++ for what is not
-reduced yet, in a final callback of the backward pass. A callback of our own, queued first, marks where
-that wait begins: the time before is the rank's own work, the time after belongs to all ranks. Nothing is
-put between DDP and its process group, so results and speed stay what they are.
+DDP reduces gradients while autograd computes others. At the end, a final callback of the backward pass
+waits in C++ for the remaining reductions. Our own callback, queued first, marks where that wait begins: the
+time before is the rank's own work, the time after belongs to all ranks. There is no wrapper between DDP and
+its process group, so results and speed do not change.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["attach", "attach_to_ddp"]
 
 _NAME = "backward"
 _LEAST_NS = 50_000
-"""What the final callback takes when every gradient has been reduced by then."""
+"""Duration of the final callback if every gradient has been reduced by then."""
 
 _models: WeakSet[Any] = WeakSet()
 """Instances of DDP."""
@@ -30,12 +30,12 @@ _models: WeakSet[Any] = WeakSet()
 
 def attach(module: ModuleType) -> None:
     """Record the outermost backward passes; ``module`` is ``torch.autograd``."""
-    torch = sys.modules["torch"]  # only half imported as yet: nothing of it may be asked for now
+    torch = sys.modules["torch"]  # only partly imported: nothing of it may be used yet
     module.backward = _recording(torch, module.backward)  # type: ignore[attr-defined]
 
 
 def attach_to_ddp(module: ModuleType) -> None:
-    """Note the models that DDP makes; ``module`` is ``torch.nn.parallel.distributed``."""
+    """Remember the models that DDP creates; ``module`` is ``torch.nn.parallel.distributed``."""
     ddp = module.DistributedDataParallel
     original = ddp.__init__
 
@@ -50,7 +50,7 @@ def attach_to_ddp(module: ModuleType) -> None:
 def _recording(torch: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():  # first of all, as in recorded()
+        if torch.compiler.is_compiling():  # must come first, as in recorded()
             return original(*args, **kwargs)
         reporter = span_recording.begin(_NAME)
         if reporter is None:
@@ -78,10 +78,10 @@ def _recording(torch: ModuleType, original: Callable[..., Any]) -> Callable[...,
 
 
 def _when_computed(torch: Any, roots: Any, call: Callable[[], None]) -> Any:
-    """Have autograd call when it has computed all gradients of ``roots``; return the hook to remove.
+    """Make autograd call a hook when it has computed all gradients of ``roots``; return it for removal.
 
-    None without DDP, or with a communication hook of the user's own, whose work cannot be
-    distinguished from waiting.
+    None without DDP, or with a communication hook of the user, whose work cannot be distinguished from
+    waiting.
     """
     if not _reduces_by_itself():
         return None
@@ -94,7 +94,7 @@ def _when_computed(torch: Any, roots: Any, call: Callable[[], None]) -> Any:
 
 
 def _reduces_by_itself() -> bool:
-    """Tell whether gradients are reduced among all ranks by DDP's default reducer."""
+    """Tell whether DDP's default reducer reduces the gradients among all ranks."""
     models = list(_models)
     if not models or not sys.modules["torch.distributed"].is_initialized():
         return False

@@ -1,4 +1,4 @@
-"""Checkpoints: ``torch.save`` and ``torch.load``, and those of ``torch.distributed.checkpoint``."""
+"""Observer of ``torch.save``, ``torch.load`` and ``torch.distributed.checkpoint``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def attach(module: ModuleType) -> None:
 
 
 def attach_to_distributed(module: ModuleType) -> None:
-    """Do the same for ``state_dict_saver`` or ``state_dict_loader`` of the distributed ones."""
+    """Do the same for ``state_dict_saver`` or ``state_dict_loader`` of distributed checkpoints."""
     names = {
         "save": _SAVE, "async_save": _SAVE, "save_state_dict": _SAVE,
         "load": _LOAD, "load_state_dict": _LOAD,

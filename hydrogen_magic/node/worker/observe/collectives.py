@@ -1,9 +1,9 @@
-"""Which collective a rank is inside of, so that a gang that hangs can say where.
+"""Observer of collectives: shows in which one a rank is when a gang hangs.
 
-While recording, collectives are spans of their own track. One with ``async_op=True`` is left at once:
-its span is the call, and another one the wait for what it returned.
+While recording, collectives are spans of their own track. A call with ``async_op=True`` returns at once:
+its span covers the call, and another one the wait for its result.
 
-DDP reduces gradients in C++, where nothing of this is seen: what a person finds there is the stack.
+DDP reduces gradients in C++, outside of this observer: only the stack shows that.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ NAMES = (
     "scatter_object_list",
     "send",
 )
-"""What can wait for other ranks."""
+"""Functions that can wait for other ranks."""
 
 
 def attach(module: ModuleType) -> None:
-    """Wrap the collectives of ``torch.distributed.distributed_c10d`` and of what exports them."""
-    torch = module.torch  # only half imported as yet: nothing of it may be asked for now
+    """Wrap the collectives of ``torch.distributed.distributed_c10d`` and of modules that re-export them."""
+    torch = module.torch  # only partly imported: nothing of it may be used yet
     for name in NAMES:
         original = getattr(module, name, None)
         if original is None:
-            continue  # older torch has not all of them
+            continue  # older versions of torch lack some of them
         call = explained(original) if name == "init_process_group" else original
         is_joining = name == "init_process_group"
         _replace(module, name, noting(name, call, torch, is_joining=is_joining))
@@ -76,7 +76,7 @@ def noting(
 
     @functools.wraps(original)
     def collective(*args: Any, **kwargs: Any) -> Any:
-        # Under torch.compile the original alone is what the compiler knows how to replace.
+        # Under torch.compile, the compiler can only replace the original.
         is_compiling = torch is not None and torch.compiler.is_compiling()
         reporter = None if is_compiling else _reporter.current()
         label = f"{name} (async)" if kwargs.get("async_op") else name
@@ -105,7 +105,7 @@ def _noting_wait(torch: Any, original: Callable[..., Any]) -> Callable[..., Any]
     @functools.wraps(original)
     def wait(*args: Any, **kwargs: Any) -> Any:
         reporter = None if torch.compiler.is_compiling() else _reporter.current()
-        # Most collectives wait themselves: that is in their own span.
+        # Most collectives wait themselves: that is part of their own span.
         if reporter is None or not reporter.is_recording or reporter.collective is not None:
             return original(*args, **kwargs)
         start_ns = reporter.now_ns()

@@ -1,4 +1,4 @@
-"""What a rank waits for its data: the start of a DataLoader's iterator, and every batch."""
+"""Observer of the waits for data: the start of a DataLoader's iterator, and every batch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Forward passes: the outermost call of a module, be it DDP, FSDP, compiled or plain.
+"""Observer of forward passes: the outermost call of a module, whether DDP, FSDP, compiled or plain.
 
-``Module.__call__`` is replaced while recording, and only then: a model may call thousands of modules
-a step. Global hooks would do it too, but they warn under ``torch.compile``.
+``Module.__call__`` is replaced only while recording: a model may call thousands of modules a step. Global
+hooks would work too, but they warn under ``torch.compile``.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ _FORWARD, _LOSS = "forward", "loss"
 
 _torch: Any = None
 _module: Any = None
-"""``torch.nn.Module``, once it is there."""
+"""``torch.nn.Module``, once it is imported."""
 _original: Any = None
-"""Its ``__call__``."""
+"""Its original ``__call__``."""
 _code: CodeType | None = None
-"""By which frames of it are known."""
+"""Code objects that identify frames of it."""
 
 
 def attach(module: ModuleType) -> None:
-    """Take note of the class; ``module`` is ``torch.nn.modules.module``."""
+    """Remember the class; ``module`` is ``torch.nn.modules.module``."""
     global _torch, _module, _original, _code
     original = module.Module.__call__
-    _code = original.__code__  # fails here, and is told, where torch has it otherwise
+    _code = original.__code__  # fails here, with a report, if torch has changed it
     _torch, _module, _original = sys.modules["torch"], module.Module, original
 
 
 def follow(is_recording: bool) -> None:
-    """Replace ``Module.__call__`` or put it back, when it can be done now; to be called again.
+    """Replace ``Module.__call__`` or restore it, if that is possible now; to be called repeatedly.
 
-    Not in the middle of a forward pass, whose inner modules would look like the outermost; and not
-    while somebody else has replaced it for a while, as ``torch.fx`` does.
+    Not during a forward pass, whose inner modules would look like the outermost one; and not while other
+    code has replaced it temporarily, as ``torch.fx`` does.
     """
     if _module is None or not hasattr(_torch, "compiler"):
-        return  # torch is not there, or half imported
+        return  # torch is not imported, or only partly
     current = _module.__call__
     if not is_recording:
         if current is _recording:
@@ -50,10 +50,10 @@ def follow(is_recording: bool) -> None:
         _module.__call__ = _recording
 
 
-# No closure, and nothing from outside that changes: a model that is compiled while it is recorded
-# is compiled for good, since the compiler guards what this function refers to.
+# No closure, and no outside state that changes: a model compiled during a recording stays compiled,
+# since the compiler guards all objects that this function refers to.
 def _recording(self: Any, *args: Any, **kwargs: Any) -> Any:
-    if _torch.compiler.is_compiling():  # first of all, as in recorded()
+    if _torch.compiler.is_compiling():  # must come first, as in recorded()
         return _original(self, *args, **kwargs)
     if _FORWARD in span_recording.open_spans or _LOSS in span_recording.open_spans:
         return _original(self, *args, **kwargs)

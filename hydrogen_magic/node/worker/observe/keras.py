@@ -1,9 +1,9 @@
-"""Progress, steps and metrics of Keras 3, by a callback in every ``CallbackList``.
+"""Observer of Keras 3: progress, steps and metrics, by a callback in every ``CallbackList``.
 
-The metrics of each batch become curves over the optimizer's steps, which go on from epoch to epoch
-and from fit to fit; what only the end of an epoch knows (``val_…``) joins them there. Keras prints
-its bar where the user said so (``verbose=1`` or ``2``, a ``ProgbarLogger``); with the default,
-``"auto"``, the views draw it instead. ``verbose=0`` means no bar here too.
+The metrics of each batch become curves over the optimizer's steps, which continue from epoch to epoch and
+from fit to fit; metrics of the end of an epoch (``val_…``) are added there. Keras prints its bar if the
+user asked for it (``verbose=1`` or ``2``, a ``ProgbarLogger``); with the default, ``"auto"``, the views
+draw it instead. With ``verbose=0`` there is no bar here either.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _seen: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def attach(module: ModuleType) -> None:
-    """Have every ``CallbackList`` call ours too; ``module`` is ``keras.callbacks``."""
+    """Make every ``CallbackList`` call our callback too; ``module`` is ``keras.callbacks``."""
     observer = type("HydrogenCallback", (_KerasHooks, module.Callback), {})
     original = module.CallbackList.__init__
 
@@ -42,13 +42,13 @@ def attach(module: ModuleType) -> None:
 
 
 def is_seen(model: object) -> bool:
-    """Tell whether a callback of ours records what this model's training logs."""
+    """Tell whether our callback records this model's training logs."""
     return model in _seen
 
 
 @metrics.safely
 def _join(callbacks: Any, observer: type[Any]) -> None:
-    # Not through the arguments: a user's callback for batches ends Keras's calling in background.
+    # Not through the arguments: a callback of the user for batches ends Keras's background calls.
     ours = observer()
     ours.set_model(callbacks.model)
     ours.set_params(callbacks.params)
@@ -57,7 +57,7 @@ def _join(callbacks: Any, observer: type[Any]) -> None:
 
 
 class _KerasHooks:
-    """The hooks of our callback. Those for batches may be called in threads, in any order."""
+    """The hooks of our callback. Threads may call those for batches in any order."""
 
     model: Any
     params: Any
@@ -156,13 +156,13 @@ class _KerasHooks:
             self._bar.show(self._title, self._n_batches, self.params.get("steps"))
 
     def _show_inner(self, n: int) -> None:
-        """Show a validation of which Keras does not say how long it will be."""
+        """Show a validation whose length Keras does not report."""
         self._n_inner = max(self._n_inner, n)
         if self.params.get("verbose"):
             self._inner.show("Validation", self._n_inner, None)
 
     def _count_steps(self, n: int) -> None:
-        """Count for the reporter what torch's hook of optimizers, not Keras's, would see."""
+        """Report the steps that torch's hook of optimizers would see, but Keras's does not."""
         reporter = _reporter.current()
         if reporter is not None:
             for _ in range(n):

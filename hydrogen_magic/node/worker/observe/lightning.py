@@ -1,10 +1,10 @@
-"""Metrics and progress of Lightning, by a callback in every Trainer, on every rank.
+"""Observer of Lightning: metrics and progress, by a callback in every Trainer, on every rank.
 
-Whatever is logged for loggers becomes curves over ``global_step``, each step's at each step: no
-logger is needed, and ``log_every_n_steps`` is for loggers. What Lightning then writes of the same
-through a ``SummaryWriter`` is not shown again. tqdm's bars are seen by tqdm's observer; a rich bar,
-which draws boxes into the output, is disabled and ours shown instead, as on the ranks other than 0,
-where Lightning has none. ``barebones=True``, asked for to be fast, is left alone.
+All values logged for loggers become curves over ``global_step``, at each step: no logger is needed, and
+``log_every_n_steps`` applies only to loggers. Values that Lightning then writes through a ``SummaryWriter``
+are not shown again. tqdm's observer records tqdm's bars; a rich bar, which draws boxes into the output, is
+disabled and replaced by ours, as on ranks other than 0, where Lightning shows none. ``barebones=True``, a
+request for speed, is respected.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def attach(module: ModuleType) -> None:
             _join(self, package)
 
     module.Trainer.__init__ = __init__
-    # Nothing public tells what Lightning hands on to its loggers from what a user gives to them.
+    # No public interface separates values that Lightning passes to its loggers from the user's.
     connector = module._LoggerConnector
     connector.log_metrics = metrics.claiming(connector.log_metrics)
 
@@ -56,7 +56,7 @@ def _observer_class(package: str) -> type[Any]:
 
 
 class _LightningHooks:
-    """The hooks of our callback; the Trainer is only ever read, but for a rich bar."""
+    """The hooks of our callback; the Trainer is only read, except for a rich bar."""
 
     _package = ""
 
@@ -69,7 +69,7 @@ class _LightningHooks:
         self._evaluating = metrics.LibraryBar()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Trainers are pickled for strategies that spawn, and our class has no name to be found by.
+        # Trainers are pickled for strategies that spawn, and our class cannot be found by name.
         return _observer, (self._package,)
 
     @metrics.safely
@@ -86,7 +86,7 @@ class _LightningHooks:
 
     @metrics.safely
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
-        self._see(trainer)  # of the epoch before, computed after all hooks of its end
+        self._see(trainer)  # of the previous epoch, computed after all hooks of its end
         if self._shows_bars:
             self._n_batches = trainer.progress_bar_callback.total_train_batches
             self._training.show(_epoch(trainer), 0, self._n_batches)
@@ -108,7 +108,7 @@ class _LightningHooks:
         self._see(trainer)
         self._training.close()
 
-    # ── everything else ──────────────────────────────────────────────────────────────────────────
+    # ── other loops ──────────────────────────────────────────────────────────────────────────────
 
     def on_validation_batch_end(
         self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int, loader: int = 0
@@ -154,9 +154,9 @@ class _LightningHooks:
         metrics.log(dict(self._new(trainer.logged_metrics)), self._step)
 
     def _new(self, logged: Any) -> Iterator[tuple[str, Any]]:
-        """Yield what was logged since the last call: Lightning keeps the last value of every name.
+        """Yield values logged since the last call: Lightning keeps the last value of every name.
 
-        Each value is in memory of its own, and held here, so that no other can take its place.
+        Each value has its own memory, and is held here, so that no other one can reuse its address.
         """
         for name, value in logged.items():
             last = self._last.get(name)

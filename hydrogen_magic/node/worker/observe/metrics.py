@@ -1,4 +1,4 @@
-"""What the observers of libraries share: points of whatever a library logs, bars, and a guard."""
+"""Helpers of the observers: points of logged values, bars, and a guard."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ _claims = _Claims()
 
 
 def log(values: Mapping[str, Any], step: Any) -> None:
-    """Record what a library logs: numbers become points, everything else is passed over.
+    """Record values logged by a library: numbers become points, everything else is ignored.
 
-    ``step`` may be any number; without one, the calls that log the same are counted.
+    ``step`` may be any number; without one, the calls that log the same names are counted.
     """
     reporter = _reporter.current()
     if reporter is None or not values:
@@ -42,7 +42,7 @@ def log(values: Mapping[str, Any], step: Any) -> None:
         reporter.log(at, dict(named))
     except TypeError:
         for name, value in named.items():
-            with contextlib.suppress(TypeError):  # texts, images, tables: not ours to show
+            with contextlib.suppress(TypeError):  # texts, images, tables: not shown
                 reporter.log(at, {name: value})
 
 
@@ -50,7 +50,7 @@ def _as_step(step: Any) -> int | None:
     try:
         return operator.index(step)
     except TypeError:
-        pass  # a float, or no number at all
+        pass  # a float, or not a number
     try:
         return int(step)
     except (TypeError, ValueError, OverflowError):
@@ -62,15 +62,16 @@ def _next_step(name: str) -> int:
     return _unnumbered[name] - 1
 
 
-# ── who logs what ────────────────────────────────────────────────────────────────────────────────
+# ── who logs a value ─────────────────────────────────────────────────────────────────────────────
 
 
 @contextlib.contextmanager
 def claimed() -> Iterator[None]:
-    """Say that what this thread writes meanwhile is recorded already, by whoever calls the writer.
+    """Mark writes of this thread as already recorded by the caller of the writer.
 
-    Lightning, Transformers and Accelerate hand their metrics on to a ``SummaryWriter``, on rank 0
-    alone and partly under other names. They win; what a user writes there directly is seen too.
+    Lightning, Transformers and Accelerate pass their metrics to a ``SummaryWriter``, on rank 0 only and
+    partly under other names. Their observers take precedence; values that a user writes there directly are
+    recorded too.
     """
     _claims.depth += 1
     try:
@@ -80,7 +81,7 @@ def claimed() -> Iterator[None]:
 
 
 def claiming(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``original``, run inside of :func:`claimed`."""
+    """Return ``original``, wrapped in :func:`claimed`."""
 
     @functools.wraps(original)
     def claims(*args: Any, **kwargs: Any) -> Any:
@@ -99,7 +100,7 @@ def is_claimed() -> bool:
 
 
 class LibraryBar:
-    """A progress bar of this rank; after it was closed, showing it opens a new one."""
+    """A progress bar of this rank; if it is shown after it was closed, a new one opens."""
 
     def __init__(self, unit: str = "batch") -> None:
         self._unit = unit
@@ -107,7 +108,7 @@ class LibraryBar:
         self._last: tuple[str, float, float | None] = ("", 0.0, None)
 
     def show(self, desc: str, n: float, total: float | None) -> None:
-        """Report how far it is; ``total`` may be None or infinite where nobody knows."""
+        """Report its progress; ``total`` may be None or infinite if unknown."""
         reporter = _reporter.current()
         if reporter is None:
             return
@@ -118,7 +119,7 @@ class LibraryBar:
         reporter.progress(self._number, *self._last, self._unit)
 
     def close(self) -> None:
-        """Report that it is over, however far it came."""
+        """Report its end, complete or not."""
         reporter, number = _reporter.current(), self._number
         self._number = None
         if reporter is not None and number is not None:
@@ -129,7 +130,9 @@ class LibraryBar:
 
 
 def safely(observe: Callable[..., None]) -> Callable[..., None]:
-    """Return ``observe`` so that its failing is told once, ends it, and never reaches the user."""
+    """Return ``observe`` with a guard: its first failure is reported, disables it, and never reaches the
+    user.
+    """
     has_failed = False
 
     @functools.wraps(observe)
@@ -139,7 +142,7 @@ def safely(observe: Callable[..., None]) -> Callable[..., None]:
             return
         try:
             observe(*args, **kwargs)
-        except Exception as error:  # another version of a library must not break the user's run
+        except Exception as error:  # a different version of a library must not break the user's run
             has_failed = True
             cannot_observe(observe.__module__.rpartition(".")[2], error)
 
@@ -147,7 +150,7 @@ def safely(observe: Callable[..., None]) -> Callable[..., None]:
 
 
 def cannot_observe(library: str, error: Exception) -> None:
-    """Tell the person in front that ``library`` works, but is not seen."""
+    """Report to the user that ``library`` works, but is not observed."""
     reporter = _reporter.current()
     if reporter is not None:
         why = f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Optimizer steps, by torch's own hooks for all optimizers."""
+"""Observer of optimizer steps, by torch's own hooks for all optimizers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _parts = _StepTimes()
 
 
 def with_parts(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``call``; steps of optimizers inside of it are parts of a step that is seen as a whole."""
+    """Return ``call``; steps of optimizers inside of it count as parts of one step."""
 
     @functools.wraps(call)
     def calls(*args: Any, **kwargs: Any) -> Any:
@@ -40,19 +40,19 @@ def with_parts(call: Callable[..., Any]) -> Callable[..., Any]:
 def attach(module: ModuleType) -> None:
     """Count and record the steps of every optimizer; ``module`` is ``torch.optim.optimizer``.
 
-    A step that ``GradScaler`` skips is not taken, and not counted.
+    A step that ``GradScaler`` skips is neither taken nor counted.
     """
-    torch = module.torch  # only half imported as yet: nothing of it may be asked for now
+    torch = module.torch  # only partly imported: nothing of it may be used yet
     under_way: list[tuple[_reporter.Reporter, int, int]] = []
-    """The step that is being recorded: for whom, of which optimizer, since when."""
+    """The step being recorded: reporter, optimizer, start."""
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if _parts.depth or torch.compiler.is_compiling():
-            return  # traced into the user's graph, our counters would make it compile every step
+            return  # traced into the user's graph, our counters would recompile every step
         reporter = _reporter.current()
         if reporter is None or not reporter.is_recording:
             return
-        if under_way and under_way[0][1] == id(optimizer):  # that step raised: torch has no hook
+        if under_way and under_way[0][1] == id(optimizer):  # that step raised: no hook
             under_way.clear()
             span_recording.abandon(_STEP)
         if span_recording.begin(_STEP) is not None:

@@ -16,7 +16,7 @@ __all__ = ["explained"]
 
 
 def explained(init_process_group: Callable[..., Any]) -> Callable[..., Any]:
-    """Return torch's ``init_process_group`` with an error that tells why there is no ``MASTER_ADDR``."""
+    """Return torch's ``init_process_group`` with an error that explains a missing ``MASTER_ADDR``."""
 
     @functools.wraps(init_process_group)
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,8 @@
-"""How a library's functions become spans while somebody wants them recorded.
+"""Recording of a library's functions as spans.
 
-Only the main thread is recorded, so that spans nest, and only the outermost of a name: what a
-module's forward calls is that forward. While nobody wants it, a call costs a look at a flag.
-Times are the host's: work that a GPU still has to do appears where the host waits for it.
+Only the main thread is recorded, so that spans nest, and only the outermost call of each name: calls inside
+of a module's forward belong to that forward. While recording is off, a call costs the check of a flag.
+Times are those of the host: pending work of a GPU appears where the host waits for it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from hydrogen_magic.node.worker.spans import depth
 __all__ = ["abandon", "begin", "call", "depth", "end", "open_spans", "recorded", "replace"]
 
 open_spans: set[str] = set()
-"""Names of the spans that are open on the main thread."""
+"""Names of the open spans of the main thread."""
 
 
 def recorded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``original`` with its outermost calls recorded as ``name``."""
-    torch = sys.modules["torch"]  # only half imported, perhaps: nothing of it may be asked for now
+    torch = sys.modules["torch"]  # possibly only partly imported: nothing of it may be used yet
 
     @functools.wraps(original)
     def recording(*args: Any, **kwargs: Any) -> Any:
-        # First of all: the compiler takes it for a constant, and what lies behind it is neither
-        # traced nor a reason to compile again when it changes.
+        # Must come first: the compiler treats it as a constant, and neither traces the code behind
+        # it nor recompiles when that changes.
         if torch.compiler.is_compiling():
             return original(*args, **kwargs)
         return call(name, original, args, kwargs)
@@ -41,7 +41,7 @@ def recorded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 def call(
     name: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """Call ``original``, and record it if that is wanted."""
+    """Call ``original``, and record it if recording is on."""
     reporter = begin(name)
     if reporter is None:
         return original(*args, **kwargs)
@@ -53,7 +53,7 @@ def call(
 
 
 def begin(name: str) -> _reporter.Reporter | None:
-    """Open a span; None when it is not to be recorded (and there is nothing to end)."""
+    """Open a span; None if it is not recorded (and must not be closed)."""
     reporter = _reporter.current()
     if reporter is None or not reporter.is_recording or name in open_spans:
         return None
@@ -65,7 +65,7 @@ def begin(name: str) -> _reporter.Reporter | None:
 
 
 def end(reporter: _reporter.Reporter, name: str, start_ns: int, end_ns: int | None = None) -> None:
-    """Close a span and record it; ``end_ns``: when it ended, if not now."""
+    """Close a span and record it; ``end_ns``: its end, if not now."""
     abandon(name)
     reporter.span(name, start_ns, reporter.now_ns() if end_ns is None else end_ns, depth.spans)
 
@@ -77,11 +77,11 @@ def abandon(name: str) -> None:
 
 
 def replace(module: ModuleType, exporter: str, spans: dict[str, str]) -> None:
-    """Have functions of ``module`` (name -> span) recorded, also where ``exporter`` has them."""
+    """Record functions of ``module`` (name -> span), also where ``exporter`` re-exports them."""
     for name, span in spans.items():
         original = getattr(module, name, None)
         if original is None:
-            continue  # older versions have not all of them
+            continue  # older versions lack some of them
         wrapped = recorded(span, original)
         setattr(module, name, wrapped)
         exporting = sys.modules.get(exporter)

@@ -1,7 +1,7 @@
-"""Scalars given to a ``SummaryWriter``, torch's or tensorboardX's, become curves.
+"""Observer of ``SummaryWriter``, of torch or tensorboardX: scalars become curves.
 
-The writer writes its files as ever. Two writers with one tag, as of ``runs/train`` and ``runs/val``,
-make two curves: the first has the tag's name, the other the name of its directory before it.
+The writer still writes its files. Two writers with one tag, as of ``runs/train`` and ``runs/val``, make two
+curves: the first has the tag's name, the other has the name of its directory as prefix.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from hydrogen_magic.node.worker.observe import metrics
 __all__ = ["attach"]
 
 _NO_CURVE = "hp_metric"
-"""The tag of a placeholder, always -1, that Lightning writes beside hyperparameters."""
+"""Tag of a placeholder, always -1, that Lightning writes beside hyperparameters."""
 
 _directories: dict[str, str] = {}
-"""Curve -> directory of the writer that was the first to write it."""
+"""Curve -> directory of the first writer that wrote it."""
 
 
 def attach(module: ModuleType) -> None:
@@ -28,7 +28,7 @@ def attach(module: ModuleType) -> None:
     writer = module.SummaryWriter
     writer.add_scalar = _seen(writer.add_scalar, _see_scalar)
     writer.add_scalars = _seen(writer.add_scalars, _see_scalars)
-    # Results of a whole run: it writes them as scalars too, in a directory of their own.
+    # Results of a whole run: it also writes them as scalars, in a separate directory.
     writer.add_hparams = metrics.claiming(writer.add_hparams)
 
 

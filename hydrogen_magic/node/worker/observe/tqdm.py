@@ -1,7 +1,7 @@
-"""tqdm's bars become progress of the rank, shown by the views instead of being printed.
+"""Observer of tqdm: its bars become progress of the rank, which the views show instead of printing.
 
-The class itself is patched, not replaced: subclasses, ``isinstance`` and pickling go on as ever.
-A bar that the user sends to a file of their own is printed there, and reported too.
+The class is patched, not replaced: subclasses, ``isinstance`` and pickling work as before. A bar that the
+user sends to a file is printed there, and reported too.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hydrogen_magic.node.worker import reporter as _reporter
 __all__ = ["attach", "attach_to_notebook", "notebook_spec"]
 
 _FILE_POSITION = 4
-"""Of ``file`` among the arguments of ``tqdm.__init__``, after ``self``."""
+"""Position of ``file`` among the arguments of ``tqdm.__init__``, after ``self``."""
 
 
 def attach(module: ModuleType) -> None:
-    """Patch the bar of ``tqdm.std``, which all other bars derive from."""
+    """Patch the bar of ``tqdm.std``, the base class of all other bars."""
     bar = module.tqdm
     for name, patch in (
         ("__init__", _silent_init),
@@ -37,7 +37,7 @@ def attach(module: ModuleType) -> None:
 
 
 class _Silent:
-    """Stands for one of the rank's own streams and drops what is written: views draw the bar."""
+    """Replaces one of the rank's own streams and discards all writes: views draw the bar."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -71,7 +71,7 @@ def _silent_init(original: Any) -> Any:
 
 
 def _is_own_stream(file: Any) -> bool:
-    """True for what ends in the rank's descriptors 1 or 2, False for a StringIO or a file."""
+    """True for streams to the rank's descriptors 1 or 2, False for a StringIO or a file."""
     if file is sys.__stdout__ or file is sys.__stderr__:
         return True
     try:
@@ -83,7 +83,7 @@ def _is_own_stream(file: Any) -> bool:
 def _silent_display(original: Any) -> Any:
     @functools.wraps(original)
     def display(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # Formatting is most of a bar's cost, and here nobody would read it.
+        # Formatting is most of a bar's cost, and its result is not used here.
         if getattr(self, "_hydrogen_silent", False):
             return True
         return original(self, *args, **kwargs)
@@ -104,7 +104,7 @@ def _reporting_refresh(original: Any) -> Any:
 def _reporting_close(original: Any) -> Any:
     @functools.wraps(original)
     def close(self: Any) -> None:
-        # Called again by __del__, and for bars whose __init__ failed half way.
+        # Called again by __del__, and for bars whose __init__ raised.
         was_open = not getattr(self, "disable", True)
         original(self)
         if was_open and hasattr(self, "_hydrogen_bar"):
@@ -122,7 +122,7 @@ def _report(bar: Any, closed: bool = False) -> None:
     try:
         n, total = float(bar.n), None if bar.total is None else float(bar.total)
     except (TypeError, ValueError, OverflowError):
-        return  # counted in something that is no number
+        return  # the unit of its count is not a number
     desc = str(bar.desc or "").rstrip().removesuffix(":")
     postfix = f"[{bar.postfix}]" if bar.postfix else ""
     reporter.progress(
@@ -134,7 +134,7 @@ def _report(bar: Any, closed: bool = False) -> None:
 
 
 def attach_to_notebook(module: ModuleType) -> None:
-    """Give ``tqdm.notebook`` the ordinary bar: a rank has no notebook to put widgets in."""
+    """Replace the bar of ``tqdm.notebook`` by the ordinary one: a rank has no notebook for widgets."""
     from tqdm import std
 
     class tqdm_notebook(std.tqdm):  # type: ignore[misc]  # noqa: N801  tqdm's name
@@ -151,7 +151,7 @@ def attach_to_notebook(module: ModuleType) -> None:
         item.__module__, item.__qualname__ = module.__name__, item.__name__
     vars(module).update(
         tqdm=tqdm_notebook, tqdm_notebook=tqdm_notebook, trange=tnrange, tnrange=tnrange,
-        IProgress=None, WARN_NOIPYW="",  # what tqdm.autonotebook asks for: no widgets here
+        IProgress=None, WARN_NOIPYW="",  # the error that tqdm.autonotebook expects: no widgets here
     )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
-"""Logs and progress of Transformers' ``Trainer``, by a callback that every Trainer has.
+"""Observer of Transformers' ``Trainer``: logs and progress, by a callback in every Trainer.
 
-What the Trainer logs becomes curves over ``global_step``; what its TensorBoard callback writes of
-the same is not shown again. Its bars are tqdm's and on rank 0 alone, so the other ranks get ours.
+Values logged by the Trainer become curves over ``global_step``; those that its TensorBoard callback writes
+are not shown again. Its bars are tqdm's and only on rank 0, so the other ranks get ours.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ __all__ = ["attach", "attach_to_integrations"]
 _AXES = ("epoch", "step", "total_flos")
 _SPEEDS = ("_runtime", "_per_second", "_compilation_time")
 _SUMMARY = "train_runtime"
-"""In the logs of a whole training, which are no point of a curve."""
+"""Names in the logs of a whole training that are not points of a curve."""
 
 
 def attach(module: ModuleType) -> None:
-    """Add our callback to those that every Trainer has; ``module`` is ``transformers.trainer``."""
+    """Add our callback to the default callbacks; ``module`` is ``transformers.trainer``."""
     observer = type("HydrogenCallback", (_TransformersHooks, module.TrainerCallback), {})
     module.DEFAULT_CALLBACKS.append(observer)
 
 
 def attach_to_integrations(module: ModuleType) -> None:
-    """Keep the writer of ``TensorBoardCallback`` from being seen; ``module`` defines that."""
+    """Hide the writer of ``TensorBoardCallback`` from the observer; ``module`` defines that class."""
     module.TensorBoardCallback.on_log = metrics.claiming(module.TensorBoardCallback.on_log)
 
 
@@ -74,7 +74,7 @@ def _is_curve(name: str) -> bool:
 
 
 def _has_no_bar(args: Any, state: Any) -> bool:
-    """Return whether the Trainer would show a bar, but not on this rank."""
+    """Return whether the Trainer would show a bar on rank 0, but not on this rank."""
     return not state.is_world_process_zero and not args.disable_tqdm
 
 
@@ -82,4 +82,4 @@ def _length(loader: Any) -> int | None:
     try:
         return len(loader)
     except TypeError:
-        return None  # of a dataset that only iterates
+        return None  # of a dataset without a length

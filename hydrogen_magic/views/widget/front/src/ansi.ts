@@ -1,4 +1,4 @@
-/** SGR colours of terminal text as runs; nothing here makes HTML, text stays text. */
+/** SGR colours of terminal text as runs; the result is never HTML. */
 
 export interface Style {
   /** 0-15: the theme's own colours; a CSS colour: the rest of 256 and true colour. */
@@ -22,7 +22,7 @@ const SGR = /\x1b\[([0-9;:]*)m/;
 /** The colour space in `38:2:SPACE:r:g:b`, which the form with semicolons does not have. */
 const COLOR_SPACE = /([34]8:2:)\d*:(?=\d+:\d+:\d+)/g;
 
-/** Cuts text at its colour changes; what is no colour stays in the text. */
+/** Splits text at its colour changes; sequences that are not colours stay in the text. */
 export function parseAnsi(text: string): Run[] {
   if (!text.includes("\x1b[")) return text ? [{ text, style: {} }] : [];
   const runs: Run[] = [];
@@ -91,7 +91,7 @@ function named(code: number): number | undefined {
   return tens === 90 || tens === 100 ? k + 8 : undefined;
 }
 
-/** What follows 38 or 48: `5;n` or `2;r;g;b`, and how many numbers that took. */
+/** The numbers after 38 or 48: `5;n` or `2;r;g;b`, and how many of them were used. */
 function extended(rest: readonly number[]): [number | string | undefined, number] {
   const [kind, a = 0, b = 0, c = 0] = rest;
   if (kind === 5) return [indexed(a), 2];

@@ -1,8 +1,11 @@
 import type { Ack, Order, Sent } from "./protocol";
 
-/** A first order may race the kernel's routing, so it is soon said again. */
+/** The first command may arrive before the kernel's routing is set up, so it is repeated soon. */
 const REPEAT_MS = 350;
-/** Said quickly this often: past it the kernel is busy, and what it has queued is enough. */
+/**
+ * Number of quick repetitions: after these, the kernel is busy, and its queued copies are
+ * sufficient.
+ */
 const N_QUICK = 4;
 const SLOWER = 1.5;
 /** After a flood of other messages, the next repetition is the first one that is answered. */
@@ -16,13 +19,13 @@ interface Waiting {
   settle: (ack: Ack) => void;
 }
 
-/** Ids that no other page gives; `randomUUID` is missing where a page came over plain http. */
+/** Ids that are unique among pages; `randomUUID` is missing on pages over plain http. */
 export function randomId(): string {
   const bytes = crypto.getRandomValues(new Uint8Array(9));
   return btoa(String.fromCharCode(...bytes)).replace(/[+/]/g, "-");
 }
 
-/** Orders to the kernel, each with an id, repeated until the kernel acknowledges it. */
+/** Commands to the kernel, each with an id, repeated until the kernel acknowledges it. */
 export class Channel {
   private readonly waiting = new Map<string, Waiting>();
   private n_asked = 0;
@@ -32,7 +35,7 @@ export class Channel {
     private readonly send: (sent: Sent) => void,
   ) {}
 
-  /** Settles with the kernel's answer, or with `ok: false` when it never gave one. */
+  /** Resolves with the kernel's answer, or with `ok: false` if there is none. */
   ask(order: Order): Promise<Ack> {
     this.n_asked += 1;
     const id = `${this.client}.${this.n_asked}`;
@@ -40,13 +43,15 @@ export class Channel {
     return new Promise((settle) => this.deliver(sent, 1, REPEAT_MS, settle));
   }
 
-  /** Asks for everything; null when that is being asked already. */
+  /** Requests everything; null if that has already been requested. */
   hello(): Promise<Ack> | null {
     const isAsked = [...this.waiting.values()].some(({ sent }) => sent.do === "hello");
     return isAsked ? null : this.ask({ do: "hello" });
   }
 
-  /** Everything came: no need to ask for it again, whether or not the ack is still to come. */
+  /**
+   * Everything has arrived: no need to request it again, whether or not the ack is still to come.
+   */
   greeted(): void {
     for (const { sent } of [...this.waiting.values()]) {
       if (sent.do === "hello") this.acked({ kind: "ack", to: this.client, id: sent.id, ok: true });
@@ -82,5 +87,5 @@ const unanswered = (sent: Sent): Ack => ({
   to: sent.client,
   id: sent.id,
   ok: false,
-  text: "The kernel did not answer: it is busy with another cell, or gone.",
+  text: "The kernel did not respond: it is busy with another cell, or has exited.",
 });

@@ -1,4 +1,4 @@
-/** Columns of numbers: read out of messages, searched, and kept sorted while they grow. */
+/** Columns of numbers: reading from messages, searching, and sorted growth. */
 
 export type Column = Float64Array | Float32Array | Uint16Array | Uint8Array;
 
@@ -7,7 +7,7 @@ interface Kind<C extends Column> {
   readonly BYTES_PER_ELEMENT: number;
 }
 
-/** Takes columns out of a message's buffer, one after the other. */
+/** Reads columns from a message's buffer, one after the other. */
 export class ColumnReader {
   private at = 0;
 
@@ -16,7 +16,7 @@ export class ColumnReader {
     private readonly what: string,
   ) {}
 
-  /** The next `n` numbers, copied: what comes over a comm need not be aligned. */
+  /** The next `n` numbers, copied: data from a comm may not be aligned. */
   take<C extends Column>(kind: Kind<C>, n: number): C {
     const n_bytes = n * kind.BYTES_PER_ELEMENT;
     if (this.at + n_bytes > this.view.byteLength) {
@@ -38,10 +38,10 @@ export function readerOf(buffers: readonly DataView[], at: number, what: string)
   return new ColumnReader(view, what);
 }
 
-/** The number at `i`, which the caller knows to be inside. */
+/** The number at `i`, which the caller knows to be in range. */
 export const num = (column: ArrayLike<number>, i: number): number => column[i] as number;
 
-/** First index in the rising `keys[0..n)` whose key is >= `key`; `n` when there is none. */
+/** First index in the increasing `keys[0..n)` whose key is >= `key`; `n` if there is none. */
 export function lowerBound(keys: ArrayLike<number>, n: number, key: number): number {
   let low = 0;
   let high = n;
@@ -53,7 +53,7 @@ export function lowerBound(keys: ArrayLike<number>, n: number, key: number): num
   return low;
 }
 
-/** First index in the rising `keys[0..n)` whose key is > `key`; `n` when there is none. */
+/** First index in the increasing `keys[0..n)` whose key is > `key`; `n` if there is none. */
 export function upperBound(keys: ArrayLike<number>, n: number, key: number): number {
   let low = 0;
   let high = n;
@@ -73,7 +73,7 @@ export function withRoom<C extends Column>(column: C, n: number): C {
   return longer;
 }
 
-/** What becomes of a row whose key is there already. */
+/** Handling of a row whose key already exists. */
 export type OnEqual = "replace" | "keep both";
 
 /** Rows by column, sorted by the first column. New rows mostly belong at the end. */
@@ -86,7 +86,7 @@ export class Table<C extends readonly Column[]> {
     return this.columns[0] as Column;
   }
 
-  /** Puts in rows that are sorted themselves; returns the first index that changed. */
+  /** Inserts rows that are sorted themselves; returns the first index that changed. */
   insert(fresh: C, onEqual: OnEqual): number {
     const keys = fresh[0] as Column;
     const n_fresh = keys.length;
@@ -99,7 +99,7 @@ export class Table<C extends readonly Column[]> {
     return from;
   }
 
-  /** Forgets the first `n` rows. */
+  /** Removes the first `n` rows. */
   dropFirst(n: number): void {
     for (const column of this.columns) column.copyWithin(0, n, this.n);
     this.n -= n;
@@ -125,7 +125,7 @@ export class Table<C extends readonly Column[]> {
   }
 }
 
-/** The order of both together: an index of `fresh`, or the complement of an index of `old`. */
+/** The merged order: an index of `fresh`, or the complement of an index of `old`. */
 function mergeOrder(old: Column, fresh: Column, onEqual: OnEqual): Int32Array {
   const picks = new Int32Array(old.length + fresh.length);
   let n = 0;

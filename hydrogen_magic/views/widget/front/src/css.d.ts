@@ -1,4 +1,7 @@
-/** Style sheets are bundled as text (`--loader:.css=text`) and put beside what they style. */
+/**
+ * Style sheets are bundled as text (`--loader:.css=text`) and inserted beside the elements they
+ * style.
+ */
 declare module "*.css" {
   const text: string;
   export default text;

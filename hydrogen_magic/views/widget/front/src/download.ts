@@ -1,6 +1,6 @@
 import type { FilePart } from "./protocol";
 
-/** Has the browser save a blob under a name. */
+/** Makes the browser save a blob under a name. */
 export function save(blob: Blob, name: string): void {
   const url = URL.createObjectURL(blob);
   const link = document.createElement("a");
@@ -9,10 +9,10 @@ export function save(blob: Blob, name: string): void {
   document.body.append(link);
   link.click();
   link.remove();
-  setTimeout(() => URL.revokeObjectURL(url), 10_000); // the browser has begun to read it by then
+  setTimeout(() => URL.revokeObjectURL(url), 10_000); // the browser has started reading it by then
 }
 
-/** Puts files together from their parts, in whatever order these come, and saves them. */
+/** Assembles files from their parts, which may arrive in any order, and saves them. */
 export class Files {
   private readonly parts = new Map<string, Map<number, DataView>>();
 

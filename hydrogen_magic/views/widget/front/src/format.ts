@@ -30,7 +30,7 @@ export const count = (n: number): string => grouped.format(n);
 export const counted = (n: number, word: string): string =>
   `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 
-/** `1.23 GB`, in powers of 1000 as the rest of the product has them. */
+/** `1.23 GB`, in powers of 1000 as everywhere in this package. */
 export function size(bytes: number): string {
   if (bytes < 1000) return `${bytes} B`;
   const units = ["kB", "MB", "GB", "TB"];
@@ -39,18 +39,18 @@ export function size(bytes: number): string {
   return `${value.toFixed(k >= 3 ? 2 : value >= 100 ? 0 : 1)} ${units[k - 1]}`;
 }
 
-/** Rates: three digits that mean something, `0.52`, `12.4`, `1,240`. */
+/** Rates: three significant digits, `0.52`, `12.4`, `1,240`. */
 export function rate(perS: number): string {
   if (perS >= 100) return count(perS);
   return perS.toFixed(perS >= 10 ? 1 : 2);
 }
 
-/** Digits after the point so that the largest of a column has four that mean something. */
+/** Decimals such that the largest value of a column has four significant digits. */
 function decimals(largest: number): number {
   return Math.min(4, Math.max(0, 3 - Math.floor(Math.log10(largest))));
 }
 
-/** Writes the figures of one column alike, so that their points stand under each other. */
+/** Formats the values of one column alike, so that their decimal points are aligned. */
 export function column(figures: readonly (Figure | undefined)[]): string[] {
   const numbers = figures.filter((f): f is number => typeof f === "number" && f !== 0);
   const largest = Math.max(...numbers.map(Math.abs), 0);

@@ -20,7 +20,7 @@ function mount(page: Page, el: HTMLElement): () => void {
   return () => render(null, root);
 }
 
-/** The gang of a widget, and the live view in the place of its output. */
+/** The gang of a widget, and the live view in place of its output. */
 function open(model: Model): { page: Page; close: () => void } {
   const page = new Page(model);
   const place = new Place(
@@ -39,9 +39,9 @@ function open(model: Model): { page: Page; close: () => void } {
 }
 
 /**
- * What anywidget loads, in its factory form: it is called once per widget, while `render` is called
- * for every view and gets a new `model` object each time. So the gang's state lives out here, and a
- * view that is built anew (the notebook does so when a page is reloaded) shows it at once.
+ * The factory that anywidget loads: it is called once per widget, while `render` is called for
+ * every view and gets a new `model` object each time. So the gang's state is outside of `render`,
+ * and a view that is created again (after a page was reloaded) shows it at once.
  */
 export default () => {
   let opened: ReturnType<typeof open> | null = null;

@@ -1,4 +1,4 @@
-/** What came of asking the notebook's server to interrupt the kernel. */
+/** The result of asking the notebook's server to interrupt the kernel. */
 export type Interrupted = "done" | "no server here" | "refused";
 
 interface Server {
@@ -7,7 +7,7 @@ interface Server {
   token: string;
 }
 
-/** The server this page came from; null in front ends without one of Jupyter's (VS Code, Colab). */
+/** The server of this page; null in front ends without a Jupyter server (VS Code, Colab). */
 export function findServer(): Server | null {
   const config = document.getElementById("jupyter-config-data")?.textContent;
   const classic = document.body.dataset.baseUrl;
@@ -34,7 +34,10 @@ function cookie(name: string): string | undefined {
     ?.slice(start.length);
 }
 
-/** Does what the square button in the notebook's toolbar does; never leaves this page's origin. */
+/**
+ * Does the same as the stop button in the notebook's toolbar; requests stay within this page's
+ * origin.
+ */
 export async function interruptKernel(kernelId: string): Promise<Interrupted> {
   const server = findServer();
   if (server === null || kernelId === "") return "no server here";

@@ -1,7 +1,7 @@
 import { parseAnsi, plainOf, type Run } from "./ansi";
 import type { Line } from "./protocol";
 
-/** A line cut into its runs, with its text without colours; each line is cut once. */
+/** A line split into its runs, and its text without colours; each line is split once. */
 export interface Cut {
   runs: readonly Run[];
   plain: string;
@@ -18,17 +18,17 @@ export function cutOf(line: Line): Cut {
   return cut;
 }
 
-/** Something found: in which line (counted from the first that ever came), and where in it. */
+/** A search hit: its line (counted from the first one received), and its position in it. */
 export interface Hit {
   line: number;
   from: number;
   until: number;
 }
 
-/** More hits than anybody steps through; the search stays quick for `e`. */
+/** More hits than a user steps through; the search stays fast for `e`. */
 export const MOST_HITS = 10_000;
 
-/** Finds a text in lines, capital letters or not; `rank` null means all ranks. */
+/** Finds a text in lines, ignoring case; `rank` null means all ranks. */
 export function search(
   lines: readonly Line[],
   n_before: number,

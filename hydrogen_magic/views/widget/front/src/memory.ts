@@ -1,4 +1,4 @@
-/** What a reader chose, remembered in this browser for all gangs. */
+/** Choices of the user, saved in this browser for all gangs. */
 const FOLDED = "hydrogen-magic.folded";
 const PINNED = "hydrogen-magic.pinned";
 
@@ -11,7 +11,7 @@ function read(key: string): Record<string, boolean> {
         )
       : {};
   } catch {
-    return {}; // storage is forbidden in sandboxed frames, and its text is anybody's
+    return {}; // storage is forbidden in sandboxed frames, and other code may write to it
   }
 }
 
@@ -19,17 +19,17 @@ function write(key: string, name: string, chosen: boolean): void {
   try {
     localStorage.setItem(key, JSON.stringify({ ...read(key), [name]: chosen }));
   } catch {
-    // the choice holds for this view only
+    // the choice applies to this view only
   }
 }
 
-/** Whether the reader folded a part; null when they never chose. */
+/** Whether the user folded a part; null without a choice. */
 export const foldedBefore = (part: string): boolean | null => read(FOLDED)[part] ?? null;
 
 export const rememberFolded = (part: string, isFolded: boolean): void =>
   write(FOLDED, part, isFolded);
 
-/** Metrics that the reader wants to see first. */
+/** Metrics that the user pinned. */
 export const pinnedBefore = (): ReadonlySet<string> =>
   new Set(Object.entries(read(PINNED)).flatMap(([name, isPinned]) => (isPinned ? [name] : [])));
 

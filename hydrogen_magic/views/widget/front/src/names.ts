@@ -1,4 +1,7 @@
-/** Names cut to `most` characters so that different ones stay different; the rule of `naming.py`. */
+/**
+ * Names cut to `most` characters so that different ones stay different; the same rule as in
+ * `short_names.py`.
+ */
 export function shortNames(names: readonly string[], most: number): string[] {
   const isLong = (name: string) => name.length > most;
   const long = names.filter(isLong);
@@ -18,7 +21,7 @@ export function shortNames(names: readonly string[], most: number): string[] {
   return names.map((name, k) => (isLong(name) ? `${k + 1} ${name.slice(0, most - 3)}…` : name));
 }
 
-/** How many characters all names begin with. */
+/** Length of the common prefix of all names. */
 function commonStart([first = "", ...others]: readonly string[]): number {
   let n = 0;
   while (n < first.length && others.every((name) => name[n] === first[n])) n++;

@@ -1,8 +1,8 @@
-/** Numbers and times as a person reads them. */
+/** Text forms of numbers and times. */
 
 import { count } from "./format";
 
-/** Four digits that matter: `0.7525`, `1.2e-5`, `12,346`, `3.4e9`; words for what is not finite. */
+/** Four significant digits: `0.7525`, `1.2e-5`, `12,346`, `3.4e9`; words for non-finite values. */
 export function figure(x: number): string {
   if (Number.isNaN(x)) return "NaN";
   if (!Number.isFinite(x)) return x > 0 ? "∞" : "−∞";
@@ -13,11 +13,11 @@ export function figure(x: number): string {
   return minus(x.toPrecision(4));
 }
 
-/** An axis label for a tick that is `step` away from the next: no digit that does not change. */
+/** An axis label for a tick at distance `step` from the next: without digits that do not change. */
 export function tickLabel(x: number, step: number): string {
   if (x === 0) return "0";
   const size = Math.abs(x);
-  const isFine = Math.abs(step / 10 ** order(step) - 2.5) < 1e-6; // ticks go by 1, 2, 2.5 or 5
+  const isFine = Math.abs(step / 10 ** order(step) - 2.5) < 1e-6; // steps are 1, 2, 2.5 or 5
   const last = order(step) - (isFine ? 1 : 0);
   if (size < 1e-3 || size >= 1e6) return exponent(x, 1 + Math.max(0, order(x) - last));
   if (last >= 0) return minus(count(Math.round(x)));
@@ -41,14 +41,14 @@ const UNITS: readonly [number, string][] = [
   [1e-9, "ns"],
 ];
 
-/** A span of time, down to what a profiler sees: `1.25 s`, `11.3 ms`, `840 µs`, `3 min 20 s`. */
+/** A duration, with the resolution of a profiler: `1.25 s`, `11.3 ms`, `840 µs`, `3 min 20 s`. */
 export function lapse(s: number): string {
   if (s >= 60) return `${Math.floor(s / 60)} min ${Math.round(s % 60)} s`;
   const [size, unit] = UNITS.find(([size]) => s >= size) ?? ([1e-9, "ns"] as const);
   return `${Number((s / size).toPrecision(3))} ${unit}`;
 }
 
-/** A moment since the launch, with the digits that tell it from one `resolution_s` later. */
+/** A time since the launch, with enough digits to differ from one `resolution_s` later. */
 export function moment(s: number, resolution_s: number): string {
   const n_decimals = Math.min(9, Math.max(0, Math.ceil(-Math.log10(Math.max(resolution_s, 1e-9)))));
   return `${s.toFixed(n_decimals)} s`;

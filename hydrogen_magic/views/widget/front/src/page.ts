@@ -7,14 +7,14 @@ import { Stopping } from "./stopping";
 import { Store } from "./store";
 import type { Ask } from "./view/props";
 
-/** How often a page looks whether something that was sent has not come. */
+/** Interval at which a page checks for missing messages. */
 const CHECK_MS = 500;
-/** Checks after which what was asked for has come, unless it was lost. */
+/** Number of checks after which requested data has arrived, unless it was lost. */
 const PATIENCE = 3;
-/** The kernel says something every second: so long without a word means that messages were lost. */
+/** The kernel sends a message every second: after this time without one, messages were lost. */
 const SILENCE_S = 2.5;
 
-/** What we use of the model that anywidget hands over. */
+/** The part of anywidget's model that is used here. */
 export interface Model {
   get<K extends keyof Traits>(name: K): Traits[K];
   on(event: string, callback: (...args: never[]) => void): void;
@@ -24,21 +24,21 @@ export interface Model {
 }
 
 /**
- * One gang in this page: its state and the ways to its kernel. There is one per widget, however
+ * One gang in this page: its state and its channel to the kernel. There is one per widget, however
  * often and in how many places the widget is shown.
  */
 export class Page {
   readonly store: Store;
   readonly channel: Channel;
   readonly stopping: Stopping;
-  /** What the kernel said to the reader's last order, where it said more than yes. */
+  /** The kernel's answer to the last command, if it has a text. */
   said: Ack | null = null;
-  /** Why the kernel tells nothing of this gang; empty while it may still come. */
+  /** Why the kernel sends no data of this gang; empty while it may still arrive. */
   refusal = "";
   /** Whether the page shows something else than the finished picture though the gang has ended. */
   isPictureMissing: () => boolean = () => false;
   private readonly files = new Files();
-  /** Whether everything has come since something was lost. */
+  /** Whether everything has arrived since messages were lost. */
   private isWhole = false;
   /** Whether the notebook has held the gang's output: a reader may have cleared it since. */
   private wasHeld = false;
@@ -64,7 +64,7 @@ export class Page {
     this.timer = setInterval(() => this.check(), CHECK_MS);
   }
 
-  /** Gives an order of the reader's; what the kernel has to say to it is shown in the header. */
+  /** Sends a command of the user; the header shows the text of the kernel's answer. */
   readonly ask: Ask = async (order) => {
     this.said = null;
     const ack = await this.channel.ask(order);
@@ -73,7 +73,7 @@ export class Page {
     return ack;
   };
 
-  /** Asks for everything, unless that is being asked already. */
+  /** Requests everything, unless that has already been requested. */
   hello(): void {
     this.n_toWait = PATIENCE;
     void this.channel.hello()?.then((ack) => {
@@ -83,8 +83,8 @@ export class Page {
   }
 
   /**
-   * Asks again for what was lost. A server drops messages of a kernel that sends more than a thousand a
-   * second, ours among them, and the last ones are followed by no others that would show a gap.
+   * Requests lost data again. A server drops messages of a kernel that sends more than a thousand a
+   * second, including ours, and after the last ones no other message shows the gap.
    */
   private check(): void {
     this.n_toWait -= 1;
@@ -145,7 +145,7 @@ export class Page {
     const applied = this.store.apply(delta, buffers);
     if (applied === "ignored") return;
     if (delta.full) this.isWhole = true;
-    if (this.store.isOver && !wasOver) this.n_toWait = PATIENCE; // the picture comes next
+    if (this.store.isOver && !wasOver) this.n_toWait = PATIENCE; // the picture follows
     if (applied === "gap") {
       this.isWhole = false;
       this.hello();

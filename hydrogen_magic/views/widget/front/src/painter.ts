@@ -1,4 +1,6 @@
-/** When canvases are painted: in an animation frame, not more often than told, and only where seen. */
+/**
+ * Schedules repaints of canvases: in an animation frame, at a limited rate, and only if visible.
+ */
 
 interface Clock {
   nowMs: () => number;
@@ -25,7 +27,7 @@ export class Painter {
     private readonly clock: Clock = BROWSER,
   ) {}
 
-  /** Paints soon; asked for any number of times, it paints once. */
+  /** Repaints soon; several calls lead to one repaint. */
   ask(): void {
     if (this.isAsked || this.isOver) return;
     this.isAsked = true;
@@ -34,7 +36,7 @@ export class Painter {
     else this.clock.later(() => this.clock.frame(this.run), waitMs);
   }
 
-  /** Paints at the next frame, however short ago it painted: the reader moved something. */
+  /** Repaints at the next frame, regardless of the rate: after a user interaction. */
   askNow(): void {
     this.paintedAtMs = Number.NEGATIVE_INFINITY;
     this.ask();

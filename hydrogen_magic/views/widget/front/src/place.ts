@@ -4,18 +4,17 @@ import { FINISHED } from "./notebook";
 const FOREIGN_STYLES = ["jp-RenderedHTMLCommon", "rendered_html"];
 
 interface Taken {
-  /** The picture, to be put back. */
+  /** The picture, to be restored. */
   picture: Node[];
   leave: () => void;
 }
 
 /**
- * Puts the live view where the gang's output is, wherever and whenever that is in the document.
- *
- * The notebook holds HTML alone, text at first and the finished picture at the end, so that it can be
- * read without a kernel. While there is one that tells of the gang, the page shows the live view in its
- * stead; the notebook's own copy of the output does not change by that. Notebooks take cells out of the
- * document and put them back as the reader scrolls, so this goes on looking.
+ * Puts the live view in the place of the gang's output, wherever and whenever that is in the
+ * document. The notebook contains only HTML, initially text and finally the static picture, so that
+ * it is readable without a kernel. While a kernel sends data of the gang, the page shows the live
+ * view in its place; the notebook's own copy of the output does not change. Notebooks remove cells
+ * from the document and insert them again as the user scrolls, so this continues to check.
  */
 export class Place {
   private readonly taken = new Map<Element, Taken>();
@@ -27,7 +26,7 @@ export class Place {
     private readonly show: (el: HTMLElement) => () => void,
     private readonly isReady: () => boolean,
   ) {
-    // stays up to date by itself, so that looking costs nothing while there is nothing
+    // live collection: checking it costs nothing while it is empty
     this.found = document.getElementsByClassName(className);
     this.observer = new MutationObserver(() => this.look());
     this.observer.observe(document.body, { childList: true, subtree: true });
@@ -40,7 +39,7 @@ export class Place {
     return pictures.some((nodes) => !nodes.some(isFinished));
   }
 
-  /** Takes the places there are by now, leaves those that have gone. */
+  /** Updates the list of places in the document. */
   look(): void {
     for (const element of this.taken.keys()) {
       if (!element.isConnected) this.leave(element);
@@ -51,7 +50,7 @@ export class Place {
     }
   }
 
-  /** Puts the pictures back. */
+  /** Restores the pictures. */
   close(): void {
     this.observer.disconnect();
     for (const element of [...this.taken.keys()]) this.leave(element);
@@ -80,7 +79,10 @@ export class Place {
 
 const isFinished = (node: Node) => node instanceof Element && node.classList.contains(FINISHED);
 
-/** Takes the notebook's styles for HTML off what is around `element`; returns how to undo it. */
+/**
+ * Removes the notebook's HTML styles from elements around `element`; returns a function that
+ * restores them.
+ */
 function withoutForeignStyles(element: Element): () => void {
   const undo = FOREIGN_STYLES.map((name) => {
     const styled = element.closest(`.${name}`);

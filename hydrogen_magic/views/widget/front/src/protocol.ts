@@ -1,12 +1,11 @@
 /**
- * What kernel and page say to each other; the kernel's side is `feed.py`, `files.py` and `model.py`.
- *
- * Times are seconds since the gang was launched. Numbers that JSON cannot hold (a loss that is NaN)
- * come as words, see `Figure`. Columns of numbers come as binary buffers, little-endian, found by
- * their index `at` in the message's list of buffers.
+ * Messages between kernel and page; the kernel's side is `feed.py`, `downloads.py` and `model.py`.
+ * Times are seconds since the gang was launched. Numbers that JSON cannot represent (a loss of NaN)
+ * are sent as words, see `Figure`. Columns of numbers are sent as binary buffers, little-endian,
+ * found by their index `at` in the message's list of buffers.
  */
 
-/** A finite number, or the name of one that is not finite. */
+/** A finite number, or the name of a non-finite one. */
 export type Figure = number | "nan" | "inf" | "-inf";
 
 export type GangWord =
@@ -21,53 +20,53 @@ export type GangWord =
 
 export interface Gang {
   id: string;
-  /** What the user typed: the magic's line. */
+  /** The user's input: the line of the magic. */
   title: string;
   np: number;
   state: GangWord;
-  /** One line, set at the end: why. */
+  /** The reason in one line, set at the end. */
   reason: string;
-  /** `user`, `timeout`, `failure` or `kernel` while it is being ended; else empty. */
+  /** `user`, `timeout`, `failure` or `kernel` while it is being stopped; otherwise empty. */
   stop_reason: string;
   attempt: number;
   placement: string;
   rendezvous: string;
-  /** Slots there are and slots needed while the gang waits for them. */
+  /** Available and needed slots while the gang waits for them. */
   queued: [number, number] | null;
   /** Unix time of the launch, seconds. */
   wall_time: number;
-  /** When it ended; null while it runs. */
+  /** The end; null while it runs. */
   ended_s: number | null;
-  /** Of a frame that ranks predict; null where they do something else. */
+  /** Progress of predictions for a frame; null for other gangs. */
   rows: Rows | null;
   /** Estimated from rows or progress bars; null when unknown. */
   remaining_s: number | null;
-  /** The slowest running rank's, since a gang is as fast as that. */
+  /** That of the slowest running rank, since a gang is as fast as that one. */
   steps_per_s: number | null;
   culprit: number | null;
   notices: Notice[];
-  /** What may be wrong just now: "ranks 1 and 2 wait in all_reduce #7 for rank 0". */
+  /** Possible problems: "ranks 1 and 2 wait in all_reduce #7 for rank 0". */
   warnings: string[];
-  /** Whether ranks record forward, backward, ... as spans. */
+  /** Whether ranks record spans (forward, backward, ...). */
   recording: boolean;
-  /** What the torch profiler is doing on the ranks. */
+  /** The state of the torch profiler on the ranks. */
   profiling: "" | "waiting" | "recording" | "reading";
 }
 
-/** How far all ranks together are with the rows of a frame. */
+/** The progress of all ranks together with the rows of a frame. */
 export interface Rows {
   done: number;
-  /** null where only reading to the end would tell. */
+  /** null if it is only known after reading everything. */
   total: number | null;
-  /** Whether the total is no more than what the rows so far suggest. */
+  /** Whether the total is only an estimate from the rows so far. */
   is_estimate: boolean;
-  /** Since the first went out; null before any came back. */
+  /** Time since the first rows were sent; null before the first results. */
   per_s: number | null;
-  /** Chunks that ranks have in hand. */
+  /** Chunks that ranks are working on. */
   in_flight: number;
-  /** Spark's, done and in all; null elsewhere. */
+  /** Spark's tasks, finished and total; null elsewhere. */
   tasks: [number, number] | null;
-  /** Without a prediction, because `predict` failed. */
+  /** Rows without a prediction, because `predict` failed. */
   failed: number;
 }
 
@@ -84,7 +83,7 @@ export interface Bar {
   per_s: number | null;
 }
 
-/** How a row stands out; never shown by colour alone. */
+/** The highlight of a row; never shown by colour alone. */
 export type Mark = "" | "straggler" | "stopped" | "dead" | "waiting";
 
 export interface Rank {
@@ -94,7 +93,7 @@ export interface Rank {
   pid: number | null;
   /** `waiting starting loading running finishing done failed stopped`. */
   phase: string;
-  /** In words what the rank is doing: "in all_reduce #7, 12 s", "failed: ValueError". */
+  /** The rank's activity in words: "in all_reduce #7, 12 s", "failed: ValueError". */
   doing: string;
   bar: Bar | null;
   /** Optimizer steps so far. */
@@ -107,23 +106,25 @@ export interface Rank {
   gpu_percent: number | null;
   gpu_memory_bytes: number | null;
   mark: Mark;
-  /** The reason for a straggler's mark ("40 steps, median 100"), or why a large gang shows the row. */
+  /**
+   * The reason for a straggler's mark ("40 steps, median 100"), or why a large gang shows the row.
+   */
   why: string;
 }
 
-/** All ranks in short, where there are more than have a row of their own (16). */
+/** Summary of all ranks, if there are more than have their own row (16). */
 export interface Fleet {
   /** Phase -> number of ranks. */
   counts: Record<string, number>;
   /** Phases that the buffer's bytes are indices of. */
   phases: string[];
-  /** Ranks whose rows are sent: failed ones, stragglers, the slowest, and those the reader chose. */
+  /** Ranks whose rows are sent: failed ones, stragglers, the slowest, and those the user chose. */
   shown: number[];
   /** Buffer: phase Uint8[np], progress in percent Uint8[np] (255: unknown), mark Uint8[np]. */
   at: number;
 }
 
-/** Index in this list is what the fleet's mark bytes hold. */
+/** Indices in this list are the values of the fleet's mark bytes. */
 export const MARKS: readonly Mark[] = ["", "straggler", "stopped", "dead", "waiting"];
 
 /** The rank of the series that summarises all ranks. */
@@ -131,8 +132,8 @@ export const ALL_RANKS = -1;
 
 /**
  * New or changed buckets of a metric. Bucket k holds the points with k*width <= step < (k+1)*width.
- * When `width` grew since the last message, buckets known so far are to be merged by
- * floor(k * old / new) first; both are powers of two.
+ * If `width` grew since the last message, existing buckets must first be merged by floor(k * old /
+ * new); both are powers of two.
  */
 export interface CurveDelta {
   metric: string;
@@ -140,32 +141,32 @@ export interface CurveDelta {
   series: {
     rank: number;
     n: number;
-    /** First step whose value was not finite; such values are in no bucket. */
+    /** First step with a non-finite value; such values are in no bucket. */
     bad_step?: number;
   }[];
   /** Buffer: per series key Float64[n], count Float32[n], mean, min, max Float32[n] each. */
   at: number;
 }
 
-/** New spans of one lane. */
+/** New spans of one track of a rank. */
 export interface SpanDelta {
   rank: number;
   /** `phases`, `spans`, `collectives`, `profiler`, `coordinator`, ...: lanes of a rank, drawn in order. */
   track: string;
   n: number;
-  /** Spans that were recorded faster than they could be sent. */
+  /** Number of spans that were recorded faster than they could be sent. */
   skipped: number;
   /** Buffer: start Float64[n], duration Float32[n], name Uint16[n] (index in all names), depth Uint8[n]. */
   at: number;
 }
 
-/** Rank, stream (0 stdout, 1 stderr, 2 a note of ours), text with SGR colours at most, time. */
+/** Rank, stream (0 stdout, 1 stderr, 2 our own note), text with at most SGR colours, time. */
 export type Line = [rank: number, stream: 0 | 1 | 2, text: string, at_s: number];
 
-/** The failure, as it is shown on top. */
+/** The failure as shown at the top. */
 export interface Report {
   rank: number | null;
-  /** Traceback with the notebook's own lines; the first line says what happened. */
+  /** Traceback with the notebook's own lines; the first line is a summary. */
   text: string;
   /** Whether the cell's own error shows the same. */
   is_raised: boolean;
@@ -173,15 +174,15 @@ export interface Report {
 
 export interface Delta {
   kind: "delta";
-  /** Counts up by one; a gap means that something was lost. */
+  /** Incremented by one; a gap means that messages were lost. */
   seq: number;
-  /** True: everything from the beginning, in place of what is known. */
+  /** True: everything from the start, replacing existing data. */
   full?: boolean;
-  /** The client that asked; others ignore the message, its `seq` does not count. */
+  /** The requesting client; others ignore the message, and its `seq` does not count. */
   to?: string;
   now_s: number;
   gang?: Gang;
-  /** Whole rows, of those ranks that changed. */
+  /** Complete rows of the ranks that changed. */
   ranks?: Rank[];
   fleet?: Fleet;
   curves?: CurveDelta[];
@@ -189,14 +190,14 @@ export interface Delta {
   names?: string[];
   spans?: SpanDelta[];
   lines?: Line[];
-  /** Lines left out before these; the ranks' files have them. */
+  /** Lines dropped before these; the ranks' files have them. */
   lines_skipped?: number;
-  /** Rank -> where every thread of it is. */
+  /** Rank -> stacks of all its threads. */
   stacks?: Record<string, string>;
   report?: Report;
 }
 
-/** Answer to `detail`: buckets of one metric in a range of steps, finer than what is known. */
+/** Answer to `detail`: buckets of one metric in a range of steps, finer than existing ones. */
 export interface Detail extends CurveDelta {
   kind: "detail";
   to: string;
@@ -205,7 +206,7 @@ export interface Detail extends CurveDelta {
   until: number;
 }
 
-/** Answer to every command, at once; `text` says why it was refused or what comes of it. */
+/** Answer to every command, at once; `text` is the reason of a refusal or the result. */
 export interface Ack {
   kind: "ack";
   to: string;
@@ -214,7 +215,7 @@ export interface Ack {
   text?: string;
 }
 
-/** A file to save, in parts; its bytes are the message's one buffer. */
+/** A file to save, in parts; the message's single buffer has its bytes. */
 export interface FilePart {
   kind: "file";
   to: string;
@@ -228,7 +229,7 @@ export interface FilePart {
 export type FromKernel = Delta | Detail | Ack | FilePart;
 
 export type Order =
-  /** I am here: send me everything. */
+  /** A page is ready: send it everything. */
   | { do: "hello" }
   | { do: "stop" }
   | { do: "kill" }
@@ -246,17 +247,17 @@ export type Order =
   /** A rank's whole output; null: all ranks, one after the other. */
   | { do: "log"; rank: number | null };
 
-/** An order as sent: repeated with the same id until it is acknowledged. */
+/** A command as sent: repeated with the same id until it is acknowledged. */
 export type Sent = Order & { id: string; client: string };
 
-/** What the kernel keeps in the widget's model; all of it is saved with the notebook. */
+/** State in the widget's model; all of it is saved with the notebook. */
 export interface Traits {
   gang_id: string;
-  /** Name of the kernel in the server's API, empty when unknown: whom to interrupt. */
+  /** Id of the kernel in the server's API, for interrupts; empty if unknown. */
   kernel_id: string;
   /** True while a cell of the kernel waits for this gang. */
   blocking: boolean;
-  /** Class of the element in the cell's output that the live view is put into. */
+  /** Class of the element in the cell's output that contains the live view. */
   place: string;
   /** Session of the client that sent the cell; empty when unknown. */
   session: string;

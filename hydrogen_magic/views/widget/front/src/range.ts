@@ -1,15 +1,15 @@
-/** A stretch of an axis that is looked at: how keys, wheel and drag move it. */
+/** A visible range of an axis, and its changes by keys, wheel and drag. */
 
 export type Range = readonly [from: number, until: number];
 
-/** The range moved, or shrunk where it must be, to lie inside `bounds`. */
+/** The range, moved or shrunk to lie within `bounds`. */
 export function clamp([from, until]: Range, bounds: Range): Range {
   const width = Math.min(until - from, bounds[1] - bounds[0]);
   const start = Math.min(Math.max(from, bounds[0]), bounds[1] - width);
   return [start, start + width];
 }
 
-/** `factor` < 1 looks closer; what is at `at` stays where it is. */
+/** `factor` < 1 zooms in; the position of `at` is kept. */
 export function zoom(
   range: Range,
   at: number,
@@ -34,7 +34,7 @@ export const middle = ([from, until]: Range): number => (from + until) / 2;
 const KEY_FACTOR = 0.6;
 const KEY_PAN = 0.2;
 
-/** What a key makes of the range; "whole" for all there is; null when the key means nothing here. */
+/** The effect of a key on the range; "whole" for all there is; null for other keys. */
 export function byKey(key: string, range: Range, bounds: Range, least: number) {
   const width = range[1] - range[0];
   if (key === "ArrowLeft") return pan(range, -KEY_PAN * width, bounds);

@@ -1,17 +1,17 @@
 import type { Interrupted } from "./interrupt";
 import type { Ask } from "./view/props";
 
-/** An order that the kernel did not hear by then goes to the server instead. */
+/** A command without an answer by then is sent to the server as an interrupt. */
 const ESCALATE_MS = 1200;
-/** How long ranks have before the reader may end them the hard way. */
+/** How long ranks have before the user may kill them. */
 const OFFER_KILL_MS = 2000;
 
 export const BY_HAND =
-  "The kernel does not hear this page while its cell runs: press the cell's stop button.";
+  "The kernel cannot receive requests from this page while its cell runs: press the cell's stop button.";
 export const BUSY =
   "The kernel is busy with another cell: this gang stops when that cell ends or is interrupted.";
 export const REFUSED =
-  "Neither the kernel nor the notebook's server took the order: press the cell's stop button.";
+  "Neither the kernel nor the notebook server accepted the request: press the cell's stop button.";
 
 interface Ways {
   ask: Ask;
@@ -24,10 +24,10 @@ interface Ways {
 
 /** From the click on Stop to the end of the gang. */
 export class Stopping {
-  /** Set at the first click, so that the page answers at once. */
+  /** Set at the first click, so that the page reacts at once. */
   isAsked = false;
   isKilling = false;
-  /** What the reader should know or do; empty when all goes well. */
+  /** Advice for the user; empty if all goes well. */
   hint = "";
   private isKillDue = false;
   private round = 0;
@@ -52,12 +52,12 @@ export class Stopping {
     return this.isKillDue && !this.isKilling;
   }
 
-  /** Called when somebody else (another page, Ctrl-C, a timeout) is seen to stop the gang. */
+  /** Called when the gang is stopped by other means (another page, Ctrl-C, a timeout). */
   seen(): void {
     if (!this.isAsked && !this.isKillDue && this.timers.size === 0) this.offerKillSoon();
   }
 
-  /** Forgets everything: the gang ended, or starts anew. */
+  /** Resets the state: the gang ended, or starts again. */
   reset(): void {
     this.close();
     this.isAsked = this.isKilling = this.isKillDue = false;
@@ -67,7 +67,7 @@ export class Stopping {
   close(): void {
     for (const timer of this.timers) clearTimeout(timer);
     this.timers.clear();
-    this.round += 1; // answers to come are about what is over
+    this.round += 1; // later answers refer to an earlier state
   }
 
   private order(word: "stop" | "kill"): void {
@@ -79,7 +79,7 @@ export class Stopping {
       this.timers.delete(timer);
       if (round !== this.round) return;
       this.hint = ack.ok ? "" : (ack.text ?? "");
-      if (!ack.ok) this.isAsked = this.isKilling = false; // may be asked again
+      if (!ack.ok) this.isAsked = this.isKilling = false; // a new request is possible
       this.ways.changed();
     });
     this.ways.changed();

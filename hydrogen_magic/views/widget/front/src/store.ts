@@ -2,16 +2,18 @@ import { CurveStore } from "./curves/store";
 import type { Delta, Detail, Fleet, Gang, Line, Rank, Report } from "./protocol";
 import { SpanStore } from "./timeline/store";
 
-/** Lines kept in the page; the whole output is in the ranks' files. */
+/** Number of lines kept in the page; the ranks' files have the complete output. */
 export const MAX_LINES = 5000;
-/** Lines that may be over the limit before the oldest are cut off, so that not every line moves all. */
+/**
+ * Number of lines over the limit before the oldest are removed, so that not every line moves all.
+ */
 const SLACK_LINES = 500;
 
 /** The fleet with its columns: one byte per rank each. */
 export interface FleetView extends Fleet {
   /** Index in `phases`. */
   phase: Uint8Array;
-  /** Percent; 255 where unknown. */
+  /** Percent; 255 if unknown. */
   progress: Uint8Array;
   /** Index in `MARKS`. */
   mark: Uint8Array;
@@ -19,17 +21,16 @@ export interface FleetView extends Fleet {
 
 export type Buffers = readonly DataView[];
 
-/** What `apply` found out about the message. */
+/** Properties of the message found by `apply`. */
 export type Applied = "applied" | "ignored" | "gap";
 
 const isOver = (word: string) => word === "done" || word === "failed" || word === "stopped";
 
 /**
- * Mirror of what the kernel knows of one gang.
- *
- * It outlives the views that show it, so a view that is rebuilt shows everything at once. After a
- * gap what arrives is still applied: where no order reaches the kernel (VS Code while a cell runs)
- * nobody can send what was lost, and most of the picture is right all the same.
+ * Mirror of the kernel's data of one gang. It outlives the views that show it, so a view that is
+ * created again shows everything at once. After a gap, later messages are still applied: if no
+ * command reaches the kernel (VS Code while a cell runs), lost data cannot be requested, and most
+ * of the view is still correct.
  */
 export class Store {
   readonly curves = new CurveStore();
@@ -38,15 +39,15 @@ export class Store {
   readonly ranks = new Map<number, Rank>();
   fleet: FleetView | null = null;
   lines: Line[] = [];
-  /** Lines that came before `lines[0]`: cut off here, or never sent. */
+  /** Number of lines before `lines[0]`: removed here, or never sent. */
   linesBefore = 0;
   stacks: Record<string, string> | null = null;
   report: Report | null = null;
-  /** Grows with every change; components compare it. */
+  /** Incremented by every change; components compare it. */
   version = 0;
-  /** Whether anything came from a kernel: else there is only the finished picture to show. */
+  /** Whether any message of a kernel arrived: otherwise only the final picture can be shown. */
   hasData = false;
-  /** Clock of the page, milliseconds, when the last message came. */
+  /** The page's clock, in milliseconds, at the last message. */
   heardAtMs = 0;
   private nowAtMessageS = 0;
   private seq: number | null = null;
@@ -59,7 +60,7 @@ export class Store {
     private readonly frame: (paint: () => void) => void = requestAnimationFrame.bind(globalThis),
   ) {}
 
-  /** Calls back at most once per animation frame; the return value ends it. */
+  /** Calls back at most once per animation frame; the return value unsubscribes. */
   subscribe(listener: () => void): () => void {
     this.listeners.add(listener);
     return () => this.listeners.delete(listener);
@@ -69,20 +70,20 @@ export class Store {
     return this.gang !== null && isOver(this.gang.state);
   }
 
-  /** Seconds since the launch, going on between messages; stands still once the gang ended. */
+  /** Seconds since the launch, also between messages; constant after the gang's end. */
   readonly nowS = (): number => {
     if (this.gang?.ended_s != null) return this.gang.ended_s;
     return this.nowAtMessageS + Math.max(0, this.clockMs() - this.heardAtMs) / 1000;
   };
 
-  /** The phase that a rank is in; empty while it is unknown. */
+  /** The current phase of a rank; empty if unknown. */
   phaseOf(rank: number): string {
     const { fleet } = this;
     if (fleet) return fleet.phases[fleet.phase[rank] ?? -1] ?? "";
     return this.ranks.get(rank)?.phase ?? "";
   }
 
-  /** Seconds without a word from the kernel. */
+  /** Seconds since the last message of the kernel. */
   silenceS(): number {
     return this.hasData ? (this.clockMs() - this.heardAtMs) / 1000 : 0;
   }
@@ -105,7 +106,7 @@ export class Store {
     this.changed();
   }
 
-  /** Has everybody who listens paint at the next frame. */
+  /** Makes all subscribers repaint at the next frame. */
   changed(): void {
     this.version += 1;
     if (this.isFrameAsked) return;
@@ -146,7 +147,7 @@ export class Store {
     this.gang = gang;
   }
 
-  /** Rows that are sent no more would go stale. */
+  /** Rows that are no longer sent would become outdated. */
   private takeFleet(fleet: FleetView): void {
     this.fleet = fleet;
     const shown = new Set(fleet.shown);

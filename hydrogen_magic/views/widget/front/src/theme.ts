@@ -1,4 +1,4 @@
-/** What canvases need of the notebook's theme; everything else takes it from CSS variables. */
+/** Values of the notebook's theme for canvases; everything else uses CSS variables. */
 export interface Theme {
   isDark: boolean;
   /** Family lists for `ctx.font`. */
@@ -9,7 +9,7 @@ export interface Theme {
   /** Hairlines and grids. */
   line: string;
   surface: string;
-  /** A little off the surface: tracks of bars, hovered rows. */
+  /** Slightly different from the surface: tracks of bars, hovered rows. */
   shade: string;
   accent: string;
   error: string;
@@ -19,9 +19,9 @@ export interface Theme {
 }
 
 /**
- * Colours of ranks, the same in every theme and in the saved picture (`EITHER` in `colours.py`): searched
- * so that each has a contrast of 3:1 on white and on dark pages, and any two are far apart for every
- * kind of colour vision (CIE76 >= 23).
+ * Colours of ranks, the same in every theme and in the static picture (`EITHER` in `colours.py`):
+ * the result of a search for a contrast of 3:1 on white and on dark pages, and a large distance for
+ * every kind of colour vision (CIE76 >= 23).
  */
 export const PALETTE: readonly string[] = [
   "#5090ff",
@@ -34,7 +34,7 @@ export const PALETTE: readonly string[] = [
   "#c000c0",
 ];
 
-/** Lines of ranks 0-7 are whole; every further eight have a dash of their own. */
+/** Lines of ranks 0-7 are solid; each further eight have their own dash pattern. */
 const DASHES: readonly (readonly number[])[] = [[], [6, 3], [2, 2], [8, 3, 2, 3]];
 
 /** Colour of a rank, and of the k-th name of a span. */
@@ -49,7 +49,7 @@ export function dashOf(k: number): number[] {
 const variable = (style: CSSStyleDeclaration, name: string, otherwise: string) =>
   style.getPropertyValue(name).trim() || otherwise;
 
-/** Reads the theme as it is at `root`, the element that has our variables. */
+/** Reads the current theme at `root`, the element with our variables. */
 export function readTheme(root: HTMLElement): Theme {
   const isDark = isDarkAt(root);
   root.dataset.theme = isDark ? "dark" : "light";
@@ -97,7 +97,7 @@ function isDarkColor(color: string): boolean {
   return 0.299 * r + 0.587 * g + 0.114 * b < 128;
 }
 
-/** Calls back when the notebook's theme may have changed; the return value ends it. */
+/** Calls back when the notebook's theme may have changed; the return value unsubscribes. */
 export function watchTheme(changed: () => void): () => void {
   const observer = new MutationObserver(changed);
   observer.observe(document.body, {

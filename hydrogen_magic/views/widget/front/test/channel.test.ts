@@ -47,7 +47,7 @@ describe("an order", () => {
     vi.advanceTimersByTime(10 * 60_000);
     const ack = await answer;
     expect(ack.ok).toBe(false);
-    expect(ack.text).toContain("did not answer");
+    expect(ack.text).toContain("did not respond");
     const n_sent = sent.length;
     vi.advanceTimersByTime(10 * 60_000);
     expect(sent).toHaveLength(n_sent);

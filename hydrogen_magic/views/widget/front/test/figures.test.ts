@@ -55,7 +55,7 @@ test("ranks that predict rows are told by their speed", () => {
     ["300", ""],
   ]);
   expect(fastest(rows)).toBe(300);
-  expect(barTitle(rows)).toBe("rows/s beside the fastest");
+  expect(barTitle(rows)).toBe("rows/s relative to the fastest rank");
 });
 
 test("widths never shrink", () => {

@@ -114,7 +114,7 @@ describe("the header", () => {
     vi.spyOn(performance, "now").mockImplementation(() => 1e9);
     await stage.pass(1100);
     expect(stage.find(".hm-pill").dataset.state).toBe("no contact");
-    expect(stage.find(".hm-notices").textContent).toContain("No word from the kernel");
+    expect(stage.find(".hm-notices").textContent).toContain("No message from the kernel");
     stage.say({});
     expect(stage.find(".hm-pill").dataset.state).toBe("running");
   });

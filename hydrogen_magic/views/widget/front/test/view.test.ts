@@ -135,7 +135,7 @@ describe("without a kernel", () => {
   test("the reader is told after a while", async () => {
     expect(stage.words).toBe("Starting…");
     await stage.pass(4100);
-    expect(stage.words).toContain("No word from the kernel");
+    expect(stage.words).toContain("No message from the kernel");
   });
 
   test("what the kernel has to say about it is shown", async () => {

@@ -10,9 +10,9 @@ import type { CurveStore, Metric } from "./store";
 import { useDetail } from "./useDetail";
 import { type Rows, readAt, readLast } from "./values";
 
-/** Plots are painted no more often than this while data stream in. */
+/** Minimum interval between repaints while data arrives. */
 const PAINT_INTERVAL_MS = 100;
-/** A range is never narrower, in steps. */
+/** Minimum width of a range, in steps. */
 const LEAST_STEPS = 4;
 
 export interface ChartProps {
@@ -20,9 +20,9 @@ export interface ChartProps {
   metric: Metric;
   rows: Rows;
   options: Options;
-  /** Steps all charts look at; null: all there are. */
+  /** The steps of all charts; null: all there are. */
   range: Range | null;
-  /** Steps that any chart has. */
+  /** The steps of any chart. */
   whole: Range;
   theme: Theme;
   widthPx: number;
@@ -30,15 +30,17 @@ export interface ChartProps {
   syncKey: string;
   ask: Ask;
   look: (range: Range | null) => void;
-  /** Its name, or what of it tells it from its neighbours. */
+  /** Its name, or the part that differs from its neighbours. */
   title: string;
   isPinned: boolean;
   pin: () => void;
-  /** Tells the section of a plot that came or went, for its picture. */
+  /** Notifies the section of a plot that was added or removed, for its picture. */
   known: (name: string, plot: Plot | null) => void;
 }
 
-/** The steps this chart shows: those of all charts, unless its own are so few they would be a dot. */
+/**
+ * The steps of this chart: those of all charts, unless its own are so few that they would be a dot.
+ */
 export function rangeOf(metric: Metric, range: Range | null, whole: Range): Range {
   const own = metric.extent() ?? whole;
   const isShort = own[1] - own[0] < (whole[1] - whole[0]) / 4;
@@ -55,9 +57,9 @@ export function Chart(props: ChartProps) {
   const shown = rangeOf(metric, range, whole);
   const painter = usePlot(box, latest, setStep);
   useDetail(props.store, metric, range, widthPx, props.ask);
-  // these are what a painting depends on
+  // the dependencies of a repaint
   useEffect(() => painter.current?.ask(), [metric.version, whole[0], whole[1]]);
-  // the reader's doing is seen at once
+  // interactions are painted at once
   useEffect(() => painter.current?.askNow(), [range, theme, widthPx, options]);
   const drawn = (range && props.store.detailFor(metric.name, ...shown)?.metric) || metric;
   const reading = (step === null ? null : readAt(drawn, step)) ?? readLast(metric, props.rows);
@@ -134,7 +136,7 @@ function usePlot(
 ) {
   const painter = useRef<Painter | null>(null);
   const { name } = latest.current.metric;
-  // a plot lives as long as its element
+  // a plot exists as long as its element
   useEffect(() => {
     const element = box.current as HTMLDivElement;
     const plot = new Plot(element, latest.current.syncKey, {

@@ -16,26 +16,26 @@ import type { Metric } from "./store";
 import { Search, Tools } from "./tools";
 import { csv } from "./values";
 
-/** Charts that are shown before the reader chooses. */
+/** Charts shown by default. */
 export const FIRST_SHOWN = 6;
 /** Charts of one group that a search shows. */
 const MOST_FOUND = 24;
-/** Room beside a chart's name for its pin, its step and its value. */
+/** Space beside a chart's name for its pin, its step and its value. */
 const VALUE_PX = 150;
-/** About the width of a letter of a chart's name. */
+/** Approximate width of a letter of a chart's name. */
 const LETTER_PX = 7;
-/** How long the kernel may take to begin with a file before this page writes what it knows. */
+/** How long the kernel may take to start sending a file before this page writes its own data. */
 const KERNEL_PATIENCE_MS = 3000;
 const GAP_PX = 20;
-/** Lines of single ranks help while they are few. */
+/** Lines of single ranks are useful if they are few. */
 const FEW_RANKS = 16;
 const FEW_OPTIONS: Options = { mode: "both", smoothing: 0, isLog: false };
 const MANY_OPTIONS: Options = { ...FEW_OPTIONS, mode: "mean" };
 
-/** Charts side by side: none narrower than about 320 pixels. */
+/** Charts side by side: each at least about 320 pixels wide. */
 export function columnsFor(widthPx: number, n_charts: number): number {
   const most = widthPx >= 1000 ? 3 : widthPx >= 660 ? 2 : 1;
-  const fitting = most === 3 && n_charts === 4 ? 2 : most; // two and two, not three and one
+  const fitting = most === 3 && n_charts === 4 ? 2 : most; // two and two instead of three and one
   return Math.max(1, Math.min(fitting, n_charts));
 }
 
@@ -90,7 +90,7 @@ export function Curves(props: CurvesProps) {
       }
     >
       <div class="hm-groups" ref={body}>
-        {groups.length === 0 && <p class="hm-note">no metric is named so</p>}
+        {groups.length === 0 && <p class="hm-note">no metric has a matching name</p>}
         {groups.map((group) => (
           <Charts
             key={`${group.title} ${wanted !== ""}`}
@@ -107,7 +107,7 @@ export function Curves(props: CurvesProps) {
   );
 }
 
-/** Metrics that the reader pinned, in this gang or in an earlier one. */
+/** Metrics that the user pinned, in this gang or in an earlier one. */
 function usePinned(): [ReadonlySet<string>, (name: string) => void] {
   const [pinned, setPinned] = useState(pinnedBefore);
   const toggle = (name: string) => {
@@ -124,9 +124,9 @@ interface ChartsProps
   group: MetricGroup;
   pinned: ReadonlySet<string>;
   pin: (name: string) => void;
-  /** Where the section finds them for its picture. */
+  /** Where the section finds the plots for its picture. */
   plots: Map<string, Plot>;
-  /** Without a caption: no other group is there. */
+  /** Without a caption: there is no other group. */
   isAlone: boolean;
   isSearched: boolean;
 }
@@ -139,7 +139,7 @@ function Charts({ group, isAlone, isSearched, ...common }: ChartsProps) {
   const body = useId();
   const folded = isFolded && !isAlone && !isSearched;
   const shown = isWhole ? names : names.slice(0, isSearched ? MOST_FOUND : FIRST_SHOWN);
-  // groups stand under each other in the same columns
+  // groups are aligned in the same columns
   const n_columns = columnsFor(common.widthPx, isAlone ? shown.length : common.store.metrics.size);
   const label = `${title} (${names.length})`;
   return (
@@ -201,12 +201,12 @@ const hint = (range: Range | null) =>
     ? "by step; drag to zoom"
     : `steps ${Math.ceil(range[0])}–${Math.floor(range[1])}; shift+drag moves, double-click shows all`;
 
-/** Asks the kernel for all points; when it does not answer, saves the buckets known here. */
+/** Requests all points from the kernel; without an answer, saves the buckets of this page. */
 async function csvFrom({ ask, gangId }: CurvesProps, metrics: readonly Metric[]): Promise<string> {
   const patience = new Promise<null>((gaveUp) => setTimeout(gaveUp, KERNEL_PATIENCE_MS, null));
   const answer = await Promise.race([ask({ do: "csv" }), patience]);
   if (answer?.ok) return "";
   save(new Blob([csv(metrics)], { type: "text/csv" }), `${gangId}_curves.csv`);
-  const why = answer?.text ? `the kernel said: ${answer.text}` : "the kernel did not answer";
-  return `${why}; saved the averages this page has`;
+  const why = answer?.text ? `the kernel reported: ${answer.text}` : "the kernel did not respond";
+  return `${why}; saved the averages that this page has`;
 }

@@ -1,17 +1,17 @@
-/** Metrics that stand together under one caption. */
+/** Metrics shown together under one caption. */
 export interface MetricGroup {
-  /** What is remembered of it, and its caption: "pinned", or what names begin with before "/". */
+  /** Key for the saved state, and caption: "pinned", or the prefix of the names before "/". */
   title: string;
   names: string[];
-  /** Whether it is folded until the reader chooses. */
+  /** Whether it is folded by default. */
   isFoldedAtFirst: boolean;
 }
 
 export const PINNED = "pinned";
-/** Metrics without a "/" beside those with one. */
+/** Group of metrics without a "/" beside those with one. */
 export const OTHERS = "metrics";
 
-/** What a name says within its group. */
+/** The part of a name within its group. */
 export const nameIn = (title: string, name: string): string =>
   name.startsWith(`${title}/`) ? name.slice(title.length + 1) : name;
 
@@ -21,8 +21,8 @@ const groupOf = (name: string): string => {
 };
 
 /**
- * Groups in the order of their first metrics, pinned ones first. Groups after `mostAtFirst` charts are
- * folded at first. `wanted` leaves the metrics that contain it, with every group unfolded.
+ * Groups in the order of their first metrics, pinned ones first. Groups after `mostAtFirst` charts
+ * are folded by default. `wanted` selects the metrics that contain it, with every group unfolded.
  */
 export function grouped(
   names: readonly string[],

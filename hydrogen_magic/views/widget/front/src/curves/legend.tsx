@@ -5,7 +5,7 @@ import { areAlike, type firstBad } from "./shape";
 import type { Metric } from "./store";
 import { extremes, type RankValue, type Reading } from "./values";
 
-/** Ranks whose values are all told; of more, the lowest and the highest are. */
+/** Up to this many ranks, all values are shown; otherwise the lowest and the highest. */
 const MANY = 16;
 
 const stepsInWords = ([first, last]: readonly [number, number]) =>
@@ -17,7 +17,7 @@ interface SummaryProps {
   isLogAsked: boolean;
 }
 
-/** At the right of a chart's caption: the step and the mean of all ranks there. */
+/** At the right of a chart's caption: the current step and the mean of all ranks there. */
 export function Summary({ metric, reading, isLogAsked }: SummaryProps) {
   const value = reading.mean ?? (reading.ranks.length === 1 ? reading.ranks[0]?.value : null);
   const isLinear = isLogAsked && !hasPositive(metric);
@@ -42,7 +42,7 @@ interface RankValuesProps {
   bad: ReturnType<typeof firstBad>;
 }
 
-/** Under a chart: what every rank has at the reader's step, in its colour. */
+/** Under a chart: the value of every rank at the selected step, in its colour. */
 export function RankValues({ metric, reading, theme, bad }: RankValuesProps) {
   return (
     <div class="hm-chart-values">

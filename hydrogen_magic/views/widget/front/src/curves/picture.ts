@@ -8,7 +8,7 @@ const CAPTION_PX = 22;
 const LEGEND_PX = 20;
 const GAP_PX = 16;
 
-/** All charts on one canvas, as they are on screen, with captions and last values. */
+/** All charts on one canvas as displayed, with captions and last values. */
 export function picture(
   metrics: readonly Metric[],
   rows: Rows,

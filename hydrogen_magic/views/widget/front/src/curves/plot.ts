@@ -6,19 +6,19 @@ import type { Line, Shape } from "./shape";
 
 export const PLOT_HEIGHT_PX = 150;
 
-/** What the reader does in a plot. */
+/** User interactions in a plot. */
 export interface PlotActions {
-  /** Steps at the pointer; null when it left. */
+  /** Steps at the pointer; null after it left. */
   hover: (step: number | null) => void;
   look: (range: Range) => void;
   lookAtAll: () => void;
 }
 
-/** All that one painting needs. */
+/** Everything that one repaint needs. */
 export interface PlotInput {
   shape: Shape;
   range: Range;
-  /** First step whose value was not finite. */
+  /** First step with a non-finite value. */
   badStep: number | null;
   theme: Theme;
   widthPx: number;
@@ -26,7 +26,7 @@ export interface PlotInput {
 
 const FONT_PX = 11;
 
-/** Low and high end of a linear axis: a little air, and no negative numbers for what has none. */
+/** Limits of a linear axis: a small margin, and no negative numbers for non-negative values. */
 export function airy(low: number, high: number): Range {
   const spread = high - low;
   const pad = spread > 0 ? spread * 0.06 : Math.abs(low) * 0.05 || 1;
@@ -34,11 +34,11 @@ export function airy(low: number, high: number): Range {
   return [low >= 0 && from < 0 ? 0 : from, high + pad];
 }
 
-/** Digits of the ticks of a logarithmic axis, fewest first; with many decades only some powers. */
+/** Digits of the ticks of a logarithmic axis, fewest first; with many decades, only some powers. */
 const LOG_DIGITS = [[1], [1, 3], [1, 2, 5], [1, 2, 3, 4, 5, 6, 7, 8, 9]];
 const MOST_LOG_TICKS = 6;
 
-/** As many round ticks as there is room for; all of them are labelled. */
+/** As many round ticks as fit; all of them are labelled. */
 export function logTicks(low: number, high: number): number[] {
   const [first, last] = [Math.floor(Math.log10(low)), Math.floor(Math.log10(high))];
   const isInside = (tick: number) => tick >= low && tick <= high;
@@ -53,7 +53,7 @@ export function logTicks(low: number, high: number): number[] {
   return best.length > 1 ? best : evenTicks(low, high);
 }
 
-/** Where a small part of a decade is in sight, its ticks are as far apart as linear ones. */
+/** If only a small part of a decade is visible, its ticks are as far apart as linear ones. */
 function evenTicks(low: number, high: number): number[] {
   const power = 10 ** Math.floor(Math.log10((high - low) / 2));
   const step = [5, 2, 1].map((digit) => digit * power).find((s) => (high - low) / s >= 2) ?? power;
@@ -94,7 +94,7 @@ function seriesOf({ role, rank, isFaint }: Line, theme: Theme, isThin: boolean):
   return { ...base, width: isFaint || isThin ? 1 : 1.25, stroke, dash: dashOf(rank) };
 }
 
-/** One uPlot; it is built anew only when its lines or the theme change. */
+/** One uPlot; it is created again only if its lines or the theme change. */
 export class Plot {
   private chart: uPlot | null = null;
   private built = "";
@@ -241,7 +241,7 @@ export class Plot {
     addEventListener("mouseup", up);
   }
 
-  /** A line where the first value was not finite; what it means is said under the plot. */
+  /** A line at the first non-finite value; the text under the plot explains it. */
   private markBad(u: uPlot): void {
     const { badStep, range, theme } = this.input as PlotInput;
     if (badStep === null || badStep < range[0] || badStep > range[1]) return;

@@ -4,11 +4,11 @@ import type { Buckets, Metric } from "./store";
 
 export type Mode = "mean" | "ranks" | "both";
 
-/** Lines of single ranks that are drawn; more of them would be a thicket, the band shows them. */
+/** Number of lines of single ranks; if there are more, only the band is shown. */
 export const MAX_RANK_LINES = 32;
-/** With so few, the ranks' lines are the picture and the mean lies beneath; with more it is the mean. */
+/** Up to this many ranks, their lines are in front of the mean; with more, the mean is. */
 export const FEW_LINES = 8;
-/** Relative difference of values that are drawn as one: what sums in another order come to. */
+/** Relative difference of values that are drawn as equal: that of sums in a different order. */
 const ALIKE = 1e-5;
 
 export interface Options {
@@ -19,8 +19,8 @@ export interface Options {
 }
 
 /**
- * `low` and `high` enclose the band; `halo` is the mean, wide and soft beneath the lines of ranks;
- * `faint` is what a smoothed line was made of.
+ * `low` and `high` limit the band; `halo` is the mean, wide and soft below the lines of ranks;
+ * `faint` is the original of a smoothed line.
  */
 export interface Line {
   role: "high" | "low" | "halo" | "rank" | "mean";
@@ -30,16 +30,16 @@ export interface Line {
 
 export type Values = (number | undefined)[];
 
-/** What a plot draws: lines in the order of drawing, all over the same steps. */
+/** The contents of a plot: lines in drawing order, all over the same steps. */
 export interface Shape {
   lines: Line[];
   steps: number[];
   values: Values[];
-  /** False where the reader wants a logarithmic axis and no value is positive. */
+  /** False if the user wants a logarithmic axis and no value is positive. */
   isLog: boolean;
 }
 
-/** Exponential moving average without the pull to zero at the beginning; gaps stay gaps. */
+/** Exponential moving average without the bias towards zero at the start; gaps stay gaps. */
 export function smooth(values: Values, weight: number): Values {
   let sum = 0;
   let norm = 0;
@@ -51,15 +51,15 @@ export function smooth(values: Values, weight: number): Values {
   });
 }
 
-/** Ranks that have a curve of their own, in order. */
+/** Ranks with their own curve, in order. */
 export function ranksOf(metric: Metric): number[] {
   return [...metric.series.keys()].filter((rank) => rank !== ALL_RANKS).sort((a, b) => a - b);
 }
 
-/** The step that a bucket stands at: the middle of those it holds. */
+/** The step at which a bucket is drawn: the middle of its steps. */
 export const stepOf = (key: number, width: number): number => key * width + (width - 1) / 2;
 
-/** Keys of all series together, rising. */
+/** Keys of all series together, increasing. */
 export function unionOfKeys(all: readonly Buckets[]): Float64Array {
   const longest = all.reduce((a, b) => (b.n > a.n ? b : a), all[0] as Buckets);
   if (all.every((b) => isWithin(b, longest))) return longest.keys.slice(0, longest.n);
@@ -78,7 +78,7 @@ function isWithin(inner: Buckets, outer: Buckets): boolean {
   return true;
 }
 
-/** `column` at the keys of the plot; undefined where the series has no bucket. */
+/** `column` at the keys of the plot; undefined if the series has no bucket. */
 function aligned(buckets: Buckets, column: Float32Array, keys: Float64Array, isLog: boolean) {
   const values: Values = new Array(keys.length);
   let i = 0;
@@ -123,7 +123,7 @@ interface Chosen {
   buckets: Buckets;
 }
 
-/** What is drawn, from the back to the front. */
+/** The layers, from back to front. */
 function chosen(metric: Metric, mode: Mode): Chosen[] {
   const ranks = ranksOf(metric);
   const all =
@@ -146,7 +146,7 @@ function chosen(metric: Metric, mode: Mode): Chosen[] {
   return [...found, { role: "halo", ...mean }, ...lines];
 }
 
-/** Whether all ranks have one curve, a learning rate for example: it is drawn once. */
+/** Whether all ranks have the same curve, for example a learning rate: it is drawn once. */
 export function areAlike(metric: Metric): boolean {
   const ranks = ranksOf(metric);
   const all = metric.series.get(ALL_RANKS);
@@ -167,7 +167,7 @@ function isLike(buckets: Buckets | undefined, all: Buckets): boolean {
 
 const only = (metric: Metric, ranks: readonly number[]) => metric.series.get(ranks[0] as number);
 
-/** Rank and step of the first value that is not finite; null while there is none. */
+/** Rank and step of the first non-finite value; null if there is none. */
 export function firstBad(metric: Metric): { step: number; ranks: number[] } | null {
   let step = Number.POSITIVE_INFINITY;
   let ranks: number[] = [];

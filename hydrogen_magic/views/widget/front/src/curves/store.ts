@@ -14,7 +14,7 @@ const noBuckets = (): BucketColumns => [
 
 /** Buckets of one rank's curve; the columns are longer than `n`. */
 export class Buckets {
-  /** First step whose value was not finite; null while there is none. */
+  /** First step with a non-finite value; null if there is none. */
   badStep: number | null = null;
   private readonly table = new Table<BucketColumns>(noBuckets());
 
@@ -37,12 +37,12 @@ export class Buckets {
     return this.table.columns[4];
   }
 
-  /** Puts in buckets that are new or changed. */
+  /** Inserts new or changed buckets. */
   put(fresh: BucketColumns): void {
     this.table.insert(fresh, "replace");
   }
 
-  /** Index of the bucket with `key`; -1 where there is none. */
+  /** Index of the bucket with `key`; -1 if there is none. */
   find(key: number): number {
     const i = lowerBound(this.keys, this.n, key);
     return i < this.n && num(this.keys, i) === key ? i : -1;
@@ -80,7 +80,7 @@ export class Metric {
   /** Steps per bucket, a power of two. */
   width = 1;
   readonly series = new Map<number, Buckets>();
-  /** Grows with every change. */
+  /** Incremented by every change. */
   version = 0;
 
   constructor(readonly name: string) {}
@@ -102,7 +102,7 @@ export class Metric {
     this.version += 1;
   }
 
-  /** The first and the last step of any rank; null while there is nothing. */
+  /** The first and the last step of any rank; null without data. */
   extent(): [number, number] | null {
     let [first, last] = [Number.POSITIVE_INFINITY, Number.NEGATIVE_INFINITY];
     for (const { keys, n } of this.series.values()) {
@@ -114,7 +114,7 @@ export class Metric {
   }
 
   private widen(width: number): void {
-    // Narrower than before: the gang began anew, and what is known is of another attempt.
+    // Narrower than before: the gang started again, and the existing data is of an earlier attempt.
     if (width < this.width) this.series.clear();
     else if (width > this.width) {
       for (const buckets of this.series.values()) buckets.coarsen(width / this.width);
@@ -139,7 +139,9 @@ export interface DetailView {
   metric: Metric;
 }
 
-/** Every curve of a gang as the kernel sent it, and the details that a reader zoomed into. */
+/**
+ * Every curve of a gang as sent by the kernel, and the details of ranges that the user zoomed into.
+ */
 export class CurveStore {
   /** In the order of first appearance. */
   readonly metrics = new Map<string, Metric>();
@@ -161,7 +163,7 @@ export class CurveStore {
     }
   }
 
-  /** One detail per metric is kept: what the reader looks at now. */
+  /** One detail per metric is kept: that of the visible range. */
   applyDetail(detail: Detail, buffers: readonly DataView[]): void {
     const metric = new Metric(detail.metric);
     metric.width = detail.width;
@@ -171,7 +173,9 @@ export class CurveStore {
     if (known !== undefined) known.version += 1;
   }
 
-  /** The detail to be drawn for these steps: it holds them all, and is finer than what all know. */
+  /**
+   * The detail to draw for these steps: it contains all of them, and is finer than the overview.
+   */
   detailFor(name: string, from: number, until: number): DetailView | null {
     const detail = this.details.get(name);
     const known = this.metrics.get(name);

@@ -6,7 +6,7 @@ const MODES: readonly Mode[] = ["mean", "ranks", "both"];
 
 interface ToolsProps {
   options: Options;
-  /** False for a gang of one: then there is nothing to choose between. */
+  /** False for a gang of one rank: then there is nothing to choose. */
   hasRanks: boolean;
   change: (options: Options) => void;
   isZoomed: boolean;
@@ -62,7 +62,7 @@ interface SearchProps {
   setWanted: (wanted: string) => void;
 }
 
-/** Leaves the charts of metrics whose names contain what the reader writes. */
+/** Filters the charts by names of metrics that contain the search text. */
 export function Search({ wanted, setWanted }: SearchProps) {
   return (
     <input

@@ -3,14 +3,14 @@ import type { Range } from "../range";
 import type { Ask } from "../view/props";
 import type { CurveStore, Metric } from "./store";
 
-/** A reader who drags on would ask for every place on the way. */
+/** Delay, so that a drag does not request every range on its way. */
 const REST_MS = 250;
-/** With more buckets than this in sight, finer ones would not be told apart. */
+/** If more buckets than this are visible, finer ones would not be distinguishable. */
 const ENOUGH_BUCKETS = 240;
 
 /**
- * Which detail would help: the steps in sight and half as many at each side, so that a little
- * panning needs no other; null where what is known is fine enough.
+ * The detail to request: the visible steps and half as many at each side, so that a little panning
+ * needs no other one; null if the existing data is fine enough.
  */
 export function wantedDetail(metric: Metric, range: Range | null): Range | null {
   if (range === null || metric.width === 1) return null;
@@ -19,7 +19,7 @@ export function wantedDetail(metric: Metric, range: Range | null): Range | null 
   return [Math.max(0, Math.floor(range[0] - n_steps / 2)), Math.ceil(range[1] + n_steps / 2) + 1];
 }
 
-/** Asks the kernel for finer buckets once the reader has zoomed in and rests. */
+/** Requests finer buckets from the kernel after the user has zoomed in and stopped. */
 export function useDetail(
   store: CurveStore,
   metric: Metric,
@@ -29,7 +29,7 @@ export function useDetail(
 ): void {
   const { name, width } = metric;
   const growth = growthInside(metric, range);
-  // `growth` and `width` tell that a known detail is too old
+  // `growth` and `width` show that an existing detail is too old
   useEffect(() => {
     const wanted = wantedDetail(metric, range);
     if (range === null || wanted === null) return;
@@ -40,7 +40,7 @@ export function useDetail(
   }, [store, name, width, range, growth]);
 }
 
-/** How many sixteenths of the range have filled while it is looked at; 0 when it is full. */
+/** How many sixteenths of the visible range have data; 0 when it is full. */
 function growthInside(metric: Metric, range: Range | null): number {
   const extent = metric.extent();
   if (range === null || extent === null || extent[1] >= range[1]) return 0;

@@ -8,7 +8,7 @@ export interface RankValue {
   value: number;
 }
 
-/** What a chart says in words about one step, or about where the ranks are now. */
+/** Text of a chart about one step, or about the ranks' last values. */
 export interface Reading {
   /** First and last step of the bucket; null: each rank's last. */
   steps: readonly [number, number] | null;
@@ -16,7 +16,7 @@ export interface Reading {
   ranks: RankValue[];
 }
 
-/** Values of all ranks at a step, of the bucket that it is in. */
+/** Values of all ranks at a step, from the bucket that contains it. */
 export function readAt(metric: Metric, step: number): Reading | null {
   const extent = metric.extent();
   if (extent === null) return null;
@@ -33,13 +33,15 @@ export function readAt(metric: Metric, step: number): Reading | null {
   };
 }
 
-/** Rows of the table of ranks, and how many ranks there are: large gangs have not all of them. */
+/** Rows of the table of ranks, and the number of ranks: large gangs do not have all rows. */
 export interface Rows {
   np: number;
   ranks: ReadonlyMap<number, Rank>;
 }
 
-/** The ranks' last values as their table has them, and the mean of these; else last buckets' means. */
+/**
+ * The ranks' last values from the table, and their mean; otherwise the means of the last buckets.
+ */
 export function readLast(metric: Metric, rows: Rows): Reading | null {
   if (metric.extent() === null) return null;
   const last = (rank: number) => meanOf(metric, rank, (buckets) => buckets.n - 1);
@@ -55,7 +57,7 @@ function valuesOf(metric: Metric, at: (rank: number) => number | null): RankValu
   return values.filter((one): one is RankValue => one.value !== null);
 }
 
-/** The mean of the bucket at an index; null where there is none. */
+/** The mean of the bucket at an index; null if there is none. */
 function meanOf(metric: Metric, rank: number, at: (buckets: Buckets) => number): number | null {
   const buckets = metric.series.get(rank);
   const i = buckets ? at(buckets) : -1;
@@ -80,7 +82,7 @@ export function extremes(values: readonly RankValue[]): [RankValue, RankValue] |
 
 const quoted = (text: string) => (/[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
 
-/** Everything known here as a table, for when the kernel does not answer. */
+/** All data of this page as a table, for a kernel that does not answer. */
 export function csv(metrics: Iterable<Metric>): string {
   const rows = ["metric,rank,first_step,steps_per_bucket,middle_step,count,mean,min,max"];
   for (const metric of metrics) {

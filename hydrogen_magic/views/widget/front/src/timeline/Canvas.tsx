@@ -16,7 +16,7 @@ const PAINT_INTERVAL_MS = 100;
 export interface CanvasProps {
   store: SpanStore;
   layout: Layout;
-  /** Tells one choice of lanes from another. */
+  /** Identifies a choice of lanes. */
   arrangement: string;
   theme: Theme;
   colors: NameColors;
@@ -25,12 +25,12 @@ export interface CanvasProps {
   setLook: (look: Look) => void;
   highlight: string | null;
   phaseOf: (rank: number) => string;
-  /** Where the run has got to. */
+  /** The current end of the run. */
   endS: () => number;
   isLive: boolean;
-  /** What the picture shows, in words. */
+  /** Description of the picture in words. */
   label: string;
-  /** The reader clicked on a rank's words. */
+  /** The user clicked on the label of a rank. */
   toggleRank: (rank: number) => void;
 }
 
@@ -53,9 +53,9 @@ export function Canvas(props: CanvasProps) {
   const latest = useRef(props);
   latest.current = props;
   const painter = useStage(canvas, latest, setShown);
-  // what arrives, and time that goes by without anything, is painted at its pace
+  // new data and the passing time are painted at a limited rate
   useEffect(() => painter.current?.ask(), [store.version, isLive ? endS() : 0]);
-  // the reader's doing is seen at once
+  // interactions are painted at once
   useEffect(
     () => painter.current?.askNow(),
     [look, widthPx, theme, highlight, arrangement, layout.heightPx],
@@ -81,7 +81,7 @@ function useStage(
   show: (shown: Shown | null) => void,
 ) {
   const painter = useRef<Painter | null>(null);
-  // the stage lives as long as its element
+  // the stage exists as long as its element
   useEffect(() => {
     const element = canvas.current as HTMLCanvasElement;
     const made = new Painter(() => paint(element, latest.current), PAINT_INTERVAL_MS);

@@ -16,7 +16,7 @@ import { Tools } from "./tools";
 import { useShares } from "./useShares";
 import { Legend, Where } from "./where";
 
-/** Ranks whose lanes are under each other; others are on further pages. */
+/** Ranks with lanes on one page; others are on further pages. */
 export const RANKS_PER_PAGE = 16;
 const BUTTON_FACTOR = 0.5;
 
@@ -126,7 +126,7 @@ const withMargin = ([from, until]: Range): Range => {
   return [from - margin, until + margin];
 };
 
-/** Shows the profiled steps once they have come: on the scale of the whole run they are a dot. */
+/** Shows the profiled steps when they arrive: on the scale of the whole run they are a dot. */
 function useNewProfile(store: SpanStore, look: () => void): void {
   const [from, until] = store.profiled ?? [null, null];
   const isFirst = useRef(true);
@@ -136,14 +136,14 @@ function useNewProfile(store: SpanStore, look: () => void): void {
   }, [store, from, until]);
 }
 
-/** The name that stands out: the one under the pointer, or else the one that was clicked on. */
+/** The highlighted name: the one under the pointer, otherwise the one that was clicked on. */
 function useMarked() {
   const [hovered, hover] = useState<string | null>(null);
   const [pinned, pin] = useState<string | null>(null);
   return { highlight: hovered ?? pinned, hover, pinned, pin };
 }
 
-/** How much of the end one sees who begins to follow: what is in sight, or ten seconds of all. */
+/** Width of the range when following starts: the visible one, or ten seconds if all was visible. */
 function following(look: Look, endS: number): Look {
   const [from, until] = rangeOf(look, endS);
   return {
@@ -165,7 +165,8 @@ function noteOf(store: SpanStore, look: Look, isLive: boolean): string {
   const isProfile = look.kind === "free" && store.profiled !== null;
   if (isProfile && isWithin(store.profiled as Range, look.range)) parts.push("the profiled steps");
   if (isLive && look.kind === "live") parts.push(`following the last ${lapse(look.widthS)}`);
-  if (store.skipped > 0) parts.push(`${count(store.skipped)} came too fast and were left out`);
+  if (store.skipped > 0)
+    parts.push(`${count(store.skipped)} spans were dropped because they came too fast`);
   if (store.dropped > 0)
     parts.push(`single spans since ${lapse(store.completeSinceS)}; the trace has all`);
   return parts.join(" · ");

@@ -1,19 +1,18 @@
 import { num } from "../columns";
 
-/** Names told apart in sums; all others share the last slot. */
+/** Names with their own sums; all others share the last slot. */
 export const SLOTS = 32;
 export const OTHER_SLOT = SLOTS - 1;
 
-/** Bins of a row; where there would be more, pairs of bins become one. */
+/** Maximum number of bins of a row; beyond it, pairs of bins are merged. */
 export const MOST_BINS = 8192;
 const FIRST_WIDTH_S = 2 ** -14;
 
 /**
- * Seconds per name in bins of equal width since the launch.
- *
- * What a row looks like from afar is read off here, however many spans it has; and it stays known
- * when the spans themselves had to be dropped. Widths are powers of two, so that bins fill columns
- * of the drawing, whose widths are powers of two as well, without remainder.
+ * Seconds per name in bins of equal width since the launch. The appearance of a row from afar is
+ * computed from these, for any number of spans; and it stays available when the spans themselves
+ * had to be dropped. Widths are powers of two, so that bins fill columns of the drawing, whose
+ * widths are powers of two as well, without remainder.
  */
 export class Bins {
   widthS = FIRST_WIDTH_S;
@@ -32,7 +31,10 @@ export class Bins {
     }
   }
 
-  /** Adds the seconds of every slot to `sums[column * SLOTS + slot]`; bins at the ends count in part. */
+  /**
+   * Adds the seconds of every slot to `sums[column * SLOTS + slot]`; bins at the ends count in
+   * part.
+   */
   addTo(sums: Float64Array, fromS: number, columnS: number, n_columns: number): void {
     for (let slot = 0; slot < SLOTS; slot++) {
       const bins = this.bySlot[slot];
@@ -64,7 +66,7 @@ export class Bins {
   }
 }
 
-/** Seconds between two places, told in bins. */
+/** Seconds between two positions, measured in bins. */
 function sumBetween(bins: Float32Array, from: number, until: number): number {
   const [begin, end] = [Math.max(0, from), Math.min(MOST_BINS, until)];
   if (end <= begin) return 0;

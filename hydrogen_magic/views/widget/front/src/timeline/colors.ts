@@ -19,9 +19,9 @@ const KINDS: readonly [string, RegExp][] = [
 const NEGOTIATION = KINDS.length - 1;
 
 /**
- * Colours of the kinds, then of other names, the same in every theme and in the saved picture
- * (`fills.py`): searched so that each has a contrast of 1.6:1 on white and on dark pages, and any two
- * are at least 28 apart (CIE76) for every kind of colour vision.
+ * Colours of the kinds, then of other names, the same in every theme and in the static picture
+ * (`fills.py`): the result of a search for a contrast of 1.6:1 on white and on dark pages, and a
+ * distance of at least 28 (CIE76) for every kind of colour vision.
  */
 export const FILLS: readonly string[] = [
   "#f89000",
@@ -40,12 +40,14 @@ export const FILLS: readonly string[] = [
 
 export const N_KINDS = KINDS.length;
 
-/** Index of the kind that a name is of; -1 for a name of the user's own. */
+/** Index of a name's kind; -1 for a name of the user's own. */
 export function kindOf(name: string): number {
   return KINDS.findIndex(([, pattern]) => pattern.test(name));
 }
 
-/** Whether a name is drawn with stripes: waiting and reducing are told apart without colours too. */
+/**
+ * Whether a name is drawn with stripes: waiting and reducing are distinguishable without colours.
+ */
 export function isStriped(name: string): boolean {
   return kindOf(name) === NEGOTIATION;
 }
@@ -56,7 +58,7 @@ function hash(text: string): number {
   return h >>> 0;
 }
 
-/** Which colour a name has; names of one's own keep theirs from run to run where none is taken. */
+/** The colour of a name; names of the user keep theirs from run to run if it is free. */
 export class NameColors {
   private readonly indices = new Map<string, number>();
   private readonly taken = new Map<number, number>();
@@ -82,7 +84,7 @@ export class NameColors {
     return `repeating-linear-gradient(135deg, ${fill} 0 3px, ${stripeOn(fill)} 3px 4px)`;
   }
 
-  /** The wanted colour, or the next that fewer names have. */
+  /** The wanted colour, or the next one with fewer names. */
   private free(wanted: number): number {
     const n = FILLS.length - N_KINDS;
     const uses = (k: number) => this.taken.get(k) ?? 0;
@@ -99,7 +101,7 @@ function channel(value: number): number {
   return c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
 }
 
-/** Black or white, whichever reads better on a `#rrggbb` fill. */
+/** Black or white, whichever has more contrast on a `#rrggbb` fill. */
 export function inkOn(fill: string): string {
   const value = Number.parseInt(fill.slice(1, 7), 16);
   if (Number.isNaN(value) || !fill.startsWith("#")) return "#000000";
@@ -107,7 +109,7 @@ export function inkOn(fill: string): string {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.179 ? "#000000" : "#ffffff";
 }
 
-/** Colour of stripes on a fill: halfway to what is written there. */
+/** Colour of stripes on a fill: halfway to the text colour. */
 export function stripeOn(fill: string): string {
   const ink = Number.parseInt(inkOn(fill).slice(1), 16);
   const value = Number.parseInt(fill.slice(1), 16);
@@ -115,7 +117,7 @@ export function stripeOn(fill: string): string {
   return `#${mixed.map((c) => c.toString(16).padStart(2, "0")).join("")}`;
 }
 
-/** What a rank is busy with as a whole: quiet while all is well. */
+/** The phase of a rank: inconspicuous as long as all is well. */
 export function phaseFill(phase: string, theme: Theme): string {
   if (phase === "failed") return theme.error;
   if (phase === "done") return theme.good;

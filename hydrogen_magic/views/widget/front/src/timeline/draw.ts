@@ -8,13 +8,13 @@ import { type Columns, columnsFor } from "./shares";
 import { PHASES, type SpanStore } from "./store";
 import { stripes } from "./stripes";
 
-/** Rows whose spans are narrower than this on the average are drawn as shares. */
+/** Rows whose average span is narrower are drawn as shares. */
 export const NEAR_PX = 4;
-/** Boxes that are wider leave a hair to their neighbour. */
+/** Wider boxes leave a gap of a hair to their neighbour. */
 const SPLIT_PX = 5;
 const FONT_PX = 11;
 const DIMMED = 0.15;
-/** Phases frame what is told, and stay behind it. */
+/** Phases form the background of spans. */
 const PHASE_ALPHA = 0.4;
 
 export interface Scene {
@@ -23,11 +23,11 @@ export interface Scene {
   scale: Scale;
   theme: Theme;
   colors: NameColors;
-  /** The one name that stands out; null: all do. */
+  /** The highlighted name; null: all names are. */
   highlight: string | null;
-  /** Phase that a rank is in now, which has no span yet; empty when unknown. */
+  /** The current phase of a rank, which has no span yet; empty if unknown. */
   phaseOf: (rank: number) => string;
-  /** Where the run has got to. */
+  /** The current end of the run. */
   endS: number;
   pixelRatio: number;
 }
@@ -81,7 +81,9 @@ function drawStrip(ctx: CanvasRenderingContext2D, scene: Scene, strip: Strip): v
   if (strip.track === PHASES && strip.depth === 0) drawOpenPhase(ctx, scene, strip);
 }
 
-/** How a row is summed up when its spans are too narrow to be told apart; null when they are not. */
+/**
+ * How a row is summarised if its spans are too narrow to be distinguished; null if they are not.
+ */
 export function columnsOf({ row }: Strip, { range, widthPx }: Scale): Columns | null {
   const [first, last] = row.between(range[0], range[1]);
   const from = Math.max(range[0], row.startS);
@@ -103,7 +105,7 @@ function drawBoxes(ctx: CanvasRenderingContext2D, scene: Scene, strip: Strip): v
     const x = toX(scale, num(row.starts, i));
     const end = toX(scale, row.endOf(i));
     if (end < scale.leftPx) continue;
-    if (end - x < 1 && x < doneX) continue; // the pixel is taken
+    if (end - x < 1 && x < doneX) continue; // the pixel is occupied
     doneX = Math.max(x + 1, end);
     drawBox(ctx, scene, strip, store.nameOf(num(row.names, i)), x, end);
   }
@@ -151,7 +153,7 @@ function drawName(
 
 const widths = new Map<string, number>();
 
-/** `measureText` costs more than the box itself, and names repeat. */
+/** `measureText` costs more than the box itself, and names are repeated. */
 function widthOf(ctx: CanvasRenderingContext2D, text: string): number {
   const key = ctx.font + text;
   let width = widths.get(key);
@@ -163,7 +165,7 @@ function widthOf(ctx: CanvasRenderingContext2D, text: string): number {
   return width;
 }
 
-/** The phase that goes on has no span: it began where the last one ended. */
+/** The current phase has no span: it began where the last one ended. */
 function drawOpenPhase(ctx: CanvasRenderingContext2D, scene: Scene, strip: Strip): void {
   const phase = scene.phaseOf(strip.rank);
   if (phase === "" || strip.row.endS >= scene.endS) return;
@@ -195,7 +197,7 @@ function drawStacks(
   ctx.globalAlpha = 1;
 }
 
-/** Clears what the columns of a strip are summed up in, and finds their edges on device pixels. */
+/** Clears the sums of a strip's columns, and computes their edges on device pixels. */
 function prepare({ scale, pixelRatio }: Scene, { fromS, columnS, n }: Columns): void {
   if (sums.length < n * SLOTS) {
     sums = new Float64Array(2 * n * SLOTS);
@@ -211,7 +213,7 @@ function prepare({ scale, pixelRatio }: Scene, { fromS, columnS, n }: Columns): 
   }
 }
 
-/** Seconds to shares; where threads overlap there are more seconds than the column has. */
+/** Converts seconds to shares; overlapping threads have more seconds than the column. */
 function normalize(at: number, columnS: number): void {
   let whole = 0;
   for (let slot = at; slot < at + SLOTS; slot++) whole += num(sums, slot);
@@ -241,7 +243,7 @@ function fillBand(ctx: CanvasRenderingContext2D, strip: Strip, slot: number, n: 
   ctx.fill();
 }
 
-/** Known names first and always in one order, so that a band is one thing across the picture. */
+/** Known names first and in a fixed order, so that a band is continuous across the picture. */
 function slotsInOrder({ store, colors }: Scene): number[] {
   const slots = Array.from({ length: SLOTS }, (_, slot) => slot);
   const place = slots.map((slot) => {

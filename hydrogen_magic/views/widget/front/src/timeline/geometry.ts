@@ -1,6 +1,6 @@
 import type { Range } from "../range";
 
-/** Where times are on the canvas, in CSS pixels. */
+/** Maps times to positions on the canvas, in CSS pixels. */
 export interface Scale {
   range: Range;
   leftPx: number;
@@ -15,7 +15,7 @@ export const toTime = ({ range, leftPx, widthPx }: Scale, x: number): number =>
 
 export const pxPerS = ({ range, widthPx }: Scale): number => widthPx / (range[1] - range[0]);
 
-/** The closest look, one microsecond across the canvas. */
+/** The maximum zoom: one microsecond across the canvas. */
 export const LEAST_S = 1e-6;
 
 export interface Tick {
@@ -25,7 +25,7 @@ export interface Tick {
 
 const LEAST_TICK_PX = 84;
 
-/** Distance of ticks: 1, 2 or 5 times a power of ten; from a minute on what clocks have. */
+/** Distance of ticks: 1, 2 or 5 times a power of ten; divisions of clocks from a minute on. */
 export function tickStep(spanS: number, widthPx: number): number {
   const least = (spanS / widthPx) * LEAST_TICK_PX;
   for (const s of [60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400]) {
@@ -35,7 +35,7 @@ export function tickStep(spanS: number, widthPx: number): number {
   return power * (least <= power ? 1 : least <= 2 * power ? 2 : least <= 5 * power ? 5 : 10);
 }
 
-/** Round times in sight, labelled in the unit that suits the last of them. */
+/** Round times in the visible range, labelled in the unit that suits the last of them. */
 export function ticks({ range, widthPx }: Scale): Tick[] {
   const step = tickStep(range[1] - range[0], widthPx);
   const first = Math.ceil(range[0] / step - 1e-9);
@@ -47,7 +47,7 @@ export function ticks({ range, widthPx }: Scale): Tick[] {
   return found;
 }
 
-/** `12 s`, `1.25 s`, `250 ms`, `3 min`: as many digits as tell a tick from the next. */
+/** `12 s`, `1.25 s`, `250 ms`, `3 min`: with enough digits to distinguish ticks. */
 export function timeLabel(timeS: number, stepS: number, untilS: number): string {
   if (stepS >= 60) return clock(timeS);
   const [power, unit] = untilS < 2e-3 ? [-6, "µs"] : untilS < 2 ? [-3, "ms"] : [0, "s"];
@@ -61,7 +61,7 @@ function clock(timeS: number): string {
   return h > 0 ? `${h} h ${String(m).padStart(2, "0")}` : `${m} min`;
 }
 
-/** The text, cut with an ellipsis where it must be; empty where not even three letters fit. */
+/** The text, cut with an ellipsis if needed; empty if not even three letters fit. */
 export function fitted(text: string, roomPx: number, measure: (text: string) => number): string {
   if (measure(text) <= roomPx) return text;
   const each = measure(text) / text.length;

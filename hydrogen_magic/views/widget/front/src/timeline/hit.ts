@@ -6,13 +6,13 @@ import { pxPerS, type Scale, toTime } from "./geometry";
 import { type Layout, type Strip, stripAt } from "./layout";
 import { type Lane, PHASES, type SpanStore } from "./store";
 
-/** What is under the pointer. */
+/** The object under the pointer. */
 export interface Hit {
   title: string;
   lines: string[];
 }
 
-/** How far off a span narrower than a pixel may be hit. */
+/** Maximum distance at which a span narrower than a pixel is hit. */
 const REACH_PX = 2;
 
 export function hit(
@@ -45,7 +45,7 @@ function hitSpan(store: SpanStore, strip: Strip, scale: Scale, timeS: number): H
 
 const sums = new Float64Array(SLOTS);
 
-/** "48 % of this rank's time in sight" */
+/** "48 % of the rank's visible time" */
 function shareInWords(store: SpanStore, { row }: Strip, scale: Scale, name: number): string {
   const from = Math.max(scale.range[0], row.startS);
   const until = Math.min(scale.range[1], row.endS);
@@ -53,7 +53,7 @@ function shareInWords(store: SpanStore, { row }: Strip, scale: Scale, name: numb
   row.addTo(sums, from, until - from, 1);
   const slot = store.slotOf(name);
   const what = store.nameOfSlot(slot) === "other" ? "with others " : "";
-  return `${what}${percent(num(sums, slot) / (until - from))} of the rank's time in sight`;
+  return `${what}${percent(num(sums, slot) / (until - from))} of the rank's visible time`;
 }
 
 const MOST_NAMES = 5;
@@ -73,7 +73,7 @@ function hitColumn(store: SpanStore, strip: Strip, fromS: number, columnS: numbe
   };
 }
 
-/** What the picture shows, for who cannot see it. */
+/** Description of the picture for screen readers. */
 export function summary(
   store: SpanStore,
   lanes: readonly Lane[],

@@ -9,10 +9,10 @@ const INNER_PX = 14;
 const FOLDED_PX = 8;
 const ROW_GAP_PX = 1;
 const RANK_GAP_PX = 7;
-/** Deeper spans are seen when their lane is looked at in the trace file. */
+/** Deeper spans are not drawn; they are in the trace file. */
 const MOST_DEPTHS = 6;
 
-/** A row and where it is drawn. */
+/** A row and its position. */
 export interface Strip {
   rank: number;
   track: string;
@@ -22,7 +22,7 @@ export interface Strip {
   height: number;
 }
 
-/** Words at the left. */
+/** Label at the left. */
 export interface Label {
   text: string;
   y: number;
@@ -37,7 +37,7 @@ export interface Layout {
   heightPx: number;
 }
 
-/** Puts lanes, sorted by rank and track, under each other. */
+/** Stacks lanes, sorted by rank and track. */
 export function layout(
   lanes: readonly Lane[],
   foldedRanks: ReadonlySet<number>,
@@ -83,7 +83,7 @@ function placeRank(
   made.heightPx = Math.max(made.heightPx, top + INNER_PX) + RANK_GAP_PX;
 }
 
-/** A thin strip over the spans; rows with names in them while there is nothing else. */
+/** A thin strip over the spans; full rows with names in them if there are no spans. */
 function placePhases(made: Layout, lane: Lane, isAlone: boolean): void {
   lane.rows.forEach((row, depth) => {
     if (depth > 1 || (depth === 1 && !isAlone)) return;

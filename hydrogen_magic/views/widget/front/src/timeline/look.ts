@@ -1,16 +1,16 @@
 import { clamp, type Range, zoom } from "../range";
 import { LEAST_S } from "./geometry";
 
-/** What part of the run is looked at. */
+/** The visible part of the run. */
 export type Look =
-  /** All of it, however long it gets. */
+  /** All of it, also while it grows. */
   | { kind: "whole" }
-  /** The last so many seconds. */
+  /** The last seconds, in this number. */
   | { kind: "live"; widthS: number }
-  /** Where the reader went. */
+  /** A range chosen by the user. */
   | { kind: "free"; range: Range };
 
-/** The times that a look shows when the run reaches until `endS`. */
+/** The times that a look shows if the run lasts until `endS`. */
 export function rangeOf(look: Look, endS: number): Range {
   const end = Math.max(endS, LEAST_S);
   if (look.kind === "whole") return [0, end];
@@ -18,7 +18,9 @@ export function rangeOf(look: Look, endS: number): Range {
   return [Math.max(0, end - look.widthS), Math.max(end, look.widthS)];
 }
 
-/** What is looked at after a zoom: one who follows and keeps to the right edge goes on following. */
+/**
+ * The look after a zoom: if the user was following and kept the right edge, following continues.
+ */
 export function zoomed(
   look: Look,
   atS: number,
@@ -35,7 +37,7 @@ export function zoomed(
   return free(range, endS);
 }
 
-/** All of the run again when that is what is left to see. */
+/** All of the run, if that is the result of a zoom out. */
 export function free(range: Range, endS: number): Look {
   const inside = clamp(range, [0, Math.max(endS, range[1] - range[0], LEAST_S)]);
   const isAll = inside[1] - inside[0] >= endS * 0.999;

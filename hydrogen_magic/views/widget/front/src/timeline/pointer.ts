@@ -1,12 +1,12 @@
 import { pan } from "../range";
 import { pxPerS, type Scale, toTime } from "./geometry";
 
-/** What the reader does on the canvas. */
+/** User interactions on the canvas. */
 export interface PointerActions {
   scale: () => Scale;
-  /** Looks closer (`factor` < 1) at a time. */
+  /** Zooms in (`factor` < 1) at a time. */
   zoom: (atS: number, factor: number) => void;
-  /** Looks at other times, as many of them. */
+  /** Moves to other times, with the same width. */
   move: (range: readonly [number, number]) => void;
   hover: (x: number, y: number) => void;
   leave: () => void;
@@ -14,12 +14,12 @@ export interface PointerActions {
 }
 
 const LINE_PX = 16;
-/** Pixels of the wheel that halve or double what is in sight. */
+/** Pixels of the wheel that halve or double the visible range. */
 const DOUBLING_PX = 300;
-/** Movement that is still a click. */
+/** Maximum movement of a click. */
 const CLICK_PX = 3;
 
-/** A wheel turn as a factor of the range; null where it is the page's to scroll. */
+/** A wheel turn as a factor of the range; null if it should scroll the page. */
 export function wheelFactor(event: WheelEvent): number | null {
   if (!(event.ctrlKey || event.metaKey || event.altKey)) return null;
   const px = event.deltaMode === 1 ? event.deltaY * LINE_PX : event.deltaY;

@@ -4,7 +4,7 @@ import { Bins, SLOTS } from "./bins";
 /** Starts, durations, names of spans of one depth. */
 export type SpanColumns = [Float64Array, Float32Array, Uint16Array];
 
-/** Rows with fewer spans are summed up span by span. */
+/** Rows with fewer spans are summed span by span. */
 export const ENOUGH_FOR_BINS = 4096;
 
 /** The spans of one lane that have the same depth, sorted by start. */
@@ -14,12 +14,12 @@ export class Row {
     new Float32Array(0),
     new Uint16Array(0),
   ]);
-  /** The latest end of any span up to each: rises even where spans of two threads overlap. */
+  /** The latest end of all spans up to each: increases even if spans of two threads overlap. */
   private reach = new Float64Array(0);
   private bins: Bins | null = null;
-  /** The earliest start of all spans there ever were. */
+  /** The earliest start of all spans so far, including dropped ones. */
   firstS = Number.POSITIVE_INFINITY;
-  /** Names there ever were in the row. */
+  /** All names in the row so far. */
   readonly namesSeen = new Set<number>();
 
   constructor(private readonly slotOf: (name: number) => number) {}
@@ -47,7 +47,7 @@ export class Row {
     return num(this.starts, i) + num(this.durations, i);
   }
 
-  /** Puts in spans that are sorted by start. */
+  /** Inserts spans that are sorted by start. */
   insert(fresh: SpanColumns): void {
     const from = this.table.insert(fresh, "keep both");
     this.extendReach(from);
@@ -60,13 +60,15 @@ export class Row {
     }
   }
 
-  /** Indices `[first, last)` of the spans that are seen between two times, and maybe some more. */
+  /** Indices `[first, last)` of the spans between two times, possibly with some more. */
   between(fromS: number, untilS: number): [number, number] {
     const last = lowerBound(this.starts, this.n, untilS);
     return [Math.min(last, upperBound(this.reach, this.n, fromS)), last];
   }
 
-  /** Index of the span at a time: of several the one that began last; -1 where there is none. */
+  /**
+   * Index of the span at a time: the last one to begin if there are several; -1 if there is none.
+   */
   at(timeS: number): number {
     const [first, last] = this.between(timeS, timeS);
     for (let i = upperBound(this.starts, this.n, timeS) - 1; i >= Math.min(first, last); i--) {
@@ -75,7 +77,7 @@ export class Row {
     return -1;
   }
 
-  /** How many spans began before a time. */
+  /** Number of spans that began before a time. */
   countBefore(timeS: number): number {
     return lowerBound(this.starts, this.n, timeS);
   }

@@ -7,31 +7,33 @@ import { type Lane, PHASES, type SpanStore } from "./store";
 export interface Share {
   name: string;
   seconds: number;
-  /** Of the time that was recorded. */
+  /** Share of the recorded time. */
   share: number;
 }
 
 /**
- * Where one rank's time goes. The rule, which `lanes.py` has too so that the saved picture says the
- * same of the whole run: the spans of a rank's first track that has any are summed up, at the
- * outermost depth with more than one name; shares are of the time from the first moment of that
- * track to its last one, as far as it is in sight.
+ * Time shares of one rank. The rule, which `span_tracks.py` shares so that the static picture
+ * matches for the whole run: the spans of a rank's first track with any are summed, at the
+ * outermost depth with more than one name; shares refer to the visible part of the time from the
+ * first to the last moment of that track.
  */
 export interface RankShares {
   rank: number;
   recordedS: number;
   shares: Share[];
-  /** Names of its other tracks, whose spans lie beside those: collectives during backward. */
+  /**
+   * Names of its other tracks, whose spans are concurrent with those: collectives during backward.
+   */
   beside: Share[];
 }
 
-/** A row that tells where time goes, and what encloses all of it. */
+/** A row with time shares, and the range that contains all of it. */
 interface Told {
   row: Row;
   lane: Lane;
 }
 
-/** Where one name encloses everything ("step"), the time goes to what is inside of it. */
+/** If one name encloses everything ("step"), the time is that of its parts. */
 export function rowOfTime(lanes: readonly Lane[]): Told | null {
   const lane = lanes.find((lane) => lane.track !== PHASES && lane.rows.some((row) => row.n > 0));
   if (lane === undefined) return null;
@@ -42,7 +44,7 @@ export function rowOfTime(lanes: readonly Lane[]): Told | null {
 
 const sums = new Float64Array(SLOTS);
 
-/** Where a rank's time went between two times; null where nothing was recorded. */
+/** Time shares of a rank between two times; null if nothing was recorded. */
 export function rankShares(
   store: SpanStore,
   rank: number,
@@ -95,14 +97,14 @@ export function gangShares(
     .sort((a, b) => b.seconds - a.seconds);
 }
 
-/** Columns of a row seen from afar, in step with the clock so that they do not flicker. */
+/** Columns of a row seen from afar, aligned with the clock so that they do not flicker. */
 export interface Columns {
   fromS: number;
   columnS: number;
   n: number;
 }
 
-/** Spans per column, so that a column tells of several steps of training and not of one span. */
+/** Spans per column, so that a column covers several steps of training instead of one span. */
 const SPANS_PER_COLUMN = 40;
 const [LEAST_PX, MOST_PX] = [4, 40];
 

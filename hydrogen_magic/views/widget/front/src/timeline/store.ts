@@ -4,12 +4,12 @@ import type { Range } from "../range";
 import { OTHER_SLOT } from "./bins";
 import { Row, type SpanColumns } from "./row";
 
-/** Spans kept in the page, 22 bytes each; the trace file has all. */
+/** Maximum number of spans in the page, 22 bytes each; the trace file has all. */
 export const MOST_SPANS = 1_000_000;
-/** Share of them that goes at once, so that this is seldom. */
+/** Share of them that is dropped at once, so that this is rare. */
 const DROPPED_SHARE = 0.1;
 
-/** What the kernel writes for names that have no index of their own. */
+/** The kernel's name for names without their own index. */
 const OTHER_NAME = 2 ** 16 - 1;
 
 /** Tracks in the order in which they are drawn; others follow in order of appearance. */
@@ -21,7 +21,7 @@ const PROFILER = "profiler";
 export class Lane {
   /** By depth; some may be empty. */
   readonly rows: Row[] = [];
-  /** Spans that were recorded faster than they could be sent. */
+  /** Number of spans that were recorded faster than they could be sent. */
   skipped = 0;
 
   constructor(
@@ -34,7 +34,7 @@ export class Lane {
     return this.rows.reduce((n, row) => n + row.n, 0);
   }
 
-  /** The earliest start of all spans there ever were. */
+  /** The earliest start of all spans so far, including dropped ones. */
   get firstS(): number {
     return Math.min(...this.rows.map((row) => row.firstS));
   }
@@ -43,7 +43,7 @@ export class Lane {
     return Math.max(0, ...this.rows.map((row) => row.endS));
   }
 
-  /** Takes new spans, in whatever order they come; returns when they began and ended. */
+  /** Adds new spans in any order; returns their first start and last end. */
   take(reader: ColumnReader, n: number): Range {
     const starts = reader.take(Float64Array, n);
     const durations = reader.take(Float32Array, n);
@@ -92,16 +92,16 @@ function picksByDepth(starts: Float64Array, depths: Uint8Array): Map<number, num
   return picks;
 }
 
-/** Every span of a gang as the kernel sent it, up to a million of them. */
+/** Every span of a gang as sent by the kernel, up to a million of them. */
 export class SpanStore {
   names: string[] = [];
-  /** Spans that were dropped here because there were too many. */
+  /** Number of spans that were dropped here because there were too many. */
   dropped = 0;
-  /** Everything is there since this time; 0 while nothing was dropped. */
+  /** All spans since this time are present; 0 while nothing was dropped. */
   completeSinceS = 0;
-  /** Grows with every change. */
+  /** Incremented by every change. */
   version = 0;
-  /** What the profiler looked at last; null while it never did. */
+  /** The range of the last profile; null if there is none. */
   profiled: Range | null = null;
   private readonly lanesByKey = new Map<string, Lane>();
   private slots: number[] = [];
@@ -155,12 +155,12 @@ export class SpanStore {
     this.version += 1;
   }
 
-  /** Forgets which steps the last profile was of: another one begins. */
+  /** Resets the range of the last profile: another one begins. */
   beginProfile(): void {
     this.profiled = null;
   }
 
-  /** Lanes by rank, then by track in the order in which they are drawn. */
+  /** Lanes by rank, then by track in drawing order. */
   lanes(): Lane[] {
     const order = (track: string) =>
       (TRACKS.indexOf(track) + TRACKS.length + 1) % (TRACKS.length + 1);
@@ -177,13 +177,13 @@ export class SpanStore {
     return this.names[name] ?? "other";
   }
 
-  /** The name that is summed up in a slot. */
+  /** The name whose time is summed in a slot. */
   nameOfSlot(slot: number): string {
     const name = this.slotNames[slot];
     return slot === OTHER_SLOT || name === undefined ? "other" : this.nameOf(name);
   }
 
-  /** The slot that a name is summed up in; names that come late share the last one. */
+  /** The slot for the sums of a name; late names share the last one. */
   readonly slotOf = (name: number): number => {
     const known = this.slots[name];
     if (known !== undefined) return known;
@@ -203,7 +203,7 @@ export class SpanStore {
     return lane;
   }
 
-  /** Drops what began before some time, in all lanes alike, once there are too many spans. */
+  /** Drops spans that began before some time, in all lanes, if there are too many. */
   private dropOldest(): void {
     const n = this.n;
     if (n <= this.mostSpans) return;
@@ -219,7 +219,7 @@ export class SpanStore {
   }
 }
 
-/** A time before which about `n` spans began, and not fewer. */
+/** A time before which at least about `n` spans began. */
 function cutFor(rows: readonly Row[], n: number, endS: number): number {
   let [low, high] = [0, endS + 1];
   for (let i = 0; i < 60 && high - low > 1e-6; i++) {

@@ -5,7 +5,7 @@ const STEP_PX = 6;
 
 const made = new Map<string, CanvasPattern>();
 
-/** A fill with diagonal stripes on it; the fill alone where no pattern can be made. */
+/** A fill with diagonal stripes; only the fill if patterns are not available. */
 export function stripes(ctx: CanvasRenderingContext2D, fill: string): CanvasPattern | string {
   const known = made.get(fill);
   if (known !== undefined) return known;

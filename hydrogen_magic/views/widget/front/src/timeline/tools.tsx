@@ -13,9 +13,9 @@ interface ToolsProps {
   zoom: (isIn: boolean) => void;
   look: Look;
   whole: () => void;
-  /** Null while no profile was taken. */
+  /** Null without a profile. */
   profiled: (() => void) | null;
-  /** Null once the gang ended: there is nothing to follow. */
+  /** Null after the gang's end: there is nothing to follow. */
   follow: (() => void) | null;
   save: () => void;
 }
@@ -70,7 +70,7 @@ function Zoom({ zoom, look, whole, profiled, follow }: ToolsProps) {
   );
 }
 
-/** "ranks 0–15 of 64" with a way to the others. */
+/** "ranks 0–15 of 64" with buttons for the others. */
 function Pages({ ranks, page, perPage, setPage }: ToolsProps) {
   if (ranks.length <= perPage) return null;
   const shown = ranks.slice(page * perPage, (page + 1) * perPage);

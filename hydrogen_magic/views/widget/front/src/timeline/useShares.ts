@@ -5,10 +5,10 @@ import { byRank } from "./layout";
 import { type RankShares, rankShares } from "./shares";
 import type { Lane, SpanStore } from "./store";
 
-/** Numbers that change faster cannot be read. */
+/** Numbers that change faster are unreadable. */
 const INTERVAL_MS = 300;
 
-/** Where the time in sight goes, per rank; counted anew a few times a second. */
+/** Time shares in the visible range, per rank; updated a few times a second. */
 export function useShares(
   store: SpanStore,
   lanes: readonly Lane[],
@@ -24,7 +24,7 @@ export function useShares(
     return () => counter.current?.end();
   }, [store]);
   const [from, until] = range();
-  // what the numbers depend on
+  // the inputs of the numbers
   useEffect(() => counter.current?.ask(), [store.version, from, until, lanes.length]);
   return ranks;
 }

@@ -4,15 +4,15 @@ import { Group } from "../view/Group";
 import { inkOn, type NameColors } from "./colors";
 import type { RankShares, Share } from "./shares";
 
-/** Names in the legend; the rest is in the bars and in the picture. */
+/** Names in the legend; the bars and the picture have the others. */
 const MOST_NAMES = 12;
 const MOST_BESIDE = 6;
-/** Segments narrower than this share have no room for their number. */
+/** Narrower segments have no space for their number. */
 const LEAST_TOLD = 0.06;
 
 interface LegendProps {
   shares: readonly Share[];
-  /** Names of tracks whose time is not part of the whole. */
+  /** Names of tracks whose time is not part of the total. */
   beside: readonly Share[];
   colors: NameColors;
   theme: Theme;
@@ -22,7 +22,7 @@ interface LegendProps {
   pin: (name: string | null) => void;
 }
 
-/** Names, most time first, with their share of what is in sight. */
+/** Names by decreasing time, with their share of the visible range. */
 export function Legend(props: LegendProps) {
   const { shares, beside } = props;
   const n_more = Math.max(0, shares.length - MOST_NAMES) + Math.max(0, beside.length - MOST_BESIDE);
@@ -66,7 +66,7 @@ interface WhereProps {
   highlight: string | null;
 }
 
-/** One bar per rank: how the time in sight is divided. */
+/** One bar per rank: the division of its visible time. */
 export function Where({ ranks, colors, theme, highlight }: WhereProps) {
   const inOrder = (shares: readonly Share[]) =>
     [...shares].sort((a, b) => colors.indexOf(a.name) - colors.indexOf(b.name));

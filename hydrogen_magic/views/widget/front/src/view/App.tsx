@@ -12,7 +12,7 @@ import { Ranks } from "./Ranks";
 import { Stacks } from "./Stacks";
 import { Waiting } from "./Waiting";
 
-/** Everything under the cell. */
+/** The whole view under the cell. */
 export function App({ page }: { page: Page }) {
   const version = useStore(page.store);
   const root = useRef<HTMLDivElement>(null);

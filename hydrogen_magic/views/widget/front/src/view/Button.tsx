@@ -2,11 +2,11 @@ import type { ComponentChildren } from "preact";
 
 interface Props {
   act: () => void;
-  /** Undefined for what is done and not turned on. */
+  /** Undefined for buttons without an on state. */
   isPressed?: boolean;
   isDisabled?: boolean;
   title?: string;
-  /** For who cannot see that `−` is "zoom out". */
+  /** Label for screen readers: `−` is "zoom out". */
   label?: string;
   children: ComponentChildren;
 }

@@ -5,22 +5,22 @@ import { colorOf } from "../theme";
 import { memo } from "./memo";
 import { type Mark, Text } from "./Text";
 
-/** Lines that are laid out together; the browser skips chunks that are out of sight. */
+/** Lines that are laid out together; the browser skips invisible chunks. */
 export const CHUNK_LINES = 100;
 
 interface Props {
-  /** Number of the first line, counted from the first that ever came. */
+  /** Number of the first line, counted from the first one received. */
   first: number;
   lines: readonly Line[];
   rank: number | null;
   theme: Theme;
   marks: readonly (Mark & { line: number })[];
   wanted: string;
-  /** Which mark is the current one, empty when it is in another chunk. */
+  /** The current mark, empty if it is in another chunk. */
   current: string;
 }
 
-/** What makes a chunk look different; lines themselves never change. */
+/** Properties that change a chunk's appearance; lines themselves never change. */
 const isSame = (a: Props, b: Props) =>
   a.first === b.first &&
   a.lines.length === b.lines.length &&

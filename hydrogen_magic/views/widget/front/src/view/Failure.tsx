@@ -9,7 +9,10 @@ const SAID_MS = 1500;
 /** IPython's arrow at the line that raised, with or without its number. */
 const ARROW = /^\s*-{2,}>/;
 
-/** Why the gang failed: in words, and the culprit's own lines, folded where the cell's error has them. */
+/**
+ * The cause of the failure: a summary, and the culprit's own lines, folded if the cell's error has
+ * them.
+ */
 export function Failure({ report }: { report: Report }) {
   const [title = [], ...rest] = report.text
     .replace(/\n\s*\n/, "\n")
@@ -57,6 +60,6 @@ async function toClipboard(text: string): Promise<boolean> {
     await navigator.clipboard.writeText(text);
     return true;
   } catch {
-    return false; // a page over plain http has no clipboard, and a frame may be refused it
+    return false; // a page over plain http has no clipboard, and a frame may not have access to it
   }
 }

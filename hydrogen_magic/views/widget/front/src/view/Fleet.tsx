@@ -8,14 +8,14 @@ import { useWidth } from "./useWidth";
 
 interface Props {
   fleet: FleetView;
-  /** Of the ranks that have one. */
+  /** Number of ranks with a row. */
   rows: readonly Rank[];
   theme: Theme;
   ask: Ask;
   version: number;
 }
 
-/** Every rank as a small cell; its row is shown by a click or by Enter. */
+/** Every rank as a small cell; a click or Enter shows its row. */
 export function FleetGrid({ fleet, rows, theme, ask, version }: Props) {
   const [widthPx, measured] = useWidth();
   const [cursor, setCursor] = useState<number | null>(null);
@@ -41,7 +41,7 @@ export function FleetGrid({ fleet, rows, theme, ask, version }: Props) {
 
 interface CellsProps extends Pick<Props, "fleet" | "theme" | "version"> {
   grid: Grid;
-  /** The rank under the pointer, or the one that the keys have come to. */
+  /** The rank under the pointer, or the one selected by keys. */
   cursor: number | null;
   setCursor: (rank: number | null) => void;
   choose: (rank: number) => void;

@@ -6,7 +6,7 @@ interface Props {
   children: ComponentChildren;
 }
 
-/** Buttons that belong together, with a name for who cannot see that they do. */
+/** Buttons that belong together, with a label for screen readers. */
 export function Group({ label, class: style, children }: Props) {
   return (
     // biome-ignore lint/a11y/useSemanticElements: a fieldset is for forms

@@ -7,9 +7,9 @@ import { useTick } from "./hooks";
 import { RowsDone } from "./Rows";
 import { Shape, STATES } from "./shapes";
 
-/** Messages come every second at least; so long without one means that something is wrong. */
+/** Messages arrive at least every second; a longer silence is a problem. */
 const NO_CONTACT_S = 4;
-const SILENT = `No word from the kernel for more than ${NO_CONTACT_S} s: it is gone, or the connection to it is.`;
+const SILENT = `No message from the kernel for more than ${NO_CONTACT_S} s: it has exited, or the connection is lost.`;
 const STEPS = 5;
 
 interface Props {
@@ -61,7 +61,7 @@ function Facts({ gang, store }: { gang: Gang; store: Store }) {
   const isLive = !store.isOver;
   const ranks = gang.np === 1 ? "1 rank" : `${count(gang.np)} ranks`;
   const attempt = gang.attempt > 0 ? `attempt ${gang.attempt + 1}` : "";
-  const met = gang.rows ? "" : gang.rendezvous; // ranks that predict do not meet
+  const met = gang.rows ? "" : gang.rendezvous; // ranks that predict use no rendezvous
   const setup = [ranks, gang.placement, met, attempt].filter(Boolean).join(" · ");
   return (
     <div class="hm-facts">
@@ -76,7 +76,7 @@ function Facts({ gang, store }: { gang: Gang; store: Store }) {
   );
 }
 
-/** Goes on between messages, so that the reader sees that the page is alive. */
+/** Continues between messages, which shows that the page is alive. */
 function Elapsed({ store, isLive }: { store: Store; isLive: boolean }) {
   useTick(isLive, store.nowS() < 10 ? 100 : 500);
   return (
@@ -86,7 +86,7 @@ function Elapsed({ store, isLive }: { store: Store; isLive: boolean }) {
   );
 }
 
-// ── what the reader can do ──────────────────────────────────────────────────────────────────────
+// ── controls ────────────────────────────────────────────────────────────────────────────────────
 
 interface ControlsProps {
   page: Page;
@@ -112,7 +112,7 @@ function Controls({ page, gang, isLive, order }: ControlsProps) {
           {canRecord(gang) && <Recorders gang={gang} order={order} />}
           <Tool
             label="Stacks"
-            title="Where every thread of every rank is right now"
+            title="Show the current stack of every thread of every rank"
             act={() => order({ do: "stacks" })}
           />
           <StopButtons page={page} gang={gang} />
@@ -122,14 +122,14 @@ function Controls({ page, gang, isLive, order }: ControlsProps) {
   );
 }
 
-/** Ranks are told to record by messages: a rank inside the kernel gets none while its cell runs. */
+/** Recording is started by messages: a rank inside the kernel gets none while its cell runs. */
 const canRecord = ({ placement, state }: Gang) =>
   placement !== "inline" && state !== "stopping" && state !== "killing";
 
 function Recorders({ gang, order }: Pick<ControlsProps, "gang" | "order">) {
   const timeline = gang.recording
-    ? "Ranks record what they do; press to record no more"
-    : "Show in a timeline when every rank loads data, computes and waits for others";
+    ? "Ranks are recording; press to stop the recording"
+    : "Record a timeline of when every rank loads data, computes and waits for others";
   return (
     <>
       <Tool
@@ -141,7 +141,7 @@ function Recorders({ gang, order }: Pick<ControlsProps, "gang" | "order">) {
       {!gang.rows && ( // there are no optimizer steps to wait for
         <Tool
           label={PROFILING[gang.profiling]}
-          title={`Have the torch profiler look at the next ${STEPS} steps of every rank, operator by operator`}
+          title={`Profile the next ${STEPS} steps of every rank, operator by operator, with the torch profiler`}
           isBusy={gang.profiling !== ""}
           act={() => order({ do: "profile", steps: STEPS })}
         />
@@ -155,7 +155,7 @@ interface ToolProps {
   title: string;
   act: () => void;
   isPressed?: boolean;
-  /** Cannot be pressed just now, and keeps the focus: `disabled` would lose it. */
+  /** Not available at the moment, but keeps the focus: `disabled` would lose it. */
   isBusy?: boolean;
 }
 
@@ -174,7 +174,7 @@ function Tool({ label, title, act, isPressed, isBusy = false }: ToolProps) {
   );
 }
 
-/** When the buttons go, focus that was on one of them stays in the widget. */
+/** When the buttons disappear, focus that was on one of them stays in the widget. */
 function useKeptFocus(box: { current: HTMLElement | null }, isLive: boolean): void {
   const hadFocus = useRef(false);
   if (isLive) hadFocus.current = box.current?.contains(document.activeElement) ?? false;
@@ -189,12 +189,12 @@ function StopButtons({ page, gang }: { page: Page; gang: Gang }) {
   const isKilling = stopping.isKilling || gang.state === "killing";
   return (
     <>
-      {/* aria-disabled keeps the focus where the reader has it, `disabled` would not */}
+      {/* aria-disabled keeps the user's focus, `disabled` would not */}
       <button
         type="button"
         class="hm-button hm-stop"
         aria-disabled={isStopping}
-        title="Ask all ranks to stop; those that do not are ended"
+        title="Ask all ranks to stop; ranks that do not stop are killed"
         onClick={() => !isStopping && stopping.stop()}
       >
         {isKilling ? "Killing…" : isStopping ? "Stopping…" : "Stop"}
@@ -203,7 +203,7 @@ function StopButtons({ page, gang }: { page: Page; gang: Gang }) {
         <button
           type="button"
           class="hm-button hm-stop hm-kill"
-          title="End all ranks at once; nothing more is saved"
+          title="Kill all ranks at once; nothing more is saved"
           onClick={() => stopping.kill()}
         >
           Kill now

@@ -15,7 +15,7 @@ interface Props extends SectionProps {
   store: Store;
 }
 
-/** What ranks printed: all of them, or one. */
+/** The output of all ranks, or of one. */
 export function Output({ store, theme, ask, np, version }: Props) {
   const [rank, setRank] = useState<number | null>(null);
   const [wanted, setWanted] = useState("");
@@ -80,7 +80,11 @@ function FollowButton({ follow }: { follow: Follow }) {
 function FileButton({ rank, ask }: { rank: number | null; ask: Ask }) {
   return (
     <Button
-      title={rank === null ? "All that all ranks printed" : `All that rank ${rank} printed`}
+      title={
+        rank === null
+          ? "Download the complete output of all ranks"
+          : `Download the complete output of rank ${rank}`
+      }
       act={() => void ask({ do: "log", rank })}
     >
       Whole file
@@ -88,7 +92,7 @@ function FileButton({ rank, ask }: { rank: number | null; ask: Ask }) {
   );
 }
 
-/** Grows with its first lines, then scrolls; the reader may drag it to another height. */
+/** Grows with its first lines, then scrolls; the user may drag it to another height. */
 const rowsFor = (n_lines: number) => Math.min(MOST_ROWS, Math.max(FEWEST_ROWS, n_lines));
 
 function Note({ store }: { store: Store }) {
@@ -97,7 +101,7 @@ function Note({ store }: { store: Store }) {
   return <>{linesBefore === 0 ? all : `last ${count(lines.length)} of ${all}`}</>;
 }
 
-/** The lines, cut where their numbers are multiples of a chunk's length: old chunks stay as they are. */
+/** The lines, split at multiples of a chunk's length: old chunks do not change. */
 function chunksOf({ lines, linesBefore }: Store) {
   const chunks: [first: number, lines: Store["lines"]][] = [];
   let i = 0;
@@ -120,7 +124,7 @@ function marksIn(hits: readonly Hit[], first: number, n: number, current: Hit | 
 const currentIn = (current: Hit | undefined, first: number, n: number) =>
   current && isIn(current, first, n) ? `${current.line}:${current.from}` : "";
 
-/** Brings what the reader searches for into sight, and keeps it there. */
+/** Scrolls to the current search hit, and keeps it visible. */
 function useShownHit(
   box: { current: HTMLElement | null },
   current: Hit | undefined,
@@ -135,7 +139,7 @@ function useShownHit(
   }, [current?.line, current?.from, wanted]);
 }
 
-/** Scrolls the box alone: `scrollIntoView` would move the notebook too. */
+/** Scrolls only the box: `scrollIntoView` would also move the notebook. */
 function centre(box: HTMLElement, line: HTMLElement): void {
   const offset = line.getBoundingClientRect().top - box.getBoundingClientRect().top;
   box.scrollTop += offset - box.clientHeight / 2;
@@ -185,7 +189,7 @@ function RankChoice({ np, rank, choose }: ChoiceProps) {
   return (
     <select
       class="hm-select"
-      aria-label="Whose output"
+      aria-label="Rank whose output is shown"
       value={rank === null ? "" : String(rank)}
       onChange={({ currentTarget: { value } }) => choose(value === "" ? null : Number(value))}
     >

@@ -151,16 +151,16 @@ function KnownProgress({ rank, bar, total }: KnownProps) {
   );
 }
 
-/** Ranks that take rows on demand are never behind: what differs is how fast they are. */
+/** Ranks that receive rows on demand are never behind: they differ in speed. */
 function Speed({ share }: { share: number }) {
   return (
-    <div class="hm-track" aria-hidden="true" /* the figure stands beside it */>
+    <div class="hm-track" aria-hidden="true" /* the number is beside it */>
       <div class="hm-fill" style={{ width: `${(share * 100).toFixed(2)}%` }} />
     </div>
   );
 }
 
-/** A track without a known share: something goes on. */
+/** A track without a known share: activity only. */
 function Track({ label }: { label: string }) {
   return <div class="hm-track" data-busy role="progressbar" aria-label={label} />;
 }

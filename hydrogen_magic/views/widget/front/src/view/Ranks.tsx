@@ -11,7 +11,7 @@ interface Props extends SectionProps {
   gang: Gang;
 }
 
-/** One row per rank; where there are many, all of them as a grid and rows of those that matter. */
+/** One row per rank; for many ranks, a grid of all and rows of the important ones. */
 export function Ranks({ store, theme, ask, version }: Props) {
   const { fleet } = store;
   const rows = fleet ? shownRows(store.ranks, fleet.shown) : allRows(store.ranks);

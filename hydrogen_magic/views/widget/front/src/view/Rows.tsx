@@ -8,7 +8,7 @@ interface Props {
   isLive: boolean;
 }
 
-/** How far all ranks together are with a frame: one bar of it all, and the figures that one asks for. */
+/** The progress of all ranks together with a frame: one bar, and the main numbers. */
 export function RowsDone({ gang, rows, isLive }: Props) {
   const share = shareOf(rows);
   return (
@@ -31,16 +31,16 @@ export function RowsDone({ gang, rows, isLive }: Props) {
   );
 }
 
-/** null where nobody knows how many there are. */
+/** null if the number is unknown. */
 function shareOf({ done, total, tasks }: Rows): number | null {
   if (total !== null) return total > 0 ? Math.min(1, done / total) : 1;
   return tasks && tasks[1] > 0 ? tasks[0] / tasks[1] : null;
 }
 
-/** Spark may tell of its tasks alone. */
+/** Spark may report only its tasks. */
 const areRowsTold = ({ done, tasks }: Rows): boolean => done > 0 || tasks === null;
 
-/** Full only when all is done. */
+/** Full only when everything is done. */
 const percent = (share: number): string => `${Math.floor(share * 100)} %`;
 
 const amount = (n: number, what: string): string => `${count(n)} ${what}${n === 1 ? "" : "s"}`;
@@ -60,7 +60,7 @@ function Whole({ rows, share, isLive }: { rows: Rows; share: number | null; isLi
     <div
       class="hm-track"
       role="progressbar"
-      aria-label="rows of the frame"
+      aria-label="rows of the DataFrame"
       aria-valuemin={0}
       aria-valuemax={100}
       aria-valuenow={Math.floor(share * 100)}
@@ -73,7 +73,7 @@ function Whole({ rows, share, isLive }: { rows: Rows; share: number | null; isLi
 
 function Failed({ n }: { n: number }) {
   return (
-    <span class="hm-marked hm-error" title="predict failed for them; they got no prediction">
+    <span class="hm-marked hm-error" title="predict failed for these rows; they have no prediction">
       <Shape name="cross" />
       {amount(n, "row")} failed
     </span>

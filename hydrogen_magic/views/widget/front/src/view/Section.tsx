@@ -3,19 +3,19 @@ import { useId, useState } from "preact/hooks";
 import { foldedBefore, rememberFolded } from "../memory";
 
 interface Props {
-  /** Under which the reader's choice is remembered, in this browser. */
+  /** Key of the user's choice, which is saved in this browser. */
   name: string;
   title: string;
-  /** Small words after the title: counts, hints. */
+  /** Small text after the title: counts, hints. */
   note?: ComponentChildren;
-  /** Buttons and selectors at the right; gone while the section is folded. */
+  /** Buttons and selectors at the right; hidden while the section is folded. */
   tools?: ComponentChildren;
-  /** Whether it is folded until the reader chooses. */
+  /** Whether it is folded by default. */
   isFoldedAtFirst?: boolean;
   children: ComponentChildren;
 }
 
-/** Whether a part is folded, as the reader last chose, and how to change that. */
+/** Whether a part is folded, as last chosen by the user, and a function that changes it. */
 export function useFolded(name: string, atFirst: boolean): [boolean, () => void] {
   const [chosen, choose] = useState(() => foldedBefore(name));
   const folded = chosen ?? atFirst;
@@ -30,7 +30,7 @@ interface FoldProps {
   title: string;
   folded: boolean;
   toggle: () => void;
-  /** Id of what it folds. */
+  /** Id of the element that it folds. */
   body: string;
 }
 

@@ -4,13 +4,13 @@ import { CopyButton } from "./Failure";
 import { Section } from "./Section";
 import { Text } from "./Text";
 
-/** Ranks whose stacks read alike, as one. */
+/** Ranks with identical stacks, grouped. */
 export interface Group {
   ranks: number[];
   text: string;
 }
 
-/** The fewest first: the one that is somewhere else is who the others wait for. */
+/** The smallest group first: a rank in a different place is the one that the others wait for. */
 export function grouped(stacks: Record<string, string>): Group[] {
   const groups = new Map<string, number[]>();
   for (const [rank, text] of Object.entries(stacks)) {
@@ -34,7 +34,7 @@ export function ranksText(ranks: readonly number[]): string {
   return `${ranks.length === 1 ? "rank" : "ranks"} ${parts.join(", ")}`;
 }
 
-/** Where every thread was when the reader asked. */
+/** The stacks of all threads at the time of the request. */
 export function Stacks({ stacks }: { stacks: Record<string, string> }) {
   const end = useRef<HTMLDivElement>(null);
   useEffect(() => end.current?.scrollIntoView({ block: "nearest" }), [stacks]);

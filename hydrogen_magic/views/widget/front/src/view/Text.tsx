@@ -1,14 +1,14 @@
 import type { JSX } from "preact";
 import { plainOf, type Run, type Style } from "../ansi";
 
-/** Where a search found something: from and until which character, and whether it is the one. */
+/** A search hit: its first and last character, and whether it is the current one. */
 export interface Mark {
   from: number;
   until: number;
   isCurrent: boolean;
 }
 
-/** A rank's text with its colours. It goes into the page as text nodes, whatever is in it. */
+/** A rank's text with its colours. It is inserted as text nodes, whatever it contains. */
 export function Text({ runs, marks = [] }: { runs: readonly Run[]; marks?: readonly Mark[] }) {
   const pieces = marks.length ? cutAtMarks(runs, marks) : runs.map((run) => ({ run, mark: null }));
   return (
@@ -37,7 +37,7 @@ function Piece({ run, mark }: PieceOfRun) {
   return mark ? <mark class={mark.isCurrent ? "hm-current" : ""}>{text}</mark> : text;
 }
 
-/** Cuts runs where marks begin and end; marks are in order and do not overlap. */
+/** Splits runs where marks begin and end; marks are in order and do not overlap. */
 export function cutAtMarks(runs: readonly Run[], marks: readonly Mark[]): PieceOfRun[] {
   const length = plainOf(runs).length;
   const edges = [...marks.flatMap(({ from, until }) => [from, until]), length];
@@ -69,6 +69,6 @@ function look({ fg, bg, inverse, ...flags }: Style): { classes: string; style: J
   return { classes: classes.join(" "), style };
 }
 
-/** Numbers are the theme's colours; others are as `ansi.ts` wrote them. */
+/** Numbers are the theme's colours; others are as written by `ansi.ts`. */
 const css = (color: number | string) =>
   typeof color === "number" ? `var(--hm-ansi-${color})` : color;

@@ -1,13 +1,13 @@
 import { useLayoutEffect, useState } from "preact/hooks";
 
-/** Longer than a kernel that can hear us takes to answer. */
+/** Longer than an available kernel takes to answer. */
 const PATIENCE_MS = 4000;
 
 const LATE =
-  "No word from the kernel: it is busy with a cell, or gone. The view comes as soon as the kernel " +
-  "answers; run the cell again if the kernel was restarted.";
+  "No message from the kernel: it is busy with a cell, or has exited. The view appears when the kernel " +
+  "responds; run the cell again if the kernel was restarted.";
 
-/** Before the first word of the kernel. */
+/** Shown before the first message of the kernel. */
 export function Waiting({ refusal }: { refusal: string }) {
   const [isLate, setLate] = useState(false);
   useLayoutEffect(() => {

@@ -2,7 +2,7 @@ import { MARKS } from "../protocol";
 import type { FleetView } from "../store";
 import type { Theme } from "../theme";
 
-/** How cells stand: `pitch` is a cell and the gap after it, in CSS pixels. */
+/** The layout of cells: `pitch` is a cell and the gap after it, in CSS pixels. */
 export interface Grid {
   columns: number;
   rows: number;
@@ -12,10 +12,10 @@ export interface Grid {
 const PITCHES = [18, 16, 14, 12, 10, 8, 7, 6] as const;
 const MOST_HEIGHT = 168;
 const UNKNOWN = 255;
-/** Until the page is laid out: a strip of about the right height. */
+/** Before the page is laid out: a strip of about the right height. */
 const LIKELY_WIDTH = 800;
 
-/** The largest cells with which all ranks fit into a strip that leaves room for the rest. */
+/** The largest cells with which all ranks fit into a strip that leaves space for the rest. */
 export function gridFor(np: number, width: number): Grid {
   const grids = PITCHES.map((pitch) => {
     const columns = Math.max(1, Math.min(np, Math.floor((width || LIKELY_WIDTH) / pitch)));
@@ -116,7 +116,7 @@ function outline(
   context.strokeRect(x + 0.5, y + 0.5, side + 1, side + 1);
 }
 
-/** A straggler's: a triangle over the lower right half. */
+/** The mark of a straggler: a triangle over the lower right half. */
 function corner(context: CanvasRenderingContext2D, x: number, y: number, side: number, c: string) {
   context.fillStyle = c;
   context.beginPath();

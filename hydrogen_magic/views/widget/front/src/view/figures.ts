@@ -2,7 +2,7 @@ import { column, count, rate, size } from "../format";
 import { shortNames } from "../names";
 import type { Rank } from "../protocol";
 
-/** More columns than that leave no room for progress; the curves have every metric. */
+/** More columns leave no space for progress; the curves have every metric. */
 const MOST_METRICS = 4;
 /** Characters of a metric's name over its column. */
 const MOST_TITLE = 14;
@@ -13,16 +13,16 @@ const MOST_STATE = 18;
 export interface Column {
   key: string;
   title: string;
-  /** What stands over it. */
+  /** The title of the column. */
   short: string;
   texts: string[];
-  /** `minor` gives way where the notebook is narrow, `spare` where it is narrower still. */
+  /** `minor` is hidden in narrow notebooks, `spare` in narrower ones. */
   look: "quiet spare" | "quiet" | "number" | "number spare" | "number minor";
 }
 
 type TextOf = (row: Rank) => string;
 
-/** Columns before and after the bar; one that nobody has anything for is not there. */
+/** Columns before and after the bar; empty ones are left out. */
 export function columnsOf(rows: readonly Rank[]): { before: Column[]; after: Column[] } {
   const hosts = new Set(rows.map((row) => row.host));
   const make = (title: string, look: Column["look"], text: TextOf): Column => ({
@@ -48,7 +48,7 @@ export function columnsOf(rows: readonly Rank[]): { before: Column[]; after: Col
   return { before: filled(before), after: filled(after) };
 }
 
-/** Of the first metrics. */
+/** Columns of the first metrics. */
 const LOOKS = ["number", "number spare"] as const;
 
 function metricColumns(rows: readonly Rank[]): Column[] {
@@ -74,15 +74,15 @@ function countText({ bar }: Rank): string {
   return bar.total === null ? count(bar.n) : `${count(bar.n)}/${count(bar.total)}`;
 }
 
-/** The bars' own count: what it counts is not always optimizer steps. */
+/** The bars' own count, which does not always count optimizer steps. */
 const countTitle = (rows: readonly Rank[]): string =>
   rows.some((row) => rowsPerS(row) !== null) ? "rows" : "done";
 
-/** How fast a rank is that predicts rows; null for one that does something else. */
+/** The rate of a rank that predicts rows; null for other ranks. */
 export const rowsPerS = ({ bar }: Rank): number | null =>
   bar?.unit === "rows" && bar.total === null ? (bar.per_s ?? 0) : null;
 
-/** The rate of the fastest rank that predicts rows, 0 where there is none. */
+/** The rate of the fastest rank that predicts rows, 0 if there is none. */
 export const fastest = (rows: readonly Rank[]): number =>
   Math.max(0, ...rows.map((row) => rowsPerS(row) ?? 0));
 
@@ -91,23 +91,23 @@ const place = (row: Rank, withHost: boolean) =>
 
 const BEFORE: ReadonlySet<string> = new Set(["waiting", "starting", "loading"]);
 
-/** Whether a rank is not running its cell yet: its bar says so. */
+/** Whether a rank is not running its cell yet, which its bar shows. */
 export const isBefore = ({ phase }: Rank): boolean => BEFORE.has(phase);
 
-/** Whether a rank has anything to draw a bar of. */
+/** Whether a rank has a bar. */
 export const hasBar = (row: Rank): boolean =>
   isBefore(row) || rowsPerS(row) !== null || Boolean(row.bar?.total);
 
-/** What the bars count, where all say the same. */
+/** The common description of the bars, if there is one. */
 export function barTitle(rows: readonly Rank[]): string {
-  if (fastest(rows) > 0) return "rows/s beside the fastest";
+  if (fastest(rows) > 0) return "rows/s relative to the fastest rank";
   const words = new Set(rows.map((row) => row.bar?.desc.trim().replace(/:$/, "") ?? ""));
   words.delete("");
   const [word = ""] = words;
   return words.size === 1 ? word : "progress";
 }
 
-/** The mark's word, unless what the rank does says as much; a straggler's reason in place of that. */
+/** The mark's word, unless the rank's activity includes it; for a straggler, its reason instead. */
 export function stateText({ mark, doing, phase, why }: Rank): string {
   const words = doing || phase;
   if (mark === "straggler" && why) return `${mark}: ${why}`;
@@ -115,11 +115,11 @@ export function stateText({ mark, doing, phase, why }: Rank): string {
   return why && why !== phase && phase !== "failed" ? `${words} · ${why}` : words;
 }
 
-/** `ch` of a column's title is that much smaller than that of its figures. */
+/** Factor of the `ch` unit of a column's title to that of its numbers. */
 const SMALLER = 13 / 11;
 const PADDING_CH = 1;
 
-/** Widths that grow and never shrink, so that numbers stay where the eye has them. */
+/** Widths that grow and never shrink, so that numbers do not move. */
 export class Widths {
   private readonly widest = new Map<string, number>();
 

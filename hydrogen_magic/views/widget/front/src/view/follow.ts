@@ -1,7 +1,7 @@
 import type { RefObject } from "preact";
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 
-/** Fractions of a pixel and rounding: as near to the end as that is at the end. */
+/** Tolerance for fractions of a pixel and rounding at the end. */
 const NEAR_PX = 4;
 
 export interface Follow {
@@ -10,7 +10,9 @@ export interface Follow {
   resume: () => void;
 }
 
-/** Keeps a box at its end as it grows, until the reader scrolls up; at the end it takes hold again. */
+/**
+ * Keeps a box scrolled to its end as it grows, until the user scrolls up; at the end it resumes.
+ */
 export function useFollow(box: RefObject<HTMLElement>, ...grows: unknown[]): Follow {
   const [isOn, setOn] = useState(true);
   const lastTop = useRef(0);
@@ -20,7 +22,7 @@ export function useFollow(box: RefObject<HTMLElement>, ...grows: unknown[]): Fol
   useEffect(() => {
     const element = box.current;
     if (element === null || !isOn) return;
-    // A notebook lays the box out after we filled it, and the reader makes it higher or lower.
+    // A notebook lays the box out after it is filled, and the user may resize it.
     const resized = new ResizeObserver(() => toEnd(element, lastTop));
     resized.observe(element);
     return () => resized.disconnect();
@@ -31,7 +33,7 @@ export function useFollow(box: RefObject<HTMLElement>, ...grows: unknown[]): Fol
     const scrolled = () => {
       const { scrollTop } = element;
       if (isAtEnd(element)) setOn(true);
-      else if (scrollTop < lastTop.current - 1) setOn(false); // growth alone never moves it up
+      else if (scrollTop < lastTop.current - 1) setOn(false); // growth alone never scrolls up
       lastTop.current = scrollTop;
     };
     element.addEventListener("scroll", scrolled, { passive: true });

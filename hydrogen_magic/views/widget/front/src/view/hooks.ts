@@ -22,7 +22,8 @@ export function useTheme(root: RefObject<HTMLElement>): Theme | null {
     const read = () => setTheme(readTheme(element));
     read();
     const end = watchTheme(read);
-    // A notebook renders before it puts the element in the page, where the variables are.
+    // A notebook renders before it inserts the element into the page, where the variables are
+    // defined.
     const attached = new ResizeObserver(() => {
       if (!element.isConnected) return;
       attached.disconnect();

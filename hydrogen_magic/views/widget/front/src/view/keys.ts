@@ -1,19 +1,18 @@
 import type { RefObject } from "preact";
 import { useEffect } from "preact/hooks";
 
-/** An element with it, or within one, has its keys left alone by JupyterLab's shortcuts. */
+/** JupyterLab's shortcuts ignore keys of an element with it, or within one. */
 const SUPPRESS = "data-lm-suppress-shortcuts";
 
-/** What uses keys however it got the focus: what scrolls, what zooms, what is typed in. */
+/** Elements that use keys however they got the focus: scrolling, zooming and typing. */
 const USES_KEYS = "[tabindex='0'], input, select";
 
 /**
- * Keeps keys that are ours from the notebook, for which `0 0` restarts the kernel and `d d` deletes
- * a cell. Keys on a button are ours if the reader came to it by keyboard: one who clicked Stop goes
- * on with the notebook. Ctrl and Cmd are never ours: Ctrl+S saves the notebook from here too.
- *
- * JupyterLab up to 4.1 hears keys before any element does, later ones and nbclassic after all of
- * them: so the attribute is set before everybody, and what has passed our elements is held back.
+ * Keeps our keys from the notebook, where `0 0` restarts the kernel and `d d` deletes a cell. Keys
+ * on a button are ours if it was focused by keyboard: after a click on Stop, keys belong to the
+ * notebook. Ctrl and Cmd are never ours: Ctrl+S saves the notebook from here too. JupyterLab up to
+ * 4.1 handles keys before any element, later versions and nbclassic after all of them: so the
+ * attribute is set first of all, and events that have passed our elements are stopped.
  */
 export function useOwnKeys(root: RefObject<HTMLElement>): void {
   useEffect(() => {

@@ -1,6 +1,6 @@
 import { Component, type FunctionComponent, h } from "preact";
 
-/** A component that is rendered again only when its properties are not the same any more. */
+/** A component that is rendered again only if its properties have changed. */
 export function memo<P extends object>(
   inner: FunctionComponent<P>,
   isSame: (before: P, now: P) => boolean,

@@ -4,38 +4,38 @@ import type { Theme } from "../theme";
 import type { SpanStore } from "../timeline/store";
 
 /**
- * Gives the kernel an order; settles with the kernel's answer, however long that takes, and never
- * rejects. Files that were asked for (`csv`, `trace`, `log`) save themselves when they arrive, and
- * what `detail` brings goes to `CurveStore.applyDetail`.
+ * Sends a command to the kernel; resolves with the kernel's answer, however long that takes, and
+ * never rejects. Requested files (`csv`, `trace`, `log`) are saved when they arrive, and the result
+ * of `detail` is passed to `CurveStore.applyDetail`.
  */
 export type Ask = (order: Order) => Promise<Ack>;
 
-/** What every section of the page is given. */
+/** Properties of every section of the page. */
 export interface SectionProps {
-  /** The store is one object for the widget's life: this number tells that it changed. */
+  /** The store is one object for the widget's lifetime: this number changes with its contents. */
   version: number;
   theme: Theme;
   ask: Ask;
   np: number;
-  /** False once the gang ended: nothing more will come. */
+  /** False after the gang's end: no more data will arrive. */
   isLive: boolean;
 }
 
 export interface CurvesProps extends SectionProps {
   store: CurveStore;
-  /** Rows of ranks: their last values are what is told of the end of a curve. */
+  /** Rows of ranks: their last values are shown at the end of a curve. */
   ranks: ReadonlyMap<number, Rank>;
-  /** What names of saved files begin with. */
+  /** Prefix of the names of saved files. */
   gangId: string;
 }
 
 export interface TimelineProps extends SectionProps {
   store: SpanStore;
-  /** Seconds since the launch, going on between messages. */
+  /** Seconds since the launch, also between messages. */
   nowS: () => number;
-  /** Whether the kernel sends spans of some ranks only, and more of them when it is asked. */
+  /** Whether the kernel sends spans of some ranks only, and of others on request. */
   isPaged: boolean;
-  /** The phase that a rank is in, which has no span yet; empty while it is unknown. */
+  /** The current phase of a rank, which has no span yet; empty if unknown. */
   phaseOf: (rank: number) => string;
   gangId: string;
 }

@@ -3,7 +3,7 @@ import { colorOf, dashOf, type Theme } from "../theme";
 
 export type Tone = "accent" | "good" | "error" | "warning" | "faint";
 
-/** Outlines in a field of 12 x 12, so that no state is told by its colour alone. */
+/** Outlines in a field of 12 x 12, so that no state is shown by its colour alone. */
 const SHAPES = {
   play: "M3.5 2v8l6-4z",
   ring: "M6 2.2a3.8 3.8 0 1 1 0 7.6a3.8 3.8 0 1 1 0-7.6z",
@@ -40,7 +40,7 @@ export const STATES: Record<GangWord | "no contact", { shape: ShapeName; tone: T
   "no contact": { shape: "broken", tone: "warning" },
 };
 
-/** A rank's colour as its curves have it, with their dash. */
+/** A rank's colour as in its curves, with their dash pattern. */
 export function Swatch({ rank, theme }: { rank: number; theme: Theme }) {
   return (
     <svg class="hm-swatch" viewBox="0 0 16 4" aria-hidden="true">
