@@ -508,7 +508,7 @@ def test_a_failure_is_sent_even_when_the_thread_that_sends_has_died(
     assert sent.events == [phase]
 
 
-def test_in_a_large_gang_posts_and_full_queues_do_not_wait(sent: Sent) -> None:
+def test_in_a_large_gang_posts_do_not_wait(sent: Sent) -> None:
     """By a clock that stands still it is never this rank's turn."""
     rank = reporters.Reporter(0, 0.0, sent, pace=SendInterval(63, 100_000, clock=lambda: 0.0))
     reporters.install(rank)
@@ -516,8 +516,27 @@ def test_in_a_large_gang_posts_and_full_queues_do_not_wait(sent: Sent) -> None:
     api.log(loss=1.0)
     rank.post(ev.Notice(0.0, "info", "now"))
     assert [type(event) for event in sent.events] == [ev.Metrics, ev.Notice]
-    for _ in range(40_000):  # more than half of what the queue holds
-        api.log(loss=1.0)
-    sent.wait_for(lambda: len(sent.events) > 2)
     rank.close()
+    reporters.install(None)
+
+
+@pytest.mark.parametrize(
+    ("n_logged", "first", "n_skipped"), [(50_000, 0, 0), (80_000, 80_000 - 3000, 80_000 - 3000)]
+)
+def test_a_rank_that_logs_too_much_sends_its_newest_points(
+    sent: Sent, n_logged: int, first: int, n_skipped: int
+) -> None:
+    """A burst is sent part by part; what exceeds the queue leaves the newest part only."""
+    rank = reporters.Reporter(0, 0.0, sent, pace=SendInterval(0, 2))
+    reporters.install(rank)
+    for n in range(n_logged):
+        api.log(n, loss=1.0)
+    rank._flush()
+    metrics = [event for event in sent.events if isinstance(event, ev.Metrics)]
+    assert [event.steps[0] for event in metrics] == [first]
+    assert [len(event.steps) for event in metrics] == [3000]
+    assert sum(event.skipped for event in metrics) == n_skipped
+    rank.close()
+    steps = [step for event in sent.events if isinstance(event, ev.Metrics) for step in event.steps]
+    assert steps == list(range(first, n_logged))
     reporters.install(None)

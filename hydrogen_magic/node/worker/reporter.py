@@ -248,12 +248,11 @@ class Reporter:
             self._others.extend(seen)
             if self.on_tick is not None:
                 self.on_tick()
-            if self._pace.is_due(is_urgent=bool(seen or self._posted or self._is_half_full())):
+            if self._pace.is_due(
+                is_urgent=bool(seen or self._posted or self._spans.is_half_full())
+            ):
                 self._send_posted()
         self._send_posted()
-
-    def _is_half_full(self) -> bool:
-        return len(self._points) > _MAX_POINTS // 2 or self._spans.is_half_full()
 
     def _send_posted(self) -> None:
         # Recorded data precedes a posted event: take posted events first, recorded data second.
@@ -291,24 +290,28 @@ class Reporter:
             yield self._others.popleft()
 
     def _take_points(self, at_s: float, wait_s: float) -> Iterator[ev.Metrics]:
+        n_waiting = len(self._held) + len(self._points)
         for _ in range(len(self._points)):
             self._held.append(self._points.popleft())
             self._points_seen.add(self._held[-1][0])
-        ready = self._pop_ready(time.monotonic() + wait_s)
         skipped = self._points_seen.skipped()
-        while len(self._held) > _MAX_POINTS:
+        limit = self._pace.max_points
+        # A rank that logs more than it may send shows its newest points, not those from seconds ago.
+        n_kept = limit if n_waiting >= _MAX_POINTS else _MAX_POINTS
+        while len(self._held) > n_kept:
             self._held.popleft()
             skipped += 1
+        ready = self._pop_ready(_MAX_POINTS if wait_s else limit, time.monotonic() + wait_s)
         for chunk in chunks(ready):
             yield as_metrics(at_s, self.rank, chunk, skipped)
             skipped = 0
         if skipped:
             yield ev.Metrics(at_s, self.rank, (), (), {}, skipped)
 
-    def _pop_ready(self, deadline: float) -> list[Point]:
-        """Return the points at the front of the queue whose values can be read without waiting."""
+    def _pop_ready(self, limit: int, deadline: float) -> list[Point]:
+        """Return at most ``limit`` points from the front of the queue, whose values are computed."""
         popped: list[Point] = []
-        while self._held:
+        while self._held and len(popped) < limit:
             while not is_computed(self._held[0][4]):
                 if time.monotonic() > deadline:
                     return popped

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -13,17 +14,21 @@ _SEND_S = 0.1
 """As often as a view redraws. Every message wakes agent and kernel, however small it is."""
 _RANKS_PER_TICK = 64
 """This many ranks may send at every tick: a kernel handles 1,300 batches a second with little effort."""
+_POINTS_PER_S = 60_000
+"""Of a gang: a kernel on a busy laptop core decodes, records and draws 100,000 a second."""
 _LONGEST_S = 1.0
 """Longest interval: a person does not perceive the view as frozen yet."""
 
 
 class SendInterval:
-    """Tells when a rank should send: every 0.1 s in a gang of 128, every 0.8 s in one of 1,024."""
+    """Tells when a rank should send, and how much: every 0.1 s in a gang of 128, every 0.8 s in one of 1,024."""
 
     def __init__(
         self, rank: int = 0, world_size: int = 1, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.interval_s = min(_LONGEST_S, max(_SEND_S, TICK_S * world_size / _RANKS_PER_TICK))
+        self.max_points = math.ceil(_POINTS_PER_S / world_size * self.interval_s)
+        """Points of curves that a rank may send at a time."""
         self._clock = clock
         # Ranks of a large gang start at the same time, and should not always send at the same time.
         self._due = clock() + self.interval_s * (rank % _RANKS_PER_TICK) / _RANKS_PER_TICK
