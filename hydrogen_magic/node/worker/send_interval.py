@@ -21,7 +21,10 @@ _LONGEST_S = 1.0
 
 
 class SendInterval:
-    """Tells when a rank should send, and how much: every 0.1 s in a gang of 128, every 0.8 s in one of 1,024."""
+    """Tells when a rank should send, and how much.
+
+    It sends every 0.1 s in a gang of 128 ranks, every 0.8 s in one of 1,024.
+    """
 
     def __init__(
         self, rank: int = 0, world_size: int = 1, clock: Callable[[], float] = time.monotonic
