@@ -87,6 +87,7 @@ __all__ = [
     "TaskMessage",
     "TaskPing",
     "TaskPong",
+    "TaskProblem",
     "TaskProgress",
     "TaskReleased",
     "TaskStatus",
@@ -458,6 +459,16 @@ class AgentBusy(TaskAnswer):
 @dataclass(frozen=True)
 class TaskReleased(TaskAnswer):
     """The task may return: its rank is over, or lost."""
+
+
+@dataclass(frozen=True)
+class TaskProblem(Message):
+    """Why a task ends its stage: for the kernel, in the message of the task's exception."""
+
+    kind: str
+    """``python``, ``system``, ``library``, ``missing``, ``unreachable``, ``agent`` or ``agent_ended``."""
+    text: str
+    host: str
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from hydrogen_magic.core.messages import (
     LaunchFiles,
     LaunchRequest,
     LocalAgentConfig,
+    MessageError,
     RankFile,
     decode,
 )
@@ -198,7 +199,7 @@ class LocalAgent(AgentClient):
     def _on_handover(self) -> None:
         try:
             self._take_handed_over()
-        except OSError as error:  # a file in memory cannot be opened
+        except (OSError, MessageError) as error:  # a file in memory cannot be opened
             self.hub.loop.remove_reader(self._handover)
             why = f"a result could not be received: {file_limit.explained(error)}"
             self.fail(HydrogenError(why))

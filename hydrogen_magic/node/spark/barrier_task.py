@@ -56,7 +56,7 @@ class _ProblemError(Exception):
 
     def __init__(self, kind: str, text: str) -> None:
         found = {"kind": kind, "text": text, "host": os.uname().nodename}
-        super().__init__(PROBLEM + json.dumps(found) + "\n")
+        super().__init__(PROBLEM + json.dumps(["TaskProblem", found]) + "\n")
 
 
 def serve(batches: Any, boot: dict[str, Any], code: bytes) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from hydrogen_magic.core.messages import TaskProblem, decode
 from hydrogen_magic.driver.placements import AgentLostError, Attempt, Job, local_agents
 from hydrogen_magic.driver.placements.spark import forwarded_settings, packaging
 from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity
@@ -125,7 +126,7 @@ def fingerprint(job: Job) -> str:
     return local_agents.fingerprint(forwarded_settings.environment(job))
 
 
-def problem_of(error: SparkJobError | None) -> dict[str, str] | None:
+def problem_of(error: SparkJobError | None) -> TaskProblem | None:
     """Return what a task said when it ended the stage, None when it was not one of ours."""
     if error is None:
         return None
@@ -133,8 +134,7 @@ def problem_of(error: SparkJobError | None) -> dict[str, str] | None:
     _, found, rest = text.partition(PROBLEM)
     if not found:
         return None
-    problem: dict[str, str] = json.JSONDecoder().raw_decode(rest)[0]
-    return problem
+    return decode(json.JSONDecoder().raw_decode(rest)[0], TaskProblem)
 
 
 def as_error(error: SparkJobError | None, session: Session) -> HydrogenError:
@@ -143,10 +143,10 @@ def as_error(error: SparkJobError | None, session: Session) -> HydrogenError:
     AgentLostError where a process or an executor has ended, so that another attempt may succeed.
     """
     problem = problem_of(error)
-    if problem is not None and problem["kind"] == "agent_ended":
-        return AgentLostError(f"{problem['text']} (host {problem['host']})")
+    if problem is not None and problem.kind == "agent_ended":
+        return AgentLostError(f"{problem.text} (host {problem.host})")
     if problem is not None:
-        return PlacementError(f"{problem['text']} (host {problem['host']}){_advice(problem)}")
+        return PlacementError(f"{problem.text} (host {problem.host}){_advice(problem)}")
     if error is None:
         return HydrogenError(f"the Spark job on {session.where} ended before its ranks had")
     if error.kind == "python":
@@ -163,5 +163,5 @@ _ADVICE = {
 }
 
 
-def _advice(problem: dict[str, str]) -> str:
-    return _ADVICE.get(problem["kind"], "")
+def _advice(problem: TaskProblem) -> str:
+    return _ADVICE.get(problem.kind, "")

@@ -124,8 +124,9 @@ class SparkAgentGroup:
     ) -> barrier_job.BarrierJob:
         """Submit the stage and wait for its tasks; by a relay where they cannot reach this machine."""
         job = await self._gather(ships, invited, attempt, sink)
-        problem = barrier_job.problem_of(job.error) or {}
-        if problem.get("kind") == "unreachable" and self._session.is_connect:
+        problem = barrier_job.problem_of(job.error)
+        is_unreachable = problem is not None and problem.kind == "unreachable"
+        if is_unreachable and self._session.is_connect:
             where = await ships.use_relay(self._session)
             text = f"executors cannot reach this machine: they go through a relay at {where}"
             sink.emit(ev.Notice(attempt.job.now_s(), "info", text))
@@ -320,10 +321,10 @@ class SparkAgentGroup:
         """The stage has ended under its ranks. Agents that live know more about it: let them speak."""
         error = job.error
         problem = barrier_job.problem_of(error)
-        ended = [a for a in assignment.agents if problem and a.host == problem["host"]]
-        if problem and problem["kind"] == "agent_ended":
+        ended = [a for a in assignment.agents if problem and a.host == problem.host]
+        if problem and problem.kind == "agent_ended":
             for agent in ended:
-                self._lose_host(agent, "AgentLost", problem["text"], assignment, attempt, sink)
+                self._lose_host(agent, "AgentLost", problem.text, assignment, attempt, sink)
             return
         if error is None or error.kind not in ("cancelled", "stopped"):
             await asyncio.sleep(_HEARSAY_S)
