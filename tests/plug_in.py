@@ -13,16 +13,17 @@ from hydrogen_magic.testing.entry_points import declare
 
 CODE = """
 from dataclasses import replace
+from pathlib import Path
+
 from hydrogen_magic.driver.placements.local import LocalPlacement
-from hydrogen_magic.driver.rendezvous.torch import TorchRendezvous
-from hydrogen_magic.plugins import RendezvousInfo, VictimErrors
+from hydrogen_magic.plugins import Rendezvous, RendezvousInfo, VictimErrors, place
 
 class MyPlacement(LocalPlacement):
     def plan(self, spec):
         return replace(super().plan(spec), notes=("planned by the plug-in",))
 
-class MyRendezvous(TorchRendezvous):
-    variables = TorchRendezvous.variables | {"MY_STORE"}
+class MyRendezvous(Rendezvous):
+    variables = Rendezvous.variables | {"MY_STORE"}
     forwarded = ("MY_",)
     launcher = "myrun -n 2"
     joining = ("my.join",)
@@ -32,10 +33,10 @@ class MyRendezvous(TorchRendezvous):
     preloaded = ("colorsys",)
     victims = VictimErrors(types=("MyPeerError",), messages=("my peer .* has gone",))
 
-    def prepare(self, plan, address, port, **options):
-        info = super().prepare(plan, address, port, **options)
-        with_store = tuple({**one, "MY_STORE": "yes"} for one in info.environments)
-        return replace(info, environments=with_store)
+    def prepare(self, plan, address, port, *, spec, gang, attempt):
+        store = Path(__file__).with_name(f"store-{gang}-{attempt}")
+        meet = {"MY_STORE": str(store), "GLOO_SOCKET_IFNAME": plan.slots[0].interface}
+        return RendezvousInfo(tuple({**place(slot), **meet} for slot in plan.slots))
 
 def attach(module):
     module.OBSERVED = True

@@ -47,6 +47,16 @@ def _meet_by_horovod() -> int:
     return int(hvd.rank())
 
 
+def meet_by_file() -> int:
+    """Join the process group by the file of the tests' plug-in; return the rank."""
+    import torch.distributed as dist
+
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    store = f"file://{os.environ['MY_STORE']}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
+    return rank
+
+
 def leave() -> None:
     """Leave the process group in order."""
     if is_horovods():

@@ -1,0 +1,65 @@
+"""What agents are asked to launch: one builder for every placement."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic.core.job import JobSpec, Plan, Slot
+from hydrogen_magic.core.messages import AgentCommand, LaunchRequest, ServiceSpec, decode, encode
+from hydrogen_magic.core.processes import COOKIE
+from hydrogen_magic.driver.placements import Attempt, Job, launch_request
+from hydrogen_magic.driver.rendezvous import Rendezvous, RendezvousInfo
+
+PLAN = Plan(tuple(Slot(rank, 0, rank, 2, 1, 2, f"host{rank}", "0") for rank in range(2)))
+MEETING = RendezvousInfo(
+    ({"MINE": "0"}, {"MINE": "1"}), ServiceSpec("module:serve", {"hosts": ["h"]})
+)
+
+
+def request_for(slot: Slot, spec: JobSpec, is_recording: bool | None = None) -> LaunchRequest:
+    unused: Any = None
+    job = Job(
+        spec, PLAN, unused, ("torch",), (), Rendezvous(), Path("/runs/cafe"), 12.5, ("secret",)
+    )
+    host = launch_request.HostLaunch(
+        slots=[slot],
+        env={"A": "of the notebook"},
+        cwd="/work",
+        preload=job.preload,
+        fingerprint="f",
+        user_env=dict(spec.env),
+        rank_env={"MINE": "default", "OMP_NUM_THREADS": "1"},
+        partitions={0: 7},
+    )
+    built = launch_request.build(Attempt("cafe", 1, job), PLAN, MEETING, host, is_recording)
+    sent = decode(json.loads(json.dumps(encode(built))), AgentCommand)
+    assert sent == built
+    return built
+
+
+def test_each_agent_launches_its_own_ranks_and_the_first_serves_the_rendezvous() -> None:
+    first, second = (request_for(slot, JobSpec(np=2)) for slot in PLAN.slots)
+    assert [one.service for one in (first, second)] == [MEETING.service, None]
+    assert [(one.rank, one.gpu, one.partition) for one in (*first.ranks, *second.ranks)] == [
+        (0, "0", 7), (1, "0", None),
+    ]  # fmt: skip
+    assert first.env == second.env == {"A": "of the notebook", COOKIE: "cafe"}
+
+
+def test_the_users_variables_win_then_those_of_the_rendezvous() -> None:
+    (rank,) = request_for(PLAN.slots[1], JobSpec(np=2, env=(("OMP_NUM_THREADS", "9"),))).ranks
+    assert (rank.env["MINE"], rank.env["OMP_NUM_THREADS"]) == ("1", "9")
+
+
+def test_recording_is_what_was_said_last() -> None:
+    spec = JobSpec(np=2, timeline="")
+    said = [request_for(PLAN.slots[0], spec, on).is_recording for on in (None, False, True)]
+    assert said == [True, False, True]
+    assert not request_for(PLAN.slots[0], JobSpec(np=2)).is_recording
+
+
+def test_an_infinite_grace_can_be_sent() -> None:
+    assert request_for(PLAN.slots[0], JobSpec(np=2, grace_s=math.inf)).grace_s > 1e7
