@@ -133,7 +133,7 @@ class Page:
         )  # fmt: skip
 
     def _set_unblocked(self) -> None:
-        assert self._model is not None, "what ends was opened"
+        assert self._model is not None, "the view was opened before its end"
         self._model.blocking = False
 
     def close(self) -> None:
@@ -143,7 +143,7 @@ class Page:
             self._context.copy().run(self._shut)
 
     def _shut(self) -> None:
-        assert self._model is not None, "what is shut was opened"
+        assert self._model is not None, "the view was opened before it is closed"
         layout = self._model.layout
         self._model.close()
         layout.close()  # a separate model, which nothing else closes
