@@ -27,13 +27,13 @@ class HorovodRunner:
 
     Intended differences:
 
-    - What the function uses of the notebook travels with it: imports, functions, data, local
-      modules. Nothing has to be imported again inside.
+    - Everything that the function uses from the notebook is sent with it: imports, functions, data,
+      local modules. The function needs no imports of its own.
     - A failure names the rank that failed first, its exception and its line.
     - More ranks than the cluster has slots are refused at once, with the numbers.
-    - ``np=0``, "all slots", which the original took out of its documentation, is an error.
-    - With ``"log_callback_only"`` what ranks print is not lost: ``%gang logs`` has it, a failure shows
-      its last lines.
+    - ``np=0``, "all slots", which the original no longer documents, is an error.
+    - With ``"log_callback_only"``, the ranks' output is not lost: ``%gang logs`` has it, and a failure
+      shows its last lines.
 
     Attribute ``num_processor`` is as in the original.
     """
@@ -54,8 +54,8 @@ class HorovodRunner:
             np: positive: as many barrier tasks of the notebook's Spark session, one rank each; a
                 rank has a GPU of its own where every slot has one. Negative: ``-np`` ranks on this
                 machine.
-            driver_log_verbosity: with ``"all"`` every line that ranks on Spark print is shown; with
-                ``"log_callback_only"`` only what they say by ``log_to_driver`` and ``LogCallback``.
+            driver_log_verbosity: with ``"all"``, all output of ranks on Spark is shown; with
+                ``"log_callback_only"`` only messages of ``log_to_driver`` and ``LogCallback``.
                 The output of ranks on this machine is always shown.
             env: environment variables of every rank.
             retries: how often to start all ranks again after a failure.
@@ -86,8 +86,8 @@ class HorovodRunner:
         Raises:
             TypeError: ``main`` cannot be called.
             RuntimeError: a rank failed (RankFailedError), ranks cannot run as requested (PlacementError),
-                something the function uses cannot travel (CaptureError), or somebody stopped them
-                (GangStoppedError).
+                an object that the function uses cannot be sent (CaptureError), or the ranks were
+                stopped on request (GangStoppedError).
         """
         refuse_nested()
         from hydrogen_magic.compat import gangs
@@ -131,8 +131,8 @@ def _not_zero(np: int) -> int:
         raise TypeError(f"np should be an int, got {np!r}, a {type(np).__name__}") from None
     if number == 0:
         raise ValueError(
-            "np=0 (all task slots of the cluster) is not supported; HorovodRunner has abandoned "
-            "it too, since the number of slots changes with the executors. Give the number of "
-            "ranks, or -1 for one rank on this machine"
+            "np=0 (all task slots of the cluster) is not supported; HorovodRunner no longer "
+            "documents it, since the number of slots changes with the executors. Give the number "
+            "of ranks, or -1 for one rank on this machine"
         )
     return number

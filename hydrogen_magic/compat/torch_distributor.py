@@ -58,7 +58,8 @@ class TorchDistributor:
     - ``use_gpu=False`` hides GPUs from the ranks in local mode too.
     - ``local_mode=False`` gives every rank one GPU without ``spark.task.resource.gpu.amount`` where
       Spark can do that for a single job. Its whole-number multiples are ignored.
-    - What a function uses of the notebook, imports and local modules included, travels with it.
+    - Everything that a function uses from the notebook is sent with it, including imports and local
+      modules.
 
     Attributes ``num_processes``, ``local_mode``, ``use_gpu`` and ``ssl_conf`` are as in the original.
     """
@@ -113,15 +114,15 @@ class TorchDistributor:
 
         Args:
             train_object: a function, or the path of a Python file.
-            args: the function's, or the script's command line; whatever is no text there becomes text.
+            args: the function's, or the script's command line; other values are converted to text.
             kwargs: the function's; a script takes none.
 
         Raises:
             ValueError: keyword arguments for a script.
             TypeError: ``train_object`` is neither a path nor callable.
             RuntimeError: a rank failed (RankFailedError), ranks cannot run as requested (PlacementError),
-                something the function uses cannot travel (CaptureError), or somebody stopped them
-                (GangStoppedError).
+                an object that the function uses cannot be sent (CaptureError), or the ranks were
+                stopped on request (GangStoppedError).
         """
         refuse_nested()
         from hydrogen_magic.compat import gangs

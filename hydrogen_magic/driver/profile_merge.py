@@ -183,7 +183,7 @@ class _Trace:
 def _finite(value: Any) -> float:
     number = float(value)
     if not math.isfinite(number):
-        raise ValueError(f"{value!r} is no time")
+        raise ValueError(f"{value!r} is not a time")
     return number
 
 

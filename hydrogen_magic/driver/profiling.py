@@ -121,7 +121,7 @@ class GangProfiler:
                 "torch.optim; start it while the ranks train"
             )
         else:
-            text = f"the profile lacks {late}: their steps did not finish within {waited_s:g} s"
+            text = f"the profile lacks {late}, whose steps did not finish within {waited_s:g} s"
         self._notice("warning", text)
         self._agent_group.profile(self._number, 0)
         self._missing.clear()

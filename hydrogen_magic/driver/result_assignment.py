@@ -104,7 +104,7 @@ def _stale_text(name: str, users: list[str], names: list[str]) -> str:
     verb, again = ("refers", "it") if len(users) == 1 else ("refer", "them")
     return (
         f"`{name}` is a new object, and {listed} still {verb} to the old one: bring {again} back "
-        f"too (--out {','.join([*names, *users])}), or create {again} anew"
+        f"too (--out {','.join([*names, *users])}), or create {again} again"
     )
 
 

@@ -90,7 +90,7 @@ def test_out_is_a_name_or_a_path(out: str, name: str | None, target: str | None)
         ("df more", "takes one DataFrame, got df more"),
         ("df --out a,b", "should be one name"),
         ("df --batch-size 0", "1 or more rows"),
-        ("df --on-error ignore", "There is fail, null, collect"),
+        ("df --on-error ignore", "choose fail, null or collect"),
         ("df --on inline", "predict(df.head())"),
         ("df --with horovod", "unknown option --with"),
     ],

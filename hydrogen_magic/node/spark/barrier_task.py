@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 
 __all__ = ["PROBLEM", "serve"]
 
-PROBLEM = "hydrogen_magic says: "
+PROBLEM = "hydrogen_magic problem: "
 """Precedes the JSON of a problem in the message of the exception that ends the stage."""
 _HEADER = struct.Struct("!IB")
 """As in ``framing``: length of the JSON, number of descriptors."""

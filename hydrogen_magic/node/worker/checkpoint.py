@@ -39,10 +39,10 @@ def save(state: Any, folder: str | os.PathLike[str] | None = None) -> None:
     every rank: each writes its own parts with ``torch.distributed.checkpoint``.
 
     Args:
-        state: Any picklable object; with torch loaded it is written by ``torch.save``. Of
-            models and optimizers their ``state_dict()``. Classes of the notebook go by name.
-        folder: A directory that all ranks see, made if need be. The checkpoint stays there when the
-            gang has ended, so that the cell, run again, goes on from it. None: the gang's own.
+        state: Any picklable object; with torch loaded it is written by ``torch.save``. For
+            models and optimizers, use ``state_dict()``. Classes of the notebook are saved by name.
+        folder: A directory that all ranks share, created if needed. The checkpoint stays there after
+            the gang's end, so that a new run of the cell continues from it. None: the gang's own.
 
     Raises:
         TypeError: Something in ``state`` cannot be saved; it is named.
@@ -80,12 +80,12 @@ def load(
     state.
 
     Args:
-        folder: Where :func:`save` was told to put it. It is unpickled, which can run any code: only
-            what you or a gang of yours has saved should be in there.
-        map_location: Where tensors go, as for ``torch.load``: ``hm.device()``, None for the devices
-            they were saved from.
-        into: For a sharded state, which every rank loads: a dict like the one that was saved, as the
-            model has it now (the number of ranks may be another). It is filled and returned.
+        folder: The folder passed to :func:`save`. The checkpoint is unpickled, which can run any
+            code: load only checkpoints that you or one of your gangs has saved.
+        map_location: Device of the tensors, as for ``torch.load``: ``hm.device()``, or None for the
+            devices they were saved from.
+        into: For a sharded state, which every rank loads: a dict like the saved one, taken from the
+            current model (the number of ranks may differ). It is filled and returned.
 
     Raises:
         ValueError: The checkpoint cannot be read here; or it is sharded, and ``into`` is missing.

@@ -58,11 +58,11 @@ def shard(data: Any, *, drop_last: bool = False, shuffle: bool = False, seed: in
             * the path of a Parquet file or a directory of them: gives a ``pyarrow.Table``; only
               row groups with rows of this rank are read.
         drop_last: What happens when the length cannot be divided. False: no item is left out, and
-            at most ``world_size - 1`` items are on two ranks, as ``DistributedSampler`` has it;
-            they lie where two stretches meet (of an IterableDataset: in its last round). True: the
+            at most ``world_size - 1`` items are on two ranks, as in ``DistributedSampler``;
+            they are at the borders of two slices (of an IterableDataset: in its last round). True: the
             last ``len % world_size`` items are on no rank.
-        shuffle: Deal the items out in random order, the same on all ranks; for data that is sorted
-            by what is to be learned. This copies, and takes half a second per million items.
+        shuffle: Distribute the items in random order, the same on all ranks; for data that is sorted
+            by its labels. This copies, and takes half a second per million items.
         seed: The seed of the random order.
 
     Raises:

@@ -163,8 +163,8 @@ def _first_columns(predictor: Predictor, chunks: Iterator[tuple[int, pa.Table]])
             return pa.RecordBatch.from_pydict({"o": pa.array([found], pa.binary())})
     said = _line(output.failures[0])
     raise InferError(
-        f"predict failed for every batch, so nothing says which columns it returns: {said}; name"
-        ' them with --schema, such as --schema "score double"'
+        f"predict failed for every batch, so the columns that it returns are unknown: {said}; set "
+        'them with --schema, such as --schema "score double"'
     )
 
 

@@ -51,7 +51,7 @@ def parse_gang(line: str) -> GangCommand:
         raise ArgumentsError("\n".join(f"%gang {k} {v}" for k, v in GANG_COMMANDS.items()))
     verb = words[0]
     if verb not in GANG_COMMANDS:
-        raise ArgumentsError(f"%gang {verb}: {not_one_of(verb, GANG_COMMANDS)}")
+        raise ArgumentsError(f"%gang {verb} is not a command; {not_one_of(verb, GANG_COMMANDS)}")
     parser = _gang_parser(verb)
     found, unknown = parser.parse_known_args(words[1:])
     if unknown:

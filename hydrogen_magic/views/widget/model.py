@@ -150,7 +150,7 @@ class Page:
             widget.comm.open(data, {"version": __protocol_version__})
 
     def _set_unblocked(self) -> None:
-        assert self._model is not None, "what ends was opened"
+        assert self._model is not None, "the view was opened before its end"
         self._model.blocking = False
 
     def close(self) -> None:
@@ -160,7 +160,7 @@ class Page:
             self._context.copy().run(self._shut)
 
     def _shut(self) -> None:
-        assert self._model is not None, "what is shut was opened"
+        assert self._model is not None, "the view was opened before it is closed"
         layout = self._model.layout
         self._model.close()
         layout.close()  # a separate model, which nothing else closes
