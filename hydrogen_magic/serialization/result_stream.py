@@ -31,6 +31,7 @@ from hydrogen_magic.serialization.tolerant_unpickling import MissingObject, Tole
 __all__ = [
     "CELL_VALUE",
     "MissingObject",
+    "NONE",
     "Packer",
     "ResultPart",
     "UnopenedPart",
@@ -42,6 +43,8 @@ __all__ = [
 
 CELL_VALUE = ""
 """Name of the part with the value of the cell or call. No variable has this name."""
+NONE = Payload(b"".join(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL) for obj in ([], None)), ())
+"""The section of None alone: a mark, then the object, as :class:`Packer` writes them."""
 
 
 def label(name: str) -> str:

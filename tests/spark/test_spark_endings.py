@@ -214,7 +214,7 @@ def test_agents_are_closed_under_a_gang() -> None:
     """As when the notebook's kernel exits: the wait for the gang must end."""
     gang, family = training()
     local_agents.close()
-    assert "agents and their ranks were ended" in str(lost(gang, family))
+    assert "agents were ended, and their ranks" in str(lost(gang, family))
 
 
 # ── executors and tasks end ──────────────────────────────────────────────────────────────────────

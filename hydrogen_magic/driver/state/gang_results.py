@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from hydrogen_magic.serialization.result_stream import CELL_VALUE, ResultPart, U
 
 __all__ = ["GangResults", "RankResults", "load_saved", "saved_path"]
 
-_NONE = pickle.dumps(None, pickle.HIGHEST_PROTOCOL)
 _SMALL_BYTES = 1 << 20
 """Smaller results are copied, so that they do not occupy a file descriptor until they are unpickled."""
 
@@ -72,7 +70,10 @@ class RankResults:
             return any(part.is_partial for part, _ in self.parts) or any(
                 isinstance(obj, UnopenedPart) for obj in opened
             )
-        return any(part.name or section.pickled != _NONE for part, section in self.parts)
+        return any(
+            part.name or section.pickled != result_stream.NONE.pickled
+            for part, section in self.parts
+        )
 
     def value(self) -> Any:
         """Return the value of the cell. Raises ResultError if it did not arrive."""

@@ -35,7 +35,7 @@ from hydrogen_magic.inference.spark.progress import SparkProgress
 from hydrogen_magic.inference.spark.run import SparkRun
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.serialization import payload
-from hydrogen_magic.serialization.result_stream import CELL_VALUE, ResultPart
+from hydrogen_magic.serialization.result_stream import CELL_VALUE, NONE, ResultPart
 
 __all__ = ["SparkInferGang", "infer_on_spark"]
 
@@ -237,9 +237,9 @@ class TaskAgentGroup:
     def _end_rank(self, rank: int, is_well: bool, now_s: float, sink: EventSink) -> None:
         """Say of a rank that it is over: its Python worker is Spark's again."""
         if is_well:
-            value = payload.pack(None)  # the value of the cell is not used
-            sink.deliver(rank, ResultPart(CELL_VALUE), value)
-            sink.emit(ev.RankResult(now_s, rank, value.nbytes))
+            # the value of the cell is not used
+            sink.deliver(rank, ResultPart(CELL_VALUE), NONE)
+            sink.emit(ev.RankResult(now_s, rank, NONE.nbytes))
         sink.emit(ev.RankExited(now_s, rank, 0 if is_well else None, asked=True))
 
     def _left_over(self, now_s: float) -> list[ev.Event]:
