@@ -521,7 +521,7 @@ class WorkerRetained(WorkerReport):
     """The process waits for another gang instead of exiting."""
 
     files: Mapping[str, int]
-    """What its cell read, with the files' times in ns when it did."""
+    """Files that its cell read, with their modification times in ns at that moment."""
 
 
 @dataclass(frozen=True)

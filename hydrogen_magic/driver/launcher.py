@@ -112,7 +112,7 @@ def load_results(gang_id: str, rank: int = 0) -> dict[str, Any]:
 def plan(spec: JobSpec) -> Plan:
     """Return the plan of a gang without starting it; raises PlacementError if it is impossible.
 
-    A rank cannot start a gang.
+    Gangs cannot be nested: a rank cannot start a gang.
     """
     refuse_nested()
     plugins.check(spec)

@@ -51,7 +51,7 @@ class Diagnosis:
     is_well: bool
     found: str
     remedy: str = ""
-    """What to do when it is not well."""
+    """The remedy if the check fails."""
 
 
 class Rendezvous:

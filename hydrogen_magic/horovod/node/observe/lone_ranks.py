@@ -20,7 +20,7 @@ __all__ = ["attach"]
 def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None]) -> None:
     """Have ``hvd.init`` of ``module``, which is ``horovod.torch``, say when it leaves a rank alone.
 
-    ``replace``: puts a wrapped function wherever Horovod has the original.
+    ``replace``: installs a wrapped function wherever Horovod has the original.
     """
     original = module.init
 
