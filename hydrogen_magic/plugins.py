@@ -166,7 +166,7 @@ def _every_rendezvous(path: tuple[str, ...]) -> tuple[Rendezvous, ...]:
     return tuple(loadable())
 
 
-# ── what they say together ───────────────────────────────────────────────────────────────────────
+# ── combined properties ──────────────────────────────────────────────────────────────────────────
 
 
 def check(spec: JobSpec) -> None:
@@ -214,7 +214,7 @@ def waits_in(name: str) -> str:
 
 
 def owned_variables() -> frozenset[str]:
-    """Return the variables by which ranks find each other: nobody else may set them."""
+    """Return the variables by which ranks find each other, which users may not set."""
     return frozenset(name for one in every_rendezvous() for name in one.variables)
 
 

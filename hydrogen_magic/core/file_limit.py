@@ -1,6 +1,6 @@
 """The limit of open files of a process (RLIMIT_NOFILE), looked at before a launch would reach it.
 
-Libraries that meet it in the middle of a launch fail in many ways; libzmq ends the process.
+Libraries that reach it during a launch fail in many ways; libzmq ends the process.
 """
 
 from __future__ import annotations

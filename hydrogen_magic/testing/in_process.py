@@ -91,7 +91,7 @@ class _ThreadGroup:
 
 
 def _on_loop(sink: EventSink) -> EventSink:
-    """Return a sink for another thread: what it takes is passed on to the running loop."""
+    """Return a sink for another thread: it forwards its events to the running loop."""
     loop = asyncio.get_running_loop()
 
     def emit(event: ev.Event) -> None:

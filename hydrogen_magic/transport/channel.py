@@ -60,7 +60,7 @@ _FATES = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.E
 _ENTRY_S = 90.0
 """How long an agent tries to authenticate, which needs Python in the kernel: it may be busy for a minute."""
 _END_S = 1.0
-"""How long what is under way on the loop may take to end."""
+"""How long pending work on the loop may take to finish."""
 
 
 class AgentKeys:

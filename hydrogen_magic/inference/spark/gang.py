@@ -140,7 +140,7 @@ class TaskAgentGroup:
         self._now_s: Callable[[], float] = time.monotonic
         self._key = ""
         self._is_ending = False
-        """Each worker that reports is told to end its task."""
+        """Each worker that reports is asked to end its task."""
         self._is_unwanted = False
         self._asked: set[str] = set()
         """Workers that shall say where their threads are."""

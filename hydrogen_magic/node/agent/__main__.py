@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> None:
     handover = socket.socket(fileno=int(arguments[0]))
     received = framing.receive(framing.FrameReader(handover))
     if received is None:
-        return  # the kernel has gone already
+        return  # the kernel has already exited
     message, fds = received
     config = decode(message, AgentConfig)
     try:

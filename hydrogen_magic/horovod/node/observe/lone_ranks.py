@@ -1,7 +1,6 @@
-"""Horovod in a gang of another rendezvous: said in plain words.
+"""Clear errors for Horovod in a gang of another rendezvous.
 
-It takes a rank that was told nothing of others for the only one: every rank would train alone, and nothing
-would fail.
+Without its variables, Horovod takes a rank for the only one: every rank would train alone without an error.
 """
 
 from __future__ import annotations
