@@ -186,8 +186,8 @@ def check_variables(spec: JobSpec) -> None:
     """Raise ValueError when the user sets a variable by which a rendezvous tells ranks who they are."""
     for name, _ in spec.env:
         if name in owned_variables():
-            text = "tells a rank who it is or where the others are"
-            raise ValueError(f"env has {name}, which {text}: leave it out")
+            text = "tells a rank its place in the gang or where its peers are"
+            raise ValueError(f"env sets {name}, which {text}: remove it")
 
 
 def forwarded() -> tuple[str, ...]:

@@ -29,8 +29,8 @@ def check(needed: int, what: str) -> None:
     remedy = by_itself if is_raisable else "`ulimit -n` before the notebook server starts"
     raise LimitError(
         errno.EMFILE,
-        f"{what} takes {needed} more open files; this process has {n_open} and may have {soft}"
-        f" (RLIMIT_NOFILE): close files, or raise the limit with {remedy}",
+        f"{what} needs {needed} more open files; this process has {n_open} of at most {soft} "
+        f"(RLIMIT_NOFILE): close files, or raise the limit with {remedy}",
     )
 
 

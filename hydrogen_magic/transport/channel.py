@@ -263,7 +263,9 @@ class AgentLink:
         """
         parts = _parts(message, blob)
         if len(parts[0]) > _MAX_MESSAGE_BYTES:
-            raise ValueError(f"a message of {len(parts[0])} bytes: {_MAX_MESSAGE_BYTES} at most")
+            raise ValueError(
+                f"a message has {len(parts[0])} bytes; at most {_MAX_MESSAGE_BYTES} are allowed"
+            )
         self._socket.send_multipart(parts)
 
     async def receive(self) -> Received:

@@ -63,7 +63,7 @@ def _kernel_link(config: AgentConfig, handover: socket.socket, fds: list[int]) -
 
             return RemoteLink(config, socket.socket(fileno=fds[0]))
         case _:
-            raise MessageError("an agent is either on the kernel's machine or on another one")
+            raise MessageError("an agent is either on the kernel's machine or on another machine")
 
 
 if __name__ == "__main__":

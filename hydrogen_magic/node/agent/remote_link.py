@@ -322,7 +322,7 @@ class RemoteLink:
                 self._keep_checkpoint(part.label, fd)
             case RankFile():
                 os.close(fd)
-                raise MessageError("a file of a rank is for the kernel")
+                raise MessageError("a file of a rank must go to the kernel")
 
     def _keep_closure(self, gang: str, fd: int) -> None:
         for old in self._closures.values():

@@ -60,8 +60,8 @@ class ExchangeCounter:
         self._is_decided = True
         remedy = self.advice.text or _remedy()
         return (
-            f"{alone} optimizer step{'s' if alone > 1 else ''} without any collective: each of the"
-            f" {world_size} ranks trains a model of its own. To train one model, {remedy}"
+            f"{alone} optimizer step{'s' if alone > 1 else ''} without any collective: each of "
+            f"the {world_size} ranks trains its own model. To train one model, {remedy}"
         )
 
 
