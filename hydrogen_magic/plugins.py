@@ -166,7 +166,7 @@ def _every_rendezvous(path: tuple[str, ...]) -> tuple[Rendezvous, ...]:
     return tuple(loadable())
 
 
-# ── what they say together ───────────────────────────────────────────────────────────────────────
+# ── combined properties ──────────────────────────────────────────────────────────────────────────
 
 
 def check(spec: JobSpec) -> None:
@@ -186,8 +186,8 @@ def check_variables(spec: JobSpec) -> None:
     """Raise ValueError when the user sets a variable by which a rendezvous tells ranks who they are."""
     for name, _ in spec.env:
         if name in owned_variables():
-            text = "tells a rank who it is or where the others are"
-            raise ValueError(f"env has {name}, which {text}: leave it out")
+            text = "tells a rank its place in the gang or where its peers are"
+            raise ValueError(f"env sets {name}, which {text}: remove it")
 
 
 def forwarded() -> tuple[str, ...]:
@@ -214,7 +214,7 @@ def waits_in(name: str) -> str:
 
 
 def owned_variables() -> frozenset[str]:
-    """Return the variables by which ranks find each other: nobody else may set them."""
+    """Return the variables by which ranks find each other, which users may not set."""
     return frozenset(name for one in every_rendezvous() for name in one.variables)
 
 

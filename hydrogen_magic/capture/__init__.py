@@ -171,7 +171,8 @@ def write_script(
     labels: Mapping[str, str] | None = None,
     launcher: str = "",
 ) -> None:
-    """Write ``cell`` and what it uses of the notebook as a script; ``launcher`` starts it on two ranks.
+    """Write ``cell`` and the names it uses from the notebook as a script; ``launcher`` starts it on two
+    ranks.
 
     Values that cannot be written as source go into ``NAME.data.pkl`` beside it. Raises CaptureError if an
     object has no source, or if ``path`` exists and was not written by this function.

@@ -316,8 +316,8 @@ class Steps:
 
 
 SPANS, COORDINATOR, COLLECTIVES, PROFILER = "spans", "coordinator", "collectives", "profiler"
-"""Tracks of a rank: what the user's code names or does, what a library's coordinator does for all ranks, what
-the rank waits for, what was profiled."""
+"""Tracks of a rank: activities of the user's code, activities of a library's coordinator for all ranks,
+waiting times of the rank, and profiled operators."""
 TRACKS = (SPANS, COORDINATOR, COLLECTIVES, PROFILER)
 """Those with a place of their own, in the order in which they are shown; others come after them."""
 PROFILE_CLOCK = "hydrogen_magic.clock "

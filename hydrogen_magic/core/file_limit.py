@@ -1,6 +1,6 @@
 """The limit of open files of a process (RLIMIT_NOFILE), looked at before a launch would reach it.
 
-Libraries that meet it in the middle of a launch fail in many ways; libzmq ends the process.
+Libraries that reach it during a launch fail in many ways; libzmq ends the process.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def check(needed: int, what: str) -> None:
     remedy = by_itself if is_raisable else "`ulimit -n` before the notebook server starts"
     raise LimitError(
         errno.EMFILE,
-        f"{what} takes {needed} more open files; this process has {n_open} and may have {soft}"
-        f" (RLIMIT_NOFILE): close files, or raise the limit with {remedy}",
+        f"{what} needs {needed} more open files; this process has {n_open} of at most {soft} "
+        f"(RLIMIT_NOFILE): close files, or raise the limit with {remedy}",
     )
 
 

@@ -145,7 +145,7 @@ class AgentConfig(Message):
     """The agent's own key pair, with :attr:`secret`."""
     secret: str = field(repr=False)
     bind: str
-    """Address for what ranks meet at."""
+    """Address for the rendezvous service."""
     env: Mapping[str, str] = field(repr=False)
     """Environment of the forkserver."""
     sys_path: tuple[str, ...]
@@ -245,7 +245,7 @@ class LaunchRequest(AgentCommand):
     """The sender's ``time.monotonic()`` at which the gang's clock is 0."""
     grace_s: float
     is_recording: bool
-    """Ranks record what they do as spans."""
+    """Ranks record spans."""
     secrets: tuple[str, ...] = field(repr=False)
     """Values that agents mask in output and errors."""
     observers: tuple[ObserverSpec, ...]
@@ -286,7 +286,7 @@ class KillRanks(RanksCommand):
 
 @dataclass(frozen=True)
 class RecordSpans(RanksCommand):
-    """Have the ranks record what they do as spans, or no longer."""
+    """Start or stop recording spans on the ranks."""
 
     on: bool
 
@@ -312,7 +312,7 @@ class Ping(AgentCommand):
 
 @dataclass(frozen=True)
 class Quit(AgentCommand, TaskCommand):
-    """End, with all ranks; a task goes on without reports."""
+    """End, with all ranks; tasks continue without reports."""
 
 
 @dataclass(frozen=True)
@@ -480,7 +480,7 @@ class TaskAttached(AgentReport):
 
 @dataclass(frozen=True)
 class TaskDetached(AgentReport):
-    """A task has gone before its rank was started."""
+    """A task has exited before its rank was started."""
 
     task: TaskHello
     why: str
@@ -521,7 +521,7 @@ class WorkerRetained(WorkerReport):
     """The process waits for another gang instead of exiting."""
 
     files: Mapping[str, int]
-    """What its cell read, with the files' times in ns when it did."""
+    """Files that its cell read, with their modification times in ns at that moment."""
 
 
 @dataclass(frozen=True)

@@ -67,10 +67,10 @@ def become_subreaper() -> None:
 def use_batch_scheduling() -> None:
     """Make this thread, and those it starts, yield to others when it wakes up (``SCHED_BATCH``).
 
-    It gets its share of a core all the same, somewhat later. Ranks wait for each other in every step, so
-    whatever interrupts one holds up all. With two ranks on two cores a training step of 3.5 ms took 0.75
-    of the time; with agents alone it took as long as before. Nothing happens where the system has no
-    such thing, or somebody decided otherwise.
+    It still gets its share of a core, slightly later. Ranks wait for each other in every step, so an
+    interruption of one delays all of them. With two ranks on two cores, a training step of 3.5 ms took 0.75
+    of the time; with agents alone it took as long as before. Does nothing if the system lacks this policy,
+    or if another policy is set.
     """
     if sys.platform == "linux":
         with suppress(OSError):  # musl has neither call, a sandbox may forbid them

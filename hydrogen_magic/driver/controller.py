@@ -93,7 +93,9 @@ class GangController:
                 self._notice("warning", f"{self._reason('FAILED')}: restarting all ranks")
         except HydrogenError as problem:
             error = problem
-        except Exception as problem:  # the agent died, or a fault of ours: the user must be told
+        except (
+            Exception
+        ) as problem:  # the agent died, or an internal error: the user must be informed
             error = HydrogenError(f"{type(problem).__name__}: {file_limit.explained(problem)}")
             error.__cause__ = problem
         finally:

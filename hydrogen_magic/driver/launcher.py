@@ -75,7 +75,7 @@ _LAUNCH_FILES = 48
 
 _running: dict[str, Gang] = {}
 _recent: deque[Gang] = deque(maxlen=4)
-"""What a person may still want to look at; more would hold results, which may be large."""
+"""Number of ended gangs kept for inspection; more would hold results, which may be large."""
 _LARGE_BYTES = 64 << 20
 """Results of this size that the notebook has taken are not kept for that."""
 _known: WeakValueDictionary[str, Gang] = WeakValueDictionary()
@@ -112,7 +112,7 @@ def load_results(gang_id: str, rank: int = 0) -> dict[str, Any]:
 def plan(spec: JobSpec) -> Plan:
     """Return the plan of a gang without starting it; raises PlacementError if it is impossible.
 
-    A rank cannot start a gang.
+    Gangs cannot be nested: a rank cannot start a gang.
     """
     refuse_nested()
     plugins.check(spec)
@@ -129,7 +129,7 @@ def launch_captured(
     planned = plan(spec) if place is None else place.plan(spec)
     placement = place or plugins.placement(spec.placement)
     _check_file_limit(spec.np if feed is not None else 0)
-    # Whatever can still be refused is, before there is a gang.
+    # All refusals come first, before there is a gang.
     agent_group = None if placement.in_process else placement.open(spec)
     loop = None if placement.in_process else hub().loop
     # Here and now: what a running gang sees must not change with the notebook's arrays.
@@ -199,7 +199,7 @@ def _travelling(known: Iterable[str], captured: capture.Captured, spec: JobSpec)
 
 
 def _preload(rendezvous: plugins.Rendezvous, captured: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what is imported before ranks are forked, of the modules that they will import."""
+    """Return the modules to import before ranks are forked, of those that the ranks will import."""
     refused = rendezvous.not_preloaded
     mine = [name for name in captured if not any(_is_in(name, module) for module in refused)]
     return tuple(dict.fromkeys((*rendezvous.preloaded, *mine)))

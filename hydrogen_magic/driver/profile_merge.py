@@ -63,8 +63,8 @@ def merge(
 ) -> Profile:
     """Write the traces (bytes, by rank) to ``path``, gzipped; return their spans.
 
-    No file is written when no rank has a trace. ``mask``: replaces secrets in the text of a trace.
-    Raises OSError when it cannot be written, and UnwantedError once ``is_wanted`` says no.
+    No file is written if no rank has a trace. ``mask``: replaces secrets in the text of a trace. Raises
+    OSError if it cannot be written, and UnwantedError when ``is_wanted`` returns False.
     """
     spans: list[ev.Spans] = []
     errors: dict[int, str] = {}
@@ -200,7 +200,7 @@ def _text(data: Any) -> str:
 
 
 def _read(rank: int, text: str, is_wanted: Callable[[], bool]) -> _Trace:
-    """Return what is in a rank's answer; raises ValueError with the reason when it is no trace."""
+    """Return the trace in a rank's answer; raises ValueError with the reason if there is none."""
     if text.startswith('{"error"'):
         raise ValueError(str(json.loads(text)["error"]))
     trace = _Trace(rank)

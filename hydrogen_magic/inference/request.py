@@ -73,7 +73,7 @@ def plan(given: Any, arguments: InferArguments) -> Plan:
                 f"{arguments.frame} is a Spark DataFrame and stays with Spark: drop --on "
                 f"{spec.placement}, or take its rows first, as in {arguments.frame}.toPandas()"
             )
-        device = "one that Spark gives" if spec.gpu else None
+        device = "one assigned by Spark" if spec.gpu else None
         slot = Slot(0, 0, 0, 1, 1, 1, "Spark's executors", device)
         return Plan((slot,), forwarded=forwarded_settings.forwarded())
     if spec.placement == "spark":

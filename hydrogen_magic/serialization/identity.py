@@ -124,7 +124,7 @@ class _Updates:
         self._is_used = True
 
     def use(self, is_used: bool) -> None:
-        """Update objects by what is unpickled from now on, or do not."""
+        """Update objects with those that are unpickled from now on, or stop doing so."""
         self._is_used = is_used
 
     def target(self, number: int, new: Any) -> Any:

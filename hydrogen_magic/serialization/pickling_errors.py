@@ -175,7 +175,7 @@ def _of_function(path: str, function: types.FunctionType) -> Iterator[tuple[str,
 
 
 def variables_of(path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
-    """Yield the objects that a function itself holds: what it looks up by name is not among them."""
+    """Yield the objects that a function itself holds, without those it looks up by name."""
     names = function.__code__.co_freevars
     for name, cell in zip(names, function.__closure__ or (), strict=True):
         try:

@@ -81,7 +81,7 @@ class _CountingFile:
         return written
 
     def take(self) -> memoryview:
-        """Return what was written, and begin anew."""
+        """Return the bytes written so far, and start again with none."""
         written, self._memory = self._memory, io.BytesIO()
         return written.getbuffer()
 

@@ -49,7 +49,7 @@ class TolerantUnpickler(pickle._Unpickler):
         """Classes, functions and constants that were looked up by name: to use them is not to share."""
 
     def begin_section(self) -> None:
-        """Say that what is loaded from now on belongs to the next section."""
+        """Mark objects that are loaded from now on as part of the next section."""
         if self.reasons:
             self._lossy.add(len(self._starts) - 1)
         self._starts.append(len(self.memo))

@@ -1,4 +1,4 @@
-"""What holds for every gang, whatever its placement and rendezvous, as tests.
+"""The contract suite: tests of the guarantees for every gang, with any placement and rendezvous.
 
 A plug-in's tests have a subclass, whose name begins with ``Test``::
 
@@ -29,7 +29,7 @@ __all__ = ["GangContract"]
 
 
 class GangContract:
-    """The guarantees. A subclass says by attributes what they are tried with."""
+    """The guarantees. Attributes of a subclass set the plug-in under test."""
 
     placement: ClassVar[str] = "local"
     """Name of the placement, as ``--on`` takes it."""
@@ -82,7 +82,7 @@ class GangContract:
         assert (error.rank, "SIGKILL" in str(error)) == (culprit, True), str(error)
 
     def test_all_ranks_are_started_again_after_a_failure(self) -> None:
-        """The ranks of the second attempt meet anew, and find the checkpoint of the first."""
+        """The ranks of the second attempt find each other again, and load the checkpoint of the first."""
         gang = self.ended(self.launch(ranks.fail_once, retries=1))
         assert (gang.result, gang.snapshot().attempt) == (list(range(self.np)), 1)
 

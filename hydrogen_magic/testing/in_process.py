@@ -30,7 +30,9 @@ class InProcessPlacement(Placement):
 
     def plan(self, spec: JobSpec) -> Plan:
         if spec.np != 1:
-            raise PlacementError(f"np={spec.np}: this process can be one rank only; use np=1")
+            raise PlacementError(
+                f"np={spec.np}is not possible: this process can be only one rank; use np=1"
+            )
         return Plan((Slot(0, 0, 0, 1, 1, 1, os.uname().nodename, interface=LOOPBACK),))
 
     def open(self, spec: JobSpec) -> _ThreadGroup:
@@ -91,7 +93,7 @@ class _ThreadGroup:
 
 
 def _on_loop(sink: EventSink) -> EventSink:
-    """Return a sink for another thread: what it takes is passed on to the running loop."""
+    """Return a sink for another thread: it forwards its events to the running loop."""
     loop = asyncio.get_running_loop()
 
     def emit(event: ev.Event) -> None:

@@ -1,4 +1,6 @@
-"""What ranks of the contract run. This module is sent to machines with ranks, as the agent is."""
+"""Functions that ranks of the contract suite run. This module is sent to machines with ranks, like the
+agent.
+"""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ _FATES = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.E
 _ENTRY_S = 90.0
 """How long an agent tries to authenticate, which needs Python in the kernel: it may be busy for a minute."""
 _END_S = 1.0
-"""How long what is under way on the loop may take to end."""
+"""How long pending work on the loop may take to finish."""
 
 
 class AgentKeys:
@@ -263,7 +263,9 @@ class AgentLink:
         """
         parts = _parts(message, blob)
         if len(parts[0]) > _MAX_MESSAGE_BYTES:
-            raise ValueError(f"a message of {len(parts[0])} bytes: {_MAX_MESSAGE_BYTES} at most")
+            raise ValueError(
+                f"a message has {len(parts[0])} bytes; at most {_MAX_MESSAGE_BYTES} are allowed"
+            )
         self._socket.send_multipart(parts)
 
     async def receive(self) -> Received:

@@ -198,7 +198,7 @@ def test_a_damaged_file_is_named(rest: bytes, tmp_path: Path) -> None:
         hm.checkpoint.load(tmp_path)
 
 
-# ── where ────────────────────────────────────────────────────────────────────────────────────────
+# ── folders ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_plain_process_has_a_folder_of_its_own() -> None:

@@ -167,7 +167,7 @@ def test_a_torch_for_gpus_without_nvcc_says_what_will_be_slow(tmp_path: Path) ->
     assert "no nvcc of CUDA 99 was found" in hint and "cuda-toolkit=99.8" in hint
 
 
-# ── what is missing ──────────────────────────────────────────────────────────────────────────────
+# ── missing requirements ─────────────────────────────────────────────────────────────────────────
 
 
 def test_what_is_missing_is_named_with_the_command_before_anything_happens(

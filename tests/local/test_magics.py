@@ -316,7 +316,7 @@ def test_stop_asks_the_gangs_that_run(
 
 
 def test_a_wait_that_is_over_leaves_the_gang_alone(shell: InteractiveShell, gang: Gang) -> None:
-    with pytest.raises(HydrogenError, match="gang 3f2a goes on"):
+    with pytest.raises(HydrogenError, match="gang 3f2a is still running"):
         run(shell, "%gang wait 3f2a --timeout 10ms")
 
 

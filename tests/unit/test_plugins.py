@@ -111,7 +111,7 @@ def test_what_a_rendezvous_says_is_heeded(installed: None) -> None:
     assert forwarded(env) == (("MY_LEVEL", "open-sesame-please"),)
     assert secret_values({}, env, plugins.forwarded()) == ()
     assert "in my.exchange" in late_text(LateRanks((1,), 0.5), "mine")
-    with pytest.raises(ArgumentsError, match="env has MY_STORE"):
+    with pytest.raises(ArgumentsError, match="env sets MY_STORE"):
         parse("--env MY_STORE=1", defaults=JobSpec())
     assert plugins.rendezvous("mine").launcher == "myrun -n 2"
 

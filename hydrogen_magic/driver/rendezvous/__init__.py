@@ -51,7 +51,7 @@ class Diagnosis:
     is_well: bool
     found: str
     remedy: str = ""
-    """What to do when it is not well."""
+    """The remedy if the check fails."""
 
 
 class Rendezvous:
@@ -61,8 +61,8 @@ class Rendezvous:
     """
 
     library = ""
-    """Module whose ``fault()`` says what is wrong with the library on a machine and what to do, or
-    None; empty where nothing can be. It imports the standard library only: its text is run anywhere."""
+    """Module whose ``fault()`` returns the problem of the library on a machine and a remedy, or None; empty
+    if there can be none. The module imports only the standard library: its source is run anywhere."""
     variables = RANK_VARIABLES
     """The environment variables that :meth:`prepare` sets and users must not: ``--env`` refuses them."""
     forwarded: tuple[str, ...] = ()
@@ -75,8 +75,8 @@ class Rendezvous:
     launcher = ""
     """Command that starts a script on two ranks, for the first line of what ``--save`` writes."""
     init_collective = ""
-    """The collective in which ranks wait for all others to come; empty where its library has a bound
-    of its own for that, and says who is missing."""
+    """The collective in which ranks wait for all others at the start; empty if the library has its own time
+    limit and reports missing ranks."""
     joining: tuple[str, ...] = ()
     """The collectives by which ranks join and leave, as observers report them: no step of training."""
     collectives: tuple[str, ...] = ()
@@ -101,7 +101,9 @@ class Rendezvous:
     def prepare(
         self, plan: Plan, address: str, port: int, *, spec: JobSpec, gang: str, attempt: int
     ) -> RendezvousInfo:
-        """Return how the plan's ranks meet at ``address:port``, held by rank 0's host. No effect."""
+        """Return how the plan's ranks find each other at ``address:port`` on rank 0's host. No side
+        effects.
+        """
         raise NotImplementedError
 
     def serve_here(self, held: socket.socket, over: threading.Event) -> None:
@@ -115,7 +117,7 @@ class Rendezvous:
         return lambda: None
 
     def fault(self) -> str | None:
-        """Return what is wrong with :attr:`library` on this machine, None when nothing is."""
+        """Return the problem of :attr:`library` on this machine, None without one."""
         if not self.library:
             return None
         found: str | None = importlib.import_module(self.library).fault()

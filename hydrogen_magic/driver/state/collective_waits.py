@@ -1,6 +1,6 @@
 """Detects slow ranks by the time that each rank waits in collectives: the slowest one waits least.
 
-That needs no clocks that agree, and no word of the collective itself.
+This needs neither synchronized clocks nor information about the collective itself.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ _PAIRWISE = re.compile(r"send|recv")
 
 @dataclass(frozen=True)
 class _LibraryRules:
-    """How errors and functions of the libraries by which ranks meet are recognized."""
+    """Patterns for errors and functions of the libraries that a rendezvous uses."""
 
     types: frozenset[str]
     message: re.Pattern[str]
@@ -73,7 +73,7 @@ def _rules() -> _LibraryRules:
 
 @functools.lru_cache(maxsize=1)
 def _rules_of(libraries: tuple[plugins.Rendezvous, ...]) -> _LibraryRules:
-    """Return the rules of all: a rank may use more libraries than the one by which its gang meets."""
+    """Return the rules of all libraries: a rank may use others than that of its gang's rendezvous."""
     victims = [library.victims for library in libraries]
     return _LibraryRules(
         frozenset(name for one in victims for name in one.types),

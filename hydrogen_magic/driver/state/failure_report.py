@@ -36,7 +36,7 @@ def report(state: GangState, last_output: Sequence[str] = (), saved_results: str
     """Return what a notebook shows for a failed gang, without colours of our own.
 
     ``last_output`` are the culprit's last lines, without line ends; only the last ten are shown.
-    ``saved_results`` says where results are that arrived.
+    ``saved_results`` names the location of results that arrived.
     """
     if state.culprit is None or not 0 <= state.culprit < len(state.ranks):
         return f"the gang failed: {clean_name(state.reason) or 'no rank reported a reason'}"
@@ -172,7 +172,7 @@ def _exit(rank: RankState, exited: RankExited, cells: Mapping[str, str]) -> list
     hint = f" ({clean_name(exited.hint)})" if exited.hint else ""
     if exited.signal_name:
         if exited.signal_name == "SIGKILL" and not hint:
-            hint = " (out of memory? that is what ends processes so, unless somebody did)"
+            hint = " (out of memory, or killed by another process)"
         when = _after_result(rank)
         line = f"rank {rank.rank} was killed by {clean_name(exited.signal_name)}{when}{hint}"
     else:

@@ -1,4 +1,4 @@
-"""Horovod on machines with ranks: what observes it there, and what its ranks meet at."""
+"""Horovod on machines with ranks: its observers and its rendezvous server."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Reads Horovod's timeline on rank 0's host while it is written, for the view and for the record.
 
-Rank 0 says where its Horovod writes (:mod:`.observe.timeline`). A look, four times a second, reads what is
-new and costs milliseconds, whatever comes: where events come faster than that they are left out of the view,
-and counted, and never out of the file.
+Rank 0 reports where its Horovod writes (:mod:`.observe.timeline`). A poll, four times a second, reads new
+data and takes milliseconds at most: if events arrive faster, some are omitted from the view, and counted,
+but never from the file.
 """
 
 from __future__ import annotations

@@ -103,7 +103,7 @@ class _TaskPlacement(Placement):
         self.n_ranks = _n_slots(prepared)
         self.agent_group = TaskAgentGroup(prepared, self.n_ranks)
         self._where = session.where
-        self._gpu = "one that Spark gives" if share.for_ranks else None
+        self._gpu = "one assigned by Spark" if share.for_ranks else None
         self._notes = share.notes
 
     def plan(self, spec: JobSpec) -> Plan:
@@ -140,7 +140,7 @@ class TaskAgentGroup:
         self._now_s: Callable[[], float] = time.monotonic
         self._key = ""
         self._is_ending = False
-        """Each worker that reports is told to end its task."""
+        """Each worker that reports is asked to end its task."""
         self._is_unwanted = False
         self._asked: set[str] = set()
         """Workers that shall say where their threads are."""
@@ -194,7 +194,7 @@ class TaskAgentGroup:
 
     async def _look(self) -> None:
         """Have Spark say how many tasks are done. It may be ending: then it says nothing any more."""
-        with suppress(Exception):  # Java's, gRPC's and pyspark's have no base in common
+        with suppress(Exception):  # exceptions of Java, gRPC and pyspark have no common base
             stages = await asyncio.to_thread(self._run.stages)
             self._tally.count(stages, self._now_s())
 

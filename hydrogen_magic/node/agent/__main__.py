@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> None:
     handover = socket.socket(fileno=int(arguments[0]))
     received = framing.receive(framing.FrameReader(handover))
     if received is None:
-        return  # the kernel has gone already
+        return  # the kernel has already exited
     message, fds = received
     config = decode(message, AgentConfig)
     try:
@@ -63,7 +63,7 @@ def _kernel_link(config: AgentConfig, handover: socket.socket, fds: list[int]) -
 
             return RemoteLink(config, socket.socket(fileno=fds[0]))
         case _:
-            raise MessageError("an agent is either on the kernel's machine or on another one")
+            raise MessageError("an agent is either on the kernel's machine or on another machine")
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ class KernelLink(Protocol):
     """The agent's interface to its kernel, on this or another machine."""
 
     bind: str
-    """Address for what ranks meet at."""
+    """Address on which the rendezvous is served."""
     interface: str
     """The network interface that faces the other hosts; empty on the kernel's machine."""
 

@@ -51,8 +51,8 @@ class Clock:
 class LogShipper:
     """Sends new data of the ranks' log files in full: the kernel keeps the run's record.
 
-    ``timelines``: those of libraries that are kept as well, as far as they have settled. ``send`` takes a
-    part and its bytes.
+    ``timelines``: those of libraries, sent up to their last complete object. ``send`` takes a part and its
+    bytes.
     """
 
     def __init__(

@@ -79,7 +79,7 @@ class RankGroup:
         env = {**os.environ, **request.env}
         self._mask = Mask((*request.secrets, *secret_values(env)))
         self.timelines = follower_of(request.timeline, self._zero_s, emit, self._mask)
-        """Those of the library by which the ranks meet."""
+        """Timelines of the rendezvous library."""
         self._grace_s = request.grace_s
         self._ranks: dict[int, RankProcess] = {}
         self._gpus = RankGpus({rank.rank: rank.gpu for rank in request.ranks})
@@ -294,7 +294,7 @@ class RankGroup:
     # ── commands ──
 
     def obey(self, command: RanksCommand) -> None:
-        """Do what the kernel says about this gang."""
+        """Carry out a command of the kernel for this gang."""
         match command:
             case StopRanks():
                 self.stop()

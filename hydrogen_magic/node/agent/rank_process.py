@@ -76,14 +76,14 @@ class RankProcess:
         self.has_delivered = False
         """All its results have arrived here."""
         self._doing = ""
-        """What it does with its results just now, such as "packing `model`"."""
+        """The current step of sending its results, such as "packing `model`"."""
         self._doing_since_s = 0.0
         self.exit_watch: ExitWatch | None = None
         """Time since the end of its cell."""
         self.on_stay: Callable[[], None] = lambda: None
-        """Told when it stays."""
+        """Called when its process is kept."""
         self.on_timeline: Callable[[TimelineFile], None] = lambda timeline: None
-        """Told of a timeline that a library on the rank begins, or has ended."""
+        """Called when a library on the rank starts or ends a timeline."""
         self._log = log
         self._now_s = now_s
         self._emit = emit
@@ -242,7 +242,7 @@ class RankProcess:
         return found.state
 
     def report_packing(self) -> None:
-        """Emit once what it does with its results, if that takes a while."""
+        """Emit once the progress with its results, if that takes long."""
         waited_s = time.monotonic() - self._doing_since_s
         if self._doing and not self.exited and waited_s > _LONG_S:
             self._doing_since_s = math.inf

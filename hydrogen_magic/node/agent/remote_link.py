@@ -86,7 +86,7 @@ class _Task:
     """None until it has arrived."""
 
     def answer(self, message: TaskAnswer) -> bool:
-        """Return whether it was still there to hear it."""
+        """Return whether the task was still connected to receive it."""
         with suppress(OSError):
             framing.send(self.sock, message)
             return True
@@ -167,7 +167,7 @@ class RemoteLink:
         for task in [t for t, hello in self._attached.values() if hello.executor_pid == pid]:
             self._lose(task, "its Spark executor ended")
         if pid == self._config.executor_pid:
-            self._retire()  # at once, or when the kernel has heard how its gang has ended
+            self._retire()  # at once, or after the kernel has received the end of its gang
 
     def _retire(self) -> None:
         """Serve no other gang after this one: our files are in a directory that is removed with
@@ -263,7 +263,7 @@ class RemoteLink:
             task.sock.close()
 
     def _lose(self, task: _Task, why: str) -> None:
-        """A task has gone that nobody released: its rank must not go on without it."""
+        """A task has exited without being released: its rank must not continue without it."""
         task.answer(TaskReleased())  # a worker may outlive its executor, and must not sweep us up
         self._hang_up(task)
         hello = task.hello
@@ -322,7 +322,7 @@ class RemoteLink:
                 self._keep_checkpoint(part.label, fd)
             case RankFile():
                 os.close(fd)
-                raise MessageError("a file of a rank is for the kernel")
+                raise MessageError("a file of a rank must go to the kernel")
 
     def _keep_closure(self, gang: str, fd: int) -> None:
         for old in self._closures.values():

@@ -166,7 +166,7 @@ class AgentServer:
                 if self._group is not None and command.gang == self._group.gang:
                     self._group.obey(command)
             case _:
-                raise MessageError(f"this agent has no use for {type(command).__name__}")
+                raise MessageError(f"this agent does not handle {type(command).__name__}")
 
     def _expect_ranks(self) -> None:
         """Queue connections of the next gang's ranks: ranks on other hosts may be faster than this one."""

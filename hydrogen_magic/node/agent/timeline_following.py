@@ -41,7 +41,7 @@ class TimelineFollower(Protocol):
         ...
 
     def look(self) -> None:
-        """Send what is new. Called twenty times a second, and must take milliseconds."""
+        """Send new data. Called twenty times a second, and must take only milliseconds."""
         ...
 
     def finish(self) -> None:
@@ -74,7 +74,7 @@ def follower_of(
     module, _, name = timeline.follower.partition(":")
     try:
         made: TimelineFollower = getattr(importlib.import_module(module), name)(zero_s, emit, mask)
-    except Exception as error:  # a plug-in's: the gang goes on without its timeline
+    except Exception as error:  # an error of a plug-in: the gang continues without its timeline
         text = f"the timeline of {timeline.name} is not shown: {type(error).__name__}: {error}"
         emit(ev.Notice(0.0, "warning", text))
         return _NoTimeline()

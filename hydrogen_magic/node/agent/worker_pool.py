@@ -165,7 +165,8 @@ class WorkerPool:
     ) -> list[PooledWorker]:
         """Return ``count`` workers with ``modules`` imported; they are the caller's from now on.
 
-        ``observers``: what they and those forked ahead from now on attach; None: as before.
+        ``observers``: those that these workers, and workers forked in advance from now on, attach; None:
+        unchanged.
         """
         async with self._lock:
             self._use_observers(observers)

@@ -380,7 +380,7 @@ def _is_stopped(pid: int) -> bool:
 
 
 def _sweep_after(agent: dict[str, Any]) -> None:
-    """End what a killed agent could not: whatever carries its random mark descends from it."""
+    """End processes that a killed agent could not end: all with its random mark are its descendants."""
     mark = f"HYDROGEN_MAGIC_AGENT={agent['mark']}".encode()
     deadline = time.monotonic() + _SWEEP_S
     while time.monotonic() < deadline and (left := _with_mark(mark)):

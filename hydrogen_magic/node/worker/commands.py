@@ -77,4 +77,4 @@ class AgentCommands:
             case StartProfile():
                 self._profiler.ask(command.number, command.steps, command.path)
             case _:
-                raise MessageError(f"a rank that runs has no use for {type(command).__name__}")
+                raise MessageError(f"a running rank does not handle {type(command).__name__}")

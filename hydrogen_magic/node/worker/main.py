@@ -94,7 +94,7 @@ def _print_exception(error: BaseException) -> None:
 
 def _serve(service: ServiceSpec, fds: Sequence[int]) -> NoReturn:
     """Run a rendezvous' service on the listening socket in ``fds``."""
-    null = os.open(os.devnull, os.O_WRONLY)  # nobody reads what a service says
+    null = os.open(os.devnull, os.O_WRONLY)  # the output of a service is not read
     os.dup2(null, 1)
     os.dup2(null, 2)
     module, _, function = service.function.partition(":")
@@ -121,14 +121,14 @@ def _run(
     try:
         process_setup.enter_environment(start)
         rank = _Rank(control, reader, start, fds)
-    except Exception as error:  # a working directory that is gone, modules that cannot be read
+    except Exception as error:  # a missing working directory, modules that cannot be read
         _report_start(control, start, error)
         return 1
     code = rank.run()
     while rank.stays:
         received = framing.receive(reader)
         if received is None:
-            os._exit(0)  # nobody needs it any more
+            os._exit(0)  # it is no longer needed
         message, fds = received
         later = decode(message, RankStart)
         process_setup.update_environment(start.env, later.env)
@@ -350,7 +350,7 @@ class _Rank:
         self._tell(SavedCheckpoint(name))
 
     def _tell(self, message: WorkerReport) -> None:
-        """Send what the user's own call led to; an agent that has gone is not the user's error."""
+        """Send an event about the user's call; an agent that has exited is not the user's error."""
         with self.lock, suppress(BrokenPipeError, ConnectionResetError):
             framing.send(self.control, message)
 

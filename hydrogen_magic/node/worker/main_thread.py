@@ -45,7 +45,7 @@ _MAX_NOTES = 20
 
 _PACKAGE = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 _RUN_BY_TESTS = f"{_PACKAGE}testing{os.sep}"
-"""What ranks of plug-in authors' tests run: to a rank, it is the user's code."""
+"""Functions that ranks run in tests of plug-in authors: to a rank, they are user code."""
 
 
 class Watch:

@@ -54,9 +54,9 @@ def deliver(
 ) -> int:
     """Send the results of this rank; return their size in bytes.
 
-    What cannot be sent is reported as a part with an error. Sharded tensors are gathered, a collective
-    operation: all ranks call this function. ``report``: called with a line about the progress.
-    ``begin``: called with what comes next, such as "packing `model`": methods of users' classes may
+    A result that cannot be sent is reported as a part with an error. Gathering sharded tensors is a
+    collective operation: all ranks call this function. ``report``: called with a line about the progress.
+    ``begin``: called with the next operation, such as "packing `model`": methods of users' classes may
     crash the process.
     """
     with loaded.as_main():
@@ -87,7 +87,7 @@ class _Delivery:
         later = {}
         for name, obj in results.items():
             self._begin(f"packing {label(name)}")
-            # The value is the last: what it shares with variables belongs to the notebook.
+            # The value is the last: objects shared with variables belong to the notebook.
             if self._gathering.concerns(name, obj) or name == CELL_VALUE:
                 later[name] = obj
             elif rank == 0:

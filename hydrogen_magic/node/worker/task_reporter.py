@@ -68,7 +68,7 @@ class TaskReporter:
 
     @contextmanager
     def telling(self, task: TaskCounter) -> Iterator[None]:
-        """Tell of ``task`` until the block ends, and how it ended."""
+        """Report ``task`` until the block ends, and its result."""
         self._task = task
         phase = "failed"
         try:
@@ -81,7 +81,7 @@ class TaskReporter:
             task.fail(str(error)[:_LONGEST])
             raise
         finally:
-            with self._lock:  # so that nobody ends a task that is no longer this one
+            with self._lock:  # so that a later task is not ended by mistake
                 task.enter(phase)
                 self._task = None
                 if not self.is_over:

@@ -166,10 +166,10 @@ def _why_not(found: Mapping[str, Any]) -> str:
 
 
 class _Peers:
-    """The other ranks at the end of the cell: what they are about to gather.
+    """The other ranks at the end of the cell: the tensors that they are about to gather.
 
-    They meet in the store of their process group. A rank without a process group says so in the store
-    at which the gang's ranks have met: its peers would wait for it in vain.
+    They use the store of their process group. A rank without a process group reports that in the store of
+    the gang's rendezvous: its peers would wait for it in vain.
     """
 
     def __init__(self, report: Callable[[str], None]) -> None:

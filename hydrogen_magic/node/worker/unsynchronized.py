@@ -1,7 +1,7 @@
 """Detects ranks that train on their own: optimizer steps without communication between ranks.
 
-Every rank then has a model of its own, and nothing fails. The process groups count what they exchange,
-also what C++ code such as DDP's asks of them; calls of other libraries are counted where observers see them.
+Every rank then has its own model, and nothing fails. The process groups count their collectives, including
+those of C++ code such as DDP's; calls of other libraries are counted by their observers.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class ExchangeCounter:
         self._is_decided = True
         remedy = self.advice.text or _remedy()
         return (
-            f"{alone} optimizer step{'s' if alone > 1 else ''} without any collective: each of the"
-            f" {world_size} ranks trains a model of its own. To train one model, {remedy}"
+            f"{alone} optimizer step{'s' if alone > 1 else ''} without any collective: each of "
+            f"the {world_size} ranks trains its own model. To train one model, {remedy}"
         )
 
 

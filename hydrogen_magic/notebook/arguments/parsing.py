@@ -148,12 +148,12 @@ def _checked(spec: JobSpec, found: argparse.Namespace) -> JobSpec:
         return spec
     if found.np not in (None, 1):
         raise ArgumentsError(
-            f"--on {spec.placement} runs one rank inside the kernel, --np {found.np} asks for more: drop "
-            "--np, or use --on local"
+            f"--on {spec.placement} runs one rank inside the kernel, so --np {found.np} is not "
+            "possible: drop --np, or use --on local"
         )
     if spec.detach:
         raise ArgumentsError(
-            f"--on {spec.placement} runs inside the kernel, so it cannot --detach: use one"
+            f"--on {spec.placement} runs inside the kernel and cannot --detach: drop one of the two"
         )
     return replace(spec, np=1)
 

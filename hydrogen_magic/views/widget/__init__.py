@@ -8,15 +8,16 @@ A gang is shown in up to three ways, one after another:
   printed and a block of text updated in place, from the first event on;
 - at the end: a picture of static HTML, which a saved notebook and nbconvert show.
 
-A flood of other messages makes the server drop messages, ours among them. A page that knows of the
-widget asks for what it misses. Once the flood is over, a widget that no page has heard of is opened
-again, and the end of its cell is reported again (:meth:`WidgetView._send_again`). Two limits remain.
-Messages that a slow server has queued are shown after those before them, however late. An output that
-was dropped is displayed again only in JupyterLab and Notebook 7: other front ends do not let a page see
-whether the notebook has it, and an output that is displayed twice stays in the notebook twice.
+A flood of other messages makes the server drop messages, ours among them. A page that has the widget
+requests missing data. After the flood, a widget that has reached no page is opened again, and the end of
+its cell is reported again (:meth:`WidgetView._send_again`). Two limits remain. Messages that a slow server
+has queued are shown after those before them, however late. An output that was dropped is displayed again
+only in JupyterLab and Notebook 7: other front ends do not let a page see whether the notebook has it, and
+an output that is displayed twice stays in the notebook twice.
 
-Pages' orders come in other threads while a cell waits, see ``routes``. What they ask for is served in
-:meth:`WidgetView.update`; after the end, in the thread that the order came in.
+Commands of pages arrive in other threads while a cell waits, see
+:mod:`~hydrogen_magic.views.widget.shell_interceptor`. :meth:`WidgetView.update` answers their requests;
+after the end, the thread of the command does.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ _MESSAGE_S = 0.1
 _SERVING_S = 0.05
 """Time for requests of pages between two updates: half of it."""
 _PARTS_AT_A_TIME = 4
-"""Of files, between two updates: 40 MB/s, and the view goes on."""
+"""Bytes of files between two updates: 40 MB/s, without blocking the view."""
 _CALM_EVERY_S = 0.25
 """Between two looks whether a flood is over."""
 _AGAIN_AFTER_S = (0.0, 1.0, 2.0)
@@ -383,7 +384,7 @@ class WidgetView:
             self._page = None
 
     def _show_again(self, what: str) -> None:
-        """Display again what a page has not got: the output itself, or what it should show."""
+        """Display again an output that a page lacks: the output itself, or its contents."""
         page = self._page
         if what == "output":
             self._display.put_as_new()

@@ -41,7 +41,7 @@ class Display:
         """Request of the cell, None outside of any."""
 
     def put(self, data: Mapping[str, Any]) -> None:
-        """Show ``data``, by MIME type, in place of what was there."""
+        """Show ``data``, by MIME type, in place of the previous display."""
         self._data = data
         publish = partial(self._publish, data)
         if self._id is None:
@@ -63,7 +63,7 @@ class Display:
             send_under(self._cell, "display_data", content)
 
     def forget(self) -> None:
-        """Let go of the data; pages keep what they show."""
+        """Release the data; pages keep their current display."""
         self._data = {}
 
     def _publish(self, data: Mapping[str, Any]) -> None:

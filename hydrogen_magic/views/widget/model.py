@@ -131,7 +131,7 @@ class Page:
     def free_prompt(self) -> None:
         """Report once more that the cell is idle, when it is: pages that missed it show ``[*]`` for ever.
 
-        They ignore it where they have heard it before. The kernel's loop runs as soon as no cell does.
+        Pages that have received it ignore it. The kernel's loop runs as soon as no cell does.
         """
         loop = getattr(ipython_kernel(), "io_loop", None)
         if loop is not None and self._cell is not None:
@@ -139,11 +139,11 @@ class Page:
             loop.add_callback(send_under, self._cell, "status", idle)
 
     def open_again(self) -> None:
-        """Have pages make the widget anew; where none has heard of it, there is nothing to close."""
+        """Make pages create the widget again; if none has received it, there is nothing to close."""
         self._context.copy().run(self._announce)
 
     def _announce(self) -> None:
-        assert self._model is not None, "what is announced again was opened"
+        assert self._model is not None, "the view was opened before it is announced again"
         for widget in (self._model.layout, self._model):
             widget.comm.close(deleting=True)  # it stays the kernel's
             data = {"state": widget.get_state(), "buffer_paths": []}

@@ -127,7 +127,7 @@ def fingerprint(job: Job) -> str:
 
 
 def problem_of(error: SparkJobError | None) -> TaskProblem | None:
-    """Return what a task said when it ended the stage, None when it was not one of ours."""
+    """Return the problem with which a task ended the stage, None if it was not one of ours."""
     if error is None:
         return None
     text = f"{error}\n{getattr(error, 'details', '')}"
@@ -138,7 +138,7 @@ def problem_of(error: SparkJobError | None) -> TaskProblem | None:
 
 
 def as_error(error: SparkJobError | None, session: Session) -> HydrogenError:
-    """Return what the user is told of a stage that ended before its ranks had.
+    """Return the user's error for a stage that ended before its ranks did.
 
     AgentLostError where a process or an executor has ended, so that another attempt may succeed.
     """

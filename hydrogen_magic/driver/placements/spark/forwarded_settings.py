@@ -45,5 +45,5 @@ def leave_timeline(attempt: Attempt) -> str:
         shutil.copyfile(written, path)
     except OSError as error:
         what = f"the timeline of {timeline.name}"
-        return f"{what} cannot be written: {error}; it is kept as {written}"
+        return f"{what} cannot be copied to its path: {error}; it is in {written}"
     return ""

@@ -18,7 +18,7 @@ _PACKAGE = Path(__file__).parents[3]
 _SENT = ("core", "serialization", "transport", "node", "compat")
 """Packages that agents and ranks import."""
 _SENT_FILES = ("__init__.py", "errors.py", "testing/__init__.py", "testing/ranks.py")
-"""What they import beside these."""
+"""Other modules that they import."""
 _STAMP = (2020, 1, 1, 0, 0, 0)
 """A constant time: equal files make an equal zip."""
 
@@ -65,7 +65,7 @@ def _init_of(package: str) -> Path:
     found = find_spec(package)
     if found is None or found.origin is None:
         raise PlacementError(
-            f"the package {package} is to be sent to executors, but is not found here"
+            f"the package {package} must be sent to executors, but is not found here"
         )
     return Path(found.origin)
 

@@ -72,7 +72,7 @@ def _gpus(places: list[BarrierTask]) -> dict[int, str]:
     for place in places:
         host, addresses = place.agent.host, place.about.gpus
         if not addresses:
-            raise PlacementError(f"Spark gave a task on host {host} no GPU: drop `--gpu`")
+            raise PlacementError(f"Spark assigned no GPU to a task on host {host}: drop `--gpu`")
         gpu = _visible(addresses[0], place.about.gpus_visible)
         if gpu in found.values():
             raise PlacementError(

@@ -60,7 +60,7 @@ class AttemptWaiter(Protocol):
         ...
 
     def on_detached(self, task: TaskHello) -> None:
-        """A task has gone before its rank was started."""
+        """A task has exited before its rank was started."""
         ...
 
 
@@ -136,7 +136,7 @@ class RemoteAgent(AgentClient):
         assert self.job is not None and self.sink is not None
         if isinstance(part, LogPart):
             name, rest, flags = f"rank-{part.rank}.log", b"", os.O_APPEND
-        else:  # the bracket that ends it is written over by what comes next
+        else:  # the next piece overwrites the closing bracket
             library = self.job.job.spec.rendezvous
             name, rest, flags = Path(f"{library}-timeline-{part.number}.json").name, b"]", 0
         flags |= os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW
@@ -163,7 +163,7 @@ class RemoteAgent(AgentClient):
     def launch(
         self, attempt: Attempt, sink: EventSink, request: LaunchRequest
     ) -> asyncio.Future[None]:
-        """Start the ranks of ``request``; return what is done when nothing of them is left."""
+        """Start the ranks of ``request``; return a future that is done when nothing of them is left."""
         self.sink, self.job = sink, attempt
         self.attempt = (attempt.gang, attempt.number)
         swept = self.expect_sweep()
@@ -266,7 +266,7 @@ class RemoteAgentPool:
         agent_group = self.crews.get((task.gang, task.attempt))
         if agent_group is not None:
             agent_group.on_attached(agent, task)
-        else:  # it came when nobody waited any more
+        else:  # it connected after the wait was over
             agent.send(ReleaseTasks(task.gang, task.attempt))
 
     def detached(self, task: TaskHello) -> None:

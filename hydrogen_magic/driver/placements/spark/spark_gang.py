@@ -200,7 +200,7 @@ class SparkAgentGroup:
         self._changed.set()
 
     def on_detached(self, task: TaskHello) -> None:
-        """A task has gone before its rank was started; Spark's own word of it follows."""
+        """A task has exited before its rank was started; Spark's own report follows."""
         self._places.pop(task.partition, None)
 
     async def _conduct(

@@ -1,7 +1,6 @@
-"""Horovod in a gang of another rendezvous: said in plain words.
+"""Clear errors for Horovod in a gang of another rendezvous.
 
-It takes a rank that was told nothing of others for the only one: every rank would train alone, and nothing
-would fail.
+Without its variables, Horovod takes a rank for the only one: every rank would train alone without an error.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ __all__ = ["attach"]
 def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None]) -> None:
     """Have ``hvd.init`` of ``module``, which is ``horovod.torch``, say when it leaves a rank alone.
 
-    ``replace``: puts a wrapped function wherever Horovod has the original.
+    ``replace``: installs a wrapped function wherever Horovod has the original.
     """
     original = module.init
 

@@ -36,7 +36,7 @@ _Send = Callable[[TimelineFile], None]
 
 
 def install(prefix: str, send: _Send) -> Callable[[bool], None]:
-    """Have timelines written to ``<prefix><number>.json``, and the agent told of them by ``send``.
+    """Write timelines to ``<prefix><number>.json``, and report them to the agent with ``send``.
 
     Returns what begins or ends a timeline where that is due; it never waits.
     """

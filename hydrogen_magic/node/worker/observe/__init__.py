@@ -32,7 +32,9 @@ def import_ours() -> None:
 
 
 def install(observers: Iterable[ObserverSpec]) -> None:
-    """Attach observers to what is imported, and to the rest when it comes. Twice is once."""
+    """Attach observers to imported libraries, and to others when they are imported. A second call has no
+    effect.
+    """
     if any(isinstance(finder, _ObserverFinder) for finder in sys.meta_path):
         return
     pending: dict[str, list[str]] = {}

@@ -71,7 +71,7 @@ def noting(
 ) -> Callable[..., Any]:
     """Return ``original``, noted as the collective ``name`` while it runs.
 
-    ``torch``: given for what torch.compile may meet. ``is_joining``: ranks join or leave by it.
+    ``torch``: given if torch.compile may trace the function. ``is_joining``: ranks join or leave by it.
     """
 
     @functools.wraps(original)

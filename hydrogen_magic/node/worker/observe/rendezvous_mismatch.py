@@ -1,4 +1,4 @@
-"""torch's process group in a gang that has another rendezvous: said in plain words.
+"""Clear errors for torch's process group in a gang that has another rendezvous.
 
 torch asks for a variable that such a gang does not have.
 """
@@ -28,8 +28,9 @@ def explained(init_process_group: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             advice = reporter.solo.advice
             raise ValueError(
-                f"init_process_group() has nowhere to meet in a gang launched `--with {advice.rendezvous}`:"
-                f" launch it `--with torch`, or {advice.text or 'join the ranks as that library does'}"
+                "init_process_group() finds no torch rendezvous in a gang launched `--with "
+                f"{advice.rendezvous}`: launch the gang `--with torch`, or "
+                f"{advice.text or 'join the ranks with that library'}"
             ) from error
 
     return call
