@@ -43,7 +43,8 @@ __all__ = [
 
 CELL_VALUE = ""
 """Name of the part with the value of the cell or call. No variable has this name."""
-NONE = Payload(b"".join(pickle.dumps(obj, pickle.HIGHEST_PROTOCOL) for obj in ([], None)), ())
+_MARK = pickle.dumps([], pickle.HIGHEST_PROTOCOL)
+NONE = Payload(_MARK + pickle.dumps(None, pickle.HIGHEST_PROTOCOL), ())
 """The section of None alone: a mark, then the object, as :class:`Packer` writes them."""
 
 
