@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.inference.stream_source import beside
+from hydrogen_magic.inference.memory_result import side_by_side
 
 __all__ = ["Layout", "ParquetResult"]
 
@@ -89,9 +89,9 @@ class ParquetResult:
         metadata = self._own.metadata if list(self._own.names) == self._kept else None
         return pa.schema([*own, *predicted], metadata=metadata)
 
-    def put(self, first_row: int, columns: pa.Table, rows: pa.Table | None) -> None:
+    def put(self, first_row: int, columns: pa.Table, rows: pa.Table) -> None:
         in_file = [name for name in self._kept if name not in self._from_folders]
-        self._waiting[first_row] = beside(rows, in_file, columns)
+        self._waiting[first_row] = side_by_side(rows.select(in_file), columns)
         while self._files is not None and self._next_row in self._waiting:
             table = self._waiting.pop(self._next_row)
             self._next_row += table.num_rows

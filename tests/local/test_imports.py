@@ -44,7 +44,7 @@ def test_a_rank_imports_no_framework_and_nothing_of_a_notebook(code: str) -> Non
 def test_spark_is_known_without_being_imported() -> None:
     code = (
         "import pandas as pd\n"
-        "from hydrogen_magic.inference import frames\n"
+        "from hydrogen_magic.inference import sources\n"
         "assert frames.kind_of(pd.DataFrame()) == 'pandas' and frames.kind_of(3) is None\n"
         "loaded = {'pyspark', 'polars', 'pyarrow.dataset'} & set(sys.modules)\n"
         "assert not loaded, loaded\n"

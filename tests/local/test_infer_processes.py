@@ -15,7 +15,7 @@ PEAK = """
 import sys
 from pathlib import Path
 import numpy as np, pandas as pd, pyarrow as pa, pyarrow.parquet as pq
-from hydrogen_magic.inference import frames
+from hydrogen_magic.inference import sources
 from hydrogen_magic.node.prediction import options
 
 def high_kb():
@@ -23,7 +23,7 @@ def high_kb():
     return int(status.partition("VmHWM:")[2].split()[0])
 
 def run(frame):
-    source = frames.source(frame)
+    source = sources.source(frame)
     result = source.result(options.InferOptions())
     first = 0
     for chunk in source.chunks(4096):
@@ -90,11 +90,11 @@ def test_a_kernel_that_ends_leaves_nothing(tmp_path: Path) -> None:
     code = (
         "import sys, pyarrow as pa\n"
         "from pathlib import Path\n"
-        "from hydrogen_magic.inference import frames\nfrom hydrogen_magic.node.prediction import options\n"
+        "from hydrogen_magic.inference import sources\nfrom hydrogen_magic.node.prediction import options\n"
         f"rows = Path({str(rows)!r})\n"
-        "result = frames.source(rows).result(options.InferOptions(only=True))\n"
+        "result = sources.source(rows).result(options.InferOptions(only=True))\n"
         "result.begin(pa.schema([('n', pa.int8())]))\n"
-        "result.put(0, pa.table({'n': pa.array([1], pa.int8())}), None)\n"
+        "result.put(0, *[pa.table({'n': pa.array([1], pa.int8())})] * 2)\n"
         "print(len(list(rows.parent.iterdir())))\n"
     )
     done = subprocess.run(

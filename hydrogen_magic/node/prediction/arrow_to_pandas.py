@@ -18,14 +18,18 @@ import pyarrow as pa
 from hydrogen_magic.node.prediction.chunking import in_groups
 from hydrogen_magic.node.prediction.ndarray_columns import is_listed, shaped
 
-__all__ = ["empty_of_numbers", "numbers", "part", "whole"]
+__all__ = ["empty_of_numbers", "nullable_dtype", "numbers", "part", "whole"]
 
-_NULLABLE = {
-    "int8": "Int8", "int16": "Int16", "int32": "Int32", "int64": "Int64",
-    "uint8": "UInt8", "uint16": "UInt16", "uint32": "UInt32", "uint64": "UInt64",
-    "bool": "boolean",
-}  # fmt: skip
-"""Arrow's types whose nulls NumPy has no place for, with pandas' types that do."""
+
+def nullable_dtype(kind: pa.DataType) -> Any:
+    """Return the dtype of pandas for integers and booleans with nulls, None for any other type."""
+    import pandas as pd
+
+    if pa.types.is_boolean(kind):
+        return pd.BooleanDtype()
+    if not pa.types.is_integer(kind):
+        return None
+    return pd.api.types.pandas_dtype(str(kind).replace("uint", "UInt").replace("int", "Int"))
 
 
 def whole(rows: pa.RecordBatch, first_row: int) -> Any:
@@ -42,9 +46,11 @@ def whole(rows: pa.RecordBatch, first_row: int) -> Any:
         if isinstance(field.type, pa.FixedShapeTensorType):
             cells = pd.Series(list(shaped(column, field.name)), dtype=object, index=frame.index)
             frame.isetitem(place, cells)
-        elif nullable := _nullable_type(column):
-            cells = pd.Series(column.to_pylist(), dtype=nullable, index=frame.index)
+        elif is_listed(field.type) and _has_nullable_items(column):
+            cells = pd.Series(column.to_pylist(), dtype=object, index=frame.index)
             frame.isetitem(place, cells)
+        elif column.null_count and nullable_dtype(field.type) is not None:
+            frame.isetitem(place, column.to_pandas(types_mapper=nullable_dtype).array)
     if isinstance(frame.index, pd.RangeIndex):
         frame.index = pd.RangeIndex(first_row, first_row + len(frame))
     return frame
@@ -58,13 +64,11 @@ def part(frame: Any, start: int, stop: int) -> Any:
     return cut
 
 
-def _nullable_type(column: pa.Array) -> str | None:
-    """Return pandas' type for a column whose nulls NumPy has no place for; None for all others."""
-    if is_listed(column.type):
-        while hasattr(column.type, "value_type"):
-            column = column.flatten()
-        return "object" if column.null_count and str(column.type) in _NULLABLE else None
-    return _NULLABLE.get(str(column.type)) if column.null_count else None
+def _has_nullable_items(column: pa.Array) -> bool:
+    """Return whether lists have items that only a nullable dtype could hold."""
+    while hasattr(column.type, "value_type"):
+        column = column.flatten()
+    return bool(column.null_count) and nullable_dtype(column.type) is not None
 
 
 # ── numbers of one type ──────────────────────────────────────────────────────────────────────────
