@@ -12,8 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.node.prediction.arrow_types import has_null_type
 from hydrogen_magic.node.prediction.options import InferOptions
-from hydrogen_magic.node.prediction.schema_unify import fit_table, has_unknown, merge_types
+from hydrogen_magic.node.prediction.schema_unify import fit_table, merge_types
 
 __all__ = ["Chunk", "ChunkQueue"]
 
@@ -202,7 +203,7 @@ class ChunkQueue:
             if self._seen is None:
                 if waits:
                     raise self._all_failed(answer.chunk.first_row + answer.chunk.n_rows)
-            elif waits or not any(has_unknown(column.type) for column in self._seen):
+            elif waits or not any(has_null_type(column.type) for column in self._seen):
                 self._begin(self._seen)
 
     def _begin(self, schema: Any) -> None:

@@ -31,7 +31,8 @@ from hydrogen_magic.driver.placements.spark.session import Session, SparkJobErro
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 from hydrogen_magic.errors import HydrogenError, InferError, PlacementError
 from hydrogen_magic.inference.spark import shipping as sending
-from hydrogen_magic.node.prediction.ddl import parse_schema, schema_text
+from hydrogen_magic.node.prediction.arrow_types import has_null_type
+from hydrogen_magic.node.prediction.ddl import parse_schema, spark_schema
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.spark.inference_task import END
 
@@ -233,18 +234,13 @@ def _schemas(frame: Any, kept: list[str], added: pa.Schema) -> tuple[Any, bytes]
     from pyspark.sql.types import StructType
 
     for field in added:
-        if _has_nulls_alone(field.type):
+        if has_null_type(field.type):
             raise InferError(
                 f"column {field.name!r} of the first batch is {field.type}: it has no value to tell"
                 f' its type by, so name it, such as --schema "{field.name} double"'
             )
-    of_spark = parse_schema(schema_text(added))
+    of_spark = spark_schema(added)
     _refuse_equal(frame, [*kept, *of_spark.names], "the result would have more than one column")
     of_frame = frame.schema
     fields = [*(of_frame[name] for name in kept), *from_arrow_schema(of_spark).fields]
     return StructType(fields), of_spark.serialize().to_pybytes()
-
-
-def _has_nulls_alone(found: pa.DataType) -> bool:
-    inner = (found.field(place).type for place in range(found.num_fields))
-    return pa.types.is_null(found) or any(map(_has_nulls_alone, inner))

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hydrogen_magic.node.prediction.arrow_types import is_list_of_numbers
 from hydrogen_magic.node.prediction.chunking import in_groups
-from hydrogen_magic.node.prediction.ndarray_columns import is_listed, shaped
+from hydrogen_magic.node.prediction.ndarray_columns import shaped
 
 __all__ = ["empty_of_numbers", "nullable_dtype", "numbers", "part", "whole"]
 
@@ -46,7 +47,7 @@ def whole(rows: pa.RecordBatch, first_row: int) -> Any:
         if isinstance(field.type, pa.FixedShapeTensorType):
             cells = pd.Series(list(shaped(column, field.name)), dtype=object, index=frame.index)
             frame.isetitem(place, cells)
-        elif is_listed(field.type) and _has_nullable_items(column):
+        elif is_list_of_numbers(field.type) and _has_nullable_items(column):
             cells = pd.Series(column.to_pylist(), dtype=object, index=frame.index)
             frame.isetitem(place, cells)
         elif column.null_count and nullable_dtype(field.type) is not None:

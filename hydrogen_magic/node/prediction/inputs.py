@@ -18,8 +18,9 @@ from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction import annotations as kinds
 from hydrogen_magic.node.prediction import arrow_to_pandas
 from hydrogen_magic.node.prediction.arrow_copies import copied
+from hydrogen_magic.node.prediction.arrow_types import is_list_of_numbers, is_number
 from hydrogen_magic.node.prediction.chunking import in_groups
-from hydrogen_magic.node.prediction.ndarray_columns import array_of, is_listed, is_number, shaped
+from hydrogen_magic.node.prediction.ndarray_columns import array_of, shaped
 
 __all__ = ["Inputs"]
 
@@ -135,7 +136,7 @@ def _to_arrays(rows: pa.RecordBatch) -> dict[str, Any]:
     found = {}
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         array = array_of(column, name)
-        of_lists = is_listed(getattr(column, "dictionary", column).type)
+        of_lists = is_list_of_numbers(getattr(column, "dictionary", column).type)
         is_ragged = array.dtype == object and of_lists
         found[name] = _with_owned_cells(array) if is_ragged else _owned(array)
     return found
@@ -163,7 +164,7 @@ def _array(rows: pa.RecordBatch) -> Any:
     places = _numeric_places(rows.schema)
     names = rows.schema.names  # made anew each time it is asked for
     arrays = [shaped(rows.column(place), names[place]) for place in places]
-    if is_listed(rows.column(places[0]).type):
+    if is_list_of_numbers(rows.column(places[0]).type):
         return arrays[0]
     if len(arrays) == 1:
         return arrays[0].reshape(-1, 1)
@@ -194,7 +195,7 @@ def _side_by_side(columns: list[Any]) -> Any:
 
 def _numeric_places(schema: pa.Schema) -> list[int]:
     """Return which columns are the input: the only one of lists, or else all of numbers."""
-    listed = [place for place, found in enumerate(schema.types) if is_listed(found)]
+    listed = [place for place, found in enumerate(schema.types) if is_list_of_numbers(found)]
     if len(listed) > 1:
         names = ", ".join(repr(schema.names[place]) for place in listed)
         raise InferError(
@@ -221,7 +222,7 @@ def _to_tensors(rows: pa.RecordBatch) -> dict[str, Any]:
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if is_number(field.type):
             found[field.name] = _tensor(shaped(column, field.name))
-        elif is_listed(field.type):
+        elif is_list_of_numbers(field.type):
             array = array_of(column, field.name)
             is_ragged = array.dtype == object
             found[field.name] = list(map(_tensor, array)) if is_ragged else _tensor(array)

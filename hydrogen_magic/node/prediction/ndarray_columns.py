@@ -13,35 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.node.prediction.arrow_types import is_list_of_numbers
 
-__all__ = ["array_of", "is_listed", "is_number", "shaped"]
-
-
-def is_number(found: pa.DataType) -> bool:
-    """Return whether a tensor's element can hold it: a number, decimal or truth value."""
-    types = pa.types
-    return bool(
-        types.is_integer(found)
-        or types.is_floating(found)
-        or types.is_boolean(found)
-        or types.is_decimal(found)
-    )
-
-
-def is_listed(found: pa.DataType) -> bool:
-    """Return whether cells of this type are lists of numbers, at any depth, or tensors."""
-    if isinstance(found, pa.FixedShapeTensorType):
-        return True
-    if not _is_list(found):
-        return False
-    return is_number(found.value_type) or is_listed(found.value_type)
-
-
-def _is_list(found: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found)
-    )
+__all__ = ["array_of", "shaped"]
 
 
 def array_of(column: pa.Array, name: str) -> Any:
@@ -55,7 +29,7 @@ def array_of(column: pa.Array, name: str) -> Any:
     found = column.type
     if pa.types.is_dictionary(found):
         return array_of(column.dictionary_decode(), name)
-    if is_listed(found):
+    if is_list_of_numbers(found):
         array = _unless_ragged(column, name)
         return column.to_numpy(zero_copy_only=False) if array is None else array
     if pa.types.is_integer(found) and column.null_count:
@@ -68,7 +42,7 @@ def shaped(column: pa.Array, name: str) -> Any:
 
     Nulls are NaN; of a null list, all its elements. Raises InferError where lists differ in length.
     """
-    if not is_listed(column.type):
+    if not is_list_of_numbers(column.type):
         return _numbers(column, name)
     array = _unless_ragged(column, name)
     if array is None:
@@ -113,7 +87,7 @@ def _unless_ragged(column: pa.Array, name: str) -> Any:
         return None
     valid = column.drop_null() if column.null_count else column
     items = valid.flatten()
-    listed = is_listed(items.type)
+    listed = is_list_of_numbers(items.type)
     flat = _unless_ragged(items, name) if listed else _numbers(items, name)
     if flat is None:
         return None
