@@ -138,7 +138,7 @@ def test_parquet_data_is_written_where_it_is_said(shell: InteractiveShell, tmp_p
 def test_what_cannot_run_is_refused_with_a_remedy(shell: InteractiveShell) -> None:
     with pytest.raises(UsageError, match="needs the name of a DataFrame"):
         run(shell, "")
-    with pytest.raises(InferError, match="no such name; similar names: df"):
+    with pytest.raises(InferError, match="no variable of this name; similar names: df"):
         run(shell, "dff")
     with pytest.raises(InferError, match=r"spark\.createDataFrame\(df\)"):
         run(shell, "df --on spark")

@@ -21,7 +21,7 @@ from hydrogen_magic.node.prediction.ddl import parse_schema, spark_schema
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import ChunkOutput, Predictor
 from hydrogen_magic.node.prediction.schema_unify import fit_table
-from hydrogen_magic.node.prediction.shared_buffers import SlotReader, SlotWriter
+from hydrogen_magic.node.prediction.shared_buffers import BufferReader, BufferWriter
 from tests import infer_data as data
 
 ALL = InferOptions(only=True)
@@ -722,8 +722,8 @@ def test_text_that_is_no_schema(text: str, message: str) -> None:
 def test_what_predict_writes_into_a_batch_stays_there(on_error: str) -> None:
     """Numbers of a chunk that lies in memory shared with the kernel."""
     table = pa.table({f"x{n}": np.arange(n, n + 64, dtype=np.float32) for n in range(5)})
-    told, fds = (writer := SlotWriter()).write(table)
-    chunk = (reader := SlotReader()).view(told, fds)
+    told, fds = (writer := BufferWriter()).write(table)
+    chunk = (reader := BufferReader()).view(told, fds)
     held = []
 
     def predict(batch: pd.DataFrame) -> Any:

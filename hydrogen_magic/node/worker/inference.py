@@ -76,15 +76,15 @@ class _Serving:
     ) -> None:
         from hydrogen_magic.node.prediction.options import InferOptions
         from hydrogen_magic.node.prediction.predictor import Predictor
-        from hydrogen_magic.node.prediction.shared_buffers import SlotReader, SlotWriter
+        from hydrogen_magic.node.prediction.shared_buffers import BufferReader, BufferWriter
 
         columns = options["columns"]
         given = {**options, "columns": None if columns is None else tuple(columns)}
         self._predictor = Predictor(predict, InferOptions(**given))
         self._sock = sock
-        self._chunks = SlotReader()
+        self._chunks = BufferReader()
         self._chunk = self._chunks.view if own_process else self._chunks.read
-        self._outputs = SlotWriter()
+        self._outputs = BufferWriter()
 
     def run(self) -> bool:
         heard = framing.FrameReader(self._sock)  # with descriptors of what nobody took

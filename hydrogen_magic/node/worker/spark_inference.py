@@ -1,6 +1,6 @@
 """One cell in a Python worker of Spark: runs once, then predicts for the tasks that come.
 
-Imported there from the zip that travels (see ``spark_task``), with nothing of a notebook around it.
+It is imported from the zip that executors get (see ``inference_task``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import platform
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
@@ -23,11 +23,13 @@ from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor, RowFailure
 from hydrogen_magic.node.prediction.row_labels import rows_text
 from hydrogen_magic.node.worker import main_thread, module_importer, namespace
-from hydrogen_magic.node.worker.task_reports import task_of
 from hydrogen_magic.node.worker.task_status import TaskProgress
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.closure import unbundle
 from hydrogen_magic.serialization.payload import Payload
+
+if TYPE_CHECKING:
+    from hydrogen_magic.node.worker.task_reporter import TaskReporter
 
 __all__ = ["CellWorker", "task_of", "told"]
 
@@ -38,7 +40,7 @@ _CHUNK_S = 0.5
 
 
 class CellEnvironment(Protocol):
-    """See ``spark_task``."""
+    """See ``inference_task``."""
 
     def hide(self, names: set[str]) -> None: ...
 
@@ -120,7 +122,48 @@ def _on_device(has_torch: bool) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
-class _TimedPace(ChunkSizer):
+# ── reports ──────────────────────────────────────────────────────────────────────────────────────
+
+
+_reporters: dict[str, TaskReporter] = {}
+"""The reporter of the last run by its key; those of earlier runs end by themselves."""
+
+
+@contextlib.contextmanager
+def task_of(boot: Mapping[str, Any]) -> Iterator[TaskProgress]:
+    """Return the progress of the current task, which is reported if the kernel asks for reports.
+
+    A thread reports it a few times a second. If the kernel cannot be reached, or does not wait any more,
+    the task goes on without reports.
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    ids = context.stageId(), context.partitionId(), context.taskAttemptId()
+    task = TaskProgress(*ids, is_trial=boot["columns"] is None)
+    reporter = _reporter_for(boot.get("report_to"))
+    with contextlib.nullcontext() if reporter is None else reporter.reporting(task):
+        yield task
+
+
+def _reporter_for(report_to: Mapping[str, Any] | None) -> TaskReporter | None:
+    if report_to is None:
+        return None
+    reporter = _reporters.get(report_to["key"])
+    if reporter is None:
+        try:
+            from hydrogen_magic.node.worker.task_reporter import TaskReporter
+
+            reporter = TaskReporter(report_to)
+        except (ImportError, RuntimeError):  # no pyzmq, or too many threads
+            return None
+        _reporters.clear()
+        _reporters[reporter.key] = reporter
+    return None if reporter.is_closed else reporter
+
+
+class _TimedChunkSizer(ChunkSizer):
     """Makes chunks of a slow ``predict`` smaller: rows count as done by the chunk."""
 
     def __init__(self, batch_size: int) -> None:
@@ -148,7 +191,7 @@ def _chunks(batches: Iterator[pa.RecordBatch], batch_size: int) -> Iterator[tupl
     first = next(batches)
     everything = (batch for part in ((first,), batches) for batch in part)
     first_row = 0
-    for chunk in rebatched(everything, first.schema, _TimedPace(batch_size)):
+    for chunk in rebatched(everything, first.schema, _TimedChunkSizer(batch_size)):
         yield first_row, chunk
         first_row += chunk.num_rows
 

@@ -1,7 +1,7 @@
-"""The thread of a Python worker of Spark by which a kernel hears of its tasks, and says what it wants.
+"""A thread of Spark's Python worker that reports its tasks to the kernel and takes its commands.
 
-It speaks by the wire that agents use too. What the kernel may want: that a task which Spark has
-cancelled ends now (Spark itself would wait for seconds), or where its threads are.
+It uses the channel of agents. The commands: end a task that Spark has cancelled (Spark itself would wait
+for seconds), send the stacks of all threads, and stop reporting.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from hydrogen_magic.node.worker.task_status import TaskProgress, TaskStatus
@@ -24,45 +24,39 @@ from hydrogen_magic.transport.channel import AgentLink
 
 __all__ = ["TaskReporter"]
 
-_REACH_S = 3.0
-"""How long one of the kernel's addresses may take to answer."""
+_CONNECT_S = 3.0
+"""Timeout for each of the kernel's addresses."""
 _GRACE_S = 0.4
-"""How long ``predict`` may clean up after the KeyboardInterrupt by which it is ended."""
+"""How long ``predict`` may handle the KeyboardInterrupt that ends it."""
 _POLL_S = 0.02
-_LAST_WORD_S = 0.3
-"""How long a task that fails may wait until that is said: Spark ends its process at once."""
-_LONGEST = 4000
-"""Characters of what a failed task says."""
+_LAST_REPORT_S = 0.3
+"""How long a failed task waits for its last report: Spark ends its process at once."""
+_MAX_ERROR_CHARACTERS = 4000
 
 
 class TaskReporter:
-    """Tells of the tasks of one run in this process, which has one at a time."""
+    """Reports the tasks of one run in this process, one after another."""
 
-    def __init__(self, tell: Mapping[str, Any]) -> None:
-        self.key = str(tell["key"])
-        self.is_over = False
-        """Nobody listens any more, or ever did."""
-        self._tell = tell
+    def __init__(self, report_to: Mapping[str, Any]) -> None:
+        self.key = str(report_to["key"])
+        self.is_closed = False
+        """The kernel does not listen any more, or never did."""
+        self._report_to = report_to
         self._lock = threading.Lock()
         self._task: TaskProgress | None = None
         self._ended: list[TaskProgress] = []
         self._stacks = ""
-        self._has_told = threading.Event()
-        """Set when there was nothing more to say."""
+        self._is_sent = threading.Event()
+        """Set while there is nothing to report."""
         self._wake: Callable[[], object] = lambda: None
         host, pid = socket.gethostname(), os.getpid()
         device = os.environ.get("HYDROGEN_MAGIC_DEVICE", "cpu")
-        self._about: dict[str, Any] = {
-            "worker": f"{host} {pid} {time.monotonic_ns()}",
-            "host": host, "pid": pid, "device": device,
-        }  # fmt: skip
-        threading.Thread(target=self._run, name="hydrogen_magic telling", daemon=True).start()
-
-    # ── beside the task ──
+        self._status = TaskStatus(f"{host} {pid} {time.monotonic_ns()}", host, pid, device, ())
+        threading.Thread(target=self._run, name="hydrogen_magic reporter", daemon=True).start()
 
     @contextmanager
-    def telling(self, task: TaskProgress) -> Iterator[None]:
-        """Tell of ``task`` until the block ends, and how it ended."""
+    def reporting(self, task: TaskProgress) -> Iterator[None]:
+        """Report ``task`` during the block, and how it ended."""
         self._task = task
         phase = "failed"
         try:
@@ -72,35 +66,38 @@ class TaskReporter:
             phase = "left"
             raise
         except BaseException as error:
-            task.said = str(error)[:_LONGEST]
+            task.error = str(error)[:_MAX_ERROR_CHARACTERS]
             raise
         finally:
-            with self._lock:  # so that nobody ends a task that is no longer this one
-                task.phase, self._task = phase, None
-                if not self.is_over:
-                    self._ended.append(task)
-                    self._has_told.clear()
-            if phase == "failed":
-                with suppress(RuntimeError):  # its loop has just ended
-                    self._wake()
-                self._has_told.wait(_LAST_WORD_S)
+            self._end(task, phase)
+
+    def _end(self, task: TaskProgress, phase: str) -> None:
+        with self._lock:  # so that a stop does not hit the next task
+            task.phase, self._task = phase, None
+            if not self.is_closed:
+                self._ended.append(task)
+                self._is_sent.clear()
+        if phase == "failed":
+            with suppress(RuntimeError):  # the loop has just ended
+                self._wake()
+            self._is_sent.wait(_LAST_REPORT_S)
 
     # ── the thread ──
 
     def _run(self) -> None:
-        with suppress(Exception):  # whatever it is, it is not the task's business
-            asyncio.run(self._talk())
+        with suppress(Exception):  # the task goes on without reports
+            asyncio.run(self._connect())
         with self._lock:
-            self.is_over = True
+            self.is_closed = True
             self._ended.clear()
-            self._has_told.set()
+            self._is_sent.set()
             self._wake = lambda: None
 
-    async def _talk(self) -> None:
-        endpoint = _reachable(self._tell["endpoints"])
+    async def _connect(self) -> None:
+        endpoint = _reachable(self._report_to["endpoints"])
         if endpoint is None:
             return
-        keys = (str(self._tell[name]) for name in ("server_key", "key", "secret"))
+        keys = (str(self._report_to[name]) for name in ("server_key", "key", "secret"))
         link = AgentLink(endpoint, *keys)
         try:
             await self._report(link)
@@ -108,70 +105,68 @@ class TaskReporter:
             link.close()
 
     async def _report(self, link: AgentLink) -> None:
-        """Say what is new, again and again: the answer, if any, is what the kernel wants."""
+        """Report at intervals; the kernel may answer each report with a command."""
         lost = asyncio.ensure_future(link.lost())
-        hearing = asyncio.ensure_future(link.receive())
+        command = asyncio.ensure_future(link.receive())
         failed, loop = asyncio.Event(), asyncio.get_running_loop()
         self._wake = lambda: loop.call_soon_threadsafe(failed.set)
         try:
             while not lost.done():
-                self._say(link)
+                self._send(link)
                 with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(failed.wait(), self._tell["every_s"])
+                    await asyncio.wait_for(failed.wait(), self._report_to["interval_s"])
                 failed.clear()
-                if hearing.done():
-                    if not await self._obey(hearing.result()["do"], link):
+                if command.done():
+                    if command.result()["do"] == "quit":
                         return
-                    hearing = asyncio.ensure_future(link.receive())
+                    await self._obey(command.result()["do"], link)
+                    command = asyncio.ensure_future(link.receive())
         finally:
             lost.cancel()
-            hearing.cancel()
+            command.cancel()
 
-    def _say(self, link: AgentLink) -> None:
+    def _send(self, link: AgentLink) -> None:
         with self._lock:
             tasks, self._ended = self._ended, []
             stacks, self._stacks = self._stacks, ""
             if self._task is not None:
                 tasks.append(self._task)
-            news = asdict(TaskStatus(**self._about, tasks=tuple(tasks), stacks=stacks))
-        link.send(news)
-        self._has_told.set()
+            status = replace(self._status, tasks=tuple(tasks), stacks=stacks)
+            message = asdict(status)
+        link.send(message)
+        self._is_sent.set()
 
-    async def _obey(self, order: str, link: AgentLink) -> bool:
-        """Do what the kernel wants; False when that is nothing any more."""
-        if order == "stop":
+    async def _obey(self, command: str, link: AgentLink) -> None:
+        if command == "stop":
             await self._end_task(link)
-        elif order == "stacks":
+        elif command == "stacks":
             self._stacks = _stacks()
-        return order != "quit"
 
     async def _end_task(self, link: AgentLink) -> None:
-        """End the task, which Spark has cancelled: by a KeyboardInterrupt, else with the process."""
+        """End the task, which Spark has cancelled: by KeyboardInterrupt, else with the process."""
         with self._lock:
             task = self._task
-            if task is not None:
-                os.kill(os.getpid(), signal.SIGINT)
+            if task is None:
+                return
+            os.kill(os.getpid(), signal.SIGINT)
         deadline = time.monotonic() + _GRACE_S
-        while self._is_at(task) and time.monotonic() < deadline:
+        while self._task is task and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
-        if task is not None and self._is_at(task):
+        if self._task is task:
             task.phase = "left"
-            self._say(link)
-            await asyncio.sleep(_POLL_S)  # until ZeroMQ has sent that
+            self._send(link)
+            await asyncio.sleep(_POLL_S)  # until ZeroMQ has sent it
         with self._lock:
-            if self._is_at(task):
+            if self._task is task:
                 os.kill(os.getpid(), signal.SIGKILL)
-
-    def _is_at(self, task: TaskProgress | None) -> bool:
-        return task is not None and self._task is task
 
 
 def _reachable(endpoints: Sequence[str]) -> str | None:
-    """Return the first of ``tcp://host:port`` where somebody listens."""
+    """Return the first of ``tcp://host:port`` that accepts a connection."""
     for endpoint in endpoints:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         with suppress(OSError):
-            socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
             return endpoint
     return None
 

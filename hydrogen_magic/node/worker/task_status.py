@@ -5,51 +5,50 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["TaskStatus", "TaskProgress"]
+__all__ = ["TaskProgress", "TaskStatus"]
 
-_MOST_FAILURES = 3
-"""Failed places whose text a task tells; all of them are counted."""
+_MAX_FAILURES = 3
+"""Failures that are reported with their text; all are counted."""
 
 
 @dataclass
 class TaskProgress:
-    """One attempt at one partition, so far."""
+    """One attempt at one partition."""
 
     stage: int
     partition: int
     attempt: int
-    """Spark's number of this very attempt, of which there is no second in an application."""
+    """Spark's number of the attempt, unique in an application."""
     is_trial: bool
-    """It is there to see which columns ``predict`` returns; its rows come once more."""
+    """It only finds out which columns ``predict`` returns; its rows are predicted again later."""
     phase: str = "loading"
-    """``loading`` (the cell runs), ``running``, then ``done``, ``failed`` or ``left`` (nobody wants the
-    rest of it)."""
+    """``loading`` (the cell runs), ``running``, then ``done``, ``failed`` or ``left`` (cancelled)."""
     rows: int = 0
     """Rows done."""
     failed: int = 0
-    """Of these, the ones without a prediction."""
-    said: str = ""
-    """Why it failed."""
+    """Rows of these without a prediction."""
+    error: str = ""
+    """Why the attempt failed."""
     failures: tuple[str, ...] = ()
-    """What a person is told of the first rows that got no prediction."""
+    """Messages about the first rows without a prediction."""
 
     def count(self, n_rows: int, failed: int, failures: Sequence[str]) -> None:
-        """Count a chunk that is done."""
+        """Count a finished chunk."""
         self.rows += n_rows
         self.failed += failed
-        self.failures = (*self.failures, *failures)[:_MOST_FAILURES]
+        self.failures = (*self.failures, *failures)[:_MAX_FAILURES]
 
 
 @dataclass
 class TaskStatus:
-    """What a worker says."""
+    """The report of a worker."""
 
     worker: str
-    """Tells it from all others."""
+    """Unique name of the worker process."""
     host: str
     pid: int
     device: str
     tasks: tuple[TaskProgress, ...]
-    """The one under way, and those that ended since the last time."""
+    """The current task, and those that ended since the last report."""
     stacks: str = ""
-    """Where its threads are, when that was asked."""
+    """Stacks of its threads, if requested."""
