@@ -313,7 +313,7 @@ def test_two_columns_of_one_name() -> None:
 
     found = run(by_place, table)
     assert found[0].to_pylist() == [3, 8]
-    with pytest.raises(InferError, match="two columns 'a'"):
+    with pytest.raises(InferError, match="more than one column 'a'"):
         run(echo_polars, table)
 
 

@@ -23,7 +23,7 @@ from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.annotations import PANDAS
 from hydrogen_magic.node.prediction.calling import caller_of
 from hydrogen_magic.node.prediction.ddl import parse_schema
-from hydrogen_magic.node.prediction.inputs import Inputs
+from hydrogen_magic.node.prediction.inputs import BatchConverter
 from hydrogen_magic.node.prediction.numeric_buffers import NumberColumns
 from hydrogen_magic.node.prediction.options import ERROR_COLUMN, InferOptions
 from hydrogen_magic.node.prediction.outputs import columns_of
@@ -90,7 +90,7 @@ class Predictor:
     def __init__(self, predict: Any, options: InferOptions) -> None:
         self._options = options
         self._caller = caller_of(predict)
-        self._inputs = Inputs(self._caller.kind, self._caller.module)
+        self._converter = BatchConverter(self._caller.kind, self._caller.module)
         self.schema: pa.Schema | None = parse_schema(options.schema) if options.schema else None
         """Of the predicted columns; None before the first output. Parts of type null are open."""
         self._numbers: NumberColumns | None = None
@@ -177,7 +177,7 @@ class Predictor:
         indexes: deque[Any],
     ) -> Iterator[Any]:
         """Yield each batch as ``predict`` takes it, its pandas index appended to ``indexes``."""
-        for batch in self._inputs.batches(rows, first_row, bounds):
+        for batch in self._converter.batches(rows, first_row, bounds):
             indexes.append(batch.index if self._caller.kind == PANDAS else None)
             yield batch
 
