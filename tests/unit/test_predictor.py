@@ -613,7 +613,7 @@ def test_a_row_that_python_cannot_show_hides_nothing(cell: pa.Array) -> None:
     def predict(batch: pa.Table) -> Any:
         raise ValueError("boom")
 
-    with pytest.raises(InferError, match="boom\nthe first of them: n=1, x="):
+    with pytest.raises(InferError, match="boom\nthe first row: n=1, x="):
         run(predict, pa.table({"n": [1], "x": cell}))
 
 

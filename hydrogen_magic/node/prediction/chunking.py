@@ -93,5 +93,5 @@ def table_of(arrays: list[Any], schema: pa.Schema, n_rows: int) -> pa.Table:
     """Return a table of ``n_rows`` rows, also without columns."""
     if arrays:
         return pa.Table.from_arrays(arrays, schema=schema)
-    nothing = pa.array([{}] * n_rows, pa.struct([]))
+    nothing = pa.StructArray.from_buffers(pa.struct([]), n_rows, [None])
     return pa.Table.from_batches([pa.RecordBatch.from_struct_array(nothing)])
