@@ -558,10 +558,10 @@ def test_names_that_the_frame_has() -> None:
         return batch["x"] * 2
 
     for on_error in ("fail", "null"):
-        with pytest.raises(InferError, match="column 'x', and the frame has one of that name"):
+        with pytest.raises(InferError, match="column 'x', but the frame has one of that name"):
             run(predict, frame(), only=False, on_error=on_error)
     assert run(predict, frame(), only=False, columns=("n",)).column_names == ["x"]
-    with pytest.raises(InferError, match="which is the one that --on-error collect adds"):
+    with pytest.raises(InferError, match="which --on-error collect adds"):
         run(lambda b: {"error": b["x"]}, frame(), on_error="collect")
 
 
