@@ -12,10 +12,10 @@ from hydrogen_magic.inference.memory_result import (
     MemoryResult,
     PredictedColumns,
     copied,
-    side_by_side,
     table_of,
 )
 from hydrogen_magic.node.prediction import chunking
+from hydrogen_magic.node.prediction.chunking import side_by_side
 from hydrogen_magic.node.prediction.column_names import refuse_repeated
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from hydrogen_magic.inference import speculation
 from hydrogen_magic.inference.chunk_queue import ChunkQueue
 from hydrogen_magic.inference.rank_channel import RankChannel
 from hydrogen_magic.node.prediction.options import InferOptions
-from hydrogen_magic.node.prediction.row_labels import rows_text
+from hydrogen_magic.node.prediction.row_labels import failures_text, rows_text
 from hydrogen_magic.node.prediction.shared_buffers import MAX_IN_FLIGHT
 from hydrogen_magic.transport import framing
 
@@ -38,7 +38,6 @@ _LEAVE_S = 2.0
 """How long a rank may go on after the last row: it may print, and be retained for the next run."""
 _ROWS_BAR = -1
 """Number of the progress bar of a rank's rows; bars of the cell begin at 0."""
-_MAX_SHOWN_FAILURES = 3
 
 
 class Dispatcher:
@@ -288,17 +287,10 @@ class Dispatcher:
 
     def _report_end(self) -> None:
         self._report(is_last=True)
-        if self._queue.failures:
-            self._warn(_failures_text(self._queue))
-
-
-def _failures_text(queue: ChunkQueue) -> str:
-    """Return a message about rows without predictions; see ``predictor.RowFailure``."""
-    shown = [
-        f"{rows_text(failure['first_row'], failure['last_row'])}: {failure['reason']}"
-        for failure in queue.failures[:_MAX_SHOWN_FAILURES]
-    ]
-    n_more = queue.n_failures - len(shown)
-    more = [f"and {n_more:,} more"] if n_more else []
-    rows = "1 row" if queue.n_failed_rows == 1 else f"{queue.n_failed_rows} rows"
-    return f"{rows} got no prediction: {'; '.join([*shown, *more])}"
+        reasons = [
+            f"{rows_text(failure['first_row'], failure['last_row'])}: {failure['reason']}"
+            for failure in self._queue.failures
+        ]
+        if reasons:
+            n_rows, n_failures = self._queue.n_failed_rows, self._queue.n_failures
+            self._warn(failures_text(n_rows, reasons, n_failures))

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from hydrogen_magic.errors import InferError
 
-__all__ = ["MemoryResult", "PredictedColumns", "copied", "side_by_side", "table_of"]
+__all__ = ["MemoryResult", "PredictedColumns", "copied", "table_of"]
 
 PredictedColumns = Iterator[tuple[pa.Field, pa.ChunkedArray]]
 """One column after another, so that its memory can be released before the next one is converted."""
@@ -101,11 +101,3 @@ def table_of(columns: PredictedColumns) -> pa.Table:
         fields.append(field)
         arrays.append(array)
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
-
-
-def side_by_side(own: pa.Table, predicted: pa.Table) -> pa.Table:
-    """Return the columns of both tables. A table without columns does not know its number of rows."""
-    if not (own.num_columns and predicted.num_columns):
-        return predicted if predicted.num_columns else own
-    schema = pa.schema([*own.schema, *predicted.schema], metadata=own.schema.metadata)
-    return pa.Table.from_arrays([*own.columns, *predicted.columns], schema=schema)

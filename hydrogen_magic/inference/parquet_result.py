@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.inference.memory_result import side_by_side
+from hydrogen_magic.node.prediction.chunking import side_by_side
 
 __all__ = ["Layout", "ParquetResult"]
 

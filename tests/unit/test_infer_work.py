@@ -1,4 +1,4 @@
-"""The feeder's book: which rows are next, whose columns count, and that no row is lost or done twice."""
+"""The chunk queue: which rows are next, whose columns count, and that each row is done once."""
 
 from __future__ import annotations
 

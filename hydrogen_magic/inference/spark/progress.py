@@ -12,13 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.node.prediction.row_labels import failures_text
 from hydrogen_magic.node.worker.task_status import TaskProgress, TaskStatus
 
 __all__ = ["SparkProgress"]
 
 _ROWS_BAR = -1
 """Number of the progress bar of a rank's rows."""
-_MAX_SHOWN_FAILURES = 3
 _MAX_ERRORS = 256
 """Failed attempts to remember; after the job has failed, others end with KeyboardInterrupt."""
 _SILENT_S = 5.0
@@ -171,7 +171,11 @@ class SparkProgress:
         events = self.events(now_s)
         events.append(ev.RowsDone(now_s, self._start_s(), n_rows, n_rows, 0, self._n_failed()))
         if self._n_failed():
-            events.append(ev.Notice(now_s, "warning", self._failures_text()))
+            reasons = [
+                text for _, task in sorted(self._partitions.items()) for text in task.failures
+            ]
+            text = failures_text(self._n_failed(), reasons)
+            events.append(ev.Notice(now_s, "warning", text))
         return events
 
     def _start_s(self) -> float:
@@ -212,14 +216,6 @@ class SparkProgress:
             tasks_done=done,
             tasks=total,
         )
-
-    def _failures_text(self) -> str:
-        """Return a message about rows without predictions."""
-        n_rows = self._n_failed()
-        texts = [text for _, task in sorted(self._partitions.items()) for text in task.failures]
-        rows = "1 row" if n_rows == 1 else f"{n_rows} rows"
-        more = ["and more"] if len(texts) > _MAX_SHOWN_FAILURES else []
-        return f"{rows} got no prediction: {'; '.join([*texts[:_MAX_SHOWN_FAILURES], *more])}"
 
 
 def _reached(task: TaskProgress) -> tuple[bool, int]:

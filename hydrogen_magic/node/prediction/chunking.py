@@ -8,7 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["CHUNK_BYTES", "ChunkSizer", "in_groups", "rebatched", "sliced", "table_of"]
+__all__ = [
+    "CHUNK_BYTES",
+    "ChunkSizer",
+    "in_groups",
+    "rebatched",
+    "side_by_side",
+    "sliced",
+    "table_of",
+]
 
 CHUNK_BYTES = 4 << 20
 """Target size of a chunk: large enough that sending it costs nothing, small enough to keep a few per
@@ -95,3 +103,11 @@ def table_of(arrays: list[Any], schema: pa.Schema, n_rows: int) -> pa.Table:
         return pa.Table.from_arrays(arrays, schema=schema)
     nothing = pa.StructArray.from_buffers(pa.struct([]), n_rows, [None])
     return pa.Table.from_batches([pa.RecordBatch.from_struct_array(nothing)])
+
+
+def side_by_side(own: pa.Table, predicted: pa.Table) -> pa.Table:
+    """Return the columns of both tables. A table without columns does not know its number of rows."""
+    if not (own.num_columns and predicted.num_columns):
+        return predicted if predicted.num_columns else own
+    schema = pa.schema([*own.schema, *predicted.schema], metadata=own.schema.metadata)
+    return pa.Table.from_arrays([*own.columns, *predicted.columns], schema=schema)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -9,8 +10,9 @@ import pyarrow.compute as pc
 
 from hydrogen_magic.core.units import size_text
 
-__all__ = ["first_row_text", "rows_text"]
+__all__ = ["failures_text", "first_row_text", "rows_text"]
 
+_MAX_REASONS = 3
 _MAX_CHARACTERS = 200
 _MAX_VALUE_CHARACTERS = 40
 _SMALL_BYTES = 1024
@@ -22,6 +24,18 @@ def rows_text(first_row: int, last_row: int) -> str:
     if first_row == last_row:
         return f"row {first_row}"
     return f"rows {first_row} to {last_row}"
+
+
+def failures_text(n_rows: int, reasons: Sequence[str], n_failures: int | None = None) -> str:
+    """Return a message about ``n_rows`` rows without predictions, with some of the reasons.
+
+    ``n_failures``: how many reasons there are, if known.
+    """
+    shown = [*reasons[:_MAX_REASONS]]
+    if len(shown) < (n_failures or len(reasons)):
+        shown.append("and more" if n_failures is None else f"and {n_failures - len(shown):,} more")
+    rows = "1 row" if n_rows == 1 else f"{n_rows} rows"
+    return f"{rows} got no prediction: {'; '.join(shown)}"
 
 
 def first_row_text(rows: pa.RecordBatch) -> str:

@@ -129,7 +129,7 @@ class _CellGuest:
             except GeneratorExit:  # nobody wants more of this partition
                 raise
             except BaseException as error:
-                raise InferError(spark_inference.told(error, boot)) from error
+                raise InferError(spark_inference.message_of(error, boot)) from error
 
     def hide(self, names: set[str]) -> None:
         """Put the worker's own modules of these top-level names away; they are the guest's now."""

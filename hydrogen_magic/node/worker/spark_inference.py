@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import platform
 import sys
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.node.prediction.chunking import ChunkSizer, rebatched
+from hydrogen_magic.node.prediction.chunking import ChunkSizer, rebatched, side_by_side
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor, RowFailure
 from hydrogen_magic.node.prediction.row_labels import rows_text
@@ -31,12 +32,12 @@ from hydrogen_magic.serialization.payload import Payload
 if TYPE_CHECKING:
     from hydrogen_magic.node.worker.task_reporter import TaskReporter
 
-__all__ = ["CellWorker", "task_of", "told"]
+__all__ = ["CellWorker", "message_of", "task_of"]
 
-_MOST_FRAMES = 6
-"""Lines of the user's own in a message; more is a recursion."""
+_MAX_FRAMES = 6
+"""Lines of the user's code in a message; more would be a recursion."""
 _CHUNK_S = 0.5
-"""How long a chunk may take, if it is more than one batch."""
+"""How long a chunk of several batches may take."""
 
 
 class CellEnvironment(Protocol):
@@ -46,12 +47,12 @@ class CellEnvironment(Protocol):
 
 
 class CellWorker:
-    """A cell whose set-up has run."""
+    """A cell that has run."""
 
     def __init__(self, guest: CellEnvironment, boot: Mapping[str, Any], closure: Any) -> None:
         """Run the cell, which defines ``predict``, or the call, which returns it.
 
-        Raises what that raises, and InferError for modules that are not here.
+        Raises its errors, and InferError for modules that are not installed.
         """
         _refuse_missing(boot["needs"])
         header, body = unbundle(_received(closure))
@@ -66,10 +67,7 @@ class CellWorker:
     def serve(
         self, batches: Iterator[pa.RecordBatch], boot: Mapping[str, Any], task: TaskProgress
     ) -> Iterator[pa.RecordBatch]:
-        """Yield, for ``batches`` of one partition, what ``boot`` asks for, in their order.
-
-        ``task`` counts what is done.
-        """
+        """Yield the predictions for ``batches`` of one partition, in order; ``task`` counts their rows."""
         predictor = Predictor(self._predict, InferOptions(**boot["options"]))
         chunks = _chunks(batches, boot["options"]["batch_size"])
         with _on_device("torch" in sys.modules), contextlib.closing(predictor):
@@ -80,10 +78,10 @@ class CellWorker:
 
 
 def _received(closure: Any) -> Payload:
-    """Return what came as a broadcast variable, or as a file of that name."""
+    """Return the closure from a broadcast variable or a file."""
     if hasattr(closure, "value"):
         pickled, buffers = closure.value
-        vars(closure).pop("_value", None)  # Spark would keep it for as long as this process lives
+        vars(closure).pop("_value", None)  # Spark would keep it until this process ends
         return Payload(pickled, tuple(buffers))
     from pyspark import SparkFiles
 
@@ -99,7 +97,7 @@ def _refuse_missing(needs: list[str]) -> None:
     if missing:
         raise InferError(
             f"executors have no module {', '.join(missing)} (Python {platform.python_version()},"
-            f" {sys.executable}): install it there, or drop what imports it from the cell"
+            f" {sys.executable}): install it there, or remove the import from the cell"
         )
 
 
@@ -111,7 +109,7 @@ def _is_missing(name: str) -> bool:
 
 
 def _on_device(has_torch: bool) -> contextlib.AbstractContextManager[Any]:
-    """Make this task's GPU torch's current one for a while; nothing where there is none."""
+    """Make this task's GPU the current one of torch, if it has one."""
     name = os.environ.get("HYDROGEN_MAGIC_DEVICE", "cpu")
     if name != "cpu" and has_torch:
         import torch
@@ -164,7 +162,7 @@ def _reporter_for(report_to: Mapping[str, Any] | None) -> TaskReporter | None:
 
 
 class _TimedChunkSizer(ChunkSizer):
-    """Makes chunks of a slow ``predict`` smaller: rows count as done by the chunk."""
+    """Makes smaller chunks for a slow ``predict``, since progress is counted by chunks."""
 
     def __init__(self, batch_size: int) -> None:
         super().__init__(batch_size)
@@ -175,7 +173,7 @@ class _TimedChunkSizer(ChunkSizer):
         super().saw(table)
         now_s = time.monotonic()
         if self._before is None:
-            self.rows = self._batch_size  # again, until it is known how long one takes
+            self.rows = self._batch_size  # one batch, until its time is known
         else:
             began_s, n_rows = self._before
             in_time = int(n_rows * _CHUNK_S / max(now_s - began_s, 1e-6))
@@ -187,26 +185,25 @@ class _TimedChunkSizer(ChunkSizer):
 
 
 def _chunks(batches: Iterator[pa.RecordBatch], batch_size: int) -> Iterator[tuple[int, pa.Table]]:
-    """Yield a partition's rows, whole batches at a time, each with the number of its first row."""
+    """Yield the chunks of a partition, each with the number of its first row."""
     first = next(batches)
-    everything = (batch for part in ((first,), batches) for batch in part)
-    first_row = 0
-    for chunk in rebatched(everything, first.schema, _TimedChunkSizer(batch_size)):
+    sizer, first_row = _TimedChunkSizer(batch_size), 0
+    for chunk in rebatched(itertools.chain([first], batches), first.schema, sizer):
         yield first_row, chunk
         first_row += chunk.num_rows
 
 
 def _first_columns(predictor: Predictor, chunks: Iterator[tuple[int, pa.Table]]) -> pa.RecordBatch:
-    """Return the types of what is predicted for the first rows, as a schema in one binary value."""
+    """Return the predicted columns of the first rows, as a schema in one binary value."""
     for first_row, chunk in chunks:
         output = predictor.run(chunk, first_row)
         if predictor.schema is not None:
             found = predictor.schema.serialize().to_pybytes()
             return pa.RecordBatch.from_pydict({"o": pa.array([found], pa.binary())})
-    said = _line(output.failures[0])
     raise InferError(
-        f"predict failed for every batch, so nothing says which columns it returns: {said}; name"
-        ' them with --schema, such as --schema "score double"'
+        "predict failed for every batch, so the columns that it returns are not known:"
+        f" {_failure_text(output.failures[0])}; set them with --schema, for example --schema"
+        ' "score double"'
     )
 
 
@@ -216,74 +213,63 @@ def _predicted(
     boot: Mapping[str, Any],
     task: TaskProgress,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the columns that are kept and those that are predicted."""
-    kept, of_spark = list(boot["kept"]), pa.ipc.read_schema(pa.py_buffer(boot["of_spark"]))
+    """Yield the kept and the predicted columns."""
+    of_spark = pa.ipc.read_schema(pa.py_buffer(boot["of_spark"]))
     if boot["columns"]:
         predictor.adopt(pa.ipc.read_schema(pa.py_buffer(boot["columns"])))
     for first_row, chunk in chunks:
         output = predictor.run(chunk, first_row)
-        said = [f"partition {task.partition}: {_line(failure)}" for failure in output.failures]
-        for line in said:
-            print(line, file=sys.stderr)  # of the executor: its log keeps it
-        task.count(chunk.num_rows, sum(map(_n_rows, output.failures)), said)
-        added = _as_spark_has_it(output.columns, of_spark)
-        together = chunk.select(kept)
-        for name, column in zip(added.column_names, added.columns, strict=True):
-            together = together.append_column(name, column)
-        yield from together.to_batches()
+        texts = [f"partition {task.partition}: {_failure_text(each)}" for each in output.failures]
+        for text in texts:
+            print(text, file=sys.stderr)  # the log of the executor
+        n_failed = sum(each.last_row - each.first_row + 1 for each in output.failures)
+        task.count(chunk.num_rows, n_failed, texts)
+        added = _cast(output.columns, of_spark)
+        yield from side_by_side(chunk.select(boot["kept"]), added).to_batches()
 
 
-def _as_spark_has_it(columns: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return ``columns`` in the types of ``schema``; the JVM reads them as nothing else."""
+def _cast(columns: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return ``columns`` in exactly the types of ``schema``, as the JVM reads them."""
     arrays = []
     for field, column in zip(schema, columns.columns, strict=True):
-        whole = column.combine_chunks()
-        arrays.append(whole if whole.type == field.type else _cast(whole, field))
+        values = column.combine_chunks()
+        if isinstance(values.type, pa.BaseExtensionType):
+            values = values.storage
+        try:
+            arrays.append(values.cast(field.type))
+        except pa.ArrowException as error:
+            raise InferError(
+                f"column {field.name!r} has type {column.type}, but Spark would store it as"
+                f" {field.type}, which cannot hold it ({error}): return another type from predict"
+            ) from None
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _cast(column: Any, field: pa.Field) -> Any:
-    values = column.storage if isinstance(column.type, pa.BaseExtensionType) else column
-    try:
-        return values.cast(field.type)
-    except pa.ArrowException as error:
-        raise InferError(
-            f"column {field.name!r} is {column.type}, and Spark would have it as {field.type}, which"
-            f" cannot hold it ({error}): let predict return another type"
-        ) from None
+# ── messages ─────────────────────────────────────────────────────────────────────────────────────
 
 
-# ── words ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def told(error: BaseException, boot: Mapping[str, Any]) -> str:
-    """Return what the user is told of ``error``: what and where, then the notebook's own lines."""
+def message_of(error: BaseException, boot: Mapping[str, Any]) -> str:
+    """Return a message for the user: the error and its partition, then lines of the notebook."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     where = "" if context is None else f"partition {context.partitionId()}: "
-    cause = error.__cause__ if isinstance(error, InferError) else error
-    said = str(error) if isinstance(error, InferError) else _said(error)
-    return "\n".join([f"{where}{said}", *(_frames(cause, boot["cells"]) if cause else ())])
+    if isinstance(error, InferError):
+        cause, text = error.__cause__, str(error)
+    else:
+        report = main_thread.report_exception(error)
+        cause, text = error, f"the cell failed: {report.type}: {report.message}"
+    return "\n".join([f"{where}{text}", *(_frames(cause, boot["cells"]) if cause else ())])
 
 
-def _line(failure: RowFailure) -> str:
+def _failure_text(failure: RowFailure) -> str:
     rows = rows_text(failure.first_row, failure.last_row)
     return f"predict failed on {rows}: {failure.reason} ({failure.row})"
 
 
-def _n_rows(failure: RowFailure) -> int:
-    return failure.last_row - failure.first_row + 1
-
-
-def _said(error: BaseException) -> str:
-    report = main_thread.report_exception(error)
-    return f"the cell failed: {report.type}: {report.message}"
-
-
 def _frames(error: BaseException, cells: Mapping[str, str]) -> list[str]:
     frames = main_thread.report_exception(error).frames
-    own = [frame for frame in frames if _is_own(frame, cells)][-_MOST_FRAMES:]
+    own = [frame for frame in frames if _is_own(frame, cells)][-_MAX_FRAMES:]
     shown = own if own[-1:] == list(frames[-1:]) else [*own, *frames[-1:]]
     return [line for frame in shown for line in _lines(frame, cells)]
 
