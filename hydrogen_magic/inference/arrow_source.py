@@ -119,7 +119,7 @@ def _read_once(
 def _scanned(dataset: Any) -> Iterator[pa.RecordBatch]:
     """Yield all batches, for Parquet one row group after another.
 
-    If nobody takes the batches, Arrow reads ahead until it has read all data or a gigabyte. So we scan a
+    While batches are not taken, Arrow reads ahead until it has read all data or a gigabyte. So we scan a
     row group at a time, or a file if its format has no row groups. Only a Dataset with a filter cannot
     be split.
     """

@@ -196,7 +196,7 @@ class _File:
     def tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
         """Yield the rows in the common ``schema``.
 
-        A Dataset would decode whole row groups, and read ahead while nobody takes its batches.
+        A Dataset would decode whole row groups, and read ahead while its batches are not taken.
         """
         with pq.ParquetFile(self.path, pre_buffer=False, buffer_size=_READ_BYTES) as file:
             for batch in file.iter_batches(_READ_ROWS):

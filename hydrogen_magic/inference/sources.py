@@ -58,7 +58,7 @@ class FrameSource(Protocol):
     schema: pa.Schema
     """Schema of every chunk. For pandas its metadata has the original dtypes."""
     n_rows: int | None
-    """None if only reading all data would tell."""
+    """None if it is not known before all data is read."""
 
     def chunks(self, batch_size: int) -> Iterator[pa.Table]:
         """Yield all rows in order; every chunk but the last has a whole number of batches.

@@ -204,7 +204,7 @@ class TaskAgentGroup:
             self._emit_failure(error, now_s, sink)
             raise error
         self.value = job.result()
-        if self._is_stopped:  # after the last row: nobody will use the result
+        if self._is_stopped:  # after the last row: the result will not be used
             self.value.unpersist()
         self._emit(sink, self._progress.end(now_s, self._run.n_rows or 0))
         for rank in range(self._n_ranks):

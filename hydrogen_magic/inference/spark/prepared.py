@@ -73,7 +73,7 @@ def prepare(frame: Any, captured: Captured, spec: JobSpec, options: InferOptions
         _schemas(frame, kept, options.result_schema(predicted))
     sent = shipping.send(session, captured.parcel)
     return PreparedRun(
-        frame, session, options, share, sent, kept, _boot(captured, spec, options, sent, share)
+        frame, session, options, share, sent, kept, _config(captured, spec, options, sent, share)
     )
 
 
@@ -89,7 +89,7 @@ class PreparedRun:
     sent: shipping.SentCell
     kept: list[str]
     """Columns of the frame that come back."""
-    boot: Mapping[str, Any]
+    config: Mapping[str, Any]
 
     def predicted(self, tag: str, report_to: Mapping[str, Any] | None = None) -> Any:
         """Return the frame with its predictions, lazy.
@@ -98,17 +98,19 @@ class PreparedRun:
         tasks report their progress (:mod:`hydrogen_magic.node.worker.task_status`), if at all. Raises
         SparkJobError and InferError.
         """
-        boot = {**self.boot, "report_to": report_to}
+        config = {**self.config, "report_to": report_to}
         if self.options.schema is None:
-            predicted = self._first_columns(_task(boot, self.sent), tag)
-            boot["columns"] = predicted.serialize().to_pybytes()
+            predicted = self._first_columns(_task(config, self.sent), tag)
+            config["columns"] = predicted.serialize().to_pybytes()
         else:
-            predicted, boot["columns"] = parse_schema(self.options.schema), b""
+            predicted, config["columns"] = parse_schema(self.options.schema), b""
         self.options.check_names(predicted.names, self.frame.columns)
         added = self.options.result_schema(predicted)
-        schema, boot["of_spark"] = _schemas(self.frame, self.kept, added)
-        boot["kept"] = self.kept
-        return _mapped(self.session, self.frame, _task(boot, self.sent), schema, self.share.profile)
+        schema, config["of_spark"] = _schemas(self.frame, self.kept, added)
+        config["kept"] = self.kept
+        return _mapped(
+            self.session, self.frame, _task(config, self.sent), schema, self.share.profile
+        )
 
     def _first_columns(self, task: Callable[..., Any], tag: str) -> pa.Schema:
         """Run the cell and predict the first batch on an executor; return the predicted columns.
@@ -189,7 +191,7 @@ def _share(session: Session, spec: JobSpec) -> gpu_resources.TaskResources:
 # ── tasks ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _boot(
+def _config(
     captured: Captured,
     spec: JobSpec,
     options: InferOptions,
@@ -212,16 +214,16 @@ def _boot(
 
 
 def _task(
-    boot: dict[str, Any], sent: shipping.SentCell
+    config: dict[str, Any], sent: shipping.SentCell
 ) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return a function that is pickled by value, since executors do not have this package."""
     source = packaging.source("hydrogen_magic.node.spark.inference_task")
-    boot, package, closure = dict(boot), sent.package, sent.closure
+    config, package, closure = dict(config), sent.package, sent.closure
 
     def hydrogen_magic_infer(batches: Iterator[Any]) -> Iterator[Any]:
         namespace: dict[str, Any] = {"__name__": "hydrogen_magic_infer"}
         exec(compile(source, "hydrogen_magic/node/spark/inference_task.py", "exec"), namespace)
-        yield from namespace["serve"](batches, boot, package, closure)
+        yield from namespace["serve"](batches, config, package, closure)
 
     return hydrogen_magic_infer
 

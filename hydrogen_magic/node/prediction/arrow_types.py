@@ -34,7 +34,7 @@ _NUMBERS = ("boolean", "integer", "float", "decimal")
 
 
 def family(kind: pa.DataType) -> str:
-    """Return the family of a type, ``other`` for extension types and those that nobody needs here."""
+    """Return the family of a type, ``other`` for extension types and rare ones."""
     tests = _FAMILIES.items()
     return next((name for name, checks in tests if any(is_a(kind) for is_a in checks)), "other")
 

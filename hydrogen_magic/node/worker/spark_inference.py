@@ -49,32 +49,32 @@ class CellEnvironment(Protocol):
 class CellWorker:
     """A cell that has run."""
 
-    def __init__(self, guest: CellEnvironment, boot: Mapping[str, Any], closure: Any) -> None:
+    def __init__(self, guest: CellEnvironment, config: Mapping[str, Any], closure: Any) -> None:
         """Run the cell, which defines ``predict``, or the call, which returns it.
 
         Raises its errors, and InferError for modules that are not installed.
         """
-        _refuse_missing(boot["needs"])
+        _refuse_missing(config["needs"])
         header, body = unbundle(_received(closure))
         guest.hide({name.partition(".")[0] for name in header.modules})
         module_importer.install(header.modules)
-        with _on_device("torch" in boot["needs"]):
+        with _on_device("torch" in config["needs"]):
             loaded = namespace.LoadedClosure(header, sys.modules["__main__"], own_process=False)
             loaded.restore(body)
             value = loaded.run()
         self._predict = loaded.predict(value)
 
     def serve(
-        self, batches: Iterator[pa.RecordBatch], boot: Mapping[str, Any], task: TaskProgress
+        self, batches: Iterator[pa.RecordBatch], config: Mapping[str, Any], task: TaskProgress
     ) -> Iterator[pa.RecordBatch]:
         """Yield the predictions for ``batches`` of one partition, in order; ``task`` counts their rows."""
-        predictor = Predictor(self._predict, InferOptions(**boot["options"]))
-        chunks = _chunks(batches, boot["options"]["batch_size"])
+        predictor = Predictor(self._predict, InferOptions(**config["options"]))
+        chunks = _chunks(batches, config["options"]["batch_size"])
         with _on_device("torch" in sys.modules), contextlib.closing(predictor):
-            if boot["columns"] is None:
+            if config["columns"] is None:
                 yield _first_columns(predictor, chunks)
             else:
-                yield from _predicted(predictor, chunks, boot, task)
+                yield from _predicted(predictor, chunks, config, task)
 
 
 def _received(closure: Any) -> Payload:
@@ -128,7 +128,7 @@ _reporters: dict[str, TaskReporter] = {}
 
 
 @contextlib.contextmanager
-def task_of(boot: Mapping[str, Any]) -> Iterator[TaskProgress]:
+def task_of(config: Mapping[str, Any]) -> Iterator[TaskProgress]:
     """Return the progress of the current task, which is reported if the kernel asks for reports.
 
     A thread reports it a few times a second. If the kernel cannot be reached, or does not wait any more,
@@ -139,8 +139,8 @@ def task_of(boot: Mapping[str, Any]) -> Iterator[TaskProgress]:
     context = TaskContext.get()
     assert context is not None
     ids = context.stageId(), context.partitionId(), context.taskAttemptId()
-    task = TaskProgress(*ids, is_trial=boot["columns"] is None)
-    reporter = _reporter_for(boot.get("report_to"))
+    task = TaskProgress(*ids, is_trial=config["columns"] is None)
+    reporter = _reporter_for(config.get("report_to"))
     with contextlib.nullcontext() if reporter is None else reporter.reporting(task):
         yield task
 
@@ -210,13 +210,13 @@ def _first_columns(predictor: Predictor, chunks: Iterator[tuple[int, pa.Table]])
 def _predicted(
     predictor: Predictor,
     chunks: Iterator[tuple[int, pa.Table]],
-    boot: Mapping[str, Any],
+    config: Mapping[str, Any],
     task: TaskProgress,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the kept and the predicted columns."""
-    of_spark = pa.ipc.read_schema(pa.py_buffer(boot["of_spark"]))
-    if boot["columns"]:
-        predictor.adopt(pa.ipc.read_schema(pa.py_buffer(boot["columns"])))
+    of_spark = pa.ipc.read_schema(pa.py_buffer(config["of_spark"]))
+    if config["columns"]:
+        predictor.adopt(pa.ipc.read_schema(pa.py_buffer(config["columns"])))
     for first_row, chunk in chunks:
         output = predictor.run(chunk, first_row)
         texts = [f"partition {task.partition}: {_failure_text(each)}" for each in output.failures]
@@ -225,7 +225,7 @@ def _predicted(
         n_failed = sum(each.last_row - each.first_row + 1 for each in output.failures)
         task.count(chunk.num_rows, n_failed, texts)
         added = _cast(output.columns, of_spark)
-        yield from side_by_side(chunk.select(boot["kept"]), added).to_batches()
+        yield from side_by_side(chunk.select(config["kept"]), added).to_batches()
 
 
 def _cast(columns: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -248,7 +248,7 @@ def _cast(columns: pa.Table, schema: pa.Schema) -> pa.Table:
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def message_of(error: BaseException, boot: Mapping[str, Any]) -> str:
+def message_of(error: BaseException, config: Mapping[str, Any]) -> str:
     """Return a message for the user: the error and its partition, then lines of the notebook."""
     from pyspark import TaskContext
 
@@ -259,7 +259,7 @@ def message_of(error: BaseException, boot: Mapping[str, Any]) -> str:
     else:
         report = main_thread.report_exception(error)
         cause, text = error, f"the cell failed: {report.type}: {report.message}"
-    return "\n".join([f"{where}{text}", *(_frames(cause, boot["cells"]) if cause else ())])
+    return "\n".join([f"{where}{text}", *(_frames(cause, config["cells"]) if cause else ())])
 
 
 def _failure_text(failure: RowFailure) -> str:
