@@ -192,8 +192,8 @@ def arrow_as_polars(table: pa.Table) -> pl.DataFrame:
     for field, column in zip(table.schema, table.columns, strict=True):
         if "fixed_size_list" in str(field.type):
             column = pa.chunked_array(copied(column), field.type)
-        columns.append(pl.from_arrow(pa.table([column], schema=pa.schema([field])), rechunk=False))
-    return pl.concat(columns, how="horizontal") if columns else pl.DataFrame()
+        columns.append(pl.Series(field.name, pl.from_arrow(column, rechunk=False)))
+    return pl.DataFrame(columns)
 
 
 def _polars_schema(empty: pl.DataFrame) -> pa.Schema:

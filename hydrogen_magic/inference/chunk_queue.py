@@ -85,8 +85,8 @@ class ChunkQueue:
         self._n_chunks = self._n_chunk_rows = 0
         self._is_read = False
         """Whether the source has no further rows."""
-        self._returned: list[Chunk] = []
-        """A heap of chunks to be handed out again."""
+        self._waiting: list[Chunk] = []
+        """A heap of chunks to be handed out."""
         self._answered: dict[int, _Answer] = {}
         """Answers that wait until the predicted columns are known."""
         self._undecided = 0
@@ -110,19 +110,21 @@ class ChunkQueue:
 
     def next(self) -> Chunk | None:
         """Return the next chunk; None if there is none, or none now."""
-        if self._returned:
-            return self._handed_out(heapq.heappop(self._returned))
-        if self._is_far_ahead():
-            return None
+        if not self._waiting and not self._is_far_ahead():
+            self._cut()
+        return self._handed_out(heapq.heappop(self._waiting)) if self._waiting else None
+
+    def _cut(self) -> None:
+        """Make a chunk of the next rows of the source."""
         table = self._next_rows()
         if table is None:
             self._is_read = True
-            self._settle()
-            return self._handed_out(heapq.heappop(self._returned)) if self._returned else None
+            self._take_answers()
+            return
         chunk = Chunk(self._n_chunks, self._n_chunk_rows, table)
         self._n_chunks += 1
         self._n_chunk_rows += chunk.n_rows
-        return self._handed_out(chunk)
+        heapq.heappush(self._waiting, chunk)
 
     def _handed_out(self, chunk: Chunk) -> Chunk:
         self._open.add(chunk.number)
@@ -158,7 +160,7 @@ class ChunkQueue:
         """Hand out a chunk again that its rank has not done, unless another rank has."""
         if chunk.number in self._open:
             self._open.remove(chunk.number)
-            heapq.heappush(self._returned, chunk)
+            heapq.heappush(self._waiting, chunk)
 
     # ── answers ──
 
@@ -171,42 +173,36 @@ class ChunkQueue:
             return False
         self._open.remove(chunk.number)
         self._answered[chunk.number] = _Answer(chunk, columns, failures)
-        if self.schema is None:
-            self._decide()
-        self._settle()
-        self._put_all()
+        self._take_answers()
         return True
 
-    def _decide(self) -> None:
-        """Set the predicted columns from the first rows; later rows complete unknown types."""
+    def _take_answers(self) -> None:
+        """Set the predicted columns once they are known, and put all answers into the result."""
         while self.schema is None and self._undecided in self._answered:
-            answer = self._answered[self._undecided]
-            self._undecided += 1
-            self._undecided_bytes += answer.nbytes
-            if answer.columns is not None:
-                self._seen = _completed(self._seen, answer.columns.schema)
-            is_full = self._result.is_bounded and self._undecided_bytes >= _MAX_UNDECIDED_BYTES
-            if is_full and self._seen is None:
-                raise self._all_failed(answer.chunk.first_row + answer.chunk.n_rows)
-            is_known = self._seen is not None and not any(map(has_null_type, self._seen.types))
-            if is_full or is_known:
-                self._begin(self._seen)
-
-    def _settle(self) -> None:
-        """Take the columns so far if all rows are done: columns without a value have the type null."""
+            self._decide(self._answered[self._undecided])
         if self.schema is None and self._seen is not None and self.is_done:
-            self._begin(self._seen)
-            self._put_all()
-
-    def _begin(self, schema: Any) -> None:
-        self.schema = schema
-        self._result.begin(schema)
-
-    def _put_all(self) -> None:
+            self._begin(self._seen)  # columns without a value have the type null
         if self.schema is not None:
             answered, self._answered = self._answered, {}
             for answer in answered.values():
                 self._put(answer)
+
+    def _decide(self, answer: _Answer) -> None:
+        """Set the predicted columns if these rows, and those before them, show all types."""
+        self._undecided += 1
+        self._undecided_bytes += answer.nbytes
+        if answer.columns is not None:
+            self._seen = _completed(self._seen, answer.columns.schema)
+        is_full = self._result.is_bounded and self._undecided_bytes >= _MAX_UNDECIDED_BYTES
+        if is_full and self._seen is None:
+            raise self._all_failed(answer.chunk.first_row + answer.chunk.n_rows)
+        is_known = self._seen is not None and not any(map(has_null_type, self._seen.types))
+        if is_full or is_known:
+            self._begin(self._seen)
+
+    def _begin(self, schema: Any) -> None:
+        self.schema = schema
+        self._result.begin(schema)
 
     def _put(self, answer: _Answer) -> None:
         chunk, columns = answer.chunk, _fitted(answer.columns, self.schema)
@@ -229,14 +225,14 @@ class ChunkQueue:
                 f" {_described(columns)} instead of {_described(self.schema)}; return the same columns"
                 " for every batch, or set them with `--schema`"
             )
-        heapq.heappush(self._returned, chunk)
+        heapq.heappush(self._waiting, chunk)
 
     # ── the end ──
 
     @property
     def is_done(self) -> bool:
         """Whether every row has an answer."""
-        return self._is_read and not self._returned and not self._open
+        return self._is_read and not self._waiting and not self._open
 
     def finish(self) -> Any:
         """Return the frame with its predictions. Raises InferError if all rows failed."""
@@ -255,7 +251,7 @@ class ChunkQueue:
     def abandon(self) -> None:
         """Release all data: there will be no result."""
         self._answered.clear()
-        self._returned.clear()
+        self._waiting.clear()
         self._rest = None
         self._source_chunks.close()
         self._result.abort()

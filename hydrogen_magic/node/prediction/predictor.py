@@ -150,7 +150,7 @@ class Predictor:
                 start, stop = todo.popleft()
                 batch = rows.slice(start, stop - start)
                 self._raise_unless_allowed(batch, first_row + start, error)
-                yield from self._search(batch, first_row + start, error)
+                yield from self._search(batch, first_row + start, error, iter(range(_MAX_RETRIES)))
 
     def _attempt(
         self, rows: pa.RecordBatch, first_row: int, bounds: Sequence[tuple[int, int]]
@@ -255,35 +255,25 @@ class Predictor:
         ) from error
 
     def _search(
-        self, rows: pa.RecordBatch, first_row: int, error: Exception
+        self, rows: pa.RecordBatch, first_row: int, error: Exception, retries: Iterator[int]
     ) -> Iterator[_RowRange]:
-        """Yield the predictions of a failed batch, except for as few rows as possible."""
-        todo = _halves(0, rows.num_rows, error)
-        retries = _MAX_RETRIES
-        if not todo:
+        """Yield the predictions of rows that failed together, except for as few rows as possible."""
+        if rows.num_rows == 1:
             yield _failed(rows, first_row, error)
-        while todo:
-            start, stop, reason = todo.pop()
-            piece = rows.slice(start, stop - start)
-            if not retries:
-                yield _failed(piece, first_row + start, reason)
+            return
+        middle = rows.num_rows // 2
+        for start, half in ((0, rows.slice(0, middle)), (middle, rows.slice(middle))):
+            if next(retries, None) is None:
+                yield _failed(half, first_row + start, error)
                 continue
-            retries -= 1
             try:
-                (columns,) = self._attempt(piece, first_row + start, ((0, stop - start),))
-                yield _RowRange(stop - start, columns)
+                (columns,) = self._attempt(half, first_row + start, ((0, half.num_rows),))
             except Exception as again:
                 if again is self._refusal:
                     raise
-                todo += (smaller := _halves(start, stop, again))
-                if not smaller:
-                    yield _failed(piece, first_row + start, again)
-
-
-def _halves(start: int, stop: int, reason: Exception) -> list[tuple[int, int, Exception]]:
-    """Return both halves of some rows, the first half last; nothing for a single row."""
-    middle = (start + stop) // 2
-    return [(middle, stop, reason), (start, middle, reason)] if stop - start > 1 else []
+                yield from self._search(half, first_row + start, again, retries)
+            else:
+                yield _RowRange(half.num_rows, columns)
 
 
 def _failed(rows: pa.RecordBatch, first_row: int, error: Exception) -> _RowRange:
@@ -301,9 +291,8 @@ def _reason(error: Exception) -> str:
     kind = type(error).__name__
     is_ours = isinstance(error, (MisfitError, InferError))
     whole = text if is_ours else f"{kind}: {text}" if text else kind
-    return (
-        whole if len(whole) <= _MAX_REASON_CHARACTERS else whole[: _MAX_REASON_CHARACTERS - 1] + "…"
-    )
+    is_short = len(whole) <= _MAX_REASON_CHARACTERS
+    return whole if is_short else whole[: _MAX_REASON_CHARACTERS - 1] + "…"
 
 
 # ── tables ───────────────────────────────────────────────────────────────────────────────────────
