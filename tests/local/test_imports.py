@@ -29,8 +29,9 @@ OF_NOTEBOOKS = "IPython ipykernel zmq pandas psutil rich traitlets"
     [
         "import hydrogen_magic as hm, hydrogen_magic.node.worker.main\n"
         "assert hm.rank() == 0 and hm.world_size() == 1",
-        "from hydrogen_magic import parcel, worker\nfrom hydrogen_magic.node.worker import namespace\n"
-        "parcel.unpack(parcel.pack([1, {'a': b'x' * 10000}]))",
+        "from hydrogen_magic.node.worker import namespace\n"
+        "from hydrogen_magic.serialization import payload\n"
+        "payload.unpack(payload.pack([1, {'a': b'x' * 10000}]))",
         "import hydrogen_magic as hm\n"
         "assert hm.shard([1, 2, 3]) == [1, 2, 3] and hm.shard({'x': range(3)})",
     ],
@@ -45,12 +46,12 @@ def test_spark_is_known_without_being_imported() -> None:
     code = (
         "import pandas as pd\n"
         "from hydrogen_magic.inference import sources\n"
-        "assert frames.kind_of(pd.DataFrame()) == 'pandas' and frames.kind_of(3) is None\n"
+        "assert sources.kind_of(pd.DataFrame()) == 'pandas' and sources.kind_of(3) is None\n"
         "loaded = {'pyspark', 'polars', 'pyarrow.dataset'} & set(sys.modules)\n"
         "assert not loaded, loaded\n"
         "from pyspark.sql.classic.dataframe import DataFrame\n"
         "from pyspark.sql.connect.dataframe import DataFrame as Remote\n"
         "for kind in (DataFrame, Remote):\n"
-        "    assert frames.kind_of(object.__new__(kind)) == 'spark', kind"
+        "    assert sources.kind_of(object.__new__(kind)) == 'spark', kind"
     )
     assert loaded(code, "torch") == NOTHING
