@@ -764,7 +764,7 @@ class TaskProgress:
     """Rows done."""
     failed: int = 0
     """Of these, the ones without a prediction."""
-    said: str = ""
+    error: str = ""
     """Why it failed."""
     failures: tuple[str, ...] = ()
     """Texts about the first rows without a prediction."""

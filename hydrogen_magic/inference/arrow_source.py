@@ -1,18 +1,21 @@
-"""Frames that lie in memory as Arrow lays them out: PyArrow's, and Polars'.
-
-Chunks are views of them, and the result holds the very same columns.
-"""
+"""PyArrow and Polars data as a source of chunks: in memory, or read once from front to back."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.inference.result_columns import ResultColumns, owned
+from hydrogen_magic.inference.memory_result import (
+    MemoryResult,
+    PredictedColumns,
+    copied,
+    table_of,
+)
 from hydrogen_magic.node.prediction import chunking
+from hydrogen_magic.node.prediction.chunking import side_by_side
 from hydrogen_magic.node.prediction.column_names import refuse_repeated
 
 if TYPE_CHECKING:
@@ -20,148 +23,191 @@ if TYPE_CHECKING:
 
     from hydrogen_magic.node.prediction.options import InferOptions
 
-__all__ = ["PolarsSource", "TableSource", "arrow_as_polars", "polars_as_arrow", "polars_schema"]
+__all__ = [
+    "ArrowSource",
+    "arrow_as_polars",
+    "from_dataset",
+    "from_lazy_frame",
+    "from_polars",
+    "from_reader",
+    "from_table",
+]
+
+_READ_OPTIONS = {"batch_size": 1 << 14, "batch_readahead": 2, "fragment_readahead": 1}
+"""How much of a Dataset is read at once, and ahead of the requested batch."""
 
 
-class TableSource:
-    """A PyArrow Table or RecordBatch; see :class:`hydrogen_magic.inference.sources.FrameSource`."""
+class ArrowSource:
+    """See :class:`hydrogen_magic.inference.sources.FrameSource`.
 
-    kind = "arrow"
+    Args:
+        schema: Of all chunks.
+        cut: Yields the chunks for a batch size.
+        join: Makes the result from the columns to keep, the rows that were read (only if ``n_rows`` is
+            None) and the predicted columns.
+        n_rows: None for data that is read once.
+    """
 
-    def __init__(self, frame: Any) -> None:
-        refuse_repeated(frame.schema.names, "the table calls", "rename one with rename_columns()")
-        self._is_batch = isinstance(frame, pa.RecordBatch)
-        self._table = pa.Table.from_batches([frame]) if self._is_batch else frame
-        self.schema = frame.schema
-        self.n_rows: int | None = frame.num_rows
-        self.n_bytes: int | None = frame.nbytes
+    def __init__(
+        self,
+        schema: pa.Schema,
+        cut: Callable[[int], Iterator[pa.Table]],
+        join: Callable[[list[str], pa.Table, pa.Table], Any],
+        n_rows: int | None = None,
+    ) -> None:
+        refuse_repeated(schema.names, "the data has", "rename one")
+        self.schema = schema
+        self.n_rows = n_rows
+        self.chunks = cut
+        self._join = join
 
-    def chunks(self, batch_size: int) -> Iterator[pa.Table]:
-        pace = chunking.ChunkSizer(batch_size)
-        for start, end in chunking.spans(self._table.num_rows, pace):
-            chunk = self._table.slice(start, end - start)
-            pace.saw(chunk)
-            yield chunk
-
-    def result(self, options: InferOptions) -> InMemoryResult:
+    def result(self, options: InferOptions) -> MemoryResult:
         kept = options.kept(self.schema.names)
-        return InMemoryResult(self._table.num_rows, lambda made: self._joined(kept, made))
 
-    def _joined(self, kept: list[str], predicted: pa.Table) -> Any:
-        table = self._table.select(kept)
-        # A table of no columns forgets how many rows it has.
-        whole = _side_by_side(table, predicted) if kept else predicted
-        whole = whole if predicted.num_columns or kept else table
-        return _one_batch(whole) if self._is_batch else whole
+        def join(rows: pa.Table, predicted: PredictedColumns) -> Any:
+            return self._join(kept, rows, table_of(predicted))
+
+        metadata = self.schema.metadata
+        own = pa.schema([self.schema.field(name) for name in kept], metadata=metadata)
+        return MemoryResult(join, self.n_rows, own if self.n_rows is None else None)
 
 
-def _side_by_side(left: pa.Table, right: pa.Table) -> pa.Table:
-    schema = pa.schema([*left.schema, *right.schema], metadata=left.schema.metadata)
-    return pa.Table.from_arrays([*left.columns, *right.columns], schema=schema)
+# ── PyArrow ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def from_table(frame: pa.Table | pa.RecordBatch) -> ArrowSource:
+    """Return a source of a Table or RecordBatch; its chunks are views, the result has its columns."""
+    is_batch = isinstance(frame, pa.RecordBatch)
+    table = pa.Table.from_batches([frame]) if is_batch else frame
+
+    def cut(batch_size: int) -> Iterator[pa.Table]:
+        return chunking.sliced(table.slice, table.num_rows, batch_size)
+
+    def join(kept: list[str], rows: pa.Table, predicted: pa.Table) -> Any:
+        whole = side_by_side(table.select(kept), predicted)
+        return _one_batch(whole) if is_batch else whole
+
+    return ArrowSource(table.schema, cut, join, table.num_rows)
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
-    if not table.num_columns:
-        return table.to_batches()[0]
-    arrays = [
-        pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-        for column in table.columns
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=table.schema)
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
 
 
-class PolarsSource:
-    """A Polars DataFrame; see :class:`hydrogen_magic.inference.sources.FrameSource`."""
+def from_reader(reader: pa.RecordBatchReader) -> ArrowSource:
+    """Return a source of a RecordBatchReader; the result is a Table."""
+    return _read_once(reader.schema, lambda: reader, side_by_side)
 
-    kind = "polars"
 
-    def __init__(self, frame: pl.DataFrame) -> None:
-        self._frame = frame
-        self.schema = polars_schema(frame.clear())
-        self.n_rows: int | None = frame.height
-        self.n_bytes: int | None = int(frame.estimated_size())
+def from_dataset(dataset: Any) -> ArrowSource:
+    """Return a source of a Dataset of any format; the result is a Table in the Dataset's order."""
+    return _read_once(dataset.schema, lambda: _scanned(dataset), side_by_side)
 
-    def chunks(self, batch_size: int) -> Iterator[pa.Table]:
-        pace = chunking.ChunkSizer(batch_size)
-        for start, end in chunking.spans(self._frame.height, pace):
-            chunk = polars_as_arrow(self._frame.slice(start, end - start))
-            pace.saw(chunk)
-            yield chunk
 
-    def result(self, options: InferOptions) -> InMemoryResult:
-        kept = options.kept(self.schema.names)
-        return InMemoryResult(self._frame.height, lambda made: self._joined(kept, made))
+def _read_once(
+    schema: pa.Schema,
+    read: Callable[[], Iterable[Any]],
+    join: Callable[[pa.Table, pa.Table], Any],
+) -> ArrowSource:
+    def cut(batch_size: int) -> Iterator[pa.Table]:
+        return chunking.rebatched(read(), schema, chunking.ChunkSizer(batch_size))
 
-    def _joined(self, kept: list[str], predicted: pa.Table) -> Any:
-        own = self._frame.select(kept)
+    return ArrowSource(schema, cut, lambda kept, rows, predicted: join(rows, predicted))
+
+
+def _scanned(dataset: Any) -> Iterator[pa.RecordBatch]:
+    """Yield all batches, for Parquet one row group after another.
+
+    While batches are not taken, Arrow reads ahead until it has read all data or a gigabyte. So we scan a
+    row group at a time, or a file if its format has no row groups. Only a Dataset with a filter cannot
+    be split.
+    """
+    try:
+        fragments = list(dataset.get_fragments())
+    except ValueError:  # the Dataset has a filter
+        yield from dataset.to_batches(**_READ_OPTIONS)
+        return
+    for fragment in fragments:
+        has_groups = hasattr(fragment, "split_by_row_group")
+        for part in fragment.split_by_row_group() if has_groups else [fragment]:
+            yield from part.to_batches(schema=dataset.schema, **_READ_OPTIONS)
+
+
+# ── Polars ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def from_polars(frame: pl.DataFrame) -> ArrowSource:
+    """Return a source of a DataFrame; the result has its columns."""
+
+    def cut(batch_size: int) -> Iterator[pa.Table]:
+        return chunking.sliced(
+            lambda start, n_rows: _polars_as_arrow(frame.slice(start, n_rows)),
+            frame.height,
+            batch_size,
+        )
+
+    def join(kept: list[str], rows: pa.Table, predicted: pa.Table) -> Any:
         if not predicted.num_columns:
-            return own
+            return frame.select(kept)
         columns = arrow_as_polars(predicted)
-        return own.hstack(columns) if kept else columns
+        return frame.select(kept).hstack(columns) if kept else columns
+
+    return ArrowSource(_polars_schema(frame.clear()), cut, join, frame.height)
 
 
-def polars_as_arrow(frame: pl.DataFrame) -> pa.Table:
-    """Return the same values under Arrow's first types, which every reader of Arrow knows."""
+def from_lazy_frame(frame: pl.LazyFrame) -> ArrowSource:
+    """Return a source of a LazyFrame; the result is a LazyFrame of the rows that were read."""
+    import polars as pl
+
+    def read() -> Iterator[pa.Table]:
+        collect_batches: Any = getattr(frame, "collect_batches", None)  # not in Polars 1.0
+        is_old = collect_batches is None
+        frames = [frame.collect()] if is_old else collect_batches(maintain_order=True)
+        return map(_polars_as_arrow, frames)
+
+    def join(rows: pa.Table, predicted: pa.Table) -> pl.LazyFrame:
+        return arrow_as_polars(side_by_side(rows, predicted)).lazy()
+
+    schema = _polars_schema(pl.DataFrame(schema=frame.collect_schema()))
+    return _read_once(schema, read, join)
+
+
+def _polars_as_arrow(frame: pl.DataFrame) -> pa.Table:
+    """Return the same values in Arrow's oldest types, which every reader of Arrow supports."""
     import polars as pl
 
     return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
 
 
 def arrow_as_polars(table: pa.Table) -> pl.DataFrame:
-    """Return the same columns as a frame, each read by itself.
+    """Return the same columns as a DataFrame.
 
-    Together, PyArrow would cut them into batches of equal length, and of fixed-size lists with nulls
-    Polars takes none that begins inside a longer one.
+    Each column is converted alone, since PyArrow would cut a table into batches of equal length. Polars
+    cannot read a part of a fixed-size list column that has nulls.
     """
     import polars as pl
 
     columns: list[Any] = []
     for field, column in zip(table.schema, table.columns, strict=True):
         if "fixed_size_list" in str(field.type):
-            column = pa.chunked_array([owned(part) for part in column.chunks], type=field.type)
-        alone = pa.Table.from_arrays([column], schema=pa.schema([field]))
-        columns.append(pl.from_arrow(alone, rechunk=False))
-    return pl.concat(columns, how="horizontal") if columns else pl.DataFrame()
+            column = pa.chunked_array(copied(column), field.type)
+        columns.append(pl.Series(field.name, pl.from_arrow(column, rechunk=False)))
+    return pl.DataFrame(columns)
 
 
-def polars_schema(empty: pl.DataFrame) -> pa.Schema:
-    """Return the Arrow schema of a frame. Raises InferError for a column that has no Arrow type."""
+def _polars_schema(empty: pl.DataFrame) -> pa.Schema:
+    """Return the Arrow schema of a DataFrame. Raises InferError for a column without an Arrow type."""
     import polars as pl
 
     for name, dtype in empty.schema.items():
         try:
-            is_object = dtype == pl.Object
-            field = None if is_object else polars_as_arrow(empty.select(name)).schema.field(0)
+            is_supported = dtype != pl.Object and _polars_as_arrow(empty.select(name)) is not None
         except (pa.ArrowException, pl.exceptions.PolarsError):
-            field = None
-        if field is None:
+            is_supported = False
+        if not is_supported:
             raise InferError(
-                f"column {name!r} of the frame is {dtype}, which no Arrow type holds, so it cannot"
-                f" be given to a rank: cast it, or leave it out: df.drop({name!r})"
+                f"column {name!r} has type {dtype}, which Arrow does not support, so it cannot be sent"
+                f" to a rank: cast it, or drop it with df.drop({name!r})"
             )
-    return polars_as_arrow(empty).schema
-
-
-class InMemoryResult:
-    """Predictions beside a frame in memory; see :class:`hydrogen_magic.inference.sources.FrameResult`."""
-
-    is_bounded = False
-    n_waiting = 0
-
-    def __init__(self, n_rows: int, join: Callable[[pa.Table], Any]) -> None:
-        self._predicted = ResultColumns(n_rows)
-        self._join = join
-
-    def begin(self, schema: pa.Schema) -> None:
-        self._predicted.begin(schema)
-
-    def put(self, first_row: int, columns: pa.Table, rows: pa.Table | None) -> None:
-        self._predicted.put(first_row, columns)
-
-    def finish(self) -> Any:
-        made = [(field, column.arrow()) for field, column in self._predicted.take()]
-        schema = pa.schema([field for field, _ in made])
-        return self._join(pa.Table.from_arrays([array for _, array in made], schema=schema))
-
-    def abort(self) -> None:
-        self._predicted.clear()
+    return _polars_as_arrow(empty).schema

@@ -1,7 +1,7 @@
-"""Which rows are still to be done, and what came of those that are: the feeder's book.
+"""Which chunks are still to be predicted, and the predictions of those that are.
 
-Knows no socket, thread or process. Chunks may be answered in any order; the columns are those that the
-first rows got, whichever rank was faster, so that a run does not depend on who that was.
+Uses no socket, thread or process. Chunks may be answered in any order. The predicted columns are those of
+the first rows, whichever rank is faster, so a result does not depend on timing.
 """
 
 from __future__ import annotations
@@ -12,34 +12,35 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.node.prediction.arrow_types import has_null_type
 from hydrogen_magic.node.prediction.options import InferOptions
-from hydrogen_magic.node.prediction.schema_unify import fit_table, has_unknown, merge_types
+from hydrogen_magic.node.prediction.row_labels import rows_text
+from hydrogen_magic.node.prediction.schema_unify import fit_table, merge_types
 
 __all__ = ["Chunk", "ChunkQueue"]
 
 _SHARES = 3
-"""A chunk is at most this part of a rank's share of what is left: near the end they get smaller, and
-ranks that began together end together. Not smaller than that takes: with 8 in place of 3, a small
-model over two million rows took 1.07 of the time."""
-_AHEAD = 4
-"""Chunks per rank that may be done before earlier ones are: 16 MB of predictions as large as the rows."""
-_MOST_WAITING_BYTES = 256 << 20
-"""Rows and predictions that may wait for the type of a column, where the result is to stay small. What has
-no value by then is taken to have none."""
-_MOST_FAILURES = 100
-"""Whose reasons are kept."""
+"""A chunk has at most this part of a rank's share of the remaining rows: chunks get smaller near the end,
+and ranks end together. Smaller chunks cost time: with 8, a small model over two million rows took 1.07 of
+the time."""
+_CHUNKS_AHEAD = 4
+"""Chunks per rank that may be predicted before earlier ones: 16 MB if predictions are as large as rows."""
+_MAX_UNDECIDED_BYTES = 256 << 20
+"""Rows and predictions of a bounded result that may wait for the type of a column. A column without a
+value so far has the type null then."""
+_MAX_FAILURES = 100
 
 
 @dataclass(frozen=True, order=True)
 class Chunk:
-    """Some consecutive rows of the frame."""
+    """Consecutive rows of the frame."""
 
     number: int
     first_row: int = field(compare=False)
     table: Any = field(compare=False, repr=False)
-    """A ``pyarrow.Table``; of a frame in memory a view where that is possible."""
+    """A ``pyarrow.Table``, if possible a view of the frame."""
     knows_columns: bool = field(default=False, compare=False)
-    """Whether it was handed out by somebody who could tell which columns there are."""
+    """Whether the predicted columns were known when it was handed out."""
 
     @property
     def n_rows(self) -> int:
@@ -47,14 +48,14 @@ class Chunk:
 
     @property
     def rows_text(self) -> str:
-        return f"rows {self.first_row} to {self.first_row + self.n_rows - 1}"
+        return rows_text(self.first_row, self.first_row + self.n_rows - 1)
 
 
 @dataclass(frozen=True)
 class _Answer:
     chunk: Chunk
     columns: Any
-    """What was predicted; None while whoever answered did not know which columns there are."""
+    """The predictions; None if all rows failed and the rank did not know the predicted columns."""
     failures: Sequence[Mapping[str, Any]]
 
     @property
@@ -63,228 +64,218 @@ class _Answer:
 
 
 class ChunkQueue:
-    """``source`` and ``result`` are of :mod:`hydrogen_magic.inference.sources`."""
+    """``source`` and ``result`` are those of :mod:`hydrogen_magic.inference.sources`."""
 
     def __init__(self, source: Any, result: Any, options: InferOptions, n_ranks: int) -> None:
         self.schema: Any = None
-        """Of the predicted columns, None until the first rows are done."""
+        """The predicted columns, None until the first rows are done."""
         self.n_rows: int | None = source.n_rows
         self.failures: list[Mapping[str, Any]] = []
-        """The first hundred by their rows."""
-        self.n_failed_rows = self.n_failed_places = 0
+        """The first hundred, in order of rows."""
+        self.n_failed_rows = self.n_failures = 0
         self._rows_put = 0
         self._open: set[int] = set()
-        """Numbers of those without an answer: only the first one counts."""
+        """Chunks that were handed out and have no answer yet."""
         self._result = result
         self._batch_size = options.batch_size
         self._n_ranks = n_ranks
-        self._fresh = source.chunks(options.batch_size)
+        self._source_chunks = source.chunks(options.batch_size)
         self._rest: Any = None
-        """Of a chunk of the source's that was too large to be handed out at once."""
-        self._numbered = self._cut_rows = 0
-        self._is_cut = False
-        """Whether all rows of the source are numbered."""
-        self._again: list[Chunk] = []
-        """A heap of what was given back."""
+        """The remaining rows of the last chunk of the source, if it was too large."""
+        self._n_chunks = self._n_chunk_rows = 0
+        self._is_read = False
+        """Whether the source has no further rows."""
+        self._waiting: list[Chunk] = []
+        """A heap of chunks to be handed out."""
         self._answered: dict[int, _Answer] = {}
-        """By chunk, what cannot be put anywhere yet: the first rows' columns are not known."""
-        self._undecided_bytes = 0
-        """Of what has been looked at without telling."""
+        """Answers that wait until the predicted columns are known."""
         self._undecided = 0
-        """Number of the first chunk that has not been looked at for what columns there are."""
+        """Number of the first chunk that has not contributed to the predicted columns."""
+        self._undecided_bytes = 0
+        """Size of the chunks before it."""
         self._seen: Any = None
-        """The columns of those before, types unknown as null."""
+        """The predicted columns so far; unknown types are null."""
 
     @property
     def rows(self) -> int:
         """Rows done, whether their columns are known or not."""
-        return self._rows_put + sum(each.chunk.n_rows for each in self._answered.values())
+        return self._rows_put + sum(answer.chunk.n_rows for answer in self._answered.values())
 
     @property
     def in_flight(self) -> int:
-        """Chunks handed out and not done."""
+        """Chunks that were handed out and are not done."""
         return len(self._open)
 
-    # ── out ──
+    # ── handing out ──
 
     def next(self) -> Chunk | None:
-        """Return what to do next; None when there is nothing, or nothing now."""
-        if self._again:
-            return self._out(heapq.heappop(self._again))
-        if self._is_far_ahead():
-            return None
+        """Return the next chunk; None if there is none, or none now."""
+        if not self._waiting and not self._is_far_ahead():
+            self._cut()
+        return self._handed_out(heapq.heappop(self._waiting)) if self._waiting else None
+
+    def _cut(self) -> None:
+        """Make a chunk of the next rows of the source."""
         table = self._next_rows()
         if table is None:
-            self._is_cut = True
-            self._settle()
-            return self._out(heapq.heappop(self._again)) if self._again else None
-        chunk = Chunk(self._numbered, self._cut_rows, table)
-        self._numbered += 1
-        self._cut_rows += chunk.n_rows
-        return self._out(chunk)
+            self._is_read = True
+            self._take_answers()
+            return
+        chunk = Chunk(self._n_chunks, self._n_chunk_rows, table)
+        self._n_chunks += 1
+        self._n_chunk_rows += chunk.n_rows
+        heapq.heappush(self._waiting, chunk)
 
-    def _out(self, chunk: Chunk) -> Chunk:
+    def _handed_out(self, chunk: Chunk) -> Chunk:
         self._open.add(chunk.number)
         return replace(chunk, knows_columns=self.schema is not None)
 
     def second(self, chunk: Chunk) -> Chunk | None:
-        """Return a chunk that somebody has, for somebody else as well; None when it is done."""
-        if chunk.number not in self._open:
-            return None
-        return replace(chunk, knows_columns=self.schema is not None)
+        """Return a chunk for another rank as well; None if it is done."""
+        return self._handed_out(chunk) if chunk.number in self._open else None
 
     def _is_far_ahead(self) -> bool:
-        """Whether more answers would only pile up behind rows that somebody is not done with."""
-        ahead = _AHEAD * self._n_ranks
-        before_first = self.schema is None and self._numbered >= self._undecided + ahead
-        return before_first or self._result.n_waiting >= ahead
+        """Return whether more answers would only wait for earlier rows."""
+        ahead = _CHUNKS_AHEAD * self._n_ranks
+        is_before_first = self.schema is None and self._n_chunks >= self._undecided + ahead
+        return is_before_first or self._result.n_waiting >= ahead
 
     def _next_rows(self) -> Any:
         table, self._rest = self._rest, None
         if table is None:
-            table = next(self._fresh, None)
-        most = self._most_rows()
-        if table is not None and table.num_rows > most:
-            table, self._rest = table.slice(0, most), table.slice(most)
+            table = next(self._source_chunks, None)
+        limit = self._max_rows()
+        if table is not None and table.num_rows > limit:
+            table, self._rest = table.slice(0, limit), table.slice(limit)
         return table
 
-    def _most_rows(self) -> int:
-        """Return how many rows the next chunk may have: whole batches, one at least."""
+    def _max_rows(self) -> int:
+        """Return how many rows the next chunk may have: whole batches, at least one."""
         if self.n_rows is None:
             return 1 << 62
-        share = (self.n_rows - self._cut_rows) // (_SHARES * self._n_ranks)
+        share = (self.n_rows - self._n_chunk_rows) // (_SHARES * self._n_ranks)
         return max(1, share // self._batch_size) * self._batch_size
 
     def give_back(self, chunk: Chunk) -> None:
-        """Whoever had it did not do it; nothing is to do if it is done, or was given back before."""
+        """Hand out a chunk again that its rank has not done, unless another rank has."""
         if chunk.number in self._open:
             self._open.remove(chunk.number)
-            heapq.heappush(self._again, chunk)
+            heapq.heappush(self._waiting, chunk)
 
-    # ── in ──
+    # ── answers ──
 
     def answer(self, chunk: Chunk, columns: Any, failures: Sequence[Mapping[str, Any]]) -> bool:
-        """Take a chunk's predictions; False when somebody else's came before.
+        """Take the predictions of a chunk; return False if it already has some.
 
-        Raises InferError where they differ from the first rows'.
+        Raises InferError if the columns differ from those of the first rows.
         """
         if chunk.number not in self._open:
             return False
         self._open.remove(chunk.number)
         self._answered[chunk.number] = _Answer(chunk, columns, failures)
-        if self.schema is None:
-            self._agree()
-        self._settle()
-        self._put_all()
+        self._take_answers()
         return True
 
-    def _settle(self) -> None:
-        """Take what is known once all rows have been tried: columns without a single value have none."""
+    def _take_answers(self) -> None:
+        """Set the predicted columns once they are known, and put all answers into the result."""
+        while self.schema is None and self._undecided in self._answered:
+            self._decide(self._answered[self._undecided])
         if self.schema is None and self._seen is not None and self.is_done:
-            self._begin(self._seen)
-            self._put_all()
-
-    def _put_all(self) -> None:
+            self._begin(self._seen)  # columns without a value have the type null
         if self.schema is not None:
             answered, self._answered = self._answered, {}
-            for each in answered.values():
-                self._put(each)
+            for answer in answered.values():
+                self._put(answer)
 
-    def _agree(self) -> None:
-        """Take the columns of the first rows as everybody's; a type that they do not show is a later's."""
-        while self.schema is None and self._undecided in self._answered:
-            answer = self._answered[self._undecided]
-            self._undecided += 1
-            self._undecided_bytes += answer.nbytes
-            if answer.columns is not None:
-                self._seen = _completed(self._seen, answer.columns.schema)
-            waits = self._result.is_bounded and self._undecided_bytes >= _MOST_WAITING_BYTES
-            if self._seen is None:
-                if waits:
-                    raise self._all_failed(answer.chunk.first_row + answer.chunk.n_rows)
-            elif waits or not any(has_unknown(column.type) for column in self._seen):
-                self._begin(self._seen)
+    def _decide(self, answer: _Answer) -> None:
+        """Set the predicted columns if these rows, and those before them, show all types."""
+        self._undecided += 1
+        self._undecided_bytes += answer.nbytes
+        if answer.columns is not None:
+            self._seen = _completed(self._seen, answer.columns.schema)
+        is_full = self._result.is_bounded and self._undecided_bytes >= _MAX_UNDECIDED_BYTES
+        if is_full and self._seen is None:
+            raise self._all_failed(answer.chunk.first_row + answer.chunk.n_rows)
+        is_known = self._seen is not None and not any(map(has_null_type, self._seen.types))
+        if is_full or is_known:
+            self._begin(self._seen)
 
     def _begin(self, schema: Any) -> None:
         self.schema = schema
         self._result.begin(schema)
 
     def _put(self, answer: _Answer) -> None:
-        chunk, columns = answer.chunk, _typed(answer.columns, self.schema)
+        chunk, columns = answer.chunk, _fitted(answer.columns, self.schema)
         if columns is None:
-            self._refuse(chunk, answer.columns)
+            self._predict_again(chunk, answer.columns)
             return
         self._result.put(chunk.first_row, columns, chunk.table)
         self._rows_put += chunk.n_rows
-        self._note(answer.failures)
+        for failure in answer.failures:
+            self.n_failures += 1
+            self.n_failed_rows += int(failure["last_row"] - failure["first_row"] + 1)
+        failures = sorted([*self.failures, *answer.failures], key=lambda each: each["first_row"])
+        self.failures = failures[:_MAX_FAILURES]
 
-    def _note(self, failures: Sequence[Mapping[str, Any]]) -> None:
-        if failures:
-            self.n_failed_places += len(failures)
-            self.n_failed_rows += sum(int(f["last_row"] - f["first_row"] + 1) for f in failures)
-            both = sorted([*self.failures, *failures], key=lambda f: int(f["first_row"]))
-            self.failures = both[:_MOST_FAILURES]
-
-    def _refuse(self, chunk: Chunk, columns: Any) -> None:
-        """Have it made again, by a rank that has been told which columns there are."""
+    def _predict_again(self, chunk: Chunk, columns: Any) -> None:
+        """Return a chunk to the queue, for a rank that knows the predicted columns."""
         if chunk.knows_columns:
             raise InferError(
                 f"`predict` returned other columns for {chunk.rows_text} than for the first rows:"
-                f" {_described(columns)} instead of {_described(self.schema)}; have it return the"
-                " same for every batch, or say what they are with `--schema`"
+                f" {_described(columns)} instead of {_described(self.schema)}; return the same columns"
+                " for every batch, or set them with `--schema`"
             )
-        heapq.heappush(self._again, chunk)
+        heapq.heappush(self._waiting, chunk)
 
     # ── the end ──
 
     @property
     def is_done(self) -> bool:
         """Whether every row has an answer."""
-        return self._is_cut and not self._again and not self._open
+        return self._is_read and not self._waiting and not self._open
 
     def finish(self) -> Any:
-        """Return the frame with its predictions. Raises InferError when there are none at all."""
-        if self.schema is None and self._cut_rows:
-            raise self._all_failed(self._cut_rows)
+        """Return the frame with its predictions. Raises InferError if all rows failed."""
+        if self.schema is None and self._n_chunk_rows:
+            raise self._all_failed(self._n_chunk_rows)
         return self._result.finish()
 
     def _all_failed(self, n_rows: int) -> InferError:
         failures = (f for number in sorted(self._answered) for f in self._answered[number].failures)
-        first = next(failures, None)
+        first = next(failures, {"reason": "unknown"})
         return InferError(
-            f"`predict` failed for each of the first {n_rows:,} rows, so nothing says which columns it"
-            f" returns; the first failure: {first['reason'] if first else 'unknown'}"
+            f"`predict` failed for each of the first {n_rows:,} rows, so the columns that it returns are"
+            f" not known; the first failure: {first['reason']}"
         )
 
     def abandon(self) -> None:
-        """There will be no result: let go of frame and answers."""
+        """Release all data: there will be no result."""
         self._answered.clear()
-        self._again.clear()
+        self._waiting.clear()
         self._rest = None
-        self._fresh.close()
+        self._source_chunks.close()
         self._result.abort()
 
 
 def _completed(first: Any, later: Any) -> Any:
-    """Return the schema ``first`` with types, and parts of types, that only ``later`` knows."""
+    """Return the schema ``first`` with types, and parts of types, that only ``later`` has."""
     if first is None or first.names != later.names:
         return later if first is None else first
-    for place, column in enumerate(later):
-        known = first.field(place)
-        first = first.set(place, known.with_type(merge_types(known.type, column.type)))
+    for place, (known, found) in enumerate(zip(first, later, strict=True)):
+        first = first.set(place, known.with_type(merge_types(known.type, found.type)))
     return first
 
 
-def _typed(columns: Any, schema: Any) -> Any:
-    """Return ``columns`` with nulls of the types in ``schema``, None if they are other columns."""
+def _fitted(columns: Any, schema: Any) -> Any:
+    """Return ``columns`` in ``schema``, with nulls for types unknown to the rank; None if they differ."""
     if columns is None or columns.schema.equals(schema):
         return columns
-    completed = _completed(columns.schema, schema)
-    return fit_table(columns, schema) if completed.equals(schema) else None
+    is_same = _completed(columns.schema, schema).equals(schema)
+    return fit_table(columns, schema) if is_same else None
 
 
-def _described(what: Any) -> str:
-    if what is None:
+def _described(columns: Any) -> str:
+    if columns is None:
         return "nothing"
-    schema = getattr(what, "schema", what)
-    return ", ".join(f"{column.name} {column.type}" for column in schema)
+    schema = getattr(columns, "schema", columns)
+    return ", ".join(f"{field.name} {field.type}" for field in schema)

@@ -1,13 +1,24 @@
-"""A pandas DataFrame as a source of chunks.
+"""A pandas DataFrame as a source of chunks, and as the result.
 
-Columns of numbers become Arrow arrays over the frame's own memory wherever they lie there one value
-after another, as pandas lays out a column that was read or assigned; others are converted a chunk at
-a time. NaN stays NaN; None, NaT, pd.NA and what a nullable dtype masks are nulls. The index does not
-travel.
+Columns of numbers become Arrow arrays over the frame's own memory if their values are contiguous, as
+pandas stores a column that was read or assigned. Other columns are converted a chunk at a time. NaN
+stays NaN; None, NaT, pd.NA and masked values become null. The index is not sent to ranks.
+
+| predicted | without nulls | with nulls |
+|---|---|---|
+| integers | int64, … | Int64, …: float would change large numbers |
+| booleans | bool | boolean |
+| floats | float64, … | NaN |
+| timestamps, durations | datetime64, timedelta64 | NaT |
+| text | pandas' dtype for text | NaN (None in pandas 2) |
+| dictionaries | category | NaN |
+| lists | object: NumPy arrays | None |
+| bytes, decimals, dates, structs | object | None |
 """
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,8 +29,9 @@ import pandas as pd
 import pyarrow as pa
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.inference.pandas_result import PandasResult
+from hydrogen_magic.inference.memory_result import MemoryResult, PredictedColumns
 from hydrogen_magic.node.prediction import chunking
+from hydrogen_magic.node.prediction.arrow_to_pandas import nullable_dtype
 from hydrogen_magic.node.prediction.column_names import refuse_repeated
 from hydrogen_magic.serialization.pickling_errors import describe
 
@@ -30,49 +42,68 @@ __all__ = ["PandasSource"]
 
 _REMEDIES = {
     "Sparse": "make it dense: df[{name}].sparse.to_dense()",
-    "interval": "make its bounds two columns: df[{name}].array.left and .right",
-    "category of interval": "make its categories text: df[{name}].astype(str)",
-    "category of period": "make its categories text: df[{name}].astype(str)",
-    "period": "make it a timestamp: df[{name}].dt.to_timestamp()",
-    "complex": "make its parts two columns: df[{name}].to_numpy().real and .imag",
+    "interval": "split it into two columns: df[{name}].array.left and .right",
+    "category of interval": "convert its categories to text: df[{name}].astype(str)",
+    "category of period": "convert its categories to text: df[{name}].astype(str)",
+    "period": "convert it to timestamps: df[{name}].dt.to_timestamp()",
+    "complex": "split it into two columns: df[{name}].to_numpy().real and .imag",
 }
 """By the beginning of the dtype's name."""
-_MOST_KINDS = 4
-"""Of values that are named in a message."""
-_TEXTS = {"string": str, "large_string": str, "binary": bytes, "large_binary": bytes}
-"""Arrow takes bytes for text and text for bytes; here each value is to stay what it is."""
+_MAX_SHOWN_TYPES = 4
+_CHECKED_ROWS = 1 << 16
+_TEXT_TYPES = {"string": str, "large_string": str, "binary": bytes, "large_binary": bytes}
+"""Arrow would convert bytes to text and text to bytes; a prediction must get each value as it is."""
 
 
 class PandasSource:
     """See :class:`hydrogen_magic.inference.sources.FrameSource`."""
 
-    kind = "pandas"
-
     def __init__(self, frame: pd.DataFrame) -> None:
-        # A view: where pandas copies on write, what the notebook does to the frame meanwhile is its.
-        self._frame = frame.copy(deep=False)
+        # A view: with copy-on-write, later changes in the notebook do not reach it.
+        self._frame: pd.DataFrame = frame.copy(deep=False)
         self._names = _names(frame)
         self._columns = [
             _column(name, frame.iloc[:, place]) for place, name in enumerate(self._names)
         ]
         self.n_rows: int | None = len(frame)
-        self.n_bytes: int | None = int(frame.memory_usage(index=False, deep=False).sum())
-        fields = [
-            pa.field(name, column.type)
-            for name, column in zip(self._names, self._columns, strict=True)
+        types = [
+            (name, column.type) for name, column in zip(self._names, self._columns, strict=True)
         ]
-        self.schema = _with_labels(pa.schema(fields, metadata=_metadata(frame)), frame.columns)
+        self.schema = _with_labels(pa.schema(types, metadata=_metadata(frame)), frame.columns)
 
     def chunks(self, batch_size: int) -> Iterator[pa.Table]:
-        pace = chunking.ChunkSizer(batch_size)
-        for start, end in chunking.spans(len(self._frame), pace):
-            arrays = [column.chunk(start, end) for column in self._columns]
-            table = chunking.table_of(arrays, self.schema, end - start)
-            pace.saw(table)
-            yield table
+        def take(start: int, n_rows: int) -> pa.Table:
+            arrays = [column.chunk(start, start + n_rows) for column in self._columns]
+            return chunking.table_of(arrays, self.schema, n_rows)
 
-    def result(self, options: InferOptions) -> PandasResult:
-        return PandasResult(self._frame, self._names, options)
+        return chunking.sliced(take, len(self._frame), batch_size)
+
+    def result(self, options: InferOptions) -> MemoryResult:
+        kept = options.kept(self._names)
+        return MemoryResult(lambda rows, predicted: self._joined(kept, predicted), self.n_rows)
+
+    def _joined(self, kept: list[str], predicted: PredictedColumns) -> pd.DataFrame:
+        values = {field.name: _values(column) for field, column in predicted}
+        # copy=False: each column keeps the array that it was converted to.
+        frame: pd.DataFrame = pd.DataFrame(values, index=self._frame.index, copy=False)
+        if kept or not values:
+            frame = pd.concat([self._own_columns(kept), frame], axis=1)
+        frame.columns.name = self._frame.columns.name
+        frame.attrs = copy.deepcopy(self._frame.attrs)
+        return frame
+
+    def _own_columns(self, kept: list[str]) -> pd.DataFrame:
+        if kept == self._names:
+            return self._frame
+        columns: pd.DataFrame = self._frame.iloc[:, pd.Index(self._names).get_indexer(kept)]
+        return columns
+
+
+def _values(column: pa.ChunkedArray) -> Any:
+    """Return a predicted column as an array of pandas that may be written."""
+    series = column.to_pandas(types_mapper=nullable_dtype if column.null_count else None)
+    is_view = column.num_chunks == 1
+    return (series.copy() if is_view else series).array
 
 
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────
@@ -80,123 +111,114 @@ class PandasSource:
 
 @dataclass(frozen=True, eq=False)
 class _PandasColumn:
-    """One column, ready to be cut."""
+    """One column that can be cut into Arrow arrays."""
 
     values: Any
-    """Of NumPy, or one of pandas' arrays."""
+    """A NumPy array, or one of pandas' arrays."""
     type: pa.DataType
-    none_is_null: bool
-    """True for objects, where NaN too says that nothing is there."""
+    is_objects: bool
+    """Whether NaN is a null, as in a column of Python objects."""
 
     def chunk(self, start: int, end: int) -> Any:
         values = self.values[start:end]
-        if self.none_is_null:
+        if self.is_objects:
             return pa.array(values, type=self.type, from_pandas=True)
         return pa.array(values)
 
 
 def _column(name: str, series: Any) -> _PandasColumn:
-    if isinstance(series.dtype, np.dtype):
+    if series.dtype == object:
         values = series.to_numpy()
-        if series.dtype == object:
-            return _PandasColumn(values, _type_of_objects(name, values), none_is_null=True)
-    else:
-        values = series.array
+        return _PandasColumn(values, _type_of_objects(name, values), is_objects=True)
+    values = series.to_numpy() if isinstance(series.dtype, np.dtype) else series.array
     try:
-        type_ = pa.array(values[:0]).type
+        kind = pa.array(values[:0]).type
     except (pa.ArrowException, TypeError, ValueError, NotImplementedError):
-        raise _cannot(name, str(series.dtype)) from None
-    inner = type_.value_type if pa.types.is_dictionary(type_) else type_
+        raise _unsupported(name, str(series.dtype)) from None
+    is_dictionary = pa.types.is_dictionary(kind)
+    inner = kind.value_type if is_dictionary else kind
     if isinstance(inner, pa.BaseExtensionType) and inner.extension_name.startswith("pandas."):
-        kind = str(series.dtype if inner is type_ else series.array.categories.dtype)
-        raise _cannot(name, kind if inner is type_ else f"category of {kind}")
-    return _PandasColumn(values, type_, none_is_null=False)
+        dtype = f"category of {values.categories.dtype}" if is_dictionary else str(series.dtype)
+        raise _unsupported(name, dtype)
+    return _PandasColumn(values, kind, is_objects=False)
 
 
-def _cannot(name: str, dtype: str) -> InferError:
+def _unsupported(name: str, dtype: str) -> InferError:
     remedies = (text for start, text in _REMEDIES.items() if dtype.startswith(start))
     remedy = next(remedies, "convert it").format(name=repr(name))
     return InferError(
-        f"column {name!r} of the frame is {dtype}, which no Arrow type holds, so it cannot be given"
-        f" to a rank: {remedy}, or leave it out: df.drop(columns={name!r})"
+        f"column {name!r} has dtype {dtype}, which Arrow does not support, so it cannot be sent to a"
+        f" rank: {remedy}, or drop it with df.drop(columns={name!r})"
     )
 
 
 def _type_of_objects(name: str, values: Any) -> pa.DataType:
-    """Return the one Arrow type of all values. Raises InferError where there is none."""
+    """Return the one Arrow type of all values. Raises InferError if there is none."""
     try:
-        type_ = pa.infer_type(values, from_pandas=True)
-        if pa.types.is_timestamp(type_) or pa.types.is_duration(type_):
-            return _with_nanoseconds(type_, values)
-        if str(type_) in _TEXTS:
-            _refuse_others(name, values, _TEXTS[str(type_)])
-        elif not pa.types.is_null(type_):
-            _try(values, type_)
+        kind = pa.infer_type(values, from_pandas=True)
+        if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
+            return _with_nanoseconds(kind, values)
+        if str(kind) in _TEXT_TYPES:
+            _check_all_are(_TEXT_TYPES[str(kind)], values)
+        elif not pa.types.is_null(kind):
+            # Only a conversion tells whether all values fit; in parts, to save memory.
+            for start in range(0, len(values), _CHECKED_ROWS):
+                pa.array(values[start : start + _CHECKED_ROWS], type=kind, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise InferError(
-            f"column {name!r} of the frame holds {_kinds(values)}, which have no common Arrow type"
-            f" ({error}): make them one type, as with df[{name!r}].astype(str), or leave the column"
-            f" out: df.drop(columns={name!r})"
+            f"column {name!r} has values of type {_shown_types(values)}, which have no common Arrow"
+            f" type ({error}): convert them to one type, for example with df[{name!r}].astype(str), or"
+            f" drop the column with df.drop(columns={name!r})"
         ) from None
-    return type_
+    return kind
 
 
-def _try(values: Any, type_: pa.DataType) -> None:
-    """Convert all values, a piece at a time: only that tells whether they fit the type."""
-    for start in range(0, len(values), 1 << 16):
-        pa.array(values[start : start + (1 << 16)], type=type_, from_pandas=True)
+def _check_all_are(wanted: type, values: Any) -> None:
+    found = pd.api.types.infer_dtype(values, skipna=True)
+    if found not in ("string" if wanted is str else "bytes", "empty"):
+        raise TypeError(f"Arrow would convert all of them to {wanted.__name__}")
 
 
-def _refuse_others(name: str, values: Any, wanted: type) -> None:
-    others = {"string", "empty"} if wanted is str else {"bytes", "empty"}
-    if pd.api.types.infer_dtype(values, skipna=True) not in others:
-        raise TypeError(f"Arrow would make {wanted.__name__} of all of them")
+def _with_nanoseconds(kind: pa.DataType, values: Any) -> pa.DataType:
+    """Return the type in nanoseconds if a value needs them: Arrow infers microseconds."""
+    fields = ("nanosecond", "nanoseconds")  # of a Timestamp, of a Timedelta
+    if not any(getattr(value, field, 0) for value in values for field in fields):
+        return kind
+    return pa.timestamp("ns", kind.tz) if pa.types.is_timestamp(kind) else pa.duration("ns")
 
 
-def _with_nanoseconds(type_: pa.DataType, values: Any) -> pa.DataType:
-    """Return the type in nanoseconds where a value has some: Arrow looks for microseconds only."""
-    fine = any(
-        getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0) for value in values
-    )
-    if not fine:
-        return type_
-    is_timestamp = pa.types.is_timestamp(type_)
-    return pa.timestamp("ns", type_.tz) if is_timestamp else pa.duration("ns")
-
-
-def _kinds(values: Any) -> str:
-    """Return the first kinds of values there are, for a message."""
-    kinds: dict[str, None] = {}
+def _shown_types(values: Any) -> str:
+    """Return the first types of values, for a message."""
+    types: dict[str, None] = {}
     for value in values:
-        is_nan = isinstance(value, float) and value != value
-        if not is_nan and not any(value is nothing for nothing in (None, pd.NA, pd.NaT)):
-            kinds.setdefault(describe(value))
-        if len(kinds) == _MOST_KINDS:
+        if not (pd.api.types.is_scalar(value) and pd.isna(value)):
+            types.setdefault(describe(value))
+        if len(types) == _MAX_SHOWN_TYPES:
             break
-    return " and ".join(kinds) or "nothing"
+    return " and ".join(types)
 
 
-# ── names ────────────────────────────────────────────────────────────────────────────────────────
+# ── labels ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def _names(frame: pd.DataFrame) -> list[str]:
-    """Return what Arrow calls the columns: their labels as text."""
+    """Return the Arrow names of the columns: their labels as text."""
     if isinstance(frame.columns, pd.MultiIndex):
         raise InferError(
-            f"the frame's columns have {frame.columns.nlevels} levels: give each one name, as with"
-            ' df.columns = ["_".join(map(str, labels)) for labels in df.columns]'
+            f"the columns have {frame.columns.nlevels} levels: give each column one name, for example"
+            ' with df.columns = ["_".join(map(str, labels)) for labels in df.columns]'
         )
     names = [str(label) for label in frame.columns]
     refuse_repeated(
         names,
-        "the frame calls",
+        "the frame has",
         "rename one, or keep the first of each with df.loc[:, ~df.columns.duplicated()]",
     )
     return names
 
 
 def _metadata(frame: pd.DataFrame) -> dict[bytes, bytes]:
-    """Return what ``pyarrow.Table.to_pandas`` needs to make the same labels and dtypes again."""
+    """Return the metadata from which ``pyarrow.Table.to_pandas`` restores labels and dtypes."""
     empty = frame.iloc[:0].reset_index(drop=True)
     for place, dtype in enumerate(empty.dtypes):
         if isinstance(dtype, pd.ArrowDtype) and not _is_restored(empty.iloc[:, [place]]):
@@ -205,10 +227,19 @@ def _metadata(frame: pd.DataFrame) -> dict[bytes, bytes]:
     return metadata
 
 
-def _with_labels(schema: pa.Schema, labels: pd.Index) -> pa.Schema:
-    """Return a schema that has these labels in pandas, or their text.
+def _is_restored(column: pd.DataFrame) -> bool:
+    """Return whether PyArrow can restore this dtype from its name; it cannot for nested types."""
+    try:
+        pa.Table.from_pandas(column).to_pandas()
+    except (TypeError, NotImplementedError, ValueError):
+        return False
+    return True
 
-    PyArrow does not make periods again, and turns the truth value False into True.
+
+def _with_labels(schema: pa.Schema, labels: pd.Index) -> pa.Schema:
+    """Return a schema that restores these labels, or else their text.
+
+    PyArrow does not restore periods, and turns the label False into True.
     """
     try:
         if schema.empty_table().to_pandas().columns.equals(labels):
@@ -217,12 +248,3 @@ def _with_labels(schema: pa.Schema, labels: pd.Index) -> pa.Schema:
         pass
     of_pandas = {**json.loads(schema.metadata[b"pandas"]), "column_indexes": []}
     return schema.with_metadata({**schema.metadata, b"pandas": json.dumps(of_pandas).encode()})
-
-
-def _is_restored(column: pd.DataFrame) -> bool:
-    """Say whether PyArrow knows this dtype by its name; of Arrow's nested types it does not."""
-    try:
-        pa.Table.from_pandas(column).to_pandas()
-    except (TypeError, NotImplementedError, ValueError):
-        return False
-    return True

@@ -1,10 +1,10 @@
-"""Predictions beside their rows in new Parquet files: whole at the end, or not there at all.
+"""Predictions with their rows in new Parquet files: complete at the end, or not there at all.
 
-    data/rows.parquet              what was read
-    data/.rows-inferred.parquet-1f3a….part     what is being written
-    data/rows-inferred.parquet     what it is renamed to; -2, -3, … where there is one already
+    data/rows.parquet                          the data
+    data/.rows-inferred.parquet-1f3a….part     the result while it is written
+    data/rows-inferred.parquet                 its final name; -2, -3, … if that exists
 
-A folder is answered with a folder, file by file with the same rows.
+The result for a folder is a folder with the same files.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import secrets
 import shutil
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,19 +25,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.inference.stream_source import beside
+from hydrogen_magic.node.prediction.chunking import side_by_side
 
 __all__ = ["Layout", "ParquetResult"]
 
 _GROUP_BYTES = 32 << 20
-"""Of rows in memory that become one row group."""
+"""Size in memory of the rows of one row group."""
 _GROUP_ROWS = 1 << 20
-"""As other writers of Parquet have it."""
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which files are to be written."""
+    """The files of a result."""
 
     target: Path
     """The file, or the folder of all files."""
@@ -44,54 +45,63 @@ class Layout:
     files: tuple[tuple[Path, int], ...]
     """Name below the target and number of rows of each."""
     is_chosen: bool
-    """Whether a person named the target: then it is that or nothing."""
+    """Whether the user has chosen the target; then another name is not possible."""
+
+    def check(self) -> None:
+        """Raise InferError if the result cannot be written there."""
+        target, folder = self.target, self.target.parent
+        if self.is_chosen and self.is_single and target.is_dir():
+            raise InferError(
+                f"{target} is a folder, but the result of a file is a file: choose a path such as"
+                f" {target / self.files[0][0]}"
+            )
+        if self.is_chosen and os.path.lexists(target):
+            raise InferError(
+                f"{target} already exists and is not overwritten: remove it, or choose another path"
+            )
+        if not folder.is_dir():
+            raise InferError(
+                f"there is no folder {folder} for the result: create it, or choose another path with"
+                " --out"
+            )
+        if not os.access(folder, os.W_OK):
+            raise InferError(f"{folder} is not writable: choose another path with --out")
 
 
 class ParquetResult:
     """See :class:`hydrogen_magic.inference.sources.FrameResult`.
 
-    Rows are written in their order, so chunks that come early wait in memory for those before them.
+    Rows are written in order; chunks that arrive early wait in memory for those before them.
+
+    Args:
+        layout: The files to write.
+        own: Columns of the data that the files have.
+        present: Makes the value of the run from the path of the result.
     """
 
     is_bounded = True
 
     def __init__(
-        self,
-        layout: Layout,
-        own: pa.Schema,
-        kept: list[str],
-        from_folders: list[str],
-        is_text: bool,
-        is_absolute: bool,
+        self, layout: Layout, own: pa.Schema, present: Callable[[Path], str | Path]
     ) -> None:
-        _refuse_target(layout)
+        layout.check()
         self._layout = layout
         self._own = own
-        self._kept = kept
-        self._from_folders = set(from_folders) if _names_folders(layout, from_folders) else set()
-        self._is_text = is_text
-        self._is_absolute = is_absolute
+        self._present = present
         self._waiting: dict[int, pa.Table] = {}
         self._next_row = 0
-        self._files: _Files | None = None
+        self._files: _UnfinishedFiles | None = None
 
     @property
     def n_waiting(self) -> int:
         return len(self._waiting)
 
     def begin(self, schema: pa.Schema) -> None:
-        self._files = _Files(self._layout, self._schema(schema))
+        together = pa.schema([*self._own, *schema], metadata=self._own.metadata)
+        self._files = _UnfinishedFiles(self._layout, together)
 
-    def _schema(self, predicted: pa.Schema) -> pa.Schema:
-        """Return a file's columns; what its folder's name says is not among them."""
-        own = [self._own.field(name) for name in self._kept if name not in self._from_folders]
-        # What pandas wrote about an index holds only as long as its column is there.
-        metadata = self._own.metadata if list(self._own.names) == self._kept else None
-        return pa.schema([*own, *predicted], metadata=metadata)
-
-    def put(self, first_row: int, columns: pa.Table, rows: pa.Table | None) -> None:
-        in_file = [name for name in self._kept if name not in self._from_folders]
-        self._waiting[first_row] = beside(rows, in_file, columns)
+    def put(self, first_row: int, columns: pa.Table, rows: pa.Table) -> None:
+        self._waiting[first_row] = side_by_side(rows.select(self._own.names), columns)
         while self._files is not None and self._next_row in self._waiting:
             table = self._waiting.pop(self._next_row)
             self._next_row += table.num_rows
@@ -106,14 +116,9 @@ class ParquetResult:
         n_rows = sum(n for _, n in self._layout.files)
         if self._waiting or self._next_row != n_rows:
             self.abort()
-            raise InferError(
-                f"the predictions for rows {self._next_row} to"
-                f" {min(self._waiting, default=n_rows) - 1} are missing"
-            )
-        path = self._files.commit()
-        if not self._is_absolute and path.is_relative_to(Path.cwd()):
-            path = path.relative_to(Path.cwd())
-        return str(path) if self._is_text else path
+            last_row = min(self._waiting, default=n_rows) - 1
+            raise InferError(f"the predictions for rows {self._next_row} to {last_row} are missing")
+        return self._present(self._files.commit())
 
     def abort(self) -> None:
         self._waiting.clear()
@@ -121,54 +126,22 @@ class ParquetResult:
             self._files.discard()
 
 
-def _names_folders(layout: Layout, from_folders: list[str]) -> bool:
-    """Say whether the result's folders are named as those that were read."""
-    folders = {part.partition("=")[0] for name, _ in layout.files for part in name.parent.parts}
-    return set(from_folders) <= folders
-
-
-def _refuse_target(layout: Layout) -> None:
-    """Raise InferError where the result can be seen not to get its place."""
-    target, folder = layout.target, layout.target.parent
-    other = "name another place" if layout.is_chosen else "name another place with --out PATH"
-    if layout.is_chosen and layout.is_single and target.is_dir():
-        raise InferError(
-            f"{target} is a folder, and the predictions for a file are one file: name that, as in"
-            f" {target / layout.files[0][0]}"
-        )
-    if layout.is_chosen and os.path.lexists(target):
-        raise InferError(
-            f"{target} exists already and is not written over: remove it, or name another"
-        )
-    if not folder.is_dir():
-        raise InferError(
-            f"there is no folder {folder} to write the predictions to: make it, or {other}"
-        )
-    if not os.access(folder, os.W_OK):
-        raise InferError(
-            f"the predictions cannot be written to {target}: {folder} is not writable; {other}"
-        )
-
-
-# ── files ────────────────────────────────────────────────────────────────────────────────────────
-
-
-class _Files:
-    """The files that are being written, one after another, under a name that is no data to anybody."""
+class _UnfinishedFiles:
+    """The files under a temporary name that readers of Parquet ignore, written one after another."""
 
     def __init__(self, layout: Layout, schema: pa.Schema) -> None:
         self._layout = layout
         self._schema = schema
         target = layout.target
         self._part = target.with_name(f".{target.name}-{secrets.token_hex(8)}.part")
-        # Also where the kernel ends with a run under way.
+        # Also if the kernel ends during the run.
         self._remove = weakref.finalize(self, _remove, self._part, os.getpid())
-        self._todo = deque(layout.files)
+        self._next_files = deque(layout.files)
         self._writer: Any = None
-        self._left = 0
+        self._n_missing = 0
         """Rows that the open file still gets."""
-        self._group: list[pa.Table] = []
-        self._group_bytes = self._group_rows = 0
+        self._group = schema.empty_table()
+        """Rows of the next row group."""
         if not layout.is_single:
             self._part.mkdir()
 
@@ -181,57 +154,54 @@ class _Files:
     def _write(self, table: pa.Table) -> None:
         while table.num_rows:
             self._open_next()
-            if self._left == 0:
+            if self._n_missing == 0:
                 raise InferError(
-                    "the Parquet data has more rows than when this run began: somebody wrote to it"
-                    " meanwhile; run %%infer again"
+                    "the Parquet data has more rows than at the start: it was changed during the run;"
+                    " run %%infer again"
                 )
-            rows = table.slice(0, self._left)
+            rows = table.slice(0, self._n_missing)
             table = table.slice(rows.num_rows)
-            self._left -= rows.num_rows
-            self._group.append(rows)
-            self._group_rows += rows.num_rows
-            self._group_bytes += rows.nbytes
-            if self._group_bytes >= _GROUP_BYTES or self._group_rows >= _GROUP_ROWS:
+            self._n_missing -= rows.num_rows
+            self._group = pa.concat_tables([self._group, rows])
+            if self._group.nbytes >= _GROUP_BYTES or self._group.num_rows >= _GROUP_ROWS:
                 self._write_group()
 
     def _open_next(self) -> None:
-        """Have a file open that still gets rows; those that get none are written too."""
-        while self._left == 0 and self._todo:
+        """Open the next file that gets rows, and write those before it that get none."""
+        while self._n_missing == 0 and self._next_files:
             self._close()
-            name, self._left = self._todo.popleft()
+            name, self._n_missing = self._next_files.popleft()
             path = self._part if self._layout.is_single else self._part / name
             path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = _writer(path, self._schema)
 
     def _write_group(self) -> None:
-        group = pa.concat_tables(self._group)
-        self._group.clear()
-        self._group_bytes = self._group_rows = 0
-        self._writer.write_table(group, row_group_size=max(1, group.num_rows))
+        group, self._group = self._group, self._schema.empty_table()
+        if group.num_rows:
+            self._writer.write_table(group, row_group_size=group.num_rows)
 
     def _close(self) -> None:
         if self._writer is not None:
-            if self._group:
-                self._write_group()
+            self._write_group()
             self._writer.close()
             self._writer = None
 
     def commit(self) -> Path:
-        """Give the files their name; return it."""
+        """Rename the files; return the path of the result."""
         try:
             self._open_next()
             self._close()
         except OSError as error:
             raise self._failed(error) from None
-        target = self._layout.target
+        first = target = self._layout.target
         number = 1
         while not _renamed(self._part, target):
             if self._layout.is_chosen:
                 self.discard()
-                raise InferError(f"{target} came to be meanwhile and is not written over")
+                raise InferError(
+                    f"{target} was created while %%infer ran; refusing to overwrite it"
+                )
             number += 1
-            first = self._layout.target
             target = first.with_name(f"{first.stem}-{number}{first.suffix}")
         self._remove.detach()
         return target
@@ -239,14 +209,13 @@ class _Files:
     def _failed(self, error: OSError) -> InferError:
         self.discard()
         return InferError(
-            f"the predictions cannot be written to {self._layout.target}: {error}; nothing of them is"
-            " left there. Mend that, or name another place for them"
+            f"the result cannot be written to {self._layout.target}: {error}. Unfinished files were"
+            " removed. Fix this, or choose another path with --out"
         )
 
     def discard(self) -> None:
         writer, self._writer = self._writer, None
-        self._group.clear()
-        # A full disk cannot take the end of a file either, which is to go anyway.
+        # On a full disk, the end of a file cannot be written either.
         with suppress(OSError, pa.ArrowException):
             if writer is not None:
                 writer.close()
@@ -257,9 +226,9 @@ def _writer(path: Path, schema: pa.Schema) -> Any:
     try:
         return pq.ParquetWriter(path, schema)
     except (pa.ArrowException, NotImplementedError) as error:
-        refused = [field for field in schema if not _is_writable(field)]
-        what = ", ".join(f"{field.name!r} ({field.type})" for field in refused)
-        raise InferError(f"Parquet cannot hold the column {what}: {error}") from None
+        unsupported = [field for field in schema if not _is_writable(field)]
+        columns = ", ".join(f"{field.name!r} ({field.type})" for field in unsupported)
+        raise InferError(f"Parquet does not support the column {columns}: {error}") from None
 
 
 def _is_writable(field: pa.Field) -> bool:
@@ -271,30 +240,27 @@ def _is_writable(field: pa.Field) -> bool:
 
 
 def _renamed(part: Path, target: Path) -> bool:
-    """Give ``part`` its name, False where something has it: another process may have been quicker."""
-    if part.is_dir():
-        if target.exists():
+    """Rename ``part``; return False if ``target`` exists, perhaps from another process."""
+    if part.is_file():
+        try:
+            os.link(part, target)  # unlike a rename, it never replaces a file
+        except FileExistsError:
             return False
-        os.rename(part, target)
-        return True
-    try:
-        os.link(part, target)
-    except FileExistsError:
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+        else:
+            part.unlink()
+            return True
+    if target.exists():
         return False
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK):
-            raise
-        if target.exists():  # the file system has no links: nothing better can be done
-            return False
-        os.rename(part, target)
-        return True
-    part.unlink()
+    os.rename(part, target)
     return True
 
 
 def _remove(part: Path, pid: int) -> None:
     if os.getpid() != pid:
-        return  # a fork of the kernel ends: the run is not its own
+        return  # a fork of the kernel ends, but the run goes on
     if part.is_dir():
         shutil.rmtree(part, ignore_errors=True)
     else:

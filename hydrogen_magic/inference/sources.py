@@ -1,18 +1,18 @@
-"""What came in to be predicted: which kind of frame, cut into Arrow chunks, and back to that kind.
+"""Data for ``%%infer``: cut into Arrow chunks, and returned as the same kind with predictions.
 
-    source(frame) ──► Source.chunks() ─► Arrow tables, in order ─► ranks
-                      Source.result() ◄─ predicted columns, in any order ◄─ ranks
+    source(frame) ──► FrameSource.chunks() ─► Arrow tables, in order ─► ranks
+                      FrameSource.result() ◄─ predicted columns, in any order ◄─ ranks
 
 | frame | its own columns in the result | the result |
 |---|---|---|
 | pandas DataFrame | never converted: same dtypes, same index | DataFrame |
 | Polars DataFrame | the same ones | DataFrame |
-| Polars LazyFrame | collected in batches, never as a whole before | LazyFrame over what is there |
+| Polars LazyFrame | collected in batches | LazyFrame over the collected rows |
 | PyArrow Table, RecordBatch | the same ones | Table, RecordBatch |
-| PyArrow RecordBatchReader, Dataset | read once, in its order | Table |
-| Parquet: a file, a folder, a glob | written again, a piece at a time | path of a new file or folder |
+| PyArrow RecordBatchReader, Dataset | read once, in order | Table |
+| Parquet: a file, a folder, a glob | copied chunk by chunk | path of a new file or folder |
 
-This file imports none of the libraries: it tells kinds apart by what is loaded already.
+This module imports none of the libraries: it looks only at those that are loaded.
 """
 
 from __future__ import annotations
@@ -33,106 +33,126 @@ if TYPE_CHECKING:
 
 __all__ = ["FrameResult", "FrameSource", "kind_of", "source"]
 
-_TAKEN = (
-    "It takes a pandas, Polars, PyArrow or Spark DataFrame, or the path of Parquet data: a file, a"
-    " folder or a glob."
+_SUPPORTED = (
+    "Pass a pandas, Polars, PyArrow or Spark DataFrame, or a path of Parquet data: a file, a folder or"
+    " a glob."
 )
 _REMEDIES = {
-    "Series": "make it a frame: .to_frame()",
-    "ndarray": "make it a frame: pd.DataFrame(array)",
-    "Tensor": "make it a frame: pd.DataFrame(tensor.numpy())",
-    "dict": "make it a frame: pd.DataFrame(…)",
-    "list": "make it a frame: pd.DataFrame(…)",
-    "DuckDBPyRelation": "make it an Arrow table: .arrow()",
-    "DataFrameGroupBy": "give the frame that was grouped",
-    "DatasetDict": "take one of its splits, as df['train'].with_format('arrow')[:]",
-    "Dataset": "make it a frame: .to_pandas()",
-    "Table": "make it a frame: .to_pandas()",
+    "Series": "convert it: .to_frame()",
+    "ndarray": "convert it: pd.DataFrame(array)",
+    "Tensor": "convert it: pd.DataFrame(tensor.numpy())",
+    "dict": "convert it: pd.DataFrame(…)",
+    "list": "convert it: pd.DataFrame(…)",
+    "DuckDBPyRelation": "convert it: .arrow()",
+    "DataFrameGroupBy": "pass the DataFrame before groupby()",
+    "DatasetDict": "pass one of its splits: df['train'].with_format('arrow')[:]",
+    "Dataset": "convert it: .to_pandas()",
+    "Table": "convert it: .to_pandas()",
 }
-"""What to do with what people have in their hands when they want predictions."""
+"""What to do with other objects that hold data, by the name of their class."""
 
 
 class FrameSource(Protocol):
-    """A frame, seen as consecutive chunks of rows."""
+    """Data as consecutive chunks of rows."""
 
-    kind: str
-    """``pandas``, ``polars``, ``arrow`` or ``parquet``."""
     schema: pa.Schema
-    """Of every chunk. A pandas frame's says in its metadata which dtypes the columns had."""
+    """Schema of every chunk. For pandas its metadata has the original dtypes."""
     n_rows: int | None
-    """None where only reading to the end would tell."""
-    n_bytes: int | None
-    """About, of the data in memory or in files; None where nobody knows."""
+    """None if it is not known before all data is read."""
 
     def chunks(self, batch_size: int) -> Iterator[pa.Table]:
-        """Yield all rows in their order, a whole number of batches at a time but for the last chunk.
+        """Yield all rows in order; every chunk but the last has a whole number of batches.
 
-        A frame of no rows gives one chunk of no rows: what predict makes of it has the columns of
-        the result. Chunks are views where the frame's memory is laid out as Arrow wants it.
+        A frame without rows gives one empty chunk, whose predictions have the columns of the result.
+        Chunks are views if the memory of the frame already has Arrow's layout.
         """
+        ...
 
     def result(self, options: InferOptions) -> FrameResult:
-        """Return the still empty result. Raises InferError for columns that there are not."""
+        """Return an empty result. Raises InferError if a column of ``options`` does not exist."""
+        ...
 
 
 class FrameResult(Protocol):
-    """The frame that comes back, while it is put together. For one thread at a time."""
+    """The frame with predictions, while they arrive. Not thread-safe."""
 
     is_bounded: bool
-    """Whether it takes no more memory the more rows there are."""
+    """Whether its memory does not grow with the number of rows."""
 
     @property
     def n_waiting(self) -> int:
-        """Chunks in memory that an earlier one, not there yet, keeps from being written.
+        """Chunks in memory that wait for an earlier chunk before they can be written.
 
-        Always 0 where the place of every row is known; otherwise a reason not to run further ahead.
+        Always 0 for a result in memory; otherwise a reason not to send further chunks.
         """
+        ...
 
     def begin(self, schema: pa.Schema) -> None:
-        """Say which columns are predicted; none has the name of one that the frame keeps."""
+        """Set the predicted columns. None of them has the name of a column that the result keeps."""
+        ...
 
-    def put(self, first_row: int, columns: pa.Table, rows: pa.Table | None) -> None:
-        """Take the predictions for ``rows``, the chunk that begins at ``first_row``; in any order."""
+    def put(self, first_row: int, columns: pa.Table, rows: pa.Table) -> None:
+        """Add the predictions for ``rows``, the chunk that begins at ``first_row``; in any order."""
+        ...
 
     def finish(self) -> Any:
-        """Return the frame; without predicted columns where :meth:`begin` was never called.
+        """Return the frame; without predicted columns if :meth:`begin` was never called.
 
-        Raises InferError when rows are missing.
+        Raises InferError if rows are missing.
         """
+        ...
 
     def abort(self) -> None:
-        """Let go of everything, also of what was begun on disk. Does nothing after :meth:`finish`."""
+        """Release memory and delete unfinished files. Does nothing after :meth:`finish`."""
+        ...
 
 
 def kind_of(frame: Any) -> str | None:
     """Return ``pandas``, ``polars``, ``arrow``, ``parquet`` or ``spark``, None for anything else."""
     if isinstance(frame, (str, os.PathLike)):
         return "parquet"
-    _need("narwhals")
+    _require("narwhals")
     from narwhals import dependencies as loaded
 
-    kinds: dict[str, tuple[Callable[[Any], bool], ...]] = {
+    checks: dict[str, tuple[Callable[[Any], bool], ...]] = {
         "pandas": (loaded.is_pandas_dataframe,),
         "polars": (loaded.is_polars_dataframe, loaded.is_polars_lazyframe),
         "arrow": (_is_arrow,),
         "spark": (loaded.is_pyspark_dataframe, loaded.is_pyspark_connect_dataframe),
     }
-    return next((kind for kind, tests in kinds.items() if any(is_a(frame) for is_a in tests)), None)
+    return next(
+        (kind for kind, is_kind in checks.items() if any(is_it(frame) for is_it in is_kind)), None
+    )
+
+
+def _is_arrow(frame: Any) -> bool:
+    kinds = {
+        "pyarrow": ("Table", "RecordBatch", "RecordBatchReader"),
+        "pyarrow.dataset": ("Dataset",),
+    }
+    return any(
+        isinstance(frame, getattr(sys.modules[module], name))
+        for module, names in kinds.items()
+        if module in sys.modules
+        for name in names
+    )
 
 
 def source(frame: Any, target: str | os.PathLike[str] | None = None) -> FrameSource:
     """Return ``frame`` as a source of chunks.
 
-    ``target`` is where the predictions for Parquet data are written: a file for a file, a folder
-    for a folder or a glob. Default: beside the data, ``rows-inferred.parquet`` for
-    ``rows.parquet``. What is there already is never written over.
+    ``target`` is the path for predictions of Parquet data: a file for a file, a folder for a folder or
+    a glob. The default is next to the data: ``rows-inferred.parquet`` for ``rows.parquet``. Existing
+    data is never overwritten.
 
-    Raises InferError for what is no frame, and for a frame whose rows cannot be given to a rank.
+    Raises InferError for an unsupported object or column.
     """
-    _need("pyarrow")
+    _require("pyarrow")
     kind = kind_of(frame)
     if target is not None and kind != "parquet":
-        raise InferError(f"only Parquet data is written to a file: a {describe(frame)} is not")
+        raise InferError(
+            f"a path as the result needs Parquet data as input, got a {describe(frame)}"
+        )
     if kind == "pandas":
         from hydrogen_magic.inference.pandas_source import PandasSource
 
@@ -143,38 +163,30 @@ def source(frame: Any, target: str | os.PathLike[str] | None = None) -> FrameSou
         return ParquetSource(frame, target)
     if kind in ("polars", "arrow"):
         return _arrow_source(frame, kind)
-    raise InferError(_not_a_frame(frame, kind))
+    raise InferError(_unsupported(frame, kind))
 
 
 def _arrow_source(frame: Any, kind: str) -> FrameSource:
-    from hydrogen_magic.inference import arrow_source, stream_source
+    from hydrogen_magic.inference import arrow_source
 
     if kind == "polars":
         is_lazy = type(frame).__name__ == "LazyFrame"
-        return stream_source.of_lazy_frame(frame) if is_lazy else arrow_source.PolarsSource(frame)
+        return (arrow_source.from_lazy_frame if is_lazy else arrow_source.from_polars)(frame)
     if hasattr(frame, "num_rows"):
-        return arrow_source.TableSource(frame)
+        return arrow_source.from_table(frame)
     is_reader = hasattr(frame, "read_next_batch")
-    return stream_source.of_reader(frame) if is_reader else stream_source.of_dataset(frame)
+    return (arrow_source.from_reader if is_reader else arrow_source.from_dataset)(frame)
 
 
-def _is_arrow(frame: Any) -> bool:
-    arrow, dataset = sys.modules.get("pyarrow"), sys.modules.get("pyarrow.dataset")
-    if arrow is None:
-        return False
-    kinds = [arrow.Table, arrow.RecordBatch, arrow.RecordBatchReader]
-    return isinstance(frame, (*kinds, dataset.Dataset) if dataset is not None else tuple(kinds))
-
-
-def _not_a_frame(frame: Any, kind: str | None) -> str:
+def _unsupported(frame: Any, kind: str | None) -> str:
     if kind == "spark":
-        return "a Spark DataFrame stays on its cluster: it is not cut into chunks here"
+        return "a Spark DataFrame is processed by Spark, not cut into chunks by the kernel"
     remedy = _REMEDIES.get(type(frame).__name__)
     advice = f"; {remedy}" if remedy else ""
-    return f"%%infer was given a {describe(frame)}, which is no frame{advice}. {_TAKEN}"
+    return f"%%infer expects a DataFrame, got a {describe(frame)}{advice}. {_SUPPORTED}"
 
 
-def _need(module: str) -> None:
+def _require(module: str) -> None:
     if module not in sys.modules and importlib.util.find_spec(module) is None:
         raise InferError(
             f"%%infer needs {module}, which is not installed: pip install 'hydrogen_magic[infer]'"

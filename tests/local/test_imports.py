@@ -29,7 +29,8 @@ OF_NOTEBOOKS = "IPython ipykernel zmq pandas psutil rich traitlets"
     [
         "import hydrogen_magic as hm, hydrogen_magic.node.worker.main\n"
         "assert hm.rank() == 0 and hm.world_size() == 1",
-        "from hydrogen_magic.serialization import payload\nfrom hydrogen_magic.node.worker import namespace\n"
+        "from hydrogen_magic.node.worker import namespace\n"
+        "from hydrogen_magic.serialization import payload\n"
         "payload.unpack(payload.pack([1, {'a': b'x' * 10000}]))",
         "import hydrogen_magic as hm\n"
         "assert hm.shard([1, 2, 3]) == [1, 2, 3] and hm.shard({'x': range(3)})",

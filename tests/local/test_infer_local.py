@@ -19,9 +19,9 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import GangStoppedError, InferError, RankFailedError
 from hydrogen_magic.inference import sources
-from hydrogen_magic.inference.dispatcher import Feeder
-from hydrogen_magic.inference.local import Inference
+from hydrogen_magic.inference.dispatcher import Dispatcher
 from hydrogen_magic.inference.local import infer as start
+from hydrogen_magic.inference.run import InferenceRun
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.worker import inference
 from hydrogen_magic.views.text_table import block
@@ -38,7 +38,7 @@ def infer(
     np: int = 2,
     retries: int = 0,
     **options: Any,
-) -> Inference:
+) -> InferenceRun:
     """Begin a run whose ranks are set up by ``function``."""
     captured = capture.capture_call(function, args, {})
     options = {"batch_size": 100, **options}
@@ -51,7 +51,7 @@ def frame(n_rows: int = 10_000) -> pd.DataFrame:
     return pd.DataFrame({"x": range(n_rows)})
 
 
-def ended(run: Inference, within_s: float = 60.0) -> Inference:
+def ended(run: InferenceRun, within_s: float = 60.0) -> InferenceRun:
     if not run.gang.wait(within_s):
         run.gang.stop(kill=True)
         run.gang.wait(10)
@@ -150,7 +150,7 @@ def test_what_is_no_exception_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> N
         yield
 
     monkeypatch.setattr(sources.source(frame()).__class__, "chunks", chunks)
-    with pytest.raises(InferError, match="broke off: Panic: index out of bounds"):
+    with pytest.raises(InferError, match="failed: Panic: index out of bounds"):
         _ = ended(infer(frame(), infer_ranks.doubles)).result
 
 
@@ -239,12 +239,12 @@ def test_a_retry_loses_no_row(tmp_path: Path) -> None:
 def test_an_attempt_after_the_last_row_finds_nothing_to_do() -> None:
     source = sources.source(frame(500))
     options = InferOptions(batch_size=100)
-    feeder = Feeder(source, source.result(options), options, 1)
+    dispatcher = Dispatcher(source, source.result(options), options, 1)
     for _ in range(2):  # the first one failed as its process ended
-        (channel,) = feeder.open(1)
-        assert inference.serve(channel, infer_ranks.doubles(), feeder.options)
-        feeder.close()
-        assert list(feeder.value["y"]) == list(range(0, 1_000, 2))
+        (channel,) = dispatcher.open(1)
+        assert inference.serve(channel, infer_ranks.doubles(), dispatcher.options)
+        dispatcher.close()
+        assert list(dispatcher.value["y"]) == list(range(0, 1_000, 2))
 
 
 def test_stop_ends_a_run_in_the_middle() -> None:

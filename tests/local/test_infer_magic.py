@@ -129,7 +129,7 @@ def test_parquet_data_is_written_where_it_is_said(shell: InteractiveShell, tmp_p
     assert pq.read_table(target).to_pydict() == {"twice": list(range(0, 200, 2))}
     assert run(shell, f"{path} --np 1 --only --quiet --out scored") is None
     assert shell.user_ns["scored"] == str(tmp_path / "rows-inferred.parquet")
-    with pytest.raises(InferError, match="exists already and is not written over"):
+    with pytest.raises(InferError, match="already exists and is not overwritten"):
         run(shell, f"{path} --np 1 --quiet --out {target}")
     with pytest.raises(InferError, match=r"df is a pandas\.\S*DataFrame.*scored\.to_parquet"):
         run(shell, f"df --out {tmp_path / 'new.parquet'}")
@@ -138,7 +138,7 @@ def test_parquet_data_is_written_where_it_is_said(shell: InteractiveShell, tmp_p
 def test_what_cannot_run_is_refused_with_a_remedy(shell: InteractiveShell) -> None:
     with pytest.raises(UsageError, match="needs the name of a DataFrame"):
         run(shell, "")
-    with pytest.raises(InferError, match="no such name; similar names: df"):
+    with pytest.raises(InferError, match="no variable of this name; similar names: df"):
         run(shell, "dff")
     with pytest.raises(InferError, match=r"spark\.createDataFrame\(df\)"):
         run(shell, "df --on spark")

@@ -94,7 +94,7 @@ def test_a_kernel_that_ends_leaves_nothing(tmp_path: Path) -> None:
         f"rows = Path({str(rows)!r})\n"
         "result = sources.source(rows).result(options.InferOptions(only=True))\n"
         "result.begin(pa.schema([('n', pa.int8())]))\n"
-        "result.put(0, pa.table({'n': pa.array([1], pa.int8())}), None)\n"
+        "result.put(0, *[pa.table({'n': pa.array([1], pa.int8())})] * 2)\n"
         "print(len(list(rows.parent.iterdir())))\n"
     )
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""What the live view of ``%%infer`` on Spark is fed by: the book of the tasks, and the workers' voice."""
+"""What the live view of ``%%infer`` on Spark is fed by: the progress of the tasks, and the reporter of workers."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ def task(
     return TaskProgress(STAGE, partition, attempt, more.pop("is_trial", False), phase, rows, **more)
 
 
-def heard(tally: SparkProgress, now_s: float, worker: str, *tasks: TaskProgress) -> list[ev.Event]:
-    tally.hear(TaskStatus(worker, "host", 100 + int(worker), "cpu", tasks), now_s)
-    return tally.events(now_s)
+def heard(
+    progress: SparkProgress, now_s: float, worker: str, *tasks: TaskProgress
+) -> list[ev.Event]:
+    progress.update(TaskStatus(worker, "host", 100 + int(worker), "cpu", tasks), now_s)
+    return progress.events(now_s)
 
 
 def rows_of(events: list[ev.Event]) -> ev.RowsDone:
@@ -51,66 +53,70 @@ def shown(np: int, events: list[ev.Event]) -> GangState:
 
 
 def test_attempts_at_one_partition_count_once() -> None:
-    tally = SparkProgress(2)
-    heard(tally, 1.0, "0", task(0, 10, 500))
-    heard(tally, 1.2, "0", task(0, 10, 900, "failed", said="no good"))
-    assert tally.culprit("no good: and where") == (0, "no good")
-    assert tally.culprit("something else") is None
-    told = heard(tally, 1.4, "1", task(0, 11, 300))
-    assert tally.rows == 900, "it never goes back"
-    told = heard(tally, 1.6, "1", task(0, 11, 1000, "done"))
-    assert (tally.rows, rows_of(told).done) == (1000, 1000)
-    heard(tally, 1.8, "0", task(0, 12, 1000, "running"))  # Spark was impatient with the other
-    heard(tally, 1.9, "0", task(0, 12, 1000, "done"))
-    assert tally.rows == 1000
+    progress = SparkProgress(2)
+    heard(progress, 1.0, "0", task(0, 10, 500))
+    heard(progress, 1.2, "0", task(0, 10, 900, "failed", error="no good"))
+    assert progress.culprit("no good: and where") == (0, "no good")
+    assert progress.culprit("something else") is None
+    told = heard(progress, 1.4, "1", task(0, 11, 300))
+    assert progress.rows == 900, "it never goes back"
+    told = heard(progress, 1.6, "1", task(0, 11, 1000, "done"))
+    assert (progress.rows, rows_of(told).done) == (1000, 1000)
+    heard(progress, 1.8, "0", task(0, 12, 1000, "running"))  # Spark was impatient with the other
+    heard(progress, 1.9, "0", task(0, 12, 1000, "done"))
+    assert progress.rows == 1000
 
 
 def test_rows_of_the_first_batch_are_not_counted() -> None:
-    tally = SparkProgress(2)
-    trial = heard(tally, 1.0, "0", task(0, 1, is_trial=True, phase="loading"))
+    progress = SparkProgress(2)
+    trial = heard(progress, 1.0, "0", task(0, 1, is_trial=True, phase="loading"))
     assert [type(event) for event in trial] == [ev.RankStarted, ev.RankPhase, ev.RowsDone]
     assert rows_of(trial).done == 0
-    told = heard(tally, 5.0, "1", task(0, 2, 100))
+    told = heard(progress, 5.0, "1", task(0, 2, 100))
     assert (rows_of(told).began_s, rows_of(told).in_flight) == (5.0, 1)
 
 
 def test_partitions_that_are_done_foretell_the_rest() -> None:
-    tally = SparkProgress(2)
-    tally.count({STAGE: (0, 4), 99: (1, 1)}, 0.5)
-    assert rows_of(heard(tally, 1.0, "0", task(0, 1, 100))).total is None
-    tally.count({STAGE: (1, 4), 99: (1, 1)}, 2.0)
-    told = heard(tally, 3.0, "0", task(0, 1, 1000, "done"), task(1, 2, 200))
+    progress = SparkProgress(2)
+    progress.count_tasks({STAGE: (0, 4), 99: (1, 1)}, 0.5)
+    assert rows_of(heard(progress, 1.0, "0", task(0, 1, 100))).total is None
+    progress.count_tasks({STAGE: (1, 4), 99: (1, 1)}, 2.0)
+    told = heard(progress, 3.0, "0", task(0, 1, 1000, "done"), task(1, 2, 200))
     assert rows_of(told) == ev.RowsDone(
         3.0, 1.0, 1200, 4000, 1, 0, is_estimate=True, tasks_done=1, tasks=4
     )
     assert progress_text(rows_of(told)) == (
         "1,200 of about 4,000 rows · 600 rows/s · 4.7 s left · 1 of 4 tasks · 1 chunks in flight"
     )
-    end = rows_of(tally.end(9.0, 4100))
+    end = rows_of(progress.end(9.0, 4100))
     assert progress_text(end, is_over=True) == "4,100 of 4,100 rows · 512 rows/s"
 
 
 def test_partitions_without_rows_foretell_none_and_other_stages_nothing() -> None:
-    tally = SparkProgress(2)
-    tally.count({99: (40, 40)}, 0.5)
-    assert rows_of(heard(tally, 1.0, "0", task(0, 1, 1000, "done"))).total is None
-    tally.count({STAGE: (150, 200), 99: (40, 40)}, 2.0)  # 149 had no row, and no worker to say so
-    assert rows_of(tally.events(2.1)).total == 1333
+    progress = SparkProgress(2)
+    progress.count_tasks({99: (40, 40)}, 0.5)
+    assert rows_of(heard(progress, 1.0, "0", task(0, 1, 1000, "done"))).total is None
+    progress.count_tasks(
+        {STAGE: (150, 200), 99: (40, 40)}, 2.0
+    )  # 149 had no row, and no worker to say so
+    assert rows_of(progress.events(2.1)).total == 1333
 
 
 def test_nothing_is_told_twice() -> None:
-    tally = SparkProgress(2)
-    assert heard(tally, 1.0, "0", task(0, 1, 100))
-    assert heard(tally, 1.2, "0", task(0, 1, 100)) == []
+    progress = SparkProgress(2)
+    assert heard(progress, 1.0, "0", task(0, 1, 100))
+    assert heard(progress, 1.2, "0", task(0, 1, 100)) == []
 
 
 def test_a_worker_is_a_rank_and_one_that_is_gone_leaves_its_place() -> None:
-    tally = SparkProgress(2)
-    events = heard(tally, 1.0, "0", task(0, 1, 100)) + heard(tally, 1.0, "1", task(1, 2, 100))
-    events += heard(tally, 4.0, "1", task(1, 2, 300))
-    events += heard(tally, 8.0, "1", task(1, 2, 500))  # and nothing of the first for seven seconds
-    assert tally.busy(8.0) == 1
-    events += heard(tally, 8.2, "2", task(0, 3, 50))
+    progress = SparkProgress(2)
+    events = heard(progress, 1.0, "0", task(0, 1, 100)) + heard(progress, 1.0, "1", task(1, 2, 100))
+    events += heard(progress, 4.0, "1", task(1, 2, 300))
+    events += heard(
+        progress, 8.0, "1", task(1, 2, 500)
+    )  # and nothing of the first for seven seconds
+    assert progress.n_busy(8.0) == 1
+    events += heard(progress, 8.2, "2", task(0, 3, 50))
     state = shown(2, events)
     assert [(rank.pid, rank.phase, rank.bar and rank.bar.n) for rank in state.ranks] == [
         (102, "running", 150), (101, "running", 500),
@@ -119,35 +125,35 @@ def test_a_worker_is_a_rank_and_one_that_is_gone_leaves_its_place() -> None:
 
 
 def test_where_no_worker_says_anything_spark_does() -> None:
-    tally = SparkProgress(4)
-    tally.count({3: (1, 2), 4: (0, 6)}, 1.0)
-    assert [type(event) for event in tally.events(1.5)] == [ev.RowsDone], "workers may yet come"
-    events = tally.events(4.5)
-    tally.count({3: (2, 2), 4: (0, 6)}, 5.0)
-    events += tally.events(5.0)
+    progress = SparkProgress(4)
+    progress.count_tasks({3: (1, 2), 4: (0, 6)}, 1.0)
+    assert [type(event) for event in progress.events(1.5)] == [ev.RowsDone], "workers may yet come"
+    events = progress.events(4.5)
+    progress.count_tasks({3: (2, 2), 4: (0, 6)}, 5.0)
+    events += progress.events(5.0)
     state = shown(4, events)
     assert state.state == "RUNNING"
     assert state.rows is not None
     assert progress_text(state.rows) == "12 s left · 2 of 8 tasks"
     assert "running: 2 of all 8 tasks done" in block(state, 5.0, 80)[2]
-    told = heard(tally, 6.0, "0", task(0, 1, 100))
+    told = heard(progress, 6.0, "0", task(0, 1, 100))
     phases = [event.phase for event in told if isinstance(event, ev.RankPhase)]
     assert phases == ["running", "waiting", "waiting", "waiting"]
 
 
 def test_failed_rows_are_told_with_their_partition() -> None:
-    tally = SparkProgress(2)
+    progress = SparkProgress(2)
     lines = [f"partition 1: row {n}: no" for n in range(5)]
     there = TaskCounter(task(1, 1))
     there.count(1000, 5, lines)
     heard(
-        tally,
+        progress,
         1.0,
         "0",
         there.progress,
         task(0, 2, 10, failed=2, failures=("partition 0: rows 3 to 4: no",)),
     )
-    notice = next(event for event in tally.end(2.0, 2000) if isinstance(event, ev.Notice))
+    notice = next(event for event in progress.end(2.0, 2000) if isinstance(event, ev.Notice))
     assert notice.text == (
         "7 rows got no prediction: partition 0: rows 3 to 4: no; partition 1: row 0: no;"
         " partition 1: row 1: no; and more"
@@ -155,10 +161,10 @@ def test_failed_rows_are_told_with_their_partition() -> None:
 
 
 def test_the_view_shows_rows_and_ranks() -> None:
-    tally = SparkProgress(2)
-    tally.count({STAGE: (1, 4)}, 1.0)
-    events = heard(tally, 1.0, "0", task(0, 1, 1000, "done"), task(1, 2, phase="loading"))
-    events += heard(tally, 3.0, "0", task(1, 2, 1000))
+    progress = SparkProgress(2)
+    progress.count_tasks({STAGE: (1, 4)}, 1.0)
+    events = heard(progress, 1.0, "0", task(0, 1, 1000, "done"), task(1, 2, phase="loading"))
+    events += heard(progress, 3.0, "0", task(1, 2, 1000))
     lines = block(shown(2, events), 3.0, 100)
     assert "2,000 of about 4,000 rows" in lines[1]
     assert lines[2].split()[:5] == ["rank", "0", "cpu", "running", "2000"]
@@ -167,7 +173,7 @@ def test_the_view_shows_rows_and_ranks() -> None:
     assert (of_widget["done"], of_widget["total"], of_widget["is_estimate"]) == (2000, 4000, True)
 
 
-# ── the workers' voice ───────────────────────────────────────────────────────────────────────────
+# ── the workers' reporter ───────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -194,11 +200,11 @@ def until(holds: Callable[[], Any], within_s: float = 10) -> None:
         time.sleep(0.01)
 
 
-def teller(hub: Hub, take: Callable[[object], None]) -> TaskReporter:
+def reporter_to(hub: Hub, take: Callable[[object], None]) -> TaskReporter:
     keys = on_loop(hub, lambda: hub.admit(lambda message, data: take(message)))
     return TaskReporter(
         {
-            "endpoints": [on_loop(hub, lambda: hub.listen("127.0.0.1"))], "every_s": 0.05,
+            "endpoints": [on_loop(hub, lambda: hub.listen("127.0.0.1"))], "interval_s": 0.05,
             "server_key": keys.server_key, "key": keys.key, "secret": keys.secret,
         }
     )  # fmt: skip
@@ -206,35 +212,35 @@ def teller(hub: Hub, take: Callable[[object], None]) -> TaskReporter:
 
 def test_the_kernel_hears_of_a_task_until_it_wants_no_more(hub: Hub) -> None:
     said: list[TaskStatus] = []
-    voice = teller(hub, lambda message: said.append(decode(message, TaskStatus)))
+    reporter = reporter_to(hub, lambda message: said.append(decode(message, TaskStatus)))
     there = TaskCounter(task(3, 1))
-    with voice.telling(there):
+    with reporter.reporting(there):
         there.count(700, 0, [])
         until(lambda: any(t.rows == 700 for news in said for t in news.tasks))
     until(lambda: any(t.phase == "done" for news in said for t in news.tasks))
-    on_loop(hub, lambda: hub.dismiss(voice.key))
-    until(lambda: voice.is_over)
+    on_loop(hub, lambda: hub.dismiss(reporter.key))
+    until(lambda: reporter.is_closed)
 
 
 def test_a_task_that_fails_says_so_before_its_process_ends(hub: Hub) -> None:
     said: list[TaskStatus] = []
-    voice = teller(hub, lambda message: said.append(decode(message, TaskStatus)))
+    reporter = reporter_to(hub, lambda message: said.append(decode(message, TaskStatus)))
     until(lambda: said)
-    with pytest.raises(ValueError, match="no good"), voice.telling(TaskCounter(task(3, 1))):
+    with pytest.raises(ValueError, match="no good"), reporter.reporting(TaskCounter(task(3, 1))):
         raise ValueError("no good")
-    until(lambda: any(t.said == "no good" for news in said for t in news.tasks), 0.2)
-    on_loop(hub, lambda: hub.dismiss(voice.key))
-    until(lambda: voice.is_over)
+    until(lambda: any(t.error == "no good" for news in said for t in news.tasks), 0.2)
+    on_loop(hub, lambda: hub.dismiss(reporter.key))
+    until(lambda: reporter.is_closed)
 
 
 def test_where_nobody_listens_a_task_goes_on() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    nowhere = {"endpoints": [f"tcp://127.0.0.1:{port}"], "every_s": 0.05}
-    voice = TaskReporter({**nowhere, "server_key": "", "key": "", "secret": ""})
-    with voice.telling(TaskCounter(task(0, 1))):
-        until(lambda: voice.is_over)
+    nowhere = {"endpoints": [f"tcp://127.0.0.1:{port}"], "interval_s": 0.05}
+    reporter = TaskReporter({**nowhere, "server_key": "", "key": "", "secret": ""})
+    with reporter.reporting(TaskCounter(task(0, 1))):
+        until(lambda: reporter.is_closed)
     began = time.monotonic()
-    with pytest.raises(ValueError, match="no good"), voice.telling(TaskCounter(task(0, 1))):
+    with pytest.raises(ValueError, match="no good"), reporter.reporting(TaskCounter(task(0, 1))):
         raise ValueError("no good")
     assert time.monotonic() - began < 0.1

@@ -1,4 +1,4 @@
-"""The feeder's book: which rows are next, whose columns count, and that no row is lost or done twice."""
+"""The chunk queue: which rows are next, whose columns count, and that each row is done once."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_rows_that_failed_before_a_type_was_known_are_made_again_at_the_end() ->
         book.answer(chunk, nothing(chunk) if is_known else None, (failure,) if is_first else ())
     assert again == 2, "by a rank that knows the columns"
     assert book.is_done and book.finish() == [None] * 50
-    assert (book.n_failed_rows, book.n_failed_places) == (10, 1)
+    assert (book.n_failed_rows, book.n_failures) == (10, 1)
 
 
 def test_other_columns_are_made_again_also_where_a_type_stays_unknown() -> None:
@@ -221,7 +221,7 @@ def test_other_columns_are_made_again_also_where_a_type_stays_unknown() -> None:
 
 
 def small_work(monkeypatch: pytest.MonkeyPatch, n_rows: int) -> tuple[ChunkQueue, Result]:
-    monkeypatch.setattr(works, "_MOST_WAITING_BYTES", 10_000)
+    monkeypatch.setattr(works, "_MAX_UNDECIDED_BYTES", 10_000)
     result = Result(is_bounded=True)
     return ChunkQueue(Rows(n_rows), result, InferOptions(batch_size=10), 2), result
 
@@ -254,7 +254,7 @@ def test_a_slow_first_chunk_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
     book, result = small_work(monkeypatch, 100_000)
     first, *others = iter(book.next, None)
     assert sum(each.table.nbytes for each in others) < 10_000
-    monkeypatch.setattr(works, "_MOST_WAITING_BYTES", 1_000)
+    monkeypatch.setattr(works, "_MAX_UNDECIDED_BYTES", 1_000)
     for each in others:
         book.answer(each, doubled(each), ())
     assert result.schema is None
@@ -268,7 +268,7 @@ def test_of_many_failures_the_first_are_kept() -> None:
         row = {"first_row": chunk.first_row, "last_row": chunk.first_row, "reason": "no"}
         book.answer(chunk, doubled(chunk), (row,))
     assert len(book.failures) == 100 and book.failures[1]["first_row"] > 0
-    assert book.n_failed_rows == book.n_failed_places > 100
+    assert book.n_failed_rows == book.n_failures > 100
 
 
 def test_nobody_runs_far_ahead_of_the_first_rows() -> None:

@@ -1,9 +1,9 @@
-"""A run over a Spark DataFrame as a gang: its record, its view, its stop; what runs is a Spark job.
+"""An eager ``%%infer`` over a Spark DataFrame as a gang, with its record, view and stop.
 
-loop ── SparkRun, by a thread ──► Spark ──► Python workers, a rank each
-  ▲                                              │
-  └───── tally ◄──── hub ◄════ wire, encrypted ══╡ rows done, a few times a second
-                      └───────── what we want ──►┘ (where they can reach us)
+controller ── SparkRun, in a thread ──► Spark ──► Python workers, each shown as a rank
+  ▲                                                    │
+  └──── SparkProgress ◄── hub ◄══ encrypted channel ═══╡ TaskStatus, a few times a second
+                           └───── stop, stacks ───────►┘
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.core.messages import EndTask, ReportStacks, TaskStatus, decode
 from hydrogen_magic.driver import launcher
-from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink, Placement
 from hydrogen_magic.driver.placements.local_agents import hub
 from hydrogen_magic.driver.placements.spark.application_limits import most_cores
@@ -30,6 +29,7 @@ from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacit
 from hydrogen_magic.driver.placements.spark.remote_agents import agent_pool
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 from hydrogen_magic.errors import InferError, PlacementError
+from hydrogen_magic.inference.run import InferenceRun
 from hydrogen_magic.inference.spark.prepared import PreparedRun, prepare
 from hydrogen_magic.inference.spark.progress import SparkProgress
 from hydrogen_magic.inference.spark.run import SparkRun
@@ -37,262 +37,240 @@ from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.result_stream import CELL_VALUE, NONE, ResultPart
 
-__all__ = ["SparkInferGang", "infer_on_spark"]
+__all__ = ["infer_on_spark"]
 
-_TELL_S = 0.2
-"""How often the view is told: it draws no more often."""
-_TOLD_PER_S = 200
-"""How many workers may say something in a second: with more of them each says it more seldom."""
-_LOOK_S = 0.5
+_REPORT_S = 0.2
+"""Interval of progress events; views are not drawn more often."""
+_MAX_REPORTS_PER_S = 200
+"""Reports of all workers together: with more workers, each reports less often."""
+_POLL_S = 0.5
 """How often Spark is asked for its tasks."""
-_LAST_S = 0.3
-"""How long the workers' last word may take once Spark is done; Spark has counted the rows too."""
+_LAST_REPORT_S = 0.3
+"""How long the last reports of workers may take after Spark has finished."""
 _CANCEL_S = 0.1
-"""How long Spark has the first word when the run is stopped: a task that ends before it is cancelled
-would be started again."""
+"""Head start of Spark's own cancellation: a task that ends before it is cancelled is started again."""
 _END_S = 1.5
-"""How long workers may take to end what they are at."""
-_FEWEST = 2
-"""Ranks where nobody can say how many tasks run at once."""
-
-
-class SparkInferGang:
-    """A run of ``%%infer`` over a Spark DataFrame in the user's hands."""
-
-    def __init__(self, gang: Gang, agent_group: TaskAgentGroup) -> None:
-        self.gang = gang
-        """A rank for each task that Spark can run at once."""
-        self._agent_group = agent_group
-
-    @property
-    def result(self) -> Any:
-        """The DataFrame with its predictions, kept by Spark (``cache``).
-
-        Waits for the end. Raises InferError for what the cell or ``predict`` raise, and what
-        :meth:`Gang.raise_for_state` raises.
-        """
-        self.gang.wait()
-        self.gang.raise_for_state()
-        return self._agent_group.value
-
-    def __repr__(self) -> str:
-        return f"<Inference by {self.gang!r}>"
+"""How long workers may take to end their tasks."""
+_DEFAULT_RANKS = 2
+"""If the number of tasks at a time is not known."""
 
 
 def infer_on_spark(
     frame: Any, captured: Captured, spec: JobSpec, options: InferOptions, *, title: str
-) -> SparkInferGang:
-    """Have Spark run what was captured, and its ``predict`` over ``frame``. Returns at once.
+) -> InferenceRun:
+    """Start to run the cell, and its ``predict`` over ``frame``, on Spark. Returns at once.
 
-    Raises what :func:`~hydrogen_magic.inference.spark.prepared.prepare` raises; nothing was started then.
+    The result is a DataFrame that Spark caches. Raises what
+    :func:`~hydrogen_magic.inference.spark.prepared.prepare` raises; nothing was started then.
     """
     place = _TaskPlacement(prepare(frame, captured, spec, options))
-    # No rank is late: a partition may come to it in an hour. The cell is with Spark already.
+    # No rank is late, since a task may come to it much later. Spark has the cell already.
     spec = replace(spec, placement="spark", np=place.n_ranks, start_timeout_s=math.inf)
     captured = replace(captured, parcel=payload.pack(None))
-    return SparkInferGang(
-        launcher.launch_captured(captured, spec, title=title, place=place), place.agent_group
-    )
+    gang = launcher.launch_captured(captured, spec, title=title, place=place)
+    return InferenceRun(gang, lambda: place.agent_group.value)
 
 
 class _TaskPlacement(Placement):
     """See :class:`hydrogen_magic.driver.placements.Placement`."""
 
     def __init__(self, prepared: PreparedRun) -> None:
-        session, share = prepared.session, prepared.share
         self.n_ranks = _n_slots(prepared)
         self.agent_group = TaskAgentGroup(prepared, self.n_ranks)
-        self._where = session.where
-        self._gpu = "one assigned by Spark" if share.for_ranks else None
-        self._notes = share.notes
+        self._prepared = prepared
 
     def plan(self, spec: JobSpec) -> Plan:
-        np, where, gpu = spec.np, self._where, self._gpu
-        slots = (Slot(rank, 0, 0, np, np, 1, where, gpu, address="") for rank in range(np))
-        return Plan(tuple(slots), self._notes)
+        share = self._prepared.share
+        gpu = "assigned by Spark" if share.for_ranks else None
+        where = self._prepared.session.where
+        slots = (
+            Slot(rank, 0, 0, spec.np, spec.np, 1, where, gpu, address="") for rank in range(spec.np)
+        )
+        return Plan(tuple(slots), share.notes)
 
     def open(self, spec: JobSpec) -> AgentGroup:
         return self.agent_group
 
 
 def _n_slots(prepared: PreparedRun) -> int:
-    """Return how many tasks Spark can run at once, as far as that is known: executors may yet come."""
+    """Return how many tasks Spark can run at a time, if known; executors may still be added."""
     session, share = prepared.session, prepared.share
     slots = slots_now(session, ClusterCapacity(None, share.for_ranks, share.profile))
     if not slots:
         settings = SessionSettings.read(session)
         slots = (most_cores(session, settings) or 0) // settings.task_cpus
-    return slots or _FEWEST
+    return slots or _DEFAULT_RANKS
 
 
 class TaskAgentGroup:
-    """Spark's Python workers that run this; see :class:`hydrogen_magic.driver.placements.AgentGroup`."""
+    """The Python workers of one run; see :class:`hydrogen_magic.driver.placements.AgentGroup`."""
 
     def __init__(self, prepared: PreparedRun, n_ranks: int) -> None:
         self.value: Any = None
-        """The result, after a good end."""
+        """The result, once it has succeeded."""
         self._n_ranks = n_ranks
         self._session = prepared.session
         self._run = SparkRun(prepared)
-        self._work = _inheriting(prepared, self._run.result)
-        self._every_s = max(_TELL_S, n_ranks / _TOLD_PER_S)
-        self._tally = SparkProgress(n_ranks, self._every_s)
+        self._predict = _with_inherited_properties(prepared, self._run.result)
+        self._interval_s = max(_REPORT_S, n_ranks / _MAX_REPORTS_PER_S)
+        self._progress = SparkProgress(n_ranks, self._interval_s)
         self._now_s: Callable[[], float] = time.monotonic
         self._key = ""
-        self._is_ending = False
-        """Each worker that reports is asked to end its task."""
-        self._is_unwanted = False
-        self._asked: set[str] = set()
-        """Workers that shall say where their threads are."""
+        self._ends_tasks = False
+        """Whether every worker that reports is told to end its task."""
+        self._is_stopped = False
+        self._asked_stacks: set[str] = set()
+        """Workers that have still to send their stacks."""
 
     # ── the attempt ──
 
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
         self._now_s = attempt.job.now_s
-        keys = hub().admit(self._hear)
+        keys = hub().admit(self._receive)
         self._key = keys.key
         try:
-            await self._attempt(self._address(keys), attempt, sink)
+            await self._attempt(self._report_to(keys), attempt, sink)
         finally:
             hub().dismiss(keys.key)
 
     async def _attempt(
-        self, tell: dict[str, Any] | None, attempt: Attempt, sink: EventSink
+        self, report_to: dict[str, Any] | None, attempt: Attempt, sink: EventSink
     ) -> None:
-        job = _in_thread(lambda: self._work(tell), f"hydrogen_magic run {attempt.gang}")
+        name = f"hydrogen_magic run {attempt.gang}"
+        job = _in_daemon_thread(lambda: self._predict(report_to), name)
         try:
             await self._watch(job, sink)
-            await self._last_words(job)
+            await self._last_reports(job)
             self._end(job, sink)
         finally:
-            if not job.done():  # this kernel ends
+            if not job.done():  # the kernel ends
                 self._run.stop()
 
-    def _address(self, keys: Any) -> dict[str, Any] | None:
-        """Return where and how tasks tell how far they are, None where they cannot."""
+    def _report_to(self, keys: Any) -> dict[str, Any] | None:
+        """Return where and how tasks report their progress, None if they cannot."""
         try:
             endpoints = agent_pool().endpoints(self._session)
         except PlacementError:
             return None
         return {
-            "endpoints": endpoints, "server_key": keys.server_key, "key": keys.key,
-            "secret": keys.secret, "every_s": self._every_s,
-        }  # fmt: skip
+            "endpoints": endpoints,
+            "server_key": keys.server_key,
+            "key": keys.key,
+            "secret": keys.secret,
+            "interval_s": self._interval_s,
+        }
 
     async def _watch(self, job: asyncio.Future[Any], sink: EventSink) -> None:
-        """Tell how far it is until Spark's job has ended."""
-        look_at = time.monotonic()
+        """Emit the progress until Spark's job has ended."""
+        poll_at = time.monotonic()
         while not job.done():
-            await asyncio.wait([job], timeout=_TELL_S)
-            if time.monotonic() >= look_at and not job.done():
-                look_at = time.monotonic() + _LOOK_S
-                await self._look()
-                if self._is_unwanted:  # before there was a job that could be cancelled
-                    self._run.stop()
-            for event in self._tally.events(self._now_s()):
-                sink.emit(event)
+            await asyncio.wait([job], timeout=_REPORT_S)
+            if time.monotonic() >= poll_at and not job.done():
+                poll_at = time.monotonic() + _POLL_S
+                await self._poll()
+            self._emit(sink, self._progress.events(self._now_s()))
 
-    async def _look(self) -> None:
-        """Have Spark say how many tasks are done. It may be ending: then it says nothing any more."""
-        with suppress(Exception):  # exceptions of Java, gRPC and pyspark have no common base
+    async def _poll(self) -> None:
+        """Ask Spark how many tasks are done; if the session is ending, it does not answer."""
+        with suppress(Exception):  # errors of Java, gRPC and pyspark have no common base
             stages = await asyncio.to_thread(self._run.stages)
-            self._tally.count(stages, self._now_s())
+            self._progress.count_tasks(stages, self._now_s())
+        if self._is_stopped:  # perhaps before there was a job to cancel
+            self._run.stop()
 
-    async def _last_words(self, job: asyncio.Future[Any]) -> None:
-        """Wait for what workers have still to say; after a bad end until they have left their tasks."""
-        join_timeout_s = max(_LAST_S, 1.5 * self._every_s)
-        if job.exception() is not None:
-            self._is_ending, join_timeout_s = True, _END_S
-        deadline = time.monotonic() + join_timeout_s
-        while self._is_awaited() and time.monotonic() < deadline:
-            await asyncio.sleep(_TELL_S / 10)
-
-    def _is_awaited(self) -> bool:
-        if self._run.n_rows is None:
-            return self._tally.busy(self._now_s()) > 0
-        return bool(self._tally.workers) and self._tally.rows < self._run.n_rows
-
-    def _end(self, job: asyncio.Future[Any], sink: EventSink) -> None:
-        """Say how it ended. Raises what ended it."""
-        now_s, error = self._now_s(), job.exception()
-        if error is None:
-            self.value = job.result()
-            if self._is_unwanted:  # stopped when all was done: nobody will ask for it
-                self.value.unpersist()
-            events = self._tally.end(now_s, self._run.n_rows or 0)
-        else:
-            events = [*self._tally.events(now_s), *self._left_over(now_s)]
+    def _emit(self, sink: EventSink, events: list[ev.Event]) -> None:
         for event in events:
             sink.emit(event)
-        culprit = self._tally.culprit(str(error)) if isinstance(error, InferError) else None
-        if culprit is not None:
-            rank, said = culprit
-            report = ev.ErrorReport("InferError", said)
-            sink.emit(ev.RankFailed(now_s, rank, report, "running"))
-        for rank in range(self._n_ranks):
-            self._end_rank(rank, error is None, now_s, sink)
+
+    async def _last_reports(self, job: asyncio.Future[Any]) -> None:
+        """Wait for the last reports; after a failure, until workers have left their tasks."""
+        limit_s = max(_LAST_REPORT_S, 1.5 * self._interval_s)
+        if job.exception() is not None:
+            self._ends_tasks, limit_s = True, _END_S
+        deadline = time.monotonic() + limit_s
+        while self._awaits_reports() and time.monotonic() < deadline:
+            await asyncio.sleep(_REPORT_S / 10)
+
+    def _awaits_reports(self) -> bool:
+        if self._run.n_rows is None:
+            return self._progress.n_busy(self._now_s()) > 0
+        return bool(self._progress.workers) and self._progress.rows < self._run.n_rows
+
+    def _end(self, job: asyncio.Future[Any], sink: EventSink) -> None:
+        """Emit how it ended. Raises the error that ended it."""
+        now_s, error = self._now_s(), job.exception()
         if error is not None:
+            self._emit_failure(error, now_s, sink)
             raise error
+        self.value = job.result()
+        if self._is_stopped:  # after the last row: the result will not be used
+            self.value.unpersist()
+        self._emit(sink, self._progress.end(now_s, self._run.n_rows or 0))
+        for rank in range(self._n_ranks):
+            value = NONE  # the value of the cell is not used
+            sink.deliver(rank, ResultPart(CELL_VALUE), value)
+            sink.emit(ev.RankResult(now_s, rank, value.nbytes))
+            sink.emit(ev.RankExited(now_s, rank, 0, asked=True))
 
-    def _end_rank(self, rank: int, is_well: bool, now_s: float, sink: EventSink) -> None:
-        """Say of a rank that it is over: its Python worker is Spark's again."""
-        if is_well:
-            # the value of the cell is not used
-            sink.deliver(rank, ResultPart(CELL_VALUE), NONE)
-            sink.emit(ev.RankResult(now_s, rank, NONE.nbytes))
-        sink.emit(ev.RankExited(now_s, rank, 0 if is_well else None, asked=True))
+    def _emit_failure(self, error: BaseException, now_s: float, sink: EventSink) -> None:
+        self._emit(sink, self._progress.events(now_s))
+        n_busy = self._progress.n_busy(now_s)
+        if n_busy:
+            tasks = "1 task has" if n_busy == 1 else f"{n_busy} tasks have"
+            text = (
+                f"{tasks} not ended yet, perhaps because predict holds the GIL; Spark will end them"
+            )
+            sink.emit(ev.Notice(now_s, "warning", text))
+        culprit = self._progress.culprit(str(error)) if isinstance(error, InferError) else None
+        if culprit is not None:
+            rank, text = culprit
+            sink.emit(ev.RankFailed(now_s, rank, ev.ErrorReport("InferError", text), "running"))
+        for rank in range(self._n_ranks):
+            sink.emit(ev.RankExited(now_s, rank, None, asked=True))
 
-    def _left_over(self, now_s: float) -> list[ev.Event]:
-        """Return what a person is told of tasks that did not end when they were asked to."""
-        left = self._tally.busy(now_s)
-        tasks = "1 task has" if left == 1 else f"{left} tasks have"
-        text = (
-            f"{tasks} not ended yet, perhaps as predict holds the GIL: Spark ends them in seconds"
-        )
-        return [ev.Notice(now_s, "warning", text)] if left else []
-
-    # ── what workers say ──
-
-    def _hear(self, message: object, data: memoryview | None) -> None:
-        news = decode(message, TaskStatus)
-        self._tally.hear(news, self._now_s())
-        if self._is_ending:
-            hub().send(self._key, EndTask())  # to the one that we have just heard
-        elif news.worker in self._asked:
-            self._asked.discard(news.worker)
+    def _receive(self, message: object, data: memoryview | None) -> None:
+        """Take the report of a worker; the answer goes to that worker."""
+        status = decode(message, TaskStatus)
+        self._progress.update(status, self._now_s())
+        if self._ends_tasks:
+            hub().send(self._key, EndTask())
+        elif status.worker in self._asked_stacks:
+            self._asked_stacks.discard(status.worker)
             hub().send(self._key, ReportStacks())
 
-    # ── orders ──
+    # ── commands ──
 
     def stop(self) -> None:
-        self._is_unwanted = True
+        self._is_stopped = True
         self._run.stop()
-        hub().loop.call_later(_CANCEL_S, self._have_them_end)
+        hub().loop.call_later(_CANCEL_S, self._end_tasks)
 
-    def _have_them_end(self) -> None:
-        self._is_ending = True
+    def _end_tasks(self) -> None:
+        self._ends_tasks = True
 
     def kill(self) -> None:
         self.stop()
 
     def dismiss(self, rank: int) -> None:
-        """Which task does which rows is Spark's business."""
+        """Do nothing: Spark assigns partitions to tasks."""
 
     def ask_stacks(self) -> None:
-        self._asked = self._tally.workers
+        self._asked_stacks = self._progress.workers
 
     def record(self, on: bool) -> None:
-        """Tasks have no spans."""
+        """Do nothing: tasks have no spans."""
 
     def profile(self, number: int, steps: int) -> None:
-        """Tasks have no optimizer steps."""
+        """Do nothing: tasks have no optimizer steps."""
 
     async def release(self) -> None:
-        """Python workers are Spark's."""
+        """Do nothing: Spark keeps its Python workers."""
 
 
-def _inheriting(prepared: PreparedRun, work: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``work`` as this very thread would do it: a classic session's pool is its thread's."""
+def _with_inherited_properties(
+    prepared: PreparedRun, work: Callable[..., Any]
+) -> Callable[..., Any]:
+    """Return ``work`` with the local properties of this thread, such as a classic session's pool."""
     if prepared.session.is_connect:
         return work
     from pyspark import inheritable_thread_target
@@ -301,8 +279,8 @@ def _inheriting(prepared: PreparedRun, work: Callable[..., Any]) -> Callable[...
     return inheriting
 
 
-def _in_thread(work: Callable[[], Any], name: str) -> asyncio.Future[Any]:
-    """Return a future of what ``work`` returns or raises, in a thread that keeps no process alive."""
+def _in_daemon_thread(work: Callable[[], Any], name: str) -> asyncio.Future[Any]:
+    """Return a future of ``work()``, run in a thread that does not keep the process alive."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
 
@@ -315,9 +293,9 @@ def _in_thread(work: Callable[[], Any], name: str) -> asyncio.Future[Any]:
         value, error = None, None
         try:
             value = work()
-        except BaseException as problem:  # whatever it is, the gang must be told
+        except BaseException as problem:  # whatever it is, the gang has to end
             error = problem
-        with suppress(RuntimeError):  # the loop was closed meanwhile, with the kernel
+        with suppress(RuntimeError):  # the loop was closed with the kernel
             loop.call_soon_threadsafe(settle, value, error)
 
     threading.Thread(target=run, name=name, daemon=True).start()

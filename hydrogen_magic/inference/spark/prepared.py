@@ -1,11 +1,11 @@
-"""``%%infer`` over a Spark DataFrame, classic or Connect: the same predictor in Spark's own tasks.
+"""``%%infer`` over a Spark DataFrame, classic or Connect, by the same predictor in Spark's own tasks.
 
     kernel ── package and cell, once per executor ──► a Python worker per task slot
        │                                                  cell runs once, then predict per batch
-       └─ frame.mapInArrow(task, schema) ─► a DataFrame, nothing of which has run yet
+       └─ frame.mapInArrow(task, schema) ─► a lazy DataFrame
 
-No barrier: partitions come and go by themselves, are retried by Spark, and a slow one holds up none.
-What has to run at once is the first batch, where nobody has said which columns ``predict`` returns.
+There is no barrier: Spark schedules and retries each partition by itself. Without ``--schema`` the first
+batch is predicted at once, to know the columns that ``predict`` returns.
 """
 
 from __future__ import annotations
@@ -30,29 +30,30 @@ from hydrogen_magic.driver.placements.spark.executors import roster
 from hydrogen_magic.driver.placements.spark.session import Session, SparkJobError
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 from hydrogen_magic.errors import HydrogenError, InferError, PlacementError
-from hydrogen_magic.inference.spark import shipping as sending
-from hydrogen_magic.node.prediction.ddl import parse_schema, schema_text
+from hydrogen_magic.inference.spark import shipping
+from hydrogen_magic.node.prediction.arrow_types import has_null_type
+from hydrogen_magic.node.prediction.ddl import parse_schema, spark_schema
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.spark.inference_task import END
 
 __all__ = ["PreparedRun", "as_error", "infer_spark", "prepare"]
 
-_GLANCE_S = 0.5
-"""How long a look at the executors' GPUs may take."""
-_SHIPPED = {"cloudpickle", "hydrogen_magic"}
-_TOLD = re.compile(rf"(?:InferError: )+(.*?)\n{END}", re.DOTALL)
-"""Connect says the name of an error twice."""
+_GPU_QUERY_S = 0.5
+"""Timeout of the query for the executors' GPUs."""
+_SENT_MODULES = {"cloudpickle", "hydrogen_magic"}
+_MESSAGE = re.compile(rf"(?:InferError: )+(.*?)\n{END}", re.DOTALL)
+"""Connect repeats the name of an error."""
 
 
 def infer_spark(frame: Any, captured: Captured, spec: JobSpec, options: InferOptions) -> Any:
-    """Return ``frame`` with the columns that ``predict`` of the captured cell gives for its rows.
+    """Return ``frame`` with the columns that ``predict`` of the captured cell returns for its rows.
 
-    A DataFrame of the same kind, lazy: its batches are predicted when an action asks for them, in the
-    order of each partition's rows. Only where ``options`` have no schema the first batch is run now.
+    The result is lazy: its batches are predicted when an action needs them, in the order of each
+    partition's rows. Only if ``options`` have no schema, the first batch is predicted now.
 
-    Raises InferError for columns that cannot go through Arrow or have one name, for a frame without
-    rows whose schema is not given, and for what the cell or ``predict`` raise over the first batch;
-    PlacementError when ``--gpu`` cannot be had.
+    Raises InferError for columns that Arrow does not support or that share a name, for a frame without
+    rows and schema, and for errors of the cell or ``predict`` in the first batch; PlacementError if
+    ``--gpu`` is not possible.
     """
     prepared = prepare(frame, captured, spec, options)
     try:
@@ -62,7 +63,7 @@ def infer_spark(frame: Any, captured: Captured, spec: JobSpec, options: InferOpt
 
 
 def prepare(frame: Any, captured: Captured, spec: JobSpec, options: InferOptions) -> PreparedRun:
-    """Check what is asked, and send the cell. No job runs; raises as :func:`infer_spark` does."""
+    """Check the arguments and send the cell. Runs no job; raises as :func:`infer_spark` does."""
     kept = _checked(frame, options)
     session = sessions.of(frame)
     share = _share(session, spec)
@@ -70,117 +71,119 @@ def prepare(frame: Any, captured: Captured, spec: JobSpec, options: InferOptions
         predicted = parse_schema(options.schema)
         options.check_names(predicted.names, frame.columns)
         _schemas(frame, kept, options.result_schema(predicted))
-    sent = sending.send(session, captured.parcel)
+    sent = shipping.send(session, captured.parcel)
     return PreparedRun(
-        frame, session, options, share, sent, kept, _boot(captured, spec, options, sent, share)
+        frame, session, options, share, sent, kept, _config(captured, spec, options, sent, share)
     )
 
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """Predictions that have been checked and whose cell is with Spark; nothing of it has run."""
+    """Checked arguments, and a cell that Spark has."""
 
     frame: Any
     session: Session
     options: InferOptions
     share: gpu_resources.TaskResources
-    """What each task gets."""
-    sent: sending.SentCell
+    """Resources of each task."""
+    sent: shipping.SentCell
     kept: list[str]
-    """The frame's columns that come back."""
-    boot: Mapping[str, Any]
+    """Columns of the frame that come back."""
+    config: Mapping[str, Any]
 
-    def predicted(self, tag: str, tell: Mapping[str, Any] | None = None) -> Any:
+    def predicted(self, tag: str, report_to: Mapping[str, Any] | None = None) -> Any:
         """Return the frame with its predictions, lazy.
 
-        Without a schema the first batch is run, as a job under ``tag``. ``tell``: whom tasks
-        tell how far they are (:mod:`hydrogen_magic.node.worker.task_status`), None for nobody. Raises
+        Without a schema the first batch is predicted now, as a job with ``tag``. ``report_to``: where
+        tasks report their progress (:mod:`hydrogen_magic.node.worker.task_status`), if at all. Raises
         SparkJobError and InferError.
         """
-        boot = {**self.boot, "tell": tell}
+        config = {**self.config, "report_to": report_to}
         if self.options.schema is None:
-            predicted = self._columns_of_first_rows(_task(boot, self.sent), tag)
-            boot["columns"] = predicted.serialize().to_pybytes()
+            predicted = self._first_columns(_task(config, self.sent), tag)
+            config["columns"] = predicted.serialize().to_pybytes()
         else:
-            predicted, boot["columns"] = parse_schema(self.options.schema), b""
+            predicted, config["columns"] = parse_schema(self.options.schema), b""
         self.options.check_names(predicted.names, self.frame.columns)
-        schema, boot["of_spark"] = _schemas(
-            self.frame, self.kept, self.options.result_schema(predicted)
+        added = self.options.result_schema(predicted)
+        schema, config["of_spark"] = _schemas(self.frame, self.kept, added)
+        config["kept"] = self.kept
+        return _mapped(
+            self.session, self.frame, _task(config, self.sent), schema, self.share.profile
         )
-        boot["kept"] = self.kept
-        return _mapped(self.session, self.frame, _task(boot, self.sent), schema, self.share.profile)
 
-    def _columns_of_first_rows(self, task: Callable[..., Any], tag: str) -> pa.Schema:
-        """Run the cell and predict the first batch, on an executor; return what that has.
+    def _first_columns(self, task: Callable[..., Any], tag: str) -> pa.Schema:
+        """Run the cell and predict the first batch on an executor; return the predicted columns.
 
-        One row is asked for, so Spark runs one task, and more only while partitions have no rows.
+        ``limit(1)`` makes Spark run one task, and more only for partitions without rows.
         """
         rows = _mapped(self.session, self.frame, task, "o binary", self.share.profile).limit(1)
         found = self.session.run(rows.collect, tag, "hydrogen_magic %%infer: the first batch")
         if not found:
             raise InferError(
-                "the frame has no rows, and so nothing says which columns predict returns: name"
-                ' them with --schema, such as --schema "score double"'
+                "the DataFrame has no rows, so the columns that predict returns are not known: set"
+                ' them with --schema, for example --schema "score double"'
             )
         return pa.ipc.read_schema(pa.py_buffer(bytes(found[0][0])))
 
 
 def as_error(error: SparkJobError) -> HydrogenError:
-    """Return what the user is told of a job that ran ``predict``."""
-    found = _TOLD.search(error.details)
+    """Return the error for the user of a job that ran ``predict``."""
+    found = _MESSAGE.search(error.details)
     return InferError(found[1]) if found else HydrogenError(str(error))
 
 
-# ── what is asked, checked before anything runs ──────────────────────────────────────────────────
+# ── checks before a job runs ─────────────────────────────────────────────────────────────────────
 
 
 def _checked(frame: Any, options: InferOptions) -> list[str]:
-    """Return which of the frame's columns come back."""
+    """Return the frame's columns that come back."""
     if getattr(frame, "isStreaming", False):
-        raise InferError("a streaming DataFrame has no end: %%infer takes what has one")
-    _refuse_equal(frame, frame.columns, "the frame has more than one column")
-    _refuse_what_arrow_has_not(frame.schema)
+        raise InferError("%%infer does not support a streaming DataFrame")
+    _refuse_same_names(frame, frame.columns, "the frame")
+    _refuse_unsupported(frame.schema)
     return list(options.kept(frame.columns))
 
 
-def _refuse_equal(frame: Any, names: list[str], who: str) -> None:
-    """Spark finds a column by its name, as a rule without regard to case."""
-    if frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true":
-        folded = names
-    else:
-        folded = [name.lower() for name in names]
-    counts = Counter(folded)
-    equal = [name for name, same in zip(names, folded, strict=True) if counts[same] > 1]
-    if equal:
-        raise InferError(f"{who} {equal[0]!r} ({', '.join(equal)}): give each a name of its own")
+def _refuse_same_names(frame: Any, names: list[str], owner: str) -> None:
+    """Raise InferError if Spark cannot tell two columns apart, by default also if only case differs."""
+    is_case_sensitive = frame.sparkSession.conf.get("spark.sql.caseSensitive", "false") == "true"
+    keys = names if is_case_sensitive else [name.lower() for name in names]
+    counts = Counter(keys)
+    same = [name for name, key in zip(names, keys, strict=True) if counts[key] > 1]
+    if same:
+        raise InferError(
+            f"{owner} has more than one column {same[0]!r} ({', '.join(same)}): rename one"
+        )
 
 
-def _refuse_what_arrow_has_not(schema: Any) -> None:
+def _refuse_unsupported(schema: Any) -> None:
     from pyspark.errors import PySparkException
     from pyspark.sql.pandas.types import to_arrow_type
 
     options: dict[str, Any] = {"error_on_duplicated_field_names_in_struct": True}
-    if "timezone" in signature(to_arrow_type).parameters:  # not before Spark 4.2
+    if "timezone" in signature(to_arrow_type).parameters:  # from Spark 4.2 on
         options["timezone"] = "UTC"
     for field in schema.fields:
         try:
             to_arrow_type(field.dataType, **options)
         except PySparkException as error:
-            kind = field.dataType.simpleString()
             raise InferError(
-                f"column {field.name!r} is {kind}, which Spark cannot give to Python as Arrow"
-                f" ({str(error).partition(' SQLSTATE')[0]}): cast it to another type, or leave it out"
-                f" with df.drop({field.name!r})"
+                f"column {field.name!r} has type {field.dataType.simpleString()}, which Spark cannot"
+                f" convert to Arrow ({str(error).partition(' SQLSTATE')[0]}): cast it, or drop it with"
+                f" df.drop({field.name!r})"
             ) from None
 
 
 def _share(session: Session, spec: JobSpec) -> gpu_resources.TaskResources:
-    """Return what each task gets. How many run at once is Spark's business, not ``--np``'s."""
+    """Return the resources of each task. Spark decides how many run at a time, not ``--np``."""
     settings = SessionSettings.read(session)
     may_have_gpus = bool(settings.executor_gpus) and spec.gpu is not False
-    seen = roster(session, _GLANCE_S) if may_have_gpus else None
+    executors = roster(session, _GPU_QUERY_S) if may_have_gpus else None
     try:
-        return gpu_resources.share(session, settings, replace(spec, np=1), seen, more_come=False)
+        return gpu_resources.share(
+            session, settings, replace(spec, np=1), executors, more_come=False
+        )
     except PlacementError as error:
         raise PlacementError(str(error).replace("`--np 1 --gpu`", "`--gpu`")) from None
 
@@ -188,32 +191,39 @@ def _share(session: Session, spec: JobSpec) -> gpu_resources.TaskResources:
 # ── tasks ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _boot(
+def _config(
     captured: Captured,
     spec: JobSpec,
     options: InferOptions,
-    sent: sending.SentCell,
+    sent: shipping.SentCell,
     share: gpu_resources.TaskResources,
 ) -> dict[str, Any]:
-    """Return what a task is told; without ``columns`` it says what the first batch's are."""
-    needs = {name.partition(".")[0] for name in captured.needs} - _SHIPPED
+    """Return the message to a task. Without ``columns``, it returns those of the first batch."""
+    needs = {name.partition(".")[0] for name in captured.needs} - _SENT_MODULES
     return {
-        "package": sent.package_digest, "closure": sent.closure_digest,
+        "package": sent.package_digest,
+        "closure": sent.closure_digest,
         "env": [*forwarded_settings.forwarded(), *spec.env],
-        "gpu": share.for_ranks, "needs": sorted(needs), "cells": dict(captured.cells),
-        "options": asdict(options), "columns": None, "of_worker": memory_settings.ENVIRONMENT,
-    }  # fmt: skip
+        "gpu": share.for_ranks,
+        "needs": sorted(needs),
+        "cells": dict(captured.cells),
+        "options": asdict(options),
+        "columns": None,
+        "of_worker": memory_settings.ENVIRONMENT,
+    }
 
 
-def _task(boot: dict[str, Any], sent: sending.SentCell) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return what Spark pickles: by value, since executors do not have this package."""
+def _task(
+    config: dict[str, Any], sent: shipping.SentCell
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return a function that is pickled by value, since executors do not have this package."""
     source = packaging.source("hydrogen_magic.node.spark.inference_task")
-    boot, package, closure = dict(boot), sent.package, sent.closure
+    config, package, closure = dict(config), sent.package, sent.closure
 
     def hydrogen_magic_infer(batches: Iterator[Any]) -> Iterator[Any]:
         namespace: dict[str, Any] = {"__name__": "hydrogen_magic_infer"}
         exec(compile(source, "hydrogen_magic/node/spark/inference_task.py", "exec"), namespace)
-        yield from namespace["serve"](batches, boot, package, closure)
+        yield from namespace["serve"](batches, config, package, closure)
 
     return hydrogen_magic_infer
 
@@ -222,29 +232,24 @@ def _mapped(
     session: Session, frame: Any, task: Callable[..., Any], schema: Any, profile: Any
 ) -> Any:
     with warnings.catch_warnings(), session.python_workers(memory_settings.ENVIRONMENT):
-        # pyspark checks its pandas on first use; rows come as Arrow.
+        # pyspark checks the version of pandas, which is not used here.
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
         return frame.mapInArrow(task, schema, profile=profile)
 
 
 def _schemas(frame: Any, kept: list[str], added: pa.Schema) -> tuple[Any, bytes]:
-    """Return the result's schema for Spark, and Arrow's of the columns that are added to the kept."""
+    """Return the Spark schema of the result, and the Arrow schema of the predicted columns."""
     from pyspark.sql.pandas.types import from_arrow_schema
     from pyspark.sql.types import StructType
 
     for field in added:
-        if _has_nulls_alone(field.type):
+        if has_null_type(field.type):
             raise InferError(
-                f"column {field.name!r} of the first batch is {field.type}: it has no value to tell"
-                f' its type by, so name it, such as --schema "{field.name} double"'
+                f"column {field.name!r} has no value in the first batch, so its type is not known:"
+                f' set it, for example --schema "{field.name} double"'
             )
-    of_spark = parse_schema(schema_text(added))
-    _refuse_equal(frame, [*kept, *of_spark.names], "the result would have more than one column")
+    of_spark = spark_schema(added)
+    _refuse_same_names(frame, [*kept, *of_spark.names], "the result")
     of_frame = frame.schema
     fields = [*(of_frame[name] for name in kept), *from_arrow_schema(of_spark).fields]
     return StructType(fields), of_spark.serialize().to_pybytes()
-
-
-def _has_nulls_alone(found: pa.DataType) -> bool:
-    inner = (found.field(place).type for place in range(found.num_fields))
-    return pa.types.is_null(found) or any(map(_has_nulls_alone, inner))

@@ -1,4 +1,4 @@
-"""The predictions of a Spark DataFrame, made now: what ``%%infer`` does where no name is given for them."""
+"""Predictions for all rows of a Spark DataFrame as Spark jobs, which can be counted and cancelled."""
 
 from __future__ import annotations
 
@@ -9,91 +9,82 @@ from contextlib import contextmanager
 from typing import Any
 
 from hydrogen_magic.driver.placements.spark.session import SparkJobError
-from hydrogen_magic.errors import GangStoppedError, HydrogenError
+from hydrogen_magic.errors import GangStoppedError
 from hydrogen_magic.inference.spark.prepared import PreparedRun, as_error
 
-__all__ = ["SparkRun", "Tasks"]
+__all__ = ["SparkRun", "TaskCount"]
 
-Tasks = tuple[int, int]
-"""How many tasks are done, and how many there are."""
+TaskCount = tuple[int, int]
+"""Number of finished tasks, and of all tasks."""
 
 
 class SparkRun:
-    """One run over what :func:`~hydrogen_magic.inference.spark.prepared.prepare` has prepared.
+    """One run of a :class:`~hydrogen_magic.inference.spark.prepared.PreparedRun`.
 
-    :meth:`result` blocks; the others may be called meanwhile, from any thread.
+    :meth:`result` blocks; the other methods may be called meanwhile from any thread.
     """
 
     def __init__(self, prepared: PreparedRun) -> None:
         self.n_rows: int | None = None
-        """Rows of the result, None before its end."""
+        """Rows of the result, None before the end."""
         self._prepared = prepared
         self._session = prepared.session
         self._tag = f"hydrogen_magic-infer-{secrets.token_hex(4)}"
         self._first_tag = f"{self._tag}-first"
-        """Of the first batch, whose job is one of its own."""
+        """Tag of the job for the first batch."""
         self._is_stopped = threading.Event()
-        self._told: dict[int, Tasks] = {}
-        """Of Connect: by stage, as far as they are known."""
+        self._reported: dict[int, TaskCount] = {}
+        """Tasks by stage as Spark Connect has reported them."""
 
-    def result(self, tell: Mapping[str, Any] | None = None) -> Any:
-        """Have Spark predict every row; return the DataFrame, kept by Spark (``cache``).
+    def result(self, report_to: Mapping[str, Any] | None = None) -> Any:
+        """Predict all rows; return the DataFrame, cached by Spark.
 
-        ``tell``: whom the tasks tell how far they are, see :meth:`PreparedRun.predicted`. Raises InferError
-        for what the cell or ``predict`` raise, GangStoppedError after :meth:`stop`.
+        ``report_to``: where tasks report their progress, see :meth:`PreparedRun.predicted`. Raises
+        InferError if the cell or ``predict`` fails, GangStoppedError after :meth:`stop`.
         """
         try:
-            with self._listening():
-                self._go_on()
-                frame = self._prepared.predicted(self._first_tag, tell)
-                self._go_on()
-                self._told.clear()
-                return self._kept(frame)
+            with self._progress_handler():
+                self._raise_if_stopped()
+                frame = self._prepared.predicted(self._first_tag, report_to)
+                self._raise_if_stopped()
+                self._reported.clear()
+                return self._cached(frame)
         except SparkJobError as error:
-            raise self._explained(error) from error
+            if error.kind == "cancelled" and self._is_stopped.is_set():
+                raise GangStoppedError("stopped: Spark has cancelled the job") from error
+            raise as_error(error) from error
 
-    def _kept(self, frame: Any) -> Any:
-        kept = frame.persist()
+    def _cached(self, frame: Any) -> Any:
+        cached = frame.persist()
         try:
-            n_rows = self._session.run(kept.count, self._tag, "hydrogen_magic %%infer")
-            self._go_on()
+            n_rows = self._session.run(cached.count, self._tag, "hydrogen_magic %%infer")
+            self._raise_if_stopped()
         except BaseException:
-            kept.unpersist()
+            cached.unpersist()
             raise
         self.n_rows = int(n_rows)
-        # The job has ended well; Connect's last report may have come before its last task.
-        self._told = {stage: (total, total) for stage, (_, total) in self._told.items()}
-        return kept
+        # The last report of Connect may be older than the end of the last task.
+        self._reported = {stage: (total, total) for stage, (_, total) in self._reported.items()}
+        return cached
 
-    def _go_on(self) -> None:
-        if self._is_stopped.is_set():  # between two jobs: there was nothing to cancel
-            raise GangStoppedError("stopped, and Spark has no job of it")
+    def _raise_if_stopped(self) -> None:
+        if self._is_stopped.is_set():  # between two jobs, when there was nothing to cancel
+            raise GangStoppedError("stopped: no Spark job was running")
 
     def stop(self) -> None:
-        """Have Spark cancel it. Returns at once."""
+        """Cancel the jobs. Returns at once."""
         self._is_stopped.set()
         for tag in (self._first_tag, self._tag):
             self._session.cancel(tag)
 
-    def stages(self) -> dict[int, Tasks]:
-        """Return the tasks of each stage that has begun, by Spark's number of it.
+    def stages(self) -> dict[int, TaskCount]:
+        """Return the tasks of every stage that has begun, by its number.
 
-        A task is one partition of the frame, or of what Spark does before and after. Of rows Spark
-        tells nothing before the end. Of a stage that Connect's server has not told of nothing is known.
+        Connect reports a stage only after its first task has finished.
         """
-        return dict(self._told) if self._session.is_connect else dict(self._counted())
+        return dict(self._reported) if self._session.is_connect else dict(self._tracked())
 
-    def progress(self) -> Tasks:
-        """Return the sums over all :meth:`stages`."""
-        counts = self.stages().values()
-        return sum(done for done, _ in counts), sum(total for _, total in counts)
-
-    def _explained(self, error: SparkJobError) -> HydrogenError:
-        if error.kind == "cancelled" and self._is_stopped.is_set():
-            return GangStoppedError("stopped, and Spark has cancelled its job")
-        return as_error(error)
-
-    def _counted(self) -> Iterator[tuple[int, Tasks]]:
+    def _tracked(self) -> Iterator[tuple[int, TaskCount]]:
         tracker = self._session.context().statusTracker()
         for number in tracker.getJobIdsForTag(self._tag):
             job = tracker.getJobInfo(number)
@@ -103,19 +94,19 @@ class SparkRun:
                     yield stage, (info.get().numCompletedTasks(), info.get().numTasks())
 
     @contextmanager
-    def _listening(self) -> Iterator[None]:
-        """Have Connect's server tell of its tasks; a classic session is asked."""
+    def _progress_handler(self) -> Iterator[None]:
+        """Receive the progress reports of Connect; a classic session is asked instead."""
         if not self._session.is_connect:
             yield
             return
 
-        def take(stages: Any, inflight_tasks: int, operation_id: str, done: bool) -> None:
+        def report(stages: Any, inflight_tasks: int, operation_id: str, done: bool) -> None:
             for stage in stages or ():
                 if stage.num_completed_tasks:
-                    self._told[stage.stage_id] = stage.num_completed_tasks, stage.num_tasks
+                    self._reported[stage.stage_id] = stage.num_completed_tasks, stage.num_tasks
 
-        self._session.spark.registerProgressHandler(take)
+        self._session.spark.registerProgressHandler(report)
         try:
             yield
         finally:
-            self._session.spark.removeProgressHandler(take)
+            self._session.spark.removeProgressHandler(report)

@@ -1,7 +1,7 @@
-"""What every executor needs is sent to it once: the package, and the cell with its model.
+"""Sends the package and the cell with its model to every executor once.
 
-Classic sessions broadcast it, which Spark spreads from executor to executor and forgets by itself.
-Spark Connect has no broadcast: there it is a file of the session. A task carries neither.
+Classic sessions broadcast them: Spark copies a broadcast from executor to executor, and deletes it by
+itself. Spark Connect has no broadcast, so they are files of the session.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from hydrogen_magic.serialization.payload import Payload
 
 __all__ = ["SentCell", "send"]
 
-_MOST_KEPT = 8
-"""Cells whose broadcast is kept here to be used again; frames made with others keep theirs."""
+_MAX_CELLS = 8
+"""Cells whose broadcast can be used again; DataFrames keep their own."""
 
 _sent: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
-"""SparkSession -> digest -> what a task finds it by."""
+"""SparkSession -> digest -> broadcast variable or name of a file."""
 
 
 @dataclass(frozen=True)
 class SentCell:
-    """A cell that executors can get, for ``spark_task.serve``."""
+    """A cell that executors can load, for ``inference_task.serve``."""
 
     package: Any
-    """Broadcast variable, or the name of a file."""
+    """Broadcast variable, or name of a file."""
     closure: Any
     package_digest: str
     closure_digest: str
 
 
 def send(session: Session, closure: Payload) -> SentCell:
-    """Make the package and ``closure`` known to the session's executors; once for equal ones."""
+    """Send the package and ``closure`` to the session's executors, unless they have equal ones."""
     code = packaging.code()
     digests = hashlib.sha256(code).hexdigest(), payload.digest(closure)
     known = _sent.setdefault(session.spark, {})
@@ -49,7 +49,7 @@ def send(session: Session, closure: Payload) -> SentCell:
         known[digests[0]] = _send_package(session, code, digests[0])
     sent = known.pop(digests[1], None) or _send_closure(session, closure, digests[1])
     known[digests[1]] = sent  # the last one is the newest
-    for old in [digest for digest in known if digest != digests[0]][:-_MOST_KEPT]:
+    for old in [digest for digest in known if digest != digests[0]][:-_MAX_CELLS]:
         del known[old]
     return SentCell(known[digests[0]], sent, *digests)
 

@@ -1,8 +1,8 @@
-"""The batch type of ``predict``, from the annotation of its first parameter.
+"""The kind of batch that ``predict`` takes, from the annotation of its first parameter.
 
-Nothing is imported for this: an annotation that is a class is recognized by its name, and a text
-(``from __future__ import annotations``) is evaluated in the scope of ``predict``, with the usual short
-names of libraries in place of imports that were not sent with it.
+No library is imported for it: a class is recognized by its name. An annotation that is text (``from
+__future__ import annotations``) is evaluated in the globals of ``predict``; the usual short names of
+libraries stand for imports that were not captured.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from hydrogen_magic.errors import InferError
 
-__all__ = ["BatchType", "wanted_by"]
+__all__ = ["BatchType", "batch_type_of"]
 
 PANDAS = "pandas"
 TABLE = "pa.Table"
@@ -40,27 +40,22 @@ _CLASSES = {
     ("torch", "Tensor"): TENSOR,
 }
 _DICTS = {ARRAY: ARRAYS, TENSOR: TENSORS}
-_ITERATORS = (
-    collections.abc.Iterator,
-    collections.abc.Iterable,
-    collections.abc.Generator,
+_ITERATORS = (collections.abc.Iterator, collections.abc.Iterable, collections.abc.Generator)
+_SUPPORTED = (
+    "use a pandas DataFrame (the default), pa.Table, pa.RecordBatch, pl.DataFrame, np.ndarray,"
+    " dict[str, np.ndarray], torch.Tensor, dict[str, torch.Tensor], or an Iterator of one of these"
 )
-_TAKEN = (
-    "a pandas DataFrame (also without annotation), pa.Table, pa.RecordBatch, pl.DataFrame,"
-    " np.ndarray, dict[str, np.ndarray], torch.Tensor, dict[str, torch.Tensor], or an Iterator of"
-    " one of these"
-)
-_USUAL_NAMES = {
-    "pd": "pandas", "pa": "pyarrow", "pl": "polars", "np": "numpy",
-    "pandas": "pandas", "pyarrow": "pyarrow", "polars": "polars", "numpy": "numpy",
-    "torch": "torch", "typing": "typing", "collections": "collections.abc",
-}  # fmt: skip
-_USUAL_CLASSES = {
-    "Tensor": "torch",
-    "Iterator": "collections.abc",
-    "Iterable": "collections.abc",
-    "Generator": "collections.abc",
+_MODULES = {
+    "pd": "pandas",
+    "pa": "pyarrow",
+    "pl": "polars",
+    "np": "numpy",
+    "collections": "collections.abc",
 }
+_MODULES |= {name: name for name in ("pandas", "pyarrow", "polars", "numpy", "torch", "typing")}
+_MODULE_OF_CLASS = {"Tensor": "torch"} | dict.fromkeys(
+    ("Iterator", "Iterable", "Generator"), "collections.abc"
+)
 
 
 @dataclass(frozen=True)
@@ -70,30 +65,30 @@ class BatchType:
     kind: str
     """One of the kinds above."""
     is_stream: bool = False
-    """Called once with an iterator over such batches, not with each batch."""
+    """It is called once with an iterator over batches, not with each batch."""
 
 
-def wanted_by(function: Callable[..., Any], otherwise: str = PANDAS) -> BatchType:
-    """Return the batch type of ``function``; ``otherwise``: the kind without an annotation.
+def batch_type_of(function: Callable[..., Any], default: str = PANDAS) -> BatchType:
+    """Return what ``function`` takes; ``default``: the kind if it is not annotated.
 
-    Raises InferError if it cannot be called with one argument, or has an unknown annotation.
+    Raises InferError if it cannot be called with one argument, or its annotation is not supported.
     """
     parameter = _only_parameter(function)
     if parameter is None or parameter.annotation is inspect.Parameter.empty:
-        return BatchType(otherwise)
+        return BatchType(default)
     annotation = parameter.annotation
     try:
         if isinstance(annotation, str):
             annotation = _evaluated(annotation, function)
-        return _read(annotation, otherwise, parameter)
+        return _batch_type(annotation, default, parameter)
     except InferError:
-        if inspect.ismethod(function):  # model.predict: the user does not annotate it
-            return BatchType(otherwise)
+        if inspect.ismethod(function):  # such as model.predict, which the user cannot annotate
+            return BatchType(default)
         raise
 
 
 def _only_parameter(function: Callable[..., Any]) -> inspect.Parameter | None:
-    """Return the parameter for the batch; None if Python does not know of any."""
+    """Return the parameter for the batch; None if Python does not know it."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # built in
@@ -102,46 +97,37 @@ def _only_parameter(function: Callable[..., Any]) -> inspect.Parameter | None:
         signature.bind(None)
     except TypeError as error:
         raise InferError(
-            f"predict{signature} cannot be called with one argument, the batch ({error}): write "
-            "def predict(batch), and use variables of the notebook for other inputs"
+            f"predict{signature} cannot be called with one argument, the batch ({error}): write def"
+            " predict(batch), and use variables of the notebook for everything else"
         ) from None
     first = next(iter(signature.parameters.values()))
     return None if first.kind in (first.VAR_POSITIONAL, first.VAR_KEYWORD) else first
 
 
-# ── the annotation ───────────────────────────────────────────────────────────────────────────────
-
-
-def _read(annotation: Any, otherwise: str, parameter: inspect.Parameter) -> BatchType:
+def _batch_type(annotation: Any, default: str, parameter: inspect.Parameter) -> BatchType:
     annotation = _bare(annotation)
-    origin = typing.get_origin(annotation) or annotation
-    if origin in _ITERATORS:
-        items = [item for item in typing.get_args(annotation)[:1] if not _says_nothing(item)]
-        kind = _kind_of(items[0]) if items else otherwise
-        is_stream = True
-    else:
-        kind = otherwise if _says_nothing(annotation) else _kind_of(annotation)
-        is_stream = False
+    is_stream = (typing.get_origin(annotation) or annotation) in _ITERATORS
+    if is_stream:
+        annotation = next(iter(typing.get_args(annotation)), Any)
+    kind = default if _is_any(annotation) else _kind_of(annotation)
     if kind is None:
-        said = inspect.formatannotation(parameter.annotation)
-        raise InferError(
-            f"predict({parameter.name}: {said}) has an unsupported batch type; use one of {_TAKEN}"
-        )
+        shown = f"{parameter.name}: {inspect.formatannotation(parameter.annotation)}"
+        raise InferError(f"predict({shown}) has an unsupported batch type: {_SUPPORTED}")
     return BatchType(kind, is_stream)
 
 
-def _says_nothing(annotation: Any) -> bool:
+def _is_any(annotation: Any) -> bool:
     return annotation in (Any, object) or isinstance(annotation, typing.TypeVar)
 
 
 def _bare(annotation: Any) -> Any:
-    """Return ``annotation`` without ``Annotated`` and names given by ``type``."""
+    """Return ``annotation`` without ``Annotated`` and aliases made by ``type``."""
     annotation = getattr(annotation, "__value__", annotation)
     return typing.get_args(annotation)[0] if hasattr(annotation, "__metadata__") else annotation
 
 
 def _kind_of(annotation: Any) -> str | None:
-    """Return the kind for an annotation, or None."""
+    """Return the kind of an annotation, or None."""
     annotation = _bare(annotation)
     origin = typing.get_origin(annotation) or annotation
     if origin in (typing.Union, types.UnionType):
@@ -152,11 +138,8 @@ def _kind_of(annotation: Any) -> str | None:
     if issubclass(origin, collections.abc.Mapping):
         items = typing.get_args(annotation)
         return _DICTS.get(_kind_of(items[1]) or "") if len(items) == 2 else ARRAYS
-    return next(filter(None, map(_kind_of_class, origin.__mro__)), None)
-
-
-def _kind_of_class(found: type) -> str | None:
-    return _CLASSES.get((found.__module__.partition(".")[0], found.__name__))
+    names = ((base.__module__.partition(".")[0], base.__name__) for base in origin.__mro__)
+    return next((_CLASSES[name] for name in names if name in _CLASSES), None)
 
 
 # ── annotations that are text ────────────────────────────────────────────────────────────────────
@@ -169,26 +152,24 @@ def _evaluated(text: str, function: Callable[..., Any]) -> Any:
         return eval(found, {"__builtins__": {}}, names) if isinstance(found, str) else found
     except Exception as error:
         raise InferError(
-            f"predict's annotation {text!r} cannot be evaluated ({type(error).__name__}: "
-            f"{error}); use one of {_TAKEN}"
+            f"predict's annotation {text!r} cannot be evaluated ({type(error).__name__}: {error});"
+            f" {_SUPPORTED}"
         ) from error
 
 
 class _AnnotationNames(dict[str, Any]):
-    """Names available to an annotation: the notebook's, Python's, and the usual ones of libraries."""
+    """The names of the notebook, Python's builtins, and the usual names of libraries."""
 
     def __missing__(self, name: str) -> Any:
         if hasattr(builtins, name):
             return getattr(builtins, name)
-        if name in _USUAL_NAMES:
-            return importlib.import_module(_USUAL_NAMES[name].partition(".")[0])
-        if name in _USUAL_CLASSES:
-            return getattr(importlib.import_module(_USUAL_CLASSES[name]), name)
-        raise KeyError(name)
+        if name in _MODULES:
+            return importlib.import_module(_MODULES[name].partition(".")[0])
+        return getattr(importlib.import_module(_MODULE_OF_CLASS[name]), name)
 
 
 def _globals_of(function: Any) -> dict[str, Any]:
-    """Return the names in scope of a function, method, instance or partial."""
+    """Return the globals of a function, method, instance or partial."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(getattr(function, "__func__", function))

@@ -1,8 +1,8 @@
-"""Rows and columns of Arrow in memory of their own.
+"""Arrow data in its own memory.
 
-Arrow's memory counts as constant, and NumPy's views of it say so; but torch writes into what it is given
-without asking, and whoever made an Arrow array from a buffer of theirs may fill that again. So what goes
-to ``predict`` and what comes from it is copied where its kind could share memory.
+Arrow memory is constant, and NumPy views of it are read-only; but torch writes to it without a check, and
+the owner of a buffer that Arrow uses may fill it again. So batches for ``predict``, and its results, are
+copied if they could share memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["copied", "copied_column", "written"]
 
 
 def copied(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the same rows, schema included, in memory that nobody else has."""
+    """Return the same rows and schema in their own memory."""
     nbytes = written(rows, pa.MockOutputStream()).tell()
     own = pa.allocate_buffer(nbytes, memory_pool=pa.system_memory_pool())
     written(rows, pa.FixedSizeBufferWriter(own))
@@ -23,7 +23,7 @@ def copied(rows: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def copied_column(column: pa.Array) -> pa.Array:
-    """Return the same values in memory that nobody else has."""
+    """Return the same values in their own memory."""
     return copied(pa.RecordBatch.from_arrays([column], names=["column"])).column(0)
 
 

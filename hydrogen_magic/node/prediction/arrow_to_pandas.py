@@ -1,9 +1,9 @@
-"""Rows of Arrow as DataFrames of pandas.
+"""Arrow rows as pandas DataFrames.
 
-Numbers of one type are copied batch by batch, just before ``predict`` is given them, into frames that
-were made ahead; everything else is converted a chunk at a time. Where a model has been through, none of
-our code or numbers is in the processor's caches any more: a frame that is made between two batches takes
-ten times as long as one made after another.
+Numbers of one type are copied batch by batch, just before ``predict`` is called, into DataFrames that were
+made ahead; everything else is converted a chunk at a time. After a model has run, neither our code nor our
+data is in the CPU's caches: a DataFrame that is made between two batches takes ten times as long as one of
+several made together.
 """
 
 from __future__ import annotations
@@ -15,25 +15,29 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hydrogen_magic.node.prediction.arrow_types import is_list_of_numbers
 from hydrogen_magic.node.prediction.chunking import in_groups
-from hydrogen_magic.node.prediction.ndarray_columns import is_listed, shaped
+from hydrogen_magic.node.prediction.ndarray_columns import shaped
 
-__all__ = ["empty_of_numbers", "numbers", "part", "whole"]
+__all__ = ["empty_of_numbers", "nullable_dtype", "numbers", "part", "whole"]
 
-_NULLABLE = {
-    "int8": "Int8", "int16": "Int16", "int32": "Int32", "int64": "Int64",
-    "uint8": "UInt8", "uint16": "UInt16", "uint32": "UInt32", "uint64": "UInt64",
-    "bool": "boolean",
-}  # fmt: skip
-"""Arrow's types whose nulls NumPy has no place for, with pandas' types that do."""
+
+def nullable_dtype(kind: pa.DataType) -> Any:
+    """Return the dtype of pandas for integers and booleans with nulls, None for any other type."""
+    import pandas as pd
+
+    if pa.types.is_boolean(kind):
+        return pd.BooleanDtype()
+    if not pa.types.is_integer(kind):
+        return None
+    return pd.api.types.pandas_dtype(str(kind).replace("uint", "UInt").replace("int", "Int"))
 
 
 def whole(rows: pa.RecordBatch, first_row: int) -> Any:
-    """Return rows as pandas has them, with an index that counts the frame's rows.
+    """Return rows as a DataFrame whose index counts the rows of the frame.
 
-    Whole numbers and truth values with nulls get pandas' own nullable types, and inside lists they
-    are Python's: as floats or objects they would be other values, and of another type than in the
-    next batch.
+    Integers and booleans with nulls get nullable dtypes, and are Python objects inside lists: floats
+    would change their values, and their dtype would differ between batches.
     """
     import pandas as pd
 
@@ -42,36 +46,36 @@ def whole(rows: pa.RecordBatch, first_row: int) -> Any:
         if isinstance(field.type, pa.FixedShapeTensorType):
             cells = pd.Series(list(shaped(column, field.name)), dtype=object, index=frame.index)
             frame.isetitem(place, cells)
-        elif nullable := _nullable_type(column):
-            cells = pd.Series(column.to_pylist(), dtype=nullable, index=frame.index)
+        elif is_list_of_numbers(field.type) and _has_nullable_items(column):
+            cells = pd.Series(column.to_pylist(), dtype=object, index=frame.index)
             frame.isetitem(place, cells)
+        elif column.null_count and nullable_dtype(field.type) is not None:
+            frame.isetitem(place, column.to_pandas(types_mapper=nullable_dtype).array)
     if isinstance(frame.index, pd.RangeIndex):
         frame.index = pd.RangeIndex(first_row, first_row + len(frame))
     return frame
 
 
 def part(frame: Any, start: int, stop: int) -> Any:
-    """Return rows ``start`` to ``stop`` of a frame, not copied."""
-    # A shallow copy: pandas 2 would warn of every column added to a slice.
+    """Return rows ``start`` to ``stop`` of a DataFrame without a copy."""
+    # A shallow copy: pandas 2 would warn if predict adds a column to a slice.
     cut = frame.iloc[start:stop].copy(deep=False)
-    cut.columns = frame.columns.view()  # its name may be changed, in this batch alone
+    cut.columns = frame.columns.view()  # predict may set its name
     return cut
 
 
-def _nullable_type(column: pa.Array) -> str | None:
-    """Return pandas' type for a column whose nulls NumPy has no place for; None for all others."""
-    if is_listed(column.type):
-        while hasattr(column.type, "value_type"):
-            column = column.flatten()
-        return "object" if column.null_count and str(column.type) in _NULLABLE else None
-    return _NULLABLE.get(str(column.type)) if column.null_count else None
+def _has_nullable_items(column: pa.Array) -> bool:
+    """Return whether lists have items that only a nullable dtype could hold."""
+    while hasattr(column.type, "value_type"):
+        column = column.flatten()
+    return bool(column.null_count) and nullable_dtype(column.type) is not None
 
 
 # ── numbers of one type ──────────────────────────────────────────────────────────────────────────
 
 
 def empty_of_numbers(schema: pa.Schema) -> Any:
-    """Return the frame that no rows make, None unless pandas has columns without nulls as one block."""
+    """Return an empty DataFrame of the schema, None unless its columns are one block of numbers."""
     if len(set(schema.types)) != 1:
         return None
     kind = schema.types[0]
@@ -81,7 +85,7 @@ def empty_of_numbers(schema: pa.Schema) -> Any:
 
     try:
         empty = schema.empty_table().to_pandas()
-    except Exception:  # what the metadata says is wrong: whoever converts the rows will tell
+    except Exception:  # the metadata is invalid, which the conversion of the rows reports
         return None
     is_plain = set(empty.dtypes) == {np.dtype(kind.to_pandas_dtype())}
     is_whole = isinstance(empty.index, pd.RangeIndex) and empty.shape[1] == len(schema)
@@ -91,9 +95,9 @@ def empty_of_numbers(schema: pa.Schema) -> Any:
 def numbers(
     rows: pa.RecordBatch, first_row: int, bounds: Sequence[tuple[int, int]], like: Any
 ) -> Iterator[Any]:
-    """Yield DataFrames of numbers of one type, in memory of their own.
+    """Yield DataFrames of numbers of one type, in their own memory.
 
-    ``like``: what :func:`empty_of_numbers` says of them; its labels and ``attrs`` are theirs.
+    ``like``: the result of :func:`empty_of_numbers`, with their labels and ``attrs``.
     """
     import pandas as pd
 
@@ -102,7 +106,7 @@ def numbers(
     def empty(start: int, stop: int) -> tuple[int, int, Any, Any]:
         block = np.empty((len(values), stop - start), values[0].dtype)
         index = pd.RangeIndex(first_row + start, first_row + stop)
-        labels = like.columns.view()  # their name may be changed, in this batch alone
+        labels = like.columns.view()  # predict may set their name
         frame = pd.DataFrame(block.T, index=index, columns=labels, copy=False)
         frame.attrs = copy.deepcopy(like.attrs)
         return start, stop, block, frame

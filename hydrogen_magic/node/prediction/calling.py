@@ -1,4 +1,4 @@
-"""The forms of ``predict`` under one interface: batches in, one output for each, in order."""
+"""All forms of ``predict``, called in the same way: batches in, one output for each, in order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.node.prediction.annotations import TENSOR, BatchType, wanted_by
+from hydrogen_magic.node.prediction.annotations import TENSOR, BatchType, batch_type_of
 from hydrogen_magic.serialization.pickling_errors import describe
 
 __all__ = ["Caller", "caller_of"]
@@ -21,13 +21,13 @@ class Caller:
 
     def __init__(self, predict: Callable[[Any], Any], kind: str) -> None:
         self.kind = kind
-        """The type of a batch: one of the kinds of :mod:`annotations`."""
+        """The kind of its batches, one of :mod:`annotations`."""
         self.module: Any = None
-        """The ``nn.Module`` if ``predict`` is one."""
+        """The ``nn.Module``, if ``predict`` is one."""
         self._predict = predict
 
     def outputs(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield one output for each of ``batches``, taking them as needed."""
+        """Yield one output for each of ``batches``, which are taken one by one."""
         return map(self._predict, batches)
 
     def close(self) -> None:
@@ -35,28 +35,25 @@ class Caller:
 
 
 def caller_of(predict: Any) -> Caller:
-    """Return the caller for ``predict``; InferError if it cannot be called."""
-    _refuse_what_cannot_be_called(predict)
+    """Return how to call ``predict``. Raises InferError if it cannot be called."""
+    _check_callable(predict)
     if _is_module(predict):
         return _ModuleCaller(predict)
     function = _function_of(predict)
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise InferError(
-            "predict is async, but batches are predicted one after another: write def "
-            "predict(batch)"
-        )
-    wanted = wanted_by(predict)
+        raise InferError("predict is async, but batches are predicted one by one: remove async")
+    batch_type = batch_type_of(predict)
     if inspect.isgeneratorfunction(function):
-        _refuse_batch_of_generator(predict, wanted)
-        return _StreamCaller(predict, wanted.kind)
-    return (_StreamCaller if wanted.is_stream else Caller)(predict, wanted.kind)
+        _check_takes_iterator(predict, batch_type)
+        return _StreamCaller(predict, batch_type.kind)
+    return (_StreamCaller if batch_type.is_stream else Caller)(predict, batch_type.kind)
 
 
-def _refuse_what_cannot_be_called(predict: Any) -> None:
+def _check_callable(predict: Any) -> None:
     if predict is None:
         raise InferError(
-            "the cell defines no predict: add a function, def predict(batch): …, or assign a "
-            "model, predict = model"
+            "the cell defines no predict: add a function def predict(batch): …, or assign a model, as"
+            " in predict = model"
         )
     if isinstance(predict, type):
         raise InferError(
@@ -64,11 +61,11 @@ def _refuse_what_cannot_be_called(predict: Any) -> None:
             f"predict = {predict.__name__}()"
         )
     if not callable(predict):
-        method = getattr(predict, "predict", None)
-        remedy = "use its method: predict = model.predict" if callable(method) else (
-            "define a function in the cell: def predict(batch): …"
-        )  # fmt: skip
-        raise InferError(f"predict is a {describe(predict)}, which cannot be called: {remedy}")
+        has_method = callable(getattr(predict, "predict", None))
+        remedy = "predict = model.predict" if has_method else "def predict(batch): …"
+        raise InferError(
+            f"predict is a {describe(predict)}, which cannot be called: write {remedy}"
+        )
 
 
 def _is_module(predict: Any) -> bool:
@@ -77,33 +74,28 @@ def _is_module(predict: Any) -> bool:
 
 
 def _function_of(predict: Any) -> Any:
-    """Return the function behind a partial, or behind a callable instance."""
+    """Return the function of a partial or of a callable instance."""
     while isinstance(predict, functools.partial):
         predict = predict.func
     is_plain = inspect.isroutine(predict) or inspect.isfunction(predict)
     return predict if is_plain else getattr(predict, "__call__", predict)  # noqa: B004
 
 
-def _refuse_batch_of_generator(predict: Any, wanted: BatchType) -> None:
-    says = any(
-        parameter.annotation is not inspect.Parameter.empty
-        for parameter in inspect.signature(predict).parameters.values()
-    )
-    if says and not wanted.is_stream:
+def _check_takes_iterator(predict: Any, batch_type: BatchType) -> None:
+    parameters = inspect.signature(predict).parameters.values()
+    is_annotated = any(each.annotation is not inspect.Parameter.empty for each in parameters)
+    if is_annotated and not batch_type.is_stream:
         raise InferError(
-            "predict is a generator, so it is called once, with an iterator over the batches: "
-            f"annotate it as Iterator[{wanted.kind}], and yield one output per batch"
+            "predict has a yield, so it is called once with an iterator over the batches: annotate it as"
+            f" Iterator[{batch_type.kind}], and yield one output per batch"
         )
 
 
-# ── a module of torch ────────────────────────────────────────────────────────────────────────────
-
-
 class _ModuleCaller(Caller):
-    """An ``nn.Module``: called in eval mode, without gradients, with tensors on its parameters' device."""
+    """An ``nn.Module``: in eval mode, without gradients, with tensors on its device."""
 
     def __init__(self, module: Any) -> None:
-        super().__init__(module.eval(), wanted_by(module.forward, otherwise=TENSOR).kind)
+        super().__init__(module.eval(), batch_type_of(module.forward, default=TENSOR).kind)
         self.module = module
 
     def outputs(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -119,86 +111,86 @@ class _ModuleCaller(Caller):
 
 
 class _StreamCaller(Caller):
-    """A ``predict`` that takes an iterator of batches and yields one output for each.
+    """A ``predict`` that takes an iterator over batches and yields one output for each.
 
-    One call lasts as long as the rank, since its set-up before the loop should run once. If it reads ahead,
-    it asks for a batch that has not arrived yet; its iterator then ends, it yields its pending outputs, and
-    the next chunk makes a new call.
+    One call lasts as long as the rank, so that set-up before its loop runs once. A ``predict`` that reads
+    ahead asks for a batch that has not arrived; then its iterator ends, it yields the missing outputs, and
+    the next chunk starts a new call.
     """
 
     def __init__(self, predict: Callable[[Any], Any], kind: str) -> None:
         super().__init__(predict, kind)
-        self._answers: Any = None
+        self._outputs: Any = None
         self._source: Iterator[Any] = iter(())
-        self._waiting: list[Any] = []
-        """The batch for the next output, not taken yet."""
-        self._owed = 0
-        """Batches taken without an output so far."""
+        self._next_batch: list[Any] = []
+        """The batch of the next output, until ``predict`` takes it."""
+        self._n_missing = 0
+        """Batches that were taken and have no output yet."""
         self._has_ended = False
         """Whether the iterator that ``predict`` reads has ended."""
 
     def outputs(self, batches: Iterator[Any]) -> Iterator[Any]:
-        if self._owed or self._waiting:  # the last chunk was abandoned
+        if self._n_missing or self._next_batch:  # the last chunk has failed
             self.close()
         self._source = iter(batches)
         for batch in self._source:
-            self._waiting = [batch]
-            yield self._answer()
-            while self._owed:  # it reads ahead
-                yield self._answer()
+            self._next_batch = [batch]
+            yield self._output()
+            while self._n_missing:  # it reads ahead
+                yield self._output()
         if self._has_ended:
             self._finish()
 
     def close(self) -> None:
-        answers, self._answers = self._answers, None
-        self._waiting, self._owed, self._has_ended = [], 0, False
-        if hasattr(answers, "close"):
-            answers.close()
+        outputs, self._outputs = self._outputs, None
+        self._next_batch, self._n_missing, self._has_ended = [], 0, False
+        if hasattr(outputs, "close"):
+            outputs.close()
 
-    def _feed(self) -> Iterator[Any]:
+    def _batches(self) -> Iterator[Any]:
         while True:
-            if not self._waiting:
-                self._waiting = list(islice(self._source, 1))
-            if not self._waiting:
+            if not self._next_batch:
+                self._next_batch = list(islice(self._source, 1))
+            if not self._next_batch:
                 break
-            self._owed += 1
-            yield self._waiting.pop()
+            self._n_missing += 1
+            yield self._next_batch.pop()
         self._has_ended = True
 
-    def _answer(self) -> Any:
+    def _output(self) -> Any:
         try:
-            if self._answers is None:
-                self._answers = self._start()
-            output = next(self._answers, _NOTHING)
+            if self._outputs is None:
+                self._outputs = self._call()
+            output = next(self._outputs, _NOTHING)
         except BaseException:
             self.close()
             raise
-        if output is _NOTHING or not self._owed:
+        if output is _NOTHING or not self._n_missing:
             self.close()
-            raise InferError(_ENDED_EARLY if output is _NOTHING else _ONE_TOO_MANY)
-        self._owed -= 1
+            raise InferError(_TOO_FEW if output is _NOTHING else _TOO_MANY)
+        self._n_missing -= 1
         return output
 
-    def _start(self) -> Any:
-        answers = self._predict(self._feed())
-        if not hasattr(answers, "__next__"):
+    def _call(self) -> Any:
+        outputs = self._predict(self._batches())
+        if not hasattr(outputs, "__next__"):
             raise InferError(
-                "predict takes an iterator of batches, so it has to yield one output for each "
-                f"batch; it returned a {describe(answers)}"
+                "predict takes an iterator over batches, so it must yield one output for each; it"
+                f" returned a {describe(outputs)}"
             )
-        return answers
+        return outputs
 
     def _finish(self) -> None:
         """Run the code after the loop."""
-        is_over = next(self._answers, _NOTHING) is _NOTHING
+        is_over = next(self._outputs, _NOTHING) is _NOTHING
         self.close()
         if not is_over:
-            raise InferError(_ONE_TOO_MANY)
+            raise InferError(_TOO_MANY)
 
 
 _NOTHING = object()
-_ENDED_EARLY = (
-    "predict returned before it had yielded an output for each batch: yield one output per "
-    "batch, until there are no more batches"
+_TOO_FEW = (
+    "predict returned before it had yielded an output for each batch: yield one output per batch until"
+    " the iterator ends"
 )
-_ONE_TOO_MANY = "predict yielded more than one output for a batch: yield one output per batch"
+_TOO_MANY = "predict yielded more than one output for a batch: yield one output per batch"

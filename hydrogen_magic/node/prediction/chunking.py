@@ -1,4 +1,4 @@
-"""Where one chunk ends and the next begins, and the batches of one."""
+"""Frames as chunks of rows, and chunks as batches."""
 
 from __future__ import annotations
 
@@ -8,18 +8,26 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["CHUNK_BYTES", "ChunkSizer", "in_groups", "rebatched", "spans", "table_of"]
+__all__ = [
+    "CHUNK_BYTES",
+    "ChunkSizer",
+    "in_groups",
+    "rebatched",
+    "side_by_side",
+    "sliced",
+    "table_of",
+]
 
 CHUNK_BYTES = 4 << 20
-"""What a chunk should hold: large enough that handing it out costs nothing, small enough for a few
-per rank to be no matter of memory."""
+"""Target size of a chunk: large enough that sending it costs nothing, small enough to keep a few per
+rank in memory."""
 
 _MADE_AHEAD = 16
 """Batches."""
 
 
 class ChunkSizer:
-    """How many rows the next chunk should have, learned from the last one."""
+    """Number of rows of the next chunk, from the size of the last one."""
 
     def __init__(self, batch_size: int) -> None:
         self.rows = batch_size
@@ -35,7 +43,7 @@ class ChunkSizer:
 
 
 def _row_bytes(table: pa.Table) -> int:
-    """Return what the rows take, without the dictionaries that each chunk has as a whole."""
+    """Return the size of the rows without the dictionaries, which each chunk holds as a whole."""
     return sum(
         chunk.indices.nbytes if pa.types.is_dictionary(chunk.type) else chunk.nbytes
         for column in table.columns
@@ -43,32 +51,38 @@ def _row_bytes(table: pa.Table) -> int:
     )
 
 
-def spans(n_rows: int, pace: ChunkSizer) -> Iterator[tuple[int, int]]:
-    """Yield first row and end of every chunk; one empty one where there are no rows."""
-    start = 0
+def sliced(
+    take: Callable[[int, int], pa.Table], n_rows: int, batch_size: int
+) -> Iterator[pa.Table]:
+    """Yield chunks of ``n_rows`` rows, an empty one if there are none.
+
+    ``take`` returns a number of rows from a first row on.
+    """
+    sizer, start = ChunkSizer(batch_size), 0
     while True:
-        end = min(start + pace.rows, n_rows)
-        yield start, end
-        if end >= n_rows:
+        chunk = take(start, min(sizer.rows, n_rows - start))
+        sizer.saw(chunk)
+        start += chunk.num_rows
+        yield chunk
+        if start >= n_rows:
             return
-        start = end
 
 
-def rebatched(pieces: Iterable[Any], schema: pa.Schema, pace: ChunkSizer) -> Iterator[pa.Table]:
-    """Yield the rows of tables or record batches of any size in chunks of ``pace.rows``."""
+def rebatched(pieces: Iterable[Any], schema: pa.Schema, sizer: ChunkSizer) -> Iterator[pa.Table]:
+    """Yield the rows of tables or record batches of any size in chunks of ``sizer.rows`` rows."""
     waiting: list[pa.Table] = []
     n_waiting = n_yielded = 0
     for piece in pieces:
         table = pa.Table.from_batches([piece]) if isinstance(piece, pa.RecordBatch) else piece
         waiting.append(table)
         n_waiting += table.num_rows
-        while n_waiting >= pace.rows:
+        while n_waiting >= sizer.rows:
             together = pa.concat_tables(waiting)
-            chunk = together.slice(0, pace.rows)
+            chunk = together.slice(0, sizer.rows)
             waiting = [together.slice(chunk.num_rows)]
             n_waiting -= chunk.num_rows
             n_yielded += 1
-            pace.saw(chunk)
+            sizer.saw(chunk)
             yield chunk
     if n_waiting:
         yield pa.concat_tables(waiting)
@@ -77,15 +91,23 @@ def rebatched(pieces: Iterable[Any], schema: pa.Schema, pace: ChunkSizer) -> Ite
 
 
 def in_groups(made: Callable[[int, int], Any], bounds: Sequence[tuple[int, int]]) -> Iterator[Any]:
-    """Yield what is ``made`` of each of ``bounds``, some of them made ahead."""
+    """Yield ``made(start, stop)`` for each of ``bounds``, some of them made ahead."""
     todo = iter(bounds)
     while group := [made(start, stop) for start, stop in islice(todo, _MADE_AHEAD)]:
         yield from group
 
 
 def table_of(arrays: list[Any], schema: pa.Schema, n_rows: int) -> pa.Table:
-    """Return a table of ``n_rows``, which Arrow cannot tell where there are no columns."""
+    """Return a table of ``n_rows`` rows, also without columns."""
     if arrays:
         return pa.Table.from_arrays(arrays, schema=schema)
-    nothing = pa.array([{}] * n_rows, pa.struct([]))
+    nothing = pa.StructArray.from_buffers(pa.struct([]), n_rows, [None])
     return pa.Table.from_batches([pa.RecordBatch.from_struct_array(nothing)])
+
+
+def side_by_side(own: pa.Table, predicted: pa.Table) -> pa.Table:
+    """Return the columns of both tables. A table without columns does not know its number of rows."""
+    if not (own.num_columns and predicted.num_columns):
+        return predicted if predicted.num_columns else own
+    schema = pa.schema([*own.schema, *predicted.schema], metadata=own.schema.metadata)
+    return pa.Table.from_arrays([*own.columns, *predicted.columns], schema=schema)

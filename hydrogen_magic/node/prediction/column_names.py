@@ -1,4 +1,4 @@
-"""Names of columns, in messages and checks for duplicates."""
+"""Names of columns in messages."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from hydrogen_magic.errors import InferError
 
 __all__ = ["listed", "refuse_repeated"]
 
-_MOST_LISTED = 8
-"""Maximum number of names in a message; a frame may have thousands."""
+_MAX_LISTED = 8
 
 
-def refuse_repeated(names: Sequence[str], who: str, remedy: str) -> None:
-    """Raise InferError if two columns have the same name, which would be ambiguous."""
+def refuse_repeated(names: Sequence[str], owner: str, remedy: str) -> None:
+    """Raise InferError if two columns have the same name."""
     repeated = [name for name, count in Counter(names).items() if count > 1]
     if repeated:
-        raise InferError(f"{who} more than one column {listed(repeated)}: {remedy}")
+        raise InferError(f"{owner} more than one column {listed(repeated)}: {remedy}")
 
 
 def listed(names: Sequence[str]) -> str:
     """Return names for a message: ``'a', 'b' and 12 more``."""
-    shown = ", ".join(repr(name) for name in names[:_MOST_LISTED])
-    more = len(names) - _MOST_LISTED
+    shown = ", ".join(repr(name) for name in names[:_MAX_LISTED])
+    more = len(names) - _MAX_LISTED
     return (shown + (f" and {more} more" if more > 0 else "")) or "no columns"

@@ -1,4 +1,4 @@
-"""Converts one column of a result of ``predict``, of any library, to an Arrow array."""
+"""One column that ``predict`` returned, from any library, as an Arrow array."""
 
 from __future__ import annotations
 
@@ -10,72 +10,58 @@ import numpy as np
 import pyarrow as pa
 
 from hydrogen_magic.node.prediction.arrow_copies import copied_column
+from hydrogen_magic.node.prediction.arrow_types import family
 from hydrogen_magic.node.prediction.schema_unify import MisfitError
 from hydrogen_magic.serialization.pickling_errors import describe
 
-__all__ = ["array_from", "is_a", "is_single", "of_tensor", "rows_in"]
+__all__ = ["array_from", "is_a", "is_single", "of_tensor"]
 
 _SINGLE = (str, bytes, bool, int, float, complex, type(None), np.generic)
 _PLAIN = {str, bytes, bool, int, float, type(None), dict}
-"""Types of cells that need no conversion."""
-_MOST_DIGITS = 38
+"""Types of values that Arrow reads as they are."""
+_MAX_DIGITS = 38
 
 
 def is_a(value: Any, library: str, name: str) -> bool:
-    """Return whether ``value`` is of a library's class; the library is not imported for this."""
+    """Return whether ``value`` is of a library's class; does not import the library."""
     found = getattr(sys.modules.get(library), name, None)
     return found is not None and isinstance(value, found)
 
 
 def is_single(value: Any) -> bool:
-    """Return whether ``value`` is a single value instead of a column."""
+    """Return whether ``value`` is one value, not a column of values."""
     if isinstance(value, _SINGLE):
         return True
-    if hasattr(value, "shape"):
-        return False
-    return not (isinstance(value, (Iterable, pa.Array)) or hasattr(value, "__array__"))
-
-
-def rows_in(frame: Any, n_rows: int) -> None:
-    """Raise MisfitError if a DataFrame does not have ``n_rows`` rows."""
-    if len(frame) != n_rows:
-        raise MisfitError(
-            f"predict returned {len(frame):,} rows ({describe(frame)}) for the {n_rows:,} rows it "
-            "was given: return one row per input row"
-        )
+    is_column = isinstance(value, (Iterable, pa.Array)) or hasattr(value, "__array__")
+    return not (hasattr(value, "shape") or is_column)
 
 
 def array_from(value: Any, n_rows: int, name: str, field: pa.Field | None) -> pa.Array:
     """Return column ``name`` as an array of any length.
 
-    ``field``: known properties of the column; None: none. Raises MisfitError if Arrow has no type for the
+    ``field``: the column in the schema so far, if known. Raises MisfitError if Arrow has no type for the
     values.
     """
     try:
-        return _settled(_array(value, n_rows, field))
+        return _with_wide_indices(_array(value, n_rows, field))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        dtype = getattr(value, "dtype", None)
+        shown = describe(value) if dtype is None else f"{describe(value)} of {dtype}"
         raise MisfitError(
-            f"predict returned column {name!r} ({_described(value)}) with values that have no "
-            f"common type ({error})"
+            f"predict returned column {name!r} ({shown}) with values that make no column of one type"
+            f" ({error})"
         ) from error
 
 
-def _described(value: Any) -> str:
-    kind = getattr(value, "dtype", None)
-    return describe(value) if kind is None else f"{describe(value)} of {kind}"
-
-
 def _array(value: Any, n_rows: int, field: pa.Field | None) -> pa.Array:
-    if isinstance(value, pa.ChunkedArray):
-        return copied_column(_one_chunk(value))
-    if isinstance(value, pa.Array):
-        return copied_column(value)
     if is_a(value, "polars", "Series"):
-        return copied_column(_one_chunk(value.to_arrow()))
+        value = value.to_arrow()
+    if isinstance(value, (pa.Array, pa.ChunkedArray)):
+        return copied_column(_one_chunk(value))
+    if is_a(value, "pandas.api.extensions", "ExtensionArray"):
+        value = sys.modules["pandas"].Series(value)
     if is_a(value, "pandas", "Series") or is_a(value, "pandas", "Index"):
         return _from_pandas(value)
-    if is_a(value, "pandas.api.extensions", "ExtensionArray"):
-        return _from_pandas(sys.modules["pandas"].Series(value))
     if is_a(value, "torch", "Tensor"):
         value = of_tensor(value)
     if isinstance(value, (list, tuple, range)):
@@ -85,29 +71,27 @@ def _array(value: Any, n_rows: int, field: pa.Field | None) -> pa.Array:
     raise TypeError("a column is a list, an array, a tensor or a Series")
 
 
-def _one_chunk(column: Any) -> pa.Array:
-    combined = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(combined, pa.ChunkedArray):  # an old pyarrow, or over 2 GiB of text
-        return combined.chunk(0) if combined.num_chunks == 1 else pa.concat_arrays(combined.chunks)
-    return combined
+def _one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    if isinstance(column, pa.Array):
+        return column
+    chunks = column.chunks or [pa.array([], column.type)]
+    return chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
 
 
 # ── by library ───────────────────────────────────────────────────────────────────────────────────
 
 
 def _from_pandas(value: Any) -> pa.Array:
-    values = value.array
     if value.dtype == object:
         return _of_objects(list(value), None, is_pandas=True)
     if isinstance(value.dtype, np.dtype):
-        # Not np.array, which leaves the copy to pandas: before pandas 3, that gives a view to NumPy
-        # 2.
+        # Not np.array, which leaves the copy to pandas; before version 3 it returns a view.
         return pa.array(_copied(np.asarray(value)), from_pandas=True)
-    return copied_column(_one_chunk(pa.array(values, from_pandas=True)))
+    return copied_column(_one_chunk(pa.array(value.array, from_pandas=True)))
 
 
 def of_tensor(tensor: Any) -> Any:
-    """Return a tensor's values as NumPy; types that NumPy lacks become float32."""
+    """Return a tensor's values as a NumPy array; types that NumPy does not have become float32."""
     tensor = tensor.detach()
     if tensor.layout is not sys.modules["torch"].strided:
         tensor = tensor.to_dense()
@@ -128,20 +112,19 @@ def _of_numpy(value: Any, n_rows: int, field: pa.Field | None) -> pa.Array:
     if array.dtype == object:
         return _of_objects(list(array), field, is_pandas=True)
     mask = np.ma.getmaskarray(array).ravel() if isinstance(array, np.ma.MaskedArray) else None
-    flat = _known_to_arrow(_copied(array).ravel())
-    found = pa.array(flat, mask=mask)
+    result = pa.array(_supported(_copied(array).ravel()), mask=mask)
     for size in reversed(array.shape[1:]):
-        length = len(found) // size if size else array.shape[0]
-        kind = pa.list_(found.type, size)
-        found = pa.FixedSizeListArray.from_buffers(kind, length, [None], children=[found])
-    return found
+        length = len(result) // size if size else array.shape[0]
+        kind = pa.list_(result.type, size)
+        result = pa.FixedSizeListArray.from_buffers(kind, length, [None], children=[result])
+    return result
 
 
 def _copied(array: Any) -> Any:
     """Return a copy in Arrow's memory.
 
-    It exists until the chunk is done. Among the large blocks that a model allocates and frees in every
-    batch, it would move their addresses each time, and cause cache misses.
+    The copy exists until the chunk is done. Among the large blocks that a model allocates for every
+    batch, it would make malloc place these elsewhere each time, where they are not in the CPU's caches.
     """
     if array.dtype.hasobject or not array.nbytes:
         return np.array(array, copy=True, order="C")
@@ -151,7 +134,7 @@ def _copied(array: Any) -> Any:
 
 
 def _shape_of(field: pa.Field | None) -> tuple[int, ...]:
-    """Return the shape of a column's cells, if its type determines it."""
+    """Return the shape of a column's values, if its type has one."""
     sizes: list[int] = []
     kind = None if field is None else field.type
     while kind is not None and pa.types.is_fixed_size_list(kind):
@@ -160,23 +143,23 @@ def _shape_of(field: pa.Field | None) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _known_to_arrow(flat: Any) -> Any:
-    """Return ``flat`` with bytes in native order and times in units of Arrow."""
-    kind = flat.dtype
-    if not kind.isnative:
-        flat = flat.astype(kind.newbyteorder("="))
-    if kind.kind in "mM" and np.datetime_data(kind)[0] in ("h", "m"):
-        flat = flat.astype(f"{kind.kind}8[s]")
+def _supported(flat: Any) -> Any:
+    """Return an array in native byte order, with times in units that Arrow has."""
+    dtype = flat.dtype
+    if not dtype.isnative:
+        flat = flat.astype(dtype.newbyteorder("="))
+    if dtype.kind in "mM" and np.datetime_data(dtype)[0] in ("h", "m"):
+        flat = flat.astype(f"{dtype.kind}8[s]")
     return flat
 
 
-# ── Python's own objects ─────────────────────────────────────────────────────────────────────────
+# ── Python objects ───────────────────────────────────────────────────────────────────────────────
 
 
 def _of_objects(values: list[Any], field: pa.Field | None, *, is_pandas: bool) -> pa.Array:
-    """Return one row per value; Arrow infers their type, which may be known for nested ones."""
+    """Return one row per value, in the type that Arrow infers, or in a nested type that is known."""
     is_plain = set(map(type, values)) <= _PLAIN
-    rows = values if is_plain else [_as_arrow_reads(value) for value in values]
+    rows = values if is_plain else [_readable(value) for value in values]
     try:
         array = _inferred(rows, is_pandas)
     except pa.ArrowException:
@@ -189,12 +172,11 @@ def _of_objects(values: list[Any], field: pa.Field | None, *, is_pandas: bool) -
     return array if wide == array.type else array.cast(wide)
 
 
-def _is_known_record(have: pa.DataType, want: pa.DataType) -> bool:
-    """Return whether dicts lack some keys of their struct, as dicts may."""
-    if not (pa.types.is_struct(have) and pa.types.is_struct(want)):
+def _is_known_record(found: pa.DataType, known: pa.DataType) -> bool:
+    """Return whether dicts lack some keys of the known struct."""
+    if not (pa.types.is_struct(found) and pa.types.is_struct(known)):
         return False
-    names = {part.name for part in want}
-    return {part.name for part in have} < names
+    return {part.name for part in found} < {part.name for part in known}
 
 
 def _inferred(rows: list[Any], is_pandas: bool) -> pa.Array:
@@ -203,33 +185,30 @@ def _inferred(rows: list[Any], is_pandas: bool) -> pa.Array:
     except pa.ArrowInvalid:
         if is_pandas:
             raise
-        return _one_chunk(pa.array(rows, from_pandas=True))  # pd.NA, or NaN for a missing text
+        return _one_chunk(pa.array(rows, from_pandas=True))  # has pd.NA, or NaN for a missing text
 
 
-def _as_arrow_reads(value: Any) -> Any:
-    """Return a cell with tensors as arrays, arrays of several dimensions as lists."""
+def _readable(value: Any) -> Any:
+    """Return a value with tensors as arrays, and arrays of several dimensions as lists."""
     if is_a(value, "torch", "Tensor"):
         value = of_tensor(value)
-    if isinstance(value, np.ndarray) and value.ndim != 1:
-        return value.tolist()
-    return value
+    return value.tolist() if isinstance(value, np.ndarray) and value.ndim != 1 else value
 
 
-def _widened(found: pa.DataType) -> pa.DataType:
+def _widened(kind: pa.DataType) -> pa.DataType:
     """Return a type with room for the decimals of other batches."""
-    types = pa.types
-    if types.is_decimal128(found):
-        return pa.decimal128(_MOST_DIGITS, found.scale)
-    if types.is_list(found):
-        return pa.list_(_widened(found.value_type))
-    if types.is_struct(found):
-        return pa.struct([(part.name, _widened(part.type)) for part in found])
-    return found
+    if pa.types.is_decimal128(kind):
+        return pa.decimal128(_MAX_DIGITS, kind.scale)
+    if pa.types.is_list(kind):
+        return pa.list_(_widened(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([(part.name, _widened(part.type)) for part in kind])
+    return kind
 
 
-def _settled(array: pa.Array) -> pa.Array:
-    """Return a dictionary's indices as int32: their width depends on their number in a batch."""
-    found = array.type
-    if not pa.types.is_dictionary(found) or found.index_type == pa.int32():
+def _with_wide_indices(array: pa.Array) -> pa.Array:
+    """Return a dictionary array with int32 indices; their width depends on the number of its values."""
+    kind = array.type
+    if family(kind) != "dictionary" or kind.index_type == pa.int32():
         return array
-    return array.cast(pa.dictionary(pa.int32(), found.value_type, found.ordered))
+    return array.cast(pa.dictionary(pa.int32(), kind.value_type, kind.ordered))

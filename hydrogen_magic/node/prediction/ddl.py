@@ -1,7 +1,7 @@
-"""Types of columns as text: the subset of Spark's DDL that a person writes after ``--schema``.
+"""Column types as text, as in ``--schema "score double, vector array<float>, box struct<x: int>"``.
 
-``score double, vector array<float>, box struct<x: int, y: int>``. Words mean what they mean to Spark:
-``timestamp`` is a moment (kept in UTC), ``timestamp_ntz`` what a clock on the wall shows.
+A subset of Spark's DDL with Spark's meaning: ``timestamp`` is a point in time (stored in UTC),
+``timestamp_ntz`` is a local date and time.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from hydrogen_magic.core.argument_types import not_one_of
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.node.prediction.arrow_types import family
 
-__all__ = ["parse_schema", "type_text", "schema_text"]
+__all__ = ["parse_schema", "spark_schema"]
 
 _PLAIN = {
     "boolean": pa.bool_(),
@@ -31,14 +32,20 @@ _PLAIN = {
     "timestamp_ntz": pa.timestamp("us"),
 }
 _ALIASES = {
-    "bool": "boolean", "byte": "tinyint", "short": "smallint", "integer": "int", "long": "bigint",
-    "real": "float", "str": "string", "text": "string", "bytes": "binary",
-    "int8": "tinyint", "int16": "smallint", "int32": "int", "int64": "bigint",
-    "float32": "float", "float64": "double", "timestamp_ltz": "timestamp", "dec": "decimal",
-    "numeric": "decimal",
-}  # fmt: skip
+    "boolean": "bool",
+    "tinyint": "byte int8",
+    "smallint": "short int16",
+    "int": "integer int32",
+    "bigint": "long int64",
+    "float": "real float32",
+    "double": "float64",
+    "string": "str text",
+    "binary": "bytes",
+    "timestamp": "timestamp_ltz",
+    "decimal": "dec numeric",
+}
 """Spark's other names, and those of NumPy and Arrow."""
-
+_NAMES = {alias: name for name, aliases in _ALIASES.items() for alias in aliases.split()}
 _COMPOUND = ("decimal", "array", "struct", "map")
 _TOKEN = re.compile(r"\s*(`(?:[^`]|``)+`|\w+|[<>(),:]|\S)")
 _EXAMPLE = 'as in --schema "score double, label string"'
@@ -46,179 +53,166 @@ _MAX_DEPTH = 50
 
 
 def parse_schema(text: str) -> pa.Schema:
-    """Return the columns in ``text``; InferError where it cannot be read."""
-    return pa.schema(_DdlParser(text).columns())
+    """Return the columns in ``text``. Raises InferError if it is not valid."""
+    return pa.schema(_Parser(text).columns())
 
 
-class _DdlParser:
-    """One reading of a text, from left to right."""
+class _Parser:
+    """A recursive descent parser."""
 
     def __init__(self, text: str) -> None:
-        self.text = text
-        self.tokens: list[str] = [*_TOKEN.findall(text), ""]
-        self.place = 0
-        self.depth = 0
+        self._text = text
+        self._tokens: list[str] = [*_TOKEN.findall(text), ""]
+        self._depth = 0
 
     def columns(self) -> list[pa.Field]:
         fields = self._fields(end="")
         if not fields:
-            self._refuse(f"names no column, {_EXAMPLE}")
+            self._refuse(f"has no column, {_EXAMPLE}")
         return fields
 
     def _fields(self, end: str) -> list[pa.Field]:
-        """Read ``name type, name: type`` up to ``end``; names are not repeated."""
-        fields: list[pa.Field] = []
-        while self._peek() != end:
+        """Read ``name type, name: type`` up to ``end``."""
+        fields: dict[str, pa.Field] = {}
+        while self._tokens[0] != end:
             if fields:
                 self._expect(",")
             name = self._name()
-            if name in {field.name for field in fields}:
-                self._refuse(f"names {name!r} twice")
-            if self._peek() == ":":
-                self._next()
-            fields.append(pa.field(name, self._type()))
-        return fields
+            if name in fields:
+                self._refuse(f"has two columns {name!r}")
+            self._skip(":")
+            fields[name] = pa.field(name, self._type())
+        return [*fields.values()]
 
     def _name(self) -> str:
         token = self._next()
-        if token.startswith("`") and len(token) > 1:
+        if len(token) > 1 and token[0] == "`":
             return token[1:-1].replace("``", "`")
         if not re.fullmatch(r"\w+", token):
-            self._refuse(f"has {_seen(token)} where a column's name should be, {_EXAMPLE}")
+            self._refuse(f"has {_shown(token)} instead of a column's name, {_EXAMPLE}")
         return token
 
     def _type(self) -> pa.DataType:
         word = self._next().lower()
-        word = _ALIASES.get(word, word)
+        word = _NAMES.get(word, word)
         if word in _PLAIN:
             return _PLAIN[word]
         if word not in _COMPOUND:
             known = not_one_of(word, [*_PLAIN, *_COMPOUND]) if word else _EXAMPLE
-            self._refuse(f"has {_seen(word)} where a type should be: {known}")
+            self._refuse(f"has {_shown(word)} instead of a type: {known}")
         return self._decimal() if word == "decimal" else self._nested(word)
 
     def _decimal(self) -> pa.DataType:
-        if self._peek() != "(":
-            return pa.decimal128(10, 0)  # what Spark means by it
-        self._next()
+        if not self._skip("("):
+            return pa.decimal128(10, 0)  # Spark's default
         precision = self._number()
-        scale = 0
-        if self._peek() == ",":
-            self._next()
-            scale = self._number()
+        scale = self._number() if self._skip(",") else 0
         self._expect(")")
         if not (1 <= precision <= 38 and scale <= precision):
             self._refuse(
-                f"has decimal({precision}, {scale}): at most 38 digits, the scale among them"
+                f"has decimal({precision}, {scale}), but a decimal has at most 38 digits, including"
+                " its scale"
             )
         return pa.decimal128(precision, scale)
 
     def _nested(self, word: str) -> pa.DataType:
         self._expect("<")
-        self.depth += 1
-        if self.depth > _MAX_DEPTH:
-            self._refuse(f"is nested more than {_MAX_DEPTH} deep")
-        found: pa.DataType
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            self._refuse(f"is nested more than {_MAX_DEPTH} levels deep")
+        kind: pa.DataType
         if word == "struct":
-            found = pa.struct(self._fields(end=">"))
+            kind = pa.struct(self._fields(end=">"))
         elif word == "array":
-            found = pa.list_(self._type())
+            kind = pa.list_(self._type())
         else:
             key = self._type()
             self._expect(",")
-            found = pa.map_(key, self._type())
+            kind = pa.map_(key, self._type())
         self._expect(">")
-        self.depth -= 1
-        return found
+        self._depth -= 1
+        return kind
 
     def _number(self) -> int:
         token = self._next()
         if not token.isdecimal():
-            self._refuse(f"has {_seen(token)} where a number should be")
+            self._refuse(f"has {_shown(token)} instead of a number")
         return int(token)
 
-    def _peek(self) -> str:
-        return self.tokens[self.place]
-
     def _next(self) -> str:
-        token = self._peek()
-        self.place = min(self.place + 1, len(self.tokens) - 1)
-        return token
+        return self._tokens.pop(0) if self._tokens[0] else ""
+
+    def _skip(self, token: str) -> bool:
+        is_next = self._tokens[0] == token
+        if is_next:
+            self._next()
+        return is_next
 
     def _expect(self, wanted: str) -> None:
         token = self._next()
         if token != wanted:
-            self._refuse(f"has {_seen(token)} where {wanted!r} should be")
+            self._refuse(f"has {_shown(token)} instead of {wanted!r}")
 
-    def _refuse(self, why: str) -> NoReturn:
-        raise InferError(f"--schema {self.text!r} {why}")
+    def _refuse(self, reason: str) -> NoReturn:
+        raise InferError(f"--schema {self._text!r} {reason}")
 
 
-def _seen(token: str) -> str:
+def _shown(token: str) -> str:
     return repr(token) if token else "its end"
 
 
-# ── back to text ─────────────────────────────────────────────────────────────────────────────────
+# ── types of Spark ───────────────────────────────────────────────────────────────────────────────
+
+_WIDENED = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+    pa.date64(): pa.date32(),
+}
 
 
-def schema_text(schema: pa.Schema) -> str:
-    """Return ``schema`` as DDL; InferError naming the column where Spark has no such type."""
-    parts = []
-    for field in schema:
-        text = type_text(field.type)
-        if text is None:
-            raise InferError(
-                f"column {field.name!r} is {field.type}, and Spark has no such type: let predict"
-                " return another, or name one with --schema"
-            )
-        parts.append(f"{_quoted(field.name)} {text}")
-    return ", ".join(parts)
+def spark_schema(schema: pa.Schema) -> pa.Schema:
+    """Return ``schema`` in the types that Spark has.
 
-
-def type_text(found: pa.DataType) -> str | None:
-    """Return Spark's word for an Arrow type, or None where it has none.
-
-    Unsigned whole numbers become the next wider signed ones, half floats floats; what is encoded
-    by a dictionary is named by its values, and a list of fixed size is an array.
+    Unsigned integers become the next wider signed ones and dictionaries their values. Raises InferError
+    with the column if Spark has no such type.
     """
-    types = pa.types
-    if types.is_dictionary(found):
-        return type_text(found.value_type)
-    if types.is_timestamp(found):
-        return "timestamp_ntz" if found.tz is None else "timestamp"
-    if types.is_decimal(found):
-        is_known = found.precision <= 38 and 0 <= found.scale <= found.precision
-        return f"decimal({found.precision},{found.scale})" if is_known else None
-    nested = _nested_text(found)
-    return nested if nested is not None else _PLAIN_TEXT.get(str(found))
+    fields = {field.name: _spark_type(field.type) for field in schema}
+    for name, kind in fields.items():
+        if kind is None:
+            raise InferError(
+                f"column {name!r} has type {schema.field(name).type}, which Spark does not support:"
+                " return another type from predict, or set one with --schema"
+            )
+    return pa.schema(fields)
 
 
-_PLAIN_TEXT = {
-    **{str(found): word for word, found in _PLAIN.items()},
-    "uint8": "smallint", "uint16": "int", "uint32": "bigint", "uint64": "decimal(20,0)",
-    "halffloat": "float", "large_string": "string", "string_view": "string",
-    "large_binary": "binary", "binary_view": "binary", "date64[ms]": "date", "null": "void",
-}  # fmt: skip
+def _spark_type(kind: pa.DataType) -> pa.DataType | None:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _spark_type(kind.storage_type)
+    of_family = family(kind)
+    if of_family == "dictionary":
+        return _spark_type(kind.value_type)
+    if of_family in ("text", "bytes"):
+        return pa.string() if of_family == "text" else pa.binary()
+    if of_family == "timestamp":
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
+    if of_family == "decimal":
+        is_valid = kind.precision <= 38 and 0 <= kind.scale <= kind.precision
+        return pa.decimal128(kind.precision, kind.scale) if is_valid else None
+    if of_family in ("list", "map", "struct"):
+        return _spark_nested(kind, of_family)
+    return _WIDENED.get(kind, kind if kind in _PLAIN.values() else None)
 
 
-def _nested_text(found: pa.DataType) -> str | None:
-    types = pa.types
-    if types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found):
-        item = type_text(found.value_type)
-        return item and f"array<{item}>"
-    if types.is_map(found):
-        key, item = type_text(found.key_type), type_text(found.item_type)
-        return key and item and f"map<{key},{item}>"
-    if types.is_struct(found):
-        fields = [(field.name, type_text(field.type)) for field in found]
-        if all(text for _, text in fields):
-            return f"struct<{','.join(f'{_quoted(name)}:{text}' for name, text in fields)}>"
-    if types.is_fixed_size_binary(found):
-        return "binary"
-    if isinstance(found, pa.BaseExtensionType):
-        return type_text(found.storage_type)
-    return None
-
-
-def _quoted(name: str) -> str:
-    return name if re.fullmatch(r"\w+", name) else "`" + name.replace("`", "``") + "`"
+def _spark_nested(kind: pa.DataType, of_family: str) -> pa.DataType | None:
+    if of_family == "list":
+        item = _spark_type(kind.value_type)
+        return None if item is None else pa.list_(item)
+    if of_family == "map":
+        key, value = _spark_type(kind.key_type), _spark_type(kind.item_type)
+        return None if key is None or value is None else pa.map_(key, value)
+    parts = {field.name: _spark_type(field.type) for field in kind}
+    return None if None in parts.values() else pa.struct(parts)

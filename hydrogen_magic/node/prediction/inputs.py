@@ -1,9 +1,9 @@
-"""Rows of Arrow as what ``predict`` takes.
+"""Arrow rows as the batches that ``predict`` takes.
 
-A chunk is converted whole and its batches are slices of that: a conversion costs about as much for
-ten batches as for one. (Numbers for pandas go batch by batch, see ``for_pandas``.) Nothing that
-``predict`` is given has the memory of the rows it was made from: those may be the frame's own, or lie
-where the next chunk will, and a batch that fails is tried again in parts.
+A chunk is converted as a whole and then cut into batches: converting ten batches costs about as much as
+converting one. (Numbers for pandas are converted batch by batch, see ``arrow_to_pandas``.) A batch never
+shares memory with the rows it was made from: these may be the frame's own or in a shared buffer, and a
+batch that fails is predicted again in parts.
 """
 
 from __future__ import annotations
@@ -18,94 +18,72 @@ from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction import annotations as kinds
 from hydrogen_magic.node.prediction import arrow_to_pandas
 from hydrogen_magic.node.prediction.arrow_copies import copied
+from hydrogen_magic.node.prediction.arrow_types import is_list_of_numbers, is_number
 from hydrogen_magic.node.prediction.chunking import in_groups
-from hydrogen_magic.node.prediction.ndarray_columns import array_of, is_listed, is_number, shaped
+from hydrogen_magic.node.prediction.column_names import refuse_repeated
+from hydrogen_magic.node.prediction.ndarray_columns import array_of, shaped
 
-__all__ = ["Inputs"]
-
-_NARROW = 64
-"""Columns of which some thousand rows fit into a core's own cache."""
-_ROWS_OF_NARROW = 4096
-_ROWS_OF_WIDE = 512
+__all__ = ["BatchConverter"]
 
 _FOR_TORCH = {"uint16": np.int32, "uint32": np.int64}
-"""torch has these unsigned numbers in name only."""
+"""Unsigned types that torch supports only in part."""
 
 
-class Inputs:
-    """Turns rows into what one ``predict`` takes."""
+class BatchConverter:
+    """Converts rows to the kind of batch that one ``predict`` takes."""
 
     def __init__(self, kind: str, module: Any = None) -> None:
-        self._of_kind = _CONVERSIONS.get(kind)
-        self._module = module
-        self._cut = _CUTS.get(kind, _cut_by_slice)
-        self._is_named = kind in (kinds.POLARS, kinds.ARRAYS, kinds.TENSORS)
         self._kind = kind
-        self._numbers_like: tuple[pa.Schema, Any] | None = None
-        """A schema, and the empty frame that ``arrow_to_pandas.empty_of_numbers`` makes of it."""
-
-    def _like(self, rows: pa.RecordBatch) -> Any:
-        """Return an empty frame like ``rows`` where they are one block of numbers for pandas, else None."""
-        if self._kind != kinds.PANDAS or any(column.null_count for column in rows.columns):
-            return None
-        schema = rows.schema
-        known = self._numbers_like
-        if known is None or not schema.equals(known[0], check_metadata=True):
-            self._numbers_like = known = schema, arrow_to_pandas.empty_of_numbers(schema)
-        return known[1]
+        self._module = module
+        self._empty: tuple[pa.Schema, Any] | None = None
+        """A schema and its ``arrow_to_pandas.empty_of_numbers``."""
 
     def batches(
         self, rows: pa.RecordBatch, first_row: int, bounds: Sequence[tuple[int, int]]
     ) -> Iterator[Any]:
-        """Yield the rows within each of ``bounds``, which follow each other, as ``predict`` takes them.
+        """Yield the rows within each of ``bounds``, which are consecutive.
 
-        ``first_row``: number of the first of ``rows``, for a pandas index. Raises InferError naming the
-        column that cannot be given so, before the first batch where that is the case.
+        ``first_row``: number of the first of ``rows``, for the index of pandas. Raises InferError with
+        the column that cannot be converted, if possible before the first batch.
         """
-        like = self._like(rows)
-        if like is not None:
-            return arrow_to_pandas.numbers(rows, first_row, bounds, like)
+        empty = self._empty_of_numbers(rows)
+        if empty is not None:
+            return arrow_to_pandas.numbers(rows, first_row, bounds, empty)
         begin, end = bounds[0][0], bounds[-1][1]
         rows, first_row = rows.slice(begin, end - begin), first_row + begin
         own = copied(rows) if self._kind in _SHARING else rows
         bounds = [(start - begin, stop - begin) for start, stop in bounds]
         try:
             whole = self._convert(own, first_row, 0, end - begin)
-        except Exception:  # one batch's fault
+        except Exception:  # only one of the batches may be the cause
             return (self._convert(own, first_row, start, stop) for start, stop in bounds)
-        return in_groups(lambda start, stop: self._cut(whole, start, stop), bounds)
+        return in_groups(lambda start, stop: _cut(whole, start, stop), bounds)
+
+    def _empty_of_numbers(self, rows: pa.RecordBatch) -> Any:
+        """Return an empty DataFrame like ``rows`` if they are one block of numbers, else None."""
+        if self._kind != kinds.PANDAS or any(column.null_count for column in rows.columns):
+            return None
+        schema = rows.schema
+        if self._empty is None or not schema.equals(self._empty[0], check_metadata=True):
+            self._empty = schema, arrow_to_pandas.empty_of_numbers(schema)
+        return self._empty[1]
 
     def _convert(self, rows: pa.RecordBatch, first_row: int, start: int, stop: int) -> Any:
-        if self._is_named:
-            self._refuse_repeated_names(rows.schema.names)
+        if self._kind in _WITH_UNIQUE_NAMES:
+            remedy = "rename one, or annotate predict's batch as pandas DataFrame or pa.Table"
+            refuse_repeated(rows.schema.names, "the frame has", remedy)
         part = rows.slice(start, stop - start)
-        if self._of_kind is None:
+        if self._kind == kinds.PANDAS:
             return arrow_to_pandas.whole(part, first_row + start)
-        value = self._of_kind(part)
+        value = _CONVERSIONS[self._kind](part)
         return value if self._module is None else _for_module(value, self._module)
 
-    def _refuse_repeated_names(self, names: Sequence[str]) -> None:
-        if len(set(names)) < len(names):
-            repeated = next(name for name in names if names.count(name) > 1)
-            raise InferError(
-                f"the frame has two columns {repeated!r}, and predict takes a {self._kind}, which"
-                " cannot: rename one, or let it take a pandas DataFrame or a pa.Table"
-            )
 
-
-# ── how batches are cut ──────────────────────────────────────────────────────────────────────────
-
-
-def _cut_by_slice(value: Any, start: int, stop: int) -> Any:
-    return value[start:stop]
-
-
-def _cut_by_length(value: Any, start: int, stop: int) -> Any:
-    return value.slice(start, stop - start)
-
-
-def _cut_values(value: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
-    return {name: part[start:stop] for name, part in value.items()}
+def _cut(value: Any, start: int, stop: int) -> Any:
+    """Return the rows of a batch of any kind."""
+    if isinstance(value, dict):
+        return {name: part[start:stop] for name, part in value.items()}
+    return arrow_to_pandas.part(value, start, stop) if hasattr(value, "iloc") else value[start:stop]
 
 
 # ── polars ───────────────────────────────────────────────────────────────────────────────────────
@@ -119,11 +97,11 @@ def _to_polars(rows: pa.RecordBatch) -> Any:
 
 
 def _for_polars(column: pa.Array) -> pa.Array:
-    """Return a column as Polars can read it: no extension types."""
+    """Return a column in a form that Polars can read, without extension types."""
     if isinstance(column.type, pa.BaseExtensionType):
         column = column.storage
     if pa.types.is_fixed_size_list(column.type) and column.null_count:
-        # Polars refuses part of such a column, taking the nulls' bits for another part's.
+        # Polars cannot read a part of such a column.
         return column.take(pa.array(range(len(column)), pa.int64()))
     return column
 
@@ -135,78 +113,54 @@ def _to_arrays(rows: pa.RecordBatch) -> dict[str, Any]:
     found = {}
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         array = array_of(column, name)
-        of_lists = is_listed(getattr(column, "dictionary", column).type)
-        is_ragged = array.dtype == object and of_lists
-        found[name] = _with_owned_cells(array) if is_ragged else _owned(array)
+        has_lists = is_list_of_numbers(getattr(column, "dictionary", column).type)
+        found[name] = _writable_cells(array) if has_lists else _writable(array)
     return found
 
 
-def _owned(array: Any) -> Any:
-    """Return an array that may be written: no view of Arrow's memory."""
+def _writable(array: Any) -> Any:
     return array if array.flags.writeable else array.copy()
 
 
-def _with_owned_cells(array: Any) -> Any:
-    """Return an array of lists of different lengths, each of which may be written."""
+def _writable_cells(array: Any) -> Any:
+    """Return an array that may be written, and so may the arrays in it if lists differ in length."""
+    if array.dtype != object:
+        return _writable(array)
     for place, cell in enumerate(array):
         if isinstance(cell, np.ndarray):
-            array[place] = _with_owned_cells(cell) if cell.dtype == object else _owned(cell)
+            array[place] = _writable_cells(cell)
     return array
 
 
 def _to_array(rows: pa.RecordBatch) -> Any:
-    return _owned(_array(rows))
+    return _writable(_array(rows))
 
 
 def _array(rows: pa.RecordBatch) -> Any:
-    """Return the one column of lists with its shape, or the columns of numbers side by side."""
+    """Return the only column of lists with its shape, or the columns of numbers side by side."""
     places = _numeric_places(rows.schema)
-    names = rows.schema.names  # made anew each time it is asked for
+    names = rows.schema.names  # a new list for each access
     arrays = [shaped(rows.column(place), names[place]) for place in places]
-    if is_listed(rows.column(places[0]).type):
+    if is_list_of_numbers(rows.column(places[0]).type):
         return arrays[0]
-    if len(arrays) == 1:
-        return arrays[0].reshape(-1, 1)
-    return _side_by_side(arrays)
-
-
-def _side_by_side(columns: list[Any]) -> Any:
-    """Return columns as one array (rows, columns), each row's numbers next to each other.
-
-    Some rows at a time, as the places of a column are far apart; a few columns are laid out in the
-    cache and then turned, which is three times as fast.
-    """
-    kind = np.result_type(*columns)
-    n_rows, n_columns = len(columns[0]), len(columns)
-    matrix = np.empty((n_rows, n_columns), dtype=kind)
-    is_narrow = n_columns <= _NARROW
-    block = _ROWS_OF_NARROW if is_narrow else _ROWS_OF_WIDE
-    turned = np.empty((n_columns, min(block, n_rows)), dtype=kind).T if is_narrow else None
-    for start in range(0, n_rows, block):
-        part = matrix[start : start + block]
-        target = part if turned is None else turned[: len(part)]
-        for place, column in enumerate(columns):
-            target[:, place] = column[start : start + block]
-        if turned is not None:
-            part[:] = target
-    return matrix
+    return np.column_stack(arrays)
 
 
 def _numeric_places(schema: pa.Schema) -> list[int]:
-    """Return which columns are the input: the only one of lists, or else all of numbers."""
-    listed = [place for place, found in enumerate(schema.types) if is_listed(found)]
+    """Return which columns are the input: the only one of lists, else all of numbers."""
+    listed = [place for place, found in enumerate(schema.types) if is_list_of_numbers(found)]
     if len(listed) > 1:
         names = ", ".join(repr(schema.names[place]) for place in listed)
         raise InferError(
-            f"the columns {names} are lists of numbers, each a tensor of its own: let predict take"
-            " dict[str, torch.Tensor] or dict[str, np.ndarray]"
+            f"the columns {names} are lists of numbers, so each is its own tensor: annotate predict's"
+            " batch as dict[str, torch.Tensor] or dict[str, np.ndarray]"
         )
     places = listed or [place for place, found in enumerate(schema.types) if is_number(found)]
     if not places:
-        said = ", ".join(f"{field.name} {field.type}" for field in list(schema)[:10])
+        columns = ", ".join(f"{field.name} {field.type}" for field in list(schema)[:10])
         raise InferError(
-            f"predict takes numbers, and the frame has no column of them ({said or 'no column'}):"
-            " let it take a pandas DataFrame, a pa.Table or dict[str, np.ndarray]"
+            f"predict takes numbers, but no column has numbers ({columns or 'no columns'}): annotate its"
+            " batch as pandas DataFrame, pa.Table or dict[str, np.ndarray]"
         )
     return places
 
@@ -216,12 +170,12 @@ def _to_tensor(rows: pa.RecordBatch) -> Any:
 
 
 def _to_tensors(rows: pa.RecordBatch) -> dict[str, Any]:
-    """Return a tensor for each column of numbers or of lists of them, a list of tensors where ragged."""
+    """Return a tensor for each column of numbers or lists of them; a list of tensors if they are ragged."""
     found = {}
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if is_number(field.type):
             found[field.name] = _tensor(shaped(column, field.name))
-        elif is_listed(field.type):
+        elif is_list_of_numbers(field.type):
             array = array_of(column, field.name)
             is_ragged = array.dtype == object
             found[field.name] = list(map(_tensor, array)) if is_ragged else _tensor(array)
@@ -229,7 +183,7 @@ def _to_tensors(rows: pa.RecordBatch) -> dict[str, Any]:
 
 
 def _tensor(array: Any) -> Any:
-    """Return a tensor of an array's numbers in memory of its own; doubles in torch's default type."""
+    """Return a tensor in its own memory; float64 becomes torch's default type."""
     import torch
 
     if array is None:
@@ -241,21 +195,21 @@ def _tensor(array: Any) -> Any:
 
 
 def _for_module(value: Any, module: Any) -> Any:
-    """Return tensors where the module's parameters are, in the type it computes in."""
+    """Return tensors on the module's device, in the type of its parameters."""
     import torch
 
     parameters = [*module.parameters(), *module.buffers()]
     device = parameters[0].device if parameters else torch.device("cpu")
     floats = [part.dtype for part in parameters if part.is_floating_point()]
     dtype = floats[0] if floats else torch.get_default_dtype()
-    keeps_whole = _begins_with_embedding(module)
+    has_indices = _begins_with_embedding(module)
 
     def move(part: Any) -> Any:
         if isinstance(part, list):
             return [move(item) for item in part]
         if not isinstance(part, torch.Tensor):
             return part
-        is_index = keeps_whole and not part.is_floating_point()
+        is_index = has_indices and not part.is_floating_point()
         return part.to(device=device, dtype=torch.int64 if is_index else dtype)
 
     if isinstance(value, dict):
@@ -264,7 +218,7 @@ def _for_module(value: Any, module: Any) -> Any:
 
 
 def _begins_with_embedding(module: Any) -> bool:
-    """Return whether the first layer looks up rows by whole numbers."""
+    """Return whether the input of the first layer is indices."""
     import torch
 
     owners = (part for part in module.modules() if any(True for _ in part.parameters(False)))
@@ -280,14 +234,6 @@ _CONVERSIONS: dict[str, Callable[[pa.RecordBatch], Any]] = {
     kinds.TENSOR: _to_tensor,
     kinds.TENSORS: _to_tensors,
 }
-"""By kind; pandas wants to know the number of the first row too."""
 _SHARING = {kinds.PANDAS, kinds.TABLE, kinds.RECORD_BATCH, kinds.POLARS, kinds.ARRAYS}
-"""Kinds whose conversion leaves something where it is: of arrays, what structs hold."""
-_CUTS: dict[str, Callable[[Any, int, int], Any]] = {
-    kinds.PANDAS: arrow_to_pandas.part,
-    kinds.TABLE: _cut_by_length,
-    kinds.RECORD_BATCH: _cut_by_length,
-    kinds.POLARS: _cut_by_length,
-    kinds.ARRAYS: _cut_values,
-    kinds.TENSORS: _cut_values,
-}
+"""Kinds whose conversion may share memory with the rows; for arrays, the cells of structs do."""
+_WITH_UNIQUE_NAMES = {kinds.POLARS, kinds.ARRAYS, kinds.TENSORS}

@@ -1,7 +1,6 @@
-"""Columns of Arrow as NumPy arrays, with a shape where their cells are lists of numbers.
+"""Arrow columns as NumPy arrays, with further dimensions if their values are lists of numbers.
 
-A view of Arrow's memory wherever there is nothing to change: numbers without nulls, and lists of one
-length. Such a view is read-only.
+Numbers without nulls and lists of one length are read-only views of Arrow's memory.
 """
 
 from __future__ import annotations
@@ -13,68 +12,42 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.node.prediction.arrow_types import is_list_of_numbers
 
-__all__ = ["array_of", "is_listed", "is_number", "shaped"]
-
-
-def is_number(found: pa.DataType) -> bool:
-    """Return whether a tensor's element can hold it: a number, decimal or truth value."""
-    types = pa.types
-    return bool(
-        types.is_integer(found)
-        or types.is_floating(found)
-        or types.is_boolean(found)
-        or types.is_decimal(found)
-    )
-
-
-def is_listed(found: pa.DataType) -> bool:
-    """Return whether cells of this type are lists of numbers, at any depth, or tensors."""
-    if isinstance(found, pa.FixedShapeTensorType):
-        return True
-    if not _is_list(found):
-        return False
-    return is_number(found.value_type) or is_listed(found.value_type)
-
-
-def _is_list(found: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found)
-    )
+__all__ = ["array_of", "shaped"]
 
 
 def array_of(column: pa.Array, name: str) -> Any:
-    """Return a column as an array of its own kind, one element (or row of numbers) per row.
+    """Return a column as an array of its own type, with one element (or list of numbers) per row.
 
-    Nulls are NaN among numbers, NaT among times, None elsewhere; whole numbers become float64 for
-    that, truth values objects. Lists of one length are an array with further dimensions, ragged ones
-    an object array of arrays. Times with a zone are in UTC. Raises InferError where a whole number
-    would not survive as a float.
+    Nulls are NaN among numbers, NaT among times, None elsewhere; integers with nulls become float64,
+    booleans with nulls objects. Lists of one length are an array with further dimensions, others an
+    object array of arrays. Times with a time zone are in UTC. Raises InferError if a float cannot hold an
+    integer.
     """
-    found = column.type
-    if pa.types.is_dictionary(found):
+    kind = column.type
+    if pa.types.is_dictionary(kind):
         return array_of(column.dictionary_decode(), name)
-    if is_listed(found):
-        array = _unless_ragged(column, name)
+    if is_list_of_numbers(kind):
+        array = _rectangular(column, name)
         return column.to_numpy(zero_copy_only=False) if array is None else array
-    if pa.types.is_integer(found) and column.null_count:
-        return _with_nan(column, name)
+    if pa.types.is_integer(kind) and column.null_count:
+        return _as_floats(column, name)
     return column.to_numpy(zero_copy_only=False)
 
 
 def shaped(column: pa.Array, name: str) -> Any:
-    """Return a column of numbers, or of lists of them, as an array of numbers (rows, …).
+    """Return a column of numbers, or of lists of numbers, as an array of numbers (rows, …).
 
-    Nulls are NaN; of a null list, all its elements. Raises InferError where lists differ in length.
+    Nulls are NaN; so are all numbers of a null list. Raises InferError if lists differ in length.
     """
-    if not is_listed(column.type):
+    if not is_list_of_numbers(column.type):
         return _numbers(column, name)
-    array = _unless_ragged(column, name)
+    array = _rectangular(column, name)
     if array is None:
         raise InferError(
-            f"column {name!r} is {column.type} with lists of different lengths, which are no tensor:"
-            " pad them, or let predict take a pa.Table or dict[str, np.ndarray]"
+            f"column {name!r} is {column.type} with lists of different lengths, which make no tensor: pad"
+            " them, or annotate predict's batch as pa.Table or dict[str, np.ndarray]"
         )
     return array
 
@@ -85,62 +58,61 @@ def _numbers(column: pa.Array, name: str) -> Any:
     if pa.types.is_boolean(column.type) and column.null_count:
         column = column.cast(pa.int8())
     if pa.types.is_integer(column.type) and column.null_count:
-        return _with_nan(column, name)
+        return _as_floats(column, name)
     return column.to_numpy(zero_copy_only=False)
 
 
-def _with_nan(column: pa.Array, name: str) -> Any:
-    """Return whole numbers as floats, with NaN for null."""
+def _as_floats(column: pa.Array, name: str) -> Any:
+    """Return integers as floats, with NaN for null."""
     try:
         return column.cast(pa.float64()).to_numpy(zero_copy_only=False)
     except pa.ArrowInvalid:
         raise InferError(
-            f"column {name!r} is {column.type} and has nulls, which NumPy has only among floats, and"
-            " numbers that no float can hold: fill the nulls, or let predict take a pa.Table or a"
-            " pandas DataFrame"
+            f"column {name!r} is {column.type} with nulls, for which NumPy needs floats, and has numbers"
+            " that no float can hold: fill the nulls, or annotate predict's batch as pa.Table or pandas"
+            " DataFrame"
         ) from None
 
 
 # ── lists ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _unless_ragged(column: pa.Array, name: str) -> Any:
-    """Return a column of lists as an array (rows, …), or None where their lengths differ."""
+def _rectangular(column: pa.Array, name: str) -> Any:
+    """Return a column of lists as an array (rows, …), None if their lengths differ."""
     if isinstance(column.type, pa.FixedShapeTensorType):
         return _of_tensors(column, name)
-    length = _length(column)
+    length = _common_length(column)
     if length is None:
         return None
-    valid = column.drop_null() if column.null_count else column
-    items = valid.flatten()
-    listed = is_listed(items.type)
-    flat = _unless_ragged(items, name) if listed else _numbers(items, name)
+    present = column.drop_null() if column.null_count else column
+    items = present.flatten()
+    is_nested = is_list_of_numbers(items.type)
+    flat = _rectangular(items, name) if is_nested else _numbers(items, name)
     if flat is None:
         return None
-    rows = flat.reshape(len(valid), length, *flat.shape[1:])
-    return _spread(rows, column) if column.null_count else rows
+    rows = flat.reshape(len(present), length, *flat.shape[1:])
+    return _with_null_rows(rows, column) if column.null_count else rows
 
 
-def _length(column: pa.Array) -> int | None:
-    """Return the length that all lists of ``column`` have, or None; 0 where there is no list."""
+def _common_length(column: pa.Array) -> int | None:
+    """Return the length of all lists, None if they differ; 0 without lists."""
     if pa.types.is_fixed_size_list(column.type):
         return int(column.type.list_size)
-    ends = pc.min_max(pc.list_value_length(column)).as_py()
-    return (ends["min"] or 0) if ends["min"] == ends["max"] else None
+    lengths = pc.min_max(pc.list_value_length(column)).as_py()
+    return (lengths["min"] or 0) if lengths["min"] == lengths["max"] else None
 
 
 def _of_tensors(column: pa.Array, name: str) -> Any:
     permutation = column.type.permutation
-    flat = _unless_ragged(column.storage, name)
-    array = flat.reshape(len(column), *column.type.shape)
-    if permutation is None or list(permutation) == sorted(permutation):
+    array = _rectangular(column.storage, name).reshape(len(column), *column.type.shape)
+    if permutation is None:
         return array
-    return array.transpose(0, *(place + 1 for place in permutation))
+    return array.transpose(0, *(axis + 1 for axis in permutation))
 
 
-def _spread(rows: Any, column: pa.Array) -> Any:
-    """Return ``rows`` of the cells that are there, with NaN for those that are null."""
-    kind = rows.dtype if rows.dtype.kind == "f" else np.float64
-    array = np.full((len(column), *rows.shape[1:]), np.nan, dtype=kind)
+def _with_null_rows(rows: Any, column: pa.Array) -> Any:
+    """Return the ``rows`` that are not null among rows of NaN."""
+    dtype = rows.dtype if rows.dtype.kind == "f" else np.float64
+    array = np.full((len(column), *rows.shape[1:]), np.nan, dtype=dtype)
     array[column.is_valid().to_numpy(zero_copy_only=False)] = rows
     return array

@@ -1,4 +1,4 @@
-"""Options of one ``%%infer``: the same values in the kernel and on every rank."""
+"""The options of one ``%%infer``, the same in the kernel and on every rank."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hydrogen_magic.node.prediction.column_names import listed
 __all__ = ["ERROR_COLUMN", "ON_ERROR", "InferOptions"]
 
 ON_ERROR = ("fail", "null", "collect")
-"""Handling of rows whose prediction failed."""
+"""What to do with rows whose prediction fails."""
 
 ERROR_COLUMN = "error"
 """The column of ``--on-error collect``."""
@@ -20,39 +20,39 @@ ERROR_COLUMN = "error"
 
 @dataclass(frozen=True)
 class InferOptions:
-    """Batches of rows, and columns of the result."""
+    """Size of batches, columns of the result, and what to do with failures."""
 
     batch_size: int = 4096
     """Maximum number of rows per call of ``predict``."""
     columns: tuple[str, ...] | None = None
-    """Columns of the frame in the result; None: all."""
+    """Columns of the frame to keep; None: all."""
     only: bool = False
-    """Only the predicted columns are in the result."""
+    """Whether the result has only the predicted columns."""
     schema: str | None = None
-    """Types of the predicted columns, as in ``score double, label string``; None: those of the first output
-    with rows."""
+    """Types of the predicted columns, as in ``score double, label string``; None: those of the first
+    output with rows."""
     on_error: str = "fail"
-    """fail: raise; null: the rows' predictions are null; collect: null, with the error in a column."""
+    """fail: raise; null: predictions are null; collect: as null, with a column of error messages."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
             raise InferError(f"--batch-size should be 1 or more rows, got {self.batch_size}")
         if self.columns is not None and len(set(self.columns)) < len(self.columns):
-            raise InferError(f"--columns {','.join(self.columns)}: a column is named twice")
+            raise InferError(f"--columns {','.join(self.columns)} has a column twice")
         if self.on_error not in ON_ERROR:
             raise InferError(
-                f"--on-error {self.on_error} is not supported; choose {', '.join(ON_ERROR)}"
+                f"--on-error {self.on_error} is not supported; use {', '.join(ON_ERROR)}"
             )
 
     @property
     def collects(self) -> bool:
-        """Whether there is a column with the errors."""
+        """Whether the result has a column of error messages."""
         return self.on_error == "collect"
 
     def kept(self, names: Sequence[str]) -> list[str]:
-        """Return which of a frame's columns ``names`` are in the result, in the requested order.
+        """Return which of a frame's columns ``names`` to keep, in the order of ``columns``.
 
-        Raises InferError for a column that the frame does not have.
+        Raises InferError if one of ``columns`` does not exist.
         """
         asked = self.columns or ()
         missing = [name for name in asked if name not in names]
@@ -66,33 +66,31 @@ class InferOptions:
         return list(names if self.columns is None else self.columns)
 
     def check_names(self, predicted: Sequence[str], names: Sequence[str]) -> None:
-        """Raise InferError if a predicted column has the name of another one in the result.
+        """Raise InferError if a predicted column has the name of another column of the result.
 
-        ``names``: the frame's columns. Neither column may be dropped silently.
+        ``names``: the frame's columns.
         """
         taken = set(self.kept(names))
         for name in predicted:
             if name in taken:
                 raise InferError(
-                    f"predict returned a column {name!r}, but the frame has a column of that "
-                    f'name: rename the predicted one, for example return {{"{name}_predicted": '
-                    "…}, or exclude the frame's with --columns or --only"
+                    f"predict returned a column {name!r}, but the frame has one of that name: rename the"
+                    f' predicted one, as in return {{"{name}_predicted": …}}, or drop the frame\'s with'
+                    " --columns or --only"
                 )
             if self.collects and name == ERROR_COLUMN:
                 raise InferError(
-                    f"predict returned a column {ERROR_COLUMN!r}, which --on-error collect adds "
-                    "itself: rename it"
+                    f"predict returned a column {ERROR_COLUMN!r}, which --on-error collect adds: rename"
+                    " it"
                 )
         if self.collects and ERROR_COLUMN in taken:
             raise InferError(
-                f"the frame has a column {ERROR_COLUMN!r}, which --on-error collect adds itself: "
-                "rename it, or exclude it with --columns or --only"
+                f"the frame has a column {ERROR_COLUMN!r}, which --on-error collect adds: rename it, or"
+                " drop it with --columns or --only"
             )
 
     def result_schema(self, predicted: Any) -> Any:
-        """Return the ``pyarrow.Schema`` of the columns added to the frame: ``predicted``, and the
-        errors.
-        """
+        """Return the ``pyarrow.Schema`` of the added columns: ``predicted``, and the error messages."""
         if not self.collects:
             return predicted
         import pyarrow as pa

@@ -1,7 +1,8 @@
-"""Rows in messages: their numbers, and the contents of the first one."""
+"""Rows in messages: their numbers, and the values of the first row."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -9,12 +10,13 @@ import pyarrow.compute as pc
 
 from hydrogen_magic.core.units import size_text
 
-__all__ = ["first_row_text", "rows_text"]
+__all__ = ["failures_text", "first_row_text", "rows_text"]
 
-_MOST_CHARACTERS = 200
-_MOST_OF_A_VALUE = 40
+_MAX_REASONS = 3
+_MAX_CHARACTERS = 200
+_MAX_VALUE_CHARACTERS = 40
 _SMALL_BYTES = 1024
-"""Cells up to this size are converted to Python objects for display."""
+"""A value up to this size is converted to Python to be shown."""
 
 
 def rows_text(first_row: int, last_row: int) -> str:
@@ -24,38 +26,50 @@ def rows_text(first_row: int, last_row: int) -> str:
     return f"rows {first_row} to {last_row}"
 
 
+def failures_text(n_rows: int, reasons: Sequence[str], n_failures: int | None = None) -> str:
+    """Return a message about ``n_rows`` rows without predictions, with some of the reasons.
+
+    ``n_failures``: how many reasons there are, if known.
+    """
+    shown = [*reasons[:_MAX_REASONS]]
+    if len(shown) < (n_failures or len(reasons)):
+        shown.append("and more" if n_failures is None else f"and {n_failures - len(shown):,} more")
+    rows = "1 row" if n_rows == 1 else f"{n_rows} rows"
+    return f"{rows} got no prediction: {'; '.join(shown)}"
+
+
 def first_row_text(rows: pa.RecordBatch) -> str:
     """Return the first of ``rows`` in at most 200 characters: ``x=0.5, name='ab…'``.
 
-    Cells that are too long for display are not copied.
+    Values that are too long are not copied.
     """
     text = ""
     for name, column in zip(rows.schema.names, rows.columns, strict=True):
         part = f"{_clipped(name)}={_cell_text(column.slice(0, 1))}"
         longer = f"{text}, {part}" if text else part
-        if len(longer) > _MOST_CHARACTERS - 3:
-            return f"{text}, …" if text else part[: _MOST_CHARACTERS - 1] + "…"
+        if len(longer) > _MAX_CHARACTERS - 3:
+            return f"{text}, …" if text else part[: _MAX_CHARACTERS - 1] + "…"
         text = longer
     return text
 
 
 def _cell_text(cell: pa.Array) -> str:
-    """Return the only value of ``cell`` in Python's notation, clipped."""
+    """Return the single value of ``cell`` as Python shows it, shortened."""
     types, kind = pa.types, cell.type
     size_bytes = cell.nbytes
     if size_bytes > _SMALL_BYTES:
         if types.is_string(kind) or types.is_large_string(kind):
-            cell = pc.utf8_slice_codeunits(cell, 0, _MOST_OF_A_VALUE + 1)
+            cell = pc.utf8_slice_codeunits(cell, 0, _MAX_VALUE_CHARACTERS + 1)
         elif types.is_binary(kind) or types.is_large_binary(kind):
-            cell = pc.binary_slice(cell, 0, _MOST_OF_A_VALUE + 1)
+            cell = pc.binary_slice(cell, 0, _MAX_VALUE_CHARACTERS + 1)
         elif not types.is_dictionary(kind):
             return f"<{_clipped(str(kind))}, {size_text(size_bytes)}>"
     try:
         value: Any = cell[0].as_py()
-    except Exception:  # outside of Python's range, bytes that are not text, an unknown zone
+    except Exception:  # a time out of range, invalid text, an unknown time zone
         return f"<{_clipped(str(kind))}>"
     return _clipped(repr(value) if isinstance(value, (str, bytes)) or value is None else str(value))
 
 
 def _clipped(text: str) -> str:
-    return text if len(text) <= _MOST_OF_A_VALUE else text[: _MOST_OF_A_VALUE - 1] + "…"
+    return text if len(text) <= _MAX_VALUE_CHARACTERS else text[: _MAX_VALUE_CHARACTERS - 1] + "…"

@@ -1,8 +1,8 @@
-"""One schema for all outputs: the first that has rows fixes it, later ones are made to fit or refused.
+"""One schema for all outputs: the first one with rows sets it, later ones are converted or refused.
 
-A column that is all null fixes nothing: its type is ``null`` until a batch knows better, inside lists
-and structs too. Only what keeps every value is converted without being asked. A ``--schema`` asks:
-then numbers are converted as long as they stay in range, and to ``float`` they are rounded.
+A column of nulls has the type ``null`` until a later batch shows another one, also inside lists and
+structs. Without ``--schema`` only conversions that keep every value are made; with it, numbers are
+converted if they are in range, and rounded for ``float``.
 """
 
 from __future__ import annotations
@@ -13,95 +13,79 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.node.prediction.arrow_types import family
 from hydrogen_magic.node.prediction.column_names import listed
 
-__all__ = ["MisfitError", "fit", "fit_table", "has_unknown", "merge", "merge_types"]
+__all__ = ["MisfitError", "fit", "fit_table", "merge", "merge_types"]
+
+_NUMBERS = ("integer", "float", "decimal")
+_NESTED = ("list", "map", "struct")
 
 
 class MisfitError(Exception):
-    """An output is not what it has to be; whoever knows the rows says it to the user."""
+    """An output does not fit; the caller adds which rows it was for."""
 
 
 # ── two schemas ──────────────────────────────────────────────────────────────────────────────────
 
 
 def merge(known: pa.Schema | None, found: pa.Schema) -> pa.Schema:
-    """Return ``known`` with the types filled in that only ``found`` has; ``found`` where None is known.
+    """Return ``known`` with types that only ``found`` has, or ``found`` if ``known`` is None.
 
-    Types that differ are left as they are known: :func:`fit` decides whether values can follow.
-    Raises MisfitError where the columns are not the same.
+    Types that differ stay as in ``known``; :func:`fit` decides whether values can be converted.
+    Raises MisfitError if the columns are not the same.
     """
     if known is None or known.equals(found):
         return found
-    check_columns(known.names, found.names)
-    fields = [
-        pa.field(field.name, merge_types(field.type, found.field(field.name).type))
-        for field in known
-    ]
-    return pa.schema(fields)
+    _check_columns(known.names, found.names)
+    types = {
+        name: merge_types(known.field(name).type, found.field(name).type) for name in known.names
+    }
+    return pa.schema(types)
 
 
-def check_columns(known: list[str], found: list[str]) -> None:
-    """Raise MisfitError where an output has other columns than those ``known``."""
-    missing = [name for name in known if name not in found]
-    extra = [name for name in found if name not in known]
-    if missing or extra:
-        changes = [f"without {name!r}" for name in missing] + [f"with {name!r}" for name in extra]
+def _check_columns(known: list[str], found: list[str]) -> None:
+    changes = [f"without {name!r}" for name in known if name not in found]
+    changes += [f"with {name!r}" for name in found if name not in known]
+    if changes:
         raise MisfitError(
-            f"predict returned columns {' and '.join(changes[:5])}, where {listed(known)} should be:"
-            " return the same columns for every batch"
+            f"predict returned columns {' and '.join(changes[:5])}, but {listed(known)} for earlier"
+            " rows: return the same columns for every batch"
         )
 
 
 def merge_types(known: pa.DataType, found: pa.DataType) -> pa.DataType:
-    """Return ``known`` with its parts of type null replaced by what ``found`` has there."""
+    """Return ``known`` with its parts of type null replaced by those of ``found``."""
     if known == found or pa.types.is_null(known):
         return found
-    parts = _with_items(known, found)
-    return known if parts is None else parts
-
-
-def has_unknown(found: pa.DataType) -> bool:
-    """Return whether a type is null, or has a part that is."""
-    types = pa.types
-    if types.is_struct(found):
-        return any(has_unknown(part.type) for part in found)
-    if types.is_map(found):
-        return has_unknown(found.key_type) or has_unknown(found.item_type)
-    return has_unknown(found.value_type) if _is_list(found) else bool(types.is_null(found))
-
-
-def _with_items(known: pa.DataType, found: pa.DataType) -> pa.DataType | None:
-    types = pa.types
-    for is_kind, make in (
-        (types.is_list, pa.list_),
-        (types.is_large_list, pa.large_list),
-        (types.is_fixed_size_list, lambda item: pa.list_(item, known.list_size)),
-    ):
-        if is_kind(known) and is_kind(found):
-            return make(merge_types(known.value_type, found.value_type))
-    if types.is_struct(known) and types.is_struct(found):
+    kind = family(known)
+    if kind != family(found) or kind not in _NESTED:
+        return known
+    if kind == "struct":
         others = {field.name: field.type for field in found}
         return pa.struct(
-            [
-                (part.name, merge_types(part.type, others.get(part.name, part.type)))
-                for part in known
-            ]
+            {part.name: merge_types(part.type, others.get(part.name, part.type)) for part in known}
         )
-    if types.is_map(known) and types.is_map(found):
-        item = merge_types(known.item_type, found.item_type)
-        return pa.map_(merge_types(known.key_type, found.key_type), item)
-    return None
+    if kind == "map":
+        key = merge_types(known.key_type, found.key_type)
+        return pa.map_(key, merge_types(known.item_type, found.item_type))
+    return _list_like(known, merge_types(known.value_type, found.value_type))
 
 
-# ── values that follow ───────────────────────────────────────────────────────────────────────────
+def _list_like(kind: pa.DataType, item: pa.DataType) -> pa.DataType:
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(item, kind.list_size)
+    return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
+
+
+# ── conversion ───────────────────────────────────────────────────────────────────────────────────
 
 
 def fit_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return ``table`` with the columns of ``schema``, in its order; absent ones are null.
+    """Return ``table`` with the columns of ``schema`` in its order; missing ones are null.
 
-    For outputs of ranks that knew less of the schema when they made them. Raises InferError naming
-    the column and both types.
+    For outputs that a rank made before it knew the whole schema. Raises InferError with the column and
+    both types.
     """
     columns = []
     for field in schema:
@@ -118,152 +102,104 @@ def fit_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def fit(array: pa.Array, field: pa.Field, *, is_declared: bool) -> pa.Array:
-    """Return ``array`` in the type of ``field``; MisfitError naming column, both types and a remedy."""
-    have, want = array.type, field.type
-    if have == want:
+    """Return ``array`` in the type of ``field``. Raises MisfitError with the column and both types.
+
+    ``is_declared``: the type is one of ``--schema``.
+    """
+    found, wanted = array.type, field.type
+    if found == wanted:
         return array
-    if pa.types.is_null(have):
-        return pa.nulls(len(array), want)
-    why = ""
-    if _may_become(have, want, is_declared):
+    if pa.types.is_null(found):
+        return pa.nulls(len(array), wanted)
+    detail = ""
+    if _is_convertible(found, wanted, is_declared):
         try:
-            return _cast(array, want)
+            return _cast(array, wanted)
         except pa.ArrowException as error:
-            why = f" ({error})"
-    raise MisfitError(_refusal(field, have, why, is_declared))
+            detail = f" ({error})"
+    raise MisfitError(_refusal(field, found, detail, is_declared))
 
 
-def _cast(array: pa.Array, want: pa.DataType) -> pa.Array:
-    if "struct<" in str(want) and "list<item: null>" in str(want):
-        # pyarrow's cast makes lists of nulls in a struct that end behind their items.
-        return pa.array(array.to_pylist(), type=want)
-    cast = array.cast(want)
+def _cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if "struct<" in str(wanted) and "list<item: null>" in str(wanted):
+        # The cast of PyArrow makes lists of nulls in a struct that end after their items.
+        return pa.array(array.to_pylist(), type=wanted)
+    cast = array.cast(wanted)
     if _n_infinite(cast) != _n_infinite(array):
-        raise pa.ArrowInvalid(f"a value is out of the range of {want}")
+        raise pa.ArrowInvalid(f"a value is out of the range of {wanted}")
     return cast
 
 
 def _n_infinite(array: pa.Array) -> int:
-    """Return how many values, in lists and structs too, are infinite: a cast says nothing of that."""
-    if pa.types.is_struct(array.type):
+    """Return how many values are infinite, also in lists and structs; a cast to float32 may add some."""
+    kind = family(array.type)
+    if kind == "struct":
         return sum(map(_n_infinite, array.flatten()))
-    if _is_list(array.type):
+    if kind == "list":
         return _n_infinite(array.flatten())
-    if not pa.types.is_floating(array.type):
+    if kind != "float":
         return 0
     return pc.sum(pc.is_inf(array.cast(pa.float64()))).as_py() or 0
 
 
-def _refusal(field: pa.Field, have: pa.DataType, why: str, is_declared: bool) -> str:
-    if is_declared:
-        remedy = _ZONE if _is_zone_missing(have, field.type) else "return that, or correct --schema"
+def _refusal(field: pa.Field, found: pa.DataType, detail: str, is_declared: bool) -> str:
+    if not is_declared:
         return (
-            f"predict returned column {field.name!r} as {have}, where --schema asks for"
-            f" {field.type}{why}: {remedy}"
+            f"predict returned column {field.name!r} as {found}, but as {field.type} for other rows"
+            f"{detail}: return one type for all batches, or set it with --schema"
         )
+    wanted = field.type
+    is_time = pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted)
+    lacks_zone = is_time and found.tz is None and wanted.tz is not None
+    remedy = "give the times a time zone, or declare timestamp_ntz"
     return (
-        f"predict returned column {field.name!r} as {have}, where other rows have"
-        f" {field.type}{why}: return one type for all batches, or name it with --schema"
+        f"predict returned column {field.name!r} as {found}, but --schema declares {wanted}{detail}: "
+        + (remedy if lacks_zone else "return that type, or correct --schema")
     )
 
 
-_ZONE = "give the times a zone, or ask for timestamp_ntz"
-
-
-def _is_zone_missing(have: pa.DataType, want: pa.DataType) -> bool:
-    is_time = pa.types.is_timestamp(have) and pa.types.is_timestamp(want)
-    return is_time and have.tz is None and want.tz is not None
-
-
-def _may_become(have: pa.DataType, want: pa.DataType, is_declared: bool) -> bool:
-    """Return whether values may change their type so; a cast still looks at each of them."""
-    types = pa.types
-    if have == want or types.is_null(have):
+def _is_convertible(found: pa.DataType, wanted: pa.DataType, is_declared: bool) -> bool:
+    """Return whether values of one type may become another; the cast still checks every value."""
+    if found == wanted or pa.types.is_null(found):
         return True
-    if types.is_dictionary(have) or types.is_dictionary(want):
-        return _may_become(_decoded(have), _decoded(want), is_declared)
-    for is_kind in (_is_text, _is_bytes, _is_time_of_day, types.is_duration):
-        if is_kind(have) and is_kind(want):
-            return True
-    if types.is_timestamp(have) and types.is_timestamp(want):
-        return (have.tz is None) == (want.tz is None)
-    if _is_list(have) and _is_list(want):
-        return _may_become(have.value_type, want.value_type, is_declared)
-    if types.is_map(have) and types.is_map(want):
-        keys = _may_become(have.key_type, want.key_type, is_declared)
-        return keys and _may_become(have.item_type, want.item_type, is_declared)
-    if types.is_struct(have) and types.is_struct(want):
-        return _may_struct_become(have, want, is_declared)
-    return _may_number_become(have, want, is_declared)
+    kinds = family(found), family(wanted)
+    if "dictionary" in kinds:
+        return _is_convertible(_decoded(found), _decoded(wanted), is_declared)
+    if kinds[0] != kinds[1]:
+        return _is_convertible_kind(*kinds, is_declared)
+    if kinds[0] in _NESTED:
+        parts, others = _parts(found), _parts(wanted)
+        return parts.keys() == others.keys() and all(
+            _is_convertible(parts[name], others[name], is_declared) for name in parts
+        )
+    if kinds[0] == "timestamp":
+        return (found.tz is None) == (wanted.tz is None)
+    if kinds[0] in ("integer", "float"):
+        return is_declared or _is_wider(found, wanted)
+    return kinds[0] != "other"
 
 
-def _may_struct_become(have: pa.DataType, want: pa.DataType, is_declared: bool) -> bool:
-    parts = {field.name: field.type for field in have}
-    if parts.keys() != {field.name for field in want}:
-        return False
-    return all(_may_become(parts[field.name], field.type, is_declared) for field in want)
+def _is_convertible_kind(found: str, wanted: str, is_declared: bool) -> bool:
+    if is_declared:
+        is_flag = (found, wanted) == ("boolean", "integer")
+        return is_flag or (found in _NUMBERS and wanted in _NUMBERS)
+    # A cast to float refuses integers that it cannot hold.
+    return (found, wanted) == ("integer", "float")
 
 
-def _may_number_become(have: pa.DataType, want: pa.DataType, is_declared: bool) -> bool:
-    types = pa.types
-    if types.is_boolean(have):
-        return is_declared and bool(types.is_integer(want))
-    if types.is_date(have) and types.is_date(want):
-        return True
-    if not (_is_number(have) and _is_number(want)):
-        return False
-    if is_declared or (types.is_decimal(have) and types.is_decimal(want)):
-        return True
-    if types.is_integer(have):
-        # A cast to a float refuses whole numbers that it cannot hold.
-        return bool(types.is_floating(want)) or _is_wider(have, want)
-    return bool(types.is_floating(have) and types.is_floating(want)) and _is_wider(have, want)
+def _is_wider(found: pa.DataType, wanted: pa.DataType) -> bool:
+    loses_sign = pa.types.is_signed_integer(found) and pa.types.is_unsigned_integer(wanted)
+    return not loses_sign and wanted.bit_width > found.bit_width
 
 
-def _is_wider(have: pa.DataType, want: pa.DataType) -> bool:
-    """Return whether every whole number (or float) of one type is one of the other."""
-    types = pa.types
-    if types.is_floating(have):
-        return bool(want.bit_width > have.bit_width)
-    if not types.is_integer(want):
-        return False
-    if types.is_signed_integer(have) and types.is_unsigned_integer(want):
-        return False
-    return bool(want.bit_width > have.bit_width)
+def _parts(kind: pa.DataType) -> dict[str, pa.DataType]:
+    """Return the types inside a nested type by their names."""
+    if family(kind) == "list":
+        return {"item": kind.value_type}
+    if family(kind) == "map":
+        return {"key": kind.key_type, "value": kind.item_type}
+    return {field.name: field.type for field in kind}
 
 
-def _is_number(found: pa.DataType) -> bool:
-    types = pa.types
-    return bool(types.is_integer(found) or types.is_floating(found) or types.is_decimal(found))
-
-
-def _is_text(found: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_string(found) or types.is_large_string(found) or types.is_string_view(found)
-    )
-
-
-def _is_bytes(found: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_binary(found)
-        or types.is_large_binary(found)
-        or types.is_binary_view(found)
-        or types.is_fixed_size_binary(found)
-    )
-
-
-def _is_time_of_day(found: pa.DataType) -> bool:
-    return bool(pa.types.is_time(found))
-
-
-def _is_list(found: pa.DataType) -> bool:
-    types = pa.types
-    return bool(
-        types.is_list(found) or types.is_large_list(found) or types.is_fixed_size_list(found)
-    )
-
-
-def _decoded(found: pa.DataType) -> Any:
-    return found.value_type if pa.types.is_dictionary(found) else found
+def _decoded(kind: pa.DataType) -> Any:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind

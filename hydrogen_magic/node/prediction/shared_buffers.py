@@ -1,8 +1,8 @@
-"""Arrow tables on their way between two processes of one machine, through two memory files in turn.
+"""Arrow tables in memory that two processes of one machine share.
 
-Whoever writes a table knows that the one before the last has been read: a rank has at most two chunks
-in hand, and is given the next one when the output of the first of them has arrived. So each
-direction of a channel needs two files, whose pages are there from the third table on.
+Each direction of a channel has two memory files that are used in turn. A rank has at most two chunks in
+flight and gets the next one after it has answered the first, so the table before the last one has been
+read when its buffer is used again.
 """
 
 from __future__ import annotations
@@ -14,95 +14,94 @@ from typing import Any
 
 from hydrogen_magic.serialization.payload import memory_file
 
-__all__ = ["IN_HAND", "SlotReader", "SlotWriter"]
+__all__ = ["MAX_IN_FLIGHT", "BufferReader", "BufferWriter"]
 
-IN_HAND = 2
-"""Chunks a rank may have: it computes one, and the other is there when it is done."""
-_LEAST = 1 << 16
-"""Bytes of the smallest file."""
-_KEPT = 16 << 20
-"""Bytes; a larger file that is mostly empty gives way to a smaller one."""
+MAX_IN_FLIGHT = 2
+"""Chunks that a rank may have: while it predicts one, the next one is already there."""
+_MIN_BYTES = 1 << 16
+_MAX_UNUSED_BYTES = 16 << 20
+"""A larger buffer that is mostly empty is replaced by a smaller one."""
 
 
-class SlotWriter:
-    """Writes tables, each into the next memory file."""
+class BufferWriter:
+    """Writes each table into the next buffer."""
 
     def __init__(self) -> None:
-        self._memories: list[mmap.mmap | None] = [None] * IN_HAND
-        self._turn = 0
+        self._buffers: list[mmap.mmap | None] = [None] * MAX_IN_FLIGHT
+        self._next = 0
 
     def write(self, table: Any) -> tuple[dict[str, int], list[int]]:
         """Write a ``pyarrow.Table`` as an IPC stream.
 
-        Return what :meth:`SlotReader.read` wants to know of it, and the descriptor of its memory file
-        where that is a new one: the caller's to send along and to close.
+        Return the place of the table for :class:`BufferReader`, and the descriptor of a new memory
+        file, which the caller sends and closes.
         """
         import pyarrow as pa
 
         from hydrogen_magic.node.prediction.arrow_copies import written
 
-        slot, self._turn = self._turn, (self._turn + 1) % IN_HAND
+        number, self._next = self._next, (self._next + 1) % MAX_IN_FLIGHT
         nbytes = written(table, pa.MockOutputStream()).tell()
-        fds = self._make_room(slot, nbytes)
-        written(table, pa.FixedSizeBufferWriter(pa.py_buffer(self._memories[slot])))
-        return {"slot": slot, "nbytes": nbytes}, fds
+        fds = self._make_room(number, nbytes)
+        written(table, pa.FixedSizeBufferWriter(pa.py_buffer(self._buffers[number])))
+        return {"buffer": number, "nbytes": nbytes}, fds
 
-    def close(self) -> None:
-        """Let go of the files: an error's traceback may hold whoever has us."""
-        self._memories = [None] * IN_HAND
-
-    def _make_room(self, slot: int, nbytes: int) -> list[int]:
-        memory = self._memories[slot]
-        if memory is not None and nbytes <= len(memory) <= max(_KEPT, 4 * nbytes):
+    def _make_room(self, number: int, nbytes: int) -> list[int]:
+        buffer = self._buffers[number]
+        if buffer is not None and nbytes <= len(buffer) <= max(_MAX_UNUSED_BYTES, 4 * nbytes):
             return []
-        self._memories[slot] = None  # the old file's pages go first
+        self._buffers[number] = None  # frees its pages before new ones are needed
         fd = memory_file("chunk")
         try:
-            os.ftruncate(fd, max(_LEAST, nbytes + nbytes // 4))
-            self._memories[slot] = mmap.mmap(fd, 0)
+            os.ftruncate(fd, max(_MIN_BYTES, nbytes + nbytes // 4))
+            self._buffers[number] = mmap.mmap(fd, 0)
         except BaseException:
             os.close(fd)
             raise
         return [fd]
 
+    def close(self) -> None:
+        """Release the buffers, even if the traceback of an error refers to this object."""
+        self._buffers = [None] * MAX_IN_FLIGHT
 
-class SlotReader:
-    """Reads what a :class:`SlotWriter` in another process wrote."""
+
+class BufferReader:
+    """Reads what a :class:`BufferWriter` of another process wrote."""
 
     def __init__(self) -> None:
-        self._memories: list[mmap.mmap | None] = [None] * IN_HAND
+        self._buffers: list[mmap.mmap | None] = [None] * MAX_IN_FLIGHT
 
-    def view(self, told: Mapping[str, Any], fds: Sequence[int] = ()) -> Any:
-        """Return a ``pyarrow.Table`` that lies in the memory file, read-only; ``fds`` are closed.
+    def view(self, place: Mapping[str, Any], fds: Sequence[int] = ()) -> Any:
+        """Return a read-only ``pyarrow.Table`` in the buffer; ``fds`` are closed.
 
-        Its values hold until the writer may use that file again. Raises ValueError for a place that
-        does not exist and for bytes that are no table.
+        It is valid until the writer uses the buffer again. Raises ValueError for a place that does not
+        exist and for bytes that are not a table.
         """
         import pyarrow as pa
 
-        return pa.ipc.open_stream(pa.py_buffer(self._written(told, fds))).read_all()
+        return pa.ipc.open_stream(pa.py_buffer(self._bytes(place, fds))).read_all()
 
-    def read(self, told: Mapping[str, Any], fds: Sequence[int] = ()) -> Any:
-        """Return a table like :meth:`view`, in memory of its own."""
+    def read(self, place: Mapping[str, Any], fds: Sequence[int] = ()) -> Any:
+        """Return a table like :meth:`view`, in its own memory."""
         import pyarrow as pa
 
-        written = self._written(told, fds)
-        own = pa.allocate_buffer(len(written), memory_pool=pa.system_memory_pool())
-        memoryview(own).cast("B")[:] = written
+        shared = self._bytes(place, fds)
+        own = pa.allocate_buffer(len(shared), memory_pool=pa.system_memory_pool())
+        memoryview(own).cast("B")[:] = shared
         return pa.ipc.open_stream(own).read_all()
 
-    def _written(self, told: Mapping[str, Any], fds: Sequence[int]) -> memoryview:
-        slot, nbytes = int(told["slot"]), int(told["nbytes"])
+    def _bytes(self, place: Mapping[str, Any], fds: Sequence[int]) -> memoryview:
+        number, nbytes = int(place["buffer"]), int(place["nbytes"])
         for fd in fds:
-            self._memories[slot] = _mapped(fd)
-        memory = self._memories[slot]
-        if memory is None or nbytes > len(memory):
-            raise ValueError(f"there are no {nbytes} bytes in memory file {slot}")
-        return memoryview(memory)[:nbytes]
+            self._buffers[number] = _mapped(fd)
+        buffer = self._buffers[number]
+        if buffer is None or nbytes > len(buffer):
+            raise ValueError(f"shared buffer {number} does not have {nbytes} bytes")
+        return memoryview(buffer)[:nbytes]
 
     def close(self) -> None:
-        """Let go of the files."""
-        self._memories = [None] * IN_HAND
+        """Release the buffers."""
+        self._buffers = [None] * MAX_IN_FLIGHT
 
 
 def _mapped(fd: int) -> mmap.mmap:

@@ -42,8 +42,8 @@ class InferError(Exception):
     )
 
 
-def serve(batches: Any, boot: dict[str, Any], package: Any, closure: Any) -> Any:
-    """Yield the results for ``batches``. ``boot``: the kernel's instructions.
+def serve(batches: Any, config: dict[str, Any], package: Any, closure: Any) -> Any:
+    """Yield what comes of ``batches``. ``config``: what the kernel says.
 
     ``package`` and ``closure``: a broadcast variable, or the name of a file that Spark distributes.
     """
@@ -51,9 +51,9 @@ def serve(batches: Any, boot: dict[str, Any], package: Any, closure: Any) -> Any
     if first is None:
         return  # no model is needed
     try:
-        guest = _guest(boot)
+        guest = _guest(config)
         with guest:
-            yield from guest.serve(itertools.chain([first], batches), boot, package, closure)
+            yield from guest.serve(itertools.chain([first], batches), config, package, closure)
     except Exception as error:
         text = str(error) if isinstance(error, InferError) else f"{type(error).__name__}: {error}"
         # The worker prints the exception and exits; without this, below twenty frames of Spark.
@@ -64,16 +64,16 @@ def serve(batches: Any, boot: dict[str, Any], package: Any, closure: Any) -> Any
 # ── guests ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _guest(boot: dict[str, Any]) -> _CellGuest:
-    """Return the guest for this cell on this task's device, if possible the one of earlier tasks."""
+def _guest(config: dict[str, Any]) -> _CellGuest:
+    """Return the guest for this cell on this task's device, the one from earlier tasks if there is one."""
     kept = sys.modules.setdefault(_KEPT, types.ModuleType(_KEPT))
     guests: OrderedDict[Any, _CellGuest] = kept.__dict__.setdefault("guests", OrderedDict())
-    device = _device() if boot["gpu"] else "cpu"
-    key = (boot["package"], boot["closure"], tuple(boot["env"]), device)
+    device = _device() if config["gpu"] else "cpu"
+    key = (config["package"], config["closure"], tuple(config["env"]), device)
     guest = guests.pop(key, None)
     while len(guests) >= _MOST_GUESTS:
         guests.popitem(last=False)
-    guests[key] = guest = guest or _CellGuest(dict(boot["env"]), boot["of_worker"], device)
+    guests[key] = guest = guest or _CellGuest(dict(config["env"]), config["of_worker"], device)
     return guest
 
 
@@ -117,22 +117,22 @@ class _CellGuest:
         self._worker: Any = None
 
     def serve(
-        self, batches: Any, boot: dict[str, Any], package: Any, closure: Any
+        self, batches: Any, config: dict[str, Any], package: Any, closure: Any
     ) -> Iterator[Any]:
         if self._worker is None:
             sys.meta_path.insert(0, _Zip(_content(package)))
         from hydrogen_magic.node.worker import spark_inference
 
-        with spark_inference.task_of(boot) as task:
+        with spark_inference.task_of(config) as task:
             try:
                 if self._worker is None:
-                    self._worker = spark_inference.CellWorker(self, boot, closure)
+                    self._worker = spark_inference.CellWorker(self, config, closure)
                 task.enter("running")
-                yield from self._worker.serve(batches, boot, task)
-            except GeneratorExit:  # the rest of this partition is not needed
+                yield from self._worker.serve(batches, config, task)
+            except GeneratorExit:  # nobody wants more of this partition
                 raise
             except BaseException as error:
-                raise InferError(spark_inference.told(error, boot)) from error
+                raise InferError(spark_inference.message_of(error, config)) from error
 
     def hide(self, names: set[str]) -> None:
         """Remove the worker's own modules of these top-level names; the guest now owns the names."""

@@ -1,8 +1,7 @@
-"""A rank of ``%%infer`` after its cell has run: predictions for chunks, until there are no more.
+"""A rank of ``%%infer`` after its cell has run: it predicts chunks until there are no more.
 
-This is the main thread's loop, so that a stop interrupts ``predict`` at any point. The next chunk has
-already arrived when a chunk is done. The remaining work between two chunks takes a few hundredths of a
-small model's time, so it needs no thread.
+The loop runs in the main thread, so that a stop interrupts ``predict``. The next chunk has already arrived
+when one is done; decoding it takes a few percent of the time of a small model, so no other thread does it.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,19 +26,18 @@ __all__ = ["SetUp", "serve", "set_up"]
 
 @dataclass(frozen=True)
 class SetUp:
-    """The result of running the cell."""
+    """The state after the cell has run."""
 
     loaded: LoadedClosure
     predict: Any
     files: dict[str, int]
-    """Files that the cell read, with their modification times in ns."""
+    """Files that the cell has read, with their modification times in ns."""
 
     @property
     def can_stay(self) -> bool:
-        """Whether a later gang can reuse this process as its rank.
+        """Whether a later gang may use this process as a rank.
 
-        Not if a process group binds it to the other ranks of this gang, nor if it reads so many files that
-        not all of them can be tracked.
+        Not if it is in a process group of this gang, nor if it has read too many files to watch.
         """
         dist = sys.modules.get("torch.distributed")
         is_bound = dist is not None and dist.is_available() and dist.is_initialized()
@@ -47,11 +45,11 @@ class SetUp:
 
 
 def set_up(loaded: LoadedClosure) -> SetUp:
-    """Run the cell. Raises its exceptions."""
+    """Run the cell. Raises its errors."""
     with file_tracking.noted() as files:
         value = loaded.run()
-    # Existing objects are permanent: scanning them for garbage again and again takes a fifth of the
-    # time of a predict that makes a list of every row.
+    # These objects stay. Otherwise the garbage collector visits them again and again, which takes a fifth
+    # of the time of a predict that makes a list of every row.
     gc.freeze()
     return SetUp(loaded, loaded.predict(value), files)
 
@@ -59,45 +57,43 @@ def set_up(loaded: LoadedClosure) -> SetUp:
 def serve(
     channel_fd: int, predict: Any, options: Mapping[str, Any], *, own_process: bool = True
 ) -> bool:
-    """Answer chunks over the socket ``channel_fd`` (:mod:`hydrogen_magic.inference.dispatcher`), then close
-    it.
+    """Answer the chunks of the socket ``channel_fd`` (:mod:`hydrogen_magic.inference.dispatcher`).
 
-    ``predict``: the object of that name in the cell, None without one. ``own_process``: this is a rank's
-    process, which ends with an error; otherwise the error's traceback outlives this call, and must not hold
-    shared memory. Return True when all chunks are done, False if the other end closed the channel before.
-    Raises InferError, and exceptions of ``predict``.
+    ``predict``: the cell's ``predict``, None if it does not define one. ``own_process``: whether this
+    process ends with an error; if not, the traceback of an error must not refer to shared memory.
+    Return True if all rows are done, False if the other end was closed before. Raises InferError, and
+    the errors of ``predict``.
     """
     with socket.socket(fileno=channel_fd) as sock:
-        return _Serving(sock, predict, options, own_process).run()
+        return _ChunkServer(sock, predict, options, own_process).run()
 
 
-class _Serving:
+class _ChunkServer:
     def __init__(
         self, sock: socket.socket, predict: Any, options: Mapping[str, Any], own_process: bool
     ) -> None:
         from hydrogen_magic.node.prediction.options import InferOptions
         from hydrogen_magic.node.prediction.predictor import Predictor
-        from hydrogen_magic.node.prediction.shared_buffers import SlotReader, SlotWriter
+        from hydrogen_magic.node.prediction.shared_buffers import BufferReader, BufferWriter
 
         columns = options["columns"]
         given = {**options, "columns": None if columns is None else tuple(columns)}
         self._predictor = Predictor(predict, InferOptions(**given))
         self._sock = sock
-        self._chunks = SlotReader()
+        self._chunks = BufferReader()
         self._chunk = self._chunks.view if own_process else self._chunks.read
-        self._outputs = SlotWriter()
+        self._outputs = BufferWriter()
 
     def run(self) -> bool:
-        heard = framing.FrameReader(self._sock)  # with descriptors that were not taken
-        with (
-            closing(self._predictor), closing(self._chunks), closing(self._outputs),
-            closing(heard),
-        ):  # fmt: skip
-            self._say({"did": "set up"})
-            while (received := framing.receive(heard)) is not None:
+        reader = framing.FrameReader(self._sock)
+        with ExitStack() as stack:
+            for part in (self._predictor, self._chunks, self._outputs, reader):
+                stack.callback(part.close)
+            self._send({"did": "set up"})
+            while (received := framing.receive(reader)) is not None:
                 message, fds = received
                 if message["do"] == "end":
-                    self._say({"did": "leave"})
+                    self._send({"did": "leave"})
                     return True
                 if message["do"] == "adopt":
                     self._adopt(*fds)
@@ -109,27 +105,26 @@ class _Serving:
         import pyarrow as pa
 
         with open(fd, "rb") as file:
-            file.seek(0)  # the other end closed the channel after writing it
+            file.seek(0)  # the writer left it at the end
             self._predictor.adopt(pa.ipc.read_schema(pa.py_buffer(file.read())))
 
     def _predict(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
         output = self._predictor.run(self._chunk(message, fds), int(message["row"]))
         answer = {
-            "did": "predict", "chunk": message["chunk"],
+            "did": "predict",
+            "chunk": message["chunk"],
             "failures": [asdict(failure) for failure in output.failures],
-        }  # fmt: skip
-        if self._predictor.schema is None:  # every batch failed
-            self._say(answer)
+        }
+        if self._predictor.schema is None:  # every batch so far has failed
+            self._send(answer)
             return
         place, new_fds = self._outputs.write(output.columns)
         try:
-            self._say({**answer, **place}, new_fds)
+            self._send({**answer, **place}, new_fds)
         finally:
             for fd in new_fds:
                 os.close(fd)
 
-    def _say(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        try:
+    def _send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # the next read returns the end
             framing.send(self._sock, message, fds)
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # the next read finds the end of the stream, too

@@ -1,40 +1,44 @@
 """One cell in a Python worker of Spark: runs once, then predicts for each task.
 
-It is imported from the zip that is sent (see ``inference_task``), without a notebook.
+It is imported from the zip that executors get (see ``inference_task``).
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 import os
 import platform
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.messages import TaskProgress
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.node.prediction.chunking import ChunkSizer, rebatched
+from hydrogen_magic.node.prediction.chunking import ChunkSizer, rebatched, side_by_side
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor, RowFailure
 from hydrogen_magic.node.prediction.row_labels import rows_text
 from hydrogen_magic.node.worker import main_thread, module_importer, namespace
-from hydrogen_magic.node.worker.task_reports import task_of
 from hydrogen_magic.node.worker.task_status import TaskCounter
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.closure import unbundle
 from hydrogen_magic.serialization.payload import Payload
 
-__all__ = ["CellWorker", "task_of", "told"]
+if TYPE_CHECKING:
+    from hydrogen_magic.node.worker.task_reporter import TaskReporter
 
-_MOST_FRAMES = 6
-"""Frames of user code in a message; more is a recursion."""
+__all__ = ["CellWorker", "message_of", "task_of"]
+
+_MAX_FRAMES = 6
+"""Lines of the user's code in a message; more would be a recursion."""
 _CHUNK_S = 0.5
-"""Target duration of a chunk with more than one batch."""
+"""How long a chunk of several batches may take."""
 
 
 class CellEnvironment(Protocol):
@@ -44,44 +48,41 @@ class CellEnvironment(Protocol):
 
 
 class CellWorker:
-    """A cell after its set-up."""
+    """A cell that has run."""
 
-    def __init__(self, guest: CellEnvironment, boot: Mapping[str, Any], closure: Any) -> None:
+    def __init__(self, guest: CellEnvironment, config: Mapping[str, Any], closure: Any) -> None:
         """Run the cell, which defines ``predict``, or the call, which returns it.
 
-        Raises its exceptions, and InferError for modules that are not installed here.
+        Raises its errors, and InferError for modules that are not installed.
         """
-        _refuse_missing(boot["needs"])
+        _refuse_missing(config["needs"])
         header, body = unbundle(_received(closure))
         guest.hide({name.partition(".")[0] for name in header.modules})
         module_importer.install(header.modules)
-        with _on_device("torch" in boot["needs"]):
+        with _on_device("torch" in config["needs"]):
             loaded = namespace.LoadedClosure(header, sys.modules["__main__"], own_process=False)
             loaded.restore(body)
             value = loaded.run()
         self._predict = loaded.predict(value)
 
     def serve(
-        self, batches: Iterator[pa.RecordBatch], boot: Mapping[str, Any], task: TaskCounter
+        self, batches: Iterator[pa.RecordBatch], config: Mapping[str, Any], task: TaskCounter
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the results that ``boot`` asks for, for ``batches`` of one partition, in their order.
-
-        ``task`` counts completed rows.
-        """
-        predictor = Predictor(self._predict, InferOptions(**boot["options"]))
-        chunks = _chunks(batches, boot["options"]["batch_size"])
+        """Yield the predictions for ``batches`` of one partition, in order; ``task`` counts their rows."""
+        predictor = Predictor(self._predict, InferOptions(**config["options"]))
+        chunks = _chunks(batches, config["options"]["batch_size"])
         with _on_device("torch" in sys.modules), contextlib.closing(predictor):
-            if boot["columns"] is None:
+            if config["columns"] is None:
                 yield _first_columns(predictor, chunks)
             else:
-                yield from _predicted(predictor, chunks, boot, task)
+                yield from _predicted(predictor, chunks, config, task)
 
 
 def _received(closure: Any) -> Payload:
-    """Return the contents of a broadcast variable, or of a file of that name."""
+    """Return the closure from a broadcast variable or a file."""
     if hasattr(closure, "value"):
         pickled, buffers = closure.value
-        vars(closure).pop("_value", None)  # Spark would keep it for the lifetime of this process
+        vars(closure).pop("_value", None)  # Spark would keep it until this process ends
         return Payload(pickled, tuple(buffers))
     from pyspark import SparkFiles
 
@@ -96,9 +97,8 @@ def _refuse_missing(needs: list[str]) -> None:
     missing = [name for name in needs if _is_missing(name)]
     if missing:
         raise InferError(
-            f"executors have no module {', '.join(missing)} (Python {platform.python_version()}, "
-            f"{sys.executable}): install it there, or remove the code that imports it from the "
-            "cell"
+            f"executors have no module {', '.join(missing)} (Python {platform.python_version()},"
+            f" {sys.executable}): install it there, or remove the import from the cell"
         )
 
 
@@ -110,7 +110,7 @@ def _is_missing(name: str) -> bool:
 
 
 def _on_device(has_torch: bool) -> contextlib.AbstractContextManager[Any]:
-    """Make this task's GPU torch's current one temporarily; does nothing without a GPU."""
+    """Make this task's GPU the current one of torch, if it has one."""
     name = os.environ.get("HYDROGEN_MAGIC_DEVICE", "cpu")
     if name != "cpu" and has_torch:
         import torch
@@ -121,8 +121,49 @@ def _on_device(has_torch: bool) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext()
 
 
-class _TimedPace(ChunkSizer):
-    """Makes chunks of a slow ``predict`` smaller: rows are counted per chunk."""
+# ── reports ──────────────────────────────────────────────────────────────────────────────────────
+
+
+_reporters: dict[str, TaskReporter] = {}
+"""The reporter of the last run by its key; those of earlier runs end by themselves."""
+
+
+@contextlib.contextmanager
+def task_of(config: Mapping[str, Any]) -> Iterator[TaskCounter]:
+    """Return the progress of the current task, which is reported if the kernel asks for reports.
+
+    A thread reports it a few times a second. If the kernel cannot be reached, or does not wait any more,
+    the task goes on without reports.
+    """
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    assert context is not None
+    ids = context.stageId(), context.partitionId(), context.taskAttemptId()
+    task = TaskCounter(TaskProgress(*ids, is_trial=config["columns"] is None))
+    reporter = _reporter_for(config.get("report_to"))
+    with contextlib.nullcontext() if reporter is None else reporter.reporting(task):
+        yield task
+
+
+def _reporter_for(report_to: Mapping[str, Any] | None) -> TaskReporter | None:
+    if report_to is None:
+        return None
+    reporter = _reporters.get(report_to["key"])
+    if reporter is None:
+        try:
+            from hydrogen_magic.node.worker.task_reporter import TaskReporter
+
+            reporter = TaskReporter(report_to)
+        except (ImportError, RuntimeError):  # no pyzmq, or too many threads
+            return None
+        _reporters.clear()
+        _reporters[reporter.key] = reporter
+    return None if reporter.is_closed else reporter
+
+
+class _TimedChunkSizer(ChunkSizer):
+    """Makes smaller chunks for a slow ``predict``, since progress is counted by chunks."""
 
     def __init__(self, batch_size: int) -> None:
         super().__init__(batch_size)
@@ -133,7 +174,7 @@ class _TimedPace(ChunkSizer):
         super().saw(table)
         now_s = time.monotonic()
         if self._before is None:
-            self.rows = self._batch_size  # again, until the duration of a chunk is known
+            self.rows = self._batch_size  # one batch, until its time is known
         else:
             began_s, n_rows = self._before
             in_time = int(n_rows * _CHUNK_S / max(now_s - began_s, 1e-6))
@@ -145,105 +186,94 @@ class _TimedPace(ChunkSizer):
 
 
 def _chunks(batches: Iterator[pa.RecordBatch], batch_size: int) -> Iterator[tuple[int, pa.Table]]:
-    """Yield a partition's rows in whole batches, each with the number of its first row."""
+    """Yield the chunks of a partition, each with the number of its first row."""
     first = next(batches)
-    everything = (batch for part in ((first,), batches) for batch in part)
-    first_row = 0
-    for chunk in rebatched(everything, first.schema, _TimedPace(batch_size)):
+    sizer, first_row = _TimedChunkSizer(batch_size), 0
+    for chunk in rebatched(itertools.chain([first], batches), first.schema, sizer):
         yield first_row, chunk
         first_row += chunk.num_rows
 
 
 def _first_columns(predictor: Predictor, chunks: Iterator[tuple[int, pa.Table]]) -> pa.RecordBatch:
-    """Return the types of the predictions for the first rows, as a schema in one binary value."""
+    """Return the predicted columns of the first rows, as a schema in one binary value."""
     for first_row, chunk in chunks:
         output = predictor.run(chunk, first_row)
         if predictor.schema is not None:
             found = predictor.schema.serialize().to_pybytes()
             return pa.RecordBatch.from_pydict({"o": pa.array([found], pa.binary())})
-    said = _line(output.failures[0])
     raise InferError(
-        f"predict failed for every batch, so the columns that it returns are unknown: {said}; set "
-        'them with --schema, such as --schema "score double"'
+        "predict failed for every batch, so the columns that it returns are not known:"
+        f" {_failure_text(output.failures[0])}; set them with --schema, for example --schema"
+        ' "score double"'
     )
 
 
 def _predicted(
     predictor: Predictor,
     chunks: Iterator[tuple[int, pa.Table]],
-    boot: Mapping[str, Any],
+    config: Mapping[str, Any],
     task: TaskCounter,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the kept and the predicted columns."""
-    kept, of_spark = list(boot["kept"]), pa.ipc.read_schema(pa.py_buffer(boot["of_spark"]))
-    if boot["columns"]:
-        predictor.adopt(pa.ipc.read_schema(pa.py_buffer(boot["columns"])))
+    of_spark = pa.ipc.read_schema(pa.py_buffer(config["of_spark"]))
+    if config["columns"]:
+        predictor.adopt(pa.ipc.read_schema(pa.py_buffer(config["columns"])))
     for first_row, chunk in chunks:
         output = predictor.run(chunk, first_row)
-        said = [
-            f"partition {task.progress.partition}: {_line(failure)}" for failure in output.failures
+        texts = [
+            f"partition {task.progress.partition}: {_failure_text(each)}"
+            for each in output.failures
         ]
-        for line in said:
-            print(line, file=sys.stderr)  # of the executor, which keeps it in its log
-        task.count(chunk.num_rows, sum(map(_n_rows, output.failures)), said)
-        added = _as_spark_has_it(output.columns, of_spark)
-        together = chunk.select(kept)
-        for name, column in zip(added.column_names, added.columns, strict=True):
-            together = together.append_column(name, column)
-        yield from together.to_batches()
+        for text in texts:
+            print(text, file=sys.stderr)  # the log of the executor
+        n_failed = sum(each.last_row - each.first_row + 1 for each in output.failures)
+        task.count(chunk.num_rows, n_failed, texts)
+        added = _cast(output.columns, of_spark)
+        yield from side_by_side(chunk.select(config["kept"]), added).to_batches()
 
 
-def _as_spark_has_it(columns: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return ``columns`` in the types of ``schema``; the JVM reads no other types."""
+def _cast(columns: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return ``columns`` in exactly the types of ``schema``, as the JVM reads them."""
     arrays = []
     for field, column in zip(schema, columns.columns, strict=True):
-        whole = column.combine_chunks()
-        arrays.append(whole if whole.type == field.type else _cast(whole, field))
+        values = column.combine_chunks()
+        if isinstance(values.type, pa.BaseExtensionType):
+            values = values.storage
+        try:
+            arrays.append(values.cast(field.type))
+        except pa.ArrowException as error:
+            raise InferError(
+                f"column {field.name!r} has type {column.type}, but Spark would store it as"
+                f" {field.type}, which cannot hold it ({error}): return another type from predict"
+            ) from None
     return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def _cast(column: Any, field: pa.Field) -> Any:
-    values = column.storage if isinstance(column.type, pa.BaseExtensionType) else column
-    try:
-        return values.cast(field.type)
-    except pa.ArrowException as error:
-        raise InferError(
-            f"column {field.name!r} is {column.type}, and Spark would have it as {field.type}, which"
-            f" cannot hold it ({error}): let predict return another type"
-        ) from None
 
 
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def told(error: BaseException, boot: Mapping[str, Any]) -> str:
-    """Return the message about ``error``: the error and its place, then the notebook's own lines."""
+def message_of(error: BaseException, config: Mapping[str, Any]) -> str:
+    """Return a message for the user: the error and its partition, then lines of the notebook."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     where = "" if context is None else f"partition {context.partitionId()}: "
-    cause = error.__cause__ if isinstance(error, InferError) else error
-    said = str(error) if isinstance(error, InferError) else _said(error)
-    return "\n".join([f"{where}{said}", *(_frames(cause, boot["cells"]) if cause else ())])
+    if isinstance(error, InferError):
+        cause, text = error.__cause__, str(error)
+    else:
+        report = main_thread.report_exception(error)
+        cause, text = error, f"the cell failed: {report.type}: {report.message}"
+    return "\n".join([f"{where}{text}", *(_frames(cause, config["cells"]) if cause else ())])
 
 
-def _line(failure: RowFailure) -> str:
+def _failure_text(failure: RowFailure) -> str:
     rows = rows_text(failure.first_row, failure.last_row)
     return f"predict failed on {rows}: {failure.reason} ({failure.row})"
 
 
-def _n_rows(failure: RowFailure) -> int:
-    return failure.last_row - failure.first_row + 1
-
-
-def _said(error: BaseException) -> str:
-    report = main_thread.report_exception(error)
-    return f"the cell failed: {report.type}: {report.message}"
-
-
 def _frames(error: BaseException, cells: Mapping[str, str]) -> list[str]:
     frames = main_thread.report_exception(error).frames
-    own = [frame for frame in frames if _is_own(frame, cells)][-_MOST_FRAMES:]
+    own = [frame for frame in frames if _is_own(frame, cells)][-_MAX_FRAMES:]
     shown = own if own[-1:] == list(frames[-1:]) else [*own, *frames[-1:]]
     return [line for frame in shown for line in _lines(frame, cells)]
 

@@ -1,7 +1,7 @@
-"""The thread of a Spark Python worker that reports on its tasks to the kernel and receives requests.
+"""A thread of Spark's Python worker that reports its tasks to the kernel and takes its commands.
 
-It uses the same channel as agents. The kernel may request that a task cancelled by Spark ends now (Spark
-itself would wait for seconds), or the stacks of its threads.
+It uses the channel of agents. The commands: end a task that Spark has cancelled (Spark itself would wait
+for seconds), send the stacks of all threads, and stop reporting.
 """
 
 from __future__ import annotations
@@ -32,43 +32,39 @@ from hydrogen_magic.transport.channel import AgentLink
 
 __all__ = ["TaskReporter"]
 
-_REACH_S = 3.0
-"""How long one of the kernel's addresses may take to answer."""
+_CONNECT_S = 3.0
+"""Timeout for each of the kernel's addresses."""
 _GRACE_S = 0.4
-"""How long ``predict`` may clean up after the KeyboardInterrupt that ends it."""
+"""How long ``predict`` may handle the KeyboardInterrupt that ends it."""
 _POLL_S = 0.02
-_LAST_WORD_S = 0.3
-"""How long a failed task may wait until its report was sent: Spark ends its process at once."""
-_LONGEST = 4000
-"""Maximum length of the report of a failed task, in characters."""
+_LAST_REPORT_S = 0.3
+"""How long a failed task waits for its last report: Spark ends its process at once."""
+_MAX_ERROR_CHARACTERS = 4000
 
 
 class TaskReporter:
-    """Reports the tasks of one run in this process, which has one at a time."""
+    """Reports the tasks of one run in this process, one after another."""
 
-    def __init__(self, tell: Mapping[str, Any]) -> None:
-        self.key = str(tell["key"])
-        self.is_over = False
-        """The kernel no longer listens, or never did."""
-        self._tell = tell
+    def __init__(self, report_to: Mapping[str, Any]) -> None:
+        self.key = str(report_to["key"])
+        self.is_closed = False
+        """The kernel does not listen any more, or never did."""
+        self._report_to = report_to
         self._lock = threading.Lock()
         self._task: TaskCounter | None = None
         self._ended: list[TaskCounter] = []
         self._stacks = ""
-        self._has_told = threading.Event()
-        """Set when all reports were sent."""
+        self._is_sent = threading.Event()
+        """Set while there is nothing to report."""
         self._wake: Callable[[], object] = lambda: None
         host, pid = socket.gethostname(), os.getpid()
         device = os.environ.get("HYDROGEN_MAGIC_DEVICE", "cpu")
-        worker = f"{host} {pid} {time.monotonic_ns()}"
-        self._about = TaskStatus(worker, host, pid, device, tasks=())
-        threading.Thread(target=self._run, name="hydrogen_magic telling", daemon=True).start()
-
-    # ── beside the task ──
+        self._status = TaskStatus(f"{host} {pid} {time.monotonic_ns()}", host, pid, device, ())
+        threading.Thread(target=self._run, name="hydrogen_magic reporter", daemon=True).start()
 
     @contextmanager
-    def telling(self, task: TaskCounter) -> Iterator[None]:
-        """Report ``task`` until the block ends, and its result."""
+    def reporting(self, task: TaskCounter) -> Iterator[None]:
+        """Report ``task`` during the block, and how it ended."""
         self._task = task
         phase = "failed"
         try:
@@ -78,36 +74,39 @@ class TaskReporter:
             phase = "left"
             raise
         except BaseException as error:
-            task.fail(str(error)[:_LONGEST])
+            task.fail(str(error)[:_MAX_ERROR_CHARACTERS])
             raise
         finally:
-            with self._lock:  # so that a later task is not ended by mistake
-                task.enter(phase)
-                self._task = None
-                if not self.is_over:
-                    self._ended.append(task)
-                    self._has_told.clear()
-            if phase == "failed":
-                with suppress(RuntimeError):  # its loop has just ended
-                    self._wake()
-                self._has_told.wait(_LAST_WORD_S)
+            self._end(task, phase)
+
+    def _end(self, task: TaskCounter, phase: str) -> None:
+        with self._lock:  # so that a stop does not hit the next task
+            task.enter(phase)
+            self._task = None
+            if not self.is_closed:
+                self._ended.append(task)
+                self._is_sent.clear()
+        if phase == "failed":
+            with suppress(RuntimeError):  # the loop has just ended
+                self._wake()
+            self._is_sent.wait(_LAST_REPORT_S)
 
     # ── the thread ──
 
     def _run(self) -> None:
-        with suppress(Exception):  # whatever it is, it must not affect the task
-            asyncio.run(self._talk())
+        with suppress(Exception):  # the task goes on without reports
+            asyncio.run(self._connect())
         with self._lock:
-            self.is_over = True
+            self.is_closed = True
             self._ended.clear()
-            self._has_told.set()
+            self._is_sent.set()
             self._wake = lambda: None
 
-    async def _talk(self) -> None:
-        endpoint = _reachable(self._tell["endpoints"])
+    async def _connect(self) -> None:
+        endpoint = _reachable(self._report_to["endpoints"])
         if endpoint is None:
             return
-        keys = (str(self._tell[name]) for name in ("server_key", "key", "secret"))
+        keys = (str(self._report_to[name]) for name in ("server_key", "key", "secret"))
         link = AgentLink(endpoint, *keys)
         try:
             await self._report(link)
@@ -115,39 +114,39 @@ class TaskReporter:
             link.close()
 
     async def _report(self, link: AgentLink) -> None:
-        """Send reports repeatedly: the answer, if any, is a request of the kernel."""
+        """Report at intervals; the kernel may answer each report with a command."""
         lost = asyncio.ensure_future(link.lost())
-        hearing = asyncio.ensure_future(link.receive())
+        command = asyncio.ensure_future(link.receive())
         failed, loop = asyncio.Event(), asyncio.get_running_loop()
         self._wake = lambda: loop.call_soon_threadsafe(failed.set)
         try:
             while not lost.done():
-                self._say(link)
+                self._send(link)
                 with suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(failed.wait(), self._tell["every_s"])
+                    await asyncio.wait_for(failed.wait(), self._report_to["interval_s"])
                 failed.clear()
-                if hearing.done():
-                    message, _ = hearing.result()
+                if command.done():
+                    message, _ = command.result()
                     if not await self._obey(decode(message, TaskCommand), link):
                         return
-                    hearing = asyncio.ensure_future(link.receive())
+                    command = asyncio.ensure_future(link.receive())
         finally:
             lost.cancel()
-            hearing.cancel()
+            command.cancel()
 
-    def _say(self, link: AgentLink) -> None:
+    def _send(self, link: AgentLink) -> None:
         with self._lock:
             tasks, self._ended = self._ended, []
             stacks, self._stacks = self._stacks, ""
             if self._task is not None:
                 tasks.append(self._task)
             progress = tuple(task.progress for task in tasks)
-            status = replace(self._about, tasks=progress, stacks=stacks)
+            status = replace(self._status, tasks=progress, stacks=stacks)
         link.send(status)
-        self._has_told.set()
+        self._is_sent.set()
 
     async def _obey(self, command: TaskCommand, link: AgentLink) -> bool:
-        """Do what the kernel wants; False when that is nothing any more."""
+        """Execute ``command``; return False if the kernel wants no more reports."""
         if isinstance(command, EndTask):
             await self._end_task(link)
         elif isinstance(command, ReportStacks):
@@ -155,32 +154,30 @@ class TaskReporter:
         return not isinstance(command, Quit)
 
     async def _end_task(self, link: AgentLink) -> None:
-        """End a task that Spark has cancelled: by a KeyboardInterrupt, or else with its process."""
+        """End the task, which Spark has cancelled: by KeyboardInterrupt, else with the process."""
         with self._lock:
             task = self._task
-            if task is not None:
-                os.kill(os.getpid(), signal.SIGINT)
+            if task is None:
+                return
+            os.kill(os.getpid(), signal.SIGINT)
         deadline = time.monotonic() + _GRACE_S
-        while self._is_at(task) and time.monotonic() < deadline:
+        while self._task is task and time.monotonic() < deadline:
             await asyncio.sleep(_POLL_S)
-        if task is not None and self._is_at(task):
+        if self._task is task:
             task.enter("left")
-            self._say(link)
-            await asyncio.sleep(_POLL_S)  # until ZeroMQ has sent the message
+            self._send(link)
+            await asyncio.sleep(_POLL_S)  # until ZeroMQ has sent it
         with self._lock:
-            if self._is_at(task):
+            if self._task is task:
                 os.kill(os.getpid(), signal.SIGKILL)
-
-    def _is_at(self, task: TaskCounter | None) -> bool:
-        return task is not None and self._task is task
 
 
 def _reachable(endpoints: Sequence[str]) -> str | None:
-    """Return the first reachable address of ``tcp://host:port``."""
+    """Return the first of ``tcp://host:port`` that accepts a connection."""
     for endpoint in endpoints:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         with suppress(OSError):
-            socket.create_connection((host.strip("[]"), int(port)), _REACH_S).close()
+            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
             return endpoint
     return None
 

@@ -9,8 +9,8 @@ from hydrogen_magic.core.messages import TaskProgress
 
 __all__ = ["TaskCounter"]
 
-_MOST_FAILURES = 3
-"""Failed places whose text a task reports; all of them are counted."""
+_MAX_FAILURES = 3
+"""Failures that are reported with their text; all are counted."""
 
 
 class TaskCounter:
@@ -22,9 +22,9 @@ class TaskCounter:
     def enter(self, phase: str) -> None:
         self.progress = replace(self.progress, phase=phase)
 
-    def fail(self, said: str) -> None:
+    def fail(self, error: str) -> None:
         """Note why it failed."""
-        self.progress = replace(self.progress, said=said)
+        self.progress = replace(self.progress, error=error)
 
     def count(self, n_rows: int, failed: int, failures: Sequence[str]) -> None:
         """Count a chunk that is done."""
@@ -33,5 +33,5 @@ class TaskCounter:
             so_far,
             rows=so_far.rows + n_rows,
             failed=so_far.failed + failed,
-            failures=(*so_far.failures, *failures)[:_MOST_FAILURES],
+            failures=(*so_far.failures, *failures)[:_MAX_FAILURES],
         )

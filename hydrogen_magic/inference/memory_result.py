@@ -1,0 +1,103 @@
+"""Predictions that are collected in memory and joined to their frame at the end."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from hydrogen_magic.errors import InferError
+
+__all__ = ["MemoryResult", "PredictedColumns", "copied", "table_of"]
+
+PredictedColumns = Iterator[tuple[pa.Field, pa.ChunkedArray]]
+"""One column after another, so that its memory can be released before the next one is converted."""
+
+
+class MemoryResult:
+    """See :class:`hydrogen_magic.inference.sources.FrameResult`.
+
+    Args:
+        join: Makes the result from the kept rows and the predicted columns.
+        own: Schema of the columns to keep of each chunk, for data that can be read only once. None: the
+            frame still has its rows, and ``join`` is called with an empty table.
+        n_rows: Rows of the frame, if known.
+    """
+
+    is_bounded = False
+    n_waiting = 0
+
+    def __init__(
+        self,
+        join: Callable[[pa.Table, PredictedColumns], Any],
+        n_rows: int | None,
+        own: pa.Schema | None = None,
+    ) -> None:
+        self._join = join
+        self._n_rows = n_rows
+        self._own = pa.schema([]) if own is None else own
+        self._schema = pa.schema([])
+        self._ends: dict[int, int] = {}
+        """First row of every chunk that has arrived -> the row after its last."""
+        self._rows: dict[int, pa.Table] = {}
+        self._columns: list[dict[int, list[pa.Array]]] = []
+        """For each predicted column, the arrays of every chunk by its first row."""
+
+    def begin(self, schema: pa.Schema) -> None:
+        self._schema = schema
+        self._columns = [{} for _ in schema]
+
+    def put(self, first_row: int, columns: pa.Table, rows: pa.Table) -> None:
+        self._ends[first_row] = first_row + columns.num_rows
+        self._rows[first_row] = rows.select(self._own.names)
+        for arrays, column in zip(self._columns, columns.columns, strict=True):
+            arrays[first_row] = copied(column)
+
+    def finish(self) -> Any:
+        self._check_complete()
+        rows = [self._rows.pop(first_row) for first_row in sorted(self._ends)]
+        return self._join(pa.concat_tables([self._own.empty_table(), *rows]), self._predicted())
+
+    def _check_complete(self) -> None:
+        next_row = 0
+        for first_row, end in sorted(self._ends.items()):
+            if first_row > next_row:
+                raise InferError(
+                    f"the predictions for rows {next_row} to {first_row - 1} are missing"
+                )
+            next_row = end
+        if self._n_rows not in (None, next_row):
+            raise InferError(f"{next_row} rows were predicted, but the frame has {self._n_rows}")
+
+    def _predicted(self) -> PredictedColumns:
+        columns, self._columns = deque(self._columns), []
+        for field in self._schema:
+            yield field, _in_row_order(columns.popleft(), field.type)
+
+    def abort(self) -> None:
+        self._rows.clear()
+        self._columns.clear()
+
+
+def copied(column: pa.ChunkedArray) -> list[pa.Array]:
+    """Return the arrays of a column in their own memory.
+
+    They are parts of the message that a rank sent; as long as one of them exists, so does the message.
+    """
+    return [pa.concat_arrays([array]) for array in column.chunks]
+
+
+def _in_row_order(chunks: dict[int, list[pa.Array]], kind: pa.DataType) -> pa.ChunkedArray:
+    arrays = [array for first_row in sorted(chunks) for array in chunks[first_row]]
+    return pa.chunked_array(arrays, kind).unify_dictionaries()
+
+
+def table_of(columns: PredictedColumns) -> pa.Table:
+    """Return columns as a table."""
+    fields, arrays = [], []
+    for field, array in columns:
+        fields.append(field)
+        arrays.append(array)
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))

@@ -1,0 +1,59 @@
+"""Families of Arrow types, whatever the width and layout of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+
+__all__ = ["family", "has_null_type", "is_list_of_numbers", "is_number"]
+
+_FAMILIES: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {
+    "null": (pa.types.is_null,),
+    "boolean": (pa.types.is_boolean,),
+    "integer": (pa.types.is_integer,),
+    "float": (pa.types.is_floating,),
+    "decimal": (pa.types.is_decimal,),
+    "text": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+    "bytes": (
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_binary_view,
+        pa.types.is_fixed_size_binary,
+    ),
+    "date": (pa.types.is_date,),
+    "time": (pa.types.is_time,),
+    "timestamp": (pa.types.is_timestamp,),
+    "duration": (pa.types.is_duration,),
+    "list": (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list),
+    "map": (pa.types.is_map,),
+    "struct": (pa.types.is_struct,),
+    "dictionary": (pa.types.is_dictionary,),
+}
+_NUMBERS = ("boolean", "integer", "float", "decimal")
+
+
+def family(kind: pa.DataType) -> str:
+    """Return the family of a type, ``other`` for extension types and rare ones."""
+    tests = _FAMILIES.items()
+    return next((name for name, checks in tests if any(is_a(kind) for is_a in checks)), "other")
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Return whether an element of a tensor can hold it."""
+    return family(kind) in _NUMBERS
+
+
+def is_list_of_numbers(kind: pa.DataType) -> bool:
+    """Return whether values are lists of numbers, at any depth, or tensors."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return True
+    if family(kind) != "list":
+        return False
+    return is_number(kind.value_type) or is_list_of_numbers(kind.value_type)
+
+
+def has_null_type(kind: pa.DataType) -> bool:
+    """Return whether a type is null, or has a part that is."""
+    parts = (kind.field(place).type for place in range(kind.num_fields))
+    return pa.types.is_null(kind) or any(map(has_null_type, parts))
