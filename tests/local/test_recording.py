@@ -429,7 +429,7 @@ def test_a_fault_of_the_merge_is_reported_and_ends_the_profile(
     def broken(*_: object) -> None:
         raise ZeroDivisionError("something")
 
-    monkeypatch.setattr(profiling.profiles, "merge", broken)
+    monkeypatch.setattr(profiling.profile_merge, "merge", broken)
     gang = ProfiledGang(tmp_path)
     asyncio.run(gang.made(1, b"{}"))
     phases = [event.phase for event in gang.emitted if isinstance(event, ev.Profiling)]
