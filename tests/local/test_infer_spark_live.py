@@ -1,4 +1,4 @@
-"""What the live view of ``%%infer`` on Spark is fed by: the progress of the tasks, and the reporter of workers."""
+"""The live view of ``%%infer`` on Spark: the progress of tasks, and the reporter of workers."""
 
 from __future__ import annotations
 
