@@ -230,7 +230,9 @@ def _scanned(path: tuple[str, ...]) -> Any:
 @functools.cache
 def _points(group: _Group, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
     """``path``: the module path, on which distributions are looked for."""
-    found = sorted(_scanned(path).select(group=group.name), key=lambda one: not _is_ours(one))
+    found = sorted(
+        _scanned(path).select(group=group.name), key=lambda one: (not _is_ours(one), one.name)
+    )
     if not any(map(_is_ours, found)):
         raise PlacementError(
             f"the installed metadata of hydrogen_magic has no entry points {group.name!r}: it is from"

@@ -98,6 +98,8 @@ class TorchDistributor:
             ValueError: ``num_processes`` is not positive, or an option has an impossible value.
             RuntimeError: no GPU was found here, or there is no Spark session (PlacementError, both).
         """
+        if not local_mode:
+            refuse_nested()  # a rank on an executor lacks the modules that look at the session
         self.num_processes = _positive(num_processes)
         self.local_mode = local_mode
         self.use_gpu = use_gpu

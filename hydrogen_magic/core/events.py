@@ -53,6 +53,7 @@ __all__ = [
     "RankResult",
     "RankStacks",
     "RankStarted",
+    "RowsDone",
     "Recording",
     "Spans",
     "Steps",

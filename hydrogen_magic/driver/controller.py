@@ -1,7 +1,8 @@
 """Control of one gang from its plan to its last process: start, failure, stop, retry.
 
 Runs on the hub's loop, like all other gangs of this kernel. Only events and the clock lead to actions, and
-pure functions decide (:mod:`~hydrogen_magic.driver.state.gang_state`, ``gang.culprit``).
+pure functions decide (:mod:`~hydrogen_magic.driver.state.gang_state`,
+:mod:`~hydrogen_magic.driver.state.culprit`).
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ MAX_SPANS = 20_000
 _LATEST_S = 1e8
 """Later times in a trace are invalid; events do not accept such times."""
 MAX_STEPS = 1000
-"""Spans of one profile: browsers do not open larger traces."""
+"""Steps of one profile: browsers do not open larger traces."""
 _MAX_EVENTS = 1_000_000
 """Events of one rank; a Python object each, about 1 GB in all. Five steps have far fewer."""
 _LOOK_EVERY = 1000

@@ -50,7 +50,11 @@ def examine() -> Iterator[Check]:
     yield _made("system", system)
     for name, requirement in _PACKAGES.items():
         yield _made(name, partial(package, name, requirement))
-    for name in plugins.RENDEZVOUS:
+    names = _made("plug-ins", lambda: list(plugins.RENDEZVOUS))
+    if isinstance(names, Check):
+        yield names
+        return
+    for name in names or ():
         found = _made(f"--with {name}", partial(library, name))
         if found is not None:
             yield found

@@ -31,7 +31,7 @@ class InProcessPlacement(Placement):
     def plan(self, spec: JobSpec) -> Plan:
         if spec.np != 1:
             raise PlacementError(
-                f"np={spec.np}is not possible: this process can be only one rank; use np=1"
+                f"np={spec.np} is not possible: this process can be only one rank; use np=1"
             )
         return Plan((Slot(0, 0, 0, 1, 1, 1, os.uname().nodename, interface=LOOPBACK),))
 

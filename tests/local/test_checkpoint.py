@@ -208,7 +208,7 @@ def test_a_plain_process_has_a_folder_of_its_own() -> None:
         "with warnings.catch_warnings(record=True) as said:\n"
         "    for step in (1, 2): hm.checkpoint.save(step)\n"
         "assert hm.checkpoint.load() == 2 and len(said) == 1\n"
-        "print(str(said[0].message).partition(' in ')[2].partition(',')[0])\n"
+        "print(str(said[0].message).partition(' saves to ')[2].partition(',')[0])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True

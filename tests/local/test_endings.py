@@ -337,7 +337,7 @@ def test_an_agent_that_is_killed_costs_an_attempt(when: str) -> None:
     for pid in agent_pids():
         os.kill(pid, signal.SIGKILL)
     assert ended(gang).results == ["1", "1"]
-    assert "exited unexpectedly (SIGKILL); its ranks were killed: starting" in notices_of(gang)
+    assert "exited unexpectedly (SIGKILL); its ranks were killed: restarting" in notices_of(gang)
 
 
 KILLS_ITS_FIRST_IMPORTER = """

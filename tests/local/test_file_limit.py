@@ -66,11 +66,11 @@ import os, resource
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))
 import hydrogen_magic as hm
-from hydrogen_magic.driver.placements import agents
+from hydrogen_magic.driver.placements import local_agents
 from tests import ranks
 
 def open_files():
-    (agent,) = agents.pool().all
+    (agent,) = local_agents.pool().all
     return len(os.listdir(f"/proc/{agent.process.pid}/fd"))
 
 for _ in range(2):
@@ -93,5 +93,5 @@ def test_a_full_table_of_an_agent_is_named() -> None:
         text=True, capture_output=True, timeout=2 * PATIENCE_S, check=False,
     )  # fmt: skip
     assert not done.returncode, done.stderr
-    assert "the ranks could not be started: the start of 40 ranks takes" in done.stdout
+    assert "the ranks could not be started: the start of 40 ranks needs" in done.stdout
     assert "(RLIMIT_NOFILE)" in done.stdout

@@ -34,7 +34,7 @@ from hydrogen_magic.horovod.build import (
 )
 from hydrogen_magic.horovod.build.errors import BuildError
 from hydrogen_magic.horovod.build.plan import plan
-from hydrogen_magic.notebook import doctor
+from hydrogen_magic.horovod.rendezvous import HorovodRendezvous
 from tests import leaks
 
 ROOT = Path(__file__).parents[2]
@@ -482,16 +482,17 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
 
 
 def test_the_doctor_knows_horovod(monkeypatch: pytest.MonkeyPatch) -> None:
+    diagnose = HorovodRendezvous().diagnose
     monkeypatch.setattr(installation, "horovod", lambda: None)
-    check = doctor.horovod()
-    assert check.is_well and installation.BUILD in check.found
+    missing = diagnose()
+    assert missing.is_well and installation.BUILD in missing.found
     found = installation.Horovod("0.28.1", "2.1.0", True, ("gloo", "nccl"), None)
     monkeypatch.setattr(installation, "horovod", lambda: found)
-    assert not doctor.horovod().is_well
-    assert "built for torch 2.1.0" in doctor.horovod().lines()[0]
-    assert doctor.horovod().lines()[1].endswith(installation.BUILD)
+    other = diagnose()
+    assert not other.is_well and "built for torch 2.1.0" in other.found
+    assert other.remedy == installation.BUILD
     monkeypatch.setattr(installation, "fault", lambda: None)
-    assert "0.28.1 with gloo, nccl" in doctor.horovod().lines()[0]
+    assert "0.28.1 with gloo, nccl" in diagnose().found
 
 
 def test_trying_out_a_horovod_that_does_not_fit_says_so(

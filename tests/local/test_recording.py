@@ -310,7 +310,10 @@ def test_malformed_orders_are_reported_and_ignored() -> None:
     sent: list[ev.Event] = []
     rank = reporter.Reporter(0, time.monotonic(), sent.extend)
     taken = commands.AgentCommands(
-        framing.FrameReader(theirs), rank, profiler.Profiler(rank, lambda number, fd: None)
+        framing.FrameReader(theirs),
+        rank,
+        profiler.Profiler(rank, lambda number, fd: None),
+        lambda is_recording: None,
     )
     with ours, theirs:
         taken.poll()  # nothing there: no wait
@@ -410,6 +413,9 @@ class ProfiledGang:
 
     def emit(self, event: ev.Event) -> None:
         self.emitted.append(event)
+
+    def masked(self, text: str) -> str:
+        return text
 
     def profile(self, number: int, steps: int) -> None:
         """Take the order that a rank would."""

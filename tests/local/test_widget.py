@@ -22,16 +22,16 @@ pytestmark = pytest.mark.usefixtures("warm_agents")
 WIDGET = "application/vnd.jupyter.widget-view+json"
 BREAKS = (
     "import hydrogen_magic.views.widget.feed as feed\n"
-    "whole = feed.Feed.{method}\n"
+    "whole = feed.PageFeed.{method}\n"
     "def broken(*_): raise RuntimeError('no more')\n"
-    "feed.Feed.{method} = broken"
+    "feed.PageFeed.{method} = broken"
 )
-MENDS = "feed.Feed.{method} = whole"
+MENDS = "feed.PageFeed.{method} = whole"
 COMMS = "len(__import__('comm').get_comm_manager().comms)"
 BOARD = (
     "import hydrogen_magic.views.widget.shell_interceptor as routes\n"
     "routes._board._lines, routes._board._onward, "
-    "isinstance(routes._board._stream._recv_callback, routes.Switchboard)"
+    "isinstance(routes._board._stream._recv_callback, routes.ShellInterceptor)"
 )
 
 

@@ -128,7 +128,7 @@ def test_whatever_of_the_page_fails_the_output_is_printed(
     show(Rig(tmp_path, monkeypatch), [output, ev.GangEnded(2.0, "SUCCEEDED", "")])
     printed = capsys.readouterr()
     assert printed.out == "[0] hello\n"
-    assert printed.err.startswith("the live view of gang 3f2a broke") and "no page" in printed.err
+    assert printed.err.startswith("the live view of gang 3f2a failed") and "no page" in printed.err
 
 
 def show(rig: Rig, fresh: list[ev.Event]) -> None:

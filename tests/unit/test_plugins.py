@@ -35,9 +35,9 @@ def installed(tmp_path: Path) -> Iterator[None]:
 
 
 def test_names_are_those_of_entry_points_ours_first(installed: None) -> None:
-    assert list(plugins.PLACEMENTS)[:3] == ["local", "spark", "inline"]
+    assert list(plugins.PLACEMENTS)[:3] == ["inline", "local", "spark"]
     assert set(plugins.PLACEMENTS) > {"mine", "in-process"}
-    assert list(plugins.RENDEZVOUS) == ["torch", "horovod", "mine", "broken"]
+    assert list(plugins.RENDEZVOUS)[:2] == ["horovod", "torch"]
     assert type(plugins.placement("mine")).__module__ == "my_plug_in"
     assert parse("--on mine --with mine", defaults=JobSpec()).spec.placement == "mine"
     assert "|mine" in usage()
@@ -51,7 +51,7 @@ def test_config_takes_names_of_plug_ins(installed: None) -> None:
 
 
 def test_without_plug_ins_only_ours_are_there() -> None:
-    assert list(plugins.RENDEZVOUS) == ["torch", "horovod"]
+    assert list(plugins.RENDEZVOUS) == ["horovod", "torch"]
     with pytest.raises(PlacementError, match="`--on mine`: no placement of this name is installed"):
         plugins.placement("mine")
 

@@ -451,7 +451,7 @@ def test_pandas_rows_go_by_their_labels_if_they_are_the_batch_s() -> None:
         (lambda b: {}, "no columns: return at least one"),
         (lambda b: (b["x"].to_numpy(), b["n"].to_numpy()), "a tuple of 2 arrays"),
         (lambda b: {1, 2, 3}, "a set, which has no order"),
-        (lambda b: {"a": [1, "b", None]}, "column 'a' .*no column of one type"),
+        (lambda b: {"a": [1, "b", None]}, "column 'a' .* no common type"),
         (lambda b: {"a": np.ones(3, complex)}, "column 'a' .*complex"),
         (lambda b: pa.table([[1] * 3, [2] * 3], names=["a", "a"]), "two columns 'a'"),
     ],

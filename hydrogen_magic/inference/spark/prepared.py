@@ -21,6 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from hydrogen_magic import plugins
 from hydrogen_magic.capture.values import Captured
 from hydrogen_magic.core import memory_settings
 from hydrogen_magic.core.job import JobSpec
@@ -199,7 +200,8 @@ def _config(
     share: gpu_resources.TaskResources,
 ) -> dict[str, Any]:
     """Return the message to a task. Without ``columns``, it returns those of the first batch."""
-    needs = {name.partition(".")[0] for name in captured.needs} - _SENT_MODULES
+    needs = {name.partition(".")[0] for name in captured.needs}
+    needs -= _SENT_MODULES.union(plugins.shipped())
     return {
         "package": sent.package_digest,
         "closure": sent.closure_digest,

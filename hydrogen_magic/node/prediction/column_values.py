@@ -48,7 +48,7 @@ def array_from(value: Any, n_rows: int, name: str, field: pa.Field | None) -> pa
         dtype = getattr(value, "dtype", None)
         shown = describe(value) if dtype is None else f"{describe(value)} of {dtype}"
         raise MisfitError(
-            f"predict returned column {name!r} ({shown}) with values that make no column of one type"
+            f"predict returned column {name!r} ({shown}) with values that have no common type"
             f" ({error})"
         ) from error
 

@@ -46,8 +46,8 @@ def shaped(column: pa.Array, name: str) -> Any:
     array = _rectangular(column, name)
     if array is None:
         raise InferError(
-            f"column {name!r} is {column.type} with lists of different lengths, which make no tensor: pad"
-            " them, or annotate predict's batch as pa.Table or dict[str, np.ndarray]"
+            f"column {name!r} is {column.type} with lists of different lengths, which cannot form a tensor:"
+            " pad them, or annotate predict's batch as pa.Table or dict[str, np.ndarray]"
         )
     return array
 

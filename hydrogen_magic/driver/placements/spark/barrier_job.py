@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+from hydrogen_magic import plugins
 from hydrogen_magic.core.messages import TaskProblem, decode
 from hydrogen_magic.driver.placements import AgentLostError, Attempt, Job, local_agents
 from hydrogen_magic.driver.placements.spark import forwarded_settings, packaging
@@ -22,7 +23,7 @@ from hydrogen_magic.node.spark.barrier_task import PROBLEM
 __all__ = ["BarrierJob", "as_error", "fingerprint", "problem_of", "submit"]
 
 _SHIPPED = {"cloudpickle", "hydrogen_magic"}
-"""Name in the zip that is sent with the task."""
+"""Names in the zip that is sent with the task."""
 IDLE_S = 60.0
 """How long agents on executors wait for another gang of this notebook."""
 
@@ -96,10 +97,11 @@ def _boot(
     session: Session, agent_pool: RemoteAgentPool, invited: list[RemoteAgent], attempt: Attempt
 ) -> dict[str, Any]:
     job = attempt.job
+    needs = {"zmq", *(name.partition(".")[0] for name in job.needs)}
     return {
         "gang": attempt.gang, "attempt": attempt.number, "token": agent_pool.token,
         "owner": agent_pool.owner, "python": list(sys.version_info[:2]),
-        "needs": sorted({"zmq", *(name.partition(".")[0] for name in job.needs)} - _SHIPPED),
+        "needs": sorted(needs - _SHIPPED.union(plugins.shipped())),
         "with": job.spec.rendezvous, "library": packaging.source(job.rendezvous.library),
         "endpoints": agent_pool.endpoints(session),
         "server_key": invited[0].keys.server_key,

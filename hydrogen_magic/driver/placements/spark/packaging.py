@@ -56,7 +56,11 @@ def _files_of(package: str) -> Iterator[tuple[str, Path]]:
     while above:
         yield f"{above.replace('.', '/')}/__init__.py", _init_of(above)
         above, _, _ = above.rpartition(".")
-    folder = _init_of(package).parent
+    origin = _init_of(package)
+    if origin.name != "__init__.py":
+        yield f"{package.replace('.', '/')}.py", origin
+        return
+    folder = origin.parent
     for path in folder.rglob("*.py"):
         yield f"{package.replace('.', '/')}/{path.relative_to(folder).as_posix()}", path
 

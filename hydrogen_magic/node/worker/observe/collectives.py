@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -43,6 +44,8 @@ NAMES = (
     "send",
 )
 """Functions that can wait for other ranks."""
+_RELEASE_S = 0.01
+"""Time in which Gloo's threads release finished work."""
 
 
 def attach(module: ModuleType) -> None:
@@ -96,7 +99,13 @@ def _noting_end(original: Callable[..., Any]) -> Callable[..., Any]:
         reporter = _reporter.current()
         if reporter is not None:
             reporter.solo.leave()
-        return original(*args, **kwargs)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            # Gloo's thread still holds the last work, and with it a Python object of torch's backward
+            # (`torch/autograd/graph.py`, "context"). If the user's next statement frees the process
+            # group, its destructor waits for that thread with the GIL held: a deadlock of torch 2.13.
+            time.sleep(_RELEASE_S)
 
     return destroy_process_group
 
