@@ -24,7 +24,7 @@ from hydrogen_magic.errors import HydrogenError
 
 __all__ = ["GangController"]
 
-_WEIGH = (ev.RankFailed, ev.RankExited)
+_FAILURE_EVENTS = (ev.RankFailed, ev.RankExited)
 _CHECK_START_S = 0.5
 _STACKS_S = 0.15
 """Time to write stacks before a gang is ended because of a failed collective."""
@@ -47,7 +47,7 @@ class GangController:
         self._loop = loop
         self._profiling = GangProfiler(gang, agent_group, job.record_dir, self._job.now_s)
         if job.feed is not None:
-            job.feed.attach(gang.emit, lambda: self.stop("failure"), job.now_s, self.dismiss)
+            job.feed.attach(gang.emit, lambda: self.stop("failure"), job.now_s, self.cancel_rank)
         self._timer: asyncio.TimerHandle | None = None
         self._culprit: int | None = None
         self._headline = ""
@@ -59,9 +59,9 @@ class GangController:
         """Ask the gang to end; a second call with ``kill`` ends it at once. Later reasons are ignored."""
         self._loop.call_soon_threadsafe(self._stop, reason, kill)
 
-    def dismiss(self, rank: int) -> None:
+    def cancel_rank(self, rank: int) -> None:
         """End a rank whose work other ranks have done: it counts as done."""
-        self._loop.call_soon_threadsafe(self._dismiss, rank)
+        self._loop.call_soon_threadsafe(self._cancel_rank, rank)
 
     def ask_stacks(self) -> None:
         """Request every rank's stacks as events."""
@@ -132,7 +132,9 @@ class GangController:
         self._gang.emit(ev.AttemptStarted(self._job.now_s(), number))
         attempt = Attempt(self._gang.id, number, self._job)
         sink = EventSink(self._on_event, self._gang.deliver, self._profiling.on_trace)
-        watching = [asyncio.ensure_future(w) for w in (self._watch_start(), self._watch_meeting())]
+        watching = [
+            asyncio.ensure_future(w) for w in (self._watch_start(), self._watch_rendezvous())
+        ]
         try:
             await self._agent_group.launch(attempt, sink)
         except AgentLostError as error:
@@ -147,7 +149,7 @@ class GangController:
         if self._culprit is None and state.fault is None and not self._is_unwanted():
             found = verdict(state, math.inf)
             if found is not None and found.culprit is not None:
-                self._blame(state, found.culprit)
+                self._name_culprit(state, found.culprit)
 
     def _lose(self, error: AgentLostError) -> None:
         """Report the end of all ranks, which their agents can report no longer."""
@@ -168,8 +170,8 @@ class GangController:
         self._gang.emit(event)
         if isinstance(event, ev.AttemptFailed):
             self._stop("failure", False)
-        elif isinstance(event, _WEIGH):
-            self._weigh()
+        elif isinstance(event, _FAILURE_EVENTS):
+            self._look_for_culprit()
         if isinstance(event, ev.RankPhase) and event.phase == "running":
             self._release_closure()
 
@@ -180,7 +182,7 @@ class GangController:
         if is_last and all(rank.phase in ("running", "finishing") for rank in state.ranks):
             self._job.release_closure()
 
-    def _weigh(self) -> None:
+    def _look_for_culprit(self) -> None:
         """End the gang as soon as the culprit is known."""
         self._cancel_timer()
         state = self._gang.snapshot()
@@ -189,16 +191,16 @@ class GangController:
             return
         if found.culprit is None:
             delay = max(0.0, found.wait_until_s - self._job.now_s())
-            self._timer = self._loop.call_later(delay, self._weigh)
+            self._timer = self._loop.call_later(delay, self._look_for_culprit)
             return
-        self._blame(state, found.culprit)
+        self._name_culprit(state, found.culprit)
         if failed_independently(state.ranks[found.culprit]):
             self._stop("failure", False)
             return
         self._agent_group.ask_stacks()  # where the ranks wait, or what blocks one of them
         self._timer = self._loop.call_later(_STACKS_S, self._stop, "failure", False)
 
-    def _blame(self, state: GangState, culprit: int) -> None:
+    def _name_culprit(self, state: GangState, culprit: int) -> None:
         self._culprit = culprit
         self._headline = headline(state, culprit)
 
@@ -211,10 +213,10 @@ class GangController:
         self._gang.emit(ev.StopRequested(self._job.now_s(), reason, kill))
         self._agent_group.kill() if kill else self._agent_group.stop()
 
-    def _dismiss(self, rank: int) -> None:
+    def _cancel_rank(self, rank: int) -> None:
         if not self._gang.ranks[rank].is_over:
             self._gang.emit(ev.RankResult(self._job.now_s(), rank, 0))
-            self._agent_group.dismiss(rank)
+            self._agent_group.cancel_rank(rank)
 
     def _record(self, on: bool) -> None:
         state = self._gang.snapshot()
@@ -252,7 +254,7 @@ class GangController:
             report = ev.ErrorReport("StartTimeout", text)
             self._on_event(ev.RankFailed(self._job.now_s(), rank.rank, report, rank.phase))
 
-    async def _watch_meeting(self) -> None:
+    async def _watch_rendezvous(self) -> None:
         """Fail the ranks that do not enter the initial collective while the others wait there."""
         init_collective = self._job.rendezvous.init_collective
         limit_s = self._job.rendezvous.join_timeout_s(self._job.spec)

@@ -147,7 +147,7 @@ def launch_captured(
     if agent_group is None or loop is None:
         _run_here(gang, job, placement)
     else:
-        _conduct(gang, job, agent_group, loop)
+        _start_controller(gang, job, agent_group, loop)
     return gang
 
 
@@ -209,17 +209,17 @@ def _is_in(name: str, module: str) -> bool:
     return name == module or name.startswith(f"{module}.")
 
 
-def _conduct(
+def _start_controller(
     gang: Gang, job: Job, agent_group: AgentGroup, loop: asyncio.AbstractEventLoop
 ) -> None:
-    conductor = GangController(gang, job, agent_group, loop)
-    gang.attach(conductor)
+    controller = GangController(gang, job, agent_group, loop)
+    gang.attach(controller)
     _running[gang.id] = gang
-    done = asyncio.run_coroutine_threadsafe(conductor.run(), loop)
-    done.add_done_callback(lambda future: _on_conducted(gang, future))
+    done = asyncio.run_coroutine_threadsafe(controller.run(), loop)
+    done.add_done_callback(lambda future: _on_controller_end(gang, future))
 
 
-def _on_conducted(gang: Gang, done: Future[None]) -> None:
+def _on_controller_end(gang: Gang, done: Future[None]) -> None:
     _running.pop(gang.id, None)
     error = "its controller was cancelled" if done.cancelled() else done.exception()
     if error is not None:  # a fault of ours; callers wait for the gang's end

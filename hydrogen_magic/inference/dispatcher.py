@@ -73,10 +73,10 @@ class Dispatcher:
         emit: Callable[[ev.Event], None],
         stop: Callable[[], None],
         now_s: Callable[[], float],
-        dismiss: Callable[[int], None],
+        cancel_rank: Callable[[int], None],
     ) -> None:
         """Set how to report progress, stop all ranks, read the gang's clock and cancel one rank."""
-        self._emit, self._stop, self._now_s, self._cancel_rank = emit, stop, now_s, dismiss
+        self._emit, self._stop, self._now_s, self._cancel_rank = emit, stop, now_s, cancel_rank
 
     # ── an attempt ──
 

@@ -41,7 +41,7 @@ class GangContract:
     """Number of ranks. With one rank the guarantees about peers are skipped."""
     captures_output: ClassVar[bool] = True
     """Output of the ranks reaches the gang's logs."""
-    patience_s: ClassVar[float] = 120.0
+    timeout_s: ClassVar[float] = 120.0
     """Bound of every wait."""
 
     def test_a_plan_has_every_rank_and_no_effect(self) -> None:
@@ -116,9 +116,9 @@ class GangContract:
 
     def ended(self, gang: Gang) -> Gang:
         """Wait for the gang's end; fail, and kill it, when it takes too long."""
-        if not gang.wait(self.patience_s):
+        if not gang.wait(self.timeout_s):
             gang.stop(kill=True)
-            pytest.fail(f"still running after {self.patience_s} s: {gang.snapshot()}")
+            pytest.fail(f"still running after {self.timeout_s} s: {gang.snapshot()}")
         return gang
 
     def failure_of(self, gang: Gang) -> RankFailedError:
@@ -129,16 +129,16 @@ class GangContract:
 
     def until(self, gang: Gang, holds: Callable[[], object]) -> None:
         """Wait for a condition that must hold while the gang runs."""
-        deadline = time.monotonic() + self.patience_s
+        deadline = time.monotonic() + self.timeout_s
         while not holds():
             assert not gang.wait(0.01), f"it ended early: {gang.snapshot().reason}"
             if time.monotonic() > deadline:
                 gang.stop(kill=True)
-                pytest.fail(f"not within {self.patience_s} s: {gang.snapshot()}")
+                pytest.fail(f"not within {self.timeout_s} s: {gang.snapshot()}")
 
     def until_gone(self, pids: Iterable[int]) -> None:
         """Wait for the end of processes."""
-        pids, deadline = list(pids), time.monotonic() + self.patience_s
+        pids, deadline = list(pids), time.monotonic() + self.timeout_s
         while left := [one.pid for one in processes.processes(pids) if one.state != "Z"]:
             assert time.monotonic() < deadline, f"still running: {left}"
             time.sleep(0.01)

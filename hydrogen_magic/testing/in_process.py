@@ -76,7 +76,7 @@ class _ThreadGroup:
     def kill(self) -> None:
         self.stop()
 
-    def dismiss(self, rank: int) -> None:
+    def cancel_rank(self, rank: int) -> None:
         self.stop()
 
     def ask_stacks(self) -> None:

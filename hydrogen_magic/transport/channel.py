@@ -121,7 +121,7 @@ class Hub:
         self._receivers[keys.key] = on_message
         return keys
 
-    def dismiss(self, key: str) -> None:
+    def revoke_key(self, key: str) -> None:
         """Revoke the key of this agent."""
         self._receivers.pop(key, None)
         self._routes.pop(key, None)

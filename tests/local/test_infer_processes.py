@@ -107,7 +107,7 @@ def test_a_kernel_that_ends_leaves_nothing(tmp_path: Path) -> None:
 def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     rows = write(tmp_path / "rows.parquet", 0, 50_000)
     code = (
-        "import resource, sys, tests.unit.test_infer_frames as t\n"
+        "import resource, sys, tests.unit.test_infer_sources as t\n"
         "from pathlib import Path\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
         "for path in sys.argv[1:]:\n"

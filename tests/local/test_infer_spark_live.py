@@ -218,7 +218,7 @@ def test_the_kernel_hears_of_a_task_until_it_wants_no_more(hub: Hub) -> None:
         there.count(700, 0, [])
         until(lambda: any(t.rows == 700 for news in said for t in news.tasks))
     until(lambda: any(t.phase == "done" for news in said for t in news.tasks))
-    on_loop(hub, lambda: hub.dismiss(reporter.key))
+    on_loop(hub, lambda: hub.revoke_key(reporter.key))
     until(lambda: reporter.is_closed)
 
 
@@ -229,7 +229,7 @@ def test_a_task_that_fails_says_so_before_its_process_ends(hub: Hub) -> None:
     with pytest.raises(ValueError, match="no good"), reporter.reporting(TaskCounter(task(3, 1))):
         raise ValueError("no good")
     until(lambda: any(t.error == "no good" for news in said for t in news.tasks), 0.2)
-    on_loop(hub, lambda: hub.dismiss(reporter.key))
+    on_loop(hub, lambda: hub.revoke_key(reporter.key))
     until(lambda: reporter.is_closed)
 
 

@@ -76,7 +76,7 @@ def test_pages_hear_of_every_slot_at_once() -> None:
 # ── the time that ranks have to start ────────────────────────────────────────────────────────────
 
 
-class WaitingCrew:
+class WaitingAgentGroup:
     """Waits for room until :attr:`has_room`; its ranks never start."""
 
     def __init__(self) -> None:
@@ -110,8 +110,8 @@ class WaitingCrew:
 
 
 @pytest.fixture
-def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[WaitingCrew]:
-    made = WaitingCrew()
+def agent_group(monkeypatch: pytest.MonkeyPatch) -> Iterator[WaitingAgentGroup]:
+    made = WaitingAgentGroup()
 
     def opened(placement: LocalPlacement, spec: JobSpec) -> AgentGroup:
         return made
@@ -122,11 +122,11 @@ def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[WaitingCrew]:
     made.has_room.set()
 
 
-def test_ranks_are_late_only_from_when_there_is_room(crew: WaitingCrew) -> None:
+def test_ranks_are_late_only_from_when_there_is_room(agent_group: WaitingAgentGroup) -> None:
     gang = hm.launch(ranks.environment, np=2, start_timeout=START_TIMEOUT_S)
     assert not gang.wait(4 * START_TIMEOUT_S), "it waits for room, for as long as it takes"
     assert gang.snapshot().queued == (1, 2)
-    crew.has_room.set()
+    agent_group.has_room.set()
     assert gang.wait(60)
     ended = next(e for e in gang.events() if isinstance(e, ev.Queued) and e.have == e.wanted)
     late = [event for event in gang.events() if isinstance(event, ev.RankFailed)]
@@ -137,7 +137,7 @@ def test_ranks_are_late_only_from_when_there_is_room(crew: WaitingCrew) -> None:
     assert gang.state == "FAILED"
 
 
-def test_a_gang_that_waits_for_room_can_be_stopped(crew: WaitingCrew) -> None:
+def test_a_gang_that_waits_for_room_can_be_stopped(agent_group: WaitingAgentGroup) -> None:
     gang = hm.launch(ranks.environment, np=2)
     assert not gang.wait(0.05)
     gang.stop()

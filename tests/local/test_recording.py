@@ -404,7 +404,7 @@ def test_a_cell_that_ends_first_is_profiled_as_far_as_it_went(gang: Gang, over: 
 
 
 class ProfiledGang:
-    """A gang of one rank that is gang for profiles, and its crew."""
+    """A gang of one rank that is asked for profiles, and its agent group."""
 
     def __init__(self, folder: Path) -> None:
         self.emitted: list[ev.Event] = []

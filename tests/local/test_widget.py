@@ -30,8 +30,8 @@ MENDS = "feed.PageFeed.{method} = whole"
 COMMS = "len(__import__('comm').get_comm_manager().comms)"
 BOARD = (
     "import hydrogen_magic.views.widget.shell_interceptor as routes\n"
-    "routes._board._lines, routes._board._onward, "
-    "isinstance(routes._board._stream._recv_callback, routes.ShellInterceptor)"
+    "routes._interceptor._lines, routes._interceptor._onward, "
+    "isinstance(routes._interceptor._stream._recv_callback, routes.ShellInterceptor)"
 )
 
 

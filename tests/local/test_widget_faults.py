@@ -66,7 +66,7 @@ class Rig:
         return [message for message in self.sent if message["kind"] == "delta"]
 
     def order(self, number: int, **content: Any) -> None:
-        self.view._desk.take({"id": str(number), "client": "me", **content})
+        self.view._commands.take({"id": str(number), "client": "me", **content})
 
 
 def test_at_most_one_message_a_tenth_of_a_second(

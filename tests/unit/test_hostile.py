@@ -208,10 +208,10 @@ def test_what_is_too_large_for_one_message_goes_in_several() -> None:
 
     agent = SimpleNamespace(_send=send)
     agent._send_events = partial(AgentServer._send_events, agent)
-    crew: Any = SimpleNamespace(gang="cafe", attempt=0, now_s=lambda: 1.0)
+    agent_group: Any = SimpleNamespace(gang="cafe", attempt=0, now_s=lambda: 1.0)
     steps = [ev.encode(ev.Steps(1.0, 0, number)) for number in range(100)]
     huge = ev.encode(ev.Output(1.0, 0, "stdout", "x" * 5000))
-    agent._send_events(crew, [*steps[:50], huge, *steps[50:]])
+    agent._send_events(agent_group, [*steps[:50], huge, *steps[50:]])
     events = [event for message in sent for event in message.events]
     assert [event for event in events if event[0] == "Steps"] == steps
     (notice,) = {event[1]["text"] for event in events if event[0] == "Notice"}

@@ -53,11 +53,11 @@ class WorkFeed(Protocol):
         emit: Callable[[Event], None],
         stop: Callable[[], None],
         now_s: Callable[[], float],
-        dismiss: Callable[[int], None],
+        cancel_rank: Callable[[int], None],
     ) -> None:
         """Set the receiver of events, the function that ends ranks, and the gang's clock.
 
-        ``dismiss`` ends one rank, which counts as done: others have done its work.
+        ``cancel_rank`` ends one rank, which counts as done: others have done its work.
         """
         ...
 
@@ -178,7 +178,7 @@ class AgentGroup(Protocol):
         """End the ranks at once."""
         ...
 
-    def dismiss(self, rank: int) -> None:
+    def cancel_rank(self, rank: int) -> None:
         """End one rank at once that is no longer needed."""
         ...
 

@@ -153,7 +153,7 @@ class LocalAgentGroup:
         if (agent := self._launched_agent()) is not None:
             agent.kill_ranks()
 
-    def dismiss(self, rank: int) -> None:
+    def cancel_rank(self, rank: int) -> None:
         if (agent := self._launched_agent()) is not None:
             agent.send(KillRanks(agent.gang, rank))
 

@@ -249,7 +249,7 @@ class LocalAgent(AgentClient):
         if self.alive:
             self.alive = False
             self._stderr.close()
-            self.hub.dismiss(self.keys.key)
+            self.hub.revoke_key(self.keys.key)
             self.hub.loop.remove_reader(self._exit_fd)
             self.hub.loop.remove_reader(self._handover)
             os.close(self._exit_fd)

@@ -131,7 +131,7 @@ class TaskAgentGroup:
         try:
             await self._attempt(self._report_to(keys), attempt, sink)
         finally:
-            hub().dismiss(keys.key)
+            hub().revoke_key(keys.key)
 
     async def _attempt(
         self, report_to: dict[str, Any] | None, attempt: Attempt, sink: EventSink
@@ -251,7 +251,7 @@ class TaskAgentGroup:
     def kill(self) -> None:
         self.stop()
 
-    def dismiss(self, rank: int) -> None:
+    def cancel_rank(self, rank: int) -> None:
         """Do nothing: Spark assigns partitions to tasks."""
 
     def ask_stacks(self) -> None:

@@ -211,7 +211,7 @@ def _be_intermediate(
     observers: Sequence[ObserverSpec],
 ) -> NoReturn:
     pids: list[int] = []
-    go_between_pid = os.getpid()
+    intermediate_pid = os.getpid()
     for start in range(0, len(fds), FDS_PER_WORKER):
         own = WorkerPipes(*fds[start : start + FDS_PER_WORKER])
         pid = os.fork()
@@ -219,7 +219,7 @@ def _be_intermediate(
             # An inherited descriptor of a sibling would hide that sibling's end of file.
             for fd in {sock.detach(), write_end, *fds} - set(own.all()):
                 os.close(fd)
-            run_worker(own, agent_pid, go_between_pid, observers)
+            run_worker(own, agent_pid, intermediate_pid, observers)
         pids.append(pid)
     os.write(write_end, json.dumps(pids).encode())
     os._exit(0)

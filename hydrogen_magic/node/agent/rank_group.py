@@ -101,14 +101,14 @@ class RankGroup:
         """Whether it was asked to end before its ranks were started."""
         return self._cancelled
 
-    async def run(self, handed: Sequence[int], start_template: Callable[[], None]) -> None:
+    async def run(self, handed: Sequence[int], start_forkserver: Callable[[], None]) -> None:
         """Start the ranks, wait for their end, and clean up; returns when nothing is left.
 
         ``handed``: descriptors, closed here: of the closure, and of a channel for each rank that
         receives data.
         """
         try:
-            await self._start_ranks(handed, start_template)
+            await self._start_ranks(handed, start_forkserver)
             await self._watch()
         finally:
             self.timelines.finish()
@@ -122,11 +122,13 @@ class RankGroup:
                 for left in Path(self.record_dir).glob(f"{_trace_name(rank.rank)}*"):
                     left.unlink(missing_ok=True)  # it was killed while writing it
 
-    async def _start_ranks(self, handed: Sequence[int], start_template: Callable[[], None]) -> None:
+    async def _start_ranks(
+        self, handed: Sequence[int], start_forkserver: Callable[[], None]
+    ) -> None:
         try:
             if not self._cancelled:
-                start_template()
-                self._starting = asyncio.ensure_future(self._start(handed, start_template))
+                start_forkserver()
+                self._starting = asyncio.ensure_future(self._start(handed, start_forkserver))
                 await asyncio.wait([self._starting])
                 self._report_start(self._starting)
         finally:
@@ -143,7 +145,7 @@ class RankGroup:
 
     # ── starting ──
 
-    async def _start(self, handed: Sequence[int], start_template: Callable[[], None]) -> None:
+    async def _start(self, handed: Sequence[int], start_forkserver: Callable[[], None]) -> None:
         ranks = self._request.ranks
         for one in ranks:
             self._emit(ev.RankPhase(self.now_s(), one.rank, "starting", self._first_detail()))
@@ -151,15 +153,15 @@ class RankGroup:
         if not workers:
             wanted = len(ranks), self._request.preload, self._request.observers
             take = functools.partial(self._pool.take, *wanted)
-            workers = await self._with_template(take, start_template)
+            workers = await self._with_forkserver(take, start_forkserver)
         if self._service is not None:
-            await self._with_template(self._service.begin, start_template)
+            await self._with_forkserver(self._service.begin, start_forkserver)
         closure_fd, *channels = handed
         for n, (one, worker) in enumerate(zip(ranks, workers, strict=True)):
             self._send_off(one, worker, [closure_fd, *channels[n : n + 1]])
 
-    async def _with_template(
-        self, take: Callable[[], Awaitable[_T]], start_template: Callable[[], None]
+    async def _with_forkserver(
+        self, take: Callable[[], Awaitable[_T]], start_forkserver: Callable[[], None]
     ) -> _T:
         """Call ``take``, which forks from the forkserver; if the forkserver dies, start another and
         retry once.
@@ -170,7 +172,7 @@ class RankGroup:
             return await take()
         except ChildProcessError as error:
             self._emit(ev.Notice(self.now_s(), "warning", f"{error}; starting a new one"))
-        start_template()
+        start_forkserver()
         return await take()
 
     def _report_start(self, start: asyncio.Future[None]) -> None:

@@ -189,7 +189,7 @@ class AgentServer:
             handed = await self._kernel_link.handed(group)
             if self._preparing is not None:
                 await asyncio.wait([self._preparing])
-            await group.run(handed, lambda: self._start_template(request))
+            await group.run(handed, lambda: self._start_forkserver(request))
         except Exception as error:  # whatever it is, the kernel waits for this gang's end
             group.report_fault(error)
         finally:
@@ -200,7 +200,7 @@ class AgentServer:
                 self._finish(group)
         self._preparing = asyncio.ensure_future(self._prepare(request))
 
-    def _start_template(self, request: LaunchRequest) -> None:
+    def _start_forkserver(self, request: LaunchRequest) -> None:
         self._pool.start(request.fingerprint, request.env, request.sys_path)
 
     def _finish(self, group: RankGroup) -> None:

@@ -54,7 +54,7 @@ _EARLY_EXIT = "exit code 0 before the end of the cell counts as a failure of the
 def run_worker(
     pipes: process_setup.WorkerPipes,
     agent_pid: int,
-    go_between_pid: int,
+    intermediate_pid: int,
     observers: Sequence[ObserverSpec],
 ) -> NoReturn:
     """Be a worker until the end of this process; called in a fresh fork of the forkserver.
@@ -63,7 +63,7 @@ def run_worker(
     """
     code = 1
     try:
-        process_setup.detach(pipes, agent_pid, go_between_pid)
+        process_setup.detach(pipes, agent_pid, intermediate_pid)
         process_setup.get_ready(observers)
         control = socket.socket(fileno=pipes.control)
         reader = framing.FrameReader(control)

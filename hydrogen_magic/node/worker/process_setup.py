@@ -76,9 +76,9 @@ class WorkerPipes:
 # ── becoming an independent process ──────────────────────────────────────────────────────────────
 
 
-def detach(pipes: WorkerPipes, agent_pid: int, go_between_pid: int) -> None:
+def detach(pipes: WorkerPipes, agent_pid: int, intermediate_pid: int) -> None:
     os.setsid()
-    _wait_for_parent(agent_pid, go_between_pid)
+    _wait_for_parent(agent_pid, intermediate_pid)
     processes.die_with_parent()
     if os.getppid() != agent_pid:
         os._exit(1)  # it died between the two lines above
@@ -94,13 +94,13 @@ def detach(pipes: WorkerPipes, agent_pid: int, go_between_pid: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _wait_for_parent(agent_pid: int, go_between_pid: int) -> None:
+def _wait_for_parent(agent_pid: int, intermediate_pid: int) -> None:
     """Wait until the intermediate process that forked us has exited and the agent is our parent.
 
     Parent-death signals refer to the parent at the time of the call, so an earlier one would fire now.
     """
     while (parent := os.getppid()) != agent_pid:
-        if parent != go_between_pid:
+        if parent != intermediate_pid:
             os._exit(1)  # neither: the agent has died, and this process has no owner
         time.sleep(0.0002)
 

@@ -11,10 +11,10 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.notebook.arguments.parsing import (
     ArgumentsError,
     LineParser,
+    add_display,
     add_limits,
-    add_meeting,
-    add_names,
-    add_shown,
+    add_out,
+    add_rendezvous,
     add_where,
     spec_of,
     split,
@@ -78,13 +78,13 @@ def _parser(is_cell: bool) -> LineParser:
         allow_abbrev=False,
     )
     add_where(parser)
-    add_meeting(parser)
+    add_rendezvous(parser)
     add_limits(parser)
-    add_names(parser)
+    add_out(parser)
     parser.add_argument(
         "--save", type=typed(python_file), metavar="FILE.py", help="also write a script"
     )
-    add_shown(parser)
+    add_display(parser)
     if not is_cell:
         rest = argparse.REMAINDER
         parser.add_argument("-m", dest="module", nargs=rest, help="module to run, its arguments")

@@ -14,8 +14,8 @@ from hydrogen_magic.node.prediction.options import ON_ERROR, InferOptions
 from hydrogen_magic.notebook.arguments.parsing import (
     ArgumentsError,
     LineParser,
+    add_display,
     add_limits,
-    add_shown,
     add_where,
     spec_of,
     split,
@@ -92,7 +92,7 @@ def _parser() -> LineParser:
     )
     add_where(parser)
     add_limits(parser)
-    add_shown(parser)
+    add_display(parser)
     return parser
 
 

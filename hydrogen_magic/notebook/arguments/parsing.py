@@ -27,9 +27,9 @@ __all__ = [
     "ArgumentsError",
     "LineParser",
     "add_limits",
-    "add_meeting",
-    "add_names",
-    "add_shown",
+    "add_rendezvous",
+    "add_out",
+    "add_display",
     "add_where",
     "options_of",
     "spec_of",
@@ -69,7 +69,7 @@ def add_where(parser: LineParser) -> None:
         help="environment variable of every rank; repeatable")  # fmt: skip
 
 
-def add_meeting(parser: LineParser) -> None:
+def add_rendezvous(parser: LineParser) -> None:
     """Add the option for the rendezvous."""
     parser.add_argument(
         "--with", dest="rendezvous", type=choice(plugins.RENDEZVOUS), metavar="|".join(plugins.RENDEZVOUS),
@@ -91,7 +91,7 @@ def add_limits(parser: LineParser) -> None:
         help="size limit of captured data: 2GB")  # fmt: skip
 
 
-def add_names(parser: LineParser) -> None:
+def add_out(parser: LineParser) -> None:
     """Add the option for variables to bring back."""
     parser.add_argument(
         "--out", action="append", type=typed(variable_names), default=[], metavar="NAME[,NAME]",
@@ -99,7 +99,7 @@ def add_names(parser: LineParser) -> None:
     )  # fmt: skip
 
 
-def add_shown(parser: LineParser) -> None:
+def add_display(parser: LineParser) -> None:
     """Add options for the display."""
     add = parser.add_argument
     file = typed(lambda text: text and new_file(text))

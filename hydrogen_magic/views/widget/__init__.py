@@ -87,7 +87,7 @@ class WidgetView:
         self._gang_clock = GangClock(clock)
         self._display = Display()
         self._flood = FloodWatch(clock=clock)
-        self._desk = CommandHandler(actions, self._send, self._later)
+        self._commands = CommandHandler(actions, self._send, self._later)
         self._maker = DownloadMaker(self._on_file)
         self._state = GangState()
         self._n_seen = 0
@@ -237,7 +237,7 @@ class WidgetView:
         if self._expected:
             from hydrogen_magic.views.widget.model import Page  # takes 0.2 s
 
-            self._page = Page(self._display, self._desk.take)
+            self._page = Page(self._display, self._commands.take)
             self._page.open(state.gang, blocking=self._blocking)
             self._page.show("\n".join(block(state, state.now_s, _WIDTH)))
         else:
@@ -304,7 +304,7 @@ class WidgetView:
         try:
             self._answer(order)
         except HydrogenError as error:
-            self._desk.answer(order, ok=False, text=str(error))
+            self._commands.answer(order, ok=False, text=str(error))
 
     def _answer(self, order: Order) -> None:
         actions = self._actions
@@ -318,7 +318,7 @@ class WidgetView:
             self._answer_detail(feed, order)
         elif what == "show":
             self._show_again(order["what"])
-            self._desk.answer(order, ok=True)
+            self._commands.answer(order, ok=True)
         elif what in ("rows", "lanes"):
             (feed.watch if what == "rows" else feed.show_lanes)(order["ranks"])
             if self._is_closed:  # there are no more updates
@@ -330,16 +330,16 @@ class WidgetView:
         try:
             found = feed.detail(order)
         except ValueError as error:  # for a metric that the next attempt has not logged yet
-            self._desk.answer(order, ok=False, text=str(error))
+            self._commands.answer(order, ok=False, text=str(error))
         else:
             self._send(*found)
 
     def _on_file(self, order: Order, made: DownloadFile | str) -> None:
         """Receive a file, or an error message in its place; in the maker's thread."""
         if isinstance(made, str):
-            self._desk.answer(order, ok=False, text=made)
+            self._commands.answer(order, ok=False, text=made)
             return
-        self._desk.answer(order, ok=True)
+        self._commands.answer(order, ok=True)
         self._outgoing.append(parts(made, order))
         if self._is_closed:  # as in _later()
             self._serve(all_of_it=True)
@@ -397,7 +397,7 @@ class WidgetView:
     def fade(self) -> None:
         """Release the gang and its data; pages keep the final picture."""
         with self._serving:
-            self._desk.forget()
+            self._commands.forget()
             self._feed, self._actions, self._state = None, None, GangState()
             self._picture = None
             self._display.forget()

@@ -23,7 +23,7 @@ from hydrogen_magic.views.widget.display import (
     running_cell,
     send_under,
 )
-from hydrogen_magic.views.widget.shell_interceptor import ShellInterceptor, switchboard
+from hydrogen_magic.views.widget.shell_interceptor import ShellInterceptor, interceptor_of
 
 __all__ = ["GangModel", "Page"]
 
@@ -58,18 +58,20 @@ class Page:
         """CSS class of the element for the live view."""
         self._model: GangModel | None = None
         self._is_made = threading.Event()
-        self._board: ShellInterceptor | None = None
+        self._interceptor: ShellInterceptor | None = None
         self._is_pumped = False
         self._cell: Any = None
         """Parent message of the cell that shows the widget."""
 
     def open(self, gang_id: str, *, blocking: bool) -> None:
         """Make the widget; ``blocking``: a cell waits for the gang until :meth:`unblock`."""
-        self._board = switchboard(ipython_kernel())
+        self._interceptor = interceptor_of(ipython_kernel())
         self._cell = running_cell()
-        self._is_pumped = blocking and self._board is not None and self._board.is_pumped
-        if self._board is not None:  # first: a page may send messages as soon as it has the model
-            self._board.connect(self._comm_id, self._take, blocking=blocking)
+        self._is_pumped = blocking and self._interceptor is not None and self._interceptor.is_pumped
+        if (
+            self._interceptor is not None
+        ):  # first: a page may send messages as soon as it has the model
+            self._interceptor.connect(self._comm_id, self._take, blocking=blocking)
         model = GangModel(
             model_id=self._comm_id,
             _esm=display.BUNDLE.read_text("utf-8"),
@@ -97,8 +99,8 @@ class Page:
 
     def pump(self) -> None:
         """Read messages of pages, if no other thread does so while the cell waits."""
-        if self._is_pumped and self._board is not None:
-            self._board.pump()
+        if self._is_pumped and self._interceptor is not None:
+            self._interceptor.pump()
 
     def show(self, text: str) -> None:
         """Show ``text`` until a page draws the live view; a saved notebook shows only this."""
@@ -117,8 +119,8 @@ class Page:
 
     def unblock(self) -> None:
         """The cell continues: messages of pages arrive as for any other widget from now on."""
-        if self._board is not None:
-            self._board.disconnect(self._comm_id)
+        if self._interceptor is not None:
+            self._interceptor.disconnect(self._comm_id)
 
     def end(self, html: str, text: str) -> None:
         """Leave the final picture in the display and in the saved notebook.

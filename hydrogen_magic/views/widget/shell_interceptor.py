@@ -12,7 +12,7 @@ and in order: code cells are not affected.
   back to the shell that last used the comm, which is the blocked one).
 - ipykernel 6 reads it in the main thread: the waiting cell calls :meth:`ShellInterceptor.pump`.
 
-If a kernel lacks the required interfaces, :func:`switchboard` is None, and messages arrive when the kernel
+If a kernel lacks the required interfaces, :func:`interceptor_of` is None, and messages arrive when the kernel
 is idle; a page without an answer to a Stop interrupts the kernel through its server instead.
 """
 
@@ -26,7 +26,7 @@ from contextvars import Context, copy_context
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["ShellInterceptor", "switchboard"]
+__all__ = ["ShellInterceptor", "interceptor_of"]
 
 Message = dict[str, Any]
 """A Jupyter message as ``jupyter_client`` unpacks it."""
@@ -213,15 +213,15 @@ def _run_to_end(result: Any) -> None:
     raise RuntimeError("a message handler of this kernel is blocked: a page gets no answer")
 
 
-_board: ShellInterceptor | None = None
+_interceptor: ShellInterceptor | None = None
 
 
-def switchboard(kernel: Any) -> ShellInterceptor | None:
+def interceptor_of(kernel: Any) -> ShellInterceptor | None:
     """Return the kernel's interceptor; None for a kernel with other interfaces."""
-    global _board
-    if _board is None or _board._kernel is not kernel:
-        _board = ShellInterceptor(kernel) if _fits(kernel) else None
-    return _board
+    global _interceptor
+    if _interceptor is None or _interceptor._kernel is not kernel:
+        _interceptor = ShellInterceptor(kernel) if _fits(kernel) else None
+    return _interceptor
 
 
 def _fits(kernel: Any) -> bool:

@@ -198,7 +198,7 @@ class RemoteAgent(AgentClient):
         """Stop all communication."""
         if self.alive:
             self.alive = False
-            self.hub.dismiss(self.keys.key)
+            self.hub.revoke_key(self.keys.key)
             self._incoming.drop()
 
 
@@ -210,7 +210,7 @@ class RemoteAgentPool:
         self.token = secrets.token_hex(16)
         """Tasks find this kernel's agents on their machine by it."""
         self.owner = run_log.owner_of_this_process()
-        self.crews: dict[tuple[str, int], AttemptWaiter] = {}
+        self.waiters: dict[tuple[str, int], AttemptWaiter] = {}
         self._agents: set[RemoteAgent] = set()
         self._relays: dict[str, tuple[Relay, str]] = {}
         """Application -> relay for its executors, and its address."""
@@ -263,21 +263,21 @@ class RemoteAgentPool:
         await asyncio.gather(*(asyncio.to_thread(relay.close) for relay, _ in relays.values()))
 
     def attached(self, agent: RemoteAgent, task: TaskHello) -> None:
-        agent_group = self.crews.get((task.gang, task.attempt))
+        agent_group = self.waiters.get((task.gang, task.attempt))
         if agent_group is not None:
             agent_group.on_attached(agent, task)
         else:  # it connected after the wait was over
             agent.send(ReleaseTasks(task.gang, task.attempt))
 
     def detached(self, task: TaskHello) -> None:
-        agent_group = self.crews.get((task.gang, task.attempt))
+        agent_group = self.waiters.get((task.gang, task.attempt))
         if agent_group is not None:
             agent_group.on_detached(task)
 
     async def close(self) -> None:
         """End all agents, and the gangs that run there or wait for them."""
         there = [agent for agent in self._agents if agent.is_ready]
-        for agent_group in self.crews.values():
+        for agent_group in self.waiters.values():
             agent_group.kill()
         for agent in there:
             agent.send(Quit())

@@ -63,7 +63,7 @@ _LOST_S = 45.0
 """After this time the host is given up; its agent gives up an unreachable kernel after 40 s."""
 _LATE_S = 5.0
 """This process itself was suspended for so long: silence of others then means nothing."""
-_HEARSAY_S = 1.0
+_LATE_REPORTS_S = 1.0
 """How much later than Spark's report of a job's end the agents' own reports may arrive."""
 _END_S = 5.0
 """How long hosts may take to end their ranks after their stage has ended."""
@@ -100,7 +100,7 @@ class SparkAgentGroup:
         """An agent of this attempt is unresponsive."""
         self._has_failed = False
         """A rank of this attempt has failed, so the reason of its end is known."""
-        self._seen_off: set[asyncio.Task[None]] = set()
+        self._cancelling: set[asyncio.Task[None]] = set()
 
     # ── an attempt ──
 
@@ -109,16 +109,16 @@ class SparkAgentGroup:
         key = (attempt.gang, attempt.number)
         self._places, self._lost, self._running, self._sweeps = {}, set(), [], []
         self._has_failed = self._is_unwanted = self._has_unresponsive = False
-        ships.crews[key] = self
+        ships.waiters[key] = self
         invited = ships.invite(attempt.job.spec.np)
         try:
             job = await self._assemble(ships, invited, attempt, sink)
             if not self._is_unwanted:
-                await self._conduct(job, attempt, self._listening(sink))
+                await self._run_attempt(job, attempt, self._listening(sink))
         finally:
-            del ships.crews[key]
+            del ships.waiters[key]
             ships.uninvite(invited)
-            self._dismiss(attempt)
+            self._release_tasks(attempt)
 
     async def _assemble(
         self, ships: RemoteAgentPool, invited: list[RemoteAgent], attempt: Attempt, sink: EventSink
@@ -203,7 +203,7 @@ class SparkAgentGroup:
         """A task has exited before its rank was started; Spark's own report follows."""
         self._places.pop(task.partition, None)
 
-    async def _conduct(
+    async def _run_attempt(
         self, job: barrier_job.BarrierJob, attempt: Attempt, sink: EventSink
     ) -> None:
         assignment = rank_assignment.plan(attempt.job.spec, self._places, self._capacity.gpus)
@@ -330,7 +330,7 @@ class SparkAgentGroup:
                 self._lose_host(agent, "AgentLost", problem.text, assignment, attempt, sink)
             return
         if error is None or error.kind not in ("cancelled", "stopped"):
-            await asyncio.sleep(_HEARSAY_S)
+            await asyncio.sleep(_LATE_REPORTS_S)
         if not self._has_failed:
             self.kill()
             await asyncio.wait(self._sweeps, timeout=_END_S)
@@ -382,7 +382,7 @@ class SparkAgentGroup:
             self._is_unwanted = True
             self._changed.set()
 
-    def dismiss(self, rank: int) -> None:
+    def cancel_rank(self, rank: int) -> None:
         for agent in self._running:
             agent.send(KillRanks(agent.gang, rank))
 
@@ -402,15 +402,15 @@ class SparkAgentGroup:
     async def release(self) -> None:
         """Agents stay warm by themselves, and the last stage is ended in the background."""
 
-    def _dismiss(self, attempt: Attempt) -> None:
+    def _release_tasks(self, attempt: Attempt) -> None:
         """Make the tasks return, by their agents or else by Spark."""
         for place in self._places.values():
             place.agent.send(ReleaseTasks(attempt.gang, attempt.number))
         job, self._job = self._job, None
         if job is not None:
             join_timeout_s = _TASKS_NOTICE_S if self._has_unresponsive else _JOB_END_S
-            seeing_off = asyncio.ensure_future(
+            cancelling = asyncio.ensure_future(
                 job.wait_then_cancel(join_timeout_s if self._places else 0)
             )
-            self._seen_off.add(seeing_off)
-            seeing_off.add_done_callback(self._seen_off.discard)
+            self._cancelling.add(cancelling)
+            cancelling.add_done_callback(self._cancelling.discard)

@@ -110,7 +110,7 @@ from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacit
 from hydrogen_magic.core.job import JobSpec
 from tests import spark_rig
 from tests.gangs import PATIENCE_S
-from tests.spark.test_spark_survey import report_gpus
+from tests.spark.test_spark_capacity_check import report_gpus
 
 spark = SparkSession.builder.master(sys.argv[1]).getOrCreate()
 spark_rig.wait_for_executors(spark, 2)

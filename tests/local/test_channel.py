@@ -108,7 +108,7 @@ def test_an_agent_that_was_dismissed_is_asked_to_quit(hub: Hub) -> None:
         link = AgentLink(keys.endpoint, keys.server_key, keys.key, keys.secret)
         link.send(Pong())
         assert await asyncio.to_thread(received.get, True, PATIENCE_S) == encode(Pong())
-        hub.loop.call_soon_threadsafe(hub.dismiss, keys.key)
+        hub.loop.call_soon_threadsafe(hub.revoke_key, keys.key)
         link.send(Heartbeat(1.0))
         answer, _ = await asyncio.wait_for(link.receive(), PATIENCE_S)
         link.close()
@@ -120,7 +120,7 @@ def test_an_agent_that_was_dismissed_is_asked_to_quit(hub: Hub) -> None:
 
 def test_an_agent_that_is_not_admitted_learns_it(hub: Hub) -> None:
     keys, _ = admitted(hub)
-    hub.loop.call_soon_threadsafe(hub.dismiss, keys.key)
+    hub.loop.call_soon_threadsafe(hub.revoke_key, keys.key)
 
     async def knock() -> None:
         link = AgentLink(keys.endpoint, keys.server_key, keys.key, keys.secret)
@@ -158,7 +158,7 @@ def test_strangers_are_not_heard(hub: Hub) -> None:
     connect(stranger)
     wrong_server, _ = zmq.curve_keypair()
     connect(keys, server_key=wrong_server.decode())
-    hub.loop.call_soon_threadsafe(hub.dismiss, keys.key)
+    hub.loop.call_soon_threadsafe(hub.revoke_key, keys.key)
     connect(keys)  # was allowed once
     assert received.empty()
     assert hub.rejected >= 2
