@@ -6,7 +6,7 @@ magics ── arguments ──► JobSpec ─┐
    └──── capture ─────► Captured ┤
                                  ▼
                   placement.plan (pure)
-              GangController ────┼── hub ════ wire, encrypted ════ agent ── forkserver
+              GangController ────┼── hub ══ channel, encrypted ══ agent ── forkserver
                        ▲         │             │                     │          │ fork
                        │         └── closure ──┼── memory file ──────┼──────► worker
                        │                       │                     │          │ load, run

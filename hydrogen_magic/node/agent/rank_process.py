@@ -115,7 +115,7 @@ class RankProcess:
         self._emit(ev.RankStarted(self._now_s(), self.rank, self.worker.pid, host, device))
 
     def tell(self, command: WorkerCommand) -> None:
-        """Send a command, which the rank reads while it runs; see ``worker.commands``."""
+        """Send a command, which the rank reads while it runs; see ``node.worker.commands``."""
         if self.exited:
             return
         try:

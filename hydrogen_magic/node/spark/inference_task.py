@@ -37,13 +37,12 @@ _ROOT = "/hydrogen_magic.zip"
 class InferError(Exception):
     """Ends the job."""
 
-    __module__ = (
-        "builtins"  # Spark prints the class before the message; its module would only distract
-    )
+    # Spark prints the class before the message; its module would only distract.
+    __module__ = "builtins"
 
 
 def serve(batches: Any, config: dict[str, Any], package: Any, closure: Any) -> Any:
-    """Yield what comes of ``batches``. ``config``: what the kernel says.
+    """Yield the results for ``batches``. ``config``: the kernel's instructions.
 
     ``package`` and ``closure``: a broadcast variable, or the name of a file that Spark distributes.
     """

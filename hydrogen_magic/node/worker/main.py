@@ -97,8 +97,7 @@ def _serve(service: ServiceSpec, fds: Sequence[int]) -> NoReturn:
     null = os.open(os.devnull, os.O_WRONLY)  # the output of a service is not read
     os.dup2(null, 1)
     os.dup2(null, 2)
-    module, _, function = service.function.partition(":")
-    getattr(importlib.import_module(module), function)(fds[0], **service.options)
+    _function(service.function)(fds[0], **service.options)
     os._exit(0)
 
 

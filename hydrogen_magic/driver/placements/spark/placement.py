@@ -23,13 +23,13 @@ class SparkPlacement(Placement):
         """Return a plan without hosts: Spark decides which host a rank gets."""
         if not hasattr(os, "pidfd_open"):
             raise PlacementError("`--on spark` needs Linux 5.3 or newer, here and on the executors")
-        found, surveyed = _look(spec)
-        gpu = "one assigned by Spark" if surveyed.gpus else None
+        found, capacity = _look(spec)
+        gpu = "one assigned by Spark" if capacity.gpus else None
         slots = tuple(
             Slot(rank, 0, 0, spec.np, spec.np, 1, found.where, gpu, address="")
             for rank in range(spec.np)
         )
-        return Plan(slots, surveyed.notes, forwarded_settings.forwarded())
+        return Plan(slots, capacity.notes, forwarded_settings.forwarded())
 
     def open(self, spec: JobSpec) -> SparkAgentGroup:
         return SparkAgentGroup(*_look(spec))

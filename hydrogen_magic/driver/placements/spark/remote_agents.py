@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
@@ -34,16 +34,13 @@ from hydrogen_magic.core.messages import (
     TaskHello,
     TimelinePart,
 )
-from hydrogen_magic.driver.placements import Attempt, ClosureFile, local_agents
+from hydrogen_magic.driver.placements import Attempt, ClosureFile, EventSink, local_agents
 from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
 from hydrogen_magic.driver.placements.spark.relay import Relay
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.transport.channel import Hub
 from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, Part, keep
-
-if TYPE_CHECKING:
-    from hydrogen_magic.driver.placements import EventSink
 
 __all__ = ["RemoteAgentPool", "RemoteAgent", "agent_pool"]
 
