@@ -50,7 +50,7 @@ def plan(given: Any, arguments: InferArguments) -> Plan:
                 f"{arguments.frame} is a Spark DataFrame, so Spark predicts its rows: drop --on "
                 f"{spec.placement}, or fetch them first with {arguments.frame}.toPandas()"
             )
-        device = "one assigned by Spark" if spec.gpu else None
+        device = "assigned by Spark" if spec.gpu else None
         slot = Slot(0, 0, 0, 1, 1, 1, "Spark's executors", device)
         return Plan((slot,), forwarded=forwarded_settings.forwarded())
     if spec.placement == "spark":

@@ -81,7 +81,7 @@ class _TaskPlacement(Placement):
 
     def plan(self, spec: JobSpec) -> Plan:
         share = self._prepared.share
-        gpu = "one assigned by Spark" if share.for_ranks else None
+        gpu = "assigned by Spark" if share.for_ranks else None
         where = self._prepared.session.where
         slots = (
             Slot(rank, 0, 0, spec.np, spec.np, 1, where, gpu, address="") for rank in range(spec.np)

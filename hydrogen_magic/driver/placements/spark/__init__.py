@@ -2,7 +2,7 @@
 
     kernel ── submit ──► Spark ── one barrier task per rank ──► finds or starts its host's agent
        ▲                                                                     │
-       └────────────── wire: TCP, encrypted, agents connect ◄────────────────┘
+       └─────────── channel: TCP, encrypted, agents connect ◄────────────────┘
 
 A task holds its slot (and GPUs) and waits; the agent forks the ranks, as on the notebook's own machine.
 There is one agent per machine, which stays warm between cells. Spark is never used to exchange data between

@@ -24,7 +24,7 @@ class SparkPlacement(Placement):
         if not hasattr(os, "pidfd_open"):
             raise PlacementError("`--on spark` needs Linux 5.3 or newer, here and on the executors")
         found, capacity = _look(spec)
-        gpu = "one assigned by Spark" if capacity.gpus else None
+        gpu = "assigned by Spark" if capacity.gpus else None
         slots = tuple(
             Slot(rank, 0, 0, spec.np, spec.np, 1, found.where, gpu, address="")
             for rank in range(spec.np)
