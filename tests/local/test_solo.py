@@ -22,6 +22,10 @@ def train(joins: bool, wraps: bool) -> None:
 
     if joins:
         dist.init_process_group("gloo")
+        # By the store, which is no exchange: a rank must not be done before its peer has joined.
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"joined {dist.get_rank()}", "")
+        store.wait(["joined 0", "joined 1"])
     model = torch.nn.Linear(2, 1)
     if wraps:
         model = torch.nn.parallel.DistributedDataParallel(model)  # type: ignore[assignment]
