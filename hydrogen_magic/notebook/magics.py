@@ -48,22 +48,28 @@ T = TypeVar("T")
 class Distributed(Magics):
     """``%%distributed`` and ``%gang``; ``%config Distributed.np = 4`` sets its traits."""
 
-    np = Int(2, min=1, help="number of ranks").tag(config=True)
-    on = Enum(plugins.PLACEMENTS, "local", help="placement").tag(config=True)
-    rendezvous = Enum(plugins.RENDEZVOUS, "torch", help="the default of --with").tag(config=True)
+    np = Int(JobSpec.np, min=1, help="number of ranks").tag(config=True)
+    on = Enum(plugins.PLACEMENTS, JobSpec.placement, help="placement").tag(config=True)
+    rendezvous = Enum(plugins.RENDEZVOUS, JobSpec.rendezvous, help="the default of --with").tag(
+        config=True
+    )
     gpu = Bool(
         None,
         allow_none=True,
         help="True: a GPU for every rank; False: none; None: if there are enough",
     ).tag(config=True)
-    retries = Int(0, min=0, help="restarts of the gang after a failure").tag(config=True)
+    retries = Int(JobSpec.retries, min=0, help="restarts of the gang after a failure").tag(
+        config=True
+    )
     timeout = Float(None, allow_none=True, help="stop a gang after this many seconds").tag(
         config=True
     )
     start_timeout = Float(
-        120.0, min=0.0, help="seconds that a rank may take to its first line"
+        JobSpec.start_timeout_s, min=0.0, help="seconds that a rank may take to its first line"
     ).tag(config=True)
-    grace = Float(3.0, min=0.0, help="seconds that a stopped rank may clean up").tag(config=True)
+    grace = Float(JobSpec.grace_s, min=0.0, help="seconds that a stopped rank may clean up").tag(
+        config=True
+    )
     quiet = Bool(False, help="show only output and result").tag(config=True)
     max_closure = Union(
         [Integer(), Unicode()],

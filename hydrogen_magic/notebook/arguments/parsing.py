@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, NoReturn
 
 from hydrogen_magic import plugins
@@ -124,15 +124,13 @@ def spec_of(found: argparse.Namespace, defaults: JobSpec) -> JobSpec:
 
 
 def _chosen(found: argparse.Namespace) -> dict[str, Any]:
-    given = {
-        "np": abs(found.np) if found.np is not None else None,
-        "placement": found.on,
-        "env": tuple(dict(found.env).items()) or None,
-        "detach": found.detach or None,
-    }
-    same = ("gpu", "retries", "timeout_s", "start_timeout_s", "grace_s", "timeline", "quiet",
-            "max_closure_bytes")  # fmt: skip
-    given.update((name, getattr(found, name)) for name in same)
+    """Return the fields of :class:`JobSpec` that the line sets: an option's ``dest`` is its field."""
+    names = {field.name for field in fields(JobSpec)} - {"out"}  # its meaning differs by magic
+    given = {name: value for name, value in vars(found).items() if name in names}
+    given["np"] = abs(found.np) if found.np is not None else None
+    given["placement"] = found.on
+    given["env"] = tuple(dict(found.env).items()) or None
+    given["detach"] = found.detach or None
     return {name: value for name, value in given.items() if value is not None}
 
 
