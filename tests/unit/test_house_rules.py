@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from hydrogen_magic import plugins
+from hydrogen_magic.core.events import EVENT_TYPES
 from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver.state import gang_state
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "hydrogen_magic"
@@ -272,6 +274,11 @@ def test_what_a_rendezvous_serves_is_sent_to_other_machines(name: str) -> None:
     assert info.service is not None
     module = info.service.function.partition(":")[0]
     assert _is_in(module.removeprefix("hydrogen_magic."), SENT)
+
+
+def test_every_event_has_a_rule_that_folds_it() -> None:
+    rules = {*gang_state._GANG_RULES, *gang_state._RANK_RULES}
+    assert set(EVENT_TYPES.values()) == rules
 
 
 def test_a_rank_imports_nothing_of_a_notebook() -> None:
