@@ -115,6 +115,7 @@ def plan(spec: JobSpec) -> Plan:
     Gangs cannot be nested: a rank cannot start a gang.
     """
     refuse_nested()
+    _check_file_limit(0)  # capturing local modules opens files, too
     plugins.check(spec)
     return plugins.placement(spec.placement).plan(spec)
 

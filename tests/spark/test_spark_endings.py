@@ -20,11 +20,13 @@ from typing import Any
 import pytest
 
 import hydrogen_magic as hm
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import Attempt, local_agents
 from hydrogen_magic.driver.placements.spark import rank_assignment
 from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgent, agent_pool
-from hydrogen_magic.errors import GangStoppedError, HydrogenError
+from hydrogen_magic.errors import GangStoppedError, HydrogenError, PlacementError
 from tests import ranks, spark_ranks, spark_rig
 from tests.gangs import (
     PATIENCE_S,
@@ -244,6 +246,7 @@ def test_executors_are_killed(
     count: int, agents_are: str, spark: Any, standalone: spark_rig.Standalone
 ) -> None:
     """With the second one the host's agent has lost its last task. A stopped one cannot see that."""
+    spark_rig.until(has_four_slots, PATIENCE_S)  # an earlier test's executors may just be replaced
     gang, family = training()
     if agents_are == "stopped":
         family += stop_agents(family)
@@ -254,6 +257,14 @@ def test_executors_are_killed(
     if agents_are == "running":
         assert HOST in error
     spark_rig.wait_for_executors(spark, 2)
+
+
+def has_four_slots() -> bool:
+    try:
+        launcher.plan(JobSpec(np=4, placement="spark", gpu=False))
+    except PlacementError:
+        return False
+    return True
 
 
 def stop_agents(family: list[int]) -> list[int]:
