@@ -485,7 +485,6 @@ class TaskDetached(AgentReport):
     """A task has exited before its rank was started."""
 
     task: TaskHello
-    why: str
 
 
 # ── files of ranks ───────────────────────────────────────────────────────────────────────────────

@@ -268,7 +268,7 @@ def test_the_gang_ends_with_its_kernel_and_the_next_one_runs(kernel: Kernel, how
     family = [process.pid for process in processes.descendants(kernel.pid)]
     sockets = Path(hub.strip("'"))
     assert (sockets / "hub").exists()
-    assert len(family) >= 10, "agent, template, and two ranks with three children each"
+    assert len(family) >= 10, "agent, forkserver, and two ranks with three children each"
     if how == "crash":
         os.kill(kernel.pid, signal.SIGSEGV)
         kernel.revive()

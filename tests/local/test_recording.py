@@ -480,7 +480,7 @@ def test_a_profile_of_ranks_without_steps_is_given_up(
 
 
 def test_without_torch_a_profile_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A warm template may have torch from another cell; a fresh one does not."""
+    """A warm forkserver may have torch from another cell; a fresh one does not."""
     answers: list[tuple[int, bytes]] = []
     rank = reporter.Reporter(0, time.monotonic(), lambda batch: None)
     made = profiler.Profiler(rank, lambda n, fd: answers.append((n, os.pread(fd, 1 << 10, 0))))

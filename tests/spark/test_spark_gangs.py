@@ -130,8 +130,8 @@ def test_idle_agents_end(monkeypatch: pytest.MonkeyPatch) -> None:
     wait_until_gone(agent_pids())
     with monkeypatch.context() as patch:
         patch.setattr(barrier_job, "IDLE_S", 1.0)
-        (template,) = set(launch(spark_ranks.parent, np=2).results)
-    wait_until_gone([template])
+        (forkserver,) = set(launch(spark_ranks.parent, np=2).results)
+    wait_until_gone([forkserver])
     spark_rig.until(lambda: not agent_pids(), PATIENCE_S)
     assert launch(ranks.gather, np=2).result == [0, 1]
 

@@ -44,7 +44,10 @@ LAYERS = (
 """Rooms of the package, lowest first. A room imports its own layer and those below."""
 
 SENT = ("errors", "core", "serialization", "transport", "node", "horovod.node", "testing.ranks")
-"""What machines with ranks have: it imports nothing else of this package."""
+"""What machines with ranks have: it imports nothing else of this package.
+
+``compat`` is sent, too, and imports more where it starts gangs, which ranks refuse.
+"""
 
 DOORS = {
     "anywidget": ("views",),

@@ -274,7 +274,7 @@ class RemoteLink:
         if self._group is not None and rank is not None:
             self._group.lose(rank, ErrorReport("SparkTaskLost", f"{why} ({where})"))
         else:
-            self._link.send(TaskDetached(hello, f"{why} ({where})"))
+            self._link.send(TaskDetached(hello))
         if not self._attached and self._group is None:
             self._serving = None
 

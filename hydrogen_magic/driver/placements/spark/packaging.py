@@ -16,7 +16,7 @@ __all__ = ["code", "source"]
 
 _PACKAGE = Path(__file__).parents[3]
 _SENT = ("core", "serialization", "transport", "node", "compat")
-"""Packages that agents and ranks import."""
+"""Packages that agents and ranks import. Of ``compat``, ranks use what does not start gangs."""
 _SENT_FILES = ("__init__.py", "errors.py", "testing/__init__.py", "testing/ranks.py")
 """Other modules that they import."""
 _STAMP = (2020, 1, 1, 0, 0, 0)
