@@ -33,8 +33,10 @@ from hydrogen_magic.driver.placements import (
     Attempt,
     ClosureFile,
     EventSink,
+    InKernelPlacement,
     Job,
     Placement,
+    Planner,
 )
 from hydrogen_magic.driver.rendezvous import (
     Diagnosis,
@@ -44,7 +46,7 @@ from hydrogen_magic.driver.rendezvous import (
     VictimErrors,
 )
 from hydrogen_magic.driver.rendezvous.torchrun import place
-from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.errors import OptionValueError, PlacementError
 
 __all__ = [
     "AgentGroup",
@@ -52,6 +54,7 @@ __all__ = [
     "ClosureFile",
     "Diagnosis",
     "EventSink",
+    "InKernelPlacement",
     "Job",
     "JobSpec",
     "ObserverSpec",
@@ -129,9 +132,9 @@ RENDEZVOUS: Sequence[str] = _Names(_RENDEZVOUS)
 """How ranks may find each other: the names that ``--with`` takes."""
 
 
-def placement(name: str) -> Placement:
+def placement(name: str) -> Placement | InKernelPlacement:
     """Return the placement of this name; PlacementError if it is not installed or cannot be loaded."""
-    found: Placement = _made(_PLACEMENTS, name, Placement, tuple(sys.path))
+    found: Placement | InKernelPlacement = _made(_PLACEMENTS, name, Planner, tuple(sys.path))
     return found
 
 
@@ -187,7 +190,7 @@ def check_variables(spec: JobSpec) -> None:
     for name, _ in spec.env:
         if name in owned_variables():
             text = "tells a rank its place in the gang or where its peers are"
-            raise ValueError(f"env sets {name}, which {text}: remove it")
+            raise OptionValueError(f"env sets {name}, which {text}: remove it")
 
 
 def forwarded() -> tuple[str, ...]:
@@ -245,18 +248,26 @@ def _points(group: _Group, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 @functools.cache
 def _made(group: _Group, name: str, kind: type[object], path: tuple[str, ...]) -> Any:
     point = _point(group, name)
+    what = f"{point.value} of {_distribution(point)}"
+    remedy = f"update or uninstall {_distribution(point)}"
     try:
-        made = point.load()()
+        make = point.load()
+        missing = sorted(getattr(make, "__abstractmethods__", ()))
+        made = None if missing else make()
     except Exception as error:  # importing a module runs any code
         raise PlacementError(
-            f"{group.asked(name)}: {point.value} of {_distribution(point)} cannot be loaded"
-            f" ({type(error).__name__}: {error}); update or uninstall {_distribution(point)}"
+            f"{group.asked(name)}: {what} cannot be loaded ({type(error).__name__}: {error});"
+            f" {remedy}"
         ) from error
+    if missing:
+        raise PlacementError(
+            f"{group.asked(name)}: {what} does not define {' and '.join(missing)}, which every"
+            f" {group.noun} needs; {remedy}"
+        )
     if not isinstance(made, kind):
         raise PlacementError(
-            f"{group.asked(name)}: {point.value} of {_distribution(point)} is a"
-            f" {type(made).__name__}, not a {group.noun}; its class should derive from"
-            f" hydrogen_magic.plugins.{kind.__name__}"
+            f"{group.asked(name)}: {what} is a {type(made).__name__}, not a {group.noun}; its class"
+            f" should derive from hydrogen_magic.plugins.{group.noun.capitalize()}"
         )
     return made
 

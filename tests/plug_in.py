@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from hydrogen_magic.driver.placements.local import LocalPlacement
-from hydrogen_magic.plugins import Rendezvous, RendezvousInfo, VictimErrors, place
+from hydrogen_magic.plugins import Placement, Rendezvous, RendezvousInfo, VictimErrors, place
 
 class MyPlacement(LocalPlacement):
     def plan(self, spec):
@@ -31,12 +31,19 @@ class MyRendezvous(Rendezvous):
     shipped = ("my_parts.on_ranks",)
     not_preloaded = ("threads_at_import",)
     preloaded = ("colorsys",)
-    victims = VictimErrors(types=("MyPeerError",), messages=("my peer .* has gone",))
+    victims = VictimErrors(types=("MyPeerError",), messages=("my peer .* has gone", "Wait timeout"))
 
     def prepare(self, plan, address, port, *, spec, gang, attempt):
         store = Path(__file__).with_name(f"store-{gang}-{attempt}")
         meet = {"MY_STORE": str(store), "GLOO_SOCKET_IFNAME": plan.slots[0].interface}
         return RendezvousInfo(tuple({**place(slot), **meet} for slot in plan.slots))
+
+class PlanningOnly(Placement):
+    def plan(self, spec):
+        return LocalPlacement().plan(spec)
+
+class FindingNobody(Rendezvous):
+    launcher = "findrun"
 
 def attach(module):
     module.OBSERVED = True
@@ -54,9 +61,15 @@ def installed(folder: Path) -> Iterator[None]:
     (folder / "my_parts" / "on_ranks").mkdir(parents=True)
     for module in ("__init__", "driver", "on_ranks/__init__", "on_ranks/service"):
         (folder / "my_parts" / f"{module}.py").write_text("")
-    placements = {"mine": "MyPlacement", "broken": "Missing", "wrong": "not_a_placement"}
+    placements = {
+        "mine": "MyPlacement",
+        "broken": "Missing",
+        "wrong": "not_a_placement",
+        "incomplete": "PlanningOnly",
+    }
+    rendezvous = {"mine": "MyRendezvous", "broken": "Missing", "incomplete": "FindingNobody"}
     _declare(folder, "placements", placements)
-    _declare(folder, "rendezvous", {"mine": "MyRendezvous", "broken": "Missing"})
+    _declare(folder, "rendezvous", rendezvous)
     _declare(folder, "observers", {"watched_library": "attach"})
     in_process = {"in-process": "hydrogen_magic.testing.in_process:InProcessPlacement"}
     declare(folder, "hydrogen_magic.placements", in_process, "in-process")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import pytest
@@ -22,6 +22,7 @@ from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.state.formatting import ranks_text
 from hydrogen_magic.errors import GangStoppedError, PlacementError, RankFailedError
 from hydrogen_magic.testing import ranks
 
@@ -39,8 +40,15 @@ class GangContract:
     """How ranks use the library of the rendezvous."""
     np: ClassVar[int] = 2
     """Number of ranks. With one rank the guarantees about peers are skipped."""
+    absent: ClassVar[Sequence[int]] = (1,)
+    """Ranks that stay away in the test of that: several where the rendezvous has an ``init_collective``."""
+    short_limit: ClassVar[Mapping[str, str]] = {}
+    """Variables by which the library's collectives fail after ten seconds, if ``Library.join`` cannot."""
     captures_output: ClassVar[bool] = True
     """Output of the ranks reaches the gang's logs."""
+    sees_processes: ClassVar[bool | None] = None
+    """The ranks' processes are on this machine, so that a test can see their end; None: as the placement's
+    ``on_this_machine`` says."""
     timeout_s: ClassVar[float] = 120.0
     """Bound of every wait."""
 
@@ -56,7 +64,7 @@ class GangContract:
 
     def test_an_impossible_number_of_ranks_is_refused(self) -> None:
         """As PlacementError before anything starts; a placement without a limit skips this."""
-        spec = JobSpec(np=10**6, placement=self.placement, rendezvous=self.rendezvous)
+        spec = JobSpec(np=10**4, placement=self.placement, rendezvous=self.rendezvous)
         try:
             plugins.placement(self.placement).plan(spec)
         except PlacementError:
@@ -67,45 +75,86 @@ class GangContract:
         gang = self.ended(self.launch(ranks.gather))
         assert gang.results == [list(range(self.np))] * self.np
 
-    def test_the_rank_that_raises_is_named_with_the_line(self) -> None:
-        """Its peers wait in a collective, which breaks under them."""
-        culprit = self.np - 1
-        error = self.failure_of(self.launch(ranks.raise_on, culprit))
+    @pytest.mark.parametrize(("of", "clean_up_s", "leaves"), [(0, 0.0, False), (-1, 1.0, True)])
+    def test_the_rank_that_raises_is_named_with_the_line(
+        self, of: int, clean_up_s: float, leaves: bool
+    ) -> None:
+        """Its peers wait in a collective, which breaks under them while the rank cleans up."""
+        culprit = range(self.np)[of]
+        error = self.failure_of(self.launch(ranks.raise_on, culprit, clean_up_s, leaves))
         assert error.rank == culprit
         assert "ValueError: bad batch 17" in error.report
         assert 'raise ValueError("bad batch 17")' in error.report
+        others = set(range(self.np)) - {culprit}
+        assert not [rank for rank in others if f"rank {rank} failed" in error.report]
 
-    def test_the_rank_that_is_killed_is_named(self) -> None:
+    @pytest.mark.parametrize(
+        ("of", "how", "found"),
+        [
+            (-1, "SIGKILL", "killed by SIGKILL"),
+            (0, "SIGSEGV", "killed by SIGSEGV"),
+            (0, "_exit(0)", "exited with status 0 without finishing"),
+            (-1, "exit(3)", "SystemExit: 3"),
+        ],
+    )
+    def test_the_rank_that_ends_silently_is_named(self, of: int, how: str, found: str) -> None:
         self.needs_processes()
-        culprit = self.np - 1
-        error = self.failure_of(self.launch(ranks.kill_one, culprit))
-        assert (error.rank, "SIGKILL" in str(error)) == (culprit, True), str(error)
+        culprit = range(self.np)[of]
+        error = self.failure_of(self.launch(ranks.end_one, culprit, how))
+        assert (error.rank, found in str(error)) == (culprit, True), str(error)
+        if how == "exit(3)":
+            assert "sys.exit(3)" in error.report, "the line that ended it"
+
+    def test_the_rank_that_stands_still_is_named(self) -> None:
+        """Once the library's time limit has passed."""
+        self.needs_processes()
+        gang = self.launch(ranks.end_one, self.np - 1, "SIGSTOP", env=self.short_limit)
+        error = self.failure_of(gang)
+        assert (error.rank, "SIGSTOP" in str(error)) == (self.np - 1, True), str(error)
+
+    def test_ranks_that_do_not_join_are_named(self) -> None:
+        self.needs_processes()
+        collective = plugins.rendezvous(self.rendezvous).init_collective
+        limit = {"start_timeout": ranks.JOIN_S} if collective else {}  # else the library has one
+        np = max(self.np, self.absent[-1] + 1)
+        error = self.failure_of(self.launch(ranks.stay_away, self.absent, np=np, **limit))
+        assert error.rank == self.absent[0]
+        if collective:
+            missing = f"{ranks_text(self.absent)} did not enter {collective} within"
+            assert f"{missing} {ranks.JOIN_S:g} s" in str(error)
+        elif self.library.is_observed:
+            assert re.match(r"rank \d+ never entered the \w+ its peers were", str(error))
+
+    def test_the_rank_that_finishes_before_a_collective_of_the_others_is_named(self) -> None:
+        self.needs_processes()
+        error = str(self.failure_of(self.launch(ranks.finish_early)))
+        if self.library.is_observed:
+            never = r"rank (\d+) never entered the \w+ its peers were waiting in"
+            assert re.match(rf"{never} \(rank \1 had already finished\)", error), error
 
     def test_all_ranks_are_started_again_after_a_failure(self) -> None:
         """The ranks of the second attempt find each other again, and load the checkpoint of the first."""
         gang = self.ended(self.launch(ranks.fail_once, retries=1))
         assert (gang.result, gang.snapshot().attempt) == (list(range(self.np)), 1)
 
-    def test_a_stop_interrupts_a_wait_for_other_ranks(self) -> None:
-        gang = self.launch(ranks.wait)
+    @pytest.mark.parametrize("where", ["collective", "rendezvous"])
+    def test_a_stop_interrupts_a_wait_for_other_ranks(self, where: str) -> None:
+        """All that the ranks have started ends, also processes in sessions of their own."""
+        on_this_machine = plugins.placement(self.placement).on_this_machine
+        is_seen = on_this_machine if self.sees_processes is None else self.sees_processes
+        sees_all = is_seen and self.np > 1
+        gang = self.launch(ranks.wait, where, sees_all)
         self.until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
         if self.captures_output:
             self.until(gang, lambda: all("waiting" in gang.logs[n] for n in range(self.np)))
+        if where == "collective" and self.library.is_observed and self.np > 1:
+            self.until(gang, lambda: bool(gang.ranks[0].waiting_in))
+        family = self.family(gang) if sees_all else []
+        assert not sees_all or len(family) >= 3 * self.np
         gang.stop()
-        with pytest.raises(GangStoppedError):
+        with pytest.raises(GangStoppedError, match="stopped by you"):
             self.ended(gang).raise_for_state()
-
-    def test_a_stop_ends_what_ranks_have_started(self) -> None:
-        """Also processes in sessions of their own. Only where the ranks are on this machine."""
-        self.needs_processes()
-        if not plugins.placement(self.placement).on_this_machine:
-            pytest.skip("the ranks are on other machines")
-        gang = self.launch(ranks.start_helper_and_wait)
-        self.until(gang, lambda: len(self._helpers(gang)) == self.np)
-        started = [*self._helpers(gang), *(rank.pid for rank in gang.ranks if rank.pid)]
-        gang.stop()
-        self.ended(gang)
-        self.until_gone(started)
+        self.until_gone(family)
 
     # ── what the tests are made of ──
 
@@ -143,11 +192,12 @@ class GangContract:
             assert time.monotonic() < deadline, f"still running: {left}"
             time.sleep(0.01)
 
+    def family(self, gang: Gang) -> list[int]:
+        """Return the pids of the ranks and of all their descendants."""
+        pids = [rank.pid for rank in gang.ranks if rank.pid is not None]
+        return [*pids, *(child.pid for pid in pids for child in processes.descendants(pid))]
+
     def needs_processes(self) -> None:
         """Skip a test that ends ranks as processes."""
         if self.np == 1:
             pytest.skip("needs several ranks, each in a process of its own")
-
-    def _helpers(self, gang: Gang) -> list[int]:
-        text = "".join(gang.logs[rank] for rank in range(self.np))
-        return [int(pid) for pid in re.findall(r"helper (\d+)\.", text)]

@@ -1,8 +1,8 @@
 """The connection between kernel and agent: ZeroMQ with CURVE, with authentication of both sides.
 
 The kernel listens (:class:`Hub`), agents connect (:class:`AgentLink`). Every agent has a key pair of
-its own, made by the kernel for it and handed over by an inherited descriptor or in a Spark task's
-closure; the kernel lets in only keys it made and that are still valid. A message of
+its own, made by the kernel for it and handed over by an inherited descriptor or with the task on its
+host; the kernel lets in only keys it made and that are still valid. A message of
 :mod:`~hydrogen_magic.core.messages` is one frame of JSON; some have bytes in a second frame. Receivers
 decode it; nothing is unpickled.
 """
@@ -185,9 +185,8 @@ class Hub:
         sock.zap_domain = _DOMAIN.encode()
         sock.maxmsgsize = _MAX_MESSAGE_BYTES
         sock.handshake_ivl = _HANDSHAKE_MS
-        sock.backlog = (
-            1024  # hundreds of unauthenticated connections at once must not block an agent
-        )
+        # Hundreds of unauthenticated connections at once must not block an agent.
+        sock.backlog = 1024
         sock.linger = 0
         sock.rcvhwm = sock.sndhwm = 0
         sock.router_handover = True

@@ -14,12 +14,12 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydrogen_magic.core.messages import Message, encode
 
-__all__ = ["FrameReader", "MAX_FDS", "receive", "send"]
+__all__ = ["MAX_FDS", "FrameReader", "close_all", "receive", "send"]
 
 _HEADER = struct.Struct("!IB")
 MAX_FDS = 250
@@ -88,6 +88,12 @@ class FrameReader:
         """Close descriptors that have not been taken."""
         while self._fds:
             os.close(self._fds.popleft())
+
+
+def close_all(fds: Iterable[int]) -> None:
+    """Close descriptors."""
+    for fd in fds:
+        os.close(fd)
 
 
 def receive(reader: FrameReader) -> tuple[Any, list[int]] | None:

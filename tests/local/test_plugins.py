@@ -11,6 +11,7 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.ranks import TORCH
 from tests import plug_in, ranks
+from tests.contracts import DOES_NOT_JOIN, FINISHES_EARLY, SILENT_END, STANDS_STILL, rarely
 from tests.gangs import ended, notices_of
 
 pytestmark = pytest.mark.usefixtures("installed")
@@ -34,6 +35,7 @@ def installed(
         yield
 
 
+@rarely(SILENT_END, STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY)
 class TestPlugIn(GangContract):
     placement = "mine"
     rendezvous = "mine"

@@ -44,7 +44,7 @@ def notebook() -> Iterator[Notebook]:
 def assigned(notebook: Notebook, cell: str, *out: str) -> tuple[RankResults, list[str]]:
     """Run a cell on a rank and assign its results; return them, and the warnings."""
     captured = notebook.capture(cell, out=out)
-    loaded = namespace.load(captured.parcel, types.ModuleType("__main__"))
+    loaded = namespace.load(captured.payload, types.ModuleType("__main__"))
     with loaded.as_main():
         results = delivered(loaded, loaded.run())
     return results, assign(results, out, notebook.names, captured.originals)

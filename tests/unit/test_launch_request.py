@@ -11,7 +11,8 @@ from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.core.messages import AgentCommand, LaunchRequest, ServiceSpec, decode, encode
 from hydrogen_magic.core.processes import COOKIE
 from hydrogen_magic.driver.placements import Attempt, Job, launch_request
-from hydrogen_magic.driver.rendezvous import Rendezvous, RendezvousInfo
+from hydrogen_magic.driver.rendezvous import RendezvousInfo
+from hydrogen_magic.driver.rendezvous.torch import TorchRendezvous
 
 PLAN = Plan(tuple(Slot(rank, 0, rank, 2, 1, 2, f"host{rank}", "0") for rank in range(2)))
 MEETING = RendezvousInfo(
@@ -22,7 +23,7 @@ MEETING = RendezvousInfo(
 def request_for(slot: Slot, spec: JobSpec, is_recording: bool | None = None) -> LaunchRequest:
     unused: Any = None
     job = Job(
-        spec, PLAN, unused, ("torch",), (), Rendezvous(), Path("/runs/cafe"), 12.5, ("secret",)
+        spec, PLAN, unused, ("torch",), (), TorchRendezvous(), Path("/runs/cafe"), 12.5, ("secret",)
     )
     host = launch_request.HostLaunch(
         slots=[slot],
@@ -32,7 +33,7 @@ def request_for(slot: Slot, spec: JobSpec, is_recording: bool | None = None) -> 
         fingerprint="f",
         user_env=dict(spec.env),
         rank_env={"MINE": "default", "OMP_NUM_THREADS": "1"},
-        partitions={0: 7},
+        tasks={0: 7},
     )
     built = launch_request.build(Attempt("cafe", 1, job), PLAN, MEETING, host, is_recording)
     sent = decode(json.loads(json.dumps(encode(built))), AgentCommand)
@@ -43,7 +44,7 @@ def request_for(slot: Slot, spec: JobSpec, is_recording: bool | None = None) -> 
 def test_each_agent_launches_its_own_ranks_and_the_first_serves_the_rendezvous() -> None:
     first, second = (request_for(slot, JobSpec(np=2)) for slot in PLAN.slots)
     assert [one.service for one in (first, second)] == [MEETING.service, None]
-    assert [(one.rank, one.gpu, one.partition) for one in (*first.ranks, *second.ranks)] == [
+    assert [(one.rank, one.gpu, one.task) for one in (*first.ranks, *second.ranks)] == [
         (0, "0", 7), (1, "0", None),
     ]  # fmt: skip
     assert first.env == second.env == {"A": "of the notebook", COOKIE: "cafe"}

@@ -16,8 +16,8 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.masking import secret_values
 from hydrogen_magic.core.messages import ObserverSpec
-from hydrogen_magic.driver.placements.spark import packaging
-from hydrogen_magic.driver.placements.spark.forwarded_settings import forwarded
+from hydrogen_magic.driver.placements.remote import packaging
+from hydrogen_magic.driver.placements.remote.forwarded_settings import forwarded
 from hydrogen_magic.driver.state.culprit import is_victim_error
 from hydrogen_magic.driver.state.formatting import LateRanks, late_text
 from hydrogen_magic.errors import PlacementError
@@ -60,13 +60,27 @@ def test_without_plug_ins_only_ours_are_there() -> None:
     ("name", "reason"),
     [
         ("broken", r"my_plug_in:Missing of my-placements 1\.0 cannot be loaded \(AttributeError"),
-        ("wrong", "is a int, not a placement; its class should derive from hydrogen_magic.plugins"),
+        (
+            "wrong",
+            r"is a int, not a placement; its class should derive from \S+\.plugins\.Placement",
+        ),
+        (
+            "incomplete",
+            r"my_plug_in:PlanningOnly of my-placements 1\.0 does not define open, which",
+        ),
     ],
 )
 def test_a_plug_in_that_cannot_be_used_is_named(installed: None, name: str, reason: str) -> None:
     with pytest.raises(PlacementError, match=reason) as caught:
         plugins.placement(name)
     assert f"`--on {name}`" in str(caught.value)
+
+
+def test_an_incomplete_rendezvous_is_refused_when_it_is_loaded(installed: None) -> None:
+    with pytest.raises(
+        PlacementError, match=r"FindingNobody of \S+ 1\.0 does not define prepare, "
+    ):
+        plugins.rendezvous("incomplete")
 
 
 def test_a_broken_plug_in_is_no_obstacle_to_others(installed: None) -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from hydrogen_magic.core.job import LOOPBACK, JobSpec
 from hydrogen_magic.core.messages import TaskHello
-from hydrogen_magic.driver.placements.spark import rank_assignment
-from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgent
+from hydrogen_magic.driver.placements.remote import rank_assignment
+from hydrogen_magic.driver.placements.remote.agents import RemoteAgent
 
 
 class _Agent:
@@ -21,12 +21,9 @@ class _Agent:
         self.interface = "eth0"
 
 
-def place(agent: _Agent, partition: int, machine: str) -> rank_assignment.BarrierTask:
-    about = TaskHello(
-        gang="cafe", attempt=0, partition=partition, machine=machine, address=agent.host,
-        executor="0", executor_pid=1, pid=2, gpus=(), gpus_visible=None, shares_disk=True, versions={},
-    )  # fmt: skip
-    return rank_assignment.BarrierTask(cast(RemoteAgent, agent), about)
+def place(agent: _Agent, number: int, machine: str) -> rank_assignment.AttachedTask:
+    about = TaskHello("cafe", 0, number, machine, shares_disk=True, gpus_visible=None, versions={})
+    return rank_assignment.AttachedTask(cast(RemoteAgent, agent), about)
 
 
 @pytest.fixture
@@ -38,7 +35,7 @@ def test_tasks_that_alternate_between_uneven_hosts(spec: JobSpec) -> None:
     one, other = _Agent("one"), _Agent("other")
     on = {0: one, 1: other, 2: one, 3: one}
     meant = rank_assignment.plan(spec, {p: place(a, p, a.host) for p, a in on.items()}, False)
-    assert meant.partitions == (0, 2, 3, 1)
+    assert meant.tasks == (0, 2, 3, 1)
     assert [slot.local_rank for slot in meant.plan.slots] == [0, 1, 2, 0]
     assert [slot.local_world_size for slot in meant.plan.slots] == [3, 3, 3, 1]
     assert [slot.node_rank for slot in meant.plan.slots] == [0, 0, 0, 1]

@@ -11,10 +11,11 @@ import mmap
 import os
 import shutil
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.core.job import JobSpec, Plan
@@ -30,8 +31,10 @@ __all__ = [
     "ClosureFile",
     "AgentGroup",
     "WorkFeed",
+    "InKernelPlacement",
     "Job",
     "Placement",
+    "Planner",
     "EventSink",
 ]
 
@@ -54,10 +57,12 @@ class WorkFeed(Protocol):
         stop: Callable[[], None],
         now_s: Callable[[], float],
         cancel_rank: Callable[[int], None],
+        record: Path,
     ) -> None:
         """Set the receiver of events, the function that ends ranks, and the gang's clock.
 
-        ``cancel_rank`` ends one rank, which counts as done: others have done its work.
+        ``cancel_rank`` ends one rank, which counts as done: others have done its work. ``record``: the
+        directory of the gang's run log.
         """
         ...
 
@@ -69,8 +74,8 @@ class WorkFeed(Protocol):
         """The attempt is over. Raises errors of this side."""
         ...
 
-    def abandon(self) -> None:
-        """The gang is over: release everything that has not become a result."""
+    def end(self, outcome: str) -> None:
+        """The gang is over, with this final state: release everything that is not needed any more."""
         ...
 
 
@@ -131,12 +136,12 @@ class Job:
         if isinstance(self.closure, ClosureFile):
             self.closure.release()
 
-    def close(self, *, keep_checkpoints: bool) -> None:
-        """Release the closure, and memory of possibly gigabytes unless it is still needed."""
+    def close(self, outcome: str) -> None:
+        """Release the closure, and what is needed only until the gang has ended, with this final state."""
         self.release_closure()
         if self.feed is not None:
-            self.feed.abandon()
-        if not keep_checkpoints:
+            self.feed.end(outcome)
+        if outcome == "SUCCEEDED":
             shutil.rmtree(self.checkpoints, ignore_errors=True)
 
 
@@ -202,25 +207,34 @@ class AgentGroup(Protocol):
         ...
 
 
-class Placement:
-    """Where ranks run. A plug-in's derives from this class; entry points name it.
+class Planner(ABC):
+    """What both kinds of placements do."""
 
-    ``plan`` and ``open`` are enough; with :attr:`in_process`, ``plan`` and ``run_here``.
-    """
-
-    in_process = False
-    """The one rank runs in the kernel itself: :meth:`run_here` is called instead of :meth:`open`."""
+    in_process: ClassVar[bool]
+    """The one rank runs in the kernel itself."""
     on_this_machine = True
     """Ranks use the libraries installed here: the rendezvous' own is checked before the launch."""
 
+    @abstractmethod
     def plan(self, spec: JobSpec) -> Plan:
         """Return who runs where; raises PlacementError when that is impossible. No effect."""
-        raise NotImplementedError
 
+
+class Placement(Planner):
+    """Where ranks run, in processes of their own. A plug-in's derives from this class."""
+
+    in_process = False
+
+    @abstractmethod
     def open(self, spec: JobSpec) -> AgentGroup:
         """Return an agent group for one gang."""
-        raise NotImplementedError
 
+
+class InKernelPlacement(Planner):
+    """The one rank runs in the kernel."""
+
+    in_process = True
+
+    @abstractmethod
     def run_here(self, attempt: Attempt, sink: EventSink) -> None:
-        """Run the one rank now, and deliver its result. Raises what the cell raises."""
-        raise NotImplementedError
+        """Run the rank now, and deliver its result. Raises what the cell raises."""

@@ -1,7 +1,7 @@
 """The kernel's end of any agent: its messages and its state.
 
 Its placement determines how it is started and which data bypasses the channel:
-:mod:`~hydrogen_magic.driver.placements.local_agents` on this machine, ``placements.spark`` elsewhere.
+:mod:`~hydrogen_magic.driver.placements.local_agents` on this machine, ``placements.remote`` elsewhere.
 """
 
 from __future__ import annotations
@@ -160,9 +160,8 @@ def take_file(sink: EventSink, file: RankFile, fd: int) -> None:
     content = file.content
     if isinstance(content, ResultPart):
         sink.deliver(file.rank, content, payload.from_memfd(fd))
-    elif (
-        isinstance(content, ProfileTrace) and os.fstat(fd).st_size
-    ):  # an empty file cannot be mapped
+    elif isinstance(content, ProfileTrace) and os.fstat(fd).st_size:
+        # An empty file cannot be mapped.
         sink.take_trace(file.rank, content.number, mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
 
 

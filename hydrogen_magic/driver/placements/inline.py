@@ -17,7 +17,14 @@ from typing import Any
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
 from hydrogen_magic.core.messages import JoinAdvice
-from hydrogen_magic.driver.placements import Attempt, EventSink, Job, Placement, WorkFeed, devices
+from hydrogen_magic.driver.placements import (
+    Attempt,
+    EventSink,
+    InKernelPlacement,
+    Job,
+    WorkFeed,
+    devices,
+)
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker import (
     checkpoint,
@@ -32,10 +39,8 @@ from hydrogen_magic.serialization.payload import Payload, from_memfd
 __all__ = ["InlinePlacement", "run_here"]
 
 
-class InlinePlacement(Placement):
+class InlinePlacement(InKernelPlacement):
     """One rank inside this process."""
-
-    in_process = True
 
     def plan(self, spec: JobSpec) -> Plan:
         if spec.np != 1:
@@ -61,11 +66,11 @@ def run_here(attempt: Attempt, sink: EventSink) -> None:
             sink.emit(event)
 
     said = reporter.Reporter(0, job.clock_zero_s, send)
-    said.solo.advice = JoinAdvice(job.spec.rendezvous, job.rendezvous.join_advice)
+    said.exchanges.advice = JoinAdvice(job.spec.rendezvous, job.rendezvous.join_advice)
     slot = job.plan.slots[0]
     sink.emit(ev.RankStarted(said.now_s(), 0, os.getpid(), slot.host, devices.device_name(slot)))
     with ExitStack() as stack:
-        stack.enter_context(_environment(_meet(attempt, stack)))
+        stack.enter_context(_environment(_rendezvous_environment(attempt, stack)))
         reporter.install(said)
         stack.callback(reporter.install, None)
         said.start()
@@ -85,7 +90,7 @@ def _run(job: Job, sink: EventSink, said: reporter.Reporter) -> None:
     said.post(ev.RankPhase(said.now_s(), 0, "running"))
     value = loaded.run()
     if job.feed is not None:
-        _serve(job.feed, loaded.predict(value), sink, said)
+        _serve(job, job.feed, loaded.predict(value), sink, said)
         value = None
     nbytes = results.deliver(
         loaded, value, 0, lambda part, section, on_write: sink.deliver(0, part, section)
@@ -104,9 +109,11 @@ def _closure(job: Job) -> Payload:
         os.close(fd)
 
 
-def _serve(feed: WorkFeed, predict: Any, sink: EventSink, said: reporter.Reporter) -> None:
+def _serve(
+    job: Job, feed: WorkFeed, predict: Any, sink: EventSink, said: reporter.Reporter
+) -> None:
     """Predict in this thread; another thread reads the frame, as with other placements."""
-    feed.attach(sink.emit, lambda: None, said.now_s, lambda rank: None)
+    feed.attach(sink.emit, lambda: None, said.now_s, lambda rank: None, job.record_dir)
     (channel,) = feed.open(1)
     try:
         inference.serve(channel, predict, feed.options, own_process=False)
@@ -125,21 +132,24 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def _meet(attempt: Attempt, stack: ExitStack) -> dict[str, str]:
+def _rendezvous_environment(attempt: Attempt, stack: ExitStack) -> dict[str, str]:
     """Return the environment of the single rank; a thread of this process serves its rendezvous."""
     job = attempt.job
     held = socket.create_server(("127.0.0.1", 0))
     stack.callback(held.close)
-    meeting = job.rendezvous.prepare(
+    info = job.rendezvous.prepare(
         job.plan, *held.getsockname()[:2], spec=job.spec, gang=attempt.gang, attempt=0
     )
     over = threading.Event()
     thread = threading.Thread(
-        target=job.rendezvous.serve_here, args=(held, over), name="hydrogen-meeting", daemon=True
+        target=job.rendezvous.serve_here,
+        args=(held, over),
+        name="hydrogen_magic.rendezvous",
+        daemon=True,
     )
     thread.start()
     stack.callback(thread.join)
     stack.callback(over.set)
     stack.callback(job.rendezvous.undo_here())
     saved = checkpoint.environment(job.checkpoints, is_shared=True)
-    return {**meeting.environments[0], **saved, **dict(job.spec.env)}
+    return {**info.environments[0], **saved, **dict(job.spec.env)}

@@ -31,8 +31,8 @@ class HostLaunch:
     """The user's variables for every rank; they win over all others."""
     rank_env: Mapping[str, str] = field(default_factory=dict)
     """Variables for every rank that its rendezvous may replace."""
-    partitions: Mapping[int, int] = field(default_factory=dict)
-    """Rank -> Spark partition."""
+    tasks: Mapping[int, int] = field(default_factory=dict)
+    """Rank -> number of the task that holds its place."""
     sys_path: Sequence[str] = ()
     record_dir: str = ""
     checkpoint_dir: str | None = None
@@ -85,4 +85,4 @@ def _rank_launch(
         **host.user_env,
     }
     device = devices.device_name(slot)
-    return RankLaunch(slot.rank, device, slot.gpu, env, host.partitions.get(slot.rank))
+    return RankLaunch(slot.rank, device, slot.gpu, env, host.tasks.get(slot.rank))

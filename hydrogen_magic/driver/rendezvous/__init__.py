@@ -11,6 +11,7 @@ import importlib
 import math
 import socket
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -54,7 +55,7 @@ class Diagnosis:
     """The remedy if the check fails."""
 
 
-class Rendezvous:
+class Rendezvous(ABC):
     """How ranks find each other. A plug-in's derives from this class; entry points name it.
 
     ``prepare`` is enough. Everything else has a default that suits a library which needs nothing special.
@@ -98,16 +99,17 @@ class Rendezvous:
         """
         return math.inf
 
+    @abstractmethod
     def prepare(
         self, plan: Plan, address: str, port: int, *, spec: JobSpec, gang: str, attempt: int
     ) -> RendezvousInfo:
         """Return how the plan's ranks find each other at ``address:port`` on rank 0's host. No side
         effects.
         """
-        raise NotImplementedError
 
     def serve_here(self, held: socket.socket, over: threading.Event) -> None:
         """Serve a lone rank of this very process, from a thread, until ``over`` is set."""
+        over.wait()
 
     def undo_here(self) -> Callable[[], None]:
         """Return a function that undoes a single rank's rendezvous in this process; called before it runs.

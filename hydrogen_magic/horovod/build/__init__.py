@@ -45,7 +45,7 @@ def build(*, is_forced: bool, is_installed: bool, say: Say) -> BuildOutcome:
     failure.
     """
     started = time.monotonic()
-    wanted = plan(toolchain.look(), os.environ)
+    wanted = plan(toolchain.detect(), os.environ)
     if wanted.machine.hint:
         say(f"· {wanted.machine.hint}")
     with wheel_cache.alone(wanted.key, lambda: say("· waiting for another build of the same Horovod")):

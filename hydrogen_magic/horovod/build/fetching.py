@@ -62,7 +62,7 @@ def tools(target: Path, log: Path) -> Path:
 def cmake() -> str | None:
     """Return the machine's CMake if it is new enough."""
     found = os.environ.get("HOROVOD_CMAKE") or shutil.which("cmake")
-    said = toolchain.ask([found, "--version"]) if found else None
+    said = toolchain.first_line([found, "--version"]) if found else None
     version = re.search(r"(\d+)\.(\d+)", said or "")
     is_new = version is not None and (int(version[1]), int(version[2])) >= _LEAST_CMAKE
     return found if is_new else None

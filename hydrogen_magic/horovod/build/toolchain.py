@@ -18,7 +18,7 @@ from hydrogen_magic.horovod import installation
 from hydrogen_magic.horovod.build.errors import MissingError
 from hydrogen_magic.horovod.build.cuda import Cuda, find_cuda
 
-__all__ = ["Machine", "ask", "check_compiler", "jobs", "look", "wanted_standard"]
+__all__ = ["Machine", "check_compiler", "detect", "first_line", "jobs", "wanted_standard"]
 
 _ASK_TIMEOUT_S = 30.0
 _BYTES_PER_JOB = 2_000_000_000
@@ -44,7 +44,7 @@ class Machine:
     """Feature that torch has and this Horovod will lack, with a remedy."""
 
 
-def look() -> Machine:
+def detect() -> Machine:
     """Return the requirements; MissingError lists all that are missing. Takes tenths of a second."""
     torch, lacks = installation.torch(), []
     compiler = _compiler()
@@ -62,7 +62,7 @@ def look() -> Machine:
     return Machine(
         torch=torch,
         compiler=compiler,
-        compiler_version=ask([*shlex.split(compiler), "--version"]) or compiler,
+        compiler_version=first_line([*shlex.split(compiler), "--version"]) or compiler,
         standard=wanted_standard(torch.directory),
         mpi=_mpi(),
         cuda=cuda,
@@ -159,10 +159,10 @@ def wanted_standard(torch: Path) -> int:
 def _mpi() -> str | None:
     if not (shutil.which("mpicxx") and shutil.which("mpirun")):
         return None
-    return ask(["mpirun", "--version"])
+    return first_line(["mpirun", "--version"])
 
 
-def ask(command: Sequence[str]) -> str | None:
+def first_line(command: Sequence[str]) -> str | None:
     """Return the first line of a program's output, or None if it does not run."""
     try:
         done = subprocess.run(

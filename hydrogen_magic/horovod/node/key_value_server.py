@@ -108,7 +108,7 @@ class _Request(asyncio.Protocol):
         self._token = token
         self._hosts = hosts
         self._strangers = strangers
-        self._heard = bytearray()
+        self._received = bytearray()
         self._timer: asyncio.TimerHandle | None = None
         self._wanted: str | None = None
         """The key that it waits for."""
@@ -134,8 +134,8 @@ class _Request(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._wanted is not None or self._transport.is_closing():
             return  # its request is complete
-        self._heard += data
-        head, found, body = bytes(self._heard).partition(b"\r\n\r\n")
+        self._received += data
+        head, found, body = bytes(self._received).partition(b"\r\n\r\n")
         if len(head) > _MAX_HEAD:
             self._answer(413)
         elif found:
@@ -156,9 +156,9 @@ class _Request(asyncio.Protocol):
         if length > _MAX_VALUE:
             self._answer(413)
         elif len(body) >= length:
-            self._obey(verb, key, body[:length])
+            self._respond(verb, key, body[:length])
 
-    def _obey(self, verb: str, key: str, body: bytes) -> None:
+    def _respond(self, verb: str, key: str, body: bytes) -> None:
         if verb == "PUT":
             self._answer(200 if self._keys.put(key, body) else 413)
         elif verb == "DELETE":

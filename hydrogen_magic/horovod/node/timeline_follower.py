@@ -74,12 +74,12 @@ class Timelines:
         wall_zero_s = self._zero_s + timeline.wall_ahead
         self._following = _Follower(path, kept, wall_zero_s, self._mask)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Send new data; most calls do nothing."""
         following = self._following
         if following is not None and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _LOOK_S
-            self._try(following, lambda: following.look(self._now_s()))
+            self._try(following, lambda: following.poll(self._now_s()))
 
     def finish(self) -> None:
         """Read the rest of a completed file, and make it valid JSON."""
@@ -129,7 +129,7 @@ class _Follower:
         self._weaver = SpanBuilder()
         self._skipped = 0
 
-    def look(self, now_s: float) -> None:
+    def poll(self, now_s: float) -> None:
         """Continue reading, for some milliseconds at most."""
         until_s = time.monotonic() + _BUDGET_S
         is_far = self._behind() > _FAR_BEHIND_BYTES

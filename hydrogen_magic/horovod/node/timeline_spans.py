@@ -138,9 +138,9 @@ class SpanBuilder:
             known = self._late.get(rank, (start_us, end_us))
             self._late[rank] = (min(known[0], start_us), max(known[1], end_us))
         if self._late and not self._outer.is_open(_NEGOTIATE):
-            self._tell_late()
+            self._report_late()
 
-    def _tell_late(self) -> None:
+    def _report_late(self) -> None:
         for rank, (start_us, end_us) in self._late.items():
             self._waits.append((f"waiting for rank {rank}", start_us, end_us, 1))
         self._late.clear()

@@ -1,397 +1,67 @@
-"""The code of one barrier task, in its Python worker: finds or starts this machine's agent, and
-waits.
+"""The code of one barrier task, in its Python worker: what Spark knows of it, for the task on its host.
 
 Only the source of this file is sent with the task, so it uses only the standard library and Spark's
-own packages. It leaves the worker process unchanged: it sets no variable, changes no module path,
-and imports no module that stays; the worker's next job may be another user's.
+own packages, and what it is given of :mod:`~hydrogen_magic.node.agent.host_task`.
 """
 
 from __future__ import annotations
 
-import array
-import contextlib
-import hashlib
-import importlib.metadata
-import importlib.util
-import io
-import json
 import os
-import platform
-import secrets
-import select
-import shutil
-import signal
-import socket
-import struct
-import subprocess
-import sys
-import tempfile
-import time
-import zipfile
-from typing import Any, NoReturn
+from typing import Any
 
-__all__ = ["PROBLEM", "serve"]
-
-PROBLEM = "hydrogen_magic problem: "
-"""Precedes the JSON of a problem in the message of the exception that ends the stage."""
-_HEADER = struct.Struct("!IB")
-"""As in ``framing``: length of the JSON, number of descriptors."""
-_REACH_S = 3.0
-_ATTACH_S = 60.0
-_STDERR = "stderr"
-"""File in an agent's folder."""
-_STDERR_TAIL = 2000
-_PING_S = 2.0
-_SILENT_PINGS = 23
-"""An agent with this many unanswered pings hangs: the kernel gives it up at the same time."""
-_STOPPED_PINGS = 5
-"""The same for one whose process is stopped (SIGSTOP)."""
-_SWEEP_S = 5.0
-_MOST_AGENTS = 64
-"""Maximum number of gangs of one kernel at the same time on one machine."""
-_DISTRIBUTIONS = ("torch", "pyzmq", "numpy")
+__all__ = ["serve"]
 
 
-class _ProblemError(Exception):
-    """Ends the whole stage at once; the kernel reads the text after :data:`PROBLEM`."""
-
-    def __init__(self, kind: str, text: str) -> None:
-        found = {"kind": kind, "text": text, "host": os.uname().nodename}
-        super().__init__(PROBLEM + json.dumps(["TaskProblem", found]) + "\n")
-
-
-def serve(batches: Any, boot: dict[str, Any], code: bytes) -> Any:
-    """Run the task. ``boot``: the kernel's instructions; ``code``: the package as a zip."""
+def serve(batches: Any, boot: dict[str, Any], code: bytes, host_task: Any) -> Any:
+    """Run the task. ``boot`` and ``code``: for ``hold()`` of the module ``host_task``."""
     for _ in batches:
         pass
     from pyspark import BarrierTaskContext
 
     context = BarrierTaskContext.get()
     assert context is not None
-    _check(boot)
-    sock, agent = _attached(boot, code, _about(context, boot))
-    with sock:
-        _wait(sock, agent)
+    address = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]
+    host_task.hold(boot, code, _about(context, host_task.read), address, _local_dir())
     import pyarrow
 
     yield pyarrow.RecordBatch.from_pydict({"o": [b"done"]})
 
 
-# ── requirements ─────────────────────────────────────────────────────────────────────────────────
-
-
-def _check(boot: dict[str, Any]) -> None:
-    """Report missing requirements of the ranks before anything starts."""
-    here = f"Python {platform.python_version()}, {sys.executable}"
-    if list(sys.version_info[:2]) != boot["python"]:
-        wanted = ".".join(map(str, boot["python"]))
-        raise _ProblemError("python", f"the notebook runs Python {wanted}, executors run {here}")
-    if not hasattr(os, "pidfd_open"):
-        raise _ProblemError("system", "executors need Linux 5.3 or newer")
-    if boot["library"]:
-        asked: dict[str, Any] = {"__name__": "__main__"}
-        exec(boot["library"], asked)
-        if fault := asked["fault"]():
-            raise _ProblemError("library", f"`--with {boot['with']}`: {fault}")
-    if missing := [name for name in boot["needs"] if _is_missing(name)]:
-        raise _ProblemError("missing", f"executors have no module {', '.join(missing)} ({here})")
-
-
-def _is_missing(name: str) -> bool:
-    try:
-        return name not in sys.modules and importlib.util.find_spec(name) is None
-    except (ImportError, ValueError):
-        return True
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _DISTRIBUTIONS:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
-
-
-def _about(context: Any, boot: dict[str, Any]) -> dict[str, Any]:
-    """Return information about this task for the agent and the kernel."""
-    partition = context.partitionId()
-    gpus = [a for name, r in context.resources().items() if name == "gpu" for a in r.addresses]
+def _about(context: Any, read: Any) -> dict[str, Any]:
+    """Return the fields of ``TaskHello`` that Spark determines."""
+    executor_pid = _executor_pid(read)
     return {
-        "gang": boot["gang"], "attempt": boot["attempt"], "partition": partition,
-        "machine": _machine(boot["token"]),
-        "address": context.getTaskInfos()[partition].address.rpartition(":")[0],
-        "executor": _executor(), "executor_pid": _executor_pid(), "pid": os.getpid(), "gpus": gpus,
-        "shares_disk": _sees_record(boot["record_dir"], boot["owner"]),
-        "gpus_visible": os.environ.get("CUDA_VISIBLE_DEVICES"), "versions": _versions(),
-    }  # fmt: skip
+        "number": context.partitionId(),
+        "kind": "Spark task",
+        "parent": "Spark executor",
+        "parent_pid": executor_pid,
+        "place": f"executor {_executor(executor_pid)}",
+        "gpus": [
+            a for name, r in context.resources().items() if name == "gpu" for a in r.addresses
+        ],
+    }
 
 
-def _executor() -> str:
+def _executor(pid: int) -> str:
     """Return the executor's name: a standalone worker starts it in a folder named by its number."""
     number = os.path.basename(os.getcwd())
-    return number if number.isdigit() else f"with pid {_executor_pid()}"
+    return number if number.isdigit() else f"with pid {pid}"
 
 
-def _sees_record(record_dir: str, owner: str) -> bool:
-    """Whether the kernel's record of this gang, which names its owner, is on a disk that this host shares."""
-    return owner.encode() in _read(os.path.join(record_dir, "events.jsonl"))
-
-
-def _executor_pid() -> int:
+def _executor_pid(read: Any) -> int:
     """Return the JVM above this worker: pyspark's daemon may be in between."""
     pid = os.getppid()
     for _ in range(3):
-        if b"java" in _read(f"/proc/{pid}/comm"):
+        if b"java" in read(f"/proc/{pid}/comm"):
             return pid
-        parent = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        parent = read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
         if len(parent) < 2 or int(parent[1]) <= 1:
             break
         pid = int(parent[1])
     return os.getppid()
 
 
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read()
-    except OSError:
-        return b""
-
-
-# ── the agent ────────────────────────────────────────────────────────────────────────────────────
-
-
-def _name(boot: dict[str, Any], number: int) -> str:
-    """Return the abstract socket of this kernel's agent number ``number`` on this machine.
-
-    A machine shares network and process ids; containers of one host count as separate machines.
-    """
-    return f"\0hydrogen-{_machine(boot['token'])}-{number}"
-
-
-def _machine(token: str) -> str:
-    """Return an id of this machine and kernel."""
-    spaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "pid")]
-    machine = [token, os.uname().nodename, os.geteuid(), *spaces]
-    return hashlib.sha256(json.dumps(machine).encode()).hexdigest()[:32]
-
-
-def _attached(
-    boot: dict[str, Any], code: bytes, about: dict[str, Any]
-) -> tuple[socket.socket, dict[str, Any]]:
-    """Return the connection to an agent that has accepted this task, and the agent's description of
-    itself.
-    """
-    deadline = time.monotonic() + _ATTACH_S
-    number = 0
-    while number < _MOST_AGENTS:
-        sock = _connected(_name(boot, number), boot, code, about)
-        answer = None if sock is None else _say(sock, about)
-        if sock is not None and answer is not None and answer[0] == "TaskAccepted":
-            return sock, answer[1]
-        if sock is not None:
-            sock.close()
-        if answer is not None:
-            number += 1  # it serves another gang, or does not respond
-            deadline = time.monotonic() + _ATTACH_S
-        elif time.monotonic() > deadline:
-            raise _ProblemError("agent", f"no agent accepted this task within {_ATTACH_S:.0f} s")
-        else:
-            time.sleep(0.02)  # it is just starting or exiting
-    raise _ProblemError("agent", f"{_MOST_AGENTS} gangs of this notebook already run here")
-
-
-def _connected(
-    name: str, boot: dict[str, Any], code: bytes, about: dict[str, Any]
-) -> socket.socket | None:
-    """Connect to the agent of that name; start it if there is none. None: try again."""
-    sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(_ATTACH_S)
-    try:
-        sock.connect(name)
-    except (ConnectionRefusedError, ConnectionResetError, BlockingIOError):
-        sock.close()
-        _start(name, boot, code, about)
-        return None
-    peer = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    if peer[1] != os.geteuid():
-        sock.close()
-        raise _ProblemError(
-            "agent", f"user {peer[1]} of this machine uses the name of our agent's socket"
-        )
-    return sock
-
-
-def _start(name: str, boot: dict[str, Any], code: bytes, about: dict[str, Any]) -> None:
-    """Start an agent that listens on ``name``, unless another task was faster: the name serves as lock."""
-    with socket.socket(socket.AF_UNIX) as listening:
-        try:
-            listening.bind(name)
-        except OSError:
-            return
-        endpoint, own = _reachable(boot)
-        folder = tempfile.mkdtemp(prefix="hydrogen-", dir=_local_dir())
-        try:
-            _start_agent(folder, listening, boot, code, about, endpoint, own)
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
-            raise
-
-
-def _reachable(boot: dict[str, Any]) -> tuple[str, str]:
-    """Return an address of the kernel that can be reached from here, and our own address on that route."""
-    tried = []
-    for endpoint in boot["endpoints"]:
-        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        try:
-            with socket.create_connection((host.strip("[]"), int(port)), _REACH_S) as sock:
-                return endpoint, sock.getsockname()[0]
-        except OSError as error:
-            tried.append(f"{host}:{port} ({error})")
-    raise _ProblemError("unreachable", "executors cannot reach the notebook at " + ", ".join(tried))
-
-
 def _local_dir() -> str:
     """Return a directory that Spark removes with the application, in case the agent is killed."""
     folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
-    return folder if folder and os.access(folder, os.W_OK) else tempfile.gettempdir()
-
-
-def _start_agent(
-    folder: str, listening: socket.socket, boot: dict[str, Any], code: bytes,
-    about: dict[str, Any], endpoint: str, own: str,
-) -> None:  # fmt: skip
-    package = os.path.join(folder, "code")
-    with zipfile.ZipFile(io.BytesIO(code)) as packed:
-        packed.extractall(package)
-    keys = boot["keys"][about["partition"]]
-    sys_path = [package, *(p for p in sys.path if p)]
-    marks = {"HYDROGEN_MAGIC_AGENT": secrets.token_hex(16), "HYDROGEN_MAGIC_OWNER": boot["owner"]}
-    env = {**os.environ, **marks}
-    config = {
-        "endpoint": endpoint, "server_key": boot["server_key"], "key": keys[0], "secret": keys[1],
-        "bind": _bind_address(about["address"], own), "env": env,
-        "sys_path": sys_path, "fingerprint": boot["fingerprint"], "preload": boot["preload"],
-        "folder": folder, "idle_s": boot["idle_s"], "executor_pid": about["executor_pid"],
-    }  # fmt: skip
-    ours, theirs = socket.socketpair()
-    with ours, theirs, open(os.path.join(folder, _STDERR), "wb") as stderr:
-        # By a shell that exits at once: an orphan leaves no zombie in this worker.
-        subprocess.run(
-            ["/bin/sh", "-c", '"$@" &', "sh", sys.executable, "-m", "hydrogen_magic.node.agent",
-             str(theirs.fileno())],
-            env={**env, "PYTHONPATH": os.pathsep.join(sys_path)}, pass_fds=[theirs.fileno()],
-            start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=stderr, cwd="/", check=True,
-        )  # fmt: skip
-        listening.listen(512)
-        _send(ours, ["RemoteAgentConfig", config], [listening.fileno()])
-
-
-def _bind_address(of_spark: str, on_the_way: str) -> str:
-    """Return our address among hosts: the one that Spark uses, if it really is ours."""
-    for candidate in (of_spark, on_the_way):
-        try:
-            address = socket.gethostbyname(candidate)
-            with socket.socket() as probe:
-                probe.bind((address, 0))
-            return address
-        except OSError:
-            continue
-    return "127.0.0.1"
-
-
-# ── messages: the JSON of classes in core/messages.py ───────────────────────────────────────────
-
-
-def _send(sock: socket.socket, message: Any, fds: list[int]) -> None:
-    body = json.dumps(message).encode()
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    data = _HEADER.pack(len(body), len(fds)) + body
-    sent = sock.sendmsg([data], rights)
-    sock.sendall(data[sent:])
-
-
-def _receive(sock: socket.socket) -> Any:
-    """Return the next message, None if the other end has closed the connection."""
-    head = _exactly(sock, _HEADER.size)
-    body = None if head is None else _exactly(sock, _HEADER.unpack(head)[0])
-    return None if body is None else json.loads(body)
-
-
-def _exactly(sock: socket.socket, count: int) -> bytes | None:
-    data = b""
-    while len(data) < count:
-        try:
-            more = sock.recv(count - len(data))
-        except ConnectionResetError:
-            more = b""
-        if not more:
-            return None
-        data += more
-    return data
-
-
-def _say(sock: socket.socket, about: dict[str, Any]) -> Any:
-    """Return the answer, None if the agent is exiting."""
-    try:
-        _send(sock, ["TaskHello", about], [])
-        return _receive(sock)
-    except (BrokenPipeError, ConnectionResetError):
-        return None
-    except TimeoutError:  # a stopped agent never answers
-        return ["AgentBusy", {}]
-
-
-def _wait(sock: socket.socket, agent: dict[str, Any]) -> None:
-    """Wait until this task's rank is over and its processes have been cleaned up."""
-    sock.settimeout(None)
-    ready = select.poll()
-    ready.register(sock, select.POLLIN)
-    unanswered = 0
-    while unanswered < (_STOPPED_PINGS if _is_stopped(agent["pid"]) else _SILENT_PINGS):
-        if not ready.poll(_PING_S * 1000):
-            unanswered += 1
-            with contextlib.suppress(OSError):  # it ends: the answer will be none
-                _send(sock, ["TaskPing", {}], [])
-            continue
-        answer = _receive(sock)
-        if answer is None:
-            _fail_after_sweep(agent, "exited unexpectedly")
-        if answer[0] != "TaskPong":
-            return
-        unanswered = 0
-    _fail_after_sweep(agent, f"did not respond for {unanswered * _PING_S:.0f} s and was killed")
-
-
-def _fail_after_sweep(agent: dict[str, Any], what: str) -> NoReturn:
-    text = f"the agent process {what}{_last_words(agent)}"  # read before its folder is removed
-    _sweep_after(agent)
-    raise _ProblemError("agent_ended", text)
-
-
-def _last_words(agent: dict[str, Any]) -> str:
-    tail = _read(os.path.join(agent["folder"], _STDERR))[-_STDERR_TAIL:].decode(errors="replace")
-    return f"; its last output:\n{tail.strip()}" if tail.strip() else ""
-
-
-def _is_stopped(pid: int) -> bool:
-    return b") T " in _read(f"/proc/{pid}/stat")
-
-
-def _sweep_after(agent: dict[str, Any]) -> None:
-    """End processes that a killed agent could not end: all with its random mark are its descendants."""
-    mark = f"HYDROGEN_MAGIC_AGENT={agent['mark']}".encode()
-    deadline = time.monotonic() + _SWEEP_S
-    while time.monotonic() < deadline and (left := _with_mark(mark)):
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
-    shutil.rmtree(agent["folder"], ignore_errors=True)
-
-
-def _with_mark(mark: bytes) -> list[int]:
-    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    found = [pid for pid in pids if mark in _read(f"/proc/{pid}/environ").split(b"\0")]
-    return [pid for pid in found if b") Z " not in _read(f"/proc/{pid}/stat")]
+    return folder if os.access(folder, os.W_OK) else ""

@@ -17,6 +17,7 @@ import io
 import itertools
 import os
 import sys
+import time
 import types
 import zipfile
 from collections import OrderedDict
@@ -180,6 +181,8 @@ def _change_environment(changes: dict[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+    if "TZ" in changes:
+        time.tzset()
 
 
 # ── the package ──────────────────────────────────────────────────────────────────────────────────

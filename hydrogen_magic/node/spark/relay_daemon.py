@@ -26,7 +26,7 @@ from hydrogen_magic.node.spark.relay_endpoint import (
     STOP,
     check_user,
 )
-from hydrogen_magic.node.spark.relay_multiplexer import Pump, cancelled
+from hydrogen_magic.transport.multiplexer import Pump, cancelled
 
 __all__ = ["run"]
 

@@ -21,7 +21,7 @@ from hydrogen_magic.errors import PlacementError
 
 __all__ = ["ClusterCapacity", "free_slots", "slots_now", "capacity"]
 
-_PATIENCE_S = 0.8
+_CHECK_S = 0.8
 """How long a capacity check may take if more executors may start, or if answers are slow."""
 _POLL_S = 0.05
 _SETTLED_S = 10.0
@@ -114,8 +114,8 @@ def _watched(
     session: Session, settings: SessionSettings, spec: JobSpec
 ) -> tuple[ExecutorList | None, bool]:
     """Return the executors, and whether more may start; waits until there are enough, if more may."""
-    deadline_s = time.monotonic() + _PATIENCE_S
-    seen = roster(session, _PATIENCE_S)
+    deadline_s = time.monotonic() + _CHECK_S
+    seen = roster(session, _CHECK_S)
     while seen is not None and not _is_complete(seen, settings, spec):
         time.sleep(_POLL_S)
         left_s = deadline_s - time.monotonic()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import time
 
-from hydrogen_magic.core.job import JobSpec, Plan, Slot
+from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver.placements import Placement
-from hydrogen_magic.driver.placements.spark import capacity_check, forwarded_settings, session
-from hydrogen_magic.driver.placements.spark.spark_gang import SparkAgentGroup
+from hydrogen_magic.driver.placements.remote import rank_assignment
+from hydrogen_magic.driver.placements.remote.agent_group import RemoteAgentGroup
+from hydrogen_magic.driver.placements.spark import capacity_check, session
+from hydrogen_magic.driver.placements.spark.hosts import SparkHosts
 from hydrogen_magic.errors import PlacementError
 
 __all__ = ["SparkPlacement"]
@@ -25,14 +27,11 @@ class SparkPlacement(Placement):
             raise PlacementError("`--on spark` needs Linux 5.3 or newer, here and on the executors")
         found, capacity = _look(spec)
         gpu = "assigned by Spark" if capacity.gpus else None
-        slots = tuple(
-            Slot(rank, 0, 0, spec.np, spec.np, 1, found.where, gpu, address="")
-            for rank in range(spec.np)
-        )
-        return Plan(slots, capacity.notes, forwarded_settings.forwarded())
+        return rank_assignment.unassigned(spec, found.where, gpu, capacity.notes)
 
-    def open(self, spec: JobSpec) -> SparkAgentGroup:
-        return SparkAgentGroup(*_look(spec))
+    def open(self, spec: JobSpec) -> RemoteAgentGroup:
+        found, capacity = _look(spec)
+        return RemoteAgentGroup(lambda: SparkHosts(found, capacity))
 
 
 def _look(spec: JobSpec) -> tuple[session.Session, capacity_check.ClusterCapacity]:

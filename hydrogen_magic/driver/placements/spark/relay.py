@@ -26,7 +26,8 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.node.spark import relay_daemon, relay_endpoint, relay_multiplexer
+from hydrogen_magic.node.spark import relay_daemon, relay_endpoint
+from hydrogen_magic.transport import multiplexer
 
 __all__ = ["Relay"]
 
@@ -36,7 +37,7 @@ _NAME = "hydrogen_magic_relay"
 _THREAD = "hydrogen_magic relay"
 _START_S = 60.0
 """For the first request, a server starts Python and loads modules for the analysis of plans."""
-_PATIENCE_S = 25.0
+_ANSWER_TIMEOUT_S = 25.0
 """Maximum time without an answer: less than the relay on the driver's host waits for a request."""
 _AGAIN_S = 0.2
 _CLOSE_S = 3.0
@@ -97,7 +98,7 @@ class Relay:
         closing = asyncio.ensure_future(self._closing.wait())
         relaying = asyncio.ensure_future(self._relay())
         await asyncio.wait([closing, relaying], return_when=asyncio.FIRST_COMPLETED)
-        await relay_multiplexer.cancelled([closing, relaying])
+        await multiplexer.cancelled([closing, relaying])
         broken = None if relaying.cancelled() else relaying.exception()
         if not self._address.done():
             self._address.set_exception(broken or ConnectionError("it was closed"))
@@ -111,14 +112,14 @@ class Relay:
         except asyncio.TimeoutError:
             raise TimeoutError(f"no answer for {_START_S:.0f} s") from None
         self._address.set_result(address)
-        pump = relay_multiplexer.Pump(lambda: asyncio.open_connection(*self._target))
+        pump = multiplexer.Pump(lambda: asyncio.open_connection(*self._target))
         both = [
             asyncio.ensure_future(way) for way in (self._fetch(line, pump), self._bring(line, pump))
         ]
         try:
             await asyncio.gather(*both)
         finally:
-            await relay_multiplexer.cancelled(both)
+            await multiplexer.cancelled(both)
             await pump.close()
 
     def _open(self) -> tuple[_RelayRequests, tuple[str, int]]:
@@ -126,11 +127,11 @@ class Relay:
         self._line = _RelayRequests(self._spark)
         return self._line, (host, self._line.start(host))
 
-    async def _fetch(self, line: _RelayRequests, pump: relay_multiplexer.Pump) -> None:
+    async def _fetch(self, line: _RelayRequests, pump: multiplexer.Pump) -> None:
         for number in itertools.count(1):
             pump.feed(await line.ask(relay_endpoint.PULL, number))
 
-    async def _bring(self, line: _RelayRequests, pump: relay_multiplexer.Pump) -> None:
+    async def _bring(self, line: _RelayRequests, pump: multiplexer.Pump) -> None:
         for number in itertools.count(1):
             await pump.ready.wait()
             await line.ask(relay_endpoint.PUSH, number, pump.take())
@@ -160,7 +161,7 @@ class _RelayRequests:
 
     async def ask(self, action: int, number: int, body: bytes = b"") -> bytes:
         """Return the answer, repeating a request that fails; raises after 25 s without one."""
-        until_s = time.monotonic() + _PATIENCE_S
+        until_s = time.monotonic() + _ANSWER_TIMEOUT_S
         while True:
             try:
                 return await asyncio.wait_for(
@@ -168,7 +169,7 @@ class _RelayRequests:
                     until_s - time.monotonic(),
                 )
             except asyncio.TimeoutError:
-                raise TimeoutError(f"no answer for {_PATIENCE_S:.0f} s") from None
+                raise TimeoutError(f"no answer for {_ANSWER_TIMEOUT_S:.0f} s") from None
             except ConnectionError:
                 raise  # the answer of a daemon that exists
             except Exception:
@@ -232,7 +233,7 @@ def _courier() -> type:
     name = _NAME
     code = compile(inspect.getsource(relay_endpoint), relay_endpoint.__name__, "exec")
     modules = {
-        m.__name__: inspect.getsource(m) for m in (relay_multiplexer, relay_endpoint, relay_daemon)
+        m.__name__: inspect.getsource(m) for m in (multiplexer, relay_endpoint, relay_daemon)
     }
 
     class Courier(DataSource):  # type: ignore[misc]

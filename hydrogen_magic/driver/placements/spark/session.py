@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from hydrogen_magic.driver.placements.remote.addresses import own_addresses
 from hydrogen_magic.driver.placements.spark.console import progress_bar_off
 from hydrogen_magic.driver.placements.spark.job_errors import STOPPED, SparkJobError, explained
 from hydrogen_magic.errors import PlacementError
@@ -118,7 +119,7 @@ class Session:
         on the route to the server. Then the others of this machine, which may have several.
         """
         first = self.server_host() if not self.is_connect else _route_to(self.server_host())
-        return tuple(dict.fromkeys((*((first,) if first else ()), *_own_addresses())))
+        return tuple(dict.fromkeys((*((first,) if first else ()), *own_addresses())))
 
     def server_host(self) -> str:
         """Return the driver's host: of ``sc://host:port``, or ``spark.driver.host``."""
@@ -298,17 +299,3 @@ def _route_to(host: str) -> str | None:
             return str(probe.getsockname()[0])
     except OSError:
         return None
-
-
-def _own_addresses() -> tuple[str, ...]:
-    """Return the IPv4 addresses of this machine's active interfaces, without loopback."""
-    import psutil
-
-    is_up = {name for name, state in psutil.net_if_stats().items() if state.isup}
-    found = [
-        entry.address
-        for name, entries in psutil.net_if_addrs().items()
-        for entry in entries
-        if name in is_up and entry.family == socket.AF_INET
-    ]
-    return tuple(address for address in found if not address.startswith("127."))

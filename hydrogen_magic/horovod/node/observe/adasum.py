@@ -38,9 +38,12 @@ def attach(ops: Any, replace: Callable[[Any, Callable[..., Any]], None]) -> None
     pending: dict[int, _Pending] = {}
 
     def begin(
-        tensors: Sequence[Any], outputs: Sequence[Any], name: str | None, scales: Sequence[float],
+        tensors: Sequence[Any],
+        outputs: Sequence[Any],
+        name: str | None,
+        scales: Sequence[float],
         is_group: bool,
-    ) -> int:  # fmt: skip
+    ) -> int:
         import torch
 
         flat = torch.cat([tensor.detach().reshape(1, -1) for tensor in tensors], 1) * scales[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hydrogen_magic.node.worker.observe.collectives import noting
+from hydrogen_magic.node.worker.observe.collectives import tracked_collective
 from hydrogen_magic.node.worker.observe.optimizer import with_parts
 
 __all__ = ["NAMES", "attach"]
@@ -56,11 +56,11 @@ def attach(module: Any, replace: _Replace) -> None:
         original = getattr(module, name, None)
         if original is not None:  # other versions lack some of them
             call = with_parts(original) if name == _STEPPING else original
-            replace(original, noting(f"hvd.{name}", call, is_joining=name in _JOINING))
+            replace(original, tracked_collective(f"hvd.{name}", call, is_joining=name in _JOINING))
     # Optimizers are made from these classes' dictionaries, when the user asks for one; and they step
     # by the optimizer that they were made of, Adasum's for every parameter by itself.
     plain = module.optimizer._DistributedOptimizer
-    plain.synchronize = noting("hvd.synchronize", plain.synchronize)
+    plain.synchronize = tracked_collective("hvd.synchronize", plain.synchronize)
     plain.step = with_parts(plain.step)
     adasum = module.optimizer._DistributedAdasumOptimizer
     adasum._allreduce_grad_async = with_parts(adasum._allreduce_grad_async)

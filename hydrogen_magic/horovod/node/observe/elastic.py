@@ -157,9 +157,8 @@ class _Writer:
 def _keep(snapshot: dict[str, Any], name: str) -> None:
     try:
         checkpoint.keep(snapshot, name)
-    except (
-        Exception
-    ) as error:  # a full disk, or unpicklable values: no other thread waits for this one
+    except Exception as error:
+        # A full disk, or unpicklable values: no other thread waits for this one.
         _warn(f"is not kept: {error}")
 
 

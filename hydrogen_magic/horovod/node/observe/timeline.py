@@ -40,9 +40,8 @@ def install(prefix: str, send: _Send) -> Callable[[bool], None]:
 
     Returns what begins or ends a timeline where that is due; it never waits.
     """
-    global _timeline
-    _timeline = _Timeline(prefix, send)
-    return _timeline.follow
+    timeline = _process.timeline = _Timeline(prefix, send)
+    return timeline.follow
 
 
 def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None]) -> None:
@@ -58,42 +57,45 @@ def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None
     # The owner of the timeline is determined at the call: the forkserver, from which all ranks are
     # forked, has already attached the observers if the notebook imports Horovod.
     @functools.wraps(init)
-    def noting_init(*args: Any, **kwargs: Any) -> Any:
-        if _timeline is None:
+    def observed_init(*args: Any, **kwargs: Any) -> Any:
+        timeline = _process.timeline
+        if timeline is None:
             return init(*args, **kwargs)
         os.environ.setdefault(TIMELINE, DYNAMIC)
         result = init(*args, **kwargs)
         if module.rank() == 0:
-            _timeline.begin(module.is_initialized, start, stop)
+            timeline.begin(module.is_initialized, start, stop)
         return result
 
     @functools.wraps(shutdown)
-    def noting_shutdown(*args: Any, **kwargs: Any) -> Any:
-        if _timeline is not None:
-            _timeline.end()
+    def observed_shutdown(*args: Any, **kwargs: Any) -> Any:
+        if _process.timeline is not None:
+            _process.timeline.end()
         with one_at_a_time:
             return shutdown(*args, **kwargs)
 
     @functools.wraps(start)
-    def noting_start(file_path: str, *args: Any, **kwargs: Any) -> Any:
+    def observed_start(file_path: str, *args: Any, **kwargs: Any) -> Any:
         def begin() -> Any:
             with one_at_a_time:
                 return start(file_path, *args, **kwargs)
 
-        return (
-            begin() if _timeline is None else _timeline.hand_over(os.path.abspath(file_path), begin)
-        )
+        timeline = _process.timeline
+        if timeline is None:
+            return begin()
+        return timeline.call_as_user(os.path.abspath(file_path), begin)
 
     @functools.wraps(stop)
-    def noting_stop(*args: Any, **kwargs: Any) -> Any:
-        if _timeline is None:
+    def observed_stop(*args: Any, **kwargs: Any) -> Any:
+        timeline = _process.timeline
+        if timeline is None:
             return stop(*args, **kwargs)
-        return _timeline.hand_over("", lambda: stop(*args, **kwargs))
+        return timeline.call_as_user("", lambda: stop(*args, **kwargs))
 
-    replace(init, noting_init)
-    replace(shutdown, noting_shutdown)
-    replace(start, noting_start)
-    replace(stop, noting_stop)
+    replace(init, observed_init)
+    replace(shutdown, observed_shutdown)
+    replace(start, observed_start)
+    replace(stop, observed_stop)
 
 
 class _Timeline:
@@ -134,7 +136,7 @@ class _Timeline:
         own = os.environ.get(TIMELINE, DYNAMIC)
         self._is_theirs = own != DYNAMIC
         if self._is_theirs:
-            self._tell(os.path.abspath(own), is_kept=own.startswith(self._prefix))
+            self._report(os.path.abspath(own), is_kept=own.startswith(self._prefix))
         self._is_initialized = is_initialized
         atexit.register(self.end)  # before Horovod's own handler, which was registered before
         reporter = _reporter.current()
@@ -155,7 +157,7 @@ class _Timeline:
             self._switch(self._end)
             self._wait()
 
-    def hand_over(self, path: str, call: Callable[[], Any]) -> Any:
+    def call_as_user(self, path: str, call: Callable[[], Any]) -> Any:
         """Start the user's timeline at ``path``, or stop one (empty path), by ``call``."""
         if self._is_initialized is None:
             return call()
@@ -166,7 +168,7 @@ class _Timeline:
             return call()
         finally:  # only now: the agent closes the brackets of a completed file
             self._path = ""
-            self._tell(path, is_kept=False)
+            self._report(path, is_kept=False)
             self._is_theirs = bool(path)
 
     def follow(self, is_recording: bool) -> None:
@@ -202,11 +204,11 @@ class _Timeline:
             # Created by us first: Horovod does not report write errors, and would make it readable
             # by others.
             os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-            self._tell(path, is_kept=True)
+            self._report(path, is_kept=True)
             self._start(path)
         except ValueError as error:
             self._refuse("info", f"Horovod's timeline cannot start: {error}")
-            self._tell("", is_kept=False)
+            self._report("", is_kept=False)
         except OSError as error:
             self._refuse("warning", f"Horovod's timeline cannot be written: {error}")
         else:
@@ -222,7 +224,7 @@ class _Timeline:
     def _forget(self) -> None:
         if self._path:
             self._path = ""
-            self._tell("", is_kept=False)
+            self._report("", is_kept=False)
 
     def _look_for_room(self) -> None:
         """Stop the timeline before it fills the disk."""
@@ -244,11 +246,17 @@ class _Timeline:
         if reporter is not None:
             reporter.notice(level, text)
 
-    def _tell(self, path: str, *, is_kept: bool) -> None:
+    def _report(self, path: str, *, is_kept: bool) -> None:
         try:
             self._send(TimelineFile(path, is_kept, self._wall_ahead_s))
         except OSError:
             pass  # the agent has exited, and this rank exits with it
 
 
-_timeline: _Timeline | None = None
+class _ProcessTimelines:
+    """The timelines of this process: ``hvd`` is called by the user, who does not pass them."""
+
+    timeline: _Timeline | None = None
+
+
+_process = _ProcessTimelines()

@@ -69,7 +69,7 @@ def _init_of(package: str) -> Path:
     found = find_spec(package)
     if found is None or found.origin is None:
         raise PlacementError(
-            f"the package {package} must be sent to executors, but is not found here"
+            f"the package {package} must be sent to other machines, but is not found here"
         )
     return Path(found.origin)
 

@@ -1,4 +1,4 @@
-"""The kernel's end of agents on other machines, which Spark tasks start and which stay warm."""
+"""The kernel's end of agents on other machines, which tasks there start and which stay warm."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import os
 import secrets
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -36,13 +38,11 @@ from hydrogen_magic.core.messages import (
 )
 from hydrogen_magic.driver.placements import Attempt, ClosureFile, EventSink, local_agents
 from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
-from hydrogen_magic.driver.placements.spark.relay import Relay
-from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.transport.channel import Hub
 from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, Part, keep
 
-__all__ = ["RemoteAgentPool", "RemoteAgent", "agent_pool"]
+__all__ = ["RelayRoute", "RemoteAgent", "RemoteAgentPool", "agent_pool"]
 
 
 class AttemptWaiter(Protocol):
@@ -199,6 +199,16 @@ class RemoteAgent(AgentClient):
             self._incoming.drop()
 
 
+@dataclass(frozen=True)
+class RelayRoute:
+    """A way to this process for agents that cannot connect to it directly."""
+
+    endpoint: str
+    """What they connect to."""
+    close: Callable[[], None]
+    """Closes the relay; called in a thread."""
+
+
 class RemoteAgentPool:
     """The remote agents of this kernel: warm ones and those whose keys have just been sent."""
 
@@ -208,34 +218,28 @@ class RemoteAgentPool:
         """Tasks find this kernel's agents on their machine by it."""
         self.owner = run_log.owner_of_this_process()
         self.waiters: dict[tuple[str, int], AttemptWaiter] = {}
+        self.relays: dict[str, RelayRoute] = {}
+        """By a name of the hosts that use it; closed when no agent is left."""
         self._agents: set[RemoteAgent] = set()
-        self._relays: dict[str, tuple[Relay, str]] = {}
-        """Application -> relay for its executors, and its address."""
         self._closing: asyncio.Future[None] | None = None
         local_agents.before_closing(self.close)
 
-    def endpoints(self, session: Session) -> list[str]:
-        """Return addresses where executors may reach this process, after listening on them; best first."""
-        if session.application in self._relays:
-            return [self._relays[session.application][1]]
-        return _listen(self.hub, session.addresses())
+    def listen(self, addresses: Sequence[str]) -> list[str]:
+        """Listen on those addresses that belong to this machine; a name may belong to another one.
 
-    async def use_relay(self, session: Session) -> str:
-        """Connect this application's executors through the Spark Connect server; return the address.
-
-        Raises PlacementError if the server does not allow that.
+        Returns the endpoints for agents, in the same order. Raises PlacementError if there are none.
         """
-        host, _, port = self.hub.listen("127.0.0.1").removeprefix("tcp://").rpartition(":")
-        relay = Relay(session.spark, (host, int(port)))
-        relay.on_failure = lambda text: self._on_relays_end(session.application)
-        address = await asyncio.to_thread(relay.start)
-        where = f"{address[0]}:{address[1]}, on the Spark driver's host"
-        self._relays[session.application] = (relay, f"tcp://{address[0]}:{address[1]}")
-        return where
-
-    def _on_relays_end(self, application: str) -> None:
-        """Called in a thread of the relay. The agents behind it detect the failure themselves."""
-        self.hub.loop.call_soon_threadsafe(self._relays.pop, application, None)
+        endpoints: list[str] = []
+        refused: list[PlacementError] = []
+        for address in addresses:
+            try:
+                endpoints.append(self.hub.listen(address))
+            except PlacementError as error:
+                refused.append(error)
+        if not endpoints:
+            none = PlacementError("this machine has no address to listen on")
+            raise refused[0] if refused else none
+        return endpoints
 
     def invite(self, count: int) -> list[RemoteAgent]:
         """Create keys for all agents that tasks may have to start."""
@@ -252,12 +256,12 @@ class RemoteAgentPool:
     def drop(self, agent: RemoteAgent) -> None:
         self._agents.discard(agent)
         agent.end()
-        if not self._agents and self._relays:  # they would ask the server every second for nothing
+        if not self._agents and self.relays:  # they may poll a server every second for nothing
             self._closing = asyncio.ensure_future(self._close_relays())
 
     async def _close_relays(self) -> None:
-        relays, self._relays = self._relays, {}
-        await asyncio.gather(*(asyncio.to_thread(relay.close) for relay, _ in relays.values()))
+        relays, self.relays = self.relays, {}
+        await asyncio.gather(*(asyncio.to_thread(relay.close) for relay in relays.values()))
 
     def attached(self, agent: RemoteAgent, task: TaskHello) -> None:
         agent_group = self.waiters.get((task.gang, task.attempt))
@@ -284,20 +288,6 @@ class RemoteAgentPool:
         await self._close_relays()
         for agent in list(self._agents):
             self.drop(agent)
-
-
-def _listen(hub: Hub, addresses: tuple[str, ...]) -> list[str]:
-    """Listen on those addresses that belong to this machine; the driver's name may belong to another."""
-    endpoints: list[str] = []
-    refused: list[PlacementError] = []
-    for address in addresses:
-        try:
-            endpoints.append(hub.listen(address))
-        except PlacementError as error:
-            refused.append(error)
-    if not endpoints:
-        raise refused[0] if refused else PlacementError("this machine has no address to listen on")
-    return endpoints
 
 
 _agent_pool: RemoteAgentPool | None = None

@@ -1,4 +1,4 @@
-"""The notebook's settings of libraries, for ranks on executors, and a library's timeline back from there."""
+"""The notebook's settings of libraries, for ranks on other machines, and a library's timeline back."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hydrogen_magic.node.worker import sparkdl
 
 __all__ = ["environment", "forwarded", "leave_timeline"]
 
-_PREFIXES = ("OMP_", sparkdl.VARIABLE)
+_PREFIXES = ("OMP_", "TZ", sparkdl.VARIABLE)
 """Beside those of each rendezvous."""
 
 
 def forwarded(environ: Mapping[str, str] = os.environ) -> tuple[tuple[str, str], ...]:
-    """Return the variables of the notebook that ranks on executors get too."""
+    """Return the variables of the notebook that ranks on other machines get too."""
     prefixes, owned = (*_PREFIXES, *plugins.forwarded()), plugins.owned_variables()
     names = (name for name in environ if name.startswith(prefixes))
     return tuple((name, environ[name]) for name in sorted(names) if name not in owned)

@@ -1,21 +1,22 @@
-"""From attached tasks to a plan: ranks are grouped by host and contiguous, whatever Spark's order."""
+"""From attached tasks to a plan: ranks are grouped by host and contiguous, whatever the tasks' order."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
 from hydrogen_magic.core.messages import TaskHello
-from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgent
+from hydrogen_magic.driver.placements.remote import forwarded_settings
+from hydrogen_magic.driver.placements.remote.agents import RemoteAgent
 from hydrogen_magic.errors import PlacementError
 
-__all__ = ["RankAssignment", "BarrierTask", "plan"]
+__all__ = ["AttachedTask", "RankAssignment", "plan", "unassigned"]
 
 
 @dataclass(frozen=True)
-class BarrierTask:
-    """A barrier task that waits for its rank."""
+class AttachedTask:
+    """A task that waits for its rank."""
 
     agent: RemoteAgent
     about: TaskHello
@@ -28,8 +29,8 @@ class RankAssignment:
     plan: Plan
     placed: tuple[RemoteAgent, ...]
     """By rank."""
-    partitions: tuple[int, ...]
-    """By rank."""
+    tasks: tuple[int, ...]
+    """Their numbers, by rank."""
     shares_disk: bool
     """All hosts share the directory of this gang's record."""
 
@@ -42,56 +43,65 @@ class RankAssignment:
         return [rank for rank, placed in enumerate(self.placed) if placed is agent]
 
 
-def plan(spec: JobSpec, places: Mapping[int, BarrierTask], uses_gpus: bool) -> RankAssignment:
+def unassigned(
+    spec: JobSpec, where: str, gpu: str | None = None, notes: tuple[str, ...] = ()
+) -> Plan:
+    """Return a plan before there are hosts: only what provides them, ``where``, is known."""
+    slot = Slot(0, 0, 0, spec.np, spec.np, 1, where, gpu, address="")
+    slots = tuple(replace(slot, rank=rank) for rank in range(spec.np))
+    return Plan(slots, notes, forwarded_settings.forwarded())
+
+
+def plan(spec: JobSpec, places: Mapping[int, AttachedTask], uses_gpus: bool) -> RankAssignment:
     """Return the plan for the attached tasks. Raises PlacementError if they cannot be ranks."""
     # Not by agent: another one may have become free between two tasks of one machine.
     by_machine: dict[str, list[int]] = {}
-    for partition in sorted(places):
-        by_machine.setdefault(places[partition].about.machine, []).append(partition)
+    for number in sorted(places):
+        by_machine.setdefault(places[number].about.machine, []).append(number)
     slots: list[Slot] = []
-    for node, partitions in enumerate(by_machine.values()):
-        gpus = _gpus([places[p] for p in partitions]) if uses_gpus else {}
-        for local_rank, partition in enumerate(partitions):
-            agent = places[partition].agent
+    for node, numbers in enumerate(by_machine.values()):
+        gpus = _gpus([places[n] for n in numbers]) if uses_gpus else {}
+        for local_rank, number in enumerate(numbers):
+            agent = places[number].agent
             slots.append(
                 Slot(
-                    len(slots), local_rank, node, spec.np, len(partitions), len(by_machine),
-                    agent.host, gpus.get(partition), agent.held[0],
+                    len(slots), local_rank, node, spec.np, len(numbers), len(by_machine),
+                    agent.host, gpus.get(number), agent.held[0],
                     agent.interface if len(by_machine) > 1 else LOOPBACK,
                 )
             )  # fmt: skip
-    order = tuple(p for partitions in by_machine.values() for p in partitions)
-    placed = tuple(places[p].agent for p in order)
+    order = tuple(n for numbers in by_machine.values() for n in numbers)
+    placed = tuple(places[n].agent for n in order)
     shares = all(place.about.shares_disk for place in places.values())
     return RankAssignment(Plan(tuple(slots), _notes(places)), placed, order, shares)
 
 
-def _gpus(places: list[BarrierTask]) -> dict[int, str]:
-    """Return the GPU of each task of one host; Spark's addresses may be indices into a shorter list."""
+def _gpus(places: list[AttachedTask]) -> dict[int, str]:
+    """Return the GPU of each task of one host; addresses may be indices into a shorter list."""
     found: dict[int, str] = {}
     for place in places:
         host, addresses = place.agent.host, place.about.gpus
         if not addresses:
-            raise PlacementError(f"Spark assigned no GPU to a task on host {host}: drop `--gpu`")
+            raise PlacementError(f"a task on host {host} was given no GPU: drop `--gpu`")
         gpu = _visible(addresses[0], place.about.gpus_visible)
         if gpu in found.values():
             raise PlacementError(
-                f"Spark assigned GPU {gpu} of host {host} to more than one task, but every rank "
-                "needs its own: set spark.task.resource.gpu.amount to 1"
+                f"GPU {gpu} of host {host} was given to more than one task, but every rank needs "
+                "its own: give each task one GPU, or drop `--gpu`"
             )
-        found[place.about.partition] = gpu
+        found[place.about.number] = gpu
     return found
 
 
 def _visible(address: str, visible: str | None) -> str:
-    """Return CUDA's name of an address if the executor itself sees only some GPUs."""
+    """Return CUDA's name of an address if the task itself sees only some GPUs."""
     names = [name.strip() for name in (visible or "").split(",") if name.strip()]
     if names and address.isdigit() and address not in names:
         return names[int(address)] if int(address) < len(names) else address
     return address
 
 
-def _notes(places: Mapping[int, BarrierTask]) -> tuple[str, ...]:
+def _notes(places: Mapping[int, AttachedTask]) -> tuple[str, ...]:
     """Warn of libraries with other versions there: pickles may not be compatible."""
     from importlib import metadata
 
@@ -104,5 +114,5 @@ def _notes(places: Mapping[int, BarrierTask]) -> tuple[str, ...]:
             continue
         others = sorted(v for v in there if v != here)
         if others:
-            notes.append(f"executors have {name} {', '.join(others)}, the notebook has {here}")
+            notes.append(f"hosts have {name} {', '.join(others)}, the notebook has {here}")
     return tuple(notes)

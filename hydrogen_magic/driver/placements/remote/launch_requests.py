@@ -1,17 +1,17 @@
-"""The launch requests of an attempt on Spark, one for each agent."""
+"""The launch requests of an attempt on other machines, one for each agent."""
 
 from __future__ import annotations
 
 from hydrogen_magic.core.messages import LaunchRequest
 from hydrogen_magic.driver.placements import Attempt, launch_request, local_agents
-from hydrogen_magic.driver.placements.spark import barrier_job, forwarded_settings
-from hydrogen_magic.driver.placements.spark.rank_assignment import RankAssignment
-from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgent
+from hydrogen_magic.driver.placements.remote import forwarded_settings, host_tasks
+from hydrogen_magic.driver.placements.remote.agents import RemoteAgent
+from hydrogen_magic.driver.placements.remote.rank_assignment import RankAssignment
 
-__all__ = ["messages"]
+__all__ = ["for_agents"]
 
 
-def messages(
+def for_agents(
     attempt: Attempt, assignment: RankAssignment, is_recording: bool | None
 ) -> dict[RemoteAgent, LaunchRequest]:
     """Return each agent's request, with its own ranks; the first agent also serves the rendezvous."""
@@ -42,9 +42,9 @@ def _host_launch(
         env=forwarded_settings.environment(job),
         cwd=local_agents.directory(),
         preload=job.preload,
-        fingerprint=barrier_job.fingerprint(job),
+        fingerprint=host_tasks.fingerprint(job),
         # The agent puts another path in its place.
         user_env={name: value for name, value in job.spec.env if name != timeline_variable},
-        partitions={rank: assignment.partitions[rank] for rank in ranks},
+        tasks={rank: assignment.tasks[rank] for rank in ranks},
         checkpoint_dir=str(job.checkpoints) if assignment.shares_disk else None,
     )

@@ -1,0 +1,316 @@
+"""One attempt on other machines: tasks that hold places, and the agents that they attach to.
+
+hosts acquired ──► tasks attach, each to its host's agent ──► plan: ranks by host ──► launch ──► swept
+                                                                                                   │
+                  the hosts are released, agents stay warm  ◄── agents let the tasks return  ◄─────┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.messages import AgentCommand, ReleaseTasks, TaskHello
+from hydrogen_magic.driver.placements import Attempt, EventSink
+from hydrogen_magic.driver.placements.remote import (
+    forwarded_settings,
+    launch_requests,
+    rank_assignment,
+)
+from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, agent_pool
+from hydrogen_magic.driver.placements.remote.host_tasks import HostTasks
+from hydrogen_magic.driver.placements.remote.provider import (
+    HostLostError,
+    HostProvider,
+    HostsRevokedError,
+)
+from hydrogen_magic.errors import HydrogenError
+
+__all__ = ["RemoteAttempt"]
+
+_ENDS_BY_ITSELF = "its ranks end when its task or the agent notices this"
+_SILENCE_S = 15.0
+"""After this time without a message of a host, its connection is reported as lost."""
+_LOST_S = 45.0
+"""After this time the host is given up; its agent gives up an unreachable kernel after 40 s."""
+_LATE_S = 5.0
+"""This process itself was suspended for so long: silence of others then means nothing."""
+_LATE_REPORTS_S = 1.0
+"""How much later than the provider's report of the tasks' end the agents' own reports may arrive."""
+_END_S = 5.0
+"""How long hosts may take to end their ranks after their tasks have ended."""
+_LOOK_S = 0.1
+"""How often long operations check whether they are still needed."""
+_BRING_S = 600.0
+"""How long it may take to send a checkpoint to all hosts: gigabytes over a slow line."""
+_TASKS_NOTICE_S = 60.0
+"""After this time a task has noticed that its agent does not respond, and has ended the agent's ranks. If
+the task were ended, nothing could end the ranks."""
+_TASKS_END_S = 1.5
+"""Tasks return within milliseconds when their agents release them; after this, the provider ends them."""
+
+
+class RemoteAttempt:
+    """Runs one attempt: from the wait for its hosts to their release."""
+
+    def __init__(
+        self, attempt: Attempt, sink: EventSink, hosts: HostProvider, is_recording: bool | None
+    ) -> None:
+        self.is_recording = is_recording
+        """As in :func:`hydrogen_magic.driver.placements.launch_request.build`."""
+        self._attempt = attempt
+        self._job = attempt.job
+        self._to_gang = sink
+        self._sink = EventSink(self._emit, sink.deliver, sink.take_trace)
+        self._hosts = hosts
+        self._tasks: asyncio.Future[None]
+        """Done when the tasks on the hosts have ended."""
+        self._attached: dict[int, rank_assignment.AttachedTask] = {}
+        """By the task's number."""
+        self._changed = asyncio.Event()
+        self._running: list[RemoteAgent] = []
+        self._sweeps: list[asyncio.Future[None]] = []
+        """For each agent, a future that is done when nothing is left on its host."""
+        self._lost: set[RemoteAgent] = set()
+        self._is_queued = False
+        """The provider has reported that it waits for hosts."""
+        self._is_unwanted = False
+        self._has_unresponsive = False
+        """An agent is unresponsive."""
+        self._has_failed = False
+        """A rank has failed, so the reason of the attempt's end is known."""
+        self._releasing: asyncio.Future[None] | None = None
+
+    def _emit(self, event: ev.Event) -> None:
+        self._has_failed |= isinstance(event, (ev.RankFailed, ev.AttemptFailed))
+        if isinstance(event, ev.Queued):
+            self._is_queued = event.have < event.wanted
+        self._to_gang.emit(event)
+
+    def _notice(self, level: str, text: str) -> None:
+        self._sink.emit(ev.Notice(self._job.now_s(), level, text))
+
+    # ── from hosts to their release ──
+
+    async def run(self) -> None:
+        """Return when nothing of the ranks is left."""
+        pool, key = agent_pool(), (self._attempt.gang, self._attempt.number)
+        invited = pool.invite(self._job.spec.np)
+        pool.waiters[key] = self
+        tasks = HostTasks(
+            self._attempt, self._hosts.noun, pool, invited, lambda: bool(self._attached)
+        )
+        self._tasks = asyncio.ensure_future(self._use_hosts(tasks))
+        self._tasks.add_done_callback(self._on_tasks_done)
+        try:
+            await self._assemble()
+            if not self._is_unwanted:
+                await self._run_ranks()
+        finally:
+            del pool.waiters[key]
+            pool.uninvite(invited)
+            for task in self._attached.values():
+                task.agent.send(ReleaseTasks(*key))
+            self._releasing = asyncio.ensure_future(self._release())
+
+    async def _use_hosts(self, tasks: HostTasks) -> None:
+        await self._hosts.acquire(self._attempt, self._sink)
+        await self._hosts.start_agents(tasks, self._sink)
+
+    def _on_tasks_done(self, tasks: asyncio.Future[None]) -> None:
+        if not tasks.cancelled():
+            tasks.exception()  # asyncio would report one that comes when the gang is over
+        self._changed.set()
+
+    async def _assemble(self) -> None:
+        """Wait until all tasks have attached, or the gang is not wanted; raises if the tasks have ended."""
+        wanted = self._job.spec.np
+        while len(self._attached) < wanted and not (self._is_unwanted or self._tasks.done()):
+            self._changed.clear()
+            await self._changed.wait()
+        if self._is_queued:
+            self._sink.emit(ev.Queued(self._job.now_s(), wanted, wanted))
+        if self._tasks.done() and not self._is_unwanted:
+            raise self._why_tasks_ended()
+
+    def _why_tasks_ended(self) -> BaseException:
+        text = f"the tasks on {self._hosts.noun} ended before their ranks did"
+        return self._tasks.exception() or HydrogenError(text)
+
+    async def _release(self) -> None:
+        """Wait for the end of the tasks, and release the hosts; at once when this kernel exits."""
+        join_timeout_s = _TASKS_NOTICE_S if self._has_unresponsive else _TASKS_END_S
+        try:
+            await asyncio.wait([self._tasks], timeout=join_timeout_s if self._attached else 0)
+        finally:
+            self._tasks.cancel()
+            await self._hosts.release()
+
+    def on_attached(self, agent: RemoteAgent, task: TaskHello) -> None:
+        """A task has come."""
+        self._attached[task.number] = rank_assignment.AttachedTask(agent, task)
+        self._changed.set()
+
+    def on_detached(self, task: TaskHello) -> None:
+        """A task has exited before its rank was started; the provider's own report follows."""
+        self._attached.pop(task.number, None)
+
+    # ── ranks ──
+
+    async def _run_ranks(self) -> None:
+        assignment = rank_assignment.plan(self._job.spec, self._attached, self._hosts.gives_gpus)
+        for text in assignment.plan.notes:
+            self._notice("warning", text)
+        if self._attempt.number > 0 and not assignment.shares_disk:
+            await self._bring_checkpoint(assignment)
+            if self._is_unwanted:
+                return
+        requests = launch_requests.for_agents(self._attempt, assignment, self.is_recording)
+        self._running = list(requests)
+        self._sweeps = [
+            agent.launch(self._attempt, self._sink, request) for agent, request in requests.items()
+        ]
+        sending = [asyncio.ensure_future(agent.send_closure(self._attempt)) for agent in requests]
+        watching = asyncio.ensure_future(self._watch(assignment))
+        over: list[asyncio.Future[Any]] = [asyncio.gather(*self._sweeps), watching]
+        try:
+            await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (*sending, watching):
+                task.cancel()
+            for agent in requests:
+                agent.let_go()
+            self._running = []
+        problem = await asyncio.to_thread(forwarded_settings.leave_timeline, self._attempt)
+        if problem:
+            self._notice("warning", problem)
+        for one in over:
+            if one.done() and not one.cancelled():
+                one.result()  # raises the error that ended it
+
+    async def _bring_checkpoint(self, assignment: rank_assignment.RankAssignment) -> None:
+        """Send the last checkpoint to all hosts, as long as the gang is wanted and has its tasks."""
+        bringing = asyncio.gather(
+            *(agent.bring_checkpoint(self._attempt) for agent in assignment.agents)
+        )
+        deadline_s = time.monotonic() + _BRING_S
+        try:
+            while not (bringing.done() or self._is_unwanted or self._tasks.done()):
+                await asyncio.wait([bringing], timeout=_LOOK_S)
+                if time.monotonic() > deadline_s:
+                    raise HydrogenError(f"no host received the checkpoint within {_BRING_S:.0f} s")
+        finally:
+            bringing.cancel()
+            await asyncio.wait([bringing])
+        if self._tasks.done():
+            raise self._why_tasks_ended()
+        if not bringing.cancelled():
+            bringing.result()
+
+    # ── monitoring ──
+
+    async def _watch(self, assignment: rank_assignment.RankAssignment) -> None:
+        """Monitor hosts and tasks until cancelled; raises when the tasks have ended before the ranks."""
+        looked_s = time.monotonic()
+        silent: set[RemoteAgent] = set()
+        told = False
+        while True:
+            now_s = time.monotonic()
+            if now_s - looked_s > _LATE_S:
+                for agent in assignment.agents:
+                    agent.last_message_s = now_s
+            looked_s = now_s
+            for agent in set(assignment.agents) - self._lost:
+                self._check_silence(agent, now_s - agent.last_message_s, silent, assignment)
+            if self._tasks.done() and not told:
+                told = True
+                await self._on_tasks_end(assignment)
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), 1.0)
+            except asyncio.TimeoutError:
+                continue
+
+    def _check_silence(
+        self,
+        agent: RemoteAgent,
+        silence_s: float,
+        silent: set[RemoteAgent],
+        assignment: rank_assignment.RankAssignment,
+    ) -> None:
+        if silence_s > _LOST_S or agent.is_unresponsive:
+            self._has_unresponsive = self._has_unresponsive or agent.is_unresponsive
+            why = (
+                f"the agent on host {agent.host} has not responded for {silence_s:.0f} s"
+                " (network failure, or the agent is stopped or has crashed)"
+            )
+            self._notice("warning", f"{why}; {_ENDS_BY_ITSELF}")
+            self._lose_host(agent, "HostLost", why, assignment)
+        elif silence_s > _SILENCE_S and agent not in silent:
+            silent.add(agent)
+            text = f"no connection to host {agent.host} for {silence_s:.0f} s; waiting for it"
+            self._notice("warning", text)
+        elif silence_s < _SILENCE_S and agent in silent:
+            silent.discard(agent)
+            self._notice("info", f"host {agent.host} is connected again; nothing was lost")
+
+    async def _on_tasks_end(self, assignment: rank_assignment.RankAssignment) -> None:
+        """The tasks have ended before their ranks. Agents that are alive know the reason: wait for their
+        reports.
+        """
+        error = self._why_tasks_ended()
+        if isinstance(error, HostLostError):
+            for agent in assignment.agents:
+                if agent.host == error.host:
+                    self._lose_host(agent, "AgentLost", error.text, assignment)
+            return
+        if not isinstance(error, HostsRevokedError):
+            await asyncio.sleep(_LATE_REPORTS_S)
+        if not self._has_failed:
+            self.kill()
+            await asyncio.wait(self._sweeps, timeout=_END_S)
+            raise error
+
+    def _lose_host(
+        self,
+        agent: RemoteAgent,
+        kind: str,
+        why: str,
+        assignment: rank_assignment.RankAssignment,
+    ) -> None:
+        """Report a host's ranks as ended, since its agent cannot do so."""
+        self._lost.add(agent)
+        first, *others = assignment.ranks_on(agent)
+        now_s = self._job.now_s()
+        report = ev.ErrorReport(kind, f"{why} (host {agent.host})")
+        self._sink.emit(ev.RankFailed(now_s, first, report, "running"))
+        for rank in (first, *others):
+            lost = ev.RankExited(now_s, rank, None, "SIGKILL", True, "its host was lost", "")
+            self._sink.emit(lost)
+        agent.count_as_swept()
+        agent_pool().drop(agent)
+
+    # ── commands ──
+
+    def stop(self) -> None:
+        self._give_up_waiting()
+        for agent in self._running:
+            agent.stop_ranks()
+
+    def kill(self) -> None:
+        self._give_up_waiting()
+        for agent in self._running:
+            agent.kill_ranks()
+
+    def _give_up_waiting(self) -> None:
+        if not self._running:
+            self._is_unwanted = True
+            self._changed.set()
+
+    def send(self, command: Callable[[str], AgentCommand]) -> None:
+        """Send ``command(gang)`` to every agent whose ranks run."""
+        for agent in self._running:
+            agent.send(command(agent.gang))

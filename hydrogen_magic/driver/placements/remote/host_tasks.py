@@ -1,0 +1,92 @@
+"""The tasks that run on hosts: what they are told, what is sent with them, and their errors."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydrogen_magic import plugins
+from hydrogen_magic.core.messages import TaskProblem, decode
+from hydrogen_magic.driver.placements import Attempt, Job, local_agents
+from hydrogen_magic.driver.placements.remote import forwarded_settings, packaging
+from hydrogen_magic.driver.placements.remote.addresses import own_addresses
+from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, RemoteAgentPool
+from hydrogen_magic.node.agent import host_task
+
+__all__ = ["HostTasks", "fingerprint", "problem_of"]
+
+_SHIPPED = {"cloudpickle", "hydrogen_magic"}
+"""Names in the zip that is sent with the tasks."""
+IDLE_S = 60.0
+"""How long agents on hosts wait for another gang of this notebook."""
+
+
+@dataclass(frozen=True)
+class HostTasks:
+    """The tasks of one attempt: one per rank, numbered from 0. Which one gets which rank is decided later."""
+
+    attempt: Attempt
+    hosts: str
+    """What the hosts are called in messages."""
+    pool: RemoteAgentPool
+    invited: Sequence[RemoteAgent]
+    """The agents that the tasks may start, by number."""
+    have_begun: Callable[[], bool]
+    """Whether a task has attached to its agent."""
+
+    def program(self, addresses: Sequence[str] = (), host: str = "") -> str:
+        """Return a program for a host's Python, which runs the task whose number is its argument.
+
+        It contains secrets: pass it by stdin, as in ``ssh HOST python3 - NUMBER``. It ends when the task
+        does; for the reason, see :func:`problem_of`.
+
+        Args:
+            addresses: of this machine, by which hosts may reach it, the best one first; empty: all but
+                loopback.
+            host: tells hosts apart that share a machine.
+        """
+        endpoints = self.pool.listen(addresses or own_addresses())
+        boot = json.dumps(self.instructions(endpoints, host))
+        code = base64.b64encode(packaging.code()).decode()
+        source = packaging.source(host_task.__name__)
+        return f"{source}\nmain(json.loads({boot!r}), {code!r})\n"
+
+    def instructions(self, endpoints: Sequence[str], host: str = "") -> dict[str, Any]:
+        """Return the argument of ``host_task.hold``, for a task that is not a program of its own."""
+        attempt, job = self.attempt, self.attempt.job
+        needs = {"zmq", *(name.partition(".")[0] for name in job.needs)}
+        return {
+            "gang": attempt.gang,
+            "attempt": attempt.number,
+            "token": self.pool.token + host,
+            "owner": self.pool.owner,
+            "hosts": self.hosts,
+            "python": list(sys.version_info[:2]),
+            "needs": sorted(needs - _SHIPPED.union(plugins.shipped())),
+            "with": job.spec.rendezvous,
+            "library": packaging.source(job.rendezvous.library),
+            "endpoints": list(endpoints),
+            "server_key": self.invited[0].keys.server_key,
+            "keys": [(agent.keys.key, agent.keys.secret) for agent in self.invited],
+            "fingerprint": fingerprint(job),
+            "preload": list(job.preload),
+            "record_dir": str(job.record_dir),
+            "idle_s": IDLE_S,
+        }
+
+
+def fingerprint(job: Job) -> str:
+    """Return the fingerprint that a forkserver on a host must have to serve this gang."""
+    return local_agents.fingerprint(forwarded_settings.environment(job))
+
+
+def problem_of(text: str) -> TaskProblem | None:
+    """Return the problem that a task has reported in ``text``, such as its stderr; None if there is none."""
+    _, found, rest = text.partition(host_task.PROBLEM)
+    if not found:
+        return None
+    return decode(json.JSONDecoder().raw_decode(rest)[0], TaskProblem)

@@ -1,0 +1,151 @@
+"""A Spark cluster as a provider of hosts: the tasks of a barrier stage on the notebook's session.
+
+A task holds its slot (and GPUs). Spark is never used to exchange data between tasks (``barrier()`` costs a
+second each time), nor to restart a stage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.placements import Attempt, EventSink
+from hydrogen_magic.driver.placements.remote.agents import RelayRoute, agent_pool
+from hydrogen_magic.driver.placements.remote.host_tasks import HostTasks
+from hydrogen_magic.driver.placements.remote.provider import HostProvider
+from hydrogen_magic.driver.placements.spark.barrier_job import BarrierJob, as_error, is_unreachable
+from hydrogen_magic.driver.placements.spark.capacity_check import (
+    ClusterCapacity,
+    capacity,
+    free_slots,
+    slots_now,
+)
+from hydrogen_magic.driver.placements.spark.relay import Relay
+from hydrogen_magic.driver.placements.spark.session import Session, SparkJobError
+
+__all__ = ["SparkHosts", "endpoints"]
+
+_QUEUED_S = 1.0
+"""How often the number of free slots is reported to a gang that waits for slots."""
+_ROOM_S = 0.5
+"""How often to check for new executors."""
+_UNSEEN_S = 5.0
+"""How long a gang waits for slots of unknown number before that is reported."""
+_UNSEEN = (
+    "waiting for task slots of the cluster; the number of free slots is unknown, since Spark's "
+    "UI is off or not reachable from here"
+)
+
+
+class SparkHosts(HostProvider):
+    """See :class:`hydrogen_magic.driver.placements.remote.provider.HostProvider`."""
+
+    noun = "executors"
+
+    def __init__(self, session: Session, capacity: ClusterCapacity) -> None:
+        self._session = session
+        self._capacity = capacity
+        self._job: BarrierJob | None = None
+
+    @property
+    def gives_gpus(self) -> bool:
+        return self._capacity.gpus
+
+    async def acquire(self, attempt: Attempt, sink: EventSink) -> None:
+        """Wait until the cluster is large enough for the gang, though other jobs may hold its slots.
+
+        Spark itself would check only every fifteen seconds whether a stage fits. If it fits, Spark starts
+        its tasks as soon as enough slots are free.
+        """
+        is_first = attempt.number == 0
+        while not (is_first and self._capacity.slots is not None):
+            slots = await self._slots(slots_now)
+            _report(slots, attempt, sink)
+            if slots is None or slots >= attempt.job.spec.np:
+                return
+            if is_first:  # executors were still starting; refused when no more are expected
+                self._capacity = await asyncio.to_thread(capacity, self._session, attempt.job.spec)
+            await asyncio.sleep(_ROOM_S)
+
+    async def start_agents(self, tasks: HostTasks, sink: EventSink) -> None:
+        error = await self._run_stage(tasks, sink)
+        if is_unreachable(error) and self._session.is_connect:
+            where = await _use_relay(self._session)
+            text = f"executors cannot reach this machine; they connect through a relay at {where}"
+            sink.emit(ev.Notice(tasks.attempt.job.now_s(), "info", text))
+            error = await self._run_stage(tasks, sink)
+        if error is not None:
+            raise as_error(error, self._session)
+
+    async def release(self) -> None:
+        if self._job is not None:
+            self._job.cancel()
+
+    async def _run_stage(self, tasks: HostTasks, sink: EventSink) -> SparkJobError | None:
+        """Submit the stage and wait for its end; return its error. Reports that it waits for slots."""
+        attempt, np = tasks.attempt, tasks.attempt.job.spec.np
+        free = await self._slots(free_slots)
+        if free is not None and free < np:
+            _report(free, attempt, sink)
+        tag = f"hydrogen_magic-{attempt.gang}-{attempt.number}"
+        ranks = "1 rank" if np == 1 else f"{np} ranks"
+        self._job = BarrierJob(self._session, tag, f"hydrogen_magic gang {attempt.gang}, {ranks}")
+        self._job.start(tasks.instructions(endpoints(self._session)), np, self._capacity.profile)
+        waiting = asyncio.ensure_future(self._report_wait(free, tasks, sink))
+        try:
+            return await self._job.ended
+        finally:
+            waiting.cancel()
+
+    async def _report_wait(self, free: int | None, tasks: HostTasks, sink: EventSink) -> None:
+        """Report the number of free slots until a task has one, or once that it is not known."""
+        if free is None:
+            await asyncio.sleep(_UNSEEN_S)
+            if not tasks.have_begun():
+                sink.emit(ev.Notice(tasks.attempt.job.now_s(), "info", _UNSEEN))
+            return
+        while free < tasks.attempt.job.spec.np:
+            await asyncio.sleep(_QUEUED_S)
+            if tasks.have_begun():
+                return
+            slots = await self._slots(free_slots)
+            if not tasks.have_begun():
+                _report(slots, tasks.attempt, sink)
+
+    async def _slots(self, look: Callable[[Session, ClusterCapacity], int | None]) -> int | None:
+        return await asyncio.to_thread(look, self._session, self._capacity)
+
+
+def _report(slots: int | None, attempt: Attempt, sink: EventSink) -> None:
+    wanted = attempt.job.spec.np
+    if slots is not None:
+        sink.emit(ev.Queued(attempt.job.now_s(), min(slots, wanted), wanted))
+
+
+# ── the way from executors to this process ───────────────────────────────────────────────────────
+
+
+def endpoints(session: Session) -> list[str]:
+    """Return where executors may reach this process, the best first."""
+    relay = agent_pool().relays.get(session.application)
+    return agent_pool().listen(session.addresses()) if relay is None else [relay.endpoint]
+
+
+async def _use_relay(session: Session) -> str:
+    """Connect this application's executors through the Spark Connect server; return the address.
+
+    Raises PlacementError if the server does not allow that.
+    """
+    pool = agent_pool()
+    host, _, port = pool.hub.listen("127.0.0.1").removeprefix("tcp://").rpartition(":")
+    relay = Relay(session.spark, (host, int(port)))
+
+    def forget(text: str) -> None:
+        """Called in a thread of the relay. The agents behind it detect its failure themselves."""
+        pool.hub.loop.call_soon_threadsafe(pool.relays.pop, session.application, None)
+
+    relay.on_failure = forget
+    address = "{}:{}".format(*await asyncio.to_thread(relay.start))
+    pool.relays[session.application] = RelayRoute(f"tcp://{address}", relay.close)
+    return f"{address}, on the Spark driver's host"

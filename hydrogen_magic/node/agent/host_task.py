@@ -1,0 +1,390 @@
+"""The task that holds the place of one rank on its host: finds or starts the host's agent, and waits.
+
+Only the source of this file is sent to the host, so it uses only the standard library. It leaves
+its process unchanged: it sets no variable, changes no module path, and imports no module that
+stays; the process may serve another user next.
+"""
+
+from __future__ import annotations
+
+import array
+import base64
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import io
+import json
+import os
+import platform
+import secrets
+import select
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
+from typing import Any, NoReturn
+
+__all__ = ["PROBLEM", "hold", "main", "read"]
+
+PROBLEM = "hydrogen_magic problem: "
+"""Precedes the JSON of a problem in the message of the exception that ends the task."""
+_HEADER = struct.Struct("!IB")
+"""As in ``framing``: length of the JSON, number of descriptors."""
+_REACH_S = 3.0
+_ATTACH_S = 60.0
+_STDERR = "stderr"
+"""File in an agent's folder."""
+_STDERR_TAIL = 2000
+_PING_S = 2.0
+_SILENT_PINGS = 23
+"""An agent with this many unanswered pings hangs: the kernel gives it up at the same time."""
+_STOPPED_PINGS = 5
+"""The same for one whose process is stopped (SIGSTOP)."""
+_SWEEP_S = 5.0
+_MOST_AGENTS = 64
+"""Maximum number of gangs of one kernel at the same time on one machine."""
+_DISTRIBUTIONS = ("torch", "pyzmq", "numpy")
+
+
+class _ProblemError(Exception):
+    """Ends the task, and so its attempt; the kernel reads the text after :data:`PROBLEM`."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        found = {"kind": kind, "text": text, "host": os.uname().nodename}
+        super().__init__(PROBLEM + json.dumps(["TaskProblem", found]) + "\n")
+
+
+def main(boot: dict[str, Any], code: str) -> None:
+    """Be a task in a process of its own, whose argument is the task's number."""
+    gpus = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    try:
+        hold(boot, base64.b64decode(code), {"number": int(sys.argv[1]), "gpus": gpus})
+    except _ProblemError as problem:
+        sys.exit(str(problem))
+
+
+def hold(
+    boot: dict[str, Any], code: bytes, task: dict[str, Any], address: str = "", folder: str = ""
+) -> None:
+    """Hold the place of a rank until the rank is over.
+
+    ``boot``: the kernel's instructions. ``code``: the package as a zip. ``task``: fields of its
+    ``TaskHello``. ``address``: this host's, among the hosts. ``folder``: where the agent may have
+    its own.
+    """
+    _check(boot)
+    start = {**boot, "code": code, "address": address, "folder": folder}
+    sock, agent = _attached(start, _about(boot, task))
+    with sock:
+        _wait(sock, agent)
+
+
+# ── requirements ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _check(boot: dict[str, Any]) -> None:
+    """Report missing requirements of the ranks before anything starts."""
+    here, hosts = f"Python {platform.python_version()}, {sys.executable}", boot["hosts"]
+    if list(sys.version_info[:2]) != boot["python"]:
+        wanted = ".".join(map(str, boot["python"]))
+        found = f"the notebook runs Python {wanted}, {hosts} run {here}"
+        raise _ProblemError("python", found)
+    if not hasattr(os, "pidfd_open"):
+        raise _ProblemError("system", f"{hosts} need Linux 5.3 or newer")
+    if boot["library"]:
+        asked: dict[str, Any] = {"__name__": "__main__"}
+        exec(boot["library"], asked)
+        if fault := asked["fault"]():
+            raise _ProblemError("library", f"`--with {boot['with']}`: {fault}")
+    if missing := [name for name in boot["needs"] if _is_missing(name)]:
+        raise _ProblemError("missing", f"{hosts} have no module {', '.join(missing)} ({here})")
+
+
+def _is_missing(name: str) -> bool:
+    try:
+        return name not in sys.modules and importlib.util.find_spec(name) is None
+    except (ImportError, ValueError):
+        return True
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _DISTRIBUTIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _about(boot: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of the task's ``TaskHello``."""
+    return {
+        "gang": boot["gang"],
+        "attempt": boot["attempt"],
+        "machine": _machine(boot["token"]),
+        "shares_disk": _sees_record(boot["record_dir"], boot["owner"]),
+        "gpus_visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "versions": _versions(),
+        **task,
+    }
+
+
+def _sees_record(record_dir: str, owner: str) -> bool:
+    """Whether the kernel's record of this gang, which names its owner, is on a disk that this host shares."""
+    return owner.encode() in read(os.path.join(record_dir, "events.jsonl"))
+
+
+def read(path: str) -> bytes:
+    """Return the contents of a file; empty if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+# ── the agent ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _name(token: str, number: int) -> str:
+    """Return the abstract socket of this kernel's agent number ``number`` on this machine.
+
+    A machine shares network and process ids; containers of one host count as separate machines.
+    """
+    return f"\0hydrogen-{_machine(token)}-{number}"
+
+
+def _machine(token: str) -> str:
+    """Return an id of this machine and kernel."""
+    spaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "pid")]
+    machine = [token, os.uname().nodename, os.geteuid(), *spaces]
+    return hashlib.sha256(json.dumps(machine).encode()).hexdigest()[:32]
+
+
+def _attached(start: dict[str, Any], about: dict[str, Any]) -> tuple[socket.socket, dict[str, Any]]:
+    """Return the connection to an agent that has accepted this task, and the agent's description of
+    itself.
+    """
+    deadline = time.monotonic() + _ATTACH_S
+    number = 0
+    while number < _MOST_AGENTS:
+        sock = _connected(_name(start["token"], number), start, about)
+        answer = None if sock is None else _say(sock, about)
+        if sock is not None and answer is not None and answer[0] == "TaskAccepted":
+            return sock, answer[1]
+        if sock is not None:
+            sock.close()
+        if answer is not None:
+            number += 1  # it serves another gang, or does not respond
+            deadline = time.monotonic() + _ATTACH_S
+        elif time.monotonic() > deadline:
+            raise _ProblemError("agent", f"no agent accepted this task within {_ATTACH_S:.0f} s")
+        else:
+            time.sleep(0.02)  # it is just starting or exiting
+    raise _ProblemError("agent", f"{_MOST_AGENTS} gangs of this notebook already run here")
+
+
+def _connected(name: str, start: dict[str, Any], about: dict[str, Any]) -> socket.socket | None:
+    """Connect to the agent of that name; start it if there is none. None: try again."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(_ATTACH_S)
+    try:
+        sock.connect(name)
+    except (ConnectionRefusedError, ConnectionResetError, BlockingIOError):
+        sock.close()
+        _start(name, start, about)
+        return None
+    peer = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    if peer[1] != os.geteuid():
+        sock.close()
+        raise _ProblemError(
+            "agent", f"user {peer[1]} of this machine uses the name of our agent's socket"
+        )
+    return sock
+
+
+def _start(name: str, start: dict[str, Any], about: dict[str, Any]) -> None:
+    """Start an agent that listens on ``name``, unless another task was faster: the name serves as lock."""
+    with socket.socket(socket.AF_UNIX) as listening:
+        try:
+            listening.bind(name)
+        except OSError:
+            return
+        endpoint, own = _reachable(start)
+        folder = tempfile.mkdtemp(prefix="hydrogen-", dir=start["folder"] or None)
+        try:
+            _start_agent(folder, listening, start, about, endpoint, own)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+def _reachable(start: dict[str, Any]) -> tuple[str, str]:
+    """Return an address of the kernel that can be reached from here, and our own address on that route."""
+    tried = []
+    for endpoint in start["endpoints"]:
+        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), _REACH_S) as sock:
+                return endpoint, sock.getsockname()[0]
+        except OSError as error:
+            tried.append(f"{host}:{port} ({error})")
+    text = f"{start['hosts']} cannot reach the notebook at {', '.join(tried)}"
+    raise _ProblemError("unreachable", text)
+
+
+def _start_agent(
+    folder: str,
+    listening: socket.socket,
+    start: dict[str, Any],
+    about: dict[str, Any],
+    endpoint: str,
+    own: str,
+) -> None:
+    package = os.path.join(folder, "code")
+    with zipfile.ZipFile(io.BytesIO(start["code"])) as packed:
+        packed.extractall(package)
+    key, secret = start["keys"][about["number"]]
+    sys_path = [package, *(p for p in sys.path if p)]
+    marks = {"HYDROGEN_MAGIC_AGENT": secrets.token_hex(16), "HYDROGEN_MAGIC_OWNER": start["owner"]}
+    env = {**os.environ, **marks}
+    config = {
+        "endpoint": endpoint,
+        "server_key": start["server_key"],
+        "key": key,
+        "secret": secret,
+        "bind": _bind_address(start["address"], own),
+        "env": env,
+        "sys_path": sys_path,
+        "fingerprint": start["fingerprint"],
+        "preload": start["preload"],
+        "folder": folder,
+        "idle_s": start["idle_s"],
+        "parent_pid": about.get("parent_pid"),
+    }
+    ours, theirs = socket.socketpair()
+    with ours, theirs, open(os.path.join(folder, _STDERR), "wb") as stderr:
+        # By a shell that exits at once: an orphan leaves no zombie in this process.
+        subprocess.run(
+            ["/bin/sh", "-c", '"$@" &', "sh", sys.executable, "-m", "hydrogen_magic.node.agent",
+             str(theirs.fileno())],
+            env={**env, "PYTHONPATH": os.pathsep.join(sys_path)}, pass_fds=[theirs.fileno()],
+            start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=stderr, cwd="/", check=True,
+        )  # fmt: skip
+        listening.listen(512)
+        _send(ours, ["RemoteAgentConfig", config], [listening.fileno()])
+
+
+def _bind_address(given: str, on_the_way: str) -> str:
+    """Return our address among hosts: the given one, if it really is ours."""
+    for candidate in filter(None, (given, on_the_way)):
+        try:
+            address = socket.gethostbyname(candidate)
+            with socket.socket() as probe:
+                probe.bind((address, 0))
+            return address
+        except OSError:
+            continue
+    return "127.0.0.1"
+
+
+# ── messages: the JSON of classes in core/messages.py ───────────────────────────────────────────
+
+
+def _send(sock: socket.socket, message: Any, fds: list[int]) -> None:
+    body = json.dumps(message).encode()
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    data = _HEADER.pack(len(body), len(fds)) + body
+    sent = sock.sendmsg([data], rights)
+    sock.sendall(data[sent:])
+
+
+def _receive(sock: socket.socket) -> Any:
+    """Return the next message, None if the other end has closed the connection."""
+    head = _exactly(sock, _HEADER.size)
+    body = None if head is None else _exactly(sock, _HEADER.unpack(head)[0])
+    return None if body is None else json.loads(body)
+
+
+def _exactly(sock: socket.socket, count: int) -> bytes | None:
+    data = b""
+    while len(data) < count:
+        try:
+            more = sock.recv(count - len(data))
+        except ConnectionResetError:
+            more = b""
+        if not more:
+            return None
+        data += more
+    return data
+
+
+def _say(sock: socket.socket, about: dict[str, Any]) -> Any:
+    """Return the answer, None if the agent is exiting."""
+    try:
+        _send(sock, ["TaskHello", about], [])
+        return _receive(sock)
+    except (BrokenPipeError, ConnectionResetError):
+        return None
+    except TimeoutError:  # a stopped agent never answers
+        return ["AgentBusy", {}]
+
+
+def _wait(sock: socket.socket, agent: dict[str, Any]) -> None:
+    """Wait until this task's rank is over and its processes have been cleaned up."""
+    sock.settimeout(None)
+    ready = select.poll()
+    ready.register(sock, select.POLLIN)
+    unanswered = 0
+    while unanswered < (_STOPPED_PINGS if _is_stopped(agent["pid"]) else _SILENT_PINGS):
+        if not ready.poll(_PING_S * 1000):
+            unanswered += 1
+            with contextlib.suppress(OSError):  # it ends: the answer will be none
+                _send(sock, ["TaskPing", {}], [])
+            continue
+        answer = _receive(sock)
+        if answer is None:
+            _fail_after_sweep(agent, "exited unexpectedly")
+        if answer[0] != "TaskPong":
+            return
+        unanswered = 0
+    _fail_after_sweep(agent, f"did not respond for {unanswered * _PING_S:.0f} s and was killed")
+
+
+def _fail_after_sweep(agent: dict[str, Any], what: str) -> NoReturn:
+    text = f"the agent process {what}{_last_words(agent)}"  # read before its folder is removed
+    _sweep_after(agent)
+    raise _ProblemError("agent_ended", text)
+
+
+def _last_words(agent: dict[str, Any]) -> str:
+    tail = read(os.path.join(agent["folder"], _STDERR))[-_STDERR_TAIL:].decode(errors="replace")
+    return f"; its last output:\n{tail.strip()}" if tail.strip() else ""
+
+
+def _is_stopped(pid: int) -> bool:
+    return b") T " in read(f"/proc/{pid}/stat")
+
+
+def _sweep_after(agent: dict[str, Any]) -> None:
+    """End processes that a killed agent could not end: all with its random mark are its descendants."""
+    mark = f"HYDROGEN_MAGIC_AGENT={agent['mark']}".encode()
+    deadline = time.monotonic() + _SWEEP_S
+    while time.monotonic() < deadline and (left := _with_mark(mark)):
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+    shutil.rmtree(agent["folder"], ignore_errors=True)
+
+
+def _with_mark(mark: bytes) -> list[int]:
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    found = [pid for pid in pids if mark in read(f"/proc/{pid}/environ").split(b"\0")]
+    return [pid for pid in found if b") Z " not in read(f"/proc/{pid}/stat")]

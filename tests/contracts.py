@@ -1,0 +1,43 @@
+"""The contract suite in this repository: which tests of a class run in ``make test-all`` only."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+
+from hydrogen_magic.testing.contract import GangContract
+from hydrogen_magic.testing.ranks import Library
+from tests import ranks
+
+Contract = TypeVar("Contract", bound=type[GangContract])
+
+LIBRARY = Library(ranks.meet, ranks.numbers, ranks.all_reduce, ranks.leave)
+"""torch, or Horovod in its gangs. A local module's imports are seen: ranks are forked with torch imported."""
+SILENT_END = "test_the_rank_that_ends_silently_is_named"
+STANDS_STILL = "test_the_rank_that_stands_still_is_named"
+DOES_NOT_JOIN = "test_ranks_that_do_not_join_are_named"
+FINISHES_EARLY = "test_the_rank_that_finishes_before_a_collective_of_the_others_is_named"
+
+
+def rarely(*names: str) -> Callable[[Contract], Contract]:
+    """Mark inherited tests of a class as exhaustive: another class has them in ``make test``."""
+
+    def mark(contract: Contract) -> Contract:
+        for name in names:
+            setattr(contract, name, pytest.mark.exhaustive(_copied(getattr(contract, name))))
+        return contract
+
+    return mark
+
+
+def _copied(test: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the same test: a mark on the inherited function would hold for all classes."""
+
+    @functools.wraps(test)
+    def copy(*arguments: Any, **fixtures: Any) -> None:
+        test(*arguments, **fixtures)
+
+    return copy

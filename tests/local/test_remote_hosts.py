@@ -1,0 +1,81 @@
+"""A provider of hosts beside Spark: what the machinery of remote placements promises to any of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hydrogen_magic as hm
+from hydrogen_magic.core import processes
+from hydrogen_magic.driver.placements.remote import HostTasks
+from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.testing.contract import GangContract
+from hydrogen_magic.testing.entry_points import declare
+from tests import directory_hosts, ranks, spark_ranks
+from tests.contracts import DOES_NOT_JOIN, FINISHES_EARLY, LIBRARY, SILENT_END, STANDS_STILL, rarely
+from tests.gangs import ended, failure_of, family_of, said, until, wait_until_gone
+
+pytestmark = pytest.mark.usefixtures("directories")
+launch = partial(hm.launch, on="directories")
+
+
+@pytest.fixture(scope="module")
+def directories(
+    tmp_path_factory: pytest.TempPathFactory, warm_agents: None
+) -> Iterator[list[Path]]:
+    folder = tmp_path_factory.mktemp("remote")
+    entry_point = "tests.directory_hosts:DirectoryPlacement"
+    declare(folder, "hydrogen_magic.placements", {"directories": entry_point})
+    for name in ("one", "other"):
+        (folder / "hosts" / name).mkdir(parents=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.setenv(directory_hosts.ROOT, str(folder / "hosts"))
+        yield directory_hosts.hosts()
+
+
+@rarely(SILENT_END, STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY)
+class TestDirectories(GangContract):
+    placement = "directories"
+    library = LIBRARY
+    sees_processes = True
+
+
+def test_every_host_has_an_agent_and_is_sent_the_package(directories: list[Path]) -> None:
+    found = ended(launch(spark_ranks.host_and_package, np=2)).results
+    assert [number for number, _ in found] == ["0", "1"]
+    for (_, package), host in zip(found, directories, strict=True):
+        assert Path(package).is_relative_to(host)
+
+
+def test_a_task_that_is_killed_ends_its_rank(directories: list[Path]) -> None:
+    gang = launch(ranks.hang, "collective", np=2)
+    until(gang, said(gang, "about to hang"))
+    family = family_of(gang)
+    (task,) = (
+        child.pid
+        for child in processes.descendants(os.getpid())
+        if os.path.samefile(f"/proc/{child.pid}/cwd", directories[1])
+    )
+    os.kill(task, signal.SIGKILL)
+    error = failure_of(gang)
+    assert error.rank == 1
+    assert "the Python process of its task ended" in str(error)
+    wait_until_gone(family)
+
+
+def test_what_a_host_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    instructions = HostTasks.instructions
+
+    def more_needed(tasks: HostTasks, *arguments: Any) -> dict[str, Any]:
+        return {**instructions(tasks, *arguments), "needs": ["no_such_module"]}
+
+    monkeypatch.setattr(HostTasks, "instructions", more_needed)
+    with pytest.raises(PlacementError, match="directories have no module no_such_module"):
+        ended(launch(spark_ranks.host_and_package, np=1)).raise_for_state()
