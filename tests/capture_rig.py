@@ -24,6 +24,7 @@ from traitlets.config import Config
 
 from hydrogen_magic.capture import Captured, CellText, capture_cell
 from hydrogen_magic.driver.state.gang_results import RankResults
+from hydrogen_magic.node.worker import namespace
 from hydrogen_magic.serialization import payload, result_stream
 
 SERVER = """
@@ -108,7 +109,7 @@ class Ranks:
 
     def run(self, captured: Captured) -> Rank:
         """Run a closure; raise RankError with the rank's traceback when it fails."""
-        closure = payload.to_memfd(captured.parcel)
+        closure = payload.to_memfd(captured.payload)
         output = os.memfd_create("output")
         try:
             request = repr((sys.path, os.getcwd())).encode()
@@ -168,6 +169,11 @@ class Notebook:
         cell = CellText(body, "<cell 9>", "Cell In[9]", 2, self.shell.transform_cell)
         options.setdefault("labels", self.labels)
         return capture_cell(cell, self.names, self.history, **options)
+
+
+def inline(captured: Captured) -> Any:
+    """Run a closure in this process, in a module of its own, and return its value."""
+    return namespace.load(captured.payload, types.ModuleType("__main__")).run()
 
 
 @contextlib.contextmanager

@@ -28,10 +28,14 @@ def fit_lightning(directory: str, devices: int | str = 2) -> int:
             return torch.optim.SGD(self.parameters(), lr=0.01)
 
     trainer = pl.Trainer(
-        accelerator="cpu", devices=devices, strategy="auto" if devices == "auto" else "ddp",
-        max_epochs=1, default_root_dir=directory,
-        enable_model_summary=False, enable_checkpointing=False,
-    )  # fmt: skip
+        accelerator="cpu",
+        devices=devices,
+        strategy="auto" if devices == "auto" else "ddp",
+        max_epochs=1,
+        default_root_dir=directory,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
     trainer.fit(Model(), DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=4))
     return int(trainer.global_step)
 
@@ -47,14 +51,23 @@ def train_transformers(directory: str) -> int:
     )
 
     config = BertConfig(
-        vocab_size=64, hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
-        intermediate_size=8, num_labels=2,
-    )  # fmt: skip
+        vocab_size=64,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+        num_labels=2,
+    )
     data = [{"input_ids": torch.arange(6) + i, "labels": i % 2} for i in range(32)]
     arguments = TrainingArguments(
-        directory, num_train_epochs=1, per_device_train_batch_size=4, logging_steps=1,
-        save_strategy="no", use_cpu=True, report_to=["tensorboard"],
-    )  # fmt: skip
+        directory,
+        num_train_epochs=1,
+        per_device_train_batch_size=4,
+        logging_steps=1,
+        save_strategy="no",
+        use_cpu=True,
+        report_to=["tensorboard"],
+    )
     trainer = Trainer(BertForSequenceClassification(config), arguments, train_dataset=data)
     trainer.train()
     return int(trainer.state.global_step)

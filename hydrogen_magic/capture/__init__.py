@@ -1,35 +1,41 @@
 """From a cell of the notebook to a closure that a rank can run.
 
-cell text ── analysis ─► names it reads ── needs ─► values, imports, errors
-                                                      │         │
-                               local modules ◄── stream ─► pickles, one per name
-                                     └───────────┬──────────────┘
-                                              Captured
+cell text ── scopes ─► names it reads ── required_names ─► values, imports, errors
+                                                             │         │
+                                      local modules ◄── stream ─► pickles, one per name
+                                            └───────────┬──────────────┘
+                                                     Captured
 """
 
 from __future__ import annotations
+import __future__
 
 import ast
+import functools
 import os
 import re
 import sys
+import types
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.capture import script
-from hydrogen_magic.capture.analysis import CellNames, UnboundUse, analyse
 from hydrogen_magic.capture.build import Builder
 from hydrogen_magic.capture.imports import Imports
-from hydrogen_magic.capture.modules import find_without_importing, is_installed
-from hydrogen_magic.capture.needs import Needs, similar
-from hydrogen_magic.capture.reach import reads_of
-from hydrogen_magic.capture.scopes import imported_modules
+from hydrogen_magic.capture.modules import (
+    find_without_importing,
+    imported_modules,
+    is_installed,
+)
+from hydrogen_magic.capture.reachable import reads_of
+from hydrogen_magic.capture.required_names import RequiredNames, similar
+from hydrogen_magic.capture.scopes import ScopeAnalysis, analyse
 from hydrogen_magic.capture.values import Captured, CapturedItem, CellText
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES
-from hydrogen_magic.errors import CaptureError
-from hydrogen_magic.serialization.closure import Header, bundle
+from hydrogen_magic.errors import CaptureError, OptionTypeError
+from hydrogen_magic.serialization.closure import ClosureManifest, bundle
 from hydrogen_magic.serialization.payload import Payload
 
 __all__ = [
@@ -52,21 +58,23 @@ def capture_cell(
     max_closure_bytes: int = DEFAULT_MAX_CLOSURE_BYTES,
     ranks_have_gpu: bool = False,
     labels: Mapping[str, str] | None = None,
+    seed: int | None = None,
 ) -> Captured:
     """Return ``cell`` with everything that it uses from the notebook.
 
     ``namespace``: the notebook's names. ``history``: sources of earlier cells, oldest first, for their
     import statements. ``out``: names to bring back. ``labels``: display names of cells, by the file name of
-    their code.
+    their code. ``seed``: rank r seeds its random numbers with ``seed + r``.
 
     Raises CaptureError if a name is undefined or a value cannot be sent, SyntaxError if the cell is not
     valid Python.
     """
     code = cell.transform(cell.body)
     offset = cell.first_line - 1 + _leading_blank_lines(cell.body)
-    names, needs = _needs_of_cell(cell, code, offset, namespace, history, labels or {}, out)
+    labels = _cell_labels(namespace) if labels is None else labels
+    names, needs = _required_names(cell, code, offset, namespace, history, labels, out)
     _check_out(out, names, namespace)
-    header = Header(
+    header = ClosureManifest(
         "cell",
         code=code,
         filename=cell.filename,
@@ -74,6 +82,7 @@ def capture_cell(
         futures=tuple(dict.fromkeys(needs.imports.futures)),
         out=tuple(out),
         sources={cell.filename: _visible(cell)},
+        seed=seed,
     )
     builder = Builder(needs, max_closure_bytes, ranks_have_gpu, names, out)
     builder.add_names()
@@ -96,21 +105,24 @@ def capture_call(
     Raises CaptureError as :func:`capture_cell` does, and TypeError if ``function`` is not callable.
     """
     if not callable(function):
-        raise TypeError(f"{function!r} is not callable")
+        raise OptionTypeError(f"{function!r} is not callable")
     if namespace is None:
         namespace = sys.modules["__main__"].__dict__
-    needs = Needs(namespace, Imports(history), labels or {})
+    labels = _cell_labels(namespace) if labels is None else labels
+    needs = RequiredNames(namespace, Imports(history), labels)
     call = (function, tuple(args), dict(kwargs))
     needs.add_reads(call)
     needs.check()
     builder = Builder(needs, max_closure_bytes, ranks_have_gpu)
     builder.add_names()
     builder.add_call(call)
-    header = Header("call", futures=tuple(dict.fromkeys(needs.imports.futures)))
+    header = ClosureManifest("call", futures=tuple(dict.fromkeys(needs.imports.futures)))
     return builder.finish(header, {})
 
 
-def capture_script(target: str, args: Sequence[str], *, as_module: bool) -> Captured:
+def capture_script(
+    target: str, args: Sequence[str], *, as_module: bool, seed: int | None = None
+) -> Captured:
     """Return a script (or, ``as_module``, a module) with its arguments.
 
     Raises CaptureError if there is none of that name.
@@ -122,7 +134,8 @@ def capture_script(target: str, args: Sequence[str], *, as_module: bool) -> Capt
         near = similar(Path(target).name, [p.name for p in _siblings(Path(target))])
         hint = f"; did you mean {near[0]}?" if near else ""
         raise CaptureError(f"there is no script {target} in {os.getcwd()}{hint}")
-    header = Header("module" if as_module else "script", target=target, args=tuple(args))
+    kind = "module" if as_module else "script"
+    header = ClosureManifest(kind, target=target, args=tuple(args), seed=seed)
     return Captured(bundle(header, Payload(b"")), (), _imports_of_script(file), {}, ())
 
 
@@ -179,14 +192,14 @@ def write_script(
     """
     code = cell.transform(cell.body)
     offset = cell.first_line - 1 + _leading_blank_lines(cell.body)
-    _, needs = _needs_of_cell(cell, code, offset, namespace, history, labels or {})
+    _, needs = _required_names(cell, code, offset, namespace, history, labels or {})
     script.write(path, cell, needs, launcher)
 
 
 # ── the cell's text ──────────────────────────────────────────────────────────────────────────────
 
 
-def _needs_of_cell(
+def _required_names(
     cell: CellText,
     code: str,
     offset: int,
@@ -194,19 +207,24 @@ def _needs_of_cell(
     history: Sequence[str],
     labels: Mapping[str, str],
     out: Sequence[str] = (),
-) -> tuple[CellNames, Needs]:
+) -> tuple[ScopeAnalysis, RequiredNames]:
     """Return the names that the cell reads; raise CaptureError if one is undefined."""
-    tree = _parse(code, cell.filename, offset)
     imports = Imports(history)
-    names = analyse(
-        tree,
-        postponed="annotations" in imports.futures,
-        inner=lambda name: [read.name for read in reads_of(namespace.get(name))],
-    )
-    needs = Needs(namespace, imports, labels, names.assigned, names.has_star)
-    for use in names.uses:
-        why = _where(use, code, offset)
-        needs.add(use.name, why, use.bound, use.guarded or use.optional)
+    tree, compiled = _compile(code, cell.filename, offset, imports.futures)
+
+    @functools.cache
+    def called(name: str) -> list[str]:
+        return [use.read.name for use in reads_of(namespace.get(name), namespace)]
+
+    names = analyse(code, tree, compiled, called)
+    needs = RequiredNames(namespace, imports, labels, names.assigned, names.has_unknown_names)
+    for read in names.reads:
+        why, may_lack = _where(read.line, code, offset), read.line in names.guarded
+        needs.add(read.name, why, read.assigned, may_lack)
+    possible = RequiredNames(namespace, imports, labels, names.assigned)
+    for read in names.possible_reads:
+        possible.add(read.name, _where(read.line, code, offset), read.assigned, may_lack=True)
+    needs.add_possible(possible)
     for name in out:  # the cell may change it through an alias only
         if name in namespace and name not in names.assigned:
             needs.add(name, "--out")
@@ -214,14 +232,21 @@ def _needs_of_cell(
     return names, needs
 
 
-def _parse(code: str, filename: str, offset: int) -> ast.Module:
-    """Return the cell's tree; a SyntaxError has the line numbers of the visible cell."""
+def _compile(
+    code: str, filename: str, offset: int, futures: Sequence[str]
+) -> tuple[ast.Module, types.CodeType]:
+    """Compile the cell as a rank does; a SyntaxError has the line numbers of the visible cell.
+
+    ``futures``: the notebook's ``from __future__`` features.
+    """
     flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    for feature in futures:
+        flags |= getattr(__future__, feature).compiler_flag
     try:
         tree = compile(code, filename, "exec", flags | ast.PyCF_ONLY_AST, dont_inherit=True)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the ranks report them
-            compile(tree, filename, "exec", flags, dont_inherit=True)  # `return` outside a function
+            compiled = compile(tree, filename, "exec", flags, dont_inherit=True)
     except SyntaxError as error:
         error.text = error.text or "".join(code.splitlines()[(error.lineno or 1) - 1 :][:1])
         error.lineno = (error.lineno or 1) + offset
@@ -229,7 +254,7 @@ def _parse(code: str, filename: str, offset: int) -> ast.Module:
             error.end_lineno += offset
         raise
     assert isinstance(tree, ast.Module)
-    return tree
+    return tree, compiled
 
 
 def _leading_blank_lines(body: str) -> int:
@@ -238,10 +263,10 @@ def _leading_blank_lines(body: str) -> int:
     return next((place for place, line in enumerate(lines) if line.strip()), 0)
 
 
-def _where(use: UnboundUse, code: str, offset: int) -> str:
+def _where(line: int, code: str, offset: int) -> str:
     lines = code.splitlines()
-    text = lines[use.line - 1].strip() if 0 < use.line <= len(lines) else ""
-    return f"line {use.line + offset}: {text}"
+    text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    return f"line {line + offset}: {text}"
 
 
 def _visible(cell: CellText) -> str:
@@ -249,9 +274,18 @@ def _visible(cell: CellText) -> str:
     return "\n" * (cell.first_line - 1) + cell.body
 
 
-def _check_out(out: Sequence[str], names: CellNames, namespace: Mapping[str, Any]) -> None:
+def _cell_labels(namespace: Mapping[str, Any]) -> dict[str, str]:
+    """Return what IPython calls the cells of its notebook, by the file names of their code."""
+    shell_of = namespace.get("get_ipython")
+    shell = shell_of() if callable(shell_of) else None
+    # Private, and IPython's only place for it; without it, tracebacks show file names.
+    numbers = getattr(getattr(shell, "compile", None), "_filename_map", {})
+    return {filename: f"Cell In[{number}]" for filename, number in numbers.items()}
+
+
+def _check_out(out: Sequence[str], names: ScopeAnalysis, namespace: Mapping[str, Any]) -> None:
     for name in out:
-        if name in names.assigned or name in namespace or names.has_star:
+        if name in names.assigned or name in namespace or names.has_unknown_names:
             continue
         near = similar(name, [*names.assigned, *namespace])
         hint = f"; did you mean `{near[0]}`?" if near else ""

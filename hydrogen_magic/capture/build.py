@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import linecache
 import os
 import sys
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hydrogen_magic.capture.analysis import CellNames
+from hydrogen_magic.capture.fingerprint import digest_of
 from hydrogen_magic.capture.imports import Statement, used_submodules
 from hydrogen_magic.capture.modules import LocalModules, is_installed
-from hydrogen_magic.capture.needs import Needs
+from hydrogen_magic.capture.required_names import RequiredNames
+from hydrogen_magic.capture.scopes import ScopeAnalysis
+from hydrogen_magic.capture.settings import (
+    ModuleChanges,
+    SortedSettings,
+    name_of,
+    seed_note,
+    sort,
+    sources_of,
+)
 from hydrogen_magic.capture.stream import NamedPickles
 from hydrogen_magic.capture.values import Captured, CapturedItem
-from hydrogen_magic.serialization.closure import Header, ImportLine, bundle
+from hydrogen_magic.errors import CaptureError
+from hydrogen_magic.node.worker import settings
+from hydrogen_magic.serialization.closure import ClosureManifest, ImportLine, bundle
+from hydrogen_magic.serialization.memory_layout import MemoryLayout
 
 __all__ = ["Builder"]
+
+_MAX_POSSIBLE_BYTES = 1 << 20
+"""A larger value that the cell most likely replaces before it reads it is not worth sending."""
 
 
 class Builder:
@@ -25,29 +42,27 @@ class Builder:
 
     def __init__(
         self,
-        needs: Needs,
+        needs: RequiredNames,
         max_bytes: int,
         ranks_have_gpu: bool,
-        names: CellNames | None = None,
+        names: ScopeAnalysis | None = None,
         out: Sequence[str] = (),
     ) -> None:
         self.needs = needs
         self.cell_modules = names.modules if names else ()
         self.cell_attributes = names.attributes if names else frozenset()
         self.local = LocalModules()
-        self.stream = NamedPickles(
-            needs,
-            max_bytes=max_bytes,
-            ranks_have_gpu=ranks_have_gpu,
-            is_local=self._is_local,
-            out=out,
+        self._new_stream = functools.partial(
+            NamedPickles, ranks_have_gpu=ranks_have_gpu, is_local=self.local.is_local
         )
+        self.stream = self._new_stream(needs, max_bytes=max_bytes, out=out)
+        self._max_bytes = max_bytes
+        self._before = needs.copy()
         self._out = out
+        self._settings = SortedSettings()
         self.names: list[str] = []
-
-    def _is_local(self, module: str) -> bool:
-        self.local.add([module])
-        return self.local.is_local(module)
+        self.call: dict[str, Any] = {}
+        """The call under an empty name, if it is one."""
 
     def add_names(self) -> None:
         """Pickle the values of the names found so far."""
@@ -58,11 +73,80 @@ class Builder:
     def add_call(self, call: Any) -> None:
         """Pickle the call, after the names that it uses."""
         self.names.append("")
-        self.stream.add([("", call)])
+        self.call = {"": call}
+        self.stream.add(self.call.items())
         self.needs.check()
 
-    def finish(self, header: Header, cells: Mapping[str, str]) -> Captured:
+    def _share_memory(self) -> None:
+        """Pickle everything again if arrays and tensors share memory that the stream does not share."""
+        earlier, layout = self.stream, self.stream.pickler.layout
+        if not layout.has_conflicts:
+            return
+        vars(self.needs).update(vars(self._before.copy()))
+        self.stream = self._new_stream(
+            self.needs, max_bytes=self._max_bytes, out=self._out, layout=MemoryLayout(layout)
+        )
+        earlier.release()
+        self.add_names()
+        if self.call:
+            self.add_call(self.call[""])
+        self._add_possible()
+        self._add_settings()
+
+    def _add_possible(self) -> None:
+        """Pickle the values that the cell may not need, where that is possible."""
+        needs = self.needs
+        while needs.possible:
+            name = next(iter(needs.possible))
+            why, value = needs.possible.pop(name), needs.namespace[name]
+            limit = _MAX_POSSIBLE_BYTES if name in needs.assigned else self._max_bytes
+            if name not in needs.values and self._is_picklable(value, limit):
+                needs.values[name] = why
+                self.names.append(name)
+                self.stream.add([(name, value)])
+
+    def _is_picklable(self, value: Any, max_bytes: int) -> bool:
+        limit = min(max_bytes, self._max_bytes)
+        trial = self._new_stream(self.needs.copy(), max_bytes=limit)
+        try:
+            trial.add([("", value)])
+            return trial.nbytes <= limit
+        except CaptureError:
+            return False
+        finally:
+            trial.release()
+
+    def _find_settings(self) -> None:
+        """Find the notebook's settings, including changes in the modules that are used so far."""
+        needs = self.needs
+        effects = needs.imports.for_side_effects(needs.read, self.cell_modules)
+        statements = [statement for statement, _ in needs.statements.values()]
+        used = {*(s.module for s in (*statements, *effects)), *self.cell_modules}
+        used |= self.stream.pickler.modules
+        self.local.add(sorted(used))
+        roots = {name.partition(".")[0] for name in used}
+        changes = ModuleChanges(needs.namespace, needs.imports)
+        found = [*settings.read(), *changes.find(self.local.sources, roots.__contains__)]
+        self._settings = sort(found, lambda s: self._is_picklable(s.value, self._max_bytes))
+
+    def _add_settings(self) -> None:
+        """Pickle the settings that are objects, and the values that their functions may need."""
+        self.names += map(name_of, self._settings.pickled)
+        self.stream.add((name_of(setting), setting) for setting in self._settings.pickled)
+        self._add_possible()
+
+    def _warnings(self, seed: int | None) -> tuple[str, ...]:
+        names = self.needs.read | self.cell_attributes | self.stream.pickler.attributes
+        cells = sources_of(self.needs.namespace, self.needs.imports)
+        note = seed_note(cells, names) if seed is None else ""
+        return tuple(filter(None, [self.stream.check_size(), note, self._settings.note]))
+
+    def finish(self, header: ClosureManifest, cells: Mapping[str, str]) -> Captured:
         """Return the closure."""
+        self._add_possible()
+        self._find_settings()
+        self._add_settings()
+        self._share_memory()
         pickler = self.stream.pickler
         attributes = pickler.attributes | self.cell_attributes
         used = [statement for statement, _ in self.needs.statements.values()]
@@ -77,20 +161,30 @@ class Builder:
             modules=self.local.sources,
             imports=lines,
             submodules=submodules,
+            settings=self._settings.plain,
             names=tuple(self.names),
             sources={**_sources(pickler.filenames), **header.sources},
+            labels={**self._labels(), **cells},
             provided=tuple(sorted(self.needs.provided)),
         )
-        warning = self.stream.check_size()
+        warnings = self._warnings(header.seed)
         return Captured(
             bundle(complete, self.stream.finish()),
-            self._inventory(),
+            (*self._inventory(), *self._settings.inventory(self.stream.sizes)),
             self._preload(self.local.reached(modules | {s.module for s in effects})),
-            {**self._labels(), **cells},
-            (*([warning] if warning else ()), *self.local.warnings),
+            complete.labels,
+            (*warnings, *self.local.warnings),
             self._preload(modules),
             self.stream.originals,
+            self._digests,
         )
+
+    def _digests(self) -> dict[str, str]:
+        values = {name: self.needs.namespace[name] for name in self.needs.values}
+        found = {**values, **self.call, **self._settings.of_results()}
+        return {
+            name: digest_of(value, self.needs, self.local.is_local) for name, value in found.items()
+        }
 
     def _labels(self) -> dict[str, str]:
         labels = self.needs.labels
@@ -137,9 +231,10 @@ def _bound_module(statement: Statement) -> str:
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, type):
+    kind = type(value)
+    if issubclass(kind, type):
         return "class"
-    return "function" if hasattr(value, "__code__") else "value"
+    return "function" if issubclass(kind, types.FunctionType) else "value"
 
 
 def _sources(filenames: set[str]) -> dict[str, str]:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydrogen_magic.capture.lines import code_in_magics
+from hydrogen_magic.capture.modules import local_paths
 
-__all__ = ["Imports", "Statement", "module_name", "used_submodules"]
+__all__ = ["Imports", "Statement", "module_level", "module_name", "used_submodules"]
 
 _MISSING = object()
 
@@ -57,7 +58,8 @@ class Imports:
         self._statements: dict[str, Statement] = {}
         self._loaded: set[str] = set()
         self._definitions: dict[str, str] = {}
-        for source in history:
+        self.sources = list(history)
+        for source in self.sources:
             self._add(source)
 
     def _add(self, source: str) -> None:
@@ -68,7 +70,7 @@ class Imports:
         for definition in tree.body:
             if isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
                 self._definitions[definition.name] = _segment(source, definition)
-        for node in _module_level(tree):
+        for node in module_level(tree):
             for statement in _statements(node):
                 self._statements.setdefault(statement.text, statement)
             if isinstance(node, ast.ImportFrom) and node.module == "__future__":
@@ -96,7 +98,8 @@ class Imports:
         """Return imports whose names no code reads: most likely they are needed for their side effects.
 
         ``used``: names that the cell reads. ``imported``: modules that it imports itself. Imports that
-        failed in the notebook are left out, and those of modules that it removed since.
+        failed in the notebook are left out, those of modules that it removed since, and names from local
+        modules, which no cell has used yet.
         """
         read, own = self._loaded.union(used), set(imported)
         return [
@@ -107,6 +110,7 @@ class Imports:
             and s.module not in own
             and s.module in sys.modules
             and s.module.partition(".")[0] not in _FRONT_ENDS
+            and not (s.attribute and local_paths(s.module.partition(".")[0]))
         ]
 
     def order(self, statements: Iterable[Statement]) -> list[Statement]:
@@ -121,11 +125,12 @@ def _segment(source: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Cla
     return "\n".join(source.splitlines()[first - 1 : node.end_lineno]) + "\n"
 
 
-def _module_level(node: ast.AST) -> Iterator[ast.AST]:
+def module_level(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes below ``node`` that are not inside of functions and classes."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
             yield child
-            yield from _module_level(child)
+            yield from module_level(child)
 
 
 def _statements(node: ast.AST) -> Iterator[Statement]:

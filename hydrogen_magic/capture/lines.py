@@ -15,7 +15,7 @@ _SHELL_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 def names_in_magic(node: ast.Call) -> list[str]:
     """Return the names inside the texts of a transformed ``!`` or ``%`` line."""
-    code = code_in_magics(node)
+    code = code_in_magics(node) or _inspected(node)
     if code:
         return [name for text in code for name in _names_in_code(text)]
     return [name for text in _magic_texts(node) for name in _names_in_template(text)]
@@ -26,6 +26,12 @@ def code_in_magics(node: ast.Call) -> list[str]:
     texts = _magic_texts(node)
     runs = isinstance(node.func, ast.Attribute) and node.func.attr.startswith("run_")
     return texts[1:] if runs and texts and texts[0] in _CODE_MAGICS else []
+
+
+def _inspected(node: ast.Call) -> list[str]:
+    """Return the expression in ``name?`` or ``name??``."""
+    texts = _magic_texts(node)
+    return texts[1:] if texts[:1] in (["pinfo"], ["pinfo2"]) else []
 
 
 def assigned_in_magic(node: ast.Call) -> list[str]:

@@ -14,11 +14,16 @@ import tokenize
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from hydrogen_magic.capture.scopes import imported_modules
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.serialization.closure import ModuleSource
 
-__all__ = ["LocalModules", "find_without_importing", "is_installed", "local_paths"]
+__all__ = [
+    "LocalModules",
+    "find_without_importing",
+    "imported_modules",
+    "is_installed",
+    "local_paths",
+]
 
 _MAX_FILES = 2000
 _MAX_BYTES = 32 << 20
@@ -46,9 +51,9 @@ class LocalModules:
                 todo += self._add_tree(root, path)
 
     def is_local(self, module: str) -> bool:
-        """Whether the module belongs to a top-level package that was added."""
-        root = module.partition(".")[0]
-        return root in self.sources
+        """Add the module's package if it is local; return whether it is."""
+        self.add([module])
+        return module.partition(".")[0] in self.sources
 
     def reached(self, modules: Iterable[str]) -> set[str]:
         """Return ``modules`` and all modules that they import through added local modules."""
@@ -199,6 +204,33 @@ def _imported(text: str, name: str, is_package: bool) -> list[str]:
         return []
     package = name if is_package else name.rpartition(".")[0]
     return imported_modules(tree, package)
+
+
+def imported_modules(tree: ast.AST, package: str = "") -> list[str]:
+    """Return full names of the modules that ``tree`` imports anywhere, in order.
+
+    ``from a import b`` gives ``a`` and ``a.b``, which may not be a module. ``package``: base of relative
+    imports.
+    """
+    found: dict[str, None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found.update(dict.fromkeys(alias.name for alias in node.names))
+        elif isinstance(node, ast.ImportFrom):
+            base = _absolute(node, package)
+            if base:
+                found[base] = None
+                found.update((f"{base}.{a.name}", None) for a in node.names if a.name != "*")
+    return list(found)
+
+
+def _absolute(node: ast.ImportFrom, package: str) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = package.split(".") if package else []
+    if node.level > len(parts):
+        return ""
+    return ".".join([*parts[: len(parts) - node.level + 1], *filter(None, [node.module])])
 
 
 def find_without_importing(module: str) -> importlib.machinery.ModuleSpec | None:

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import io
+import pickle
 import sys
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from hydrogen_magic.capture.needs import Needs
-from hydrogen_magic.capture.reach import code_objects, imported_names
+from hydrogen_magic.capture.reachable import is_notebooks
+from hydrogen_magic.capture.required_names import RequiredNames
+from hydrogen_magic.serialization.code_names import code_objects, global_names, imported_names
 from hydrogen_magic.serialization.identity import Originals, numbered, restore_numbered
-from hydrogen_magic.serialization.pickler import Pickler, global_names, is_main
+from hydrogen_magic.serialization.library_objects import (
+    reduce_tensor,
+    restore_closed_file,
+    with_hooks,
+)
+from hydrogen_magic.serialization.memory_layout import MemoryLayout, Region, extent_of
+from hydrogen_magic.serialization.pickler import Pickler, is_main
 from hydrogen_magic.serialization.pickling_errors import RefusedError
-from hydrogen_magic.serialization.reducers import UNBOUND, Binding, resolve
+from hydrogen_magic.serialization.reducers import (
+    UNBOUND,
+    Binding,
+    resolve,
+    restore_array,
+    restore_same,
+)
 
 __all__ = ["CapturePickler"]
 
@@ -25,6 +40,11 @@ _FILES: tuple[type, ...] = (
     io.FileIO,
 )
 
+_SPARSE = 2
+"""Memory this many times as large as the part in use is not sent whole."""
+_SMALL_BYTES = 4096
+"""A storage of this size is sent whole."""
+
 _SPARK_CLASSES = (
     ("pyspark.core.context", "SparkContext"),
     ("pyspark.context", "SparkContext"),
@@ -35,6 +55,20 @@ _SPARK_CLASSES = (
     ("pyspark.sql.connect.dataframe", "DataFrame"),
     ("pyspark.core.rdd", "RDD"),
 )
+
+_REFUSED = (
+    (
+        ("tqdm.std", "tqdm"),
+        "a progress bar is tied to the output of its own process",
+        "create the bar inside the cell",
+    ),
+    (
+        ("jax._src.array", "ArrayImpl"),
+        "reading a jax.Array starts JAX's backend, before jax.distributed.initialize() can run",
+        "send numpy.asarray(…) of it, or of each leaf with jax.tree.map, and use jax.numpy inside the cell",
+    ),
+)
+"""Classes with their subclasses, why their objects are not sent, and the remedy."""
 
 
 class CapturePickler(Pickler):
@@ -49,11 +83,15 @@ class CapturePickler(Pickler):
         protocol: int,
         buffer_callback: Callable[[Any], Any],
         *,
-        needs: Needs,
+        needs: RequiredNames,
         ranks_have_gpu: bool,
         is_local: Callable[[str], bool],
+        layout: MemoryLayout,
     ) -> None:
         super().__init__(file, protocol, buffer_callback)
+        self.layout = layout
+        self._parts: dict[tuple[int, int, int], Any] = {}
+        """Parts of torch storages, by storage and range."""
         self.cuda_travels_as = "cuda" if ranks_have_gpu else "cpu"
         self.modules: set[str] = set()
         """Modules that the stream refers to by name."""
@@ -68,9 +106,14 @@ class CapturePickler(Pickler):
         self.handlers[type(sys.stdout)] = self._reduce_stream
         for kind in _FILES:
             self.handlers.setdefault(kind, self._reduce_file)
-        self._refuse_spark()
-        if not ranks_have_gpu:
-            self._refuse_cuda()
+        self._ranks_have_gpu = ranks_have_gpu
+        for module, name in _SPARK_CLASSES:
+            self._handle(module, name, _refuse_spark_object)
+        for place in (("torch", "Tensor"), ("torch.nn", "Parameter")):
+            self._handle(*place, self._reduce_tensor)
+
+    def is_of_main(self, func: types.FunctionType) -> bool:
+        return is_notebooks(func, self.needs.namespace)
 
     def reducer_override(self, obj: Any) -> Any:
         number = None if self.originals is None else self.originals.number(obj)
@@ -105,12 +148,12 @@ class CapturePickler(Pickler):
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         home = self._home_of(func)
-        if home == "__main__":
+        if home in (None, "__main__"):
             self.filenames.add(func.__code__.co_filename)
             self.attributes.update(*(code.co_names for code in code_objects(func.__code__)))
             self.modules.update(imported_names(func.__code__))
-        elif home is not None:
-            self.modules.add(home)
+        else:
+            self.modules.add(str(home))
         return super()._dynamic_function_reduce(func)
 
     def globals_for(self, function: types.FunctionType) -> dict[str, Any]:
@@ -119,14 +162,17 @@ class CapturePickler(Pickler):
         These functions are inside of objects (an instance's class, a callback in a dict): the names are
         sent with them, because unpickling those objects may call the functions.
         """
-        found: dict[str, Any] = {}
-        if all(self.needs.is_known(name) for name in global_names(function.__code__)):
-            return found
-        known = set(self.needs.values)
+        names = global_names(function.__code__)
+        if all(self.needs.is_known(name) for name in names):
+            possible = [name for name in names if name in self.needs.assigned]
+            possible = [name for name in possible if name in self.needs.namespace]
+            self.needs.possible.update(
+                dict.fromkeys(possible, f"used by {function.__qualname__}()")
+            )
+            return {}
+        n_known = len(self.needs.values)
         self.needs.add_reads(function)
-        for name in set(self.needs.values) - known:
-            found[name] = self.needs.namespace[name]
-        return found
+        return {name: self.needs.namespace[name] for name in list(self.needs.values)[n_known:]}
 
     def companions(self, cls: type) -> dict[str, Any]:
         """Return the notebook's class that contains ``cls``: plain pickle looks for it there."""
@@ -157,22 +203,124 @@ class CapturePickler(Pickler):
         if file in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             return self._reduce_stream(file)
         name = getattr(file, "name", None)
+        if file.closed:
+            return restore_closed_file, (type(file), name)
         raise RefusedError(file, f"it is an open file ({name!r})", "open it inside the cell")
 
-    def _refuse_spark(self) -> None:
-        for module, name in _SPARK_CLASSES:
-            kind = getattr(sys.modules.get(module), name, None)
-            if isinstance(kind, type):
-                self.handlers[kind] = _refuse_spark_object
+    def handler_of(self, kind: type) -> Callable[[Any], Any] | None:
+        for (module, name), why, remedy in _REFUSED:
+            base = getattr(sys.modules.get(module), name, None)
+            if isinstance(base, type) and issubclass(kind, base):
+                return partial(_refuse, why=why, remedy=remedy)
+        return super().handler_of(kind)
 
-    def _refuse_cuda(self) -> None:
-        torch = sys.modules.get("torch")
-        kinds = [getattr(torch, "Tensor", None)]
-        kinds.append(getattr(getattr(torch, "nn", None), "Parameter", None))
-        for kind in kinds:
-            if isinstance(kind, type):
-                self.handlers[kind] = _refuse_cuda_tensor
+    def _handle(self, module: str, name: str, handler: Callable[[Any], Any]) -> None:
+        """Reduce the objects of a class with ``handler`` if its module is imported."""
+        kind = getattr(sys.modules.get(module), name, None)
+        if isinstance(kind, type):
+            self.handlers[kind] = handler
 
+    # ── memory that arrays and tensors share ─────────────────────────────────────────────────────
+
+    def _add_numpy_handlers(self) -> None:
+        numpy = sys.modules.get("numpy")
+        if hasattr(numpy, "ndarray") and hasattr(numpy, "memmap"):
+            self.handlers[numpy.ndarray] = self._reduce_array  # type: ignore[union-attr]  # it is imported
+            self.handlers[numpy.memmap] = self._reduce_memmap  # type: ignore[union-attr]  # it is imported
+
+    def _reduce_array(self, array: Any, is_in_stream: bool = True) -> Any:
+        """``is_in_stream``: the stream refers to this object itself, so that others can."""
+        if array.nbytes == 0 or array.dtype.hasobject:
+            return NotImplemented
+        start, end = extent_of(array)
+        region = self.layout.find(start, end, array)
+        if self.layout.has_conflicts:
+            return _NOTHING
+        region = region or self._new_region(array, start, end, is_in_stream)
+        if region.source is None or region.source is array:
+            return NotImplemented
+        offset = array.__array_interface__["data"][0] - region.origin
+        is_writeable = array.flags.writeable
+        layout = array.shape, array.strides, array.dtype, is_writeable
+        return restore_array, (region.source, offset, *layout)
+
+    def _new_region(self, array: Any, start: int, end: int, is_in_stream: bool) -> Region:
+        flags = array.flags
+        if self.layout.planned(start, end) is None:
+            if end - start > _SPARSE * array.nbytes:  # NumPy copies the elements alone
+                return self.layout.add(start, end, None)
+            is_contiguous = flags.c_contiguous or flags.f_contiguous
+            if is_contiguous and flags.writeable and is_in_stream:
+                return self.layout.add(start, end, array)
+        return self.layout.add_memory(start, end, array)
+
+    def _memory_of(self, storage: Any) -> tuple[Any, int, int]:
+        memory = super()._memory_of(storage)
+        return (b"", 0, 0) if self.layout.has_conflicts else memory
+
+    def _reduce_memmap(self, array: Any) -> Any:
+        plain = array.view(sys.modules["numpy"].ndarray)
+        reduced = self._reduce_array(plain, is_in_stream=False)
+        return (
+            plain.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if reduced is NotImplemented else reduced
+        )
+
+    def _reduce_tensor(self, tensor: Any) -> Any:
+        """Reduce a tensor with its hooks, to the part of its storage that it uses if that is smaller."""
+        if tensor.is_cuda and not self._ranks_have_gpu:
+            why = "it is a CUDA tensor and the ranks have no GPU"
+            raise RefusedError(tensor, why, "use .cpu() on it first, or run with --gpu")
+        return with_hooks(tensor, self._reduce_to_part(tensor))
+
+    def _reduce_to_part(self, tensor: Any) -> Any:
+        """Reduce a tensor to the part of its storage that it uses, if that is much smaller."""
+        torch = sys.modules["torch"]
+        is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided
+        is_plain = is_plain and not (tensor.is_conj() or tensor.is_neg())
+        if type(tensor) is not torch.Tensor or not is_plain or tensor.numel() == 0:
+            return NotImplemented
+        part = self._part_of_storage(tensor)
+        if part is None:
+            return NotImplemented
+        storage, offset, strides = part
+        make, args = reduce_tensor(tensor)
+        if make not in (torch._utils._rebuild_tensor_v2, self._rebuild_tensor):
+            return NotImplemented
+        if dtype := getattr(args[0], "dtype", None):
+            storage = torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+        return make, (storage, offset, args[2], strides, *args[4:])
+
+    def _part_of_storage(self, tensor: Any) -> tuple[Any, int, tuple[int, ...]] | None:
+        """Return the storage to send, the tensor's offset and strides in it; None for its own."""
+        storage, size = tensor.untyped_storage(), tensor.element_size()
+        steps = zip(tensor.shape, tensor.stride(), strict=True)
+        first = tensor.storage_offset() * size
+        last = first + (1 + sum((n - 1) * step for n, step in steps)) * size
+        total, address = storage.nbytes(), storage.data_ptr()
+        used = min(last - first, tensor.numel() * size)
+        if total <= max(_SPARSE * used, _SMALL_BYTES):
+            return None
+        planned = self.layout.planned(address + first, address + last)
+        if planned is None and last - first > _SPARSE * used:
+            return self._copied(tensor, address + first, address + last)
+        start, end = planned or (address + first, address + last)
+        start, end = max(start - address, 0), min(end - address, total)
+        if (start, end) == (0, total) or start % size:
+            return None
+        part = self._parts.setdefault((storage._cdata, start, end), storage[start:end])
+        return part, (first - start) // size, tensor.stride()
+
+    def _copied(self, tensor: Any, start: int, end: int) -> tuple[Any, int, tuple[int, ...]] | None:
+        """Return a copy of the elements alone, None if other objects use the same memory."""
+        if self.layout.find(start, end, tensor) or self.layout.has_conflicts:
+            return None
+        copy = tensor.detach().clone(memory_format=sys.modules["torch"].contiguous_format)
+        self.layout.add(start, end, None)
+        return copy.untyped_storage(), 0, copy.stride()
+
+
+_NOTHING = restore_same, (None,)
+"""Stands for arrays in a stream that will be written again."""
 
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)
 
@@ -185,11 +333,8 @@ def _refuse_spark_object(obj: Any) -> Any:
     raise RefusedError(obj, f"a {kind} exists only in the notebook's process", remedy)
 
 
-def _refuse_cuda_tensor(tensor: Any) -> Any:
-    if tensor.is_cuda:
-        why = "it is a CUDA tensor and the ranks have no GPU"
-        raise RefusedError(tensor, why, "use .cpu() on it first, or run with --gpu")
-    return NotImplemented
+def _refuse(obj: Any, *, why: str, remedy: str) -> Any:
+    raise RefusedError(obj, why, remedy)
 
 
 def _find(module: str, qualname: str) -> Any:

@@ -1,197 +1,147 @@
-"""Names that nested scopes in a cell (functions, lambdas, comprehensions, classes) read from outside."""
+"""The names that a cell uses from the notebook, and those that it assigns.
+
+Order matters: a cell that assigns ``model`` before it reads it does not need the notebook's ``model``,
+which may be large, stale, or unpicklable.
+"""
 
 from __future__ import annotations
 
 import ast
-import re
-from dataclasses import dataclass, field
+import symtable
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
-__all__ = [
-    "COMPREHENSIONS",
-    "QUERIES",
-    "Reads",
-    "Scope",
-    "at_definition",
-    "bindings",
-    "collect",
-    "free_reads",
-    "imported_modules",
-    "names_in_query",
-    "variables_in_query",
-    "walrus_bindings",
-]
+from hydrogen_magic.capture.lines import assigned_in_magic, names_in_magic
+from hydrogen_magic.capture.modules import imported_modules
+from hydrogen_magic.serialization.code_names import (
+    DefiniteAssignment,
+    GlobalRead,
+    code_objects,
+)
 
+__all__ = ["ScopeAnalysis", "analyse", "assigned_in_source", "reads_in_source"]
 
-@dataclass
-class Scope:
-    """The names of a function body, a lambda, a comprehension or a class body."""
-
-    local: set[str] = field(default_factory=set)
-    outer: set[str] = field(default_factory=set)
-    """Declared ``global``."""
+_CATCHES_NAME_ERROR = {"NameError", "Exception", "BaseException"}
+_BINDS_UNKNOWN_NAMES = {"exec", "globals", "locals"}
 
 
-Reads = list[tuple[str, int, bool]]
-"""Name, line, whether a NameError is caught there."""
+@dataclass(frozen=True)
+class ScopeAnalysis:
+    """A cell's use of global names."""
+
+    reads: tuple[GlobalRead, ...]
+    """By line."""
+    possible_reads: tuple[GlobalRead, ...]
+    """Others, that happen only if unknown code calls a function at once, suppresses an exception, or
+    evaluates a text."""
+    guarded: frozenset[int]
+    """Lines where a NameError is caught."""
+    assigned: frozenset[str]
+    """Every name that the cell may assign."""
+    has_unknown_names: bool
+    """It may assign names that its code does not show: by ``import *``, or by ``exec``."""
+    modules: tuple[str, ...]
+    """Full names of the modules that it imports itself."""
+    attributes: frozenset[str]
+    """Every attribute name in the cell."""
 
 
-def free_reads(node: ast.AST, guarded: bool = False) -> Reads:
-    """Return the names that the body of function ``node`` reads from outside."""
-    scope = Scope()
-    body = _own_nodes(node, scope)
-    guarded = guarded or any(
-        isinstance(n, ast.Name) and n.id == "NameError" for n in ast.walk(node)
+def analyse(
+    source: str,
+    tree: ast.Module,
+    code: types.CodeType,
+    called: Callable[[str], Iterable[str]] = lambda name: (),
+) -> ScopeAnalysis:
+    """Return the names that a cell uses from the notebook. ``tree``, ``code``: its source, compiled.
+
+    ``called(name)``: global names that the notebook's object ``name`` reads when it is used.
+    """
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    magics = {node.lineno: words for node in calls if (words := names_in_magic(node))}
+    reads, possible = (
+        DefiniteAssignment(is_cautious=is_cautious, called=called, magics=magics)
+        for is_cautious in (False, True)
     )
-    reads: Reads = []
-    for child in body:
-        collect(child, reads, guarded)
-    return [read for read in reads if read[0] not in scope.local or read[0] in scope.outer]
+    reads.run(code)
+    possible.run(code)
+    certain = [read for read in reads.reads if not read.is_text]
+    names = {name for inner in code_objects(code) for name in inner.co_names}
+    return ScopeAnalysis(
+        tuple(sorted(certain, key=lambda read: read.line)),
+        tuple(_uncovered(possible.reads, certain)),
+        frozenset(_guarded_lines(tree)),
+        frozenset(assigned_in_source(source)).union(*map(assigned_in_magic, calls)),
+        not _BINDS_UNKNOWN_NAMES.isdisjoint(names) or _imports_star(tree),
+        tuple(imported_modules(tree)),
+        frozenset(names),
+    )
 
 
-def _own_nodes(node: ast.AST, scope: Scope) -> list[ast.AST]:
-    body: list[ast.AST]
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
-        scope.local.update(arg.arg for arg in _parameters(node.args))
-        body = [node.body] if isinstance(node, ast.Lambda) else list(node.body)
-    elif isinstance(node, ast.ClassDef):
-        body = list(node.body)
-    else:
-        body = list(ast.iter_child_nodes(node))
-    for statement in body:
-        bindings(statement, scope)
-    return body
+def _uncovered(possible: Sequence[GlobalRead], reads: Sequence[GlobalRead]) -> Iterator[GlobalRead]:
+    """Yield the reads that happen with fewer assigned names than those of the same name in ``reads``."""
+    known: dict[str, list[frozenset[str]]] = {}
+    for read in reads:
+        known.setdefault(read.name, []).append(read.assigned)
+    for read in possible:
+        if not any(assigned <= read.assigned for assigned in known.get(read.name, ())):
+            yield read
 
 
-def _parameters(arguments: ast.arguments) -> list[ast.arg]:
-    named = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
-    return [*named, *(arg for arg in (arguments.vararg, arguments.kwarg) if arg)]
+def assigned_in_source(source: str) -> Iterator[str]:
+    """Yield the global names that ``source`` may assign, also in code that is never reached."""
+    tables = [symtable.symtable(source, "<cell>", "exec")]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            is_global = table.get_type() == "module" or symbol.is_declared_global()
+            if is_global and (symbol.is_assigned() or symbol.is_imported()):
+                yield symbol.get_name()
 
 
-def bindings(node: ast.AST, scope: Scope) -> None:
-    """Add the names that ``node`` binds in its own scope."""
-    if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
-        scope.local.add(node.id)
-    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        scope.local.add(node.name)
-        return
-    elif isinstance(node, ast.Lambda):
-        return
-    elif isinstance(node, (ast.Import, ast.ImportFrom)):
-        scope.local.update((a.asname or a.name).partition(".")[0] for a in node.names)
-    elif isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)) and node.name:
-        scope.local.add(node.name)
-    elif isinstance(node, ast.MatchMapping) and node.rest:
-        scope.local.add(node.rest)
-    elif isinstance(node, ast.Global):
-        scope.outer.update(node.names)
-    for child in ast.iter_child_nodes(node):
-        if isinstance(node, COMPREHENSIONS) and isinstance(child, ast.comprehension):
-            walrus_bindings(child, scope)
-        else:
-            bindings(child, scope)
+def reads_in_source(source: str, *, at_end: bool = True) -> list[str]:
+    """Return the names that ``source``, definitions of the notebook, reads.
 
-
-def walrus_bindings(node: ast.AST, scope: Scope) -> None:
-    for child in ast.walk(node):
-        if isinstance(child, ast.NamedExpr):
-            scope.local.add(child.target.id)
-
-
-QUERIES = frozenset({"query", "eval"})
-"""Methods of pandas whose text may refer to variables of the caller, as ``@limit``."""
-_VARIABLE_IN_QUERY = re.compile(r"(?<![\w@])@([A-Za-z_]\w*)")
-
-
-def names_in_query(node: ast.Call) -> list[str]:
-    """Return the variables in the text of ``df.query("x > @limit")``."""
-    function = node.func
-    if not (isinstance(function, ast.Attribute) and function.attr in QUERIES):
-        return []
-    parts = [part for arg in node.args for part in ast.walk(arg) if isinstance(part, ast.Constant)]
-    return [name for part in parts for name in variables_in_query(part.value)]
-
-
-def variables_in_query(text: object) -> list[str]:
-    """Return the variables in the text of a query, none if it is not a text."""
-    return _VARIABLE_IN_QUERY.findall(text) if isinstance(text, str) else []
-
-
-COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-
-
-def collect(node: ast.AST, reads: Reads, guarded: bool) -> None:
-    """Add the names that ``node``, inside a function, reads from outside."""
-    if isinstance(node, ast.Name):
-        if not isinstance(node.ctx, ast.Store):
-            reads.append((node.id, node.lineno, guarded))
-        return
-    if isinstance(node, _FUNCTIONS):
-        for now in at_definition(node):
-            collect(now, reads, guarded)
-        reads.extend(free_reads(node, guarded))
-        return
-    if isinstance(node, COMPREHENSIONS):
-        scope = Scope()
-        for generator in node.generators:
-            bindings(generator.target, scope)
-        inner: Reads = []
-        for child in ast.iter_child_nodes(node):
-            collect(child, inner, guarded)
-        reads.extend(read for read in inner if read[0] not in scope.local)
-        return
-    if isinstance(node, ast.ClassDef):
-        for now in [*node.decorator_list, *node.bases, *(k.value for k in node.keywords)]:
-            collect(now, reads, guarded)
-        reads.extend(free_reads(node, guarded))
-        return
-    if isinstance(node, ast.Call):
-        reads.extend((name, node.lineno, True) for name in names_in_query(node))
-    for child in ast.iter_child_nodes(node):
-        collect(child, reads, guarded)
-
-
-def at_definition(node: ast.AST, postponed: bool = True) -> list[ast.expr]:
-    """Return the parts of a ``def`` or ``lambda`` that are evaluated at once: decorators, defaults,
-    annotations.
+    ``at_end``: including the functions that it defines and does not call.
     """
-    assert isinstance(node, _FUNCTIONS)
-    arguments = node.args
-    now: list[ast.expr] = [
-        *arguments.defaults,
-        *(d for d in arguments.kw_defaults if d is not None),
-    ]
-    if isinstance(node, ast.Lambda):
-        return now
-    now = [*node.decorator_list, *now]
-    if not postponed:
-        now += [arg.annotation for arg in _parameters(arguments) if arg.annotation]
-        now += [node.returns] if node.returns else []
-    return now
+    reads = DefiniteAssignment()
+    reads.run(compile(source, "<definition>", "exec", dont_inherit=True), at_end)
+    return [read.name for read in reads.reads]
 
 
-def imported_modules(tree: ast.AST, package: str = "") -> list[str]:
-    """Return full names of the modules that ``tree`` imports anywhere, in order.
+def _imports_star(tree: ast.Module) -> bool:
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom))
+    return any(alias.name == "*" for node in imports for alias in node.names)
 
-    ``from a import b`` gives ``a`` and ``a.b``, which may not be a module. ``package``: base of relative
-    imports.
-    """
-    found: dict[str, None] = {}
+
+def _guarded_lines(tree: ast.Module) -> Iterator[int]:
+    """Yield the lines inside ``try`` that catch NameError, and those of functions called there."""
+    functions: dict[str, list[ast.AST]] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found.update(dict.fromkeys(alias.name for alias in node.names))
-        elif isinstance(node, ast.ImportFrom):
-            base = _absolute(node, package)
-            if base:
-                found[base] = None
-                found.update((f"{base}.{a.name}", None) for a in node.names if a.name != "*")
-    return list(found)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            functions.setdefault(node.name, []).append(node)
+    todo = [
+        statement
+        for node in ast.walk(tree)
+        if isinstance(node, _TRY) and _catches_name_error(node)
+        for statement in node.body
+    ]
+    while todo:
+        guarded = todo.pop()
+        yield from range(guarded.lineno, (guarded.end_lineno or guarded.lineno) + 1)
+        for node in ast.walk(guarded):
+            todo += functions.pop(node.id, []) if isinstance(node, ast.Name) else []
 
 
-def _absolute(node: ast.ImportFrom, package: str) -> str:
-    if not node.level:
-        return node.module or ""
-    parts = package.split(".") if package else []
-    if node.level > len(parts):
-        return ""
-    return ".".join([*parts[: len(parts) - node.level + 1], *filter(None, [node.module])])
+_TRY = (ast.Try, getattr(ast, "TryStar", ast.Try))
+
+
+def _catches_name_error(node: ast.Try) -> bool:
+    for handler in node.handlers:
+        if handler.type is None:
+            return True
+        names = {n.id for n in ast.walk(handler.type) if isinstance(n, ast.Name)}
+        if names & _CATCHES_NAME_ERROR:
+            return True
+    return False

@@ -15,13 +15,12 @@ from typing import Any
 
 import cloudpickle
 
-from hydrogen_magic.capture.analysis import analyse
-from hydrogen_magic.capture.modules import local_paths
-from hydrogen_magic.capture.needs import Needs
-from hydrogen_magic.capture.reach import imported_names
-from hydrogen_magic.capture.scopes import imported_modules
+from hydrogen_magic.capture.modules import imported_modules, local_paths
+from hydrogen_magic.capture.required_names import RequiredNames
+from hydrogen_magic.capture.scopes import reads_in_source
 from hydrogen_magic.capture.values import CellText
 from hydrogen_magic.errors import CaptureError
+from hydrogen_magic.serialization.code_names import imported_names
 from hydrogen_magic.serialization.pickler import is_main
 from hydrogen_magic.serialization.pickling_errors import explain, path_to
 
@@ -34,7 +33,9 @@ _LONGEST_LITERAL = 2000
 """Characters; longer values are easier to read in a separate file."""
 
 
-def write(path: str | os.PathLike[str], cell: CellText, needs: Needs, launcher: str) -> None:
+def write(
+    path: str | os.PathLike[str], cell: CellText, needs: RequiredNames, launcher: str
+) -> None:
     """Write the cell with what ``needs`` found as a script, and ``PATH.data.pkl`` if it takes one.
 
     ``launcher``: command that starts it on two ranks, named in its first line; may be empty.
@@ -91,7 +92,7 @@ def _body(cell: CellText) -> str:
 class _ScriptParts:
     """The notebook's part of the script, in a valid order."""
 
-    def __init__(self, needs: Needs, target: Path) -> None:
+    def __init__(self, needs: RequiredNames, target: Path) -> None:
         self.needs = needs
         self.data_path = target.with_name(target.stem + ".data.pkl")
         self.target = target
@@ -160,10 +161,8 @@ class _ScriptParts:
         if value.__name__ not in (name, "<lambda>"):
             source += f"\n{name} = {value.__name__}\n"
         self.sources[name] = source
-        for use in analyse(
-            ast.parse(source)
-        ).uses:  # including decorators, which nothing else reads
-            self.needs.add(use.name, f"in the source of {name}", may_lack=True)
+        for read in reads_in_source(source):  # including decorators, which nothing else reads
+            self.needs.add(read, f"in the source of {name}", may_lack=True)
 
     def _pickle(self) -> None:
         """Pickle the values; the source of the classes they refer to is written."""
@@ -184,7 +183,9 @@ class _ScriptParts:
     def _split_definitions(self) -> tuple[list[str], list[str]]:
         """Return definitions in dependency order: those before the pickled values, those after."""
         order: list[str] = []
-        needed = {name: _names_at_definition(source) for name, source in self.sources.items()}
+        needed = {
+            name: reads_in_source(source, at_end=False) for name, source in self.sources.items()
+        }
 
         def visit(name: str) -> None:
             if name in order or name in visiting or name not in needed:
@@ -231,9 +232,10 @@ class _ScriptParts:
 
 def _has_source(value: Any) -> bool:
     """Whether ``value`` is a notebook function or class with its own name."""
-    if not is_main(value) or "<locals>" in getattr(value, "__qualname__", "<locals>"):
+    is_definition = issubclass(type(value), (types.FunctionType, type))
+    if not (is_definition or inspect.getattr_static(value, "__wrapped__", None)):
         return False
-    return isinstance(value, (types.FunctionType, type)) or hasattr(value, "__wrapped__")
+    return is_main(value) and "<locals>" not in value.__qualname__
 
 
 def _source(value: Any) -> str | None:
@@ -265,11 +267,6 @@ def _is_literal(value: Any) -> bool:
         return len(text) <= _LONGEST_LITERAL and bool(ast.literal_eval(text) == value)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return False
-
-
-def _names_at_definition(source: str) -> list[str]:
-    """Return the names that must exist before ``source``, a definition, runs."""
-    return [use.name for use in analyse(ast.parse(source), deferred=False).uses]
 
 
 class _SavePickler(cloudpickle.Pickler):  # type: ignore[misc]

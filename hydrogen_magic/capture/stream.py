@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import pickle
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from hydrogen_magic.capture.needs import Needs
 from hydrogen_magic.capture.pickler import CapturePickler
+from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.serialization.identity import Originals
+from hydrogen_magic.serialization.memory_layout import MemoryLayout
 from hydrogen_magic.serialization.payload import Buffers, Payload
 from hydrogen_magic.serialization.pickling_errors import explain
 
@@ -25,17 +25,17 @@ class _TooLargeError(Exception):
     """The stream is larger than allowed."""
 
 
-class _Limited(io.BytesIO):
+class _Limited:
     """A file in memory with a maximum size."""
 
     def __init__(self, limit: int) -> None:
-        super().__init__()
         self.limit = limit
+        self.data = bytearray()
 
-    def write(self, data: Any) -> int:
-        if self.tell() + len(data) > self.limit:
+    def write(self, data: Any) -> None:
+        if len(self.data) + len(data) > self.limit:
             raise _TooLargeError
-        return super().write(data)
+        self.data += data
 
 
 class NamedPickles:
@@ -46,12 +46,13 @@ class NamedPickles:
 
     def __init__(
         self,
-        needs: Needs,
+        needs: RequiredNames,
         *,
         max_bytes: int,
         ranks_have_gpu: bool,
         is_local: Callable[[str], bool],
         out: Sequence[str] = (),
+        layout: MemoryLayout | None = None,
     ) -> None:
         self.max_bytes = max_bytes
         self.originals = Originals()
@@ -69,6 +70,7 @@ class NamedPickles:
             needs=needs,
             ranks_have_gpu=ranks_have_gpu,
             is_local=is_local,
+            layout=layout or MemoryLayout(),
         )
 
     def add(self, items: Iterable[tuple[str, Any]]) -> None:
@@ -86,10 +88,10 @@ class NamedPickles:
             self.check_size()
             raise
         except Exception as error:  # pickling runs the classes' own code: it may raise anything
-            raise self._blame(name, value, error) from error
+            raise self._error_for(name, value, error) from error
         self.sizes[name] = self.nbytes - before
 
-    def _blame(self, name: str, value: Any, error: Exception) -> CaptureError:
+    def _error_for(self, name: str, value: Any, error: Exception) -> CaptureError:
         shown = name or "the call"
         message = explain(shown, value, error, self.pickler.last)
         why = self.needs.values.get(name)
@@ -98,7 +100,7 @@ class NamedPickles:
     @property
     def nbytes(self) -> int:
         """Bytes so far, including buffers."""
-        return self._file.tell() + self._buffers.nbytes
+        return len(self._file.data) + self._buffers.nbytes
 
     def check_size(self) -> str | None:
         """Raise CaptureError if the size is over the limit; return a warning if it is large."""
@@ -116,5 +118,14 @@ class NamedPickles:
         return f"the cell captures {size_text(total)}: {names}; every rank gets a copy"
 
     def finish(self) -> Payload:
-        """Return everything as one payload."""
-        return Payload(self._file.getbuffer(), tuple(self._buffers.taken))
+        """Return everything as one payload. Nothing can be added afterwards."""
+        payload = Payload(memoryview(self._file.data), tuple(self._buffers.taken))
+        self.release()
+        return payload
+
+    def release(self) -> None:
+        """Drop the references to the values, at once: the pickler is part of a reference cycle."""
+        self.pickler.clear_memo()
+        self.pickler.last = None
+        self.pickler.layout = MemoryLayout()
+        self._buffers.taken.clear()

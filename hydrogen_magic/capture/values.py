@@ -32,7 +32,7 @@ class CellText:
     body: str
     """The magic's body as typed."""
     filename: str
-    """File name for tracebacks, such as ``<cell 7>``."""
+    """File name for tracebacks, such as ``<Cell In[7]>``."""
     label: str
     """Display name, such as ``Cell In[7]``."""
     first_line: int
@@ -45,7 +45,7 @@ class CellText:
 class Captured:
     """A closure that is ready to be sent, and messages about it."""
 
-    parcel: Payload
+    payload: Payload
     """For :func:`hydrogen_magic.node.worker.namespace.load`."""
     inventory: tuple[CapturedItem, ...]
     """Objects that are sent, largest first among values."""
@@ -55,7 +55,9 @@ class Captured:
     """File names in tracebacks of ranks, and display names of those cells."""
     warnings: tuple[str, ...]
     """Warnings for the user."""
-    needs: tuple[str, ...] = ()
-    """Those of :attr:`preload` without which the ranks cannot run it."""
+    required_modules: tuple[str, ...] = ()
+    """Those of :attr:`preload` without which the ranks cannot run the closure."""
     originals: Originals = field(default_factory=Originals)
     """The notebook's objects that ``--out`` variables refer to."""
+    digests: Callable[[], Mapping[str, str]] = dict
+    """Returns a digest of every captured value by its name; see :mod:`hydrogen_magic.capture.fingerprint`."""

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import dataclass, field
+from typing import Any
 
 from hydrogen_magic.serialization.payload import Payload
 
-__all__ = ["Header", "ImportLine", "ModuleSource", "bundle", "unbundle"]
+__all__ = ["ClosureManifest", "ImportLine", "ModuleSource", "Setting", "bundle", "unbundle"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,19 @@ class ModuleSource:
 
 
 @dataclass(frozen=True)
-class Header:
+class Setting:
+    """A setting of the notebook that differs from a library's default."""
+
+    provider: str
+    """Which provider of :mod:`hydrogen_magic.node.worker.settings` applies it."""
+    module: str
+    """The module that it belongs to: it is applied once that is imported."""
+    key: str
+    value: Any
+
+
+@dataclass(frozen=True)
+class ClosureManifest:
     """The part of a closure that a rank reads before the pickled values."""
 
     kind: str
@@ -44,10 +57,16 @@ class Header:
     imports: tuple[ImportLine, ...] = ()
     submodules: tuple[str, ...] = ()
     """Submodules that the kernel has imported and that are used as attributes of their package."""
+    settings: tuple[Setting, ...] = ()
+    """Those whose values any process can unpickle; the stream has the others, as :class:`Setting`."""
+    seed: int | None = None
+    """Rank r seeds its generators of random numbers with ``seed + r``."""
     names: tuple[str, ...] = ()
     """Names of the pickled values, in the order of the stream; empty name: the call itself."""
     sources: dict[str, str] = field(default_factory=dict)
     """Texts of notebook cells by the file name in their code objects."""
+    labels: dict[str, str] = field(default_factory=dict)
+    """What the user calls these cells: ``Cell In[3]``, by the same file names."""
     provided: tuple[str, ...] = ()
     """Names that the rank itself provides: ``get_ipython``, ``display``."""
     code: str = ""
@@ -66,15 +85,17 @@ class Header:
     """Arguments of the script or module."""
 
 
-def bundle(header: Header, body: Payload) -> Payload:
+def bundle(manifest: ClosureManifest, values: Payload) -> Payload:
     """Return one payload with both parts."""
-    return Payload(pickle.dumps(header, pickle.HIGHEST_PROTOCOL), (body.pickled, *body.buffers))
+    return Payload(
+        pickle.dumps(manifest, pickle.HIGHEST_PROTOCOL), (values.pickled, *values.buffers)
+    )
 
 
-def unbundle(parcel: Payload) -> tuple[Header, Payload]:
+def unbundle(closure: Payload) -> tuple[ClosureManifest, Payload]:
     """Return the two parts that :func:`bundle` combined."""
-    header = pickle.loads(parcel.pickled)
-    if not isinstance(header, Header):
+    manifest = pickle.loads(closure.pickled)
+    if not isinstance(manifest, ClosureManifest):
         raise ValueError("this payload is not a closure")
-    payload, *buffers = parcel.buffers
-    return header, Payload(memoryview(payload), tuple(buffers))
+    pickled, *buffers = closure.buffers
+    return manifest, Payload(memoryview(pickled), tuple(buffers))

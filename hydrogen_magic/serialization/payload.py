@@ -69,19 +69,19 @@ def pack(obj: Any, pickler: Callable[..., Any] = Pickler) -> Payload:
     return Payload(file.getbuffer(), tuple(buffers.taken))
 
 
-def digest(parcel: Payload) -> str:
+def digest(payload: Payload) -> str:
     """Return a digest of this payload: SHA-256 of all its bytes and of the sizes of its parts."""
     found = hashlib.sha256()
-    for part in (parcel.pickled, *parcel.buffers):
+    for part in (payload.pickled, *payload.buffers):
         flat = _flat(part)
         found.update(flat.nbytes.to_bytes(8, "little"))
         found.update(flat)
     return found.hexdigest()
 
 
-def unpack(parcel: Payload) -> Any:
-    """Return the object in ``parcel``; its arrays use the payload's memory."""
-    return pickle.loads(parcel.pickled, buffers=parcel.buffers)
+def unpack(payload: Payload) -> Any:
+    """Return the object in ``payload``; its arrays use the payload's memory."""
+    return pickle.loads(payload.pickled, buffers=payload.buffers)
 
 
 class Buffers:
@@ -108,27 +108,27 @@ class Buffers:
 
 
 def to_memfd(
-    parcel: Payload, name: str = "parcel", on_write: Callable[[int], None] = lambda nbytes: None
+    payload: Payload, name: str = "payload", on_write: Callable[[int], None] = lambda nbytes: None
 ) -> int:
-    """Return a new descriptor (close-on-exec) of a memory file with ``parcel``.
+    """Return a new descriptor (close-on-exec) of a memory file with ``payload``.
 
     ``on_write``: see :func:`write`. Raises OSError if there is not enough memory.
     """
     fd = memory_file(name)
     try:
-        write(parcel, fd, on_write)
+        write(payload, fd, on_write)
     except BaseException:
         os.close(fd)
         raise
     return fd
 
 
-def write(parcel: Payload, fd: int, on_write: Callable[[int], None] = lambda nbytes: None) -> None:
-    """Write ``parcel`` to the empty file ``fd``; :func:`from_memfd` reads it.
+def write(payload: Payload, fd: int, on_write: Callable[[int], None] = lambda nbytes: None) -> None:
+    """Write ``payload`` to the empty file ``fd``; :func:`from_memfd` reads it.
 
     ``on_write``: called with the number of bytes of each piece after it is written. Raises OSError.
     """
-    parts = [_flat(part) for part in (parcel.pickled, *parcel.buffers)]
+    parts = [_flat(part) for part in (payload.pickled, *payload.buffers)]
     sizes = [part.nbytes for part in parts]
     offsets, total = _layout(sizes)
     os.ftruncate(fd, total)
@@ -186,7 +186,7 @@ def _write_all(
             _write(fd, offset, part)
             on_write(part.nbytes)
         return
-    with ThreadPoolExecutor(_COPY_THREADS, "parcel") as pool:
+    with ThreadPoolExecutor(_COPY_THREADS, "payload") as pool:
         done = pool.map(lambda chunk: _write(fd, *chunk), chunks)
         for (_, part), _ in zip(chunks, done, strict=True):
             on_write(part.nbytes)
@@ -204,6 +204,6 @@ def _write(fd: int, offset: int, part: memoryview) -> None:
         part, offset = part[written:], offset + written
 
 
-def copied(parcel: Payload) -> Payload:
+def copied(payload: Payload) -> Payload:
     """Return a copy in private memory, so that the mapped file can be closed."""
-    return Payload(bytes(parcel.pickled), tuple(bytearray(buffer) for buffer in parcel.buffers))
+    return Payload(bytes(payload.pickled), tuple(bytearray(buffer) for buffer in payload.buffers))

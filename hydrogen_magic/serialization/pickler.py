@@ -14,8 +14,6 @@ Subclasses define how functions and classes of ``__main__`` are pickled. Streams
 
 from __future__ import annotations
 
-import ctypes
-import dis
 import functools
 import importlib
 import pickle
@@ -27,10 +25,17 @@ from typing import Any
 
 import cloudpickle
 
-from hydrogen_magic.serialization import reducers
+from hydrogen_magic.serialization import library_objects, reducers
+from hydrogen_magic.serialization.code_names import global_names
+from hydrogen_magic.serialization.instances import reduce_instance
+from hydrogen_magic.serialization.memory_layout import Memory, MemoryLayout
 from hydrogen_magic.serialization.reducers import UNBOUND, Binding
 
-__all__ = ["Pickler", "global_names", "is_main"]
+__all__ = ["Pickler", "is_main", "own_globals"]
+
+
+_UNKNOWN: Any = object()
+"""Stands for the handler of a class that was not met before."""
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -54,13 +59,15 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         super().__init__(file, protocol=protocol, buffer_callback=buffer_callback)
         self.last: object = None
         """The last object visited; when pickling fails, it is most likely the unpicklable one."""
+        self.layout = MemoryLayout()
         self._storages: dict[int, Any] = {}
         self._rebuild_tensor: Any = None
         self._bare_cells: dict[int, types.CellType] = {}
         self._filled_cells: set[int] = set()
         self._section: tuple[list[Any], dict[int, types.CellType], set[int]] = ([], {}, set())
-        self.handlers: dict[type, Callable[[Any], Any]] = {
+        self.handlers: dict[type, Callable[[Any], Any] | None] = {
             types.CellType: self._reduce_cell,
+            Memory: lambda memory: (reducers.restore_same, (memory.buffer(),)),
             functools.cached_property: _reduce_cached_property,
             _CachedFunction: _reduce_cached_function,
             typing.NewType: _reduce_new_type,
@@ -69,6 +76,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self._add_numpy_handlers()
 
     # ── hooks for subclasses ──────────────────────────────────────────────────────────────────────
+
+    def is_of_main(self, func: types.FunctionType) -> bool:
+        """Whether the globals of ``func`` are the namespace of ``__main__``."""
+        return func.__globals__ is vars(sys.modules["__main__"])
 
     def globals_for(self, function: types.FunctionType) -> dict[str, Any]:
         """Return the globals of ``__main__`` that must be sent with ``function``."""
@@ -81,6 +92,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def binding(self, obj: Any) -> Binding:
         """Return the name that ``obj`` should have in the reader's ``__main__``."""
         return UNBOUND
+
+    def handler_of(self, kind: type) -> Callable[[Any], Any] | None:
+        """Return the function that reduces objects of class ``kind``; None: pickle does."""
+        return library_objects.handler_of(kind)
 
     # ── sections of a stream ─────────────────────────────────────────────────────────────────────
 
@@ -103,11 +118,15 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         self.last = obj
         kind = type(obj)
-        handler = self.handlers.get(kind)
+        handler = self.handlers.get(kind, _UNKNOWN)
+        if handler is _UNKNOWN:  # the first object of its class
+            handler = self.handlers[kind] = self.handler_of(kind)
         if handler is not None:
             return handler(obj)
         if issubclass(kind, types.ModuleType):
             return self._reduce_module(obj)
+        if not issubclass(kind, (type, types.FunctionType)):
+            return reduce_instance(obj)
         reduced = super().reducer_override(obj)
         if isinstance(reduced, tuple) and issubclass(kind, type) and len(reduced) == 6:
             return self._reduce_class(obj, reduced)
@@ -132,13 +151,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _home_of(self, func: types.FunctionType) -> str | None:
         """Return the module whose globals ``func`` uses in the reader, None for a copy."""
-        name = func.__globals__.get("__name__")
-        if name == "__main__":
+        if self.is_of_main(func):
             return "__main__" if self.main_by_value else None
-        module = sys.modules.get(name) if isinstance(name, str) else None
-        if module is None or module.__dict__ is not func.__globals__:
-            return None
-        return name if getattr(module, "__spec__", None) is not None else None
+        module = _module_of(func)
+        return None if module is None or module.__spec__ is None else module.__name__
 
     # ── functions' variables ─────────────────────────────────────────────────────────────────────
 
@@ -220,11 +236,21 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if one is not storage:
             return reducers.restore_same, (one,)
         device = storage.device.type
-        if device == "cuda":
-            return reducers.restore_storage, (_buffer_of(storage.cpu()), self.cuda_travels_as)
-        if device != "cpu":
+        if device not in ("cpu", "cuda"):
             return NotImplemented
-        return reducers.restore_storage, (_buffer_of(storage), "cpu")
+        travels_as = self.cuda_travels_as if device == "cuda" else "cpu"
+        return reducers.restore_storage, (*self._memory_of(storage.cpu()), travels_as)
+
+    def _memory_of(self, storage: Any) -> tuple[Any, int, int]:
+        """Return the buffer with the contents of a storage, their start in it, and their size."""
+        nbytes = storage.nbytes()
+        if nbytes == 0:
+            return b"", 0, 0
+        address = storage.data_ptr()
+        end = address + nbytes
+        region = self.layout.find(address, end, storage)
+        region = region or self.layout.add_memory(address, end, storage)
+        return region.source, address - region.origin, nbytes
 
 
 # ── analysis of functions ────────────────────────────────────────────────────────────────────────
@@ -235,23 +261,23 @@ def is_main(obj: Any) -> bool:
     return getattr(obj, "__module__", None) == "__main__"
 
 
-@functools.lru_cache(maxsize=4096)
-def global_names(code: types.CodeType) -> tuple[str, ...]:
-    """Return the global names that ``code`` and nested code may read, each once."""
-    stored = set()
-    names: dict[str, None] = {}
-    for instruction in dis.get_instructions(code):
-        if instruction.opname == "STORE_NAME":  # the body of a class
-            stored.add(instruction.argval)
-        elif instruction.opname in _GLOBAL_READS and instruction.argval not in stored:
-            names[str(instruction.argval)] = None
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            names.update(dict.fromkeys(global_names(constant)))
-    return tuple(names)
+def _module_of(func: types.FunctionType) -> types.ModuleType | None:
+    """Return the module whose globals ``func`` uses; its ``__module__`` is only a label."""
+    name = func.__globals__.get("__name__")
+    module = sys.modules.get(name) if isinstance(name, str) else None
+    namespace = None if module is None else object.__getattribute__(module, "__dict__")
+    return module if namespace is func.__globals__ else None
 
 
-_GLOBAL_READS = {"LOAD_GLOBAL", "DELETE_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
+def own_globals(func: types.FunctionType) -> dict[str, Any]:
+    """Return the globals that ``func`` reads, if they are those of no module; otherwise none.
+
+    ``exec`` makes such functions, and so do libraries that generate methods.
+    """
+    if _module_of(func) is not None:
+        return {}
+    names = (name for name in global_names(func.__code__) if name in func.__globals__)
+    return {name: func.__globals__[name] for name in names}
 
 
 def _is_empty(cell: types.CellType) -> bool:
@@ -268,16 +294,6 @@ def _function_slots(func: types.FunctionType) -> dict[str, Any]:
     if sys.version_info >= (3, 12):
         names.append("__type_params__")
     return {name: getattr(func, name) for name in names}
-
-
-def _buffer_of(storage: Any) -> pickle.PickleBuffer | bytearray:
-    """Return the memory of a CPU storage as a buffer, without a copy and without NumPy."""
-    nbytes = storage.nbytes()
-    if nbytes == 0:
-        return bytearray()
-    memory = (ctypes.c_char * nbytes).from_address(storage.data_ptr())
-    memory._keeps_alive = storage
-    return pickle.PickleBuffer(memory)
 
 
 def _reduce_cached_property(obj: Any) -> Any:

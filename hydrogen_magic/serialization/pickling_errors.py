@@ -147,19 +147,19 @@ def children(path: str, obj: Any) -> Iterator[tuple[str, Any]]:
     kind = type(obj)
     if kind in (str, bytes, int, float, bool, type(None), types.ModuleType):
         return
-    if isinstance(obj, dict):
-        for place, (key, item) in enumerate(list(islice(obj.items(), _MAX_OBJECTS))):
+    if issubclass(kind, dict):
+        for place, (key, item) in enumerate(list(islice(dict.items(obj), _MAX_OBJECTS))):
             yield f"{path}[{_short(key, place)}]", item
-    elif isinstance(obj, (list, tuple)):
+    elif issubclass(kind, (list, tuple)):
         yield from ((f"{path}[{place}]", item) for place, item in enumerate(obj))
-    elif isinstance(obj, (set, frozenset)):
+    elif issubclass(kind, (set, frozenset)):
         yield from ((f"{path}{{{place}}}", item) for place, item in enumerate(obj))
     elif kind is types.FunctionType:
         yield from _of_function(path, obj)
         return
     elif kind is types.MethodType:
         yield from ((f"{path}.__self__", obj.__self__), (f"{path}.__func__", obj.__func__))
-    elif isinstance(obj, functools.partial):
+    elif issubclass(kind, functools.partial):
         yield from ((f"{path}.{name}", getattr(obj, name)) for name in ("func", "args", "keywords"))
     if issubclass(kind, type) and obj.__module__ != "__main__":
         return
@@ -168,7 +168,7 @@ def children(path: str, obj: Any) -> Iterator[tuple[str, Any]]:
 
 def _of_function(path: str, function: types.FunctionType) -> Iterator[tuple[str, Any]]:
     yield from variables_of(path, function)
-    if function.__globals__.get("__name__") == "__main__":
+    if function.__module__ == "__main__":
         for name in function.__code__.co_names:
             if name in function.__globals__:
                 yield name, function.__globals__[name]

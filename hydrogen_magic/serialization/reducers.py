@@ -163,17 +163,42 @@ def restore_same(obj: Any) -> Any:
     return obj
 
 
-def restore_storage(buffer: Any, device: str) -> Any:
-    """Make a torch storage over ``buffer``, without a copy unless it goes to a GPU."""
+def restore_storage(buffer: Any, offset: int, nbytes: int, device: str) -> Any:
+    """Make a torch storage over a part of ``buffer``, without a copy unless it goes to a GPU."""
     import torch
 
-    if memoryview(buffer).nbytes == 0:
+    if nbytes == 0:
         storage = torch.UntypedStorage(0)
     else:
-        storage = torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+        part = torch.frombuffer(_flat(buffer), dtype=torch.uint8, count=nbytes, offset=offset)
+        storage = part.untyped_storage()
     if device == "cuda":
         return storage.cuda(int(os.environ.get("LOCAL_RANK", "0")))
     return storage
+
+
+def restore_array(
+    buffer: Any,
+    offset: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: Any,
+    is_writeable: bool,
+) -> Any:
+    """Make a NumPy array over a part of ``buffer``."""
+    import numpy
+
+    array: Any = numpy.ndarray(shape, dtype, _flat(buffer), offset, strides)
+    array.flags.writeable = is_writeable
+    return array
+
+
+def _flat(buffer: Any) -> Any:
+    """Return the memory of a contiguous array as bytes, in the order of its addresses."""
+    if type(buffer) is not getattr(sys.modules.get("numpy"), "ndarray", None):
+        return buffer
+    ordered = buffer if buffer.flags.c_contiguous else buffer.T
+    return ordered.reshape(-1).view("u1")
 
 
 def restore_typed_storage(untyped: Any, dtype: Any) -> Any:

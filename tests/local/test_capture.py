@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,21 +12,7 @@ import torch
 
 from hydrogen_magic.capture import capture_call
 from hydrogen_magic.errors import ResultError
-from tests.capture_rig import Notebook, RankError, Ranks, open_notebook, write
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    ranks = Ranks()
-    yield ranks
-    ranks.close()
-
-
-@pytest.fixture
-def notebook() -> Iterator[Notebook]:
-    with open_notebook() as notebook:
-        yield notebook
-
+from tests.capture_rig import Notebook, RankError, Ranks, write
 
 # ── names, imports, one namespace ────────────────────────────────────────────────────────────────
 
@@ -599,3 +584,35 @@ def test_a_wrapped_model_is_refused_as_a_result(notebook: Notebook, ranks: Ranks
     """)
     with pytest.raises(ResultError, match=r"bring back the model inside it, its \.module"):
         _ = ranks.run(captured).value
+
+
+def test_ipython_lines_of_a_cell(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("k = 4\ndef documented():\n    'About it.'")
+    rank = ranks.run(
+        notebook.capture("""
+        %matplotlib inline
+        %time x = k + 1
+        y = %time x + 1
+        documented?
+        x, y
+    """)
+    )
+    assert rank.value == (5, 6)
+    assert rank.stdout.count("Wall time") == 2 and "About it." in rank.stdout
+    timed = ranks.run(notebook.capture("%%time\nz = k + 3\nz"))
+    assert timed.value == 7 and "Wall time" in timed.stdout
+    with pytest.raises(RankError, match="ValueError: 4"):
+        ranks.run(notebook.capture("%%time\nraise ValueError(k)"))
+
+
+def test_warnings_name_cells_as_ipython_does(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("import warnings, sys\n\ndef warns(): warnings.warn('from a function')")
+    rank = ranks.run(
+        notebook.capture("""
+        sys.stderr = sys.stdout
+        warns()
+        warnings.warn("from the cell")
+    """)
+    )
+    assert "Cell In[1], line 3: UserWarning: from a function" in rank.stdout
+    assert "Cell In[9], line 4: UserWarning: from the cell" in rank.stdout

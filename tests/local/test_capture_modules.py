@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import types
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,23 +14,10 @@ from hydrogen_magic.capture import capture_call, capture_script
 from hydrogen_magic.errors import CaptureError, ResultError
 from hydrogen_magic.node.worker import namespace
 from hydrogen_magic.serialization import payload
-from tests.capture_rig import Notebook, RankError, Ranks, open_notebook, write
+from tests.capture_rig import Notebook, RankError, Ranks, write
 from tests.rank_results import delivered
 
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    ranks = Ranks()
-    yield ranks
-    ranks.close()
-
-
-@pytest.fixture
-def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    with open_notebook() as notebook:
-        yield notebook
+pytestmark = pytest.mark.usefixtures("in_folder")
 
 
 PACKAGE = {
@@ -89,6 +75,15 @@ def test_a_package_edited_after_its_import(
     *values, model = ranks.run(captured).value
     assert values == [(2, "leaf", "beside"), 2, (2, 2), "inner", "hello"]
     assert type(model) is notebook.names["Model"]
+
+
+def test_names_from_local_modules_that_no_cell_uses_are_not_sent(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    write(tmp_path, {"plots.py": "def draw(): pass", "registers.py": "", "used.py": "X = 1"})
+    notebook.cell("from plots import draw\nimport registers\nfrom used import X")
+    inventory = notebook.capture("X").inventory
+    assert {item.name for item in inventory if item.kind == "module"} == {"registers", "used"}
 
 
 def test_a_reloaded_module(notebook: Notebook, ranks: Ranks, tmp_path: Path) -> None:
@@ -219,7 +214,7 @@ def test_inline_leaves_the_notebook_alone(notebook: Notebook) -> None:
     method = notebook.names["A"].get
     before = dict(notebook.names), list(sys.meta_path)
     loaded = namespace.load(
-        notebook.capture("x = 1\nf(), a", out=["x"]).parcel, types.ModuleType("__main__")
+        notebook.capture("x = 1\nf(), a", out=["x"]).payload, types.ModuleType("__main__")
     )
     result = delivered(loaded, loaded.run())
     assert result.value()[0] == [1, 2] and dict(result.variables()) == {"x": 1}
@@ -245,7 +240,7 @@ def test_capture_changes_nothing(notebook: Notebook) -> None:
     assert dict(notebook.names) == names and os.listdir("/proc/self/fd") == descriptors
 
 
-def test_a_parcel_of_nothing_is_refused() -> None:
+def test_a_payload_of_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="closure"):
         namespace.load(payload.pack(np.zeros(3)))
     with pytest.raises(TypeError, match="not callable"):

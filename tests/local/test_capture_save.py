@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hydrogen_magic.capture import CellText, write_script
 from hydrogen_magic.errors import CaptureError
-from tests.capture_rig import Notebook, open_notebook, write
+from tests.capture_rig import Notebook, write
 
-
-@pytest.fixture
-def notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Notebook]:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    with open_notebook() as notebook:
-        yield notebook
+pytestmark = pytest.mark.usefixtures("in_folder")
 
 
 def save(notebook: Notebook, text: str, path: str | Path) -> None:

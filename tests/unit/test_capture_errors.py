@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -78,6 +80,18 @@ def test_undefined_in_a_function_of_another_cell(notebook: Notebook) -> None:
 )
 def test_valid_cells_pass(notebook: Notebook, text: str) -> None:
     notebook.capture(text)
+
+
+def test_a_chain_of_functions_may_be_longer_than_pythons_stack(notebook: Notebook) -> None:
+    lines = [f"def f{n}(): return f{n - 1}()" for n in range(1, 1200)]
+    notebook.cell("\n".join(["def f0(): return 1", *lines]))
+    inventory = notebook.capture("f1199()").inventory
+    assert [item.kind for item in inventory].count("function") == 1200
+
+
+def test_what_is_perhaps_never_read_may_lack_names(notebook: Notebook) -> None:
+    notebook.cell("def helper(): return undefined_name")
+    notebook.capture("eval('helper')")
 
 
 def test_missing_out_name(notebook: Notebook) -> None:
@@ -196,3 +210,22 @@ def test_what_only_the_compiler_refuses_is_found_before_anything_starts(
         notebook.capture(text)
     assert caught.value.lineno == 3
     assert caught.value.text == text.splitlines()[1]
+
+
+def test_objects_of_libraries_have_their_own_remedies(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)
+    notebook.cell("from tqdm import tqdm\nbar = tqdm([1], disable=True)")
+    message = refusal(notebook, "bar.update()")
+    assert "`bar` (tqdm.std.tqdm) cannot be sent: a progress bar" in message
+    assert "create the bar inside the cell" in message
+
+
+def test_a_jax_array_is_refused(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = types.ModuleType("jax._src.array")
+    exec("class ArrayImpl: pass", stand_in.__dict__)
+    monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+    notebook.cell("import sys\nparams = {'w': sys.modules['jax._src.array'].ArrayImpl()}")
+    message = refusal(notebook, "params")
+    assert "`params['w']`" in message and "numpy.asarray" in message and "initialize()" in message

@@ -99,7 +99,7 @@ def test_closures_that_share_a_variable(through_memory) -> None:  # type: ignore
     assert get() == (1, up)
 
 
-def test_a_mapped_parcel_is_this_readers_own() -> None:
+def test_a_mapped_payload_is_this_readers_own() -> None:
     fd = payload.to_memfd(payload.pack(np.zeros(10_000)))
     one, two = (payload.unpack(payload.from_memfd(fd)) for _ in range(2))
     one[0] = 1
@@ -107,7 +107,7 @@ def test_a_mapped_parcel_is_this_readers_own() -> None:
     os.close(fd)
 
 
-def test_what_is_no_parcel() -> None:
+def test_what_is_no_payload() -> None:
     fd = os.memfd_create("x")
     os.write(fd, b"something else entirely")
     with pytest.raises(ValueError, match="no payload"):

@@ -16,14 +16,17 @@ import pickle
 import runpy
 import sys
 import types
-from collections.abc import Callable, Coroutine, Iterator
+import warnings
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import filterfalse
 from typing import Any
 
-from hydrogen_magic.node.worker import ipython_shell, module_importer, spawn
+from hydrogen_magic.node.worker import ipython_shell, module_importer, settings, spawn
 from hydrogen_magic.node.worker.result_pickler import ResultPickler
 from hydrogen_magic.serialization import payload
-from hydrogen_magic.serialization.closure import Header, unbundle
+from hydrogen_magic.serialization.closure import ClosureManifest, Setting, unbundle
 from hydrogen_magic.serialization.identity import take_numbered
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.serialization.reducers import take_writers
@@ -62,11 +65,17 @@ def _copied(closure: Payload) -> Payload:
 class LoadedClosure:
     """A closure on a rank, ready to run."""
 
-    def __init__(self, header: Header, module: types.ModuleType, own_process: bool) -> None:
+    def __init__(
+        self, header: ClosureManifest, module: types.ModuleType, own_process: bool
+    ) -> None:
         self.is_script = header.kind in ("script", "module")
         """It is a script or module: ``run`` may end with SystemExit and has no value."""
         self.warnings: list[str] = []
-        """Failed imports for side effects, which are not fatal; the same on all ranks of a host."""
+        """Failures that are not fatal, of imports for side effects and settings; the same on all ranks of a
+        host.
+        """
+        self.settings: list[Setting] = list(header.settings)
+        """The notebook's settings, which a rank applies in its own process."""
         self._header = header
         self._module = module
         self._own_process = own_process
@@ -77,13 +86,14 @@ class LoadedClosure:
     @contextlib.contextmanager
     def as_main(self) -> Iterator[None]:
         """Make the rank's module ``__main__``; permanently in its own process."""
-        before = sys.modules["__main__"]
+        before = sys.modules["__main__"], warnings.formatwarning
         sys.modules["__main__"] = self._module
+        warnings.formatwarning = partial(_format_warning, self._header.labels)
         try:
             yield
         finally:
             if not self._own_process:
-                sys.modules["__main__"] = before
+                sys.modules["__main__"], warnings.formatwarning = before
 
     # ── restoring ────────────────────────────────────────────────────────────────────────────────
 
@@ -99,8 +109,14 @@ class LoadedClosure:
             module_importer.install(header.modules)
             spawn.install(header)
         ipython_shell.provide(header.provided, namespace)
+        self._apply_settings(filter(settings.concerns_imports, header.settings))
         self._replay_imports(namespace)
+        self._apply_settings(filterfalse(settings.concerns_imports, header.settings))
         self._read_names(body, namespace)
+
+    def _apply_settings(self, chosen: Iterable[Setting]) -> None:
+        if self._own_process:
+            settings.apply(chosen, self.warnings.append)
 
     def _replay_imports(self, namespace: dict[str, Any]) -> None:
         for line in self._header.imports:
@@ -123,7 +139,10 @@ class LoadedClosure:
         unpickler = pickle.Unpickler(io.BytesIO(body.pickled), buffers=body.buffers)
         for name in self._header.names:
             value = unpickler.load()
-            if name:
+            if type(value) is Setting:
+                self.settings.append(value)
+                self._apply_settings([value])
+            elif name:
                 namespace[name] = value
             else:
                 self._call = value
@@ -137,6 +156,8 @@ class LoadedClosure:
 
         Raises its exceptions; SystemExit passes through.
         """
+        if self._header.seed is not None:
+            settings.seed(self._header.seed + int(os.environ.get("RANK", "0")))
         with self.as_main():
             if self._header.kind == "cell":
                 return self._run_cell()
@@ -217,6 +238,23 @@ class LoadedClosure:
     def result_pickler(self, *args: Any) -> ResultPickler:
         """Return a pickler for results; use it inside :meth:`as_main`."""
         return ResultPickler(*args, shared=self._shared, originals=self._numbered)
+
+
+def _format_warning(
+    labels: Mapping[str, str],
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    line: str | None = None,
+) -> str:
+    """Format a warning as Python does, with the names that users know for cells."""
+    text = _python_format(message, category, filename, lineno, line)
+    where = f"{labels.get(filename, filename)}, line {lineno}:"
+    return text.replace(f"{filename}:{lineno}:", where, 1) if filename in labels else text
+
+
+_python_format = warnings.formatwarning
 
 
 def _await(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import copy
 import difflib
 import types
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydrogen_magic.capture.imports import Imports, Statement, module_name
-from hydrogen_magic.capture.reach import GlobalRead, reads_of, stored_names
+from hydrogen_magic.capture.reachable import FunctionRead, reads_of, stored_names
 from hydrogen_magic.errors import CaptureError
 
-__all__ = ["Needs", "similar"]
+__all__ = ["RequiredNames", "similar"]
 
 PROVIDED = frozenset({"get_ipython", "display"})
 """Names that IPython provides for every cell, and the rank provides too."""
@@ -31,7 +32,7 @@ class _MissingName:
     """``line 3: y = scale(x)``, or ``used by f() in Cell In[3], line 2``."""
 
 
-class Needs:
+class RequiredNames:
     """Sorts the names that a closure reads into values, imports, names provided by ranks, and errors."""
 
     def __init__(
@@ -55,7 +56,11 @@ class Needs:
         self.provided: set[str] = set()
         self.read: set[str] = set()
         """Every requested name."""
+        self.possible: dict[str, str] = {}
+        """Names that are perhaps read, and why: their values are sent if they can be."""
         self._missing: dict[str, _MissingName] = {}
+        self._unread: list[tuple[Any, frozenset[str]]] = []
+        self._is_reading = False
         self._done: dict[str, frozenset[str]] = {}
 
     def add(
@@ -80,16 +85,30 @@ class Needs:
             self._missing.setdefault(name, _MissingName(name, why))
 
     def add_reads(self, value: Any, bound: frozenset[str] = frozenset()) -> None:
-        """Request the names that the notebook's functions in ``value`` read."""
-        self.assigned.update(stored_names(value))
-        for read in reads_of(value):
-            self.add(read.name, self.describe(read), bound, read.guarded)
+        """Request the names that the notebook's functions in ``value`` read, directly or by each other."""
+        self._unread.append((value, bound))
+        if self._is_reading:
+            return  # the loop below reads it: functions may form a longer chain than Python's stack
+        self._is_reading = True
+        try:
+            while self._unread:
+                self._read(*self._unread.pop())
+        finally:
+            self._is_reading = False
 
-    def describe(self, read: GlobalRead) -> str:
-        """Describe where a notebook function reads a name."""
-        label = self.labels.get(read.filename)
+    def _read(self, value: Any, bound: frozenset[str]) -> None:
+        self.assigned.update(stored_names(value, self.namespace))
+        for use in reads_of(value, self.namespace):
+            name, why = use.read.name, self._describe(use)
+            if not use.read.is_text:
+                self.add(name, why, bound, use.guarded)
+            elif name in self.namespace and name not in bound:
+                self.possible.setdefault(name, why)
+
+    def _describe(self, use: FunctionRead) -> str:
+        label = self.labels.get(use.filename)
         where = f" in {label}" if label else ""
-        return f"used by {read.function}{where}, line {read.line}"
+        return f"used by {use.function}{where}, line {use.read.line}"
 
     def check(self) -> None:
         """Raise CaptureError if a name is undefined."""
@@ -99,9 +118,25 @@ class Needs:
         if missing:
             raise CaptureError("\n".join(self._say(m) for m in missing))
 
+    def copy(self) -> RequiredNames:
+        """Return a copy to which names can be added on trial."""
+        other = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, (dict, set)) and value is not self.namespace:
+                setattr(other, name, value.copy())
+        return other
+
+    def add_possible(self, other: RequiredNames) -> None:
+        """Add the names that ``other`` found in addition."""
+        self.possible.update({**other.possible, **other.values})
+        self.statements = {**other.statements, **self.statements}
+        self.provided |= other.provided
+
     def is_known(self, name: str) -> bool:
         """Whether ``name`` is resolved: by its own value, an import, or the cell itself."""
-        return name in self._done or name in self.assigned or hasattr(builtins, name)
+        if name in self._done or name in self.assigned:
+            return True
+        return name not in self.namespace and hasattr(builtins, name)
 
     def _is_ranks_own(self, name: str) -> bool:
         if name in PROVIDED:
@@ -147,7 +182,9 @@ class Needs:
 
 def _is_ipythons(value: Any) -> bool:
     """Whether IPython put ``value`` into the notebook's namespace."""
-    home = getattr(value, "__globals__", {}).get("__name__") or type(value).__module__
+    kind = type(value)
+    is_function = issubclass(kind, (types.FunctionType, types.MethodType))
+    home = value.__globals__.get("__name__") if is_function else kind.__module__
     return str(home).partition(".")[0] in ("IPython", "ipykernel", "google")
 
 

@@ -1,0 +1,97 @@
+"""Digests of captured values, which tell whether another kernel captures the same ones.
+
+Equal values have equal digests: unlike a pickle, a digest does not depend on file names and line numbers of
+code, nor on the order of sets.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import pickle
+import secrets
+import types
+from collections.abc import Callable
+from typing import Any
+
+from hydrogen_magic.capture.pickler import CapturePickler
+from hydrogen_magic.capture.required_names import RequiredNames
+from hydrogen_magic.serialization.memory_layout import MemoryLayout
+
+__all__ = ["digest_of"]
+
+_OF_POSITION = ("__firstlineno__", "__static_attributes__")
+"""Attributes of a class that depend on its place in the cell, or on the hash seed."""
+
+
+def digest_of(value: Any, needs: RequiredNames, is_local: Callable[[str], bool]) -> str:
+    """Return the digest of a value that ``needs`` can pickle."""
+    file = _HashingFile()
+    pickler = _FingerprintPickler(file, needs, is_local)
+    try:
+        pickler.dump(value)
+    except Exception:  # pickling runs the classes' own code: it may raise anything
+        return secrets.token_hex()  # equals no other one
+    finally:
+        pickler.clear_memo()  # which keeps the values alive: a pickler is part of a reference cycle
+    return file.sha.hexdigest()
+
+
+class _HashingFile:
+    def __init__(self) -> None:
+        self.sha = hashlib.sha256()
+
+    def write(self, data: Any) -> None:
+        self.sha.update(data)
+
+    def add_buffer(self, buffer: pickle.PickleBuffer) -> None:
+        raw = buffer.raw()
+        self.sha.update(raw.nbytes.to_bytes(8, "little"))
+        self.sha.update(raw)
+
+
+class _FingerprintPickler(CapturePickler):
+    def __init__(
+        self, file: _HashingFile, needs: RequiredNames, is_local: Callable[[str], bool]
+    ) -> None:
+        super().__init__(
+            file,
+            pickle.HIGHEST_PROTOCOL,
+            file.add_buffer,
+            needs=needs,
+            ranks_have_gpu=True,
+            is_local=is_local,
+            layout=MemoryLayout(),
+        )
+
+    # Arrays and storages count by their contents: which of them share memory, and at which offset of a
+    # cache line they begin, differs from kernel to kernel.
+
+    def _reduce_array(self, array: Any, is_in_stream: bool = True) -> Any:
+        return NotImplemented
+
+    def _memory_of(self, storage: Any) -> tuple[Any, int, int]:
+        nbytes = storage.nbytes()
+        memory: Any = (ctypes.c_char * nbytes).from_address(storage.data_ptr()) if nbytes else b""
+        return pickle.PickleBuffer(memory), 0, nbytes
+
+    def persistent_id(self, obj: Any) -> Any:
+        """Pickle's hook: return what is pickled in place of ``obj``, None for itself."""
+        kind = type(obj)
+        if kind is set or kind is frozenset:
+            return kind.__name__, sorted(map(repr, obj))
+        return _code_text(obj) if kind is types.CodeType else None
+
+    def _reduce_class(self, cls: type, reduced: Any) -> Any:
+        attributes = reduced[2][0]
+        for name in _OF_POSITION:
+            attributes.pop(name, None)
+        return super()._reduce_class(cls, reduced)
+
+
+def _code_text(code: types.CodeType) -> tuple[Any, ...]:
+    """Return what a code object does, without its place."""
+    names = code.co_name, code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    counts = code.co_argcount, code.co_kwonlyargcount, code.co_posonlyargcount, code.co_flags
+    handlers = getattr(code, "co_exceptiontable", b"")
+    return "code", code.co_code, code.co_consts, names, counts, handlers

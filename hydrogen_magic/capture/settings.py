@@ -1,0 +1,323 @@
+"""Finds the notebook-wide settings that ranks need: of libraries, and what cells have changed in modules."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydrogen_magic.capture.imports import Imports, module_level, module_name
+from hydrogen_magic.capture.values import CapturedItem
+from hydrogen_magic.node.worker.settings import Stays, is_plain
+from hydrogen_magic.serialization.closure import ModuleSource, Setting
+from hydrogen_magic.serialization.pickler import is_main
+
+__all__ = ["ModuleChanges", "SortedSettings", "name_of", "seed_note", "sort", "sources_of"]
+
+_NOT_SENT = {"__main__", "IPython", "hydrogen_magic", "ipykernel", "ipywidgets", "os", "sys"}
+"""Packages whose attributes belong to one process."""
+_MUTATORS = {"add", "append", "clear", "discard", "extend", "insert", "pop", "remove", "setdefault"}
+_MUTATORS |= {"update"}
+_SEED_CALL = re.compile(
+    r"([\w.]+\.)?(manual_seed|manual_seed_all|seed_everything|set_random_seed|set_seed)|([\w.]+\.)?random\.seed"
+)
+_SEEDING = {
+    "manual_seed",
+    "manual_seed_all",
+    "seed",
+    "seed_everything",
+    "set_random_seed",
+    "set_seed",
+}
+
+
+def seed_note(cells: Sequence[str], names: Iterable[str]) -> str:
+    """Return what seeds in the notebook's ``cells`` mean for ranks; empty if there are none.
+
+    ``names``: those in the code that the ranks run, which may seed itself.
+    """
+    calls = list(dict.fromkeys(call for source in cells for call in _seeds_in(source)))
+    if not calls or not _SEEDING.isdisjoint(names):
+        return ""
+    return (
+        f"the notebook called {' and '.join(calls[:3])}, which does not seed the ranks: each rank draws"
+        " different random numbers in each run; --seed N seeds rank r with N + r, and a call inside the"
+        " cell seeds all ranks equally"
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _seeds_in(source: str) -> tuple[str, ...]:
+    calls = (node for node in ast.walk(_parsed(source)) if isinstance(node, ast.Call))
+    return tuple(ast.unparse(c) for c in calls if _SEED_CALL.fullmatch(ast.unparse(c.func)))
+
+
+def _parsed(source: str) -> ast.Module:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError):  # a raw cell with IPython lines: it comes twice
+        return ast.Module([], [])
+
+
+def sources_of(namespace: Mapping[str, Any], imports: Imports) -> list[str]:
+    """Return the notebook's earlier cells; a call has them if IPython runs it."""
+    cells = imports.sources or namespace.get("In", ())
+    return [cell for cell in cells if isinstance(cell, str)]
+
+
+# ── changes that cells have made ─────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Change:
+    """A statement that changes an attribute: ``mylib.LR = 0.5``, ``mylib.CONFIG["lr"] = 0.5``."""
+
+    root: str
+    """Name in the notebook."""
+    path: tuple[str, ...]
+    """Attributes below it; empty if the object of that name is changed itself."""
+    is_inside: bool
+    """The contents of a list or dict are changed."""
+
+
+@functools.lru_cache(maxsize=4096)
+def _changes_in(source: str) -> tuple[_Change, ...]:
+    found = (change for node in ast.walk(_parsed(source)) for change in _changes_of(node))
+    return tuple(dict.fromkeys(found))
+
+
+def _changes_of(node: ast.AST) -> Iterator[_Change]:
+    if isinstance(node, (ast.Attribute, ast.Subscript)) and isinstance(node.ctx, ast.Store):
+        is_inside = isinstance(node, ast.Subscript)
+        yield from _change(node.value if is_inside else node, is_inside)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr in _MUTATORS:
+            yield from _change(node.func.value, True)
+    elif (
+        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr"
+    ):
+        owner, name = (node.args[0], node.args[1]) if len(node.args) == 3 else (node, node)
+        if isinstance(name, ast.Constant):
+            yield from _change(ast.Attribute(owner, str(name.value)), False)
+
+
+def _change(node: ast.AST, is_inside: bool) -> Iterator[_Change]:
+    path: list[str] = []
+    while isinstance(node, ast.Attribute):
+        path.insert(0, node.attr)
+        node = node.value
+    if isinstance(node, ast.Name):
+        yield _Change(node.id, tuple(path), is_inside)
+
+
+class ModuleChanges:
+    """Attributes of modules and their classes that the notebook has changed."""
+
+    def __init__(self, namespace: Mapping[str, Any], imports: Imports) -> None:
+        self._namespace = namespace
+        self._imports = imports
+        self._cells = sources_of(namespace, imports)
+
+    def find(
+        self, local: Mapping[str, ModuleSource], is_used: Callable[[str], bool]
+    ) -> list[Setting | Stays]:
+        """Return the changes that ranks need, and those that cannot be attributed to the notebook.
+
+        ``local``: the local modules that are sent. ``is_used(module)``: whether ranks use other modules.
+        """
+        found: dict[tuple[str, str], Setting | Stays] = {}
+        for setting in (*self._by_statements(), *_by_functions(local)):
+            root = setting.module.partition(".")[0]
+            is_wanted = setting.module in local or is_used(root) or is_plain(setting.value)
+            if is_wanted and root not in _NOT_SENT:
+                found.setdefault((setting.module, setting.key), setting)
+        for home, module in local.items():
+            for name, shown in _differing_constants(home, module.source):
+                found.setdefault((home, name), Stays(shown))
+        return list(found.values())
+
+    def _by_statements(self) -> Iterator[Setting]:
+        changes = dict.fromkeys(c for source in self._cells for c in _changes_in(source))
+        for change in changes:
+            for home, path in self._places(change):
+                try:
+                    value: Any = functools.reduce(_part, path, sys.modules[home])
+                except Exception:  # deleted since, or never executed; properties may raise anything
+                    continue
+                if not change.is_inside or type(value) in (list, dict, set):
+                    yield Setting("attribute", home, ".".join(path), value)
+
+    def _places(self, change: _Change) -> Iterator[tuple[str, list[str]]]:
+        """Yield the module and the attributes below it that lead to a changed object."""
+        value: Any = self._namespace.get(change.root)
+        path = list(change.path)
+        if issubclass(type(value), types.ModuleType):
+            while path and issubclass(
+                type(inner := _contents(value).get(path[0])), types.ModuleType
+            ):
+                value = inner
+                del path[0]
+            name = module_name(value)
+            if name and path:
+                yield name, path
+        elif issubclass(type(value), type) and not is_main(value):
+            if path:
+                yield value.__module__, [*value.__qualname__.split("."), *path]
+        elif not is_main(type(value)):
+            for statement in self._imports.giving(change.root, value):
+                if statement.attribute:
+                    yield statement.module, [statement.attribute, *path]
+
+
+def _contents(owner: Any) -> Mapping[str, Any]:
+    """Return the attributes of a module or class as they are stored; a lazy module does not load."""
+    is_module = issubclass(type(owner), types.ModuleType)
+    found: Mapping[str, Any] = (
+        object.__getattribute__(owner, "__dict__") if is_module else vars(owner)
+    )
+    return found
+
+
+def _part(owner: Any, name: str) -> Any:
+    is_stored = issubclass(type(owner), (type, types.ModuleType))
+    return _contents(owner)[name] if is_stored else getattr(owner, name)
+
+
+def _by_functions(modules: Iterable[str]) -> Iterator[Setting]:
+    """Yield the functions and classes of the notebook that local modules and their classes contain."""
+    for home in sorted(set(modules) & set(sys.modules)):
+        for name, value in list(_contents(sys.modules[home]).items()):
+            if _is_notebooks(value):
+                yield Setting("attribute", home, name, value)
+            elif isinstance(value, type) and value.__module__ == home:
+                for inner, method in list(vars(value).items()):
+                    if _is_notebooks(method):
+                        yield Setting("attribute", home, f"{value.__qualname__}.{inner}", method)
+
+
+def _differing_constants(home: str, source: str) -> Iterator[tuple[str, str]]:
+    """Yield constants of a local module that are not those of its file, and how to show them.
+
+    A function of the module has changed them, or the file was edited after the import.
+    """
+    module = sys.modules.get(home)
+    contents = {} if module is None else _contents(module)
+    for name, constant in _constants_in(source).items():
+        value = contents.get(name, constant)
+        if type(value) in _SCALARS and (type(value), value) != (type(constant), constant):
+            yield name, f"{home}.{name} = {value!r} ({constant!r} in its file)"
+
+
+_SCALARS = (bool, int, float, str)
+
+
+@functools.lru_cache(maxsize=4096)
+def _constants_in(source: str) -> dict[str, Any]:
+    """Return the public names that a module binds to a number or text, and to nothing else."""
+    nodes = list(module_level(_parsed(source)))
+    stored = [n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)]
+    found: dict[str, Any] = {}
+    for node in nodes:
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
+            found.update(dict.fromkeys(names, node.value.value))
+    return {
+        name: value
+        for name, value in found.items()
+        if type(value) in _SCALARS and not name.startswith("_") and stored.count(name) == 1
+    }
+
+
+def _is_notebooks(value: Any) -> bool:
+    kind = type(value)
+    if kind is property:
+        value = value.fget
+    elif kind in (staticmethod, classmethod):
+        value = value.__func__
+    return issubclass(type(value), (types.FunctionType, type)) and is_main(value)
+
+
+# ── what is sent ─────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class SortedSettings:
+    """The notebook's settings by how they travel."""
+
+    plain: tuple[Setting, ...] = ()
+    """Those whose values any process can unpickle."""
+    pickled: tuple[Setting, ...] = ()
+    """The others, for the stream."""
+    note: str = ""
+    """Warning that lists the settings that are not sent, if there are any."""
+
+    def of_results(self) -> dict[str, Any]:
+        """Return those on which results may depend, by their names for the user."""
+        providers = ("attribute", "keras", "torch")
+        found = (one for one in (*self.plain, *self.pickled) if one.provider in providers)
+        return {name_of(setting): setting.value for setting in found}
+
+    def inventory(self, nbytes: Mapping[str, int]) -> list[CapturedItem]:
+        """Return one row for each library, and for each changed attribute."""
+        rows: dict[str, list[Setting]] = {}
+        for setting in filter(_is_users, (*self.plain, *self.pickled)):
+            is_own = setting.provider == "attribute"
+            rows.setdefault(name_of(setting) if is_own else setting.provider, []).append(setting)
+        return [
+            CapturedItem(
+                name, "setting", sum(nbytes.get(name_of(s), 0) for s in settings), _why(settings)
+            )
+            for name, settings in rows.items()
+        ]
+
+
+def sort(
+    found: Iterable[Setting | Stays], is_picklable: Callable[[Setting], bool]
+) -> SortedSettings:
+    """Sort settings by how they travel."""
+    plain: list[Setting] = []
+    pickled: list[Setting] = []
+    stays: list[str] = []
+    for setting in found:
+        if isinstance(setting, Stays):
+            stays.append(setting.name)
+        elif is_plain(setting.value):
+            plain.append(setting)
+        elif is_picklable(setting):
+            pickled.append(setting)
+        else:
+            stays.append(name_of(setting))
+    return SortedSettings(tuple(plain), tuple(pickled), _stays_note(stays))
+
+
+def name_of(setting: Setting) -> str:
+    """Return the name by which the user knows a setting; it is not the name of a variable."""
+    is_own = setting.provider == "attribute"
+    return f"{setting.module}.{setting.key}" if is_own else f"{setting.provider}: {setting.key}"
+
+
+def _is_users(setting: Setting) -> bool:
+    """Whether it is the user's: libraries add filters of warnings and configure their loggers."""
+    if setting.provider == "logging":
+        return setting.module == "logging"
+    return setting.provider != "warnings"
+
+
+def _why(settings: Sequence[Setting]) -> str:
+    if settings[0].provider == "attribute":
+        return "changed in the notebook"
+    keys = [setting.key for setting in settings]
+    more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+    return f"differ from the defaults: {', '.join(keys[:3])}{more}"
+
+
+def _stays_note(stays: Sequence[str]) -> str:
+    if not stays:
+        return ""
+    listed = ", ".join(dict.fromkeys(stays))
+    return f"settings of the notebook that are not sent: {listed}; set them inside the cell"

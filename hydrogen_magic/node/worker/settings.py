@@ -1,0 +1,535 @@
+"""Notebook-wide settings: read in the kernel, applied on every rank.
+
+A provider knows the settings of one library: it reads those that differ from the library's defaults, and
+applies them. A library that a process has not imported is never imported for this: the kernel has no settings
+of it, and a rank applies them after the import.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import re
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from hydrogen_magic.node.worker.import_hooks import hooks
+from hydrogen_magic.serialization.closure import Setting
+
+__all__ = ["Stays", "apply", "concerns_imports", "is_plain", "read", "seed"]
+
+
+@dataclass(frozen=True)
+class Stays:
+    """A setting that is not sent."""
+
+    name: str
+    """What the user knows it by."""
+
+
+Undo = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class _Provider:
+    module: str
+    """The library: it has settings if it is imported."""
+    read: Callable[[Any], Iterator[Setting | Stays]]
+    """Return the settings of this process that differ from the defaults."""
+    apply: Callable[[Any, str, Any], Undo]
+    """Apply one setting, given the module, the key and the value."""
+
+
+def read() -> list[Setting | Stays]:
+    """Return the settings of this process that differ from the libraries' defaults. Imports nothing."""
+    found: list[Setting | Stays] = []
+    for name, provider in _PROVIDERS.items():
+        module = sys.modules.get(provider.module)
+        try:
+            found += [] if module is None else provider.read(module)
+        except Exception as error:  # another version of the library
+            found.append(Stays(f"those of {name} ({type(error).__name__}: {error})"))
+    return found
+
+
+def concerns_imports(setting: Setting) -> bool:
+    """Whether the setting should be applied before the notebook's imports, whose warnings it hides."""
+    return setting.provider == "warnings" and setting.value[0] != "error"
+
+
+def apply(settings: Iterable[Setting], warn: Callable[[str], object]) -> ExitStack:
+    """Apply ``settings`` to this process; closing the result undoes it.
+
+    ``warn``: called with a message for each setting that cannot be applied.
+    """
+    undo = ExitStack()
+    undo.callback(hooks.remove)
+    for setting in settings:
+        hooks.add(setting.module, partial(_apply, setting, undo, warn))
+    return undo
+
+
+def _apply(
+    setting: Setting, undo: ExitStack, warn: Callable[[str], object], module: types.ModuleType
+) -> None:
+    try:
+        undo.callback(_PROVIDERS[setting.provider].apply(module, setting.key, setting.value))
+    except Exception as error:  # another version of the library, an attribute that cannot be set
+        raised = f"{type(error).__name__}: {error}"
+        warn(f"the notebook's {setting.provider} setting {setting.key} is not applied: {raised}")
+
+
+_ATOMS = (int, float, complex, bool, type(None))
+_MAX_LENGTH = 10_000
+"""Characters or items; longer values travel with the notebook's other values, whose size is limited."""
+_MAX_DEPTH = 8
+
+
+def is_plain(value: Any, depth: int = _MAX_DEPTH) -> bool:
+    """Whether ``value`` is small and of Python's own types, so that any process can unpickle it."""
+    kind = type(value)
+    if kind in _ATOMS:
+        return True
+    if kind not in (str, bytes, list, tuple, dict) or len(value) > _MAX_LENGTH or depth == 0:
+        return False
+    if kind in (str, bytes):
+        return True
+    items = [*value.keys(), *value.values()] if kind is dict else value
+    return all(is_plain(item, depth - 1) for item in items)
+
+
+@dataclass(frozen=True)
+class _Value:
+    """A setting that is read and written by functions of its library."""
+
+    get: Callable[[Any], Any]
+    set: Callable[[Any, Any], object]
+    default: Any
+
+
+def _table(
+    provider: str, values: dict[str, _Value]
+) -> tuple[Callable[[Any], Iterator[Setting | Stays]], Callable[[Any, str, Any], Undo]]:
+    """Return how to read and apply the settings of a table."""
+
+    def read(module: Any) -> Iterator[Setting | Stays]:
+        for key, value in values.items():
+            found = value.get(module)
+            if found != value.default:
+                yield Setting(provider, module.__name__, key, found)
+
+    def apply(module: Any, key: str, value: Any) -> Undo:
+        before = values[key].get(module)
+        values[key].set(module, value)
+        return partial(values[key].set, module, before)
+
+    return read, apply
+
+
+# ── Python ───────────────────────────────────────────────────────────────────────────────────────
+
+_SYS = {
+    "recursion limit": _Value(
+        lambda sys: sys.getrecursionlimit(), lambda sys, value: sys.setrecursionlimit(value), 1000
+    )
+}
+_DECIMAL = {
+    "precision": _Value(
+        lambda decimal: decimal.getcontext().prec,
+        lambda decimal, value: setattr(decimal.getcontext(), "prec", value),
+        28,
+    ),
+    "rounding": _Value(
+        lambda decimal: decimal.getcontext().rounding,
+        lambda decimal, value: setattr(decimal.getcontext(), "rounding", value),
+        "ROUND_HALF_EVEN",
+    ),
+}
+
+
+# ── torch ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _default_threads() -> set[int]:
+    """Return the numbers of threads that torch may choose by itself on this machine."""
+    given = {os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+    cores = os.cpu_count() or 1
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    counts = {cores, usable}
+    siblings = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
+    if siblings.exists():  # of one core; the mathematical libraries start one thread for each core
+        per_core = len(re.split("[,-]", siblings.read_text()))
+        counts |= {count // per_core for count in counts}
+    return counts | {int(text) for text in given if text.isdigit()}
+
+
+def _threads(torch: Any) -> int | None:
+    count = int(torch.get_num_threads())
+    return None if count in _default_threads() else count
+
+
+def _set_device(torch: Any, kind: str | None) -> None:
+    if kind == "cuda":
+        if not torch.cuda.is_available():
+            raise RuntimeError("the rank has no GPU")
+        kind = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    torch.set_default_device(kind)
+
+
+def _set_deterministic(torch: Any, value: tuple[bool, bool]) -> None:
+    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+
+
+def _flag(name: str, default: bool) -> _Value:
+    return _Value(
+        lambda torch: getattr(torch.backends.cudnn, name),
+        lambda torch, value: setattr(torch.backends.cudnn, name, value),
+        default,
+    )
+
+
+_TORCH = {
+    "default dtype": _Value(
+        lambda torch: str(torch.get_default_dtype()).removeprefix("torch."),
+        lambda torch, value: torch.set_default_dtype(getattr(torch, value)),
+        "float32",
+    ),
+    "default device": _Value(lambda torch: torch.get_default_device().type, _set_device, "cpu"),
+    "grad mode": _Value(
+        lambda torch: torch.is_grad_enabled(),
+        lambda torch, value: torch.set_grad_enabled(value),
+        True,
+    ),
+    "anomaly detection": _Value(
+        lambda torch: torch.is_anomaly_enabled(),
+        lambda torch, value: torch.autograd.set_detect_anomaly(value),
+        False,
+    ),
+    "deterministic algorithms": _Value(
+        lambda torch: (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        _set_deterministic,
+        (False, False),
+    ),
+    "float32 matmul precision": _Value(
+        lambda torch: torch.get_float32_matmul_precision(),
+        lambda torch, value: torch.set_float32_matmul_precision(value),
+        "highest",
+    ),
+    "number of threads": _Value(
+        _threads, lambda torch, value: value and torch.set_num_threads(value), None
+    ),
+    "cudnn.deterministic": _flag("deterministic", False),
+    "cudnn.benchmark": _flag("benchmark", False),
+    "cudnn.enabled": _flag("enabled", True),
+}
+
+
+# ── numpy ────────────────────────────────────────────────────────────────────────────────────────
+
+_NUMPY_ERRORS = {"divide": "warn", "over": "warn", "under": "ignore", "invalid": "warn"}
+_NUMPY_PRINT = {
+    "edgeitems": 3,
+    "threshold": 1000,
+    "floatmode": "maxprec",
+    "precision": 8,
+    "suppress": False,
+    "linewidth": 75,
+    "nanstr": "nan",
+    "infstr": "inf",
+    "sign": "-",
+    "formatter": None,
+    "legacy": False,
+}
+
+
+def _read_numpy(numpy: Any) -> Iterator[Setting | Stays]:
+    for function, found, defaults in (
+        ("seterr", numpy.geterr(), _NUMPY_ERRORS),
+        ("set_printoptions", numpy.get_printoptions(), _NUMPY_PRINT),
+    ):
+        for name, default in defaults.items():
+            if found.get(name, default) != default:
+                yield Setting("numpy", "numpy", f"{function}({name})", found[name])
+    if numpy.geterrcall() is not None:
+        yield Stays("the handler of numpy.seterrcall")
+
+
+def _apply_numpy(numpy: Any, key: str, value: Any) -> Undo:
+    function, _, name = key.rstrip(")").partition("(")
+    before = numpy.geterr() if function == "seterr" else numpy.get_printoptions()
+    getattr(numpy, function)(**{name: value})
+    return partial(getattr(numpy, function), **{name: before[name]})
+
+
+# ── pandas, matplotlib, keras ────────────────────────────────────────────────────────────────────
+
+
+def _read_pandas(pandas: Any) -> Iterator[Setting | Stays]:
+    config = sys.modules["pandas._config.config"]
+    for key, option in config._registered_options.items():
+        found = config._global_config
+        for part in key.split("."):
+            found = found[part]
+        if found is not option.defval and found != option.defval:
+            yield Setting("pandas", "pandas", key, found)
+
+
+def _apply_pandas(pandas: Any, key: str, value: Any) -> Undo:
+    before = pandas.get_option(key)
+    pandas.set_option(key, value)
+    return partial(pandas.set_option, key, before)
+
+
+_OF_FRONT_END = ("backend", "interactive", "toolbar", "webagg.", "tk.", "savefig.directory")
+"""Beginnings of rcParams that depend on where figures are shown."""
+
+
+def _read_matplotlib(matplotlib: Any) -> Iterator[Setting | Stays]:
+    defaults = matplotlib.rcParamsDefault
+    for key, value in dict.items(matplotlib.rcParams):
+        # Not by [], which chooses a backend.
+        if key.startswith(_OF_FRONT_END) or value == dict.__getitem__(defaults, key):
+            continue
+        is_cycle = type(value).__name__ == "Cycler"  # matplotlib also reads its text
+        yield Setting("matplotlib", "matplotlib", key, repr(value) if is_cycle else value)
+
+
+def _apply_matplotlib(matplotlib: Any, key: str, value: Any) -> Undo:
+    before = matplotlib.rcParams[key]
+    matplotlib.rcParams[key] = value
+    return partial(matplotlib.rcParams.__setitem__, key, before)
+
+
+_KERAS = {
+    "floatx": _Value(
+        lambda keras: keras.config.floatx(),
+        lambda keras, value: keras.config.set_floatx(value),
+        "float32",
+    ),
+    "dtype policy": _Value(
+        lambda keras: keras.config.dtype_policy().name,
+        lambda keras, value: keras.config.set_dtype_policy(value),
+        "float32",
+    ),
+}
+
+
+# ── logging ──────────────────────────────────────────────────────────────────────────────────────
+
+_OWN_LOGGERS = re.compile(
+    r"(asyncio|IPython|ipykernel|jedi|parso|prompt_toolkit|tornado|traitlets|zmq|Comm|comm|"
+    r"hydrogen_magic|[A-Za-z]+App)(\.|$)|c10d-|strobelight_"
+)
+"""Those of the notebook's own machinery, and of torch under other names."""
+_OWN_HANDLERS = ("absl", "_pytest", "ipykernel", "IPython", "hydrogen_magic")
+"""Packages that add handlers to the root logger when they are imported."""
+
+
+def _read_logging(module: Any) -> Iterator[Setting | Stays]:
+    root = logging.getLogger()
+    if root.manager.disable:
+        yield Setting("logging", "logging", "disable", root.manager.disable)
+    if getattr(logging, "_warnings_showwarning", None) is not None:
+        yield Setting("logging", "logging", "captureWarnings", True)
+    for name, logger in [("root", root), *root.manager.loggerDict.items()]:
+        if isinstance(logger, logging.Logger) and not _OWN_LOGGERS.match(name):
+            yield from _read_logger(name, logger)
+
+
+def _read_logger(name: str, logger: logging.Logger) -> Iterator[Setting | Stays]:
+    home = name.partition(".")[0]
+    module = sys.modules.get(home) if name != "root" else None
+    if "-packages" in str(getattr(module, "__file__", "")):
+        # A library configures its loggers when it is imported; users change their levels.
+        if logger.level:
+            yield Setting(
+                "logging", home, name, (logger.level, logger.propagate, logger.disabled, [])
+            )
+        return
+    handlers = []
+    for handler in logger.handlers:
+        stream = _stream_name(handler)
+        owner = type(handler).__module__.partition(".")[0]
+        if stream is not None:
+            formatter = _formatter(handler.formatter)
+            handlers.append(
+                (stream, handler.level, None if isinstance(formatter, Stays) else formatter)
+            )
+            yield from (one for one in [formatter] if isinstance(one, Stays))
+        elif not isinstance(handler, logging.NullHandler) and owner not in _OWN_HANDLERS:
+            yield Stays(f"the {type(handler).__name__} of the logger {name!r}")
+    default = logging.WARNING if name == "root" else logging.NOTSET
+    state = (logger.level, logger.propagate, logger.disabled, handlers)
+    if state != (default, True, False, []):
+        yield Setting("logging", "logging" if module is None else home, name, state)
+
+
+def _stream_name(handler: logging.Handler) -> str | None:
+    """Return ``stdout`` or ``stderr`` for a plain handler of such a stream."""
+    if type(handler) is not logging.StreamHandler:
+        return None
+    for name in ("stdout", "stderr"):
+        streams = (getattr(sys, name), getattr(sys, f"__{name}__"))
+        if handler.stream in streams or getattr(handler.stream, "name", "") in (name, f"<{name}>"):
+            return name
+    return None
+
+
+def _formatter(formatter: logging.Formatter | None) -> Any:
+    """Return a formatter in plain form if it is one of Python's own; only the notebook's own are sent."""
+    if type(formatter).__module__ not in ("logging", "__main__", "builtins"):
+        return Stays(f"a {type(formatter).__name__} of logging")
+    if type(formatter) is not logging.Formatter:
+        return formatter
+    styles: dict[Any, str] = {style: kind for kind, (style, _) in logging._STYLES.items()}
+    return (formatter._fmt, formatter.datefmt, styles.get(type(formatter._style), "%"))
+
+
+def _apply_logging(module: Any, key: str, value: Any) -> Undo:
+    if key in ("disable", "captureWarnings"):
+        before = logging.getLogger().manager.disable if key == "disable" else False
+        getattr(logging, key)(value)
+        return partial(getattr(logging, key), before)
+    logger = logging.getLogger(None if key == "root" else key)
+    level, propagate, disabled, handlers = value
+    undo = partial(
+        _restore_logger,
+        logger,
+        (logger.level, logger.propagate, logger.disabled, logger.handlers[:]),
+    )
+    logger.setLevel(level)
+    logger.propagate, logger.disabled = propagate, disabled
+    present = {_stream_name(handler) for handler in logger.handlers}
+    for stream, handler_level, formatter in handlers:
+        if stream not in present:
+            handler = logging.StreamHandler(getattr(sys, stream))
+            handler.setLevel(handler_level)
+            handler.setFormatter(_made_formatter(formatter))
+            logger.addHandler(handler)
+    return undo
+
+
+def _made_formatter(form: Any) -> logging.Formatter | None:
+    return logging.Formatter(*form) if isinstance(form, tuple) else form
+
+
+def _restore_logger(logger: logging.Logger, state: tuple[Any, ...]) -> None:
+    level, logger.propagate, logger.disabled, logger.handlers[:] = state
+    logger.setLevel(level)
+
+
+# ── warnings ─────────────────────────────────────────────────────────────────────────────────────
+
+_PYTHONS_FILTERS = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
+
+
+def _read_warnings(module: Any) -> Iterator[Setting | Stays]:
+    # The last one that is added is the first that is asked.
+    filters: list[Any] = list(warnings.filters)
+    for action, message, category, where, line in reversed(filters):
+        if action == "ignore" and category in _PYTHONS_FILTERS and not (message or where):
+            continue
+        if _pattern(where) == "__main__" or category.__module__.startswith("IPython."):
+            continue  # IPython's own
+        is_main = category.__module__ == "__main__"
+        kind = category if is_main else (category.__module__, category.__qualname__)
+        home = "warnings" if is_main or category.__module__ == "builtins" else category.__module__
+        if home in sys.modules:
+            value = (action, _pattern(message), kind, _pattern(where), line)
+            yield Setting("warnings", home, f"{action} {category.__name__}", value)
+
+
+def _pattern(pattern: Any) -> str:
+    return getattr(pattern, "pattern", pattern) or ""
+
+
+def _apply_warnings(module: Any, key: str, value: Any) -> Undo:
+    action, message, kind, where, line = value
+    if isinstance(kind, tuple):
+        kind = getattr(sys.modules[kind[0]], kind[1])
+    before = warnings.filters[:]
+    warnings.filterwarnings(action, message, kind, where, line)
+    return partial(_restore_filters, before)
+
+
+def _restore_filters(before: Sequence[Any]) -> None:
+    warnings.filters[:] = before  # type: ignore[index]  # typed as a Sequence; it is a list
+    warnings.simplefilter("default", _NoWarning)  # makes the module forget what it has cached
+    del warnings.filters[0]  # type: ignore[attr-defined]
+
+
+class _NoWarning(Warning):
+    """Never raised."""
+
+
+# ── attributes of modules ────────────────────────────────────────────────────────────────────────
+
+_MISSING = object()
+
+
+def _apply_attribute(module: Any, key: str, value: Any) -> Undo:
+    """Set an attribute that the notebook has set; a list or dict that it has changed keeps its identity."""
+    *path, name = key.split(".")
+    owner = module
+    for part in path:
+        owner = getattr(owner, part)
+    before = vars(owner).get(name, _MISSING) if hasattr(owner, "__dict__") else getattr(owner, name)
+    if type(before) is type(value) and type(value) in (list, dict, set):
+        copy = before.copy()
+        _fill(before, value)
+        return partial(_fill, before, copy)
+    setattr(owner, name, value)
+    return (
+        partial(delattr, owner, name)
+        if before is _MISSING
+        else partial(setattr, owner, name, before)
+    )
+
+
+def _fill(target: Any, content: Any) -> None:
+    content = content.copy()
+    target.clear()
+    target.extend(content) if isinstance(target, list) else target.update(content)
+
+
+def _none(module: Any) -> Iterator[Setting | Stays]:
+    return iter(())
+
+
+_PROVIDERS = {
+    "sys": _Provider("sys", *_table("sys", _SYS)),
+    "decimal": _Provider("decimal", *_table("decimal", _DECIMAL)),
+    "warnings": _Provider("warnings", _read_warnings, _apply_warnings),
+    "logging": _Provider("logging", _read_logging, _apply_logging),
+    "torch": _Provider("torch", *_table("torch", _TORCH)),
+    "numpy": _Provider("numpy", _read_numpy, _apply_numpy),
+    "pandas": _Provider("pandas", _read_pandas, _apply_pandas),
+    "matplotlib": _Provider("matplotlib", _read_matplotlib, _apply_matplotlib),
+    "keras": _Provider("keras", *_table("keras", _KERAS)),
+    # The kernel finds these in the notebook's cells: see ``capture.settings``.
+    "attribute": _Provider("sys", _none, _apply_attribute),
+}
+
+
+# ── random numbers ───────────────────────────────────────────────────────────────────────────────
+
+_LARGEST_SEED = 1 << 32
+"""NumPy's seeds are smaller."""
+
+
+def seed(number: int) -> None:
+    """Seed the generators of Python, NumPy and torch; of the libraries also if they are imported later."""
+    random.seed(number)
+    hooks.add("numpy.random", lambda module: module.seed(number % _LARGEST_SEED))
+    hooks.add("torch", lambda module: module.manual_seed(number))

@@ -1,0 +1,109 @@
+"""How instances are reduced without asking them for attributes.
+
+Classes with ``__getattr__`` may answer every attribute, raise other errors than AttributeError, or
+recurse before their own attributes are restored; pickle looks for its hooks on the instance. Here
+everything is looked up on the type. An attribute dictionary that several objects share, or that is
+the object itself (``self.__dict__ = self``), stays one object.
+"""
+
+from __future__ import annotations
+
+import copyreg
+import sys
+import weakref
+from typing import Any
+
+from hydrogen_magic.serialization.reducers import restore_object
+
+__all__ = ["find_on_type", "reduce_instance", "restore_attributes"]
+
+_HOOKS = ("__reduce__", "__reduce_ex__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
+_HEAP_TYPE = 1 << 9
+"""Of ``type.__flags__``: it is defined by a ``class`` statement."""
+
+
+class _Probe:
+    """An object with attributes of its own."""
+
+
+def _references(obj: Any) -> int:
+    """Return the number of references to the attribute dictionary of ``obj``."""
+    return sys.getrefcount(object.__getattribute__(obj, "__dict__"))
+
+
+_UNSHARED = _references(_Probe())
+_kinds: weakref.WeakKeyDictionary[type, tuple[bool, bool]] = weakref.WeakKeyDictionary()
+"""By class: whether its instances are reduced by default, and whether they may answer any attribute."""
+
+
+def find_on_type(kind: type, name: str) -> Any:
+    """Return an attribute of ``kind`` itself, not of its metaclass; None if there is none."""
+    return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
+
+
+def reduce_instance(obj: Any) -> Any:
+    """Reduce an instance that default pickling may change; NotImplemented for others."""
+    kind = type(obj)
+    if kind not in _kinds:
+        _kinds[kind] = _is_default(kind), _answers_more(kind)
+    is_default, answers_more = _kinds[kind]
+    if not is_default or not (answers_more or _shares_attributes(obj)):
+        return NotImplemented
+    items = list.__iter__(obj) if issubclass(kind, list) else None
+    pairs = iter(dict.items(obj)) if issubclass(kind, dict) else None
+    return restore_object, (kind,), _state(obj), items, pairs, restore_attributes
+
+
+def _is_default(kind: type) -> bool:
+    """Whether pickle saves the attributes of such instances, and no more."""
+    if kind in copyreg.dispatch_table:
+        return False
+    if any(find_on_type(kind, name) is not find_on_type(object, name) for name in _HOOKS):
+        return False
+    builtin = [base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE]
+    return kind not in builtin and set(builtin) <= {object, dict, list}
+
+
+def _answers_more(kind: type) -> bool:
+    own = ("__getattr__", "__getattribute__", "__class__")
+    return any(find_on_type(kind, name) is not find_on_type(object, name) for name in own)
+
+
+def _shares_attributes(obj: Any) -> bool:
+    try:
+        return _references(obj) > _UNSHARED
+    except AttributeError:  # it has slots
+        return False
+
+
+def _state(obj: Any) -> tuple[Any, dict[str, Any], bool]:
+    """Return attributes, slots, and whether the dictionary of the attributes is shared."""
+    kind = type(obj)
+    get_state = find_on_type(kind, "__getstate__")
+    if get_state is not find_on_type(object, "__getstate__"):
+        state = get_state.__get__(obj, kind)()
+        attributes, slots = state if type(state) is tuple and len(state) == 2 else (state, {})
+        return attributes, slots or {}, False
+    slots = {}
+    for name in copyreg._slotnames(kind):  # type: ignore[attr-defined]  # typeshed lacks it
+        try:
+            slots[name] = object.__getattribute__(obj, name)
+        except AttributeError:  # not assigned
+            continue
+    is_shared = _shares_attributes(obj)
+    try:
+        attributes = object.__getattribute__(obj, "__dict__")
+    except AttributeError:
+        attributes = None
+    return attributes, slots, is_shared
+
+
+def restore_attributes(obj: Any, state: tuple[Any, dict[str, Any], bool]) -> None:
+    """Give an instance its attributes again."""
+    attributes, slots, is_shared = state
+    if is_shared:
+        object.__setattr__(obj, "__dict__", attributes)
+    elif attributes:
+        object.__getattribute__(obj, "__dict__").update(attributes)
+    for name, value in slots.items():
+        object.__setattr__(obj, name, value)

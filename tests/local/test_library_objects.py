@@ -1,0 +1,112 @@
+"""Objects of common libraries work on ranks as they do in the notebook."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+
+from tests.capture_rig import Notebook, Ranks
+
+
+def test_a_loader_with_persistent_workers(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+        data = TensorDataset(torch.arange(8.0))
+        loader = DataLoader(data, batch_size=4, num_workers=1, persistent_workers=True)
+        before = [batch.sum().item() for batch, in loader]
+    """)
+    try:
+        captured = notebook.capture("before, [batch.sum().item() for batch, in loader]")
+    finally:
+        notebook.cell("loader._iterator._shutdown_workers(); del loader")
+        gc.collect()
+    assert ranks.run(captured).value == ([6.0, 22.0], [6.0, 22.0])
+
+
+def test_normed_and_parametrized_modules(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        import torch
+        from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_norm
+        class Own(torch.nn.Linear): pass
+        class Symmetric(torch.nn.Module):
+            def forward(self, x): return x.triu() + x.triu(1).T
+        def linear(): return torch.nn.Linear(2, 2)
+        net = torch.nn.Sequential(
+            weight_norm(linear()), spectral_norm(linear()), parametrizations.weight_norm(linear()),
+            parametrizations.orthogonal(linear()),
+            parametrize.register_parametrization(Own(2, 2), "weight", Symmetric()),
+        ).eval()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        sample = torch.ones(1, 2)
+        expected = net(sample)
+        expected.sum().backward()
+    """)
+    rank = ranks.run(
+        notebook.capture(
+            """
+        shared = zip(net.parameters(), optimizer.param_groups[0]["params"], strict=True)
+        same = torch.allclose(net(sample), expected), all(a is b for a, b in shared)
+        net(sample).sum().backward()
+        optimizer.step()
+        changed = not torch.allclose(net(sample), expected)
+        import torch.distributed.tensor  # modules are sent back in another way then
+        (*same, changed, isinstance(net[-1], Own), net[-1])
+        """,
+        )
+    )
+    *checks, layer = rank.value
+    assert checks == [True, True, True, True]
+    assert torch.equal(layer.weight, layer.weight.T)  # it came back, too
+
+
+def test_torchscript_shares_its_parameters(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        import torch
+        script = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
+        traced = torch.jit.trace(torch.nn.Linear(2, 2), torch.ones(1, 2))
+        @torch.jit.script
+        def double(x): return x * 2
+        optimizer = torch.optim.SGD(script.parameters(), lr=0.1)
+        sample = torch.ones(2, 2)
+        expected = script.eval()(sample), traced(sample), double(sample)
+    """)
+    rank = ranks.run(
+        notebook.capture("""
+        same = [torch.equal(f(sample), y) for f, y in zip([script, traced, double], expected)]
+        shared = zip(script.parameters(), optimizer.param_groups[0]["params"], strict=True)
+        same, all(a is b for a, b in shared), script.training
+        """)
+    )
+    assert rank.value == ([True] * 3, True, False)
+
+
+def test_hooks_of_tensors(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        import torch
+        weight, x = torch.nn.Parameter(torch.ones(2)), torch.ones(2, requires_grad=True)
+        handles = [weight.register_hook(lambda g: g * 3), x.register_hook(lambda g: g * 5)]
+        seen = []
+        handles.append(weight.register_post_accumulate_grad_hook(lambda p: seen.append(p is weight)))
+        part = torch.ones(1_000_000)[:2].requires_grad_()
+        handles.append(part.register_hook(lambda g: g * 7))
+    """)
+    captured = notebook.capture("""
+        (weight * x * part).sum().backward()
+        weight.grad, x.grad, part.grad, seen
+    """)
+    rank = ranks.run(captured)
+    assert [value.tolist() for value in rank.value[:3]] == [[3, 3], [5, 5], [7, 7]]
+    assert rank.value[3] == [True]
+    assert sum(item.nbytes for item in captured.inventory) < 10_000  # the part alone
+
+
+def test_a_closed_file_is_closed(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("""
+        files = [open("/etc/hostname"), open("/etc/hostname", "rb"), open("/etc/hostname", "rb", 0)]
+        for file in files: file.close()
+    """)
+    rank = ranks.run(notebook.capture("[(f.closed, f.name, type(f).__name__) for f in files]"))
+    kinds = ["TextIOWrapper", "BufferedReader", "FileIO"]
+    assert rank.value == [(True, "/etc/hostname", kind) for kind in kinds]

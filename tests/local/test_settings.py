@@ -1,0 +1,273 @@
+"""Notebook-wide settings are on the ranks, and what stays behind is listed before the launch."""
+
+from __future__ import annotations
+
+import decimal
+import logging
+import random
+import string
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hydrogen_magic.node.worker import settings
+from hydrogen_magic.serialization import payload
+from hydrogen_magic.serialization.closure import Setting
+from tests.capture_rig import Notebook, Ranks, write
+
+pytestmark = pytest.mark.usefixtures("in_folder")
+
+LOCAL = {
+    "mylib.py": """
+        LR, seen = 0.1, 0
+        STEPS = 10
+        def set_steps(n):
+            global STEPS
+            STEPS = n
+        CONFIG = {"lr": 0.1}
+        class Options: depth = 1
+        options = Options()
+        class Net:
+            def forward(self): return "old"
+        def settings(): return LR, CONFIG["lr"], options.depth, Net().forward()
+    """,
+    "taker.py": "from mylib import CONFIG",
+    "unused.py": "RATE = 1",
+}
+
+SETTINGS = """
+import torch, numpy as np, pandas as pd, matplotlib.pyplot as plt, logging, sys, warnings, decimal
+torch.set_default_dtype(torch.float64)
+torch.set_grad_enabled(False)
+torch.use_deterministic_algorithms(True, warn_only=True)
+torch.backends.cudnn.benchmark = True
+torch.set_num_threads(5)
+np.seterr(all="raise")
+np.set_printoptions(precision=2, formatter={"float": lambda x: f"<{x}>"})
+pd.set_option("display.max_rows", 7)
+pd.set_option("display.float_format", lambda x: f"{x * scale:.1f}")
+scale = 10
+plt.rcParams["figure.figsize"] = (3, 4)
+plt.rcParams["axes.prop_cycle"] = plt.cycler("color", ["r", "g"])
+class Shout(logging.Formatter):
+    def format(self, record): return record.getMessage().upper()
+logging.basicConfig(level="INFO", stream=sys.stdout, format="%(name)s: %(message)s", force=True)
+loud = logging.getLogger("loud")
+loud.propagate = False
+loud.addHandler(logging.StreamHandler(sys.stdout))
+loud.handlers[0].setFormatter(Shout())
+logging.getLogger("quiet").setLevel("ERROR")
+warnings.filterwarnings("ignore", category=UserWarning)
+warnings.filterwarnings("error", message="fatal")
+decimal.getcontext().prec = 5
+sys.setrecursionlimit(1234)
+"""
+
+USE = """
+logging.info("seen"); loud.info("seen"); logging.getLogger("quiet").warning("hidden")
+warnings.warn("hidden")
+try:
+    warnings.warn("fatal")
+except UserWarning as error:
+    print(error)
+try:
+    np.float64(1) / np.zeros(1)
+except FloatingPointError as error:
+    print(error)
+print(torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads())
+print(torch.is_deterministic_algorithms_warn_only_enabled(), torch.backends.cudnn.benchmark)
+print(np.array([1.5]), pd.Series([0.25]).to_string(), pd.get_option("display.max_rows"))
+print(plt.rcParams["figure.figsize"], plt.rcParams["axes.prop_cycle"].by_key())
+print(decimal.getcontext().prec, sys.getrecursionlimit())
+"""
+
+UNDO = """
+torch.set_default_dtype(torch.float32)
+torch.set_grad_enabled(True)
+torch.use_deterministic_algorithms(False)
+torch.backends.cudnn.benchmark = False
+torch.set_num_threads(2)
+np.seterr(**np_errors)
+np.set_printoptions(precision=8, formatter=None)
+pd.reset_option("display")
+plt.rcdefaults()
+logging.basicConfig(level="WARNING", force=True, handlers=handlers)
+loud.handlers.clear()
+loud.propagate = True
+logging.getLogger("quiet").setLevel("NOTSET")
+decimal.getcontext().prec = 28
+sys.setrecursionlimit(limit)
+"""
+
+
+def test_libraries_have_the_notebooks_settings(
+    notebook: Notebook, ranks: Ranks, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook.cell("""
+        import logging, sys, numpy as np
+        handlers, np_errors, limit = logging.root.handlers[:], np.geterr(), sys.getrecursionlimit()
+    """)
+    notebook.cell(SETTINGS)
+    try:
+        modules = set(sys.modules)
+        settings.read()
+        assert set(sys.modules) == modules
+        capsys.readouterr()
+        notebook.cell(USE)
+        expected = capsys.readouterr().out
+        captured = notebook.capture(USE)
+        digests = captured.digests()
+    finally:
+        notebook.cell(UNDO)
+    rank = ranks.run(captured)
+    assert (rank.stdout, rank.warnings) == (expected, [])
+    assert {
+        "torch: default dtype",
+        "scale",
+    } <= digests.keys() and "pandas: display.max_rows" not in digests
+    assert "root: seen\nSEEN\nfatal\n" in expected and "<1.5>" in expected and "2.5" in expected
+    named = {item.name: item.why for item in captured.inventory if item.kind == "setting"}
+    assert {"torch", "numpy", "pandas", "matplotlib", "logging"} <= named.keys()
+    assert "default dtype" in named["torch"]
+
+
+def test_a_library_that_a_rank_imports_later_gets_its_settings(
+    notebook: Notebook, ranks: Ranks
+) -> None:
+    notebook.cell("import pandas as pd\npd.set_option('display.max_rows', 7)")
+    try:
+        captured = notebook.capture("""
+            import sys
+            before = "pandas" in sys.modules
+            import pandas
+            before, pandas.get_option("display.max_rows")
+        """)
+    finally:
+        notebook.cell("pd.reset_option('display')")
+    assert ranks.run(captured).value == (False, 7)
+
+
+def test_changes_of_modules_travel(notebook: Notebook, ranks: Ranks, tmp_path: Path) -> None:
+    write(tmp_path, LOCAL)
+    notebook.cell(
+        "import mylib, taker, unused\nfrom mylib import Net, options\nimport PIL.ImageFile"
+    )
+    notebook.cell("""
+        depth = 4
+        mylib.LR = 0.5
+        mylib.CONFIG["lr"] = 0.7
+        options.depth = depth
+        def forward(self): return depth
+        Net.forward = forward
+        unused.RATE = 2
+        PIL.ImageFile.LOAD_TRUNCATED_IMAGES = True
+        setattr(mylib, "added", lambda: scale)
+        scale = 3
+        mylib.lock = __import__("threading").Lock()
+        mylib.set_steps(20)
+    """)
+    captured = notebook.capture("""
+        import sys
+        early = "PIL.ImageFile" in sys.modules
+        from PIL import ImageFile
+        found = *mylib.settings(), mylib.added(), taker.CONFIG is mylib.CONFIG
+        found, early, ImageFile.LOAD_TRUNCATED_IMAGES, options.depth
+    """)
+    notebook.cell("PIL.ImageFile.LOAD_TRUNCATED_IMAGES = False")
+    assert ranks.run(captured).value == ((0.5, 0.7, 4, 4, 3, True), False, True, 4)
+    (warning,) = captured.warnings
+    assert "mylib.lock" in warning and "mylib.STEPS = 20 (10 in its file)" in warning
+    assert "unused" not in {item.name for item in captured.inventory}
+
+
+def test_a_changed_module_shares_memory_with_the_notebooks_values(
+    notebook: Notebook, ranks: Ranks, tmp_path: Path
+) -> None:
+    write(tmp_path, {"tables.py": "RATES = None"})
+    notebook.cell("""
+        import numpy as np, tables
+        part = np.arange(10)[2:]
+        tables.RATES = part.base
+        tables.lazy = lambda: undefined_here
+    """)
+    captured = notebook.capture("part[0] = 100; len(tables.RATES), tables.RATES[2]")
+    assert ranks.run(captured).value == (10, 100)
+    assert captured.warnings == ()
+
+
+def test_settings_of_a_spark_task_are_undone_at_its_end() -> None:
+    chosen = [
+        Setting("decimal", "decimal", "precision", 5),
+        Setting("torch", "torch", "grad mode", False),
+        Setting("numpy", "numpy", "seterr(divide)", "raise"),
+        Setting("logging", "logging", "root", (10, True, False, [("stdout", 0, None)])),
+        Setting("warnings", "warnings", "", ("error", "x", ("builtins", "UserWarning"), "", 0)),
+        Setting("attribute", "string", "added", 1),
+        Setting("attribute", "string", "digits", "x"),
+    ]
+
+    assert decimal.getcontext().prec == 28
+
+    def state() -> list[object]:
+        names = vars(string).get("added"), string.digits
+        return [settings.read(), warnings.filters[:], logging.getLogger().handlers[:], *names]
+
+    before, refused = state(), list[str]()
+    with settings.apply(chosen, refused.append):
+        assert all(now != then for now, then in zip(state(), before, strict=True))
+    assert (state(), refused) == (before, [])
+
+
+def test_only_small_values_are_plain() -> None:
+    cycle: list[object] = []
+    cycle.append(cycle)
+    values = [1, "a", None, (1, [2.0, {"a": b"b"}]), cycle, "a" * 100_000, np.zeros(1), {1: int}]
+    assert [settings.is_plain(value) for value in values] == [True] * 4 + [False] * 4
+
+
+def test_settings_that_stay_are_listed(notebook: Notebook, tmp_path: Path) -> None:
+    notebook.cell("""
+        import logging
+        logger = logging.getLogger("of_the_test")
+        logger.addHandler(logging.FileHandler("app.log", delay=True))
+    """)
+    try:
+        (warning,) = notebook.capture("1").warnings
+    finally:
+        notebook.cell("logger.handlers.pop().close()")
+    assert "the FileHandler of the logger 'of_the_test'; set them inside the cell" in warning
+
+
+def test_ranks_are_kept_only_for_the_same_settings(notebook: Notebook) -> None:
+    notebook.cell("import numpy as np")
+    before = payload.digest(notebook.capture("np").payload)
+    assert payload.digest(notebook.capture("np").payload) == before
+    notebook.cell("np.set_printoptions(precision=3)")
+    try:
+        assert payload.digest(notebook.capture("np").payload) != before
+    finally:
+        notebook.cell("np.set_printoptions(precision=8)")
+
+
+DRAW = """
+import random
+random.random(), float(np.random.rand()), float(torch.rand(1))
+"""
+
+
+def test_seeds(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("import torch, numpy as np")
+    assert notebook.capture(DRAW).warnings == ()
+    notebook.cell("if False: torch.manual_seed(3)")
+    (warning,) = notebook.capture(DRAW).warnings
+    assert "torch.manual_seed(3)" in warning and "--seed N" in warning
+    assert notebook.capture("torch.manual_seed(0)" + DRAW).warnings == ()
+    seeded = notebook.capture(DRAW, seed=5)
+    assert seeded.warnings == ()
+    generator = torch.Generator().manual_seed(5)
+    expected = random.Random(5).random(), np.random.RandomState(5).rand()
+    assert ranks.run(seeded).value == (*expected, float(torch.rand(1, generator=generator)))

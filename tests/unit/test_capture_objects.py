@@ -1,0 +1,220 @@
+"""Objects of a notebook keep their classes, functions and shared parts on a rank."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.capture_rig import Notebook, inline, open_notebook
+
+
+@pytest.fixture
+def notebook() -> Iterator[Notebook]:
+    with open_notebook() as notebook:
+        yield notebook
+
+
+# ── functions with globals of their own ──────────────────────────────────────────────────────────
+
+
+def test_attrs_classes(notebook: Notebook) -> None:
+    pytest.importorskip("attr")
+    notebook.cell("""
+        import attr
+        lowest = 0
+        @attr.define
+        class Point:
+            x: int = attr.field(default=3, converter=int)
+            tags: list = attr.field(factory=list)
+            @x.validator
+            def check(self, attribute, value):
+                if value < lowest: raise ValueError(value)
+        @attr.s(frozen=True)
+        class Fixed:
+            x = attr.ib(default=1)
+        point = Point(4)
+    """)
+    value = inline(
+        notebook.capture("repr(point), Point('4') == point, attr.asdict(Point()), hash(Fixed())")
+    )
+    assert value[:3] == ("Point(x=4, tags=[])", True, {"x": 3, "tags": []})
+
+
+def test_functions_made_by_exec_share_their_own_globals(notebook: Notebook) -> None:
+    notebook.cell("""
+        names, k = dict(globals()), 1
+        names["k"] = 5
+        exec("def f(): return k\\ndef g():\\n    global k; k += 1\\n    return f()", names)
+        f, g = names["f"], names["g"]
+    """)
+    assert inline(notebook.capture("f(), g(), f(), k")) == (5, 6, 6, 1)
+
+
+# ── objects that answer every attribute ──────────────────────────────────────────────────────────
+
+ANSWERING: dict[str, tuple[str, Any]] = {
+    """
+    class Config(dict):
+        __getattr__ = dict.__getitem__
+        __setattr__ = dict.__setitem__
+    x = Config(lr=1, deep=Config(a=2))
+    """: ("x.lr, x.deep.a, type(x) is Config", (1, 2, True)),
+    """
+    class Config(dict):
+        def __init__(self, **items):
+            super().__init__(items)
+            self.__dict__ = self
+    x = Config(lr=1)
+    """: ("x.lr, x['k'] = 5, 2\nx.__dict__ is x, x['lr'], x.k", (True, 5, 2)),
+    """
+    class Proxy:
+        def __init__(self, inner): self.inner = inner
+        def __getattr__(self, name): return getattr(self.inner, name)
+    x = Proxy([1])
+    """: ("x.inner, x.count(1)", ([1], 1)),
+    """
+    class Anything:
+        def __init__(self): self.x = 1
+        def __getattr__(self, name): return lambda *args: self
+    x = Anything()
+    """: ("x.x, x.y() is x", (1, True)),
+    """
+    class Shared:
+        state = {}
+        def __init__(self): self.__dict__ = self.state
+    x, y = Shared(), Shared()
+    """: ("x.z = 3\ny.z, Shared().z", (3, 3)),
+    """
+    class Slots:
+        __slots__ = ("a", "b")
+        def __getattr__(self, name): raise KeyError(name)
+    x = Slots(); x.a = 1
+    """: ("x.a", 1),
+    """
+    class Saves:
+        def __init__(self): self.data = {"u": 1}
+        def __getattr__(self, name): return self.data[name]
+        def __getstate__(self): return {"data": {"u": 2}}
+    x = Saves()
+    """: ("x.u", 2),
+}
+
+
+@pytest.mark.parametrize("setup", ANSWERING)
+def test_objects_are_inspected_by_their_type(notebook: Notebook, setup: str) -> None:
+    notebook.cell(setup)
+    cell, value = ANSWERING[setup]
+    assert inline(notebook.capture(cell)) == value
+
+
+# ── memory that objects share ────────────────────────────────────────────────────────────────────
+
+SHARED: dict[str, tuple[str, str, Any]] = {
+    "views of a small array": (
+        "a = np.zeros(10); x = a[2:5]; y = a.reshape(2, 5)",
+        "x[:] = 1\na.tolist() == y.ravel().tolist(), a.sum()",
+        (True, 3),
+    ),
+    "a view and its base, reversed": (
+        "a = np.zeros(5000); x = a[2:5]; y = a[::-1]",
+        "x[:] = 1\na.sum(), y[-5:-2].tolist(), y.strides",
+        (3, [1, 1, 1], (-8,)),
+    ),
+    "views without their base": (
+        "base = np.zeros(5000); x = base[2:50]; y = base[40:60]",
+        "x[:] = 1\ny.sum()",
+        10,
+    ),
+    "columns of one array": (
+        "base = np.zeros((500, 500)); x = base[:, 0]; y = base[:, 0]; z = base[5]",
+        "x[:] = 1\ny.sum(), z.sum()",
+        (500, 1),
+    ),
+    "Fortran order": (
+        "a = np.asfortranarray(np.zeros((2, 3000))); x = a[0]",
+        "x[:] = 1\na.sum(), a.flags.f_contiguous",
+        (3000, True),
+    ),
+    "a field and a view that cannot be written": (
+        "a = np.zeros(9, [('p', int), ('q', float)]); x = a['q']; y = a[:3]; y.flags.writeable = False",
+        "x[:] = 1\na['q'].sum(), y['q'].sum(), y.flags.writeable, a.flags.writeable",
+        (9, 3, False, True),
+    ),
+    "torch.from_numpy": (
+        "a = np.zeros(5000); x = torch.from_numpy(a)[:10]",
+        "x[:] = 1\na.sum()",
+        10,
+    ),
+    "Tensor.numpy": (
+        "a = torch.zeros(4000); x = a.numpy()[10:20]; y = a[5:15]",
+        "x[:] = 1\na.sum().item(), y.sum().item()",
+        (10, 5),
+    ),
+    "a parameter and views": (
+        "base = torch.zeros(9000); w = torch.nn.Parameter(base[:10]); x = base[5:15]; y = base[:, None]",
+        "x[:] = 1\nw.sum().item(), y.sum().item(), w.requires_grad",
+        (5, 10, True),
+    ),
+    "a memory map's view": (
+        "file = tempfile.TemporaryFile(); a = np.memmap(file, float, 'w+', shape=(2000,)); x = a[:9]",
+        "x[:] = 1\na.sum()",
+        9,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SHARED)
+def test_memory_stays_shared(notebook: Notebook, kind: str) -> None:
+    setup, cell, value = SHARED[kind]
+    notebook.cell(f"import numpy as np, tempfile, torch\n{setup}")
+    before = {name: repr(notebook.names.get(name)) for name in ("a", "x", "base")}
+    assert inline(notebook.capture(cell)) == value
+    assert {name: repr(notebook.names.get(name)) for name in before} == before
+
+
+PARTS = {
+    "np.broadcast_to(np.float32(3), (10_000, 10_000))": "x.strides == (0, 0) and x[5, 5] == 3",
+    "torch.tensor(3.0).expand(10_000, 10_000)": "x.stride() == (0, 0) and x[5, 5] == 3",
+    "torch.zeros(1000, 1000)[:3]": "x.shape == (3, 1000)",
+    "torch.zeros(1000, 1000)[:, 3]": "x.shape == (1000,) and not x.any()",
+    "torch.zeros(1000, 1000).to(torch.uint16)[7]": "x.shape == (1000,) and x.dtype is torch.uint16",
+    "np.zeros((1000, 1000))[:, 3]": "x.shape == (1000,)",
+    "np.zeros((1000, 1000))[5:8]": "x.shape == (3, 1000)",
+}
+
+
+@pytest.mark.parametrize("made", PARTS)
+def test_only_the_part_in_use_is_sent(notebook: Notebook, made: str) -> None:
+    notebook.cell(f"import numpy as np, torch\nx = {made}")
+    captured = notebook.capture(PARTS[made])
+    assert captured.payload.nbytes < 30_000
+    assert inline(captured)
+
+
+def test_overlapping_views_are_sent_once(notebook: Notebook) -> None:
+    notebook.cell("import numpy as np\nbase = np.zeros(1 << 20)\nx = [base[n:] for n in range(9)]")
+    captured = notebook.capture("x[0][8] = 1\n[view[8 - n] for n, view in enumerate(x)]")
+    assert captured.payload.nbytes < 9 << 20
+    assert inline(captured) == [1] * 9
+    assert inline(notebook.capture("x", max_closure_bytes=9 << 20))[8].size == (1 << 20) - 8
+
+
+def test_captured_values_are_released_with_the_closure(notebook: Notebook) -> None:
+    notebook.cell("import numpy as np\nx = np.zeros(1000); y = x[5:]\nclass Box: pass\nbox = Box()")
+    notebook.cell("large = np.ones(1 << 20)")
+    released = [weakref.ref(notebook.names[name]) for name in ("box", "large")]
+    captured = notebook.capture("x, y, box, large")
+    del notebook.names["box"], notebook.names["large"], captured
+    assert all(reference() is None for reference in released)
+
+
+def test_one_changed_number_changes_the_fingerprint(notebook: Notebook) -> None:
+    """However large the array is: a resumed run must not mix the rows of two models."""
+    notebook.cell("import numpy as np\nlarge = np.zeros(1 << 20)")
+    before = notebook.capture("large").digests()
+    assert notebook.capture("large").digests() == before
+    notebook.names["large"][12_345] = 1
+    assert notebook.capture("large").digests()["large"] != before["large"]
