@@ -44,6 +44,28 @@ def peers(df: Any, stack: ExitStack) -> list[Peer]:
     return [peer(name, way) for name, way in ways.items()]
 
 
+def wide_peer(df: Any, stack: ExitStack) -> Peer:
+    """Return mapInPandas for the frame of ``infer.py`` with thousands of columns."""
+    missing = lacks("pyspark") or ("" if shutil.which("java") else "no Java runtime")
+    if missing:
+        return Peer("spark mapInPandas", lambda: 0.0, missing)
+    cached = _cached(df, stack)
+
+    def work(batches: Iterator[Any]) -> Iterator[Any]:
+        import pandas as pd
+        from _infer_model import mean_predictor
+
+        predict = mean_predictor()
+        for batch in batches:
+            yield pd.DataFrame(predict(batch))
+
+    def write() -> None:
+        predicted = cached.mapInPandas(work, "score float")
+        predicted.write.format("noop").mode("overwrite").save()
+
+    return Peer("spark mapInPandas", lambda: timed(write))
+
+
 def _cached(df: Any, stack: ExitStack) -> Any:
     from pyspark.sql import SparkSession
 

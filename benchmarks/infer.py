@@ -5,7 +5,8 @@
 
 Two million rows of 16 float32 and a small perceptron, in turn: two bare processes that only run the
 model over arrays in memory, ``%%infer`` with two ranks, one process of pandas with two torch threads,
-and Spark's own ways on ``local[2]``. Then fewer rows and a ``predict`` that holds the GIL.
+joblib, and Spark's own ways on ``local[2]``. Then fewer rows and a ``predict`` that holds the GIL. Then
+frames of 3,000 float32 columns and a ``predict`` that only reads them: the way of the rows is the work.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from _common import Peer, chosen, machine, parse_arguments, print_table, round_robin, timed
-from _infer_model import BATCH, NAMES, predictor, rows
+from _common import Peer, chosen, lacks, machine, parse_arguments, print_table, round_robin, timed
+from _infer_model import BATCH, NAMES, mean_predictor, predictor, rows
 from _infer_spark import BY_HAND
 from _infer_spark import OURS as ON_SPARK
 
@@ -33,6 +34,10 @@ GOAL = 0.85
 GIL_GOAL = 1.8
 """Times one process, where ``predict`` holds the GIL."""
 FIRST_BATCH_GOAL_S = 0.3
+JOBLIB = "joblib, 2 processes"
+WIDE_COLUMNS = 3_000
+WIDE_GOAL_GB_S = 2.0
+WIDE_OVERHEAD_GOAL_S = 0.1
 
 
 class Bare:
@@ -74,17 +79,16 @@ def frame(n_rows: int) -> Any:
     return pd.DataFrame(dict(zip(NAMES, rows(n_rows).T.copy(), strict=True)))
 
 
-def infer(df: Any, holds_gil: bool = False) -> Any:
+def infer(df: Any, function: Callable[..., Any] = predictor, *args: Any, **options: Any) -> Any:
     """Run ``%%infer`` without its magic; return the run."""
     from hydrogen_magic import capture
     from hydrogen_magic.core.job import JobSpec
     from hydrogen_magic.inference.local import infer as start
     from hydrogen_magic.node.prediction.options import InferOptions
 
-    captured = capture.capture_call(predictor, (holds_gil,), {})
-    run = start(
-        df, captured, JobSpec(np=N_PROCESSES), InferOptions(batch_size=BATCH), title="benchmark"
-    )
+    captured = capture.capture_call(function, args, {})
+    chosen_options = InferOptions(batch_size=BATCH, **options)
+    run = start(df, captured, JobSpec(np=N_PROCESSES), chosen_options, title="benchmark")
     assert len(run.result) == len(df)
     return run
 
@@ -99,6 +103,17 @@ def pandas_process(df: Any, predict: Callable[[Any], Any], threads: int) -> None
     for start in range(0, len(df), BATCH):
         scored[start : start + BATCH] = predict(df.iloc[start : start + BATCH])["score"]
     result = df.assign(score=scored)
+    assert len(result) == len(df)
+
+
+def by_joblib(df: Any, predict: Callable[[Any], Any]) -> None:
+    """Do the same in the processes of joblib, which stay from one call to the next."""
+    import numpy as np
+    from joblib import Parallel, delayed
+
+    parts = [df.iloc[start : start + BATCH] for start in range(0, len(df), BATCH)]
+    found = Parallel(n_jobs=N_PROCESSES)(delayed(predict)(part) for part in parts)
+    result = df.assign(score=np.concatenate([part["score"] for part in found]))
     assert len(result) == len(df)
 
 
@@ -124,6 +139,7 @@ def measure(n_rows: int, rounds: int, only: list[str], with_spark: bool) -> None
             Peer(BARE, lambda: timed(bare.run)),
             Peer(PRODUCT, lambda: timed(lambda: infer(df))),
             Peer(PANDAS, lambda: timed(lambda: pandas_process(df, predict, 2))),
+            Peer(JOBLIB, lambda: timed(lambda: by_joblib(df, predict)), lacks("joblib")),
         ]
         if with_spark:
             from _infer_spark import peers as spark_peers
@@ -172,7 +188,7 @@ def measure_gil(n_rows: int, rounds: int) -> None:
     df = frame(n_rows)
     predict = predictor(holds_gil=True)
     peers = [
-        Peer(PRODUCT, lambda: timed(lambda: infer(df, holds_gil=True))),
+        Peer(PRODUCT, lambda: timed(lambda: infer(df, predictor, True))),
         Peer(PANDAS, lambda: timed(lambda: pandas_process(df, predict, 2))),
     ]
     for peer in peers:
@@ -183,6 +199,50 @@ def measure_gil(n_rows: int, rounds: int) -> None:
     print(f"{ratio:.2f} times one process (goal {GIL_GOAL})")
 
 
+def measure_wide(n_rows: int, rounds: int, only: list[str], with_spark: bool) -> float:
+    """Print the table for wide frames; return the median time of ``%%infer``."""
+    import numpy as np
+    import pandas as pd
+
+    values = np.random.default_rng(0).random((n_rows, WIDE_COLUMNS), dtype=np.float32)
+    df = pd.DataFrame(values, columns=[f"x{n}" for n in range(WIDE_COLUMNS)])
+    predict = mean_predictor()
+    product = Peer(PRODUCT, lambda: timed(lambda: infer(df, mean_predictor, only=True)))
+    with ExitStack() as stack:
+        peers = [
+            product,
+            Peer(PANDAS, lambda: timed(lambda: pandas_process(df, predict, 2))),
+            Peer(JOBLIB, lambda: timed(lambda: by_joblib(df, predict)), lacks("joblib")),
+        ]
+        if with_spark:
+            from _infer_spark import wide_peer
+
+            peers.append(wide_peer(df, stack))
+        peers = chosen(peers, only)
+        for peer in peers:
+            if not peer.missing:
+                peer.measure()
+        round_robin(peers, rounds)
+    print_table(f"{n_rows:,} rows of {WIDE_COLUMNS:,} float32, the way of the rows", peers, PANDAS)
+    return product.median_s if product.seconds else float("nan")
+
+
+def measure_wide_frames(n_rows: int, rounds: int, only: list[str], with_spark: bool) -> None:
+    from hydrogen_magic.inference import sources
+
+    few = n_rows // 20
+    few_s = measure_wide(few, rounds, only, with_spark)  # Spark takes minutes for more
+    many_s = measure_wide(n_rows, rounds, only, False)
+    rate = (n_rows - few) * WIDE_COLUMNS * 4 / (many_s - few_s) / 1e9
+    print(f"%%infer moves {rate:.1f} GB/s of a wide frame (goal {WIDE_GOAL_GB_S})")
+    import numpy as np
+    import pandas as pd
+
+    df = pd.DataFrame(np.zeros((BATCH, WIDE_COLUMNS), np.float32))
+    seconds = timed(lambda: next(iter(sources.source(df).chunks(BATCH))))
+    print(f"the kernel's first chunk takes {seconds:.3f} s (goal {WIDE_OVERHEAD_GOAL_S})")
+
+
 def main() -> None:
     arguments = parse_arguments(__doc__.splitlines()[0], rounds=5, quick_rounds=2)
     n_rows = 400_000 if arguments.quick else 2_000_000
@@ -190,6 +250,7 @@ def main() -> None:
     wants_spark = not arguments.only or any("spark" in word.lower() for word in arguments.only)
     measure(n_rows, arguments.rounds, arguments.only, wants_spark)
     measure_gil(n_rows // 5, arguments.rounds)
+    measure_wide_frames(n_rows // 20, arguments.rounds, arguments.only, wants_spark)
 
 
 if __name__ == "__main__":

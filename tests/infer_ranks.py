@@ -16,6 +16,10 @@ def doubles() -> Predict:
     return lambda batch: {"y": batch["x"] * 2}
 
 
+def never_without_rows() -> Predict:
+    return lambda batch: {"y": [batch["x"].iloc[0]] * len(batch)}
+
+
 def keeps(kind: str) -> Predict:
     """Sum up all batches that it was ever given, for each one anew."""
     import numpy
@@ -144,3 +148,15 @@ def nothing() -> None:
 def threads() -> Predict:
     given = int(os.environ.get("OMP_NUM_THREADS", "0"))
     return lambda batch: {"threads": [given] * len(batch)}
+
+
+def logged(log: str, seconds: float) -> Predict:
+    """Leave a line for every batch."""
+
+    def predict(batch: Any) -> Any:
+        time.sleep(seconds)
+        with open(log, "a") as file:
+            file.write(f"{batch['x'].iloc[0]}\n")
+        return {"y": batch["x"] * 2, "t": [f"row {x}" for x in batch["x"]]}
+
+    return predict

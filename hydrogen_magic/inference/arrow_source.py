@@ -1,4 +1,4 @@
-"""PyArrow and Polars data as a source of chunks: in memory, or read once from front to back."""
+"""Whatever exports Arrow data as a source of chunks: in memory, or read once from front to back."""
 
 from __future__ import annotations
 
@@ -11,30 +11,50 @@ from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference.memory_result import (
     MemoryResult,
     PredictedColumns,
+    RowRanges,
     copied,
     table_of,
 )
 from hydrogen_magic.node.prediction import chunking
-from hydrogen_magic.node.prediction.chunking import side_by_side
+from hydrogen_magic.node.prediction.chunking import one_batch, side_by_side
 from hydrogen_magic.node.prediction.column_names import refuse_repeated
+from hydrogen_magic.node.prediction.column_values import is_a
 
 if TYPE_CHECKING:
     import polars as pl
 
     from hydrogen_magic.node.prediction.options import InferOptions
 
-__all__ = [
-    "ArrowSource",
-    "arrow_as_polars",
-    "from_dataset",
-    "from_lazy_frame",
-    "from_polars",
-    "from_reader",
-    "from_table",
-]
+__all__ = ["ArrowSource", "arrow_as_polars", "arrow_source", "scanned"]
 
 _READ_OPTIONS = {"batch_size": 1 << 14, "batch_readahead": 2, "fragment_readahead": 1}
 """How much of a Dataset is read at once, and ahead of the requested batch."""
+_READ_ROWS = 1 << 14
+
+
+def arrow_source(frame: Any) -> ArrowSource | None:
+    """Return a source of any object with Arrow data, None for other objects.
+
+    Other libraries than those named here take part by Arrow's PyCapsule interface.
+    """
+    if isinstance(frame, (pa.Table, pa.RecordBatch)):
+        return _from_table(frame)
+    if is_a(frame, "polars", "DataFrame"):
+        return _from_polars(frame)
+    if is_a(frame, "polars", "LazyFrame"):
+        return _from_lazy_frame(frame)
+    if is_a(frame, "pyarrow.dataset", "Dataset"):
+        return _read_once(frame.schema, lambda: scanned(frame))
+    if is_a(frame, "datasets", "Dataset"):  # of Hugging Face
+        rows = frame.with_format("arrow")
+        return _read_once(frame.features.arrow_schema, lambda: rows.iter(_READ_ROWS), type(frame))
+    if not hasattr(frame, "__arrow_c_stream__"):
+        return None
+    try:
+        reader = pa.RecordBatchReader.from_stream(frame)
+    except pa.ArrowInvalid:  # one column, such as a Series
+        return None
+    return _read_once(reader.schema, lambda: reader)
 
 
 class ArrowSource:
@@ -44,7 +64,7 @@ class ArrowSource:
         schema: Of all chunks.
         cut: Yields the chunks for a batch size.
         join: Makes the result from the columns to keep, the rows that were read (only if ``n_rows`` is
-            None) and the predicted columns.
+            None), the predicted columns, and the numbers of their rows.
         n_rows: None for data that is read once.
     """
 
@@ -52,7 +72,7 @@ class ArrowSource:
         self,
         schema: pa.Schema,
         cut: Callable[[int], Iterator[pa.Table]],
-        join: Callable[[list[str], pa.Table, pa.Table], Any],
+        join: Callable[[list[str], pa.Table, pa.Table, RowRanges], Any],
         n_rows: int | None = None,
     ) -> None:
         refuse_repeated(schema.names, "the data has", "rename one")
@@ -64,8 +84,12 @@ class ArrowSource:
     def result(self, options: InferOptions) -> MemoryResult:
         kept = options.kept(self.schema.names)
 
-        def join(rows: pa.Table, predicted: PredictedColumns) -> Any:
-            return self._join(kept, rows, table_of(predicted))
+        def join(rows: pa.Table, predicted: PredictedColumns, done: RowRanges) -> Any:
+            table = table_of(predicted)
+            joined = self._join(kept, rows, table, done)
+            if not options.replace:
+                return joined
+            return joined.select(options.order(self.schema.names, table.column_names))
 
         metadata = self.schema.metadata
         own = pa.schema([self.schema.field(name) for name in kept], metadata=metadata)
@@ -75,48 +99,39 @@ class ArrowSource:
 # ── PyArrow ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def from_table(frame: pa.Table | pa.RecordBatch) -> ArrowSource:
-    """Return a source of a Table or RecordBatch; its chunks are views, the result has its columns."""
+def _from_table(frame: pa.Table | pa.RecordBatch) -> ArrowSource:
+    """Return a source whose chunks are views; the result has the frame's own columns."""
     is_batch = isinstance(frame, pa.RecordBatch)
     table = pa.Table.from_batches([frame]) if is_batch else frame
 
     def cut(batch_size: int) -> Iterator[pa.Table]:
         return chunking.sliced(table.slice, table.num_rows, batch_size)
 
-    def join(kept: list[str], rows: pa.Table, predicted: pa.Table) -> Any:
-        whole = side_by_side(table.select(kept), predicted)
-        return _one_batch(whole) if is_batch else whole
+    def join(kept: list[str], rows: pa.Table, predicted: pa.Table, done: RowRanges) -> Any:
+        own = [table.select(kept).slice(first, end - first) for first, end in done]
+        whole = side_by_side(pa.concat_tables(own or [table.select(kept).slice(0, 0)]), predicted)
+        return one_batch(whole) if is_batch else whole
 
     return ArrowSource(table.schema, cut, join, table.num_rows)
-
-
-def _one_batch(table: pa.Table) -> pa.RecordBatch:
-    batches = table.combine_chunks().to_batches()
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
-
-
-def from_reader(reader: pa.RecordBatchReader) -> ArrowSource:
-    """Return a source of a RecordBatchReader; the result is a Table."""
-    return _read_once(reader.schema, lambda: reader, side_by_side)
-
-
-def from_dataset(dataset: Any) -> ArrowSource:
-    """Return a source of a Dataset of any format; the result is a Table in the Dataset's order."""
-    return _read_once(dataset.schema, lambda: _scanned(dataset), side_by_side)
 
 
 def _read_once(
     schema: pa.Schema,
     read: Callable[[], Iterable[Any]],
-    join: Callable[[pa.Table, pa.Table], Any],
+    convert: Callable[[pa.Table], Any] = lambda table: table,
 ) -> ArrowSource:
+    """Return a source of batches or tables; ``convert`` makes the result from a Table."""
+
     def cut(batch_size: int) -> Iterator[pa.Table]:
         return chunking.rebatched(read(), schema, chunking.ChunkSizer(batch_size))
 
-    return ArrowSource(schema, cut, lambda kept, rows, predicted: join(rows, predicted))
+    def join(kept: list[str], rows: pa.Table, predicted: pa.Table, done: RowRanges) -> Any:
+        return convert(side_by_side(rows, predicted))
+
+    return ArrowSource(schema, cut, join)
 
 
-def _scanned(dataset: Any) -> Iterator[pa.RecordBatch]:
+def scanned(dataset: Any) -> Iterator[pa.RecordBatch]:
     """Yield all batches, for Parquet one row group after another.
 
     While batches are not taken, Arrow reads ahead until it has read all data or a gigabyte. So we scan a
@@ -137,8 +152,9 @@ def _scanned(dataset: Any) -> Iterator[pa.RecordBatch]:
 # ── Polars ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def from_polars(frame: pl.DataFrame) -> ArrowSource:
+def _from_polars(frame: pl.DataFrame) -> ArrowSource:
     """Return a source of a DataFrame; the result has its columns."""
+    import polars as pl
 
     def cut(batch_size: int) -> Iterator[pa.Table]:
         return chunking.sliced(
@@ -147,16 +163,19 @@ def from_polars(frame: pl.DataFrame) -> ArrowSource:
             batch_size,
         )
 
-    def join(kept: list[str], rows: pa.Table, predicted: pa.Table) -> Any:
+    def join(kept: list[str], rows: pa.Table, predicted: pa.Table, done: RowRanges) -> Any:
+        own = frame.select(kept)
+        if done not in ([], [(0, frame.height)]):
+            own = pl.concat([own.slice(first, end - first) for first, end in done])
         if not predicted.num_columns:
-            return frame.select(kept)
+            return own
         columns = arrow_as_polars(predicted)
-        return frame.select(kept).hstack(columns) if kept else columns
+        return own.hstack(columns) if kept else columns
 
     return ArrowSource(_polars_schema(frame.clear()), cut, join, frame.height)
 
 
-def from_lazy_frame(frame: pl.LazyFrame) -> ArrowSource:
+def _from_lazy_frame(frame: pl.LazyFrame) -> ArrowSource:
     """Return a source of a LazyFrame; the result is a LazyFrame of the rows that were read."""
     import polars as pl
 
@@ -166,11 +185,8 @@ def from_lazy_frame(frame: pl.LazyFrame) -> ArrowSource:
         frames = [frame.collect()] if is_old else collect_batches(maintain_order=True)
         return map(_polars_as_arrow, frames)
 
-    def join(rows: pa.Table, predicted: pa.Table) -> pl.LazyFrame:
-        return arrow_as_polars(side_by_side(rows, predicted)).lazy()
-
     schema = _polars_schema(pl.DataFrame(schema=frame.collect_schema()))
-    return _read_once(schema, read, join)
+    return _read_once(schema, read, lambda table: arrow_as_polars(table).lazy())
 
 
 def _polars_as_arrow(frame: pl.DataFrame) -> pa.Table:
@@ -198,16 +214,19 @@ def arrow_as_polars(table: pa.Table) -> pl.DataFrame:
 
 def _polars_schema(empty: pl.DataFrame) -> pa.Schema:
     """Return the Arrow schema of a DataFrame. Raises InferError for a column without an Arrow type."""
+    if _is_in_arrow(empty):
+        return _polars_as_arrow(empty).schema
+    name = next(name for name in empty.columns if not _is_in_arrow(empty.select(name)))
+    raise InferError(
+        f"column {name!r} has type {empty.schema[name]}, which Arrow does not support, so it cannot be sent"
+        f" to a rank: cast it, or drop it with df.drop({name!r})"
+    )
+
+
+def _is_in_arrow(empty: pl.DataFrame) -> bool:
     import polars as pl
 
-    for name, dtype in empty.schema.items():
-        try:
-            is_supported = dtype != pl.Object and _polars_as_arrow(empty.select(name)) is not None
-        except (pa.ArrowException, pl.exceptions.PolarsError):
-            is_supported = False
-        if not is_supported:
-            raise InferError(
-                f"column {name!r} has type {dtype}, which Arrow does not support, so it cannot be sent"
-                f" to a rank: cast it, or drop it with df.drop({name!r})"
-            )
-    return _polars_as_arrow(empty).schema
+    try:
+        return pl.Object not in empty.dtypes and _polars_as_arrow(empty) is not None
+    except (pa.ArrowException, pl.exceptions.PolarsError):
+        return False

@@ -1,7 +1,8 @@
 """Which chunks are still to be predicted, and the predictions of those that are.
 
 Uses no socket, thread or process. Chunks may be answered in any order. The predicted columns are those of
-the first rows, whichever rank is faster, so a result does not depend on timing.
+the first rows, whichever rank is faster, and their types are wide enough for all rows, so a result does not
+depend on timing. Answers that an earlier run has kept are used like those of ranks.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.arrow_types import has_null_type
+from hydrogen_magic.node.prediction.block_rows import concatenated
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.row_labels import rows_text
-from hydrogen_magic.node.prediction.schema_unify import fit_table, merge_types
+from hydrogen_magic.node.prediction.schema_unify import MisfitError, fit_table, joined
+
+if TYPE_CHECKING:
+    from hydrogen_magic.inference.kept_parts import KeptParts
 
 __all__ = ["Chunk", "ChunkQueue"]
 
@@ -27,8 +32,9 @@ _CHUNKS_AHEAD = 4
 """Chunks per rank that may be predicted before earlier ones: 16 MB if predictions are as large as rows."""
 _MAX_UNDECIDED_BYTES = 256 << 20
 """Rows and predictions of a bounded result that may wait for the type of a column. A column without a
-value so far has the type null then."""
+value so far has the type null then; a type that comes later means that files are written again."""
 _MAX_FAILURES = 100
+_NO_LIMIT = 1 << 62
 
 
 @dataclass(frozen=True, order=True)
@@ -38,7 +44,7 @@ class Chunk:
     number: int
     first_row: int = field(compare=False)
     table: Any = field(compare=False, repr=False)
-    """A ``pyarrow.Table``, if possible a view of the frame."""
+    """A ``pyarrow.Table`` or ``BlockRows``, if possible a view of the frame."""
     knows_columns: bool = field(default=False, compare=False)
     """Whether the predicted columns were known when it was handed out."""
 
@@ -64,15 +70,31 @@ class _Answer:
 
 
 class ChunkQueue:
-    """``source`` and ``result`` are those of :mod:`hydrogen_magic.inference.sources`."""
+    """``source`` and ``result`` are those of :mod:`hydrogen_magic.inference.sources`.
 
-    def __init__(self, source: Any, result: Any, options: InferOptions, n_ranks: int) -> None:
+    ``kept``: answers of an earlier run, if any.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        result: Any,
+        options: InferOptions,
+        n_ranks: int,
+        kept: KeptParts | None = None,
+    ) -> None:
+        self._kept = kept
+        self._as_text = options.collects
         self.schema: Any = None
         """The predicted columns, None until the first rows are done."""
         self.n_rows: int | None = source.n_rows
         self.failures: list[Mapping[str, Any]] = []
         """The first hundred, in order of rows."""
         self.n_failed_rows = self.n_failures = 0
+        self.widened: dict[str, tuple[str, str]] = {}
+        """Columns whose first rows have another type: that type, and the final one."""
+        self.n_resumed_rows = 0
+        """Rows whose answers an earlier run has kept."""
         self._rows_put = 0
         self._open: set[int] = set()
         """Chunks that were handed out and have no answer yet."""
@@ -110,9 +132,35 @@ class ChunkQueue:
 
     def next(self) -> Chunk | None:
         """Return the next chunk; None if there is none, or none now."""
-        if not self._waiting and not self._is_far_ahead():
+        if not self._waiting and not self._is_far_ahead() and self._next_kept_row() != 0:
             self._cut()
         return self._handed_out(heapq.heappop(self._waiting)) if self._waiting else None
+
+    @property
+    def can_resume(self) -> bool:
+        """Whether :meth:`resume` can take an answer now."""
+        return self._next_kept_row() == 0 and not self._is_far_ahead()
+
+    def resume(self) -> None:
+        """Take the answer that an earlier run has kept for the next rows.
+
+        Raises InferError if these rows are not the same as in that run.
+        """
+        assert self._kept is not None
+        row = self._n_chunk_rows
+        chunk = self._chunk(self._exactly(self._kept.length(row)))
+        answer = self._kept.read(row, chunk.table)
+        if answer is None:
+            heapq.heappush(self._waiting, chunk)
+            return
+        self._open.add(chunk.number)
+        self.n_resumed_rows += chunk.n_rows
+        self.answer(chunk, answer.columns, answer.failures)
+
+    def _next_kept_row(self) -> int | None:
+        """Return how many rows come before the next ones with a kept answer; None if there are none."""
+        row = None if self._kept is None else self._kept.next_row(self._n_chunk_rows)
+        return None if row is None else row - self._n_chunk_rows
 
     def _cut(self) -> None:
         """Make a chunk of the next rows of the source."""
@@ -121,10 +169,13 @@ class ChunkQueue:
             self._is_read = True
             self._take_answers()
             return
+        heapq.heappush(self._waiting, self._chunk(table))
+
+    def _chunk(self, table: Any) -> Chunk:
         chunk = Chunk(self._n_chunks, self._n_chunk_rows, table)
         self._n_chunks += 1
         self._n_chunk_rows += chunk.n_rows
-        heapq.heappush(self._waiting, chunk)
+        return chunk
 
     def _handed_out(self, chunk: Chunk) -> Chunk:
         self._open.add(chunk.number)
@@ -141,18 +192,35 @@ class ChunkQueue:
         return is_before_first or self._result.n_waiting >= ahead
 
     def _next_rows(self) -> Any:
+        """Return the rows of the next chunk, None if there are no more."""
+        n_before_kept = self._next_kept_row()
+        return self._rows(min(self._max_rows(), n_before_kept or _NO_LIMIT))
+
+    def _rows(self, limit: int) -> Any:
+        """Return at most ``limit`` rows of the source, None at its end."""
         table, self._rest = self._rest, None
         if table is None:
             table = next(self._source_chunks, None)
-        limit = self._max_rows()
         if table is not None and table.num_rows > limit:
             table, self._rest = table.slice(0, limit), table.slice(limit)
         return table
 
+    def _exactly(self, n_rows: int) -> Any:
+        """Return the next ``n_rows`` rows, or all that are left."""
+        parts = [self._rows(n_rows)]
+        while parts[-1] is not None and (n_missing := n_rows - sum(p.num_rows for p in parts)):
+            parts.append(self._rows(n_missing))
+        if parts[-1] is None:
+            raise InferError(
+                f"--resume: the frame has less than the {n_rows + self._n_chunk_rows:,} rows that an earlier"
+                " run predicted: run the cell without --resume to start over"
+            )
+        return concatenated(parts)
+
     def _max_rows(self) -> int:
         """Return how many rows the next chunk may have: whole batches, at least one."""
         if self.n_rows is None:
-            return 1 << 62
+            return _NO_LIMIT
         share = (self.n_rows - self._n_chunk_rows) // (_SHARES * self._n_ranks)
         return max(1, share // self._batch_size) * self._batch_size
 
@@ -192,7 +260,7 @@ class ChunkQueue:
         self._undecided += 1
         self._undecided_bytes += answer.nbytes
         if answer.columns is not None:
-            self._seen = _completed(self._seen, answer.columns.schema)
+            self._seen = self._joined_if_same(answer.columns.schema)
         is_full = self._result.is_bounded and self._undecided_bytes >= _MAX_UNDECIDED_BYTES
         if is_full and self._seen is None:
             raise self._all_failed(answer.chunk.first_row + answer.chunk.n_rows)
@@ -200,15 +268,34 @@ class ChunkQueue:
         if is_full or is_known:
             self._begin(self._seen)
 
+    def _joined_if_same(self, schema: Any) -> Any:
+        try:
+            return joined(self._seen, schema, as_text=self._as_text)
+        except MisfitError:  # these rows are predicted again
+            return self._seen
+
     def _begin(self, schema: Any) -> None:
+        """Set the predicted columns, or wider types for them."""
+        for known, wide in zip(self.schema or (), schema, strict=False):
+            if known.type != wide.type:
+                first = self.widened.get(wide.name, (str(known.type), ""))[0]
+                self.widened[wide.name] = first, str(wide.type)
         self.schema = schema
         self._result.begin(schema)
 
     def _put(self, answer: _Answer) -> None:
-        chunk, columns = answer.chunk, _fitted(answer.columns, self.schema)
-        if columns is None:
+        chunk = answer.chunk
+        if answer.columns is None:
             self._predict_again(chunk, answer.columns)
             return
+        try:
+            wide = joined(self.schema, answer.columns.schema, as_text=self._as_text)
+            columns = fit_table(answer.columns, wide)
+        except (MisfitError, InferError):
+            self._predict_again(chunk, answer.columns)
+            return
+        if wide != self.schema:
+            self._begin(wide)
         self._result.put(chunk.first_row, columns, chunk.table)
         self._rows_put += chunk.n_rows
         for failure in answer.failures:
@@ -255,23 +342,6 @@ class ChunkQueue:
         self._rest = None
         self._source_chunks.close()
         self._result.abort()
-
-
-def _completed(first: Any, later: Any) -> Any:
-    """Return the schema ``first`` with types, and parts of types, that only ``later`` has."""
-    if first is None or first.names != later.names:
-        return later if first is None else first
-    for place, (known, found) in enumerate(zip(first, later, strict=True)):
-        first = first.set(place, known.with_type(merge_types(known.type, found.type)))
-    return first
-
-
-def _fitted(columns: Any, schema: Any) -> Any:
-    """Return ``columns`` in ``schema``, with nulls for types unknown to the rank; None if they differ."""
-    if columns is None or columns.schema.equals(schema):
-        return columns
-    is_same = _completed(columns.schema, schema).equals(schema)
-    return fit_table(columns, schema) if is_same else None
 
 
 def _described(columns: Any) -> str:

@@ -2,7 +2,8 @@
 
 Each rank has a Unix socket for messages and two shared buffers for tables in each direction
 (:mod:`~hydrogen_magic.node.prediction.shared_buffers`). It gets a chunk when one of its two has been
-answered, so a slow rank gets fewer. Chunks of a failed attempt are predicted by the next one.
+answered, so a slow rank gets fewer. Chunks of a failed attempt are predicted by the next one. Answers are
+kept on disk until the run has succeeded (:mod:`~hydrogen_magic.inference.kept_parts`).
 
 If a rank hangs (:mod:`~hydrogen_magic.inference.speculation`), its chunks are also sent to an idle rank,
 and the first answer counts. A rank that still hangs after the last row is cancelled.
@@ -16,12 +17,17 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import speculation
-from hydrogen_magic.inference.chunk_queue import ChunkQueue
+from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue
+from hydrogen_magic.inference.kept_parts import KeptParts
+from hydrogen_magic.inference.one_process import OneProcessTiming
 from hydrogen_magic.inference.rank_channel import RankChannel
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.row_labels import failures_text, rows_text
@@ -32,10 +38,14 @@ __all__ = ["Dispatcher"]
 
 _REPORT_S = 0.2
 """Interval of progress events; views are not drawn more often."""
+_RESUME_S = 0.1
+"""How long kept answers are read before ranks get chunks again."""
 _JOIN_S = 20.0
 """Timeout for the end of an attempt: one read of the data, one write of the result."""
 _LEAVE_S = 2.0
 """How long a rank may go on after the last row: it may print, and be retained for the next run."""
+_MAX_GAPS = 3
+"""Missing parts of a frame that a message lists."""
 _ROWS_BAR = -1
 """Number of the progress bar of a rank's rows; bars of the cell begin at 0."""
 
@@ -44,22 +54,32 @@ class Dispatcher:
     """The work feed of one gang; see :class:`hydrogen_magic.driver.placements.WorkFeed`.
 
     ``source`` and ``result`` are those of :mod:`hydrogen_magic.inference.sources`; ``key`` identifies
-    the set-up that ranks must have. After success, :attr:`value` is the frame with its predictions.
+    the set-up that ranks must have; ``kept`` keeps answers. After success, :attr:`value` is the frame with
+    its predictions.
     """
 
     def __init__(
-        self, source: Any, result: Any, options: InferOptions, n_ranks: int, key: str = ""
+        self,
+        source: Any,
+        result: Any,
+        options: InferOptions,
+        n_ranks: int,
+        key: str = "",
+        kept: KeptParts | None = None,
     ) -> None:
         self.key = key
         self.options: Mapping[str, Any] = asdict(options)
         self.value: Any = None
-        self._queue = ChunkQueue(source, result, options, n_ranks)
+        self._result = result
+        self._kept = kept
+        self._queue = ChunkQueue(source, result, options, n_ranks, kept)
         self._error: Exception | None = None
         self._emit: Callable[[ev.Event], None] = lambda event: None
         self._stop: Callable[[], None] = lambda: None
         self._now_s: Callable[[], float] = lambda: 0.0
         self._cancel_rank: Callable[[int], None] = lambda rank: None
         self._silence = speculation.SilenceLimit()
+        self._alone = OneProcessTiming(n_ranks, options.batch_size, source.n_rows)
         self._channels: list[RankChannel] = []
         self._thread: threading.Thread | None = None
         self._closing: socket.socket | None = None
@@ -74,9 +94,21 @@ class Dispatcher:
         stop: Callable[[], None],
         now_s: Callable[[], float],
         cancel_rank: Callable[[int], None],
+        record: Path,
     ) -> None:
-        """Set how to report progress, stop all ranks, read the gang's clock and cancel one rank."""
+        """Set how to report progress, stop all ranks, read the gang's clock and cancel one rank.
+
+        ``record``: the directory of the gang's run log.
+        """
         self._emit, self._stop, self._now_s, self._cancel_rank = emit, stop, now_s, cancel_rank
+        if self._kept is None:
+            return
+        try:
+            self._kept.open(record)
+        except (OSError, ValueError) as error:
+            self._keep_nothing(error)
+        if text := self._kept.start_text():
+            self._notice("info", text)
 
     # ── an attempt ──
 
@@ -110,10 +142,42 @@ class Dispatcher:
         if self._error is not None:
             raise self._error
 
-    def abandon(self) -> None:
-        """Release the data of a gang that has ended without a result."""
-        if self.value is None and self._thread is None:
+    def end(self, outcome: str) -> None:
+        """Release the data of a gang that has ended, except the finished rows of one that was stopped.
+
+        ``outcome``: its final state.
+        """
+        is_stopped = outcome == "STOPPED" and self.value is None
+        if self._kept is not None and outcome != "FAILED" and not is_stopped:
+            self._kept.delete()
+        elif self._kept is not None:
+            self._kept.close()
+            texts = self._missing_text() if is_stopped else "", self._kept.text()
+            if any(texts):
+                self._notice("warning", "; ".join(filter(None, texts)))
+        if outcome != "STOPPED" and self.value is None and self._thread is None:
             self._queue.abandon()
+
+    def finished(self) -> Any:
+        """Return the frame with the finished rows of a gang that was stopped, None if there are none."""
+        if self.value is None and self._thread is None and self._result.done:
+            self.value = self._result.finished()
+            self._queue.abandon()
+        return self.value
+
+    def _missing_text(self) -> str:
+        """Return which rows of the frame are not finished."""
+        done, n_rows = self._result.done, self._queue.n_rows
+        ends = [0, *(end for _, end in done)]
+        starts = [*(start for start, _ in done), n_rows]
+        gaps = [(a, b) for a, b in zip(ends, starts, strict=True) if b is None or a < b]
+        shown = [
+            f"rows from {a} on" if b is None else rows_text(a, b - 1) for a, b in gaps[:_MAX_GAPS]
+        ]
+        more = [f"{len(gaps) - len(shown)} more parts"] if len(gaps) > len(shown) else []
+        n_done = sum(end - start for start, end in done)
+        of = "" if n_rows is None else f" of {n_rows:,}"
+        return f"stopped: {n_done:,}{of} rows are finished; missing: {', '.join([*shown, *more])}"
 
     # ── the thread ──
 
@@ -136,11 +200,13 @@ class Dispatcher:
     def _serve(self, selector: selectors.BaseSelector) -> None:
         self._report()  # shows at once that rows are predicted
         while not self._queue.is_done:
-            ready = selector.select(_REPORT_S)
+            ready = selector.select(0.0 if self._queue.can_resume else _REPORT_S)
             if not self._receive(selector, ready):
                 return
+            self._resume()
             if not ready:  # otherwise a rank may only seem silent
                 self._reassign_late_chunks()
+                self._send_chunks()  # the time of one rank alone may be over
             self._report()
         if self.value is None:  # not None if a former attempt failed after its last row
             self.value = self._queue.finish()
@@ -186,6 +252,29 @@ class Dispatcher:
             return end_s + (_LEAVE_S if channel.in_flight else speculation.FLOOR_S)
         return max(end_s + _LEAVE_S, channel.since_s + self._silence.set_up_s())
 
+    def _resume(self) -> None:
+        """Take kept answers of an earlier run, for a short time."""
+        end_s = time.monotonic() + _RESUME_S
+        if self._queue.can_resume:
+            while self._queue.can_resume and time.monotonic() < end_s:
+                self._queue.resume()
+            self._send_chunks()
+
+    def _keep(self, chunk: Chunk, data: Any, failures: Sequence[Mapping[str, Any]]) -> None:
+        """Keep an answer on disk; if that fails, the run goes on without it."""
+        if self._kept is None or data is None:
+            return
+        try:
+            self._kept.add(chunk.first_row, chunk.table, data, failures)
+        except OSError as error:
+            self._keep_nothing(error)
+
+    def _keep_nothing(self, error: Exception) -> None:
+        assert self._kept is not None
+        self._kept.give_up()
+        text = f"finished rows are not kept, so --resume is not possible: {error}"
+        self._notice("warning", text)
+
     # ── chunks of ranks that hang ──
 
     def _reassign_late_chunks(self) -> None:
@@ -216,7 +305,10 @@ class Dispatcher:
                 )
 
     def _warn(self, text: str) -> None:
-        self._emit(ev.Notice(self._now_s(), "warning", text))
+        self._notice("warning", text)
+
+    def _notice(self, level: str, text: str) -> None:
+        self._emit(ev.Notice(self._now_s(), level, text))
 
     # ── messages of a rank ──
 
@@ -230,14 +322,18 @@ class Dispatcher:
                 channel.is_ready = channel.is_connected = False
             else:
                 self._silence.set_up(time.monotonic() - channel.since_s)
+                self._alone.cell_s = max(self._alone.cell_s, message["cell_s"])
                 channel.is_ready = True
         channel.is_connected = channel.is_connected and is_open
         channel.is_ready = channel.is_ready and is_open
+        if not channel.is_ready:
+            self._alone.left(channel.rank)
         self._send_chunks()
         return is_open
 
     def _answer(self, channel: RankChannel, message: dict[str, Any], fds: Sequence[int]) -> None:
-        columns = channel.outputs.read(message, fds) if "buffer" in message else None
+        data = channel.outputs.copied(message, fds) if "buffer" in message else None
+        columns = None if data is None else pa.ipc.open_stream(data).read_all()
         chunk = channel.in_flight.popleft()
         n_rows = chunk.n_rows if columns is None else columns.num_rows
         if (message["chunk"], n_rows) != (chunk.number, chunk.n_rows):
@@ -249,22 +345,25 @@ class Dispatcher:
         began_s, channel.since_s = channel.since_s, time.monotonic()
         channel.is_reported_late = False
         self._silence.took(channel.since_s - began_s, n_rows)
+        self._alone.answered(channel.rank, channel.since_s - began_s, n_rows)
         if self._queue.answer(chunk, columns, message["failures"]):
             channel.rows += n_rows
+            self._keep(chunk, data, message["failures"])
 
     def _send_chunks(self) -> None:
         """Send chunks to all ranks that wait; each gets its first before any gets a second."""
         ready = [channel for channel in self._channels if channel.is_ready]
         for channel in ready:
-            if self._queue.schema is not None and not channel.knows_columns:
-                channel.knows_columns = True
+            if channel.known_columns is not self._queue.schema:
+                channel.known_columns = self._queue.schema
                 channel.send_columns(self._queue.schema)
         for n_chunks in range(MAX_IN_FLIGHT):
             for channel in ready:
-                if channel.is_ready and len(channel.in_flight) <= n_chunks:
+                has_room = channel.is_ready and len(channel.in_flight) <= n_chunks
+                if has_room and self._alone.may_send(channel.rank):
                     chunk = self._queue.next()
                     if chunk is not None:
-                        channel.send_chunk(chunk)
+                        channel.send_chunk(chunk, is_alone=not self._alone.is_over)
 
     # ── progress ──
 
@@ -278,7 +377,11 @@ class Dispatcher:
             self._began_s = now_s
         began_s = now_s if self._began_s is None else self._began_s
         failed = queue.n_failed_rows
-        self._emit(ev.RowsDone(now_s, began_s, queue.rows, queue.n_rows, queue.in_flight, failed))
+        slower = self._alone.warning(queue.rows, now_s, is_last=is_last)
+        if slower is not None:
+            self._warn(slower)
+        counts = queue.rows, queue.n_rows, queue.in_flight, failed
+        self._emit(ev.RowsDone(now_s, began_s, *counts, resumed=queue.n_resumed_rows))
         for channel in self._channels:
             # From its first rows on, since its rate counts from there.
             if channel.rows or channel.in_flight:
@@ -294,3 +397,8 @@ class Dispatcher:
         if reasons:
             n_rows, n_failures = self._queue.n_failed_rows, self._queue.n_failures
             self._warn(failures_text(n_rows, reasons, n_failures))
+        for name, (first, final) in self._queue.widened.items():
+            self._warn(
+                f"column {name!r} is {final}, since predict returned {first} for the first rows and"
+                " another type for others: set its type with --schema"
+            )

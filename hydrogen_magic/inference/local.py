@@ -11,6 +11,8 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.inference import sources
 from hydrogen_magic.inference.dispatcher import Dispatcher
+from hydrogen_magic.inference.fingerprints import of_cell, of_columns
+from hydrogen_magic.inference.kept_parts import KeptParts
 from hydrogen_magic.inference.run import InferenceRun
 from hydrogen_magic.node.prediction.ddl import parse_schema
 from hydrogen_magic.node.prediction.options import InferOptions
@@ -31,14 +33,16 @@ def infer(
     *,
     title: str,
     target: str | os.PathLike[str] | None = None,
+    resume: bool = False,
 ) -> InferenceRun:
     """Run the captured cell on ``spec.np`` ranks of this machine, then its ``predict`` over ``frame``.
 
     A captured cell defines ``predict``; a captured call returns it. ``target``: path of the predictions
-    for Parquet data, see :func:`hydrogen_magic.inference.sources.source`. Returns at once.
+    for Parquet data, see :func:`hydrogen_magic.inference.sources.source`. ``resume``: continue a run that
+    kept its finished rows. Returns at once.
 
-    Raises InferError for an unsupported frame and PlacementError if the ranks cannot run; nothing was
-    started then.
+    Raises InferError for an unsupported frame, or if something changed since the run to resume, and
+    PlacementError if the ranks cannot run; nothing was started then.
     """
     if spec.np > _MAX_RANKS:
         raise PlacementError(f"`--np {spec.np}`: one machine supports at most {_MAX_RANKS} ranks")
@@ -46,10 +50,13 @@ def infer(
     declared = [] if options.schema is None else parse_schema(options.schema).names
     options.check_names(declared, source.schema.names)
     result = source.result(options)
-    feed = Dispatcher(source, result, options, spec.np, payload.digest(captured.parcel))
+    columns = [(field.name, str(field.type)) for field in source.schema]
+    prints = {**of_cell(captured, options, spec.env), **of_columns(columns, source.n_rows)}
+    kept = KeptParts(prints, result.target, resume=resume)
+    feed = Dispatcher(source, result, options, spec.np, payload.digest(captured.payload), kept)
     try:
         gang = launcher.launch_captured(captured, spec, title=title, feed=feed)
     except BaseException:
-        feed.abandon()
+        feed.end("FAILED")
         raise
-    return InferenceRun(gang, lambda: feed.value)
+    return InferenceRun(gang, lambda: feed.value, feed.finished)

@@ -9,9 +9,12 @@ from typing import Any
 import pyarrow as pa
 
 from hydrogen_magic.errors import InferError
+from hydrogen_magic.node.prediction.schema_unify import fit
 
-__all__ = ["MemoryResult", "PredictedColumns", "copied", "table_of"]
+__all__ = ["MemoryResult", "PredictedColumns", "RowRanges", "copied", "table_of"]
 
+RowRanges = list[tuple[int, int]]
+"""First row and end of consecutive rows."""
 PredictedColumns = Iterator[tuple[pa.Field, pa.ChunkedArray]]
 """One column after another, so that its memory can be released before the next one is converted."""
 
@@ -20,7 +23,7 @@ class MemoryResult:
     """See :class:`hydrogen_magic.inference.sources.FrameResult`.
 
     Args:
-        join: Makes the result from the kept rows and the predicted columns.
+        join: Makes the result from the kept rows, the predicted columns, and the numbers of their rows.
         own: Schema of the columns to keep of each chunk, for data that can be read only once. None: the
             frame still has its rows, and ``join`` is called with an empty table.
         n_rows: Rows of the frame, if known.
@@ -28,10 +31,11 @@ class MemoryResult:
 
     is_bounded = False
     n_waiting = 0
+    target = None
 
     def __init__(
         self,
-        join: Callable[[pa.Table, PredictedColumns], Any],
+        join: Callable[[pa.Table, PredictedColumns, RowRanges], Any],
         n_rows: int | None,
         own: pa.Schema | None = None,
     ) -> None:
@@ -47,34 +51,44 @@ class MemoryResult:
 
     def begin(self, schema: pa.Schema) -> None:
         self._schema = schema
-        self._columns = [{} for _ in schema]
+        self._columns = self._columns or [{} for _ in schema]
 
     def put(self, first_row: int, columns: pa.Table, rows: pa.Table) -> None:
         self._ends[first_row] = first_row + columns.num_rows
-        self._rows[first_row] = rows.select(self._own.names)
+        if self._own.names:
+            self._rows[first_row] = rows.select(self._own.names)
         for arrays, column in zip(self._columns, columns.columns, strict=True):
             arrays[first_row] = copied(column)
 
     def finish(self) -> Any:
-        self._check_complete()
-        rows = [self._rows.pop(first_row) for first_row in sorted(self._ends)]
-        return self._join(pa.concat_tables([self._own.empty_table(), *rows]), self._predicted())
+        done = self.done
+        end = done[-1][1] if done else 0
+        if len(done) > 1 or (done and done[0][0] > 0):
+            first, last = (0, done[0][0]) if done[0][0] else (done[0][1], done[1][0])
+            raise InferError(f"the predictions for rows {first} to {last - 1} are missing")
+        if self._n_rows not in (None, end):
+            raise InferError(f"{end} rows were predicted, but the frame has {self._n_rows}")
+        return self.finished()
 
-    def _check_complete(self) -> None:
-        next_row = 0
+    @property
+    def done(self) -> RowRanges:
+        """Rows that have arrived, in order."""
+        found: RowRanges = []
         for first_row, end in sorted(self._ends.items()):
-            if first_row > next_row:
-                raise InferError(
-                    f"the predictions for rows {next_row} to {first_row - 1} are missing"
-                )
-            next_row = end
-        if self._n_rows not in (None, next_row):
-            raise InferError(f"{next_row} rows were predicted, but the frame has {self._n_rows}")
+            is_next = bool(found) and found[-1][1] == first_row
+            found[-1:] = [(found[-1][0], end)] if is_next else [*found[-1:], (first_row, end)]
+        return found
+
+    def finished(self) -> Any:
+        """See :class:`hydrogen_magic.inference.sources.FrameResult`."""
+        rows = [self._rows.pop(first_row) for first_row in sorted(self._rows)]
+        whole = pa.concat_tables([self._own.empty_table(), *rows])
+        return self._join(whole, self._predicted(), self.done)
 
     def _predicted(self) -> PredictedColumns:
         columns, self._columns = deque(self._columns), []
         for field in self._schema:
-            yield field, _in_row_order(columns.popleft(), field.type)
+            yield field, _in_row_order(columns.popleft(), field)
 
     def abort(self) -> None:
         self._rows.clear()
@@ -89,9 +103,10 @@ def copied(column: pa.ChunkedArray) -> list[pa.Array]:
     return [pa.concat_arrays([array]) for array in column.chunks]
 
 
-def _in_row_order(chunks: dict[int, list[pa.Array]], kind: pa.DataType) -> pa.ChunkedArray:
+def _in_row_order(chunks: dict[int, list[pa.Array]], field: pa.Field) -> pa.ChunkedArray:
     arrays = [array for first_row in sorted(chunks) for array in chunks[first_row]]
-    return pa.chunked_array(arrays, kind).unify_dictionaries()
+    fitted = [fit(array, field, is_declared=False) for array in arrays]
+    return pa.chunked_array(fitted, field.type).unify_dictionaries()
 
 
 def table_of(columns: PredictedColumns) -> pa.Table:

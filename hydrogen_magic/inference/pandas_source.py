@@ -1,8 +1,8 @@
 """A pandas DataFrame as a source of chunks, and as the result.
 
-Columns of numbers become Arrow arrays over the frame's own memory if their values are contiguous, as
-pandas stores a column that was read or assigned. Other columns are converted a chunk at a time. NaN
-stays NaN; None, NaT, pd.NA and masked values become null. The index is not sent to ranks.
+Columns of numbers are views of the frame's blocks. Other columns are converted to Arrow a chunk at a time.
+NaN stays NaN; None, NaT, pd.NA and masked values become null. The index is sent to ranks unless it only
+counts rows, or Arrow has no type for it.
 
 | predicted | without nulls | with nulls |
 |---|---|---|
@@ -12,14 +12,13 @@ stays NaN; None, NaT, pd.NA and masked values become null. The index is not sent
 | timestamps, durations | datetime64, timedelta64 | NaT |
 | text | pandas' dtype for text | NaN (None in pandas 2) |
 | dictionaries | category | NaN |
-| lists | object: NumPy arrays | None |
+| lists, and arrays of several dimensions | object: NumPy arrays | None |
 | bytes, decimals, dates, structs | object | None |
 """
 
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -29,10 +28,12 @@ import pandas as pd
 import pyarrow as pa
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.inference.memory_result import MemoryResult, PredictedColumns
+from hydrogen_magic.inference.memory_result import MemoryResult, PredictedColumns, RowRanges
 from hydrogen_magic.node.prediction import chunking
 from hydrogen_magic.node.prediction.arrow_to_pandas import nullable_dtype
+from hydrogen_magic.node.prediction.block_rows import BlockLayout, BlockRows
 from hydrogen_magic.node.prediction.column_names import refuse_repeated
+from hydrogen_magic.node.prediction.ndarray_columns import has_tensors, tensors
 from hydrogen_magic.serialization.pickling_errors import describe
 
 if TYPE_CHECKING:
@@ -50,60 +51,132 @@ _REMEDIES = {
 }
 """By the beginning of the dtype's name."""
 _MAX_SHOWN_TYPES = 4
+_MAX_NUMBER_BYTES = 8
 _CHECKED_ROWS = 1 << 16
 _TEXT_TYPES = {"string": str, "large_string": str, "binary": bytes, "large_binary": bytes}
 """Arrow would convert bytes to text and text to bytes; a prediction must get each value as it is."""
 
 
 class PandasSource:
-    """See :class:`hydrogen_magic.inference.sources.FrameSource`."""
+    """See :class:`hydrogen_magic.inference.sources.FrameSource`; its chunks are :class:`BlockRows`."""
 
     def __init__(self, frame: pd.DataFrame) -> None:
         # A view: with copy-on-write, later changes in the notebook do not reach it.
         self._frame: pd.DataFrame = frame.copy(deep=False)
         self._names = _names(frame)
-        self._columns = [
-            _column(name, frame.iloc[:, place]) for place, name in enumerate(self._names)
-        ]
+        blocks, others = _grouped(frame)
+        self._columns = [_column(self._names[n], frame.iloc[:, n]) for n in others]
         self.n_rows: int | None = len(frame)
-        types = [
-            (name, column.type) for name, column in zip(self._names, self._columns, strict=True)
-        ]
-        self.schema = _with_labels(pa.schema(types, metadata=_metadata(frame)), frame.columns)
+        names = [self._names[n] for n in others]
+        types = [(name, column.type) for name, column in zip(names, self._columns, strict=True)]
+        named = frame.iloc[:, others].set_axis(names, axis=1)
+        index = _index_columns(frame)
+        self._columns += index
+        types += [(f"__index_{level}__", column.type) for level, column in enumerate(index)]
+        self._layout = BlockLayout(
+            self._names,
+            like=frame.iloc[:0].reset_index(drop=True),
+            dtypes=list(blocks),
+            places=[np.array(places) for places in blocks.values()],
+            others=np.array(others, dtype=int),
+            table=pa.schema(types, metadata=_metadata(named)),
+            index=list(frame.index.names) if index else [],
+        )
+        self._blocks = [_selection(places) for places in blocks.values()]
+        self.schema = self._layout.schema
 
-    def chunks(self, batch_size: int) -> Iterator[pa.Table]:
-        def take(start: int, n_rows: int) -> pa.Table:
-            arrays = [column.chunk(start, start + n_rows) for column in self._columns]
-            return chunking.table_of(arrays, self.schema, n_rows)
+    def chunks(self, batch_size: int) -> Iterator[BlockRows]:
+        return chunking.sliced(self._take, len(self._frame), batch_size)
 
-        return chunking.sliced(take, len(self._frame), batch_size)
+    def _take(self, start: int, n_rows: int) -> BlockRows:
+        arrays = [column.chunk(start, start + n_rows) for column in self._columns]
+        table = chunking.table_of(arrays, self._layout.table, n_rows)
+        rows = self._frame.iloc[start : start + n_rows]
+        # Without a copy if pandas has these columns in one block, too.
+        blocks = [rows.iloc[:, columns].to_numpy() for columns in self._blocks]
+        return BlockRows(self._layout, n_rows, blocks, table)
 
     def result(self, options: InferOptions) -> MemoryResult:
         kept = options.kept(self._names)
-        return MemoryResult(lambda rows, predicted: self._joined(kept, predicted), self.n_rows)
 
-    def _joined(self, kept: list[str], predicted: PredictedColumns) -> pd.DataFrame:
+        def join(rows: pa.Table, predicted: PredictedColumns, done: RowRanges) -> pd.DataFrame:
+            return self._joined(_rows_of(self._frame, done), kept, predicted, options)
+
+        return MemoryResult(join, self.n_rows)
+
+    def _joined(
+        self,
+        own: pd.DataFrame,
+        kept: list[str],
+        predicted: PredictedColumns,
+        options: InferOptions,
+    ) -> pd.DataFrame:
         values = {field.name: _values(column) for field, column in predicted}
         # copy=False: each column keeps the array that it was converted to.
-        frame: pd.DataFrame = pd.DataFrame(values, index=self._frame.index, copy=False)
+        frame: pd.DataFrame = pd.DataFrame(values, index=own.index, copy=False)
         if kept or not values:
-            frame = pd.concat([self._own_columns(kept), frame], axis=1)
-        frame.columns.name = self._frame.columns.name
-        frame.attrs = copy.deepcopy(self._frame.attrs)
+            frame = pd.concat([self._own_columns(own, kept), frame], axis=1)
+        if options.replace:
+            frame = self._in_order(frame, [*kept, *values], options.order(self._names, [*values]))
+        frame.columns.name = own.columns.name
+        frame.attrs = copy.deepcopy(own.attrs)
         return frame
 
-    def _own_columns(self, kept: list[str]) -> pd.DataFrame:
+    def _in_order(self, frame: pd.DataFrame, names: list[str], order: list[str]) -> pd.DataFrame:
+        """Return the columns with these ``names`` in ``order``, under the frame's labels."""
+        labels = dict(zip(self._names, self._frame.columns, strict=True))
+        ordered: pd.DataFrame = frame.iloc[:, pd.Index(names).get_indexer(order)]
+        ordered.columns = pd.Index([labels.get(name, name) for name in order])
+        return ordered
+
+    def _own_columns(self, own: pd.DataFrame, kept: list[str]) -> pd.DataFrame:
         if kept == self._names:
-            return self._frame
-        columns: pd.DataFrame = self._frame.iloc[:, pd.Index(self._names).get_indexer(kept)]
+            return own
+        columns: pd.DataFrame = own.iloc[:, pd.Index(self._names).get_indexer(kept)]
         return columns
+
+
+def _rows_of(frame: pd.DataFrame, done: RowRanges) -> pd.DataFrame:
+    """Return these rows; the frame itself if they are all."""
+    if done in ([], [(0, len(frame))]):
+        return frame if done else frame.iloc[:0]
+    places = np.concatenate([np.arange(first, end) for first, end in done])
+    rows: pd.DataFrame = frame.iloc[places]
+    return rows
 
 
 def _values(column: pa.ChunkedArray) -> Any:
     """Return a predicted column as an array of pandas that may be written."""
+    if has_tensors(column.type):
+        return _objects([cell for array in column.chunks for cell in tensors(array)])
     series = column.to_pandas(types_mapper=nullable_dtype if column.null_count else None)
     is_view = column.num_chunks == 1
     return (series.copy() if is_view else series).array
+
+
+def _objects(cells: list[Any]) -> Any:
+    """Return an array of objects; NumPy would make one array of arrays."""
+    array: Any = np.empty(len(cells), dtype=object)
+    for place, cell in enumerate(cells):
+        array[place] = cell
+    return array
+
+
+def _grouped(frame: pd.DataFrame) -> tuple[dict[Any, list[int]], list[int]]:
+    """Return the places of the columns of each type of number that Arrow has too, and of all others."""
+    found: dict[Any, list[int]] = {}
+    for place, dtype in enumerate(frame.dtypes):
+        is_number = isinstance(dtype, np.dtype) and dtype.kind in "biuf" and dtype.isnative
+        key = dtype if is_number and dtype.itemsize <= _MAX_NUMBER_BYTES else None
+        found.setdefault(key, []).append(place)
+    others = found.pop(None, [])
+    return found, others
+
+
+def _selection(places: list[int]) -> list[int] | slice:
+    """Return consecutive columns as a slice, which pandas does not copy."""
+    is_slice = places[-1] - places[0] + 1 == len(places)
+    return slice(places[0], places[-1] + 1) if is_slice else places
 
 
 # ── columns ──────────────────────────────────────────────────────────────────────────────────────
@@ -141,6 +214,19 @@ def _column(name: str, series: Any) -> _PandasColumn:
         dtype = f"category of {values.categories.dtype}" if is_dictionary else str(series.dtype)
         raise _unsupported(name, dtype)
     return _PandasColumn(values, kind, is_objects=False)
+
+
+def _index_columns(frame: pd.DataFrame) -> list[_PandasColumn]:
+    """Return the levels of the index, none if batches do not have it."""
+    index = frame.index
+    counts_rows = isinstance(index, pd.RangeIndex) and (index.start, index.step) == (0, 1)
+    if not frame.columns.size or (counts_rows and index.name is None):
+        return []
+    levels = (index.get_level_values(level) for level in range(index.nlevels))
+    try:
+        return [_column("the index", pd.Series(level)) for level in levels]
+    except InferError:
+        return []
 
 
 def _unsupported(name: str, dtype: str) -> InferError:
@@ -218,7 +304,7 @@ def _names(frame: pd.DataFrame) -> list[str]:
 
 
 def _metadata(frame: pd.DataFrame) -> dict[bytes, bytes]:
-    """Return the metadata from which ``pyarrow.Table.to_pandas`` restores labels and dtypes."""
+    """Return the metadata from which ``pyarrow.Table.to_pandas`` restores dtypes."""
     empty = frame.iloc[:0].reset_index(drop=True)
     for place, dtype in enumerate(empty.dtypes):
         if isinstance(dtype, pd.ArrowDtype) and not _is_restored(empty.iloc[:, [place]]):
@@ -234,17 +320,3 @@ def _is_restored(column: pd.DataFrame) -> bool:
     except (TypeError, NotImplementedError, ValueError):
         return False
     return True
-
-
-def _with_labels(schema: pa.Schema, labels: pd.Index) -> pa.Schema:
-    """Return a schema that restores these labels, or else their text.
-
-    PyArrow does not restore periods, and turns the label False into True.
-    """
-    try:
-        if schema.empty_table().to_pandas().columns.equals(labels):
-            return schema
-    except (TypeError, NotImplementedError, ValueError, KeyError):
-        pass
-    of_pandas = {**json.loads(schema.metadata[b"pandas"]), "column_indexes": []}
-    return schema.with_metadata({**schema.metadata, b"pandas": json.dumps(of_pandas).encode()})

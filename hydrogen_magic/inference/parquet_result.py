@@ -10,12 +10,14 @@ The result for a folder is a folder with the same files.
 from __future__ import annotations
 
 import errno
+import glob
 import os
 import secrets
 import shutil
 import weakref
+import zlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +26,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hydrogen_magic.core import run_log
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.chunking import side_by_side
+from hydrogen_magic.node.prediction.schema_unify import fit_table
 
 __all__ = ["Layout", "ParquetResult"]
 
@@ -76,36 +80,54 @@ class ParquetResult:
     Args:
         layout: The files to write.
         own: Columns of the data that the files have.
+        order: Returns the columns of the files from the names of the predicted ones.
         present: Makes the value of the run from the path of the result.
     """
 
     is_bounded = True
 
     def __init__(
-        self, layout: Layout, own: pa.Schema, present: Callable[[Path], str | Path]
+        self,
+        layout: Layout,
+        own: pa.Schema,
+        order: Callable[[Sequence[str]], list[str]],
+        present: Callable[[Path], str | Path],
     ) -> None:
         layout.check()
         self._layout = layout
         self._own = own
+        self._order = order
         self._present = present
         self._waiting: dict[int, pa.Table] = {}
         self._next_row = 0
         self._files: _UnfinishedFiles | None = None
+        self._schema = own
+
+    @property
+    def target(self) -> Path:
+        """Path of the result."""
+        return self._layout.target
 
     @property
     def n_waiting(self) -> int:
         return len(self._waiting)
 
     def begin(self, schema: pa.Schema) -> None:
-        together = pa.schema([*self._own, *schema], metadata=self._own.metadata)
-        self._files = _UnfinishedFiles(self._layout, together)
+        fields = {field.name: field for field in (*self._own, *schema)}
+        ordered = [fields[name] for name in self._order(schema.names)]
+        self._schema = pa.schema(ordered, metadata=self._own.metadata)
+        if self._files is None:
+            self._files = _UnfinishedFiles(self._layout, self._schema)
+        else:
+            self._files.widen(self._schema)
 
     def put(self, first_row: int, columns: pa.Table, rows: pa.Table) -> None:
-        self._waiting[first_row] = side_by_side(rows.select(self._own.names), columns)
+        table = side_by_side(rows.select(self._own.names), columns)
+        self._waiting[first_row] = table.select(self._order(columns.column_names))
         while self._files is not None and self._next_row in self._waiting:
             table = self._waiting.pop(self._next_row)
             self._next_row += table.num_rows
-            self._files.write(table)
+            self._files.write(fit_table(table, self._schema))
             if not table.num_rows:
                 return
 
@@ -120,6 +142,22 @@ class ParquetResult:
             raise InferError(f"the predictions for rows {self._next_row} to {last_row} are missing")
         return self._present(self._files.commit())
 
+    @property
+    def done(self) -> list[tuple[int, int]]:
+        early = ((row, row + table.num_rows) for row, table in sorted(self._waiting.items()))
+        return [*([(0, self._next_row)] if self._next_row else []), *early]
+
+    def finished(self) -> str | Path:
+        """Return the path of the finished rows, which is not the one of a complete result."""
+        assert self._files is not None
+        for first_row, table in sorted(self._waiting.items()):
+            self._files.skip(first_row - self._next_row)
+            self._files.write(fit_table(table, self._schema))
+            self._next_row = first_row + table.num_rows
+        self._waiting.clear()
+        self._files.skip(sum(n for _, n in self._layout.files) - self._next_row)
+        return self._present(self._files.commit(is_partial=True))
+
     def abort(self) -> None:
         self._waiting.clear()
         if self._files is not None:
@@ -133,7 +171,8 @@ class _UnfinishedFiles:
         self._layout = layout
         self._schema = schema
         target = layout.target
-        self._part = target.with_name(f".{target.name}-{secrets.token_hex(8)}.part")
+        _remove_abandoned(target)
+        self._part = target.with_name(f"{_part_name(target)}-{secrets.token_hex(4)}.part")
         # Also if the kernel ends during the run.
         self._remove = weakref.finalize(self, _remove, self._part, os.getpid())
         self._next_files = deque(layout.files)
@@ -142,8 +181,44 @@ class _UnfinishedFiles:
         """Rows that the open file still gets."""
         self._group = schema.empty_table()
         """Rows of the next row group."""
+        self._written: list[Path] = []
         if not layout.is_single:
             self._part.mkdir()
+
+    def widen(self, schema: pa.Schema) -> None:
+        """Set wider types of columns, also for the rows that are already written."""
+        try:
+            is_open, last = self._writer is not None, len(self._written) - 1
+            self._close_writer()
+            self._group, self._schema = fit_table(self._group, schema), schema
+            for place, path in enumerate(self._written):
+                self._writer = self._rewritten(path)
+                if not (is_open and place == last):
+                    self._close_writer()
+        except OSError as error:
+            raise self._failed(error) from None
+
+    def _rewritten(self, path: Path) -> Any:
+        """Write a file again with the present types; return its writer."""
+        old = path.with_name(f"{path.name}.old")
+        path.rename(old)
+        try:
+            writer = _writer(path, self._schema)
+            with pq.ParquetFile(old) as file:
+                for number in range(file.num_row_groups):
+                    group = file.read_row_group(number)
+                    writer.write_table(fit_table(group, self._schema), group.num_rows)
+        finally:
+            old.unlink()
+        return writer
+
+    def skip(self, n_rows: int) -> None:
+        """Leave out the next rows of the data."""
+        while n_rows:
+            self._open_next()
+            n_left_out = min(n_rows, self._n_missing)
+            self._n_missing -= n_left_out
+            n_rows -= n_left_out
 
     def write(self, table: pa.Table) -> None:
         try:
@@ -174,6 +249,7 @@ class _UnfinishedFiles:
             path = self._part if self._layout.is_single else self._part / name
             path.parent.mkdir(parents=True, exist_ok=True)
             self._writer = _writer(path, self._schema)
+            self._written.append(path)
 
     def _write_group(self) -> None:
         group, self._group = self._group, self._schema.empty_table()
@@ -183,20 +259,26 @@ class _UnfinishedFiles:
     def _close(self) -> None:
         if self._writer is not None:
             self._write_group()
-            self._writer.close()
-            self._writer = None
+            self._close_writer()
 
-    def commit(self) -> Path:
-        """Rename the files; return the path of the result."""
+    def _close_writer(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    def commit(self, *, is_partial: bool = False) -> Path:
+        """Rename the files; return the path of the result, which is another one if it is partial."""
         try:
             self._open_next()
             self._close()
         except OSError as error:
             raise self._failed(error) from None
         first = target = self._layout.target
+        if is_partial:
+            first = target = first.with_name(f"{first.stem}-partial{first.suffix}")
         number = 1
         while not _renamed(self._part, target):
-            if self._layout.is_chosen:
+            if self._layout.is_chosen and not is_partial:
                 self.discard()
                 raise InferError(
                     f"{target} was created while %%infer ran; refusing to overwrite it"
@@ -214,11 +296,9 @@ class _UnfinishedFiles:
         )
 
     def discard(self) -> None:
-        writer, self._writer = self._writer, None
         # On a full disk, the end of a file cannot be written either.
         with suppress(OSError, pa.ArrowException):
-            if writer is not None:
-                writer.close()
+            self._close_writer()
         self._remove()
 
 
@@ -256,6 +336,21 @@ def _renamed(part: Path, target: Path) -> bool:
         return False
     os.rename(part, target)
     return True
+
+
+def _part_name(target: Path, process: str = "") -> str:
+    """Return the beginning of the names of unfinished files of a process, by default of this one."""
+    machine, _, here = run_log.owner_of_this_process().partition(":")
+    return f".{target.name}-{zlib.crc32(machine.encode()):08x}-{process or here.replace(':', '_')}"
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Delete unfinished files of processes that have been killed."""
+    machine = run_log.owner_of_this_process().partition(":")[0]
+    for part in target.parent.glob(f"{_part_name(Path(glob.escape(target.name)), '*')}.part"):
+        process = part.name.split("-")[-2].replace("_", ":")
+        if not run_log.is_alive(f"{machine}:{process}"):
+            _remove(part, os.getpid())
 
 
 def _remove(part: Path, pid: int) -> None:

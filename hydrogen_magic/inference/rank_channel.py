@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import socket
 import time
 from collections import deque
@@ -40,7 +41,10 @@ class RankChannel:
     """It has neither left nor been cancelled."""
     is_reported_late: bool = False
     """The user has been warned that it hangs."""
-    knows_columns: bool = False
+    known_columns: Any = None
+    """The predicted columns that it was sent, with their types."""
+    knows_layout: bool = False
+    """It has the layout of rows in blocks."""
 
     def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         """Send a short message; the socket always has room for it."""
@@ -50,22 +54,36 @@ class RankChannel:
             self.is_ready = False  # the agent reports how it ended
 
     def send_columns(self, schema: Any) -> None:
-        """Send the predicted columns as a file: thousands do not fit into the socket."""
-        fd = memory_file("columns")
+        """Send the predicted columns."""
+        self._send_file("adopt", schema.serialize())
+
+    def _send_file(self, do: str, content: Any) -> None:
+        """Send a message with a file: thousands of columns do not fit into the socket."""
+        fd = memory_file(do)
         try:
             with open(fd, "wb", closefd=False) as file:
-                file.write(schema.serialize())
-            self.send({"do": "adopt"}, [fd])
+                file.write(content)
+            self.send({"do": do}, [fd])
         finally:
             os.close(fd)
 
-    def send_chunk(self, chunk: Chunk) -> None:
+    def send_chunk(self, chunk: Chunk, *, is_alone: bool = False) -> None:
+        """Send a chunk; ``is_alone``: other ranks predict nothing meanwhile."""
+        layout = getattr(chunk.table, "layout", None)
+        if layout is not None and not self.knows_layout:
+            self.knows_layout = True
+            self._send_file("lay out", pickle.dumps(layout, protocol=5))
         place, fds = self.chunks.write(chunk.table)
         self.since_s = self.since_s if self.in_flight else time.monotonic()
         self.in_flight.append(chunk)
-        message = {"do": "predict", "chunk": chunk.number, "row": chunk.first_row, **place}
+        message = {
+            "do": "predict",
+            "chunk": chunk.number,
+            "row": chunk.first_row,
+            "alone": is_alone,
+        }
         try:
-            self.send(message, fds)
+            self.send({**message, **place}, fds)
         finally:
             for fd in fds:
                 os.close(fd)

@@ -2,42 +2,70 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
+import dis
+import os
+import warnings
 from collections.abc import Mapping
+from types import CodeType
 from typing import Any
 
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.core.job import Plan, Slot
 from hydrogen_magic.driver import launcher
-from hydrogen_magic.driver.placements.spark import forwarded_settings
+from hydrogen_magic.driver.placements.remote import forwarded_settings
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import sources
 from hydrogen_magic.inference.run import InferenceRun
 from hydrogen_magic.notebook.arguments import InferArguments
+from hydrogen_magic.serialization.closure import unbundle
 from hydrogen_magic.serialization.pickling_errors import describe
 
 __all__ = ["frame", "plan", "start"]
 
+_DYNAMIC = {"exec", "eval", "globals", "get_ipython"}
+"""A cell that uses one of these names may define any other name."""
 _PATH_CHARACTERS = ("/", "*", ".")
 _WRITERS = {
     "pandas": "scored.to_parquet(…)",
     "polars": "scored.write_parquet(…)",
-    "arrow": "pyarrow.parquet.write_table(scored, …)",
+    None: "pyarrow.parquet.write_table(scored, …)",
     "spark": "scored.write.parquet(…)",
 }
 """How to write each kind as Parquet."""
 
 
 def frame(arguments: InferArguments, names: Mapping[str, Any]) -> Any:
-    """Return the frame: a value of the notebook, or a path of Parquet data."""
+    """Return the frame: a value of the notebook, that of an expression, or a path of data."""
     given = arguments.frame
     if given in names:
         return names[given]
+    if _is_expression(given, names):
+        try:
+            return eval(given, dict(names))
+        except Exception as error:
+            raise InferError(f"%%infer {given} raised {type(error).__name__}: {error}") from error
     if any(character in given for character in _PATH_CHARACTERS):
         return given
     similar = difflib.get_close_matches(given, [name for name in names if name[:1] != "_"], n=3)
     hint = f"; similar names: {', '.join(similar)}" if similar else ""
     raise InferError(f"%%infer {given}: the notebook has no variable of this name{hint}")
+
+
+def _is_expression(given: str, names: Mapping[str, Any]) -> bool:
+    """Return whether this is an expression of a notebook's variable, and no existing path."""
+    try:
+        found: Any = ast.parse(given, mode="eval").body
+    except (SyntaxError, ValueError):
+        return False
+    if not isinstance(found, (ast.Subscript, ast.Call, ast.Attribute)) or os.path.exists(given):
+        return False
+    while not isinstance(found, ast.Name):
+        found = next(ast.iter_child_nodes(found), None)
+        if found is None:
+            return False
+    return found.id in names
 
 
 def plan(given: Any, arguments: InferArguments) -> Plan:
@@ -61,12 +89,38 @@ def plan(given: Any, arguments: InferArguments) -> Plan:
     return launcher.plan(spec)
 
 
+def _check_predict(captured: Captured) -> None:
+    """Raise InferError if the cell does not define ``predict``, in whatever way."""
+    header, _ = unbundle(captured.payload)
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the ranks report them
+        code = compile(header.code, header.filename, "exec", flags, dont_inherit=True)
+    if not _may_define(code, "STORE_NAME"):
+        raise InferError(
+            "the cell defines no predict: add a function def predict(batch): …, or assign a model, as in"
+            " predict = model"
+        )
+
+
+def _may_define(code: CodeType, store: str) -> bool:
+    """Return whether code may define ``predict``, also by names that only a rank knows."""
+    steps = [f"{each.opname} {each.argrepr}" for each in dis.get_instructions(code)]
+    is_stored = f"{store} predict" in steps or any("IMPORT_STAR" in step for step in steps)
+    inner = (each for each in code.co_consts if isinstance(each, CodeType))
+    return (
+        is_stored
+        or not _DYNAMIC.isdisjoint(code.co_names)
+        or any(_may_define(each, "STORE_GLOBAL") for each in inner)
+    )
+
+
 def _refuse_path(given: Any, arguments: InferArguments) -> None:
-    """Raise InferError for a path as the result of a frame that is not Parquet data."""
-    writer = _WRITERS.get(sources.kind_of(given) or "")
+    """Raise InferError for a path as the result of a frame that is not a path."""
+    writer = _WRITERS.get(sources.kind_of(given))
     if arguments.target is not None and writer is not None:
         raise InferError(
-            f"--out {arguments.target}: a path needs Parquet data as input, but {arguments.frame} is a"
+            f"--out {arguments.target}: a path needs a path of data as input, but {arguments.frame} is a"
             f" {describe(given)}. Use a variable, such as --out scored, and then {writer}"
         )
 
@@ -74,14 +128,18 @@ def _refuse_path(given: Any, arguments: InferArguments) -> None:
 def start(given: Any, captured: Captured, arguments: InferArguments, title: str) -> InferenceRun:
     """Start to predict; a Spark DataFrame stays lazy if its result gets a name."""
     spec, options = arguments.spec, arguments.options
+    _check_predict(captured)
     if sources.kind_of(given) != "spark":
         from hydrogen_magic.inference.local import infer
 
-        return infer(given, captured, spec, options, title=title, target=arguments.target)
+        return infer(
+            given, captured, spec, options,
+            title=title, target=arguments.target, resume=arguments.resume,
+        )  # fmt: skip
     if arguments.out is None:
         from hydrogen_magic.inference.spark.gang import infer_on_spark
 
-        return infer_on_spark(given, captured, spec, options, title=title)
+        return infer_on_spark(given, captured, spec, options, title=title, resume=arguments.resume)
     from hydrogen_magic.inference.spark.prepared import infer_spark
 
     with launcher.interrupts_raise():  # no gang runs its first batch

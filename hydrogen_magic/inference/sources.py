@@ -9,8 +9,9 @@
 | Polars DataFrame | the same ones | DataFrame |
 | Polars LazyFrame | collected in batches | LazyFrame over the collected rows |
 | PyArrow Table, RecordBatch | the same ones | Table, RecordBatch |
-| PyArrow RecordBatchReader, Dataset | read once, in order | Table |
-| Parquet: a file, a folder, a glob | copied chunk by chunk | path of a new file or folder |
+| Hugging Face Dataset | read in batches | Dataset in memory |
+| PyArrow Dataset, and objects with ``__arrow_c_stream__``: DuckDB, Ibis, … | read once, in order | Table |
+| Parquet, CSV, JSON Lines: a file, a folder, a glob | copied chunk by chunk | path of new Parquet data |
 
 This module imports none of the libraries: it looks only at those that are loaded.
 """
@@ -20,7 +21,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hydrogen_magic.errors import InferError
@@ -29,25 +31,31 @@ from hydrogen_magic.serialization.pickling_errors import describe
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from hydrogen_magic.node.prediction.block_rows import BlockRows
     from hydrogen_magic.node.prediction.options import InferOptions
 
 __all__ = ["FrameResult", "FrameSource", "kind_of", "source"]
 
 _SUPPORTED = (
-    "Pass a pandas, Polars, PyArrow or Spark DataFrame, or a path of Parquet data: a file, a folder or"
-    " a glob."
+    "Pass a pandas, Polars, PyArrow or Spark DataFrame, a DuckDB relation, a Hugging Face Dataset or"
+    " another object with __arrow_c_stream__, or a path of Parquet, CSV or JSON Lines data: a file, a"
+    " folder or a glob."
 )
+_KINDS = {
+    "pandas": ("pandas", "DataFrame"),
+    "polars": ("polars", "DataFrame", "LazyFrame"),
+    "spark": ("pyspark.sql", "DataFrame"),
+}
+"""The package and the names of classes; nothing is imported for it."""
 _REMEDIES = {
     "Series": "convert it: .to_frame()",
     "ndarray": "convert it: pd.DataFrame(array)",
     "Tensor": "convert it: pd.DataFrame(tensor.numpy())",
     "dict": "convert it: pd.DataFrame(…)",
     "list": "convert it: pd.DataFrame(…)",
-    "DuckDBPyRelation": "convert it: .arrow()",
     "DataFrameGroupBy": "pass the DataFrame before groupby()",
-    "DatasetDict": "pass one of its splits: df['train'].with_format('arrow')[:]",
-    "Dataset": "convert it: .to_pandas()",
-    "Table": "convert it: .to_pandas()",
+    "DatasetDict": "pass one of its splits, such as df['train']",
+    "IterableDataset": "convert it: Dataset.from_generator(…)",
 }
 """What to do with other objects that hold data, by the name of their class."""
 
@@ -56,11 +64,11 @@ class FrameSource(Protocol):
     """Data as consecutive chunks of rows."""
 
     schema: pa.Schema
-    """Schema of every chunk. For pandas its metadata has the original dtypes."""
+    """Schema of every chunk."""
     n_rows: int | None
     """None if it is not known before all data is read."""
 
-    def chunks(self, batch_size: int) -> Iterator[pa.Table]:
+    def chunks(self, batch_size: int) -> Iterator[pa.Table | BlockRows]:
         """Yield all rows in order; every chunk but the last has a whole number of batches.
 
         A frame without rows gives one empty chunk, whose predictions have the columns of the result.
@@ -80,6 +88,11 @@ class FrameResult(Protocol):
     """Whether its memory does not grow with the number of rows."""
 
     @property
+    def target(self) -> Path | None:
+        """Its path, None for a result in memory."""
+        ...
+
+    @property
     def n_waiting(self) -> int:
         """Chunks in memory that wait for an earlier chunk before they can be written.
 
@@ -88,11 +101,17 @@ class FrameResult(Protocol):
         ...
 
     def begin(self, schema: pa.Schema) -> None:
-        """Set the predicted columns. None of them has the name of a column that the result keeps."""
+        """Set the predicted columns, or later wider types for them.
+
+        None of them has the name of a column that the result keeps.
+        """
         ...
 
     def put(self, first_row: int, columns: pa.Table, rows: pa.Table) -> None:
-        """Add the predictions for ``rows``, the chunk that begins at ``first_row``; in any order."""
+        """Add the predictions for ``rows``, the chunk that begins at ``first_row``; in any order.
+
+        Their types may be narrower than those of a later :meth:`begin`.
+        """
         ...
 
     def finish(self) -> Any:
@@ -102,88 +121,69 @@ class FrameResult(Protocol):
         """
         ...
 
+    @property
+    def done(self) -> list[tuple[int, int]]:
+        """First row and end of the rows that have arrived, in order."""
+        ...
+
+    def finished(self) -> Any:
+        """Return the frame with these rows alone: the run has been stopped."""
+        ...
+
     def abort(self) -> None:
         """Release memory and delete unfinished files. Does nothing after :meth:`finish`."""
         ...
 
 
 def kind_of(frame: Any) -> str | None:
-    """Return ``pandas``, ``polars``, ``arrow``, ``parquet`` or ``spark``, None for anything else."""
+    """Return ``pandas``, ``polars``, ``spark`` or ``path``, None for anything else."""
     if isinstance(frame, (str, os.PathLike)):
-        return "parquet"
-    _require("narwhals")
-    from narwhals import dependencies as loaded
-
-    checks: dict[str, tuple[Callable[[Any], bool], ...]] = {
-        "pandas": (loaded.is_pandas_dataframe,),
-        "polars": (loaded.is_polars_dataframe, loaded.is_polars_lazyframe),
-        "arrow": (_is_arrow,),
-        "spark": (loaded.is_pyspark_dataframe, loaded.is_pyspark_connect_dataframe),
-    }
-    return next(
-        (kind for kind, is_kind in checks.items() if any(is_it(frame) for is_it in is_kind)), None
-    )
-
-
-def _is_arrow(frame: Any) -> bool:
-    kinds = {
-        "pyarrow": ("Table", "RecordBatch", "RecordBatchReader"),
-        "pyarrow.dataset": ("Dataset",),
-    }
-    return any(
-        isinstance(frame, getattr(sys.modules[module], name))
-        for module, names in kinds.items()
-        if module in sys.modules
-        for name in names
-    )
+        return "path"
+    for base in type(frame).__mro__:
+        for kind, (package, *names) in _KINDS.items():
+            if base.__name__ in names and f"{base.__module__}.".startswith(f"{package}."):
+                return kind
+    return None
 
 
 def source(frame: Any, target: str | os.PathLike[str] | None = None) -> FrameSource:
     """Return ``frame`` as a source of chunks.
 
-    ``target`` is the path for predictions of Parquet data: a file for a file, a folder for a folder or
-    a glob. The default is next to the data: ``rows-inferred.parquet`` for ``rows.parquet``. Existing
-    data is never overwritten.
+    ``target`` is the path for predictions of files: a file for a file, a folder for a folder or a glob.
+    The default is next to the data: ``rows-inferred.parquet`` for ``rows.parquet``. Existing data is
+    never overwritten.
 
     Raises InferError for an unsupported object or column.
     """
     _require("pyarrow")
     kind = kind_of(frame)
-    if target is not None and kind != "parquet":
+    if target is not None and kind != "path":
         raise InferError(
-            f"a path as the result needs Parquet data as input, got a {describe(frame)}"
+            f"a path as the result needs files as input, got a {describe(frame)}: write the result"
+            " yourself, or pass the path of the data"
         )
     if kind == "pandas":
         from hydrogen_magic.inference.pandas_source import PandasSource
 
         return PandasSource(frame)
-    if kind == "parquet":
-        from hydrogen_magic.inference.parquet_source import ParquetSource
+    if kind == "path":
+        from hydrogen_magic.inference.file_source import FileSource
 
-        return ParquetSource(frame, target)
-    if kind in ("polars", "arrow"):
-        return _arrow_source(frame, kind)
-    raise InferError(_unsupported(frame, kind))
-
-
-def _arrow_source(frame: Any, kind: str) -> FrameSource:
-    from hydrogen_magic.inference import arrow_source
-
-    if kind == "polars":
-        is_lazy = type(frame).__name__ == "LazyFrame"
-        return (arrow_source.from_lazy_frame if is_lazy else arrow_source.from_polars)(frame)
-    if hasattr(frame, "num_rows"):
-        return arrow_source.from_table(frame)
-    is_reader = hasattr(frame, "read_next_batch")
-    return (arrow_source.from_reader if is_reader else arrow_source.from_dataset)(frame)
-
-
-def _unsupported(frame: Any, kind: str | None) -> str:
+        return FileSource(frame, target)
     if kind == "spark":
-        return "a Spark DataFrame is processed by Spark, not cut into chunks by the kernel"
-    remedy = _REMEDIES.get(type(frame).__name__)
-    advice = f"; {remedy}" if remedy else ""
-    return f"%%infer expects a DataFrame, got a {describe(frame)}{advice}. {_SUPPORTED}"
+        raise InferError(
+            "a Spark DataFrame is processed by Spark, not cut into chunks by the kernel"
+        )
+    from hydrogen_magic.inference.arrow_source import arrow_source
+
+    found = arrow_source(frame)
+    if found is None:
+        remedy = _REMEDIES.get(type(frame).__name__)
+        advice = f"; {remedy}" if remedy else ""
+        raise InferError(
+            f"%%infer expects a DataFrame, got a {describe(frame)}{advice}. {_SUPPORTED}"
+        )
+    return found
 
 
 def _require(module: str) -> None:

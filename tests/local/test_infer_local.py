@@ -24,7 +24,7 @@ from hydrogen_magic.inference.local import infer as start
 from hydrogen_magic.inference.run import InferenceRun
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.worker import inference
-from hydrogen_magic.views.text_table import block
+from hydrogen_magic.views.text_table import gang_lines
 from tests import infer_ranks, leaks
 from tests.memory import Memory
 
@@ -93,7 +93,10 @@ def test_more_ranks_than_batches() -> None:
 
 def test_a_frame_without_rows() -> None:
     result = ended(infer(frame(0), infer_ranks.doubles)).result
-    assert list(result.columns) == ["x"]
+    assert (list(result.columns), str(result["y"].dtype), len(result)) == (["x", "y"], "int64", 0)
+    run = ended(infer(frame(0), infer_ranks.never_without_rows))
+    assert list(run.result.columns) == ["x"]
+    assert any("set its columns with --schema" in text for text in run.gang.logs.values())
     typed = ended(infer(frame(0), infer_ranks.doubles, schema="y bigint")).result
     assert (list(typed.columns), str(typed["y"].dtype), len(typed)) == (["x", "y"], "int64", 0)
 
@@ -120,7 +123,7 @@ def test_progress_tells_the_rows_of_every_rank() -> None:
     run = ended(infer(frame(5_000), infer_ranks.who))
     done = {rank.rank: rank.bar.n for rank in run.gang.ranks if rank.bar is not None}
     assert done == dict(Counter(run.result["rank"]))
-    shown = block(run.gang.snapshot(), run.gang.snapshot().now_s, 120)
+    shown = gang_lines(run.gang.snapshot(), run.gang.snapshot().now_s, 120)
     assert any("5,000 of 5,000 rows · " in line and "rows/s" in line for line in shown), shown
     events = run.gang.events()
     first = next(event for event in events if isinstance(event, ev.RowsDone))

@@ -13,8 +13,12 @@ from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from hydrogen_magic import capture
+from hydrogen_magic.capture import CellText
 from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import CaptureError, InferError, RankFailedError
+from hydrogen_magic.inference import request
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.notebook import magics
 from hydrogen_magic.notebook.arguments import (
@@ -22,6 +26,7 @@ from hydrogen_magic.notebook.arguments import (
     InferArguments,
     parse_infer,
 )
+from tests.gangs import until
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
@@ -58,12 +63,12 @@ def run(shell: InteractiveShell, line: str, body: str = TWICE) -> object:
 def test_every_option_reaches_its_place() -> None:
     line = (
         "df -n 3 --cpu --out scored --batch-size 10 --columns 'a b,c' --schema 'p double' "
-        "--on-error collect --retries 1 --timeout 5m --quiet"
+        "--on-error collect --retries 1 --timeout 5m --quiet --replace b,c"
     )
     assert parsed(line) == InferArguments(
         "df",
         JobSpec(np=3, gpu=False, retries=1, timeout_s=300.0, quiet=True),
-        InferOptions(10, ("a b", "c"), False, "p double", "collect"),
+        InferOptions(10, ("a b", "c"), False, "p double", "collect", ("b", "c")),
         "scored",
     )
 
@@ -80,6 +85,21 @@ def test_every_option_reaches_its_place() -> None:
 def test_out_is_a_name_or_a_path(out: str, name: str | None, target: str | None) -> None:
     arguments = parsed(f"rows.parquet --out '{out}'")
     assert (arguments.out, arguments.target) == (name, target)
+
+
+@pytest.mark.parametrize(
+    ("line", "frame"),
+    [
+        ("df[df.x > 0] --np 2", "df[df.x > 0]"),
+        ("df[df['a b'] == ' -n'].head( 3 ) --out scored", "df[df['a b'] == ' -n'].head( 3 )"),
+        ("load(x=-1)", "load(x=-1)"),
+        ("df.dropna() -n 2", "df.dropna()"),
+        ("--np 2 'a b.parquet'", "a b.parquet"),
+        ("rows[1].parquet --only", "rows[1].parquet"),
+    ],
+)
+def test_a_frame_is_a_name_an_expression_or_a_path(line: str, frame: str) -> None:
+    assert parsed(line).frame == frame
 
 
 @pytest.mark.parametrize(
@@ -108,8 +128,11 @@ def test_the_result_is_the_frame_with_its_predictions(shell: InteractiveShell) -
     assert run(shell, "df --np 2 --batch-size 64 --out scored --quiet") is None
     scored, given = shell.user_ns["scored"], shell.user_ns["df"]
     pd.testing.assert_frame_equal(scored, given.assign(twice=given["x"] * 2))
-    only = run(shell, "df --np 1 --only --quiet")
-    pd.testing.assert_frame_equal(only, scored[["twice"]])
+    only = run(shell, "df[df.x > 990] --np 1 --only --quiet")
+    pd.testing.assert_frame_equal(only, scored[["twice"]].iloc[991:])
+    changes = "def predict(batch):\n    batch['y'] += 1\n    batch['z'] = 2.5\n    return batch"
+    changed = run(shell, "df --np 1 --quiet --replace y", changes)
+    pd.testing.assert_frame_equal(changed, given.assign(y=1.5, z=2.5))
 
 
 def test_a_path_is_parquet_data(shell: InteractiveShell, tmp_path: Path) -> None:
@@ -140,10 +163,54 @@ def test_what_cannot_run_is_refused_with_a_remedy(shell: InteractiveShell) -> No
         run(shell, "")
     with pytest.raises(InferError, match="no variable of this name; similar names: df"):
         run(shell, "dff")
+    with pytest.raises(InferError, match=r"df\[df\.z > 0\] raised AttributeError"):
+        run(shell, "df[df.z > 0]")
     with pytest.raises(InferError, match=r"spark\.createDataFrame\(df\)"):
         run(shell, "df --on spark")
     with pytest.raises(CaptureError, match="no_such_model"):
         run(shell, "df", "def predict(batch):\n    return no_such_model(batch)\n")
+
+
+def test_a_cell_without_predict_is_refused_before_a_rank_starts(shell: InteractiveShell) -> None:
+    known = len(launcher.gangs())
+    for body in ("x = 1", "class Model:\n    def predict(self, batch): ...", "m = df.predict"):
+        with pytest.raises(InferError, match="defines no predict"):
+            run(shell, "df --quiet", body)
+    assert len(launcher.gangs()) == known
+    for body in ("predict = len", "exec('def predict(b): return b')", "from os.path import *"):
+        request._check_predict(capture.capture_cell(CellText(body, "<c>", "c", 2, str), {}))
+
+
+def test_a_failing_predict_shows_the_cell_and_not_the_inside_of_pandas(
+    shell: InteractiveShell,
+) -> None:
+    with pytest.raises(RankFailedError) as failed:
+        run(shell, "df --np 1 --quiet", "def predict(batch):\n    return batch['zz'] * 2")
+    frames = [line for line in failed.value.report.splitlines() if ", in " in line]
+    assert frames and all("line 3, in predict" in line for line in frames), failed.value.report
+
+
+def test_a_run_is_stopped_and_continued(shell: InteractiveShell, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    body = (
+        "import time\n"
+        "def predict(batch):\n"
+        f"    with open({str(log)!r}, 'a') as file:\n"
+        "        file.write('x')\n"
+        "    time.sleep(0.02)\n"
+        "    return {'twice': batch['x'] * 2}\n"
+    )
+    run_of = run(shell, "df --np 2 --batch-size 10 --detach --quiet", body)
+    until(run_of.gang, lambda: (rows := run_of.gang.snapshot().rows) is not None and rows.done > 0)
+    run_of.gang.stop()
+    part = run_of.result
+    assert 0 < len(part) < 1000 and list(part["twice"]) == [2 * x for x in part["x"]]
+    with pytest.raises(InferError, match="but the cell changed since"):
+        run(shell, "df --np 2 --batch-size 10 --resume --quiet", body.replace("* 2", "* 3"))
+    before = len(log.read_text())
+    whole = run(shell, "df --np 1 --batch-size 10 --resume --only --quiet", body)
+    assert list(whole["twice"]) == list(range(0, 2000, 2))
+    assert len(log.read_text()) - before == (1000 - len(part)) / 10
 
 
 def test_a_failing_batch_names_its_rows(shell: InteractiveShell) -> None:

@@ -17,7 +17,7 @@ from hydrogen_magic.inference.spark.progress import SparkProgress
 from hydrogen_magic.node.worker.task_reporter import TaskReporter
 from hydrogen_magic.node.worker.task_status import TaskCounter
 from hydrogen_magic.transport.channel import Hub
-from hydrogen_magic.views.text_table import block
+from hydrogen_magic.views.text_table import gang_lines
 from hydrogen_magic.views.widget import rank_rows as widget_rows
 
 STAGE = 7
@@ -135,7 +135,7 @@ def test_where_no_worker_says_anything_spark_does() -> None:
     assert state.state == "RUNNING"
     assert state.rows is not None
     assert progress_text(state.rows) == "12 s left · 2 of 8 tasks"
-    assert "running: 2 of all 8 tasks done" in block(state, 5.0, 80)[2]
+    assert "running: 2 of all 8 tasks done" in gang_lines(state, 5.0, 80)[2]
     told = heard(progress, 6.0, "0", task(0, 1, 100))
     phases = [event.phase for event in told if isinstance(event, ev.RankPhase)]
     assert phases == ["running", "waiting", "waiting", "waiting"]
@@ -165,7 +165,7 @@ def test_the_view_shows_rows_and_ranks() -> None:
     progress.count_tasks({STAGE: (1, 4)}, 1.0)
     events = heard(progress, 1.0, "0", task(0, 1, 1000, "done"), task(1, 2, phase="loading"))
     events += heard(progress, 3.0, "0", task(1, 2, 1000))
-    lines = block(shown(2, events), 3.0, 100)
+    lines = gang_lines(shown(2, events), 3.0, 100)
     assert "2,000 of about 4,000 rows" in lines[1]
     assert lines[2].split()[:5] == ["rank", "0", "cpu", "running", "2000"]
     assert lines[3].split() == ["rank", "1", "waiting"]

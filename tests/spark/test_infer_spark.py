@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import decimal
 import json
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,12 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import memory_settings
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.placements.remote.agents import RemoteAgentPool
 from hydrogen_magic.driver.placements.spark import session as sessions
-from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgentPool
 from hydrogen_magic.errors import GangStoppedError, InferError
 from hydrogen_magic.inference.run import InferenceRun
+from hydrogen_magic.inference.spark import cached_runs
+from hydrogen_magic.inference.spark.cached_runs import CachedRun
 from hydrogen_magic.inference.spark.gang import infer_on_spark
 from hydrogen_magic.inference.spark.prepared import PreparedRun, infer_spark, prepare
 from hydrogen_magic.inference.spark.run import SparkRun
@@ -118,6 +122,12 @@ def test_only_the_selected_columns(spark: Any) -> None:
     assert inferred(frame, TWICE, columns=("b", "a")).columns == ["b", "a", "twice"]
     only = inferred(frame, TWICE, only=True, schema="twice float")
     assert [tuple(row) for row in only.collect()] == [(0.0,), (2.0,), (4.0,)]
+    changed = "def predict(b):\n    b['a'] *= 10\n    b['new'] = 1.5\n    return b"
+    replaced = inferred(frame, changed, replace=("a",))
+    assert replaced.columns == ["id", "a", "b", "new"]
+    assert [tuple(row) for row in replaced.collect()] == [
+        (n, 10 * n + 10, n + 2, 1.5) for n in range(3)
+    ]
 
 
 @on_classic
@@ -188,6 +198,7 @@ def test_nothing_runs_before_an_action_and_the_cell_once_per_worker(
     assert 1 <= len(pids) == len(set(pids)) <= 4
 
 
+@mostly_on_classic
 def test_the_next_job_of_a_python_worker_finds_it_unchanged(spark: Any, tmp_path: Path) -> None:
     (tmp_path / "local_helper.py").write_text("FACTOR = 3\n")
     body = (
@@ -224,6 +235,22 @@ def test_the_next_job_of_a_python_worker_finds_it_unchanged(spark: Any, tmp_path
         ours = {name for name in new if name.startswith(("hydrogen", "cloudpickle", "local_"))}
         assert ours == set()
         assert after[pid] == before[pid]
+
+
+@on_classic
+def test_the_notebooks_settings_hold_while_a_cell_predicts(spark: Any) -> None:
+    body = (
+        "import decimal\ndef predict(rows): return {'n': [decimal.getcontext().prec] * len(rows)}"
+    )
+    context = decimal.getcontext()
+    before, context.prec = context.prec, 7
+    try:
+        result = inferred(spark.range(4), body, schema="n long")
+    finally:
+        context.prec = before
+    assert {row.n for row in result.collect()} == {7}
+    other = inferred(spark.range(4), body + "  # another cell", schema="n long")
+    assert {row.n for row in other.collect()} == {28}
 
 
 @on_classic
@@ -269,6 +296,7 @@ def test_a_failing_batch_is_named_in_what_spark_raises(spark: Any) -> None:
     assert "worker.py" not in said
 
 
+@mostly_on_classic
 def test_a_failing_first_batch_is_raised_at_once(spark: Any) -> None:
     with pytest.raises(InferError, match="seven hundred") as caught:
         inferred(spark.range(700, 1000, 1, 2), FAILS_AT_700)
@@ -304,7 +332,7 @@ def test_other_rows_survive_with_on_error(spark: Any) -> None:
         ("select 1 as a, 2 as A", {}, r"more than one column 'a'"),
         ("select id, interval '1-2' year to month as age from range(1)", {}, r"column 'age' has type inter"),
         ("select id, named_struct('a', 1, 'a', 2) as s from range(1)", {}, r"column 's' has type struct"),
-        ("select id, 1 as twice from range(1)", {}, r"'twice'.*rename"),
+        ("select id, 1 as twice from range(1)", {}, r"'twice'.*--replace twice"),
         ("select id, 1 as TWICE from range(1)", {}, r"'TWICE'"),
         ("select id from range(1)", {"columns": ("no",)}, r"no column 'no'"),
         ("select id from range(1)", {"schema": "twice money"}, r"money"),
@@ -369,6 +397,45 @@ def test_a_run_is_counted_and_cached(spark: Any, tmp_path: Path) -> None:
     kept.unpersist()
 
 
+@on_classic
+def test_a_resumed_run_predicts_only_the_partitions_that_are_missing(
+    spark: Any, tmp_path: Path
+) -> None:
+    log, go = tmp_path / "log", tmp_path / "go"
+    log.touch()
+    body = (
+        "import os, time\n"
+        "def predict(batch: dict[str, np.ndarray]):\n"
+        f"    while batch['id'][0] >= 500 and not os.path.exists({str(go)!r}):\n"
+        "        time.sleep(0.05)\n"
+        f"    with open({str(log)!r}, 'a') as file:\n"
+        "        file.write(f\"{batch['id'][0]}\\n\")\n"
+        "    return {'twice': 2 * batch['id']}\n"
+    )
+    frame = spark.range(0, 1000, 1, 4)
+    first = SparkRun(prepared(frame, body, schema="twice bigint"))
+    with ThreadPoolExecutor(1) as pool:
+        stopped = pool.submit(first.result)
+        spark_rig.until(lambda: sum(done for done, _ in first.stages().values()) >= 2, PATIENCE_S)
+        first.stop()
+        with pytest.raises(GangStoppedError):
+            stopped.result(PATIENCE_S)
+    go.touch()
+    prints = {"the cell": "a", "the frame's columns": "c"}
+    application = first._session.application
+    cached_runs.keep(CachedRun("g1", prints, first.unfinished, application))
+    with pytest.raises(InferError, match="run g1 has finished rows, but the cell changed"):
+        cached_runs.find({**prints, "the cell": "b"}, application)
+    begun = cached_runs.find(prints, application)
+    assert begun is not None
+    result = SparkRun(prepared(frame, body, schema="twice bigint"), begun.frame).result()
+    assert [row["twice"] for row in result.orderBy("id").collect()] == list(range(0, 2000, 2))
+    rows = sorted(map(int, log.read_text().split()))
+    assert [row for row in rows if row < 500] == [0, 250], "these partitions were cached"
+    cached_runs.forget(prints)
+    assert cached_runs.find(prints, application) is None
+
+
 @mostly_on_classic
 def test_a_run_that_is_stopped_before_it_begins_runs_nothing(spark: Any, tmp_path: Path) -> None:
     run = SparkRun(prepared(spark.range(4), f"open({str(tmp_path / 'ran')!r}, 'w')\n" + TWICE))
@@ -421,7 +488,9 @@ def pids_at(run: InferenceRun, phase: str, least: int = 2) -> set[int]:
     return found()
 
 
-@pytest.mark.parametrize("schema", ["twice bigint", None])
+@pytest.mark.parametrize(
+    "schema", [pytest.param("twice bigint", marks=pytest.mark.exhaustive), None]
+)
 def test_a_run_is_a_gang_whose_rows_are_counted_live(spark: Any, schema: str | None) -> None:
     run = launched(spark, SLEEPS, schema=schema)
     assert run.gang.wait(PATIENCE_S)
@@ -459,6 +528,7 @@ def test_stop_ends_a_predict_in_the_middle(spark: Any, body: str) -> None:
     again.result.unpersist()
 
 
+@mostly_on_classic
 def test_stop_does_not_wait_for_spark_to_end_the_workers(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -522,7 +592,7 @@ def test_rows_of_a_retried_task_count_once(spark: Any, tmp_path: Path) -> None:
 def test_tasks_that_cannot_reach_the_kernel_go_on(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RemoteAgentPool, "endpoints", lambda self, session: ["tcp://127.0.0.1:9"])
+    monkeypatch.setattr(RemoteAgentPool, "listen", lambda self, addresses: ["tcp://127.0.0.1:9"])
     run = launched(spark, SLEEPS)
     assert run.gang.wait(PATIENCE_S)
     assert run.result.count() == N_ROWS

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import gzip
 import os
+import pickle
 import random
 import resource
 import time
@@ -24,7 +26,11 @@ from hypothesis import strategies as st
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import arrow_source, sources
+from hydrogen_magic.node.prediction.arrow_copies import written
+from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.options import InferOptions
+from hydrogen_magic.node.prediction.predictor import Predictor
+from hydrogen_magic.node.prediction.shared_buffers import BufferReader, BufferWriter
 from tests import infer_data
 from tests.infer_data import write
 
@@ -35,11 +41,19 @@ quick = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCh
 # ── a run without ranks ──────────────────────────────────────────────────────────────────────────
 
 
-def sent(table: pa.Table) -> pa.Table:
-    """Return the table as it arrives in another process."""
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table)
+def received(rows: Any) -> Any:
+    """Return the rows as they arrive in another process."""
+    place, fds = BufferWriter().write(rows)
+    reader = BufferReader()
+    reader.layout = pickle.loads(pickle.dumps(getattr(rows, "layout", None)))
+    return reader.read(place, fds)
+
+
+def sent(rows: Any) -> pa.Table:
+    """Return the rows as they arrive in another process, as a table."""
+    if isinstance(rows, BlockRows):
+        return pa.Table.from_batches([received(rows).to_batch()])
+    sink = written(rows, pa.BufferOutputStream())
     return pa.ipc.open_stream(sink.getvalue()).read_all()
 
 
@@ -215,35 +229,126 @@ def test_predicted_columns_have_natural_dtypes_in_pandas() -> None:
     assert done["p_text"].fillna("-").tolist() == EVERY_DTYPE["text"].fillna("-").tolist()
 
 
+def batch_of(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return all rows as ``predict`` gets them."""
+    (chunk,) = sources.source(frame).chunks(len(frame))
+    held: list[pd.DataFrame] = []
+    Predictor(lambda batch: held.append(batch) or [0] * len(batch), ALL).run(received(chunk), 0)
+    return held[0]
+
+
+@pytest.mark.parametrize(
+    "index",
+    [
+        pd.Index(list("abcdef"), name="id"),
+        pd.RangeIndex(5, 11),
+        pd.RangeIndex(6, name="row"),
+        pd.date_range("2026", periods=6, tz="Europe/Berlin"),
+        pd.MultiIndex.from_arrays([list("aabbcc"), range(6)], names=["group", None]),
+        pd.CategoricalIndex(list("abcabc")),
+        pd.Index([1] * 6),
+    ],
+    ids=lambda index: type(index).__name__,
+)
+@pytest.mark.parametrize("columns", [["x"], ["s"], ["x", "s", "y"]], ids=str)
+def test_a_batch_has_the_index_of_the_frame(index: pd.Index, columns: list[str]) -> None:
+    frame = pd.DataFrame({"x": np.arange(6.0), "s": list("uvwxyz"), "y": range(6)}, index=index)
+    (chunk,) = sources.source(frame[columns]).chunks(6)
+    batches: list[Any] = []
+    Predictor(lambda batch: batches.append(batch) or [0] * len(batch), InferOptions(2)).run(
+        received(chunk), 0
+    )
+    pd.testing.assert_frame_equal(pd.concat(batches), frame[columns], check_freq=False)
+    assert list(batches[1].index.names) == list(index.names) and len(batches) == 3
+
+
+def test_an_index_that_arrow_cannot_hold_counts_rows() -> None:
+    frame = pd.DataFrame({"x": range(3)}, index=pd.period_range("2026", periods=3, freq="M"))
+    (chunk,) = sources.source(frame).chunks(6)
+    batches: list[Any] = []
+    Predictor(lambda batch: batches.append(batch) or [0] * len(batch), ALL).run(received(chunk), 7)
+    assert list(batches[0].index) == [7, 8, 9]
+
+
+def test_predicted_tensors_keep_their_shape_in_pandas() -> None:
+    shaped = pa.array(
+        [np.arange(6).reshape(2, 3).tolist(), None] * 4, pa.list_(pa.list_(pa.int64(), 3), 2)
+    )
+
+    def predict(chunk: pa.Table) -> pa.Table:
+        first = chunk["x"][0].as_py()
+        return pa.table({"t": shaped.slice(first, chunk.num_rows)})
+
+    done = predicted(pd.DataFrame({"x": range(8)}), predict, InferOptions(only=True))
+    assert done["t"][1::2].tolist() == [None] * 4
+    assert np.stack(done["t"][::2]).shape == (4, 2, 3)
+    done["t"][0][0, 0] = 7
+    assert done["t"][2].tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
 def test_a_rank_can_make_the_same_dtypes_again() -> None:
-    (chunk,) = sources.source(EVERY_DTYPE).chunks(N)
-    batch = sent(chunk).to_pandas()
+    batch = batch_of(EVERY_DTYPE)
     own = {"lists", "arrays"}
     plain = [name for name in EVERY_DTYPE if name not in own]
     pd.testing.assert_frame_equal(batch[plain], EVERY_DTYPE[plain])
     nested = pd.DataFrame({"a": pd.array([[1], None], pd.ArrowDtype(pa.list_(pa.int8())))})
-    (chunk,) = sources.source(nested).chunks(9)
-    assert sent(chunk).to_pandas()["a"].tolist()[1] is None, "PyArrow knows no such dtype by name"
+    assert batch_of(nested)["a"].tolist()[1] is None, "PyArrow knows no such dtype by name"
 
 
 def test_labels_that_are_numbers_stay_numbers() -> None:
     frame = pd.DataFrame(np.arange(12.0).reshape(4, 3))
-    (chunk,) = sources.source(frame).chunks(9)
-    assert list(sent(chunk).to_pandas()) == [0, 1, 2]
+    assert list(batch_of(frame)) == [0, 1, 2]
     done = predicted(frame, counted, InferOptions(columns=("2", "0")))
     assert list(done) == [2, 0, "n"] and done[2].tolist() == frame[2].tolist()
 
 
 def test_nan_is_no_null_and_numbers_are_not_copied() -> None:
     for frame in (
-        pd.DataFrame({"a": np.array([1.0, np.nan, 3.0]), "b": np.arange(3)}),
+        pd.DataFrame({"a": np.array([1.0, np.nan, 3.0])}),
         pd.DataFrame(np.asfortranarray(np.ones((3, 2)) * np.nan), columns=list("ab")),
+        pd.DataFrame(np.ones((3, 2)) * np.nan, columns=list("ab"), copy=False),
     ):
         (chunk,) = sources.source(frame).chunks(10)
-        assert chunk["a"].null_count == 0 and np.isnan(chunk["a"][1].as_py())
-        for name in frame:
-            address = frame[name].to_numpy().__array_interface__["data"][0]
-            assert chunk[name].chunk(0).buffers()[1].address == address
+        column = sent(chunk)["a"]
+        assert column.null_count == 0 and np.isnan(column[1].as_py())
+        (block,) = chunk.blocks
+        assert np.shares_memory(block, frame["a"].to_numpy())
+
+
+@pytest.mark.parametrize("annotation", [pd.DataFrame, pa.Table, np.ndarray, pl.DataFrame])
+@pytest.mark.parametrize("mix", ["numbers", "all", "interleaved", "text"])
+def test_a_batch_has_the_values_of_the_frame_in_its_own_memory(mix: str, annotation: type) -> None:
+    n_rows = 30
+    frame = pd.DataFrame({f"x{n}": np.arange(n_rows, dtype="f4") + n for n in range(5)})
+    if mix != "numbers":
+        for place in (0, 3) if mix == "interleaved" else (5,):
+            frame.insert(place, f"n{place}", np.arange(n_rows) * place)
+            frame.insert(place, f"t{place}", [f"row {n}" for n in range(n_rows)])
+        frame = frame[["t5"]] if mix == "text" else frame
+    if annotation is np.ndarray and mix == "text":
+        return
+    (chunk,) = sources.source(frame).chunks(n_rows)
+    before, held = sent(chunk), []
+
+    def predict(batch: Any) -> Any:
+        held.append(batch.copy() if isinstance(batch, (pd.DataFrame, np.ndarray)) else batch)
+        if isinstance(batch, pd.DataFrame):
+            batch.iloc[:, :] = batch.iloc[::-1].to_numpy()
+        elif isinstance(batch, np.ndarray):
+            batch[:] = 0
+        return [0] * len(batch)
+
+    predict.__annotations__["batch"] = annotation
+    Predictor(predict, InferOptions(batch_size=7)).run(chunk, 0)
+    assert sent(chunk).equals(before)
+    if annotation is pd.DataFrame:
+        pd.testing.assert_frame_equal(pd.concat(held), frame)
+    elif annotation is np.ndarray:
+        numbers = frame.select_dtypes("number").to_numpy()
+        assert np.concatenate(held).tolist() == numbers.tolist()
+    else:
+        whole = pl.concat(held).to_arrow() if annotation is pl.DataFrame else pa.concat_tables(held)
+        assert whole.to_pydict() == frame.to_dict("list")
 
 
 def test_writing_to_a_result_leaves_the_frame_alone() -> None:
@@ -329,6 +434,20 @@ def test_which_columns_come_back(make: Callable[[pa.Table], Any]) -> None:
 
 
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
+def test_a_replaced_column_stays_in_its_place(make: Callable[[pa.Table], Any]) -> None:
+    def halved(chunk: Any) -> pa.Table:
+        return pa.table({"n": [1] * chunk.num_rows, "b": [0.5] * chunk.num_rows})
+
+    table = pa.table({"a": [1, 2], "b": [3, 4], "c": [5, 6]})
+    done = predicted(make(table), halved, InferOptions(replace=("b",)))
+    assert names(done) == ["a", "b", "c", "n"]
+    done = done.collect() if isinstance(done, pl.LazyFrame) else done
+    assert next(iter(done["b"])) in (0.5, pa.scalar(0.5))
+    with pytest.raises(InferError, match="--replace z: the frame has no column 'z'"):
+        sources.source(make(table)).result(InferOptions(replace=("z",)))
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
 def test_frames_without_rows_or_predictions(make: Callable[[pa.Table], Any]) -> None:
     table = pa.table({"a": pa.array([1, 2], pa.int32()), "b": ["x", "y"]})
     none = pa.Table.from_batches([pa.RecordBatch.from_pylist([], table.schema)])
@@ -361,9 +480,14 @@ def test_missing_rows_are_an_error() -> None:
             result.finish()
 
 
-def test_two_thousand_columns_and_a_cell_of_a_hundred_megabytes() -> None:
-    wide = pd.DataFrame({f"c{n}": np.arange(100.0) for n in range(2000)})
-    pd.testing.assert_frame_equal(predicted(wide, counted).drop(columns="n"), wide)
+def test_twenty_thousand_columns_and_a_cell_of_a_hundred_megabytes() -> None:
+    wide = pd.DataFrame(np.arange(60_000.0).reshape(3, 20_000))
+    done = predicted(wide, counted).drop(columns="n")
+    pd.testing.assert_frame_equal(done, wide, check_column_type=False)
+    pd.testing.assert_frame_equal(batch_of(wide), wide)
+    table = pa.Table.from_pandas(wide)
+    for frame in (table, pl.DataFrame(table)):
+        assert len(names(predicted(frame, counted))) == 20_001
     large = pd.DataFrame({"a": ["x" * 100_000_000, "y", None, "z"]})
     done = predicted(large, batch_size=1)
     assert [len(cell) for cell in done["p_a"].dropna()] == [100_000_000, 1, 1]
@@ -388,6 +512,7 @@ def test_a_dictionary_s_size_is_not_the_rows() -> None:
         ([1, 2], r"a list.*pd\.DataFrame"),
         (None, "NoneType"),
         (Path("/no/where.parquet"), "no file or folder /no/where"),
+        (object(), "__arrow_c_stream__"),
         ("s3://bucket/rows.parquet", r"pyarrow\.dataset"),
         (pl.DataFrame({"a": [object()]}), "'a'.*Object"),
     ],
@@ -396,6 +521,58 @@ def test_a_dictionary_s_size_is_not_the_rows() -> None:
 def test_what_is_no_frame(thing: Any, told: str) -> None:
     with pytest.raises(InferError, match=told):
         sources.source(thing)
+
+
+# ── other libraries ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_an_object_with_arrow_s_interface_gives_a_table() -> None:
+    class Rows:
+        def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+            return pa.table({"a": [1, 2, 3]}).__arrow_c_stream__()
+
+    assert predicted(Rows(), counted).to_pydict() == {"a": [1, 2, 3], "n": [1.5] * 3}
+
+
+def test_a_duckdb_relation_gives_a_table() -> None:
+    duckdb = pytest.importorskip("duckdb")
+    relation = duckdb.sql("select i as a, 'row ' || i as b from range(5000) t(i)")
+    done = predicted(relation, counted, batch_size=1000)
+    assert done.equals(relation.to_arrow_table().append_column("n", [[1.5] * 5000]))
+
+
+def test_a_hugging_face_dataset_gives_a_dataset() -> None:
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_dict({"a": [1, 2, 3], "b": ["x", "y", "z"]}).select([2, 0])
+    done = predicted(data, counted)
+    assert isinstance(done, datasets.Dataset)
+    assert done.to_dict() == {"a": [3, 1], "b": ["z", "x"], "n": [1.5] * 2}
+    with pytest.raises(InferError, match=r"DatasetDict.*df\['train'\]"):
+        sources.source(datasets.DatasetDict({"train": data}))
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_text_files_give_parquet_files(tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "day=1"
+    folder.mkdir(parents=True)
+    (folder / "rows.csv").write_text("a,b\n1,x\n2,y\n3,\n")
+    done = predicted(folder / "rows.csv", counted, target=tmp_path / "new.parquet")
+    rows = {"a": [1, 2, 3], "b": ["x", "y", ""], "n": [1.5] * 3}
+    assert pq.read_table(done).to_pydict() == rows
+    whole = predicted(tmp_path / "data", counted)
+    assert [str(each.relative_to(whole)) for each in whole.rglob("*.*")] == ["day=1/rows.parquet"]
+    assert pq.read_table(whole).to_pydict() == {**rows, "day": [1] * 3}
+    for name in ("rows.jsonl", "rows.json.gz"):
+        text = b'{"a": 1, "b": {"c": [1]}}\n{"a": 2, "b": null}\n'
+        path = tmp_path / name
+        path.write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+        found = pq.read_table(predicted(path, counted))
+        assert found.to_pydict() == {"a": [1, 2], "b": [{"c": [1]}, None], "n": [1.5] * 2}
+    (tmp_path / "drifts.csv").write_text("a\n" + "1\n" * 800_000 + "x\n")
+    with pytest.raises(InferError, match=r"drifts\.csv has rows that differ from its first"):
+        predicted(tmp_path / "drifts.csv", counted, batch_size=100_000)
 
 
 # ── Parquet ──────────────────────────────────────────────────────────────────────────────────────
@@ -600,7 +777,7 @@ def test_files_that_differ_are_named(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("no data")
     with pytest.raises(InferError, match=r"notes\.txt"):
         sources.source(tmp_path)
-    with pytest.raises(InferError, match="no Parquet files"):
+    with pytest.raises(InferError, match="there are no files"):
         sources.source(tmp_path / "*.csv")
 
 

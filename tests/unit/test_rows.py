@@ -29,9 +29,14 @@ def steps(*counts: int, at_s: float = 1.0) -> Iterable[ev.Event]:
 
 
 def bar(
-    n: float, total: float | None, *, rank: int = 0, number: int = 0, at_s: float = 10.0,
+    n: float,
+    total: float | None,
+    *,
+    rank: int = 0,
+    number: int = 0,
+    at_s: float = 10.0,
     closed: bool = False,
-) -> list[ev.Event]:  # fmt: skip
+) -> list[ev.Event]:
     """Return a bar that was first seen at 0 s."""
     first = ev.Progress(0.0, rank, number, "train", 0.0, total)
     return [first, ev.Progress(at_s, rank, number, "train", n, total, "it", closed)]
@@ -104,9 +109,17 @@ def test_bars_inside_of_one_another_add_up() -> None:
 
 @pytest.mark.parametrize(
     ("n", "total", "expected"),
-    [(5, 10, 0.5), (20, 10, 1.0), (-3, 10, 0.0), (5, None, None), (5, 0, None), (5, -1, None),
-     (math.nan, 10, None), (5, math.inf, None)],
-)  # fmt: skip
+    [
+        (5, 10, 0.5),
+        (20, 10, 1.0),
+        (-3, 10, 0.0),
+        (5, None, None),
+        (5, 0, None),
+        (5, -1, None),
+        (math.nan, 10, None),
+        (5, math.inf, None),
+    ],
+)
 def test_progress_of_one_bar(n: float, total: float | None, expected: float | None) -> None:
     assert progress(running(1, *bar(n, total)).ranks[0]) == expected
 
@@ -154,9 +167,14 @@ def test_rows_that_are_handed_out_tell_how_far_the_gang_is() -> None:
     told = ev.RowsDone(2.0, done=1200, total=5000, in_flight=4, failed=0, began_s=0.5)
     gang = rank_rows.gang_row(running(2, bar, told), 2.0)
     assert gang["rows"] == {
-        "done": 1200, "total": 5000, "is_estimate": False, "per_s": 800.0,
-        "in_flight": 4, "tasks": None, "failed": 0,
-    }  # fmt: skip
+        "done": 1200,
+        "total": 5000,
+        "is_estimate": False,
+        "per_s": 800.0,
+        "in_flight": 4,
+        "tasks": None,
+        "failed": 0,
+    }
     assert gang["remaining_s"] == 5, "by all ranks' rows, not by one's bar"
     assert rank_rows.gang_row(running(2), 2.0)["rows"] is None
 
@@ -197,7 +215,7 @@ def test_only_ranks_that_failed_by_themselves_are_dead() -> None:
     told = [rank_rows.rank_row(r, m, 2.0) for r, m in zip(state.ranks, found, strict=True)]
     assert [row["phase"] for row in told] == ["stopped", "failed", "stopped", "failed"]
     assert told[0]["doing"] == told[2]["doing"] == "ended with the gang"
-    head, _ = rank_rows.fleet_columns(state, found, ())
+    head, _ = rank_rows.summary_columns(state, found, ())
     assert head["counts"] == {"stopped": 2, "failed": 2}
 
 

@@ -74,9 +74,7 @@ def test_a_shuffle_depends_on_its_seed_alone() -> None:
 
 
 @settings(deadline=None)  # the first of them imports torch
-@given(
-    world_size=RANKS, n_items=st.integers(0, 60), drop_last=st.booleans(), sized=st.booleans()
-)  # fmt: skip
+@given(world_size=RANKS, n_items=st.integers(0, 60), drop_last=st.booleans(), sized=st.booleans())
 def test_streams_are_dealt_out_in_rounds(
     world_size: int, n_items: int, drop_last: bool, sized: bool
 ) -> None:

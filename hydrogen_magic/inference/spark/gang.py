@@ -12,24 +12,27 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core.job import JobSpec, Plan, Slot
+from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.core.messages import EndTask, ReportStacks, TaskStatus, decode
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink, Placement
 from hydrogen_magic.driver.placements.local_agents import hub
+from hydrogen_magic.driver.placements.remote.rank_assignment import unassigned
 from hydrogen_magic.driver.placements.spark.application_limits import most_cores
 from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity, slots_now
-from hydrogen_magic.driver.placements.spark.remote_agents import agent_pool
+from hydrogen_magic.driver.placements.spark.hosts import endpoints
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 from hydrogen_magic.errors import InferError, PlacementError
 from hydrogen_magic.inference.run import InferenceRun
+from hydrogen_magic.inference.spark import cached_runs
+from hydrogen_magic.inference.spark.cached_runs import CachedRun
 from hydrogen_magic.inference.spark.prepared import PreparedRun, prepare
 from hydrogen_magic.inference.spark.progress import SparkProgress
 from hydrogen_magic.inference.spark.run import SparkRun
@@ -56,17 +59,29 @@ _DEFAULT_RANKS = 2
 
 
 def infer_on_spark(
-    frame: Any, captured: Captured, spec: JobSpec, options: InferOptions, *, title: str
+    frame: Any,
+    captured: Captured,
+    spec: JobSpec,
+    options: InferOptions,
+    *,
+    title: str,
+    resume: bool = False,
 ) -> InferenceRun:
     """Start to run the cell, and its ``predict`` over ``frame``, on Spark. Returns at once.
 
-    The result is a DataFrame that Spark caches. Raises what
-    :func:`~hydrogen_magic.inference.spark.prepared.prepare` raises; nothing was started then.
+    The result is a DataFrame that Spark caches. ``resume``: continue a run that was not finished. Raises
+    what :func:`~hydrogen_magic.inference.spark.prepared.prepare` raises, and InferError if something
+    changed since the run to resume; nothing was started then.
     """
-    place = _TaskPlacement(prepare(frame, captured, spec, options))
+    prepared = prepare(frame, captured, spec, options)
+    prints = cached_runs.fingerprint(frame, captured, spec, options)
+    begun = cached_runs.find(prints, prepared.session.application) if resume else None
+    if begun is None:
+        cached_runs.forget(prints)
+    place = _TaskPlacement(prepared, prints, begun)
     # No rank is late, since a task may come to it much later. Spark has the cell already.
     spec = replace(spec, placement="spark", np=place.n_ranks, start_timeout_s=math.inf)
-    captured = replace(captured, parcel=payload.pack(None))
+    captured = replace(captured, payload=payload.pack(None))
     gang = launcher.launch_captured(captured, spec, title=title, place=place)
     return InferenceRun(gang, lambda: place.agent_group.value)
 
@@ -74,19 +89,17 @@ def infer_on_spark(
 class _TaskPlacement(Placement):
     """See :class:`hydrogen_magic.driver.placements.Placement`."""
 
-    def __init__(self, prepared: PreparedRun) -> None:
+    def __init__(
+        self, prepared: PreparedRun, prints: Mapping[str, str], begun: CachedRun | None
+    ) -> None:
         self.n_ranks = _n_slots(prepared)
-        self.agent_group = TaskAgentGroup(prepared, self.n_ranks)
+        self.agent_group = TaskAgentGroup(prepared, self.n_ranks, prints, begun)
         self._prepared = prepared
 
     def plan(self, spec: JobSpec) -> Plan:
         share = self._prepared.share
         gpu = "assigned by Spark" if share.for_ranks else None
-        where = self._prepared.session.where
-        slots = (
-            Slot(rank, 0, 0, spec.np, spec.np, 1, where, gpu, address="") for rank in range(spec.np)
-        )
-        return Plan(tuple(slots), share.notes)
+        return unassigned(spec, self._prepared.session.where, gpu, share.notes)
 
     def open(self, spec: JobSpec) -> AgentGroup:
         return self.agent_group
@@ -105,17 +118,24 @@ def _n_slots(prepared: PreparedRun) -> int:
 class TaskAgentGroup:
     """The Python workers of one run; see :class:`hydrogen_magic.driver.placements.AgentGroup`."""
 
-    def __init__(self, prepared: PreparedRun, n_ranks: int) -> None:
+    def __init__(
+        self,
+        prepared: PreparedRun,
+        n_ranks: int,
+        prints: Mapping[str, str],
+        begun: CachedRun | None = None,
+    ) -> None:
+        self._prints = prints
         self.value: Any = None
         """The result, once it has succeeded."""
         self._n_ranks = n_ranks
         self._session = prepared.session
-        self._run = SparkRun(prepared)
+        self._run = SparkRun(prepared, begun.frame if begun is not None else None)
         self._predict = _with_inherited_properties(prepared, self._run.result)
         self._interval_s = max(_REPORT_S, n_ranks / _MAX_REPORTS_PER_S)
         self._progress = SparkProgress(n_ranks, self._interval_s)
         self._now_s: Callable[[], float] = time.monotonic
-        self._key = ""
+        self._key = self._gang = ""
         self._ends_tasks = False
         """Whether every worker that reports is told to end its task."""
         self._is_stopped = False
@@ -126,6 +146,7 @@ class TaskAgentGroup:
 
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
         self._now_s = attempt.job.now_s
+        self._gang = attempt.gang
         keys = hub().admit(self._receive)
         self._key = keys.key
         try:
@@ -149,11 +170,11 @@ class TaskAgentGroup:
     def _report_to(self, keys: Any) -> dict[str, Any] | None:
         """Return where and how tasks report their progress, None if they cannot."""
         try:
-            endpoints = agent_pool().endpoints(self._session)
+            reachable = endpoints(self._session)
         except PlacementError:
             return None
         return {
-            "endpoints": endpoints,
+            "endpoints": reachable,
             "server_key": keys.server_key,
             "key": keys.key,
             "secret": keys.secret,
@@ -200,9 +221,11 @@ class TaskAgentGroup:
         """Emit how it ended. Raises the error that ended it."""
         now_s, error = self._now_s(), job.exception()
         if error is not None:
+            self._keep(now_s, sink)
             self._emit_failure(error, now_s, sink)
             raise error
         self.value = job.result()
+        cached_runs.forget(self._prints, result=self.value)
         if self._is_stopped:  # after the last row: the result will not be used
             self.value.unpersist()
         self._emit(sink, self._progress.end(now_s, self._run.n_rows or 0))
@@ -211,6 +234,16 @@ class TaskAgentGroup:
             sink.deliver(rank, ResultPart(CELL_VALUE), value)
             sink.emit(ev.RankResult(now_s, rank, value.nbytes))
             sink.emit(ev.RankExited(now_s, rank, 0, asked=True))
+
+    def _keep(self, now_s: float, sink: EventSink) -> None:
+        """Leave the partitions that Spark has cached to a run with ``--resume``."""
+        if self._run.unfinished is None:
+            return
+        application = self._session.application
+        run = CachedRun(self._gang, self._prints, self._run.unfinished, application)
+        cached_runs.keep(run)
+        text = "Spark keeps the finished partitions in its cache: run the cell with --resume to continue"
+        sink.emit(ev.Notice(now_s, "warning", text))
 
     def _emit_failure(self, error: BaseException, now_s: float, sink: EventSink) -> None:
         self._emit(sink, self._progress.events(now_s))

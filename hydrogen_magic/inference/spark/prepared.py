@@ -25,7 +25,8 @@ from hydrogen_magic import plugins
 from hydrogen_magic.capture.values import Captured
 from hydrogen_magic.core import memory_settings
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.driver.placements.spark import forwarded_settings, gpu_resources, packaging
+from hydrogen_magic.driver.placements.remote import forwarded_settings, packaging
+from hydrogen_magic.driver.placements.spark import gpu_resources
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.executors import roster
 from hydrogen_magic.driver.placements.spark.session import Session, SparkJobError
@@ -72,7 +73,7 @@ def prepare(frame: Any, captured: Captured, spec: JobSpec, options: InferOptions
         predicted = parse_schema(options.schema)
         options.check_names(predicted.names, frame.columns)
         _schemas(frame, kept, options.result_schema(predicted))
-    sent = shipping.send(session, captured.parcel)
+    sent = shipping.send(session, captured.payload)
     return PreparedRun(
         frame, session, options, share, sent, kept, _config(captured, spec, options, sent, share)
     )
@@ -105,13 +106,18 @@ class PreparedRun:
             config["columns"] = predicted.serialize().to_pybytes()
         else:
             predicted, config["columns"] = parse_schema(self.options.schema), b""
+            self.options.check_replaced(predicted.names)
         self.options.check_names(predicted.names, self.frame.columns)
         added = self.options.result_schema(predicted)
         schema, config["of_spark"] = _schemas(self.frame, self.kept, added)
         config["kept"] = self.kept
-        return _mapped(
+        result = _mapped(
             self.session, self.frame, _task(config, self.sent), schema, self.share.profile
         )
+        if not self.options.replace:
+            return result
+        order = self.options.order(self.frame.columns, added.names)
+        return result.select(*(f"`{name.replace('`', '``')}`" for name in order))
 
     def _first_columns(self, task: Callable[..., Any], tag: str) -> pa.Schema:
         """Run the cell and predict the first batch on an executor; return the predicted columns.
@@ -200,7 +206,7 @@ def _config(
     share: gpu_resources.TaskResources,
 ) -> dict[str, Any]:
     """Return the message to a task. Without ``columns``, it returns those of the first batch."""
-    needs = {name.partition(".")[0] for name in captured.needs}
+    needs = {name.partition(".")[0] for name in captured.required_modules}
     needs -= _SENT_MODULES.union(plugins.shipped())
     return {
         "package": sent.package_digest,

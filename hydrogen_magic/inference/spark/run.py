@@ -24,9 +24,12 @@ class SparkRun:
     :meth:`result` blocks; the other methods may be called meanwhile from any thread.
     """
 
-    def __init__(self, prepared: PreparedRun) -> None:
+    def __init__(self, prepared: PreparedRun, begun: Any = None) -> None:
+        """``begun``: the unfinished result of an earlier run, if one is resumed."""
         self.n_rows: int | None = None
         """Rows of the result, None before the end."""
+        self.unfinished: Any = begun
+        """The result, of which Spark has cached some partitions; None before the first one."""
         self._prepared = prepared
         self._session = prepared.session
         self._tag = f"hydrogen_magic-infer-{secrets.token_hex(4)}"
@@ -45,23 +48,20 @@ class SparkRun:
         try:
             with self._progress_handler():
                 self._raise_if_stopped()
-                frame = self._prepared.predicted(self._first_tag, report_to)
-                self._raise_if_stopped()
+                if self.unfinished is None:
+                    frame = self._prepared.predicted(self._first_tag, report_to)
+                    self._raise_if_stopped()
+                    self.unfinished = frame.persist()
                 self._reported.clear()
-                return self._cached(frame)
+                return self._counted(self.unfinished)
         except SparkJobError as error:
             if error.kind == "cancelled" and self._is_stopped.is_set():
                 raise GangStoppedError("stopped: Spark has cancelled the job") from error
             raise as_error(error) from error
 
-    def _cached(self, frame: Any) -> Any:
-        cached = frame.persist()
-        try:
-            n_rows = self._session.run(cached.count, self._tag, "hydrogen_magic %%infer")
-            self._raise_if_stopped()
-        except BaseException:
-            cached.unpersist()
-            raise
+    def _counted(self, cached: Any) -> Any:
+        n_rows = self._session.run(cached.count, self._tag, "hydrogen_magic %%infer")
+        self._raise_if_stopped()
         self.n_rows = int(n_rows)
         # The last report of Connect may be older than the end of the last task.
         self._reported = {stage: (total, total) for stage, (_, total) in self._reported.items()}

@@ -7,15 +7,23 @@ copied if they could share memory.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
+from hydrogen_magic.node.prediction.block_rows import BlockRows
+from hydrogen_magic.node.prediction.chunking import one_batch
+
 __all__ = ["copied", "copied_column", "written"]
 
 
-def copied(rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the same rows and schema in their own memory."""
+def copied(rows: Any) -> Any:
+    """Return the same rows and schema, of a RecordBatch or :class:`BlockRows`, in their own memory."""
+    if isinstance(rows, BlockRows):
+        blocks = [block.copy("K") for block in rows.blocks]
+        table = pa.Table.from_batches([copied(one_batch(rows.table))])
+        return replace(rows, blocks=blocks, table=table)
     nbytes = written(rows, pa.MockOutputStream()).tell()
     own = pa.allocate_buffer(nbytes, memory_pool=pa.system_memory_pool())
     written(rows, pa.FixedSizeBufferWriter(own))

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from hydrogen_magic.node.prediction.arrow_types import is_list_of_numbers
-from hydrogen_magic.node.prediction.chunking import in_groups
+from hydrogen_magic.node.prediction.block_rows import BlockRows
+from hydrogen_magic.node.prediction.chunking import in_groups, one_batch
 from hydrogen_magic.node.prediction.ndarray_columns import shaped
 
 __all__ = ["empty_of_numbers", "nullable_dtype", "numbers", "part", "whole"]
@@ -33,7 +34,7 @@ def nullable_dtype(kind: pa.DataType) -> Any:
     return pd.api.types.pandas_dtype(str(kind).replace("uint", "UInt").replace("int", "Int"))
 
 
-def whole(rows: pa.RecordBatch, first_row: int) -> Any:
+def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
     """Return rows as a DataFrame whose index counts the rows of the frame.
 
     Integers and booleans with nulls get nullable dtypes, and are Python objects inside lists: floats
@@ -41,6 +42,8 @@ def whole(rows: pa.RecordBatch, first_row: int) -> Any:
     """
     import pandas as pd
 
+    if isinstance(rows, BlockRows):
+        return _of_blocks(rows, first_row)
     frame = pa.Table.from_batches([rows]).to_pandas(use_threads=False)
     for place, (field, column) in enumerate(zip(rows.schema, rows.columns, strict=True)):
         if isinstance(field.type, pa.FixedShapeTensorType):
@@ -92,26 +95,41 @@ def empty_of_numbers(schema: pa.Schema) -> Any:
     return empty if is_plain and is_whole else None
 
 
-def numbers(
-    rows: pa.RecordBatch, first_row: int, bounds: Sequence[tuple[int, int]], like: Any
-) -> Iterator[Any]:
+def numbers(values: Any, index: Any, bounds: Sequence[tuple[int, int]], like: Any) -> Iterator[Any]:
     """Yield DataFrames of numbers of one type, in their own memory.
 
-    ``like``: the result of :func:`empty_of_numbers`, with their labels and ``attrs``.
+    ``values``: an array (columns, rows). ``index``: of these rows. ``like``: an empty DataFrame with their
+    labels and ``attrs``.
     """
     import pandas as pd
 
-    values = [column.to_numpy(zero_copy_only=True) for column in rows.columns]
+    def empty(start: int, stop: int) -> tuple[Any, Any, Any]:
+        part = values[:, start:stop]
+        block = np.empty_like(part)  # in the same order, so that copying it is fast
+        frame = pd.DataFrame(block.T, index=index[start:stop], copy=False)
+        return part, block, _labelled(frame, like)
 
-    def empty(start: int, stop: int) -> tuple[int, int, Any, Any]:
-        block = np.empty((len(values), stop - start), values[0].dtype)
-        index = pd.RangeIndex(first_row + start, first_row + stop)
-        labels = like.columns.view()  # predict may set their name
-        frame = pd.DataFrame(block.T, index=index, columns=labels, copy=False)
-        frame.attrs = copy.deepcopy(like.attrs)
-        return start, stop, block, frame
-
-    for start, stop, block, frame in in_groups(empty, bounds):
-        for place, column in enumerate(values):
-            block[place] = column[start:stop]
+    for part, block, frame in in_groups(empty, bounds):
+        block[...] = part
         yield frame
+
+
+def _labelled(frame: Any, like: Any) -> Any:
+    frame.columns = like.columns.view()  # predict may set their name
+    frame.attrs = copy.deepcopy(like.attrs)
+    return frame
+
+
+def _of_blocks(rows: BlockRows, first_row: int) -> Any:
+    """Return rows as a DataFrame that shares the memory of their blocks."""
+    import pandas as pd
+
+    index = rows.index(first_row)
+    parts = [pd.DataFrame(block, index=index, copy=False) for block in rows.blocks]
+    if len(rows.layout.others) or not parts:
+        others = rows.table.select(range(len(rows.layout.others)))
+        parts.append(whole(one_batch(others), first_row).set_axis(index))
+    order = rows.layout.order
+    frame = parts[0] if len(parts) == 1 else pd.concat(parts, axis=1)
+    is_ordered = bool((order[:-1] <= order[1:]).all())
+    return _labelled(frame if is_ordered else frame.iloc[:, order], rows.layout.like)

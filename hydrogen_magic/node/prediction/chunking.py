@@ -12,6 +12,7 @@ __all__ = [
     "CHUNK_BYTES",
     "ChunkSizer",
     "in_groups",
+    "one_batch",
     "rebatched",
     "side_by_side",
     "sliced",
@@ -42,18 +43,15 @@ class ChunkSizer:
             self.rows = self._batch_size * max(1, n_batches)
 
 
-def _row_bytes(table: pa.Table) -> int:
+def _row_bytes(rows: Any) -> int:
     """Return the size of the rows without the dictionaries, which each chunk holds as a whole."""
-    return sum(
-        chunk.indices.nbytes if pa.types.is_dictionary(chunk.type) else chunk.nbytes
-        for column in table.columns
-        for chunk in column.chunks
-    )
+    table = getattr(rows, "table", rows)
+    encoded = (n for n, kind in enumerate(table.schema.types) if pa.types.is_dictionary(kind))
+    chunks = [chunk for n in encoded for chunk in table.column(n).chunks]
+    return int(rows.nbytes - sum(chunk.nbytes - chunk.indices.nbytes for chunk in chunks))
 
 
-def sliced(
-    take: Callable[[int, int], pa.Table], n_rows: int, batch_size: int
-) -> Iterator[pa.Table]:
+def sliced(take: Callable[[int, int], Any], n_rows: int, batch_size: int) -> Iterator[Any]:
     """Yield chunks of ``n_rows`` rows, an empty one if there are none.
 
     ``take`` returns a number of rows from a first row on.
@@ -69,18 +67,22 @@ def sliced(
 
 
 def rebatched(pieces: Iterable[Any], schema: pa.Schema, sizer: ChunkSizer) -> Iterator[pa.Table]:
-    """Yield the rows of tables or record batches of any size in chunks of ``sizer.rows`` rows."""
+    """Yield the rows of tables or record batches of any size in chunks of ``sizer.rows`` rows.
+
+    Pieces without rows are left out: PyArrow writes invalid IPC for such an array of another library if it
+    has an offset.
+    """
     waiting: list[pa.Table] = []
     n_waiting = n_yielded = 0
     for piece in pieces:
         table = pa.Table.from_batches([piece]) if isinstance(piece, pa.RecordBatch) else piece
-        waiting.append(table)
+        waiting += [table] if table.num_rows else []
         n_waiting += table.num_rows
         while n_waiting >= sizer.rows:
             together = pa.concat_tables(waiting)
             chunk = together.slice(0, sizer.rows)
-            waiting = [together.slice(chunk.num_rows)]
             n_waiting -= chunk.num_rows
+            waiting = [together.slice(chunk.num_rows)] if n_waiting else []
             n_yielded += 1
             sizer.saw(chunk)
             yield chunk
@@ -95,6 +97,12 @@ def in_groups(made: Callable[[int, int], Any], bounds: Sequence[tuple[int, int]]
     todo = iter(bounds)
     while group := [made(start, stop) for start, stop in islice(todo, _MADE_AHEAD)]:
         yield from group
+
+
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    """Return all rows of a table in one RecordBatch."""
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], table.schema)
 
 
 def table_of(arrays: list[Any], schema: pa.Schema, n_rows: int) -> pa.Table:

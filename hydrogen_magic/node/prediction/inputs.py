@@ -19,6 +19,7 @@ from hydrogen_magic.node.prediction import annotations as kinds
 from hydrogen_magic.node.prediction import arrow_to_pandas
 from hydrogen_magic.node.prediction.arrow_copies import copied
 from hydrogen_magic.node.prediction.arrow_types import is_list_of_numbers, is_number
+from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.chunking import in_groups
 from hydrogen_magic.node.prediction.column_names import refuse_repeated
 from hydrogen_magic.node.prediction.ndarray_columns import array_of, shaped
@@ -39,16 +40,21 @@ class BatchConverter:
         """A schema and its ``arrow_to_pandas.empty_of_numbers``."""
 
     def batches(
-        self, rows: pa.RecordBatch, first_row: int, bounds: Sequence[tuple[int, int]]
+        self,
+        rows: pa.RecordBatch | BlockRows,
+        first_row: int,
+        bounds: Sequence[tuple[int, int]],
     ) -> Iterator[Any]:
         """Yield the rows within each of ``bounds``, which are consecutive.
 
         ``first_row``: number of the first of ``rows``, for the index of pandas. Raises InferError with
         the column that cannot be converted, if possible before the first batch.
         """
-        empty = self._empty_of_numbers(rows)
-        if empty is not None:
-            return arrow_to_pandas.numbers(rows, first_row, bounds, empty)
+        if isinstance(rows, BlockRows) and not self._takes_blocks(rows):
+            rows = rows.to_batch()
+        found = self._numbers(rows)
+        if found is not None:
+            return arrow_to_pandas.numbers(found[0], _index_of(rows, first_row), bounds, found[1])
         begin, end = bounds[0][0], bounds[-1][1]
         rows, first_row = rows.slice(begin, end - begin), first_row + begin
         own = copied(rows) if self._kind in _SHARING else rows
@@ -59,16 +65,28 @@ class BatchConverter:
             return (self._convert(own, first_row, start, stop) for start, stop in bounds)
         return in_groups(lambda start, stop: _cut(whole, start, stop), bounds)
 
-    def _empty_of_numbers(self, rows: pa.RecordBatch) -> Any:
-        """Return an empty DataFrame like ``rows`` if they are one block of numbers, else None."""
-        if self._kind != kinds.PANDAS or any(column.null_count for column in rows.columns):
+    def _takes_blocks(self, rows: BlockRows) -> bool:
+        is_array = self._kind in (kinds.ARRAY, kinds.TENSOR)
+        return self._kind == kinds.PANDAS or (is_array and rows.layout.is_one_block)
+
+    def _numbers(self, rows: pa.RecordBatch | BlockRows) -> tuple[Any, Any] | None:
+        """Return an array (columns, rows) and an empty DataFrame if ``rows`` are one block for pandas."""
+        if self._kind != kinds.PANDAS:
             return None
+        if isinstance(rows, BlockRows):
+            layout = rows.layout
+            return (rows.blocks[0].T, layout.like) if layout.is_one_block else None
         schema = rows.schema
         if self._empty is None or not schema.equals(self._empty[0], check_metadata=True):
             self._empty = schema, arrow_to_pandas.empty_of_numbers(schema)
-        return self._empty[1]
+        empty = self._empty[1]
+        if empty is None or any(column.null_count for column in rows.columns):
+            return None
+        return np.stack([column.to_numpy() for column in rows.columns]), empty
 
-    def _convert(self, rows: pa.RecordBatch, first_row: int, start: int, stop: int) -> Any:
+    def _convert(
+        self, rows: pa.RecordBatch | BlockRows, first_row: int, start: int, stop: int
+    ) -> Any:
         if self._kind in _WITH_UNIQUE_NAMES:
             remedy = "rename one, or annotate predict's batch as pandas DataFrame or pa.Table"
             refuse_repeated(rows.schema.names, "the frame has", remedy)
@@ -77,6 +95,14 @@ class BatchConverter:
             return arrow_to_pandas.whole(part, first_row + start)
         value = _CONVERSIONS[self._kind](part)
         return value if self._module is None else _for_module(value, self._module)
+
+
+def _index_of(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
+    if isinstance(rows, BlockRows):
+        return rows.index(first_row)
+    import pandas as pd
+
+    return pd.RangeIndex(first_row, first_row + rows.num_rows)
 
 
 def _cut(value: Any, start: int, stop: int) -> Any:
@@ -136,8 +162,10 @@ def _to_array(rows: pa.RecordBatch) -> Any:
     return _writable(_array(rows))
 
 
-def _array(rows: pa.RecordBatch) -> Any:
+def _array(rows: pa.RecordBatch | BlockRows) -> Any:
     """Return the only column of lists with its shape, or the columns of numbers side by side."""
+    if isinstance(rows, BlockRows):
+        return np.array(rows.blocks[0], order="C")
     places = _numeric_places(rows.schema)
     names = rows.schema.names  # a new list for each access
     arrays = [shaped(rows.column(place), names[place]) for place in places]

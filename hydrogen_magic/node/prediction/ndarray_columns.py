@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.arrow_types import is_list_of_numbers
 
-__all__ = ["array_of", "shaped"]
+__all__ = ["array_of", "has_tensors", "shaped", "tensors"]
 
 
 def array_of(column: pa.Array, name: str) -> Any:
@@ -50,6 +50,20 @@ def shaped(column: pa.Array, name: str) -> Any:
             " pad them, or annotate predict's batch as pa.Table or dict[str, np.ndarray]"
         )
     return array
+
+
+def has_tensors(kind: pa.DataType) -> bool:
+    """Return whether values are tensors of one shape, with two or more dimensions."""
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return True
+    is_list = pa.types.is_fixed_size_list(kind) and is_list_of_numbers(kind)
+    return is_list and pa.types.is_fixed_size_list(kind.value_type)
+
+
+def tensors(column: pa.Array) -> list[Any]:
+    """Return each value of a column of tensors as an array that may be written, None for null."""
+    cells = iter(np.array(shaped(column.drop_null(), "")))
+    return [next(cells) if is_valid else None for is_valid in column.is_valid().to_pylist()]
 
 
 def _numbers(column: pa.Array, name: str) -> Any:

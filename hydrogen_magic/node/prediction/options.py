@@ -33,6 +33,8 @@ class InferOptions:
     output with rows."""
     on_error: str = "fail"
     """fail: raise; null: predictions are null; collect: as null, with a column of error messages."""
+    replace: tuple[str, ...] = ()
+    """Columns of the frame that ``predict`` changes: the predicted ones take their places."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -52,18 +54,30 @@ class InferOptions:
     def kept(self, names: Sequence[str]) -> list[str]:
         """Return which of a frame's columns ``names`` to keep, in the order of ``columns``.
 
-        Raises InferError if one of ``columns`` does not exist.
+        Raises InferError if one of ``columns`` or ``replace`` does not exist.
         """
-        asked = self.columns or ()
-        missing = [name for name in asked if name not in names]
-        if missing:
-            raise InferError(
-                f"--columns {','.join(asked)}: the frame has no column {missing[0]!r};"
-                f" it has {listed(names)}"
-            )
-        if self.only:
-            return []
-        return list(names if self.columns is None else self.columns)
+        known = set(names)
+        for option, asked in (("--columns", self.columns or ()), ("--replace", self.replace)):
+            missing = [name for name in asked if name not in known]
+            if missing:
+                raise InferError(
+                    f"{option} {','.join(asked)}: the frame has no column {missing[0]!r};"
+                    f" it has {listed(names)}"
+                )
+        return [name for name in self._asked(names) if name not in self.replace]
+
+    def _asked(self, names: Sequence[str]) -> Sequence[str]:
+        return () if self.only else names if self.columns is None else self.columns
+
+    def order(self, names: Sequence[str], predicted: Sequence[str]) -> list[str]:
+        """Return the columns of the result: a replaced one is where the frame has it, new ones follow.
+
+        ``names``: the frame's columns. Columns that ``predict`` did not return are left out.
+        """
+        missing = set(self.replace).difference(predicted)
+        own = [name for name in self._asked(names) if name not in missing]
+        known = set(own)
+        return [*own, *(name for name in predicted if name not in known)]
 
     def check_names(self, predicted: Sequence[str], names: Sequence[str]) -> None:
         """Raise InferError if a predicted column has the name of another column of the result.
@@ -74,9 +88,9 @@ class InferOptions:
         for name in predicted:
             if name in taken:
                 raise InferError(
-                    f"predict returned a column {name!r}, but the frame has one of that name: rename the"
-                    f' predicted one, as in return {{"{name}_predicted": …}}, or drop the frame\'s with'
-                    " --columns or --only"
+                    f"predict returned a column {name!r} that differs from the frame's: replace the"
+                    f" frame's with --replace {name}, or return the new one under another name, such as"
+                    f" {name}_predicted"
                 )
             if self.collects and name == ERROR_COLUMN:
                 raise InferError(
@@ -87,6 +101,15 @@ class InferOptions:
             raise InferError(
                 f"the frame has a column {ERROR_COLUMN!r}, which --on-error collect adds: rename it, or"
                 " drop it with --columns or --only"
+            )
+
+    def check_replaced(self, predicted: Sequence[str]) -> None:
+        """Raise InferError if ``predict`` does not return a column of ``replace``."""
+        missing = [name for name in self.replace if name not in predicted]
+        if missing:
+            raise InferError(
+                f"--replace {','.join(self.replace)}: predict returned no column {missing[0]!r}, but"
+                f" {listed(predicted)}"
             )
 
     def result_schema(self, predicted: Any) -> Any:

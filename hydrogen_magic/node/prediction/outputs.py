@@ -26,7 +26,7 @@ from hydrogen_magic.node.prediction.column_values import array_from, is_a, is_si
 from hydrogen_magic.node.prediction.schema_unify import MisfitError
 from hydrogen_magic.serialization.pickling_errors import describe
 
-__all__ = ["PREDICTION", "columns_of"]
+__all__ = ["PREDICTION", "columns_of", "in_order"]
 
 PREDICTION = "prediction"
 """The name of a column without one."""
@@ -61,7 +61,7 @@ def columns_of(
     fields = {} if known is None else {field.name: field for field in known}
     columns = {}
     for name, part in named:
-        whole = [part] * n_rows if name in singles else _in_order(part, index)
+        whole = [part] * n_rows if name in singles else in_order(part, index)
         columns[name] = array_from(whole, n_rows, name, fields.get(name))
         _check_rows(len(columns[name]), n_rows, part, f" in column {name!r}")
     return columns
@@ -91,7 +91,7 @@ def _named(value: Any, n_rows: int, index: Any) -> Iterator[tuple[str, Any]]:
         yield from ((str(name), part) for name, part in value.items())
     elif is_a(value, "pandas", "DataFrame"):
         _check_rows(len(value), n_rows, value)
-        ordered = _in_order(value, index)
+        ordered = in_order(value, index)
         names = _pandas_names(value)
         yield from ((name, ordered.iloc[:, place]) for place, name in enumerate(names))
     elif is_a(value, "polars", "LazyFrame"):
@@ -144,7 +144,7 @@ def _pandas_names(frame: Any) -> list[str]:
     return [f"{PREDICTION}_{place}" for place in range(count)] if count > 1 else [PREDICTION]
 
 
-def _in_order(part: Any, index: Any) -> Any:
+def in_order(part: Any, index: Any) -> Any:
     """Return a pandas object in the order of the batch's index, if it has the same labels."""
     if index is None or not (is_a(part, "pandas", "Series") or is_a(part, "pandas", "DataFrame")):
         return part

@@ -11,16 +11,18 @@ its calls would notice.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.annotations import PANDAS
+from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.calling import caller_of
 from hydrogen_magic.node.prediction.chunking import table_of
 from hydrogen_magic.node.prediction.ddl import parse_schema
@@ -28,8 +30,9 @@ from hydrogen_magic.node.prediction.inputs import BatchConverter
 from hydrogen_magic.node.prediction.numeric_buffers import NumericBuffers
 from hydrogen_magic.node.prediction.options import ERROR_COLUMN, InferOptions
 from hydrogen_magic.node.prediction.outputs import columns_of
+from hydrogen_magic.node.prediction.own_columns import OwnColumns
 from hydrogen_magic.node.prediction.row_labels import first_row_text, rows_text
-from hydrogen_magic.node.prediction.schema_unify import MisfitError, fit, merge
+from hydrogen_magic.node.prediction.schema_unify import MisfitError, check_columns, fit, joined
 
 __all__ = ["ChunkOutput", "Predictor", "RowFailure"]
 
@@ -39,6 +42,7 @@ _MAX_REASON_CHARACTERS = 500
 """Of the text of an exception, which may contain whole arrays."""
 
 _Columns = dict[str, pa.Array]
+_Rows: TypeAlias = "pa.RecordBatch | BlockRows"
 
 
 @dataclass(frozen=True)
@@ -98,27 +102,29 @@ class Predictor:
         """Those of the chunk, once its columns are known."""
         self._rows = range(0)
         """Numbers of the chunk's rows."""
+        self._own = OwnColumns(options, self._caller.kind)
         self._names_checked_for: list[str] | None = None
         self._refusal: InferError | None = None
         """The error of names that clash: no row causes it, so it is raised whatever ``on_error`` is."""
 
     def adopt(self, schema: pa.Schema) -> None:
-        """Use the predicted columns that another rank found; its types replace those found here.
+        """Use the predicted columns that another rank found, with types for its values and those found here.
 
         ``schema`` may include the column of collected errors. Raises InferError if the columns differ.
         """
         if self._options.collects and ERROR_COLUMN in schema.names:
             schema = schema.remove(schema.get_field_index(ERROR_COLUMN))
         try:
-            self.schema = schema if self.schema is None else merge(schema, self.schema)
+            self.schema = self._joined(schema, self.schema or schema)
         except MisfitError as error:
             raise InferError(str(error)) from None
 
-    def run(self, table: pa.Table | pa.RecordBatch, first_row: int) -> ChunkOutput:
+    def run(self, table: pa.Table | BlockRows, first_row: int) -> ChunkOutput:
         """Return the predictions for ``table``, whose first row has the number ``first_row``.
 
-        Neither these nor the batches share its memory. ``predict`` is not called without rows. Raises
-        InferError for a failed batch if ``on_error`` is ``fail``, caused by the error of ``predict``.
+        Neither these nor the batches share its memory. Without rows, ``predict`` is called only for the
+        columns that it returns. Raises InferError for a failed batch if ``on_error`` is ``fail``, caused by
+        the error of ``predict``.
         """
         self._numbers, self._rows = None, range(first_row, first_row + table.num_rows)
         parts: list[_RowRange] = []
@@ -126,8 +132,21 @@ class Predictor:
             self._check_names(rows.schema.names)
             parts += self._run(rows, first_row)
             first_row += rows.num_rows
+        if not table.num_rows and self.schema is None:
+            self._find_columns(table.schema)
         failures = tuple(part.failure for part in parts if part.failure is not None)
         return ChunkOutput(self._assembled(parts), failures)
+
+    def _find_columns(self, schema: pa.Schema) -> None:
+        """Predict a batch without rows; a ``predict`` that cannot do that is no error."""
+        rows = pa.RecordBatch.from_arrays(
+            [pa.array([], each.type) for each in schema], schema=schema
+        )
+        try:
+            list(self._attempt(rows, 0, ((0, 0),)))
+        except Exception as error:
+            text = f"predict failed for a batch without rows ({_reason(error)})"
+            print(f"{text}: set its columns with --schema", file=sys.stderr)
 
     def close(self) -> None:
         """End a ``predict`` that reads an iterator, so that its ``finally`` runs."""
@@ -135,7 +154,7 @@ class Predictor:
 
     # ── batches ──────────────────────────────────────────────────────────────────────────────────
 
-    def _run(self, rows: pa.RecordBatch, first_row: int) -> Iterator[_RowRange]:
+    def _run(self, rows: _Rows, first_row: int) -> Iterator[_RowRange]:
         """Yield the predictions of each batch of ``rows``, in order."""
         size, end = self._options.batch_size, rows.num_rows
         todo = deque((start, min(start + size, end)) for start in range(0, end, size))
@@ -153,7 +172,7 @@ class Predictor:
                 yield from self._search(batch, first_row + start, error, iter(range(_MAX_RETRIES)))
 
     def _attempt(
-        self, rows: pa.RecordBatch, first_row: int, bounds: Sequence[tuple[int, int]]
+        self, rows: _Rows, first_row: int, bounds: Sequence[tuple[int, int]]
     ) -> Iterator[_Columns | None]:
         """Yield the columns for each batch in ``bounds``, None if they are in the numeric buffers."""
         indexes: deque[Any] = deque()
@@ -163,11 +182,12 @@ class Predictor:
             if self._buffered(value, first_row + start, n_rows):
                 yield None
             else:
-                yield self._fitted(columns_of(value, n_rows, index, self.schema), rows)
+                batch = rows.slice(start, n_rows)
+                yield self._fitted(self._columns(value, batch, first_row + start, index), batch)
 
     def _batches(
         self,
-        rows: pa.RecordBatch,
+        rows: _Rows,
         first_row: int,
         bounds: Sequence[tuple[int, int]],
         indexes: deque[Any],
@@ -176,6 +196,20 @@ class Predictor:
         for batch in self._converter.batches(rows, first_row, bounds):
             indexes.append(batch.index if self._caller.kind == PANDAS else None)
             yield batch
+
+    def _columns(self, value: Any, rows: _Rows, first_row: int, index: Any) -> _Columns:
+        """Return the columns of a returned value, without those of the frame that it has unchanged."""
+        value = self._own.without_unchanged(value, rows, first_row, index)
+        columns = columns_of(value, rows.num_rows, index, self.schema)
+        changed = self._own.drop_unchanged(columns, rows, first_row)
+        if changed:
+            self._checked(lambda: self._options.check_names(changed, rows.schema.names))
+        if not columns:
+            raise MisfitError(
+                "predict returned the columns of the frame without a change: add a column, or return"
+                " the predictions alone"
+            )
+        return columns
 
     def _buffered(self, value: Any, first_row: int, n_rows: int) -> bool:
         if self._numbers is None:
@@ -186,12 +220,12 @@ class Predictor:
 
     # ── one schema ───────────────────────────────────────────────────────────────────────────────
 
-    def _fitted(self, columns: _Columns, rows: pa.RecordBatch) -> _Columns:
+    def _fitted(self, columns: _Columns, rows: _Rows) -> _Columns:
         """Return ``columns`` in the schema, whose unknown types they may set."""
         types = [(name, array.type) for name, array in columns.items()]
         if self.schema is not None and types == _named_types(self.schema):
             return columns
-        merged = merge(self.schema, pa.schema(types))
+        merged = self._joined(self.schema, pa.schema(types))
         is_declared = self._options.schema is not None
         fitted = {
             field.name: fit(columns[field.name], field, is_declared=is_declared) for field in merged
@@ -201,16 +235,27 @@ class Predictor:
             self._check_names(rows.schema.names)
         return fitted
 
+    def _joined(self, known: pa.Schema | None, found: pa.Schema) -> pa.Schema:
+        if known is not None and self._options.schema is not None:
+            check_columns(known.names, found.names)
+            return known
+        return joined(known, found, as_text=self._options.collects)
+
     def _check_names(self, frame_names: list[str]) -> None:
         """Raise InferError if a predicted column has the name of another one."""
         if self.schema is None or self._names_checked_for == frame_names:
             return
+        predicted = self.schema.names
+        self._checked(lambda: self._options.check_names(predicted, frame_names))
+        self._checked(lambda: self._options.check_replaced(predicted))
+        self._names_checked_for = frame_names
+
+    def _checked(self, check: Callable[[], None]) -> None:
         try:
-            self._options.check_names(self.schema.names, frame_names)
+            check()
         except InferError as error:
             self._refusal = error
             raise
-        self._names_checked_for = frame_names
 
     def _assembled(self, parts: list[_RowRange]) -> pa.Table:
         """Return all parts as a table of the current schema."""
@@ -240,7 +285,7 @@ class Predictor:
 
     # ── failures ─────────────────────────────────────────────────────────────────────────────────
 
-    def _raise_unless_allowed(self, rows: pa.RecordBatch, first_row: int, error: Exception) -> None:
+    def _raise_unless_allowed(self, rows: _Rows, first_row: int, error: Exception) -> None:
         """Raise InferError for a failed batch if ``on_error`` is ``fail``."""
         if error is self._refusal:
             raise error
@@ -255,7 +300,7 @@ class Predictor:
         ) from error
 
     def _search(
-        self, rows: pa.RecordBatch, first_row: int, error: Exception, retries: Iterator[int]
+        self, rows: _Rows, first_row: int, error: Exception, retries: Iterator[int]
     ) -> Iterator[_RowRange]:
         """Yield the predictions of rows that failed together, except for as few rows as possible."""
         if rows.num_rows == 1:
@@ -276,7 +321,7 @@ class Predictor:
                 yield _RowRange(half.num_rows, columns)
 
 
-def _failed(rows: pa.RecordBatch, first_row: int, error: Exception) -> _RowRange:
+def _failed(rows: _Rows, first_row: int, error: Exception) -> _RowRange:
     last_row = first_row + rows.num_rows - 1
     failure = RowFailure(first_row, last_row, _reason(error), first_row_text(rows))
     return _RowRange(rows.num_rows, failure=failure)
@@ -298,9 +343,9 @@ def _reason(error: Exception) -> str:
 # ── tables ───────────────────────────────────────────────────────────────────────────────────────
 
 
-def _in_one_piece(table: pa.Table | pa.RecordBatch) -> list[pa.RecordBatch]:
+def _in_one_piece(table: pa.Table | BlockRows) -> Sequence[_Rows]:
     """Return record batches, several only if one array cannot hold a column."""
-    if isinstance(table, pa.RecordBatch):
+    if not isinstance(table, pa.Table):
         return [table] if table.num_rows else []
     if any(column.num_chunks > 1 for column in table.columns):
         table = table.combine_chunks()

@@ -38,14 +38,16 @@ def failures_text(n_rows: int, reasons: Sequence[str], n_failures: int | None = 
     return f"{rows} got no prediction: {'; '.join(shown)}"
 
 
-def first_row_text(rows: pa.RecordBatch) -> str:
+def first_row_text(rows: Any) -> str:
     """Return the first of ``rows`` in at most 200 characters: ``x=0.5, name='ab…'``.
+
+    ``rows``: a RecordBatch or ``BlockRows``.
 
     Values that are too long are not copied.
     """
     text = ""
-    for name, column in zip(rows.schema.names, rows.columns, strict=True):
-        part = f"{_clipped(name)}={_cell_text(column.slice(0, 1))}"
+    for place, name in enumerate(rows.schema.names):
+        part = f"{_clipped(name)}={_cell_text(rows.column(place).slice(0, 1))}"
         longer = f"{text}, {part}" if text else part
         if len(longer) > _MAX_CHARACTERS - 3:
             return f"{text}, …" if text else part[: _MAX_CHARACTERS - 1] + "…"

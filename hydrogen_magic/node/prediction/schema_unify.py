@@ -1,8 +1,9 @@
-"""One schema for all outputs: the first one with rows sets it, later ones are converted or refused.
+"""One schema for all outputs: it becomes wide enough for each of them, in whatever order they come.
 
-A column of nulls has the type ``null`` until a later batch shows another one, also inside lists and
-structs. Without ``--schema`` only conversions that keep every value are made; with it, numbers are
-converted if they are in range, and rounded for ``float``.
+Numbers become wider: int64 and float64 are float64. A column of nulls has the type ``null`` until a batch
+shows another one, also inside lists and structs. Other types that differ are refused; if errors are
+collected, the column becomes text instead. With ``--schema`` the types are fixed: numbers are converted if
+they are in range, and rounded for ``float``.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.arrow_types import family
 from hydrogen_magic.node.prediction.column_names import listed
 
-__all__ = ["MisfitError", "fit", "fit_table", "merge", "merge_types"]
+__all__ = ["MisfitError", "check_columns", "fit", "fit_table", "joined"]
 
-_NUMBERS = ("integer", "float", "decimal")
+_NUMBERS = ("boolean", "integer", "float", "decimal")
 _NESTED = ("list", "map", "struct")
 
 
@@ -29,22 +30,27 @@ class MisfitError(Exception):
 # ── two schemas ──────────────────────────────────────────────────────────────────────────────────
 
 
-def merge(known: pa.Schema | None, found: pa.Schema) -> pa.Schema:
-    """Return ``known`` with types that only ``found`` has, or ``found`` if ``known`` is None.
+def joined(known: pa.Schema | None, found: pa.Schema, *, as_text: bool = False) -> pa.Schema:
+    """Return the columns of ``known`` with types for its values and those of ``found``.
 
-    Types that differ stay as in ``known``; :func:`fit` decides whether values can be converted.
-    Raises MisfitError if the columns are not the same.
+    ``as_text``: columns of types without a common one become text. Raises MisfitError if the columns are
+    not the same, or if types have no common one.
     """
     if known is None or known.equals(found):
         return found
-    _check_columns(known.names, found.names)
-    types = {
-        name: merge_types(known.field(name).type, found.field(name).type) for name in known.names
-    }
-    return pa.schema(types)
+    check_columns(known.names, found.names)
+    for place, field in enumerate(known):
+        other = found.field(field.name).type
+        if field.type != other:
+            kind = _joined_type(field.type, other)
+            if kind is None and not as_text:
+                raise MisfitError(_refusal(field, other))
+            known = known.set(place, field.with_type(kind or pa.string()))
+    return known
 
 
-def _check_columns(known: list[str], found: list[str]) -> None:
+def check_columns(known: list[str], found: list[str]) -> None:
+    """Raise MisfitError if the names of columns are not the same."""
     changes = [f"without {name!r}" for name in known if name not in found]
     changes += [f"with {name!r}" for name in found if name not in known]
     if changes:
@@ -54,28 +60,20 @@ def _check_columns(known: list[str], found: list[str]) -> None:
         )
 
 
-def merge_types(known: pa.DataType, found: pa.DataType) -> pa.DataType:
-    """Return ``known`` with its parts of type null replaced by those of ``found``."""
-    if known == found or pa.types.is_null(known):
-        return found
-    kind = family(known)
-    if kind != family(found) or kind not in _NESTED:
-        return known
-    if kind == "struct":
-        others = {field.name: field.type for field in found}
-        return pa.struct(
-            {part.name: merge_types(part.type, others.get(part.name, part.type)) for part in known}
-        )
-    if kind == "map":
-        key = merge_types(known.key_type, found.key_type)
-        return pa.map_(key, merge_types(known.item_type, found.item_type))
-    return _list_like(known, merge_types(known.value_type, found.value_type))
-
-
-def _list_like(kind: pa.DataType, item: pa.DataType) -> pa.DataType:
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(item, kind.list_size)
-    return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
+def _joined_type(known: pa.DataType, found: pa.DataType) -> pa.DataType | None:
+    """Return the narrowest type for the values of both, None if there is none."""
+    kinds = family(known), family(found)
+    if "dictionary" in kinds and kinds[0] != kinds[1]:
+        return _joined_type(_decoded(known), _decoded(found))
+    if kinds[0] != kinds[1] and "null" not in kinds:
+        if not set(kinds) <= set(_NUMBERS):
+            return None
+        known, found = (pa.int8() if pa.types.is_boolean(kind) else kind for kind in (known, found))
+    try:
+        schemas = [pa.schema({"": kind}) for kind in (known, found)]
+        return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except pa.ArrowException:
+        return None
 
 
 # ── conversion ───────────────────────────────────────────────────────────────────────────────────
@@ -87,6 +85,8 @@ def fit_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
     For outputs that a rank made before it knew the whole schema. Raises InferError with the column and
     both types.
     """
+    if table.schema.equals(schema):
+        return table
     columns = []
     for field in schema:
         if field.name not in table.column_names:
@@ -104,27 +104,37 @@ def fit_table(table: pa.Table, schema: pa.Schema) -> pa.Table:
 def fit(array: pa.Array, field: pa.Field, *, is_declared: bool) -> pa.Array:
     """Return ``array`` in the type of ``field``. Raises MisfitError with the column and both types.
 
-    ``is_declared``: the type is one of ``--schema``.
+    ``is_declared``: the type is one of ``--schema``; otherwise it is one that :func:`joined` returned.
     """
     found, wanted = array.type, field.type
     if found == wanted:
         return array
     if pa.types.is_null(found):
         return pa.nulls(len(array), wanted)
+    if not is_declared and family(wanted) == "text" != family(found):
+        return _text(array, wanted)
     detail = ""
-    if _is_convertible(found, wanted, is_declared):
+    if _is_convertible(found, wanted) if is_declared else _joined_type(found, wanted) == wanted:
         try:
-            return _cast(array, wanted)
+            return _cast(array, wanted, rounds=not is_declared)
         except pa.ArrowException as error:
             detail = f" ({error})"
     raise MisfitError(_refusal(field, found, detail, is_declared))
 
 
-def _cast(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+def _text(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    if pa.types.is_dictionary(array.type):
+        return array.cast(wanted)
+    return pa.array([None if value is None else str(value) for value in array.to_pylist()], wanted)
+
+
+def _cast(array: pa.Array, wanted: pa.DataType, rounds: bool) -> pa.Array:
+    """``rounds``: integers become the nearest float, as in pandas, instead of an error."""
     if "struct<" in str(wanted) and "list<item: null>" in str(wanted):
         # The cast of PyArrow makes lists of nulls in a struct that end after their items.
         return pa.array(array.to_pylist(), type=wanted)
-    cast = array.cast(wanted)
+    is_rounded = rounds and pa.types.is_floating(wanted) and pa.types.is_integer(array.type)
+    cast = array.cast(wanted, safe=not is_rounded)
     if _n_infinite(cast) != _n_infinite(array):
         raise pa.ArrowInvalid(f"a value is out of the range of {wanted}")
     return cast
@@ -142,7 +152,9 @@ def _n_infinite(array: pa.Array) -> int:
     return pc.sum(pc.is_inf(array.cast(pa.float64()))).as_py() or 0
 
 
-def _refusal(field: pa.Field, found: pa.DataType, detail: str, is_declared: bool) -> str:
+def _refusal(
+    field: pa.Field, found: pa.DataType, detail: str = "", is_declared: bool = False
+) -> str:
     if not is_declared:
         return (
             f"predict returned column {field.name!r} as {found}, but as {field.type} for other rows"
@@ -158,38 +170,24 @@ def _refusal(field: pa.Field, found: pa.DataType, detail: str, is_declared: bool
     )
 
 
-def _is_convertible(found: pa.DataType, wanted: pa.DataType, is_declared: bool) -> bool:
-    """Return whether values of one type may become another; the cast still checks every value."""
+def _is_convertible(found: pa.DataType, wanted: pa.DataType) -> bool:
+    """Return whether values may become a declared type; the cast still checks every value."""
     if found == wanted or pa.types.is_null(found):
         return True
     kinds = family(found), family(wanted)
     if "dictionary" in kinds:
-        return _is_convertible(_decoded(found), _decoded(wanted), is_declared)
+        return _is_convertible(_decoded(found), _decoded(wanted))
     if kinds[0] != kinds[1]:
-        return _is_convertible_kind(*kinds, is_declared)
+        is_flag = kinds == ("boolean", "integer")
+        return is_flag or ("boolean" not in kinds and set(kinds) <= set(_NUMBERS))
     if kinds[0] in _NESTED:
         parts, others = _parts(found), _parts(wanted)
         return parts.keys() == others.keys() and all(
-            _is_convertible(parts[name], others[name], is_declared) for name in parts
+            _is_convertible(parts[name], others[name]) for name in parts
         )
     if kinds[0] == "timestamp":
         return (found.tz is None) == (wanted.tz is None)
-    if kinds[0] in ("integer", "float"):
-        return is_declared or _is_wider(found, wanted)
     return kinds[0] != "other"
-
-
-def _is_convertible_kind(found: str, wanted: str, is_declared: bool) -> bool:
-    if is_declared:
-        is_flag = (found, wanted) == ("boolean", "integer")
-        return is_flag or (found in _NUMBERS and wanted in _NUMBERS)
-    # A cast to float refuses integers that it cannot hold.
-    return (found, wanted) == ("integer", "float")
-
-
-def _is_wider(found: pa.DataType, wanted: pa.DataType) -> bool:
-    loses_sign = pa.types.is_signed_integer(found) and pa.types.is_unsigned_integer(wanted)
-    return not loses_sign and wanted.bit_width > found.bit_width
 
 
 def _parts(kind: pa.DataType) -> dict[str, pa.DataType]:

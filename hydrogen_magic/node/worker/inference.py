@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import socket
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,17 +56,23 @@ def set_up(loaded: LoadedClosure) -> SetUp:
 
 
 def serve(
-    channel_fd: int, predict: Any, options: Mapping[str, Any], *, own_process: bool = True
+    channel_fd: int,
+    predict: Any,
+    options: Mapping[str, Any],
+    *,
+    own_process: bool = True,
+    cell_s: float = 0.0,
 ) -> bool:
     """Answer the chunks of the socket ``channel_fd`` (:mod:`hydrogen_magic.inference.dispatcher`).
 
     ``predict``: the cell's ``predict``, None if it does not define one. ``own_process``: whether this
     process ends with an error; if not, the traceback of an error must not refer to shared memory.
+    ``cell_s``: how long the cell ran.
     Return True if all rows are done, False if the other end was closed before. Raises InferError, and
     the errors of ``predict``.
     """
     with socket.socket(fileno=channel_fd) as sock:
-        return _ChunkServer(sock, predict, options, own_process).run()
+        return _ChunkServer(sock, predict, options, own_process).run(cell_s)
 
 
 class _ChunkServer:
@@ -76,40 +83,44 @@ class _ChunkServer:
         from hydrogen_magic.node.prediction.predictor import Predictor
         from hydrogen_magic.node.prediction.shared_buffers import BufferReader, BufferWriter
 
-        columns = options["columns"]
-        given = {**options, "columns": None if columns is None else tuple(columns)}
+        # A message has lists for tuples.
+        given: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in options.items()
+        }
         self._predictor = Predictor(predict, InferOptions(**given))
+        self._own_process = own_process
         self._sock = sock
         self._chunks = BufferReader()
         self._chunk = self._chunks.view if own_process else self._chunks.read
         self._outputs = BufferWriter()
 
-    def run(self) -> bool:
+    def run(self, cell_s: float) -> bool:
+        import pyarrow as pa
+
         reader = framing.FrameReader(self._sock)
         with ExitStack() as stack:
             for part in (self._predictor, self._chunks, self._outputs, reader):
                 stack.callback(part.close)
-            self._send({"did": "set up"})
+            self._send({"did": "set up", "cell_s": cell_s})
             while (received := framing.receive(reader)) is not None:
                 message, fds = received
                 if message["do"] == "end":
                     self._send({"did": "leave"})
                     return True
                 if message["do"] == "adopt":
-                    self._adopt(*fds)
+                    schema = pa.ipc.read_schema(pa.py_buffer(_content(*fds)))
+                    self._predictor.adopt(schema)
+                elif message["do"] == "lay out":
+                    self._chunks.layout = pickle.loads(_content(*fds))
                 else:
                     self._predict(message, fds)
         return False
 
-    def _adopt(self, fd: int) -> None:
-        import pyarrow as pa
-
-        with open(fd, "rb") as file:
-            file.seek(0)  # the writer left it at the end
-            self._predictor.adopt(pa.ipc.read_schema(pa.py_buffer(file.read())))
-
     def _predict(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
-        output = self._predictor.run(self._chunk(message, fds), int(message["row"]))
+        rows = self._chunk(message, fds)
+        with _all_cores() if message["alone"] and self._own_process else nullcontext():
+            output = self._predictor.run(rows, int(message["row"]))
         answer = {
             "did": "predict",
             "chunk": message["chunk"],
@@ -128,3 +139,25 @@ class _ChunkServer:
     def _send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # the next read returns the end
             framing.send(self._sock, message, fds)
+
+
+@contextmanager
+def _all_cores() -> Iterator[None]:
+    """Let libraries use the threads of all cores, unless the cell has chosen a number."""
+    share = os.environ.get("OMP_NUM_THREADS", "")
+    has_affinity = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    torch, threadpoolctl = sys.modules.get("torch"), sys.modules.get("threadpoolctl")
+    with ExitStack() as stack:
+        if torch is not None and str(torch.get_num_threads()) == share:
+            stack.callback(torch.set_num_threads, torch.get_num_threads())
+            torch.set_num_threads(cores)
+        if threadpoolctl is not None and share:
+            stack.enter_context(threadpoolctl.threadpool_limits(cores))
+        yield
+
+
+def _content(fd: int) -> bytes:
+    with open(fd, "rb") as file:
+        file.seek(0)  # the writer left it at the end
+        return file.read()

@@ -24,7 +24,7 @@ from hydrogen_magic.node.prediction.chunking import ChunkSizer, rebatched, side_
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor, RowFailure
 from hydrogen_magic.node.prediction.row_labels import rows_text
-from hydrogen_magic.node.worker import main_thread, module_importer, namespace
+from hydrogen_magic.node.worker import main_thread, module_importer, namespace, settings
 from hydrogen_magic.node.worker.task_status import TaskCounter
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.closure import unbundle
@@ -62,7 +62,9 @@ class CellWorker:
         with _on_device("torch" in config["needs"]):
             loaded = namespace.LoadedClosure(header, sys.modules["__main__"], own_process=False)
             loaded.restore(body)
-            value = loaded.run()
+            self._settings = loaded.settings
+            with settings.apply(self._settings, _print_warning):
+                value = loaded.run()
         self._predict = loaded.predict(value)
 
     def serve(
@@ -71,11 +73,19 @@ class CellWorker:
         """Yield the predictions for ``batches`` of one partition, in order; ``task`` counts their rows."""
         predictor = Predictor(self._predict, InferOptions(**config["options"]))
         chunks = _chunks(batches, config["options"]["batch_size"])
-        with _on_device("torch" in sys.modules), contextlib.closing(predictor):
+        with (
+            _on_device("torch" in sys.modules),
+            contextlib.closing(predictor),
+            settings.apply(self._settings, _print_warning),
+        ):
             if config["columns"] is None:
                 yield _first_columns(predictor, chunks)
             else:
                 yield from _predicted(predictor, chunks, config, task)
+
+
+def _print_warning(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr)  # the log of the executor
 
 
 def _received(closure: Any) -> Payload:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import ast
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -33,7 +35,7 @@ class InferArguments:
     """A line of ``%%infer``."""
 
     frame: str
-    """Name of the notebook's DataFrame, or a path of Parquet data."""
+    """Name of the notebook's DataFrame, an expression, or a path of data."""
     spec: JobSpec
     options: InferOptions
     out: str | None = None
@@ -42,6 +44,8 @@ class InferArguments:
     """Output path of the predictions for Parquet data; None: beside the data."""
     has_placement: bool = False
     """The line itself sets the placement."""
+    resume: bool = False
+    """Continue the last run of this cell over this frame."""
     dry_run: bool = False
     help: bool = False
 
@@ -49,7 +53,8 @@ class InferArguments:
 def parse_infer(line: str, *, defaults: JobSpec) -> InferArguments:
     """Return the parsed ``line``, or raise :class:`ArgumentsError`."""
     parser = _parser()
-    found, unknown = parser.parse_known_args(split(line))
+    expression, rest = _leading_expression(line)
+    found, unknown = parser.parse_known_args([*expression, *split(rest)])
     if found.help:
         return InferArguments("", defaults, InferOptions(), help=True)
     if unknown:
@@ -59,7 +64,7 @@ def parse_infer(line: str, *, defaults: JobSpec) -> InferArguments:
     _refuse_inline(spec)
     out, target = _name_or_path(found.out)
     return InferArguments(
-        frame, spec, _options(found), out, target, found.on is not None, found.dry_run
+        frame, spec, _options(found), out, target, found.on is not None, found.resume, found.dry_run
     )
 
 
@@ -73,7 +78,8 @@ def _parser() -> LineParser:
         prog="%%infer",
         usage="%(prog)s DF [options]",
         description="Run this cell once on every rank, then the `predict` it defines on every batch "
-        "of the DataFrame named DF (pandas, Polars, PyArrow, Spark, or a path of Parquet data).",
+        "of DF: a DataFrame (pandas, Polars, PyArrow, Spark, or another object with Arrow data), an "
+        "expression like df[df.x > 0], or a path of Parquet, CSV or JSON Lines data.",
         add_help=False,
         allow_abbrev=False,
     )
@@ -82,14 +88,16 @@ def _parser() -> LineParser:
     add("--out", metavar="NAME|PATH", help="name of the result; for Parquet data also its path")
     add("--batch-size", type=typed(count), metavar="N", help="maximum rows per call of predict")
     add("--columns", type=_names, metavar="A[,B]", help="input columns to return")
+    add("--replace", type=_names, metavar="A[,B]", help="input columns that predict may change")
     add("--only", action="store_true", help="return only the predicted columns")
     add("--schema", metavar="'NAME TYPE, …'", help="predicted columns: 'score double'")
     add(
         "--on-error",
         type=choice(ON_ERROR),
         metavar="|".join(ON_ERROR),
-        help="handling of rows that fail",
+        help="rows that fail: raise, leave null, or leave null with a reason",
     )
+    add("--resume", action="store_true", help="continue with the rows that an earlier run finished")
     add_where(parser)
     add_limits(parser)
     add_display(parser)
@@ -99,6 +107,21 @@ def _parser() -> LineParser:
 def _names(text: str) -> tuple[str, ...]:
     """Return names of columns, which need not be Python names: any text between commas."""
     return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _leading_expression(line: str) -> tuple[list[str], str]:
+    """Return an expression with brackets at the beginning of the line as one word, and the rest."""
+    line = line.strip()
+    if not re.match(r"[^\W\d][\w.]*[\[(]", line):
+        return [], line
+    ends = (match.start() for match in re.finditer(r"\s+(?=-)|\s*$", line))
+    for end in ends:
+        try:
+            ast.parse(line[:end], mode="eval")
+        except (SyntaxError, ValueError):
+            continue
+        return [line[:end]], line[end:]
+    return [], line
 
 
 def _one_frame(words: Sequence[str]) -> str:
@@ -142,6 +165,7 @@ def _options(found: argparse.Namespace) -> InferOptions:
         "columns": found.columns,
         "schema": found.schema,
         "on_error": found.on_error,
+        "replace": found.replace,
     }
     try:
         chosen = {name: value for name, value in given.items() if value is not None}

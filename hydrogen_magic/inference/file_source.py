@@ -1,7 +1,8 @@
-"""Parquet data as a source of chunks: one file, or all files of a folder or a glob.
+"""Parquet, CSV or JSON Lines data as a source of chunks: one file, or all files of a folder or a glob.
 
-Files are read one after another, sorted by path, a few batches at a time, so the data may be larger than
-memory. The names of Hive folders (``country=de/``) are columns.
+The result is Parquet data, since the other formats have no types. Files are read one after another,
+sorted by path, a few batches at a time, so the data may be larger than memory. The names of Hive folders
+(``country=de/``) are columns.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -27,7 +28,12 @@ from hydrogen_magic.node.prediction.column_names import listed, refuse_repeated
 if TYPE_CHECKING:
     from hydrogen_magic.node.prediction.options import InferOptions
 
-__all__ = ["ParquetSource"]
+__all__ = ["FileSource"]
+
+_FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
+"""By the ending of a name; anything else is Parquet."""
+_FORMAT_NAMES = {"csv": "CSV", "json": "JSON Lines", "parquet": "Parquet"}
+_COMPRESSED = {".gz", ".bz2", ".zst"}
 
 _HIDDEN = (".", "_")
 """Readers of Parquet ignore files whose names begin so: ``_SUCCESS``, ``.part-0.crc``."""
@@ -36,7 +42,7 @@ _READ_BYTES = 1 << 16
 """Read buffer of each column, so that no row group has to be in memory as a whole."""
 
 
-class ParquetSource:
+class FileSource:
     """See :class:`hydrogen_magic.inference.sources.FrameSource`."""
 
     def __init__(
@@ -49,7 +55,7 @@ class ParquetSource:
         self._target = None if target is None else _absolute(target)
         dataset = _dataset(self._found)
         fragments = list(dataset.get_fragments())
-        self.schema = _common_schema(dataset, fragments)
+        self.schema = _common_schema(dataset, fragments, self._found.format)
         self._files = [_File.of(fragment) for fragment in fragments]
         self.n_rows: int | None = sum(file.n_rows for file in self._files)
 
@@ -66,7 +72,12 @@ class ParquetSource:
         # The metadata of pandas may refer to any column, such as an index.
         metadata = self.schema.metadata if kept == self.schema.names else None
         own = pa.schema([self.schema.field(name) for name in written], metadata=metadata)
-        return ParquetResult(self._layout(keeps_folders), own, self._presented)
+
+        def order(predicted: Sequence[str]) -> list[str]:
+            in_result = {*written, *predicted}
+            return [n for n in options.order(self.schema.names, predicted) if n in in_result]
+
+        return ParquetResult(self._layout(keeps_folders), own, order, self._presented)
 
     def _layout(self, keeps_folders: bool) -> Layout:
         """Return the files of the result: one for each file of the data, with as many rows."""
@@ -75,10 +86,12 @@ class ParquetSource:
         if found.is_single:
             names = [Path(found.files[0].name)]
         elif keeps_folders:
-            names = [file.relative_to(found.root) for file in found.files]
+            names = [_parquet_name(file.relative_to(found.root)) for file in found.files]
         else:
             # Inside its folder, a file would get back a column that is not to be kept.
-            names = [Path(f"{n:05d}-{file.name}") for n, file in enumerate(found.files)]
+            names = [
+                Path(f"{n:05d}-{_parquet_name(file).name}") for n, file in enumerate(found.files)
+            ]
         paths = [target] if found.is_single else [target / name for name in names]
         if any(found.contains(path) for path in paths):
             raise InferError(
@@ -112,10 +125,26 @@ class _FoundFiles:
     def is_single(self) -> bool:
         return not self.pattern
 
+    @property
+    def format(self) -> str:
+        """The format of all files, by the name of the first one."""
+        return _format_of(self.files[0])
+
     def contains(self, path: Path) -> bool:
         """Return whether the next reader of the data would read ``path`` as well."""
         both = path.parts, path.resolve().parts
         return bool(self.pattern) and any(_is_at_or_below(each, self.pattern) for each in both)
+
+
+def _format_of(file: Path) -> str:
+    return next((_FORMATS[end] for end in reversed(file.suffixes) if end in _FORMATS), "parquet")
+
+
+def _parquet_name(file: Path) -> Path:
+    """Return the name of the Parquet file with the rows of ``file``."""
+    if _format_of(file) == "parquet":
+        return file
+    return (file.with_suffix("") if file.suffix in _COMPRESSED else file).with_suffix(".parquet")
 
 
 def _absolute(path: str | os.PathLike[str]) -> Path:
@@ -142,7 +171,7 @@ def _find(path: str) -> _FoundFiles:
     inside = {file for match in matches for file in (match, *match.rglob("*")) if file.is_file()}
     visible = sorted(file for file in inside if not _is_hidden(file.relative_to(root)))
     if not visible:
-        raise InferError(f"there are no Parquet files in {path} (from {os.getcwd()})")
+        raise InferError(f"there are no files in {path} (from {os.getcwd()})")
     return _FoundFiles(root, tuple(visible), pattern)
 
 
@@ -154,6 +183,7 @@ def _default_target(found: _FoundFiles) -> Path:
     """Return the path of a result that got none: next to the data, never inside it."""
     if found.is_single:
         file = found.files[0]
+        file = _parquet_name(file)
         return file.with_name(f"{file.stem}-inferred{file.suffix}")
     root = found.root.resolve()
     if "=" in root.name:
@@ -180,7 +210,8 @@ def _is_at_or_below(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
 
 @dataclass(frozen=True)
 class _File:
-    path: str
+    fragment: Any
+    """Of a PyArrow Dataset."""
     n_rows: int
     names: tuple[str, ...]
     """Columns in the file."""
@@ -191,23 +222,35 @@ class _File:
     def of(fragment: Any) -> _File:
         partition = ds.get_partition_keys(fragment.partition_expression)
         names = tuple(fragment.physical_schema.names)
-        return _File(fragment.path, fragment.metadata.num_rows, names, partition)
+        return _File(fragment, fragment.count_rows(), names, partition)
 
     def tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
-        """Yield the rows in the common ``schema``.
+        """Yield the rows in the common ``schema``."""
+        for batch in self._batches():
+            own = dict(zip(batch.schema.names, batch.columns, strict=True))
+            columns = [self._column(field, own, batch.num_rows) for field in schema]
+            yield pa.Table.from_arrays(columns, schema=schema)
 
-        A Dataset would decode whole row groups, and read ahead while its batches are not taken.
-        """
-        with pq.ParquetFile(self.path, pre_buffer=False, buffer_size=_READ_BYTES) as file:
-            for batch in file.iter_batches(_READ_ROWS):
-                columns = [self._column(field, batch) for field in schema]
-                yield pa.Table.from_arrays(columns, schema=schema)
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        path = self.fragment.path
+        if _format_of(Path(path)) == "parquet":
+            # A Dataset would decode whole row groups, and read ahead while its batches are not taken.
+            with pq.ParquetFile(path, pre_buffer=False, buffer_size=_READ_BYTES) as file:
+                yield from file.iter_batches(_READ_ROWS)
+            return
+        try:
+            yield from self.fragment.to_batches(batch_size=_READ_ROWS, batch_readahead=1)
+        except pa.ArrowInvalid as error:
+            raise InferError(
+                f"{path} has rows that differ from its first ones ({error}): read it with"
+                " pyarrow.csv or pandas with types for its columns, and pass that frame"
+            ) from None
 
-    def _column(self, field: pa.Field, batch: pa.RecordBatch) -> Any:
-        if field.name not in self.names:
-            value = pa.scalar(self.partition.get(field.name), field.type)
-            return pa.repeat(value, batch.num_rows)
-        return batch.column(field.name).cast(field.type)
+    def _column(self, field: pa.Field, own: Mapping[str, pa.Array], n_rows: int) -> Any:
+        column = own.get(field.name)
+        if column is None:
+            return pa.repeat(pa.scalar(self.partition.get(field.name), field.type), n_rows)
+        return column if column.type == field.type else column.cast(field.type)
 
 
 def _dataset(found: _FoundFiles) -> Any:
@@ -215,15 +258,17 @@ def _dataset(found: _FoundFiles) -> Any:
     try:
         return ds.dataset(
             [str(file) for file in found.files],
-            format="parquet",
+            format=found.format,
             partitioning=ds.HivePartitioning.discover() if is_partitioned else None,
             partition_base_dir=str(found.root) if is_partitioned else None,
         )
     except (pa.ArrowException, OSError) as error:
-        raise InferError(f"the Parquet data cannot be read: {error}") from None
+        raise InferError(
+            f"{found.root} cannot be read as {_FORMAT_NAMES[found.format]}: {error}"
+        ) from None
 
 
-def _common_schema(dataset: Any, fragments: list[Any]) -> pa.Schema:
+def _common_schema(dataset: Any, fragments: list[Any], format_name: str) -> pa.Schema:
     """Return the columns of all files. Raises InferError if files differ."""
     common: Any = None
     for fragment in fragments:
@@ -231,11 +276,13 @@ def _common_schema(dataset: Any, fragments: list[Any]) -> pa.Schema:
             schema = fragment.physical_schema
         except (pa.ArrowException, OSError) as error:
             raise InferError(
-                f"{fragment.path} is not a Parquet file ({error}): exclude it with a glob"
+                f"{fragment.path} is not a {_FORMAT_NAMES[format_name]} file ({error}): exclude it"
+                " with a glob"
             ) from None
         refuse_repeated(schema.names, f"{fragment.path} has", "write it with unique names")
         common = schema if common is None else _unified(common, schema, fragment.path)
-    from_folders = [field for field in dataset.schema if field.name not in common.names]
+    in_files = set(common.names)
+    from_folders = [field for field in dataset.schema if field.name not in in_files]
     return pa.schema([*common, *from_folders], metadata=common.metadata)
 
 

@@ -1,0 +1,125 @@
+"""Whether a run of ``%%infer`` may continue an earlier one: what its predictions depend on, by name.
+
+The frame's values are compared later, when its rows are read (:mod:`~hydrogen_magic.inference.kept_parts`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hydrogen_magic.core import run_log
+from hydrogen_magic.errors import InferError
+from hydrogen_magic.serialization.closure import unbundle
+
+if TYPE_CHECKING:
+    from hydrogen_magic.capture import Captured
+    from hydrogen_magic.node.prediction.options import InferOptions
+
+__all__ = ["JOURNAL", "Earlier", "earlier", "kept_runs", "matching", "of_cell", "of_columns"]
+
+T = TypeVar("T")
+
+
+JOURNAL = "journal"
+"""File whose first line has the fingerprint."""
+_MAX_SHOWN = 6
+_CELL = "the cell"
+_COLUMNS = "the frame's columns"
+_N_ROWS = "the frame's number of rows"
+_MODULE = "module "
+
+
+def of_cell(
+    captured: Captured, options: InferOptions, env: Sequence[tuple[str, str]]
+) -> dict[str, str]:
+    """Return digests of the cell and its options, by their names for the user."""
+    header, _ = unbundle(captured.payload)
+    imports = sorted(line.text for line in header.imports if line.required)
+    return {
+        _CELL: _digest(header.code),
+        **{f"{_MODULE}{name}": _digest(module.source) for name, module in header.modules.items()},
+        **{f"`{name}`" if name else "the call": text for name, text in captured.digests().items()},
+        "an import": _digest((imports, header.futures)),
+        "--batch-size": str(options.batch_size),
+        "--schema": str(options.schema),
+        "--on-error": options.on_error,
+        "--env": _digest(sorted(env)),
+    }
+
+
+def of_columns(columns: Sequence[tuple[str, str]], n_rows: int | None = None) -> dict[str, str]:
+    """Return a digest of the names and types of a frame's columns, and its number of rows if known."""
+    return {_COLUMNS: _digest(columns), _N_ROWS: str(n_rows)}
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Earlier:
+    """An earlier run with kept answers."""
+
+    gang: str
+    folder: Path
+
+
+def earlier(wanted: Mapping[str, str]) -> Earlier | None:
+    """Return the run to resume of those with kept answers, as :func:`matching` does."""
+    return matching(wanted, ((found.gang, found, known) for found, known in kept_runs()))
+
+
+def matching(
+    wanted: Mapping[str, str], runs: Iterable[tuple[str, T, Mapping[str, str]]]
+) -> T | None:
+    """Return the first of ``runs`` with this fingerprint, None if there is none of this cell or frame.
+
+    ``runs``: the gang of each run, the run itself, and its fingerprint. Raises InferError with the changes
+    if only runs with another fingerprint exist.
+    """
+    differing: list[tuple[str, list[str]]] = []
+    for gang, run, known in runs:
+        changes = [name for name in {**known, **wanted} if _differs(name, known, wanted)]
+        if not changes:
+            return run
+        if _CELL not in changes or not {_COLUMNS, _N_ROWS}.intersection(changes):
+            differing.append((gang, changes))
+    if differing:
+        raise _changed(*min(differing, key=lambda each: len(each[1])))
+    return None
+
+
+def _differs(name: str, known: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
+    """Return whether an entry changed; a local module changes if both kernels had it loaded.
+
+    Every loaded local module is sent, also those that the cell does not use: a cell that needs one more is
+    itself another cell.
+    """
+    if name.startswith(_MODULE) and not (name in known and name in wanted):
+        return False
+    return known.get(name) != wanted.get(name)
+
+
+def _changed(gang: str, changes: Sequence[str]) -> InferError:
+    shown = [*changes[:_MAX_SHOWN]]
+    if len(changes) > len(shown):
+        shown.append(f"{len(changes) - len(shown)} more")
+    return InferError(
+        f"--resume: run {gang} has finished rows, but {', '.join(shown)} changed since: undo that to continue"
+        " it, or run the cell without --resume to start over"
+    )
+
+
+def kept_runs() -> Iterator[tuple[Earlier, Mapping[str, str]]]:
+    """Yield the runs that have ended and have kept answers, newest first, with their fingerprints."""
+    for summary in run_log.recent(with_kept=True):
+        folder = run_log.kept_dir(summary.gang)
+        if run_log.is_over(summary):
+            with suppress(OSError, ValueError, KeyError), open(folder / JOURNAL, "rb") as journal:
+                yield Earlier(summary.gang, folder), json.loads(journal.readline())["fingerprint"]

@@ -1,0 +1,340 @@
+"""Keeps the predictions of an unfinished run on disk, so that ``--resume`` continues it.
+
+Each answer of a rank is appended to one file by a thread, and described in a journal; the files are part of
+the run's record, or next to the result for Parquet data. A run with the same fingerprint takes them over, and
+uses each answer like one of its own ranks, after a comparison of some of its rows.
+
+    runs/<gang>/kept/journal    lines of JSON: the fingerprint, then one for each answer
+                     answers    predicted columns, one Arrow IPC stream after another
+
+For Parquet data ``kept`` is a link to ``.rows-inferred.parquet-<gang>.kept``, next to the result.
+Predictions are kept as ranks send them, so a resumed run can have other ``--columns``, ranks or retries.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import threading
+import zlib
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+
+from hydrogen_magic.core import run_log
+from hydrogen_magic.errors import InferError
+from hydrogen_magic.inference.fingerprints import JOURNAL, earlier, kept_runs
+from hydrogen_magic.node.prediction.block_rows import BlockRows
+from hydrogen_magic.node.prediction.row_labels import rows_text
+
+__all__ = ["KeptAnswer", "KeptParts"]
+
+_MAX_WAITING = 16
+"""Answers that wait for the disk. If predictions come faster for long, some are not kept: a fast model is
+not slowed down, and its rows are soon predicted again."""
+_CLOSE_S = 20.0
+"""How long a disk may take to write them at the end."""
+_ANSWERS = "answers"
+_N_CHECKED_ROWS = 4
+_N_CHECKED_COLUMNS = 64
+"""How many values of each answer's rows are compared, except for numbers of pandas, which are in blocks."""
+
+# ── answers ──────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class KeptAnswer:
+    """The answer of a rank for some rows."""
+
+    columns: pa.Table
+    failures: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """A line of the journal."""
+
+    row: int
+    n_rows: int
+    at: int
+    """Where its columns begin in the file of answers."""
+    n_bytes: int
+    checksum: int
+    """Of some of the rows that were predicted."""
+    failures: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """An answer that is to be written."""
+
+    row: int
+    rows: Any
+    data: Any
+    failures: Sequence[Mapping[str, Any]]
+
+
+class KeptParts:
+    """The kept answers of one run. Not thread-safe.
+
+    Args:
+        prints: The run's :mod:`fingerprint <hydrogen_magic.inference.fingerprints>`.
+        target: Path of a result of Parquet data.
+        resume: Whether to look for an earlier run; raises the errors of :func:`fingerprints.earlier`.
+    """
+
+    def __init__(
+        self, prints: Mapping[str, str], target: Path | None = None, *, resume: bool = False
+    ) -> None:
+        self.prints = prints
+        self._resume = resume
+        self._begun = earlier(prints) if resume else None
+        self._target = target
+        self._folder: Path | None = None
+        """None if nothing is kept."""
+        self._entries: dict[int, _Entry] = {}
+        self._starts: list[int] = []
+        """First rows of the earlier run's answers, sorted."""
+        self._end = 0
+        self._journal: BinaryIO | None = None
+        self._answers: BinaryIO | None = None
+        self._waiting: queue.Queue[_Waiting | None] = queue.Queue(_MAX_WAITING)
+        self._thread: threading.Thread | None = None
+        self._problem: OSError | None = None
+        """Why answers cannot be written any more."""
+        self._is_needed = True
+
+    @property
+    def n_rows(self) -> int:
+        """Rows whose answers are kept."""
+        return sum(entry.n_rows for entry in self._entries.values())
+
+    def open(self, run: Path) -> None:
+        """Keep answers in the record of a run, and take over those of the earlier one. Raises OSError."""
+        if run.parent != run_log.runs_dir():
+            return  # this run has no record
+        self._folder = run_log.kept_dir(run.name)
+        if self._begun is None:
+            return
+        self._begun.folder.rename(self._folder)
+        self._load()
+
+    def _load(self) -> None:
+        assert self._folder is not None
+        data = (self._folder / JOURNAL).read_bytes()
+        complete = data[: data.rfind(b"\n") + 1]
+        self._open_files()
+        assert self._journal is not None and self._answers is not None
+        self._journal.truncate(len(complete))
+        n_bytes = os.fstat(self._answers.fileno()).st_size
+        for entry in _entries(complete.splitlines()[1:]):
+            if entry.at + entry.n_bytes <= n_bytes:
+                self._entries[entry.row] = entry  # the last one of these rows counts
+                self._end = max(self._end, entry.at + entry.n_bytes)
+        self._answers.truncate(self._end)
+        self._starts = sorted(self._entries)
+
+    def next_row(self, row: int) -> int | None:
+        """Return the first row at or after ``row`` with an answer of the earlier run."""
+        place = bisect_left(self._starts, row)
+        return self._starts[place] if place < len(self._starts) else None
+
+    def length(self, row: int) -> int:
+        """Return the number of rows of the answer that begins with ``row``."""
+        return self._entries[row].n_rows
+
+    def read(self, row: int, rows: Any) -> KeptAnswer | None:
+        """Return the answer for ``rows``, of which ``row`` is the first; None if the file is damaged.
+
+        Raises InferError if these rows are not those that were predicted.
+        """
+        entry = self._entries[row]
+        assert self._answers is not None
+        _check_same(entry, rows)
+        data = os.pread(self._answers.fileno(), entry.n_bytes, entry.at)
+        try:
+            columns = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
+        except pa.ArrowException:
+            return None
+        return KeptAnswer(columns, entry.failures) if columns.num_rows == entry.n_rows else None
+
+    def add(self, row: int, rows: Any, data: Any, failures: Sequence[Mapping[str, Any]]) -> None:
+        """Keep the answer for ``rows``: ``data`` is an IPC stream.
+
+        Raises OSError if an earlier answer could not be written.
+        """
+        if self._folder is None:
+            return
+        if self._problem is not None:
+            raise self._problem
+        if self._thread is None:
+            if self._journal is None:
+                self._create(self._folder)
+            name = "hydrogen_magic kept parts"
+            self._thread = threading.Thread(target=self._write_all, name=name, daemon=True)
+            self._thread.start()
+        with suppress(queue.Full):
+            self._waiting.put_nowait(_Waiting(row, rows, data, failures))
+
+    def _write_all(self) -> None:
+        """The thread."""
+        for answer in iter(self._waiting.get, None):
+            if self._is_needed and self._problem is None:
+                try:
+                    self._write(answer)
+                except Exception as error:  # whatever it is, the run goes on
+                    self._problem = OSError(f"{type(error).__name__}: {error}")
+
+    def _write(self, answer: _Waiting) -> None:
+        failures = [dict(each) for each in answer.failures]
+        checksum, n_rows = _checksum(answer.row, answer.rows), answer.rows.num_rows
+        entry = _Entry(answer.row, n_rows, self._end, len(answer.data), checksum, failures)
+        _append(self._answers, answer.data)
+        _append(self._journal, _line(asdict(entry)))
+        self._end += entry.n_bytes
+        self._entries[entry.row] = entry
+
+    def _create(self, folder: Path) -> None:
+        if self._target is None:
+            folder.mkdir(mode=0o700)
+        else:
+            beside = self._target.with_name(f".{self._target.name}-{folder.parent.name}.kept")
+            beside.mkdir(mode=0o700)
+            folder.symlink_to(beside, target_is_directory=True)
+        self._open_files()
+        _append(self._journal, _line({"fingerprint": self.prints}))
+
+    def _open_files(self) -> None:
+        assert self._folder is not None
+        self._answers = (self._folder / _ANSWERS).open("a+b", buffering=0)
+        self._journal = (self._folder / JOURNAL).open("a+b", buffering=0)
+
+    # ── the end ──
+
+    def close(self) -> None:
+        """Write what waits, and leave the answers to a later run."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            with suppress(queue.Full):
+                self._waiting.put(None, timeout=_CLOSE_S)
+            thread.join(_CLOSE_S)
+            if thread.is_alive():
+                return  # the disk does not respond
+        for file in (self._journal, self._answers):
+            if file is not None:
+                file.close()
+        self._journal = self._answers = None
+
+    def give_up(self) -> None:
+        """Keep nothing more: the disk is full. Frees its space, except for an earlier run's answers."""
+        self._is_needed = False
+        self.close()
+        if self._folder is not None and not self._starts:
+            run_log.delete_kept(self._folder.parent.name)
+        self._folder = None
+
+    def delete(self) -> None:
+        """Delete these answers, and those of earlier runs with the same fingerprint: they are not needed."""
+        self._is_needed = False
+        self.close()
+        self._entries.clear()
+        if self._folder is not None:
+            run_log.delete_kept(self._folder.parent.name)
+        for found, known in kept_runs():
+            if known == self.prints:
+                run_log.delete_kept(found.gang)
+
+    def start_text(self) -> str:
+        """Return what ``--resume`` has found; empty without it."""
+        if not self._resume:
+            return ""
+        if self._begun is None:
+            return "--resume: no finished rows of this cell and frame are kept, starting with the first row"
+        return f"resumed run {self._begun.gang}: {self.n_rows:,} rows were finished before"
+
+    def text(self) -> str:
+        """Return a sentence about how to continue the run; empty if nothing is kept."""
+        if self._folder is None or not self._entries:
+            return ""
+        return f"{self.n_rows:,} finished rows are kept: run the cell with --resume to continue"
+
+
+def _entries(lines: Iterable[bytes]) -> Iterator[_Entry]:
+    """Yield the answers in lines of a journal, without those that a crash of the machine has damaged."""
+    for line in lines:
+        with suppress(ValueError, TypeError):
+            yield _Entry(**json.loads(line))
+
+
+def _line(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"
+
+
+def _append(file: BinaryIO | None, data: Any) -> None:
+    """Write at once: nothing is in a buffer of this process if it is killed."""
+    assert file is not None
+    rest = memoryview(data)
+    while rest.nbytes:
+        rest = rest[file.write(rest) :]
+
+
+# ── rows of the frame ────────────────────────────────────────────────────────────────────────────
+
+
+def _check_same(entry: _Entry, rows: Any) -> None:
+    if _checksum(entry.row, rows) != entry.checksum:
+        where = rows_text(entry.row, entry.row + entry.n_rows - 1)
+        raise InferError(
+            f"--resume: the frame's values in {where} have changed since they were predicted: run the cell"
+            " without --resume to start over"
+        )
+
+
+def _checksum(row: int, rows: Any) -> int:
+    """Return a checksum of some rows of a ``pyarrow.Table`` or of ``BlockRows``."""
+    last = rows.num_rows - 1
+    if last < 0:
+        return 0
+    places = [last * n // (_N_CHECKED_ROWS - 1) for n in range(_N_CHECKED_ROWS)]
+    found, table = 0, rows
+    if isinstance(rows, BlockRows):
+        table = rows.table
+        for block in rows.blocks:
+            found = zlib.crc32(block[places].tobytes(), found)
+    checked = table.select(_checked_names(row, table.column_names))
+    picked = pa.concat_tables([checked.slice(place, 1) for place in places])
+    for column in picked.take(pa.array(range(len(places)))).combine_chunks().columns:
+        found = _column_checksum(column, found)
+    return found
+
+
+def _checked_names(row: int, names: list[str]) -> list[str]:
+    """Return the columns to compare; of very many, others for each answer."""
+    step = -(-len(names) // _N_CHECKED_COLUMNS) or 1
+    return names[row // 64 % step :: step]
+
+
+def _column_checksum(column: pa.ChunkedArray, found: int) -> int:
+    """Continue a checksum with a few values; Arrow sets the bytes of nulls to zero when it takes values."""
+    for array in column.chunks:
+        plain = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+        is_packed = pa.types.is_boolean(plain.type) or "view" in str(plain.type)
+        is_text = is_packed or plain.type.num_fields > 0
+        parts = (_text(plain),) if is_text else plain.buffers()[1:]
+        for part in (_text(plain.is_null()) if plain.null_count else b"", *parts):
+            found = zlib.crc32(part or b"", found)
+    return found
+
+
+def _text(array: pa.Array) -> bytes:
+    """Return values as text; the unused bits of their memory may have any value."""
+    try:
+        return repr(array.to_pylist()).encode("utf-8", "surrogatepass")
+    except Exception:  # a time out of range, invalid text
+        return b""

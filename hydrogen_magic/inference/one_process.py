@@ -1,0 +1,111 @@
+"""Whether the ranks are faster than one process, which is measured on the first chunks.
+
+Until a rank has answered one or two chunks alone, with the threads of all cores, the others get none.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["OneProcessTiming"]
+
+_FIRST_LIMIT_S = 0.5
+_FIRST_LIMIT_OF_MANY_S = 5.0
+"""How long other ranks wait for the first answer: longer if one batch is a small part of the rows."""
+_MANY_BATCHES = 20
+"""Per rank."""
+_SECOND_LIMIT_S = 0.25
+_LONG_S = 0.05
+"""A first chunk that takes as long is measured well enough; warming up takes most of a shorter one."""
+_SHARED_S = 5.0
+"""How long all ranks predict before their rate is compared."""
+_MIN_LOSS_S = 2.0
+"""A loss that a user would notice."""
+
+
+@dataclass
+class OneProcessTiming:
+    """``batch_size`` and ``n_rows``: of the frame; ``n_rows`` is None if it is not known."""
+
+    n_ranks: int
+    batch_size: int
+    n_rows: int | None
+    clock: Callable[[], float] = time.monotonic
+    rank: int | None = None
+    """The rank that predicts alone."""
+    is_over: bool = False
+    row_s: float | None = None
+    """Time of one row in one process; None if no chunk was answered in time."""
+    cell_s: float = 0.0
+    """How long the cell ran before its ``predict`` was known."""
+    _until_s: float = 0.0
+    _shared_since: tuple[float, int] = (0.0, 0)
+    """When all ranks began to predict, and the rows done by then."""
+    _has_warned: bool = False
+
+    def __post_init__(self) -> None:
+        self.is_over = self.n_ranks == 1
+
+    def may_send(self, rank: int) -> bool:
+        """Return whether ``rank`` may get a chunk now."""
+        if self.rank is None:
+            many = _MANY_BATCHES * self.n_ranks * self.batch_size
+            has_many = self.n_rows is not None and self.n_rows >= many
+            limit_s = _FIRST_LIMIT_OF_MANY_S if has_many else _FIRST_LIMIT_S
+            self.rank, self._until_s = rank, self.clock() + limit_s
+        self.is_over = self.is_over or self.clock() > self._until_s
+        return self.is_over or rank == self.rank
+
+    def answered(self, rank: int, seconds: float, n_rows: int) -> None:
+        """Take note of an answer."""
+        if self.is_over or rank != self.rank or not n_rows:
+            return
+        is_second = self.row_s is not None
+        self.row_s = min(seconds / n_rows, self.row_s or seconds)
+        self.is_over = is_second or seconds > _LONG_S
+        self._until_s = self.clock() + _SECOND_LIMIT_S
+
+    def left(self, rank: int) -> None:
+        """Take note of a rank that has ended."""
+        self.is_over = self.is_over or rank == self.rank
+
+    def warning(self, rows: int, elapsed_s: float, *, is_last: bool = False) -> str | None:
+        """Return a text, once, if one process would be faster.
+
+        ``rows``: rows done; ``elapsed_s``: since the gang was started; ``is_last``: all rows are done.
+        """
+        if not self.is_over or self.row_s is None or self._has_warned or self.n_ranks == 1:
+            return None
+        text = self._of_whole(rows, elapsed_s) if is_last else self._of_rates(rows)
+        self._has_warned = text is not None
+        return text
+
+    def _of_whole(self, rows: int, elapsed_s: float) -> str | None:
+        alone_s = self.cell_s + rows * (self.row_s or 0.0)
+        if elapsed_s - alone_s < _MIN_LOSS_S or elapsed_s < 1.2 * alone_s:
+            return None
+        return (
+            f"{self.n_ranks} ranks took {elapsed_s:.1f} s; one process would take about {alone_s:.1f} s,"
+            f" by its time for the first rows: {_ALTERNATIVE}"
+        )
+
+    def _of_rates(self, rows: int) -> str | None:
+        now_s = self.clock()
+        if not self._shared_since[0]:
+            self._shared_since = now_s, rows
+        seconds, done = now_s - self._shared_since[0], rows - self._shared_since[1]
+        alone_rate = 1 / max(self.row_s or 0.0, 1e-9)
+        if seconds < _SHARED_S or not done or done / seconds * 1.2 > alone_rate:
+            return None
+        return (
+            f"{self.n_ranks} ranks predict {done / seconds:,.0f} rows/s; one process predicted"
+            f" {alone_rate:,.0f} rows/s on the first rows: {_ALTERNATIVE}"
+        )
+
+
+_ALTERNATIVE = (
+    "use --np 1, or call predict in the notebook. A predict that uses all cores, or a small frame, gains"
+    " nothing from more ranks"
+)

@@ -1,0 +1,287 @@
+"""A run of ``%%infer`` that a kernel's death, a rank's or a Stop ends, and the next one that continues it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hydrogen_magic import capture
+from hydrogen_magic.core import run_log
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.errors import InferError, RankFailedError
+from hydrogen_magic.inference import kept_parts
+from hydrogen_magic.inference.fingerprints import matching
+from hydrogen_magic.inference.local import infer
+from hydrogen_magic.inference.run import InferenceRun
+from hydrogen_magic.node.prediction.options import InferOptions
+from tests import infer_ranks, leaks
+
+pytestmark = pytest.mark.usefixtures("warm_agents")
+
+N_ROWS, BATCH, NP = 12_000, 50, 2
+SLOW_S = 0.01
+PATIENCE_S = 60.0
+
+
+def table() -> pa.Table:
+    return pa.table({"x": range(N_ROWS), "s": [f"s{x}" for x in range(N_ROWS)]})
+
+
+def parquet(folder: Path) -> str:
+    path = folder / "rows.parquet"
+    if not path.exists():
+        pq.write_table(table(), path, row_group_size=700)
+    return str(path)
+
+
+FRAMES: dict[str, Callable[[Path], Any]] = {
+    "pandas": lambda folder: table().to_pandas(),
+    "polars": lambda folder: pl.from_arrow(table()),
+    "arrow": lambda folder: table(),
+    "parquet": parquet,
+}
+
+
+def begun(kind: str, folder: Path, *, resume: bool) -> InferenceRun:
+    captured = capture.capture_call(infer_ranks.logged, (str(folder / "log"), SLOW_S), {})
+    frame = FRAMES[kind](folder)
+    options = InferOptions(batch_size=BATCH)
+    return infer(frame, captured, JobSpec(np=NP), options, title="test", resume=resume)
+
+
+KERNEL = """
+import sys
+from pathlib import Path
+from tests.local.test_infer_resume import begun
+begun(sys.argv[1], Path(sys.argv[2]), resume=sys.argv[3] == "True").gang.wait()
+"""
+
+
+class Interrupted:
+    """One run after another over the same frame, each of which is ended in the middle."""
+
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind, self.folder = kind, folder
+        self.log = folder / "log"
+        self.log.touch()
+        self.n_runs = 0
+
+    @property
+    def rows(self) -> list[int]:
+        """First row of every batch that was predicted."""
+        return [int(line) for line in self.log.read_text().split()]
+
+    def until(self, n_more: int, is_over: Callable[[], bool]) -> bool:
+        """Wait for so many more batches; return False if the run has ended before."""
+        n_batches, deadline = len(self.rows) + n_more, time.monotonic() + PATIENCE_S
+        while len(self.rows) < n_batches and not is_over():
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+        return not is_over()
+
+    def interrupt(self, how: str, n_more: int) -> Any:
+        """Begin or continue a run, and end it after so many batches; return its result, if any."""
+        kept, before = kept_rows(), len(self.rows)
+        resume, self.n_runs = self.n_runs > 0, self.n_runs + 1
+        value = getattr(self, f"_{how}")(n_more, resume)
+        fresh = self.rows[before:]
+        assert not kept & set(fresh), "finished rows are predicted once"
+        return value
+
+    def _kernel(self, n_more: int, resume: bool) -> None:
+        command = [sys.executable, "-c", KERNEL, self.kind, str(self.folder), str(resume)]
+        with subprocess.Popen(command) as kernel:
+            self.until(n_more, lambda: kernel.poll() is not None)
+            kernel.kill()
+        until(lambda: not leaks.running_gangs())
+
+    def _rank(self, n_more: int, resume: bool) -> Any:
+        run = begun(self.kind, self.folder, resume=resume)
+        if self.until(n_more, lambda: run.gang.wait(0)):
+            os.kill(run.gang.ranks[n_more % NP].pid, signal.SIGKILL)
+        run.gang.wait(PATIENCE_S)
+        try:
+            return run.result
+        except RankFailedError:
+            return None
+
+    def _stop(self, n_more: int, resume: bool) -> Any:
+        run = begun(self.kind, self.folder, resume=resume)
+        self.until(n_more, lambda: run.gang.wait(0))
+        run.gang.stop()
+        run.gang.wait(PATIENCE_S)
+        if run.gang.state == "STOPPED":
+            check_part(run)
+            return None
+        return run.result
+
+    def _nothing(self, n_more: int, resume: bool) -> Any:
+        run = begun(self.kind, self.folder, resume=resume)
+        run.gang.wait(PATIENCE_S)
+        return run.result
+
+
+def until(holds: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def kept_rows() -> set[int]:
+    """Return the first row of every batch whose prediction is kept."""
+    journals = run_log.runs_dir().glob("*/kept/journal")
+    lines = [line for path in journals for line in path.read_text().split("\n")[1:-1]]
+    entries = [json.loads(line) for line in lines]
+    return {
+        row for each in entries for row in range(each["row"], each["row"] + each["n_rows"], BATCH)
+    }
+
+
+def check_part(run: InferenceRun) -> None:
+    """A run that was stopped has its finished rows, and says which are missing."""
+    part = as_pandas(run.result)
+    assert 0 < len(part) < N_ROWS and (part["y"] == part["x"] * 2).all()
+    (text,) = [each.text for each in run.gang.snapshot().notices if "missing: row" in each.text]
+    assert f"stopped: {len(part):,} of 12,000 rows are finished" in text and "--resume" in text
+
+
+def as_pandas(frame: Any) -> pd.DataFrame:
+    if isinstance(frame, str):
+        return pd.read_parquet(frame)
+    return frame if isinstance(frame, pd.DataFrame) else frame.to_pandas()
+
+
+def check_whole(frame: Any, runs: Interrupted, n_ends: int) -> None:
+    expected = (
+        table()
+        .to_pandas()
+        .assign(y=lambda df: df["x"] * 2, t=lambda df: "row " + df["x"].astype(str))
+    )
+    pd.testing.assert_frame_equal(as_pandas(frame), expected, check_dtype=False)
+    rows = runs.rows
+    assert set(rows) == set(range(0, N_ROWS, BATCH))
+    repeated = sorted({row for row in rows if rows.count(row) > 1})
+    ranges = groupby(enumerate(repeated), key=lambda each: each[1] - BATCH * each[0])
+    assert len(list(ranges)) <= 2 * NP * n_ends, "no more than two chunks of each rank"
+    assert not kept_rows() and not list(runs.folder.glob(".*"))
+
+
+def test_what_is_finished_is_predicted_once(tmp_path: Path) -> None:
+    """Whether the kernel ends, or a rank, or the user has stopped the run."""
+    runs = Interrupted("pandas", tmp_path)
+    for how in ("kernel", "rank", "stop"):
+        assert runs.interrupt(how, 40) is None
+        assert kept_rows()
+    check_whole(runs.interrupt("nothing", 0), runs, 3)
+
+
+def test_parquet_is_kept_next_to_the_result(tmp_path: Path) -> None:
+    runs = Interrupted("parquet", tmp_path)
+    assert runs.interrupt("stop", 60) is None
+    assert list(tmp_path.glob(".rows-inferred.parquet-*.kept"))
+    assert runs.interrupt("nothing", 0) == str(tmp_path / "rows-inferred.parquet")
+
+
+def test_a_changed_value_is_refused_before_a_rank_starts(tmp_path: Path) -> None:
+    runs = Interrupted("arrow", tmp_path)
+    runs.interrupt("stop", 40)
+    captured = capture.capture_call(infer_ranks.logged, (str(tmp_path / "log"), 0.5), {})
+    with pytest.raises(InferError, match="the call changed since"):
+        infer(
+            table(), captured, JobSpec(np=NP), InferOptions(batch_size=BATCH), title="", resume=True
+        )
+    run_log.prune(keep=0)
+
+
+def test_a_module_that_only_one_kernel_has_loaded_is_no_change() -> None:
+    known = {"the cell": "1", "module plots": "2", "module net": "3"}
+    runs = [("aaaa", "the run", known)]
+    assert matching({"the cell": "1", "module net": "3", "module tables": "4"}, runs) == "the run"
+    with pytest.raises(InferError, match="but module net changed since"):
+        matching({"the cell": "1", "module net": "5"}, runs)
+
+
+@pytest.mark.parametrize("n_written", [0, 3])
+def test_a_full_disk_ends_no_run(n_written: int, tmp_path: Path, monkeypatch: Any) -> None:
+    """Neither where nothing can be written, nor after some answers; the user is told once."""
+    written: list[Any] = []
+    append = kept_parts._append
+
+    def full(file: Any, data: Any) -> None:
+        if len(written) == n_written:
+            raise OSError(28, "No space left on device")
+        written.append(data)
+        append(file, data)
+
+    monkeypatch.setattr(kept_parts, "_append", full)
+    (tmp_path / "log").touch()
+    run = begun("arrow", tmp_path, resume=False)
+    assert run.gang.wait(PATIENCE_S)
+    assert run.result["y"].to_pylist() == list(range(0, 2 * N_ROWS, 2))
+    (text,) = [each.text for each in run.gang.snapshot().notices if "not kept" in each.text]
+    assert "No space left" in text and not kept_rows()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", FRAMES)
+def test_runs_that_end_at_any_moment(kind: str, tmp_path: Path) -> None:
+    chance = random.Random(kind)
+    runs, n_ends = Interrupted(kind, tmp_path), 0
+    while n_ends < 8:
+        value = runs.interrupt(chance.choice(("kernel", "rank", "stop")), chance.randrange(45))
+        n_ends += 1
+        if value is not None:
+            break
+    if value is None:
+        value = runs.interrupt("nothing", 0)
+    check_whole(value, runs, n_ends)
+
+
+HASHED = """
+from hydrogen_magic import capture
+import sys
+exec(compile('''
+WORDS = {"a", "the", "of"}
+class Model:
+    names = frozenset(WORDS)
+    def score(self, text): return text in {"x", "y", "z"}
+def helper(text): return [w for w in text if w in ("a", "b")]
+model = Model()
+''', sys.argv[1], "exec"), globals())
+cell = capture.CellText("def predict(b): return helper(WORDS), model", *sys.argv[1:3], 2, str)
+for item in sorted(capture.capture_cell(cell, globals()).digests().items()):
+    print(*item)
+"""
+
+
+def test_another_kernel_makes_the_same_fingerprint() -> None:
+    """Though hashes, and the numbers of cells, are others."""
+    found = [digests(HASHED, seed, f"<cell {seed}>", f"Cell In[{seed}]") for seed in "12"]
+    assert found[0] == found[1] and len(found[0]) >= 3
+    other = digests(HASHED.replace('("a", "b")', '("a", "c")'), "1", "<cell 1>", "Cell In[1]")
+    assert [a.split()[0] for a, b in zip(found[0], other, strict=True) if a != b] == ["helper"]
+
+
+def digests(code: str, seed: str, *args: str) -> Sequence[str]:
+    env = {**os.environ, "PYTHONHASHSEED": seed}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *args],
+        check=True, timeout=60, capture_output=True, text=True, env=env,
+    )  # fmt: skip
+    return done.stdout.splitlines()

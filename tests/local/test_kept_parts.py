@@ -1,0 +1,257 @@
+"""Finished predictions on disk: taken over by a run with the same fingerprint, refused for any other."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import run_log
+from hydrogen_magic.errors import InferError
+from hydrogen_magic.inference import kept_parts, sources
+from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue
+from hydrogen_magic.inference.kept_parts import KeptParts
+from hydrogen_magic.node.prediction import chunking
+from hydrogen_magic.node.prediction.options import InferOptions
+from tests import records
+
+N_ROWS = 1_000
+PRINTS = {
+    "the cell": "a",
+    "`model`": "1",
+    "the frame's columns": "c",
+    "the frame's number of rows": "n",
+}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYDROGEN_MAGIC_HOME", str(tmp_path / "home"))
+
+
+def table(n_rows: int = N_ROWS) -> pa.Table:
+    texts = [f"text {n}" if n % 7 else None for n in range(n_rows)]
+    return pa.table({"x": range(n_rows), "s": texts, "b": [n % 3 == 0 for n in range(n_rows)]})
+
+
+def ipc(columns: pa.Table) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, columns.schema) as stream:
+        stream.write_table(columns)
+    return sink.getvalue()
+
+
+def predicted(chunk: Chunk) -> pa.Table:
+    """Return whole numbers for the first rows, and others later."""
+    kind = pa.int64() if chunk.first_row < 300 else pa.float64()
+    numbers = chunk.table.select(["x"]).column(0).to_pylist()
+    return pa.table({"y": pa.array([2 * x for x in numbers], kind)})
+
+
+@dataclass
+class Run:
+    """A run without ranks."""
+
+    frame: Any
+    prints: dict[str, str] = field(default_factory=lambda: PRINTS)
+    resume: bool = True
+    calls: list[int] = field(default_factory=list)
+    """First row of every batch that was predicted."""
+    target: Path | None = None
+
+    def __post_init__(self) -> None:
+        self.gang = f"run-{len(run_log.recent_ids())}"
+        self.options = InferOptions(batch_size=10)
+        source = sources.source(self.frame, self.target)
+        self.result = source.result(self.options)
+        self.kept = KeptParts(self.prints, self.result.target, resume=self.resume)
+        number = len(run_log.recent_ids())
+        self.record = records.write(self.gang, records.launched(self.gang, float(number)))
+        self.kept.open(self.record)
+        self.queue = ChunkQueue(source, self.result, self.options, 2, self.kept)
+
+    def predict(self, n_chunks: int = -1, seed: int = 0) -> Any:
+        """Answer this many chunks in a random order; return the result if that is all."""
+        chance = random.Random(seed)
+        in_hand: list[Chunk] = []
+        while not self.queue.is_done:
+            while self.queue.can_resume:
+                self.queue.resume()
+            while len(in_hand) < 4 and (chunk := self.queue.next()) is not None:
+                in_hand.append(chunk)
+            if in_hand and n_chunks == 0:
+                return self.end("FAILED")
+            if in_hand:
+                self._answer(in_hand.pop(chance.randrange(len(in_hand))))
+                n_chunks -= 1
+        value = self.queue.finish()
+        self.kept.delete()
+        self.end("SUCCEEDED")
+        return value
+
+    def _answer(self, chunk: Chunk) -> None:
+        self.calls += range(chunk.first_row, chunk.first_row + chunk.n_rows, 10)
+        data = ipc(predicted(chunk))
+        if self.queue.answer(chunk, pa.ipc.open_stream(data).read_all(), ()):
+            self.kept.add(chunk.first_row, chunk.table, data, ())
+
+    def end(self, outcome: str) -> None:
+        self.kept.close()
+        with open(self.record / "events.jsonl", "a") as file:
+            file.write(json.dumps(ev.encode(ev.GangEnded(1.0, outcome, ""))) + "\n")
+
+
+def values(frame: Any) -> list[Any]:
+    if isinstance(frame, (str, Path)):
+        frame = pq.read_table(frame)
+    return list(frame["y"].to_list() if hasattr(frame["y"], "to_list") else frame["y"].to_pylist())
+
+
+def two_files(folder: Path) -> str:
+    (folder / "data").mkdir(exist_ok=True)
+    pq.write_table(table().slice(0, 450), folder / "data" / "a.parquet")
+    pq.write_table(table().slice(450), folder / "data" / "b.parquet")
+    return str(folder / "data")
+
+
+FRAMES: dict[str, Callable[[Path], Any]] = {
+    "pandas": lambda folder: table().to_pandas(),
+    "polars": lambda folder: pl.from_arrow(table()),
+    "arrow": lambda folder: table(),
+    "reader": lambda folder: table().to_reader(max_chunksize=40),
+    "parquet": two_files,
+}
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_a_resumed_run_predicts_no_finished_row_again(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunking, "CHUNK_BYTES", 1_000)
+    calls: list[int] = []
+    for n_chunks, seed in ((7, 0), (5, 1)):
+        run = Run(FRAMES[kind](tmp_path), calls=calls)
+        run.predict(n_chunks, seed)
+        done = [row for first, end in run.result.done for row in range(first, end)]
+        assert len(done) == 10 * len(calls)
+        assert values(run.result.finished()) == [2.0 * row for row in done]
+    whole = Run(FRAMES[kind](tmp_path), calls=calls).predict()
+    assert values(whole) == [2.0 * x for x in range(N_ROWS)]
+    assert set(map(type, values(whole))) == {float}, "though the first ones are whole numbers"
+    assert sorted(calls) == list(range(0, N_ROWS, 10))
+    assert not list(tmp_path.rglob("*kept*"))
+
+
+def test_a_change_is_refused_by_its_name() -> None:
+    Run(table()).predict(5)
+    for change, said in (
+        ({"`model`": "2"}, "but `model` changed since"),
+        ({"the cell": "b", "`new`": "1"}, "but the cell, `new` changed since"),
+        ({"the frame's columns": "d"}, "but the frame's columns changed since"),
+    ):
+        with pytest.raises(InferError, match=said):
+            Run(table(), {**PRINTS, **change})
+    other = Run(table(), {"the cell": "b", "the frame's columns": "d"})
+    assert "no finished rows of this cell and frame are kept" in other.kept.start_text()
+    frame = table().set_column(1, "s", table()["s"].take([*range(999, -1, -1)]))
+    with pytest.raises(InferError, match=r"frame's values in rows 0 to \d+ have changed"):
+        Run(frame).predict()
+
+
+def test_another_frame_s_rows_are_not_taken_for_this_one_s() -> None:
+    Run(table()).predict(5)
+    with pytest.raises(InferError, match="less than the"):
+        Run(table(5)).predict()
+
+
+def test_a_run_that_is_not_over_is_left_alone() -> None:
+    first = Run(table())
+    for _ in range(3):
+        first._answer(first.queue.next())  # type: ignore[arg-type]  # there are rows
+    assert not Run(table(), calls=[]).kept.n_rows
+    first.end("STOPPED")
+    assert Run(table()).kept.n_rows == first.kept.n_rows > 0
+
+
+def test_a_line_that_was_not_written_whole_is_left_out() -> None:
+    Run(table()).predict(5)
+    (journal,) = run_log.runs_dir().rglob("journal")
+    n_rows = [json.loads(line)["n_rows"] for line in journal.read_text().splitlines()[1:]]
+    with open(journal, "a") as file:
+        file.write('\0\0\n{"row": 700}\n{"row": 700, "n_r')
+    (answers,) = run_log.runs_dir().rglob("answers")
+    os.truncate(answers, answers.stat().st_size - 1)
+    run = Run(table())
+    assert run.kept.n_rows == sum(n_rows[:-1])
+    assert values(run.predict()) == [2.0 * x for x in range(N_ROWS)]
+
+
+def test_a_full_disk_keeps_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(table())
+    chunk = run.queue.next()
+    assert chunk is not None
+
+    def full(file: object, data: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kept_parts, "_append", full)
+        with pytest.raises(OSError, match="No space"):
+            run.kept.add(0, chunk.table, b"data", ())
+    run.kept.give_up()
+    run.kept.add(0, chunk.table, b"data", ())
+    assert not list(run_log.runs_dir().rglob("kept")) and not run.kept.text()
+
+
+def test_kept_rows_go_with_their_record(tmp_path: Path) -> None:
+    data = two_files(tmp_path)
+    run = Run(data)
+    run.predict(5)
+    (beside,) = tmp_path.glob(".data-inferred-*.kept")
+    assert beside.is_dir()
+    run.result.abort()
+    run_log.prune(keep=0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "home"]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([True, None] * 50),
+        pa.array([[1, None], None] * 50),
+        pa.array([{"a": None}, {"a": True}] * 50),
+        pa.array(["a", "b"] * 50).dictionary_encode(),
+        pa.array([1, None] * 50),
+    ],
+    ids=str,
+)
+def test_checksums_depend_on_values_alone(column: pa.Array) -> None:
+    """Not on their place in memory, nor on the bytes under nulls."""
+    again = pa.concat_arrays([column.slice(1, 3), column])
+    moved = pa.table({"c": again}).slice(3)
+    assert kept_parts._checksum(0, pa.table({"c": column})) == kept_parts._checksum(0, moved)
+
+
+def test_all_of_very_many_columns_are_compared_in_turn() -> None:
+    names = [f"c{n}" for n in range(3_000)]
+    seen = {name for row in range(0, 8192, 64) for name in kept_parts._checked_names(row, names)}
+    assert seen == set(names)
+
+
+def test_pandas_values_under_a_mask_do_not_count() -> None:
+    frames = [pd.DataFrame({"x": pd.array([1, None, n], "Int64")}) for n in (3, 3)]
+    frames[1].iloc[1, 0] = 7
+    frames[1].iloc[1, 0] = None
+    sums = [next(iter(sources.source(frame).chunks(10))) for frame in frames]
+    assert kept_parts._checksum(0, sums[0]) == kept_parts._checksum(0, sums[1])
