@@ -2,6 +2,7 @@
 
 HydrogenError            a RuntimeError, as what other launchers raise
 ├── CaptureError        the cell uses a name that is undefined or cannot be sent; nothing was started
+│   └── CellSyntaxError  the cell is not valid Python; shown as Python shows a SyntaxError
 ├── PlacementError      the ranks cannot run in the requested placement; nothing was started
 ├── RendezvousError     the ranks could not find each other
 ├── RankFailedError     a rank failed; the culprit, its traceback and its victims are named
@@ -10,17 +11,21 @@ HydrogenError            a RuntimeError, as what other launchers raise
 ├── GangTimeoutError    the gang ran longer than ``--timeout``
 └── InferError          ``%%infer``: this DataFrame, ``predict`` or its result is not supported
 
-Wrong arguments of a magic are IPython's own ``UsageError``, whose traceback IPython hides.
+Wrong arguments of a magic are IPython's own ``UsageError``, whose traceback IPython hides. Wrong arguments of
+a function are a TypeError or ValueError that a notebook shows as one line: OptionTypeError, OptionValueError.
 """
 
 from __future__ import annotations
 
 __all__ = [
     "CaptureError",
+    "CellSyntaxError",
     "GangStoppedError",
     "GangTimeoutError",
     "HydrogenError",
     "InferError",
+    "OptionTypeError",
+    "OptionValueError",
     "PlacementError",
     "RankFailedError",
     "RendezvousError",
@@ -47,6 +52,13 @@ class HydrogenError(RuntimeError):
 
 class CaptureError(HydrogenError):
     """A name in the cell is undefined, or its value cannot be sent to the ranks."""
+
+
+class CellSyntaxError(CaptureError):
+    """The cell is not valid Python."""
+
+
+CellSyntaxError.__name__ = CellSyntaxError.__qualname__ = "SyntaxError"  # what front ends show
 
 
 class PlacementError(HydrogenError):
@@ -87,3 +99,17 @@ class InferError(HydrogenError):
     If certain rows caused the failure, the message names them, counted from 0; if ``predict``
     itself raised, its exception is the cause.
     """
+
+
+class OptionTypeError(TypeError):
+    """An argument of a function of this package has the wrong type."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"TypeError: {self}"]
+
+
+class OptionValueError(ValueError):
+    """An argument of a function of this package has an invalid value."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [f"ValueError: {self}"]

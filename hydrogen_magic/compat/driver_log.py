@@ -29,7 +29,7 @@ def log_to_driver(message: str) -> None:
     if here is None:
         print(text)
         return
-    here.tell(ev.Output(here.now_s(), here.rank, ev.DRIVER, f"{text}\n"))
+    here.report(ev.Output(here.now_s(), here.rank, ev.DRIVER, f"{text}\n"))
 
 
 class LogCallback:
@@ -59,7 +59,7 @@ class LogCallback:
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Report the start of an epoch; Keras counts from 0, the report from 1."""
         self._epoch = epoch
-        self._say("begins")
+        self._log_epoch("begins")
 
     def on_train_batch_end(self, batch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Called by Keras: a batch of :meth:`on_batch_end`."""
@@ -72,14 +72,14 @@ class LogCallback:
         self._record(logs, self._n_batches)
         self._n_batches += 1
         if self.per_batch_log:
-            self._say(f"batch {batch + 1}", logs)
+            self._log_epoch(f"batch {batch + 1}", logs)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Report the results of an epoch."""
         logs = logs or {}
         new = {name: value for name, value in logs.items() if name not in self._batch_metrics}
         self._record(new, max(self._n_batches - 1, 0))
-        self._say("ends", logs)
+        self._log_epoch("ends", logs)
 
     def _implements_train_batch_hooks(self) -> bool:
         """Called by Keras 2, since this class is not derived from its callback."""
@@ -96,7 +96,7 @@ class LogCallback:
             return _nothing
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def _say(self, what: str, logs: Mapping[str, Any] | None = None) -> None:
+    def _log_epoch(self, what: str, logs: Mapping[str, Any] | None = None) -> None:
         if api.rank() == 0:
             epochs = self.params.get("epochs")
             of = f"/{epochs}" if epochs else ""

@@ -12,7 +12,6 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
-from hydrogen_magic.notebook import ipython_cells
 from hydrogen_magic.views import pick_view
 
 __all__ = ["call", "run_script"]
@@ -38,10 +37,12 @@ def call(
     only the ranks' messages by ``log_to_driver``, not their output. Raises the same errors as ``run``.
     """
     captured = capture.capture_call(
-        function, args, kwargs,
-        max_closure_bytes=spec.max_closure_bytes, ranks_have_gpu=launcher.plan(spec).uses_gpu,
-        labels=ipython_cells.cell_labels_here(),
-    )  # fmt: skip
+        function,
+        args,
+        kwargs,
+        max_closure_bytes=spec.max_closure_bytes,
+        ranks_have_gpu=launcher.plan(spec).uses_gpu,
+    )
     if driver_log_only:
         captured = replace(captured, warnings=(*captured.warnings, _HIDDEN))
     name = getattr(function, "__qualname__", repr(function))

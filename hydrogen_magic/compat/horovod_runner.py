@@ -100,13 +100,13 @@ class HorovodRunner:
         )
         driver_log_only = is_on_spark and self._driver_log_only
         launcher = type(self).__name__
-        with reworded(_words(self.num_processor)):
+        with reworded(_option_names(self.num_processor)):
             return gangs.call(
                 main, (), kwargs, spec, caller=launcher, driver_log_only=driver_log_only
             )
 
 
-def _words(np: int) -> Words:
+def _option_names(np: int) -> Words:
     """Return this class's names for options of the magics; ``np``: as given."""
     sign = "-" if np < 0 else ""
     session = f"`np={np}` needs a Spark session, but"

@@ -187,6 +187,8 @@ class RowsDone:
     tasks_done: int | None = None
     """Tasks of Spark; None elsewhere, or if unknown."""
     tasks: int | None = None
+    resumed: int = 0
+    """Rows of ``done`` that an earlier run finished."""
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
+from hydrogen_magic.errors import OptionTypeError, OptionValueError
+
 __all__ = [
     "DEFAULT_MAX_CLOSURE_BYTES",
     "JobSpec",
@@ -40,6 +42,8 @@ class JobSpec:
     """Environment of every rank, on top of the notebook's; takes precedence over our own variables."""
     out: tuple[str, ...] = ()
     """Names of rank 0's variables to bring back."""
+    seed: int | None = None
+    """Rank r seeds Python, NumPy and torch with ``seed + r``; None: they draw different random numbers."""
     retries: int = 0
     """How often the whole gang is restarted after a failure."""
     timeout_s: float | None = None
@@ -68,16 +72,16 @@ class JobSpec:
         for name, value in self.env:
             if not isinstance(value, str):
                 kind = type(value).__name__
-                raise TypeError(f"env[{name!r}] should be a str, got {value!r}, a {kind}")
+                raise OptionTypeError(f"env[{name!r}] should be a str, got {value!r}, a {kind}")
 
 
 def _check(name: str, value: object, kinds: tuple[type, ...], least: int) -> None:
     name = name.removesuffix("_s").removesuffix("_bytes")  # users know them without units
     if isinstance(value, bool) or not isinstance(value, kinds):
         wanted = " or ".join(kind.__name__ for kind in kinds)
-        raise TypeError(f"{name} should be {wanted}, got {value!r}, a {type(value).__name__}")
+        raise OptionTypeError(f"{name} should be {wanted}, got {value!r}, a {type(value).__name__}")
     if not value >= least:  # type: ignore[operator]
-        raise ValueError(f"{name} should be at least {least}, got {value!r}")
+        raise OptionValueError(f"{name} should be at least {least}, got {value!r}")
 
 
 @dataclass(frozen=True)

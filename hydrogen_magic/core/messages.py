@@ -166,13 +166,14 @@ class LocalAgentConfig(AgentConfig):
 
 @dataclass(frozen=True)
 class RemoteAgentConfig(AgentConfig):
-    """For an agent that a barrier task starts; the listening socket for tasks comes with it."""
+    """For an agent that a task on its host starts; the listening socket for tasks comes with it."""
 
     folder: str
     """The agent's own directory."""
     idle_s: float
     """How long it waits for another gang."""
-    executor_pid: int
+    parent_pid: int | None
+    """:attr:`TaskHello.parent_pid` of that task."""
 
 
 # ── launch ───────────────────────────────────────────────────────────────────────────────────────
@@ -218,8 +219,8 @@ class RankLaunch:
     """Index or UUID of the rank's own GPU on its host, None without one."""
     env: Mapping[str, str] = field(repr=False)
     """Variables of this rank, on top of :attr:`LaunchRequest.env`."""
-    partition: int | None = None
-    """The Spark task that waits for the rank, None without Spark."""
+    task: int | None = None
+    """:attr:`TaskHello.number` of the task that waits for the rank, None on the kernel's machine."""
 
 
 @dataclass(frozen=True)
@@ -336,7 +337,7 @@ class ForgetCheckpoints(AgentCommand):
 
 @dataclass(frozen=True)
 class ReleaseTasks(AgentCommand):
-    """Let the Spark tasks of an attempt return."""
+    """Let the tasks of an attempt return."""
 
     gang: str
     attempt: int
@@ -391,21 +392,21 @@ class Heartbeat(AgentReport):
 
 @dataclass(frozen=True)
 class Leaving(AgentReport):
-    """The agent ends: no gang came for a while, or its executor has ended."""
+    """The agent ends: no gang came for a while, or the parent of its task has ended."""
 
 
-# ── barrier tasks of Spark ───────────────────────────────────────────────────────────────────────
+# ── tasks that hold the places of ranks on other machines ────────────────────────────────────────
 #
-# A barrier task runs the text of node/spark/barrier_task.py, which imports nothing of this package: it
-# writes and reads the JSON of these classes itself.
+# A task runs the text of node/agent/host_task.py, which imports nothing of this package: it writes
+# and reads the JSON of these classes itself.
 
 
 class TaskMessage(Message):
-    """From a barrier task to the agent on its machine."""
+    """From a task to the agent on its machine."""
 
 
 class TaskAnswer(Message):
-    """From the agent to a barrier task."""
+    """From the agent to a task."""
 
 
 @dataclass(frozen=True)
@@ -414,23 +415,26 @@ class TaskHello(TaskMessage):
 
     gang: str
     attempt: int
-    partition: int
+    number: int
+    """Of the attempt's tasks, from 0."""
     machine: str
     """Tells machines apart, and kernels on one machine."""
-    address: str
-    """The task's host, as Spark knows it."""
-    executor: str
-    """What people call the executor."""
-    executor_pid: int
-    pid: int
-    gpus: tuple[str, ...]
-    """Addresses of the GPUs that Spark gives to the task."""
-    gpus_visible: str | None
-    """``CUDA_VISIBLE_DEVICES`` of the executor."""
     shares_disk: bool
     """The directory of the kernel's record is visible there."""
+    gpus_visible: str | None
+    """``CUDA_VISIBLE_DEVICES`` of the task."""
     versions: Mapping[str, str]
     """Of the libraries whose pickles depend on them."""
+    kind: str = "task"
+    """What the task is called in messages: ``Spark task``."""
+    place: str = ""
+    """Where it runs on its host, in messages: ``executor 3``; empty: nothing more precise is known."""
+    parent: str = ""
+    """What :attr:`parent_pid` is called in messages: ``Spark executor``."""
+    parent_pid: int | None = None
+    """The process with which the task and the agent's folder go; None if there is none."""
+    gpus: tuple[str, ...] = ()
+    """Addresses of the GPUs that the task was given."""
 
 
 @dataclass(frozen=True)

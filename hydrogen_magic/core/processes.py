@@ -94,6 +94,8 @@ class Process:
     cpu_ticks: int
     """User and system time, children not included."""
     rss_bytes: int
+    start_ticks: int
+    """Start time, in ticks since the boot."""
 
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -108,7 +110,8 @@ def _read_stat(pid: int) -> Process | None:
     # The name, in parentheses, may contain spaces and parentheses; the fields after it do not.
     rest = text[text.rindex(")") + 2 :].split()
     cpu_ticks = int(rest[11]) + int(rest[12])
-    return Process(pid, int(rest[1]), rest[0], cpu_ticks, int(rest[21]) * _PAGE)
+    rss_bytes = int(rest[21]) * _PAGE
+    return Process(pid, int(rest[1]), rest[0], cpu_ticks, rss_bytes, int(rest[19]))
 
 
 def processes(pids: Collection[int] | None = None) -> Iterator[Process]:

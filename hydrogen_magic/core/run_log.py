@@ -6,6 +6,7 @@ died. There is one directory per gang, readable only by its owner::
     $HYDROGEN_MAGIC_HOME/runs/<gang>/events.jsonl     written here, by the kernel
                                      rank-<r>.log     written by the agent
                                      <library>-timeline-<n>.json   written by the library
+                                     kept/           finished rows of %%infer, or a link to them
 
 A record is optional: failure to write it never disturbs the run.
 """
@@ -26,13 +27,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import processes
 from hydrogen_magic.errors import HydrogenError
 
 __all__ = [
     "Record",
     "Summary",
+    "delete_kept",
     "end_abandoned",
     "is_alive",
+    "is_over",
+    "kept_dir",
     "owner_of_this_process",
     "prune",
     "read",
@@ -54,6 +59,9 @@ _OTHER_MACHINE_S = 60.0
 
 _TAIL_BYTES = 1 << 16
 """Number of bytes read first to find the last line; stacks of many threads can make a longer one."""
+
+_KEPT_SUFFIX = ".kept"
+"""Of a folder that a record links to; nothing else is deleted with a record."""
 
 _GANG_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
@@ -102,6 +110,23 @@ def run_dir(gang_id: str) -> Path:
     if not _GANG_ID.fullmatch(gang_id):
         raise HydrogenError(f"{gang_id!r} is not the id of a run")
     return runs_dir() / gang_id
+
+
+def kept_dir(gang_id: str) -> Path:
+    """Return the directory, or the link, of the finished rows that a run of ``%%infer`` keeps."""
+    return run_dir(gang_id) / "kept"
+
+
+def delete_kept(gang_id: str) -> None:
+    """Delete the finished rows that a run keeps, if any."""
+    kept = kept_dir(gang_id)
+    if not kept.is_symlink():
+        shutil.rmtree(kept, ignore_errors=True)
+        return
+    linked = kept.readlink()
+    if linked.suffix == _KEPT_SUFFIX:
+        shutil.rmtree(linked, ignore_errors=True)
+    kept.unlink(missing_ok=True)
 
 
 # ── writing ──────────────────────────────────────────────────────────────────────────────────────
@@ -231,9 +256,13 @@ def recent_ids() -> list[str]:
         return []
 
 
-def recent() -> list[Summary]:
-    """Return the recorded runs, newest first, without those whose record cannot be read."""
-    found = [summary(name) for name in recent_ids() if _GANG_ID.fullmatch(name)]
+def recent(*, with_kept: bool = False) -> list[Summary]:
+    """Return the recorded runs, newest first, without those whose record cannot be read.
+
+    ``with_kept``: only those that keep finished rows.
+    """
+    names = [name for name in recent_ids() if _GANG_ID.fullmatch(name)]
+    found = [summary(name) for name in names if not with_kept or kept_dir(name).is_dir()]
     readable = [each for each in found if each is not None]
     return sorted(readable, key=lambda each: each.launched.wall_time, reverse=True)
 
@@ -309,10 +338,16 @@ def _is_abandoned(found: Summary, is_alive: Callable[[str], bool]) -> bool:
     return time.time() - written > _OTHER_MACHINE_S
 
 
+def is_over(found: Summary) -> bool:
+    """Return whether a run has ended, or its kernel has."""
+    return found.ended is not None or _is_abandoned(found, is_alive)
+
+
 def prune(keep: int = _KEEP_RUNS) -> None:
     """Delete all finished runs except the newest ``keep``."""
-    over = [s.gang for s in recent() if s.ended is not None or _is_abandoned(s, is_alive)]
+    over = [found.gang for found in recent() if is_over(found)]
     for gang_id in over[keep:]:
+        delete_kept(gang_id)
         shutil.rmtree(runs_dir() / gang_id, ignore_errors=True)
 
 
@@ -360,13 +395,8 @@ def _boot_id() -> str:
 def _start_time(pid: int) -> str:
     """Return the start time of the process, in the system's own unit; empty if it has exited."""
     if sys.platform == "linux":
-        try:
-            text = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            return ""
-        # The name, in parentheses, may contain spaces and parentheses; the fields after it do not.
-        fields = text[text.rindex(")") + 2 :].split()
-        return "" if fields[0] in "ZX" else fields[19]
+        found = next(processes.processes([pid]), None)
+        return "" if found is None or found.state in "ZX" else str(found.start_ticks)
     import psutil
 
     try:

@@ -16,7 +16,7 @@ from typing import Any
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.backward_waits import Reduction, grouped, split
 
-__all__ = ["library_timelines", "write_chrome_trace"]
+__all__ = ["library_timelines", "metadata", "write_chrome_trace"]
 
 _PHASES, _WAITS, _FIRST_SPANS = 0, 1, 2
 """Thread ids of a rank."""
@@ -34,10 +34,10 @@ def write_chrome_trace(events: Iterable[ev.Event], path: str | os.PathLike[str])
     entries = [*_spans(events, tracks), *_phases(events), *_waits(events), *_counters(events)]
     pids = sorted({entry["pid"] for entry in entries})
     threads = sorted({(entry["pid"], entry["tid"]) for entry in entries})
-    names = [_name("process_name", pid, 0, f"rank {pid}") for pid in pids]
-    names += [_name("thread_name", pid, tid, _thread(tid, tracks)) for pid, tid in threads]
+    names = [metadata("process_name", pid, 0, f"rank {pid}") for pid in pids]
+    names += [metadata("thread_name", pid, tid, _thread(tid, tracks)) for pid, tid in threads]
     names += [
-        {**_name("process_sort_index", pid, 0, ""), "args": {"sort_index": pid}} for pid in pids
+        {**metadata("process_sort_index", pid, 0, ""), "args": {"sort_index": pid}} for pid in pids
     ]
     trace = {"traceEvents": [*names, *entries], "displayTimeUnit": "ms"}
     with open(path, "w", encoding="utf-8") as file:
@@ -67,7 +67,8 @@ def _thread(tid: int, tracks: list[str]) -> str:
     return f"{tracks[track]} (thread {lane + 1})" if lane else tracks[track]
 
 
-def _name(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+def metadata(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    """Return the event that names a process or thread of a trace."""
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
@@ -169,6 +170,10 @@ def _counters(events: list[ev.Event]) -> Iterator[dict[str, Any]]:
                     # JSON has no NaN, which may be the last value of a curve.
                     if value is not None and math.isfinite(value):
                         yield {
-                            "ph": "C", "name": name, "pid": event.rank, "tid": 0,
-                            "ts": round(at_s * 1e6, 3), "args": {"value": value},
-                        }  # fmt: skip
+                            "ph": "C",
+                            "name": name,
+                            "pid": event.rank,
+                            "tid": 0,
+                            "ts": round(at_s * 1e6, 3),
+                            "args": {"value": value},
+                        }

@@ -8,11 +8,12 @@ pure functions decide (:mod:`~hydrogen_magic.driver.state.gang_state`,
 from __future__ import annotations
 
 import asyncio
+import functools
 import math
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import file_limit
-from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.placements import AgentGroup, AgentLostError, Attempt, EventSink, Job
 from hydrogen_magic.driver.profiling import GangProfiler
 from hydrogen_magic.driver.state.collective_waits import late_in_all
@@ -39,15 +40,16 @@ class GangController:
     """Controls one gang. ``run`` is called on the loop, requests may come from any thread."""
 
     def __init__(
-        self, gang: Gang, job: Job, agent_group: AgentGroup, loop: asyncio.AbstractEventLoop
+        self, run: GangRun, job: Job, agent_group: AgentGroup, loop: asyncio.AbstractEventLoop
     ) -> None:
-        self._gang = gang
+        self._run = run
         self._job = job
         self._agent_group = agent_group
         self._loop = loop
-        self._profiling = GangProfiler(gang, agent_group, job.record_dir, self._job.now_s)
+        self._profiling = GangProfiler(run, agent_group, job.record_dir, self._job.now_s)
         if job.feed is not None:
-            job.feed.attach(gang.emit, lambda: self.stop("failure"), job.now_s, self.cancel_rank)
+            stop = functools.partial(self.stop, "failure")
+            job.feed.attach(run.emit, stop, job.now_s, self.cancel_rank, job.record_dir)
         self._timer: asyncio.TimerHandle | None = None
         self._culprit: int | None = None
         self._headline = ""
@@ -82,7 +84,7 @@ class GangController:
         error: BaseException | None = None
         limit = self._deadline()
         if self._job.spec.timeline is not None:
-            self._gang.emit(ev.Recording(self._job.now_s(), True))  # the ranks start with it
+            self._run.emit(ev.Recording(self._job.now_s(), True))  # the ranks start with it
         try:
             for number in range(self._job.spec.retries + 1):
                 if self._is_unwanted():
@@ -94,26 +96,28 @@ class GangController:
                 self._notice("warning", f"{self._reason('FAILED')}: restarting all ranks")
         except HydrogenError as problem:
             error = problem
-        except (
-            Exception
-        ) as problem:  # the agent died, or an internal error: the user must be informed
+        except Exception as problem:
+            # The agent died, or an internal error: the user must be informed.
             error = HydrogenError(f"{type(problem).__name__}: {file_limit.explained(problem)}")
             error.__cause__ = problem
         finally:
             if limit is not None:
                 limit.cancel()
             await self._agent_group.release()
-            self._job.close(keep_checkpoints=self._outcome() != "SUCCEEDED")
+            self._job.close("FAILED" if error and not self._is_unwanted() else self._outcome())
             await self._profiling.close(is_wanted=self._outcome() == "SUCCEEDED")
             await self._save_results(error is None and self._outcome() == "SUCCEEDED")
             self._finish(error)
 
     async def _save_results(self, has_succeeded: bool) -> None:
         """Keep results that the notebook may not get. Never raises: the gang has to end."""
-        if not self._gang.has_results_to_save(has_succeeded):
+        results = self._run.results
+        if not results.are_worth_saving(has_succeeded):
             return
+        is_complete = not has_succeeded and self._run.state.ranks[0].result_bytes is not None
+        save = functools.partial(results.save, has_succeeded, is_complete=is_complete)
         try:
-            kept = await asyncio.to_thread(self._gang.save_results, has_succeeded)
+            kept = await asyncio.to_thread(save)
         except Exception as error:  # no thread can be started while the interpreter exits
             kept = f"results could not be saved: {error}"
         if kept:
@@ -129,45 +133,43 @@ class GangController:
 
     async def _attempt(self, number: int) -> None:
         self._culprit = None
-        self._gang.emit(ev.AttemptStarted(self._job.now_s(), number))
-        attempt = Attempt(self._gang.id, number, self._job)
-        sink = EventSink(self._on_event, self._gang.deliver, self._profiling.on_trace)
+        self._run.emit(ev.AttemptStarted(self._job.now_s(), number))
+        attempt = Attempt(self._run.id, number, self._job)
+        sink = EventSink(self._on_event, self._run.deliver, self._profiling.on_trace)
         watching = [
             asyncio.ensure_future(w) for w in (self._watch_start(), self._watch_rendezvous())
         ]
         try:
             await self._agent_group.launch(attempt, sink)
         except AgentLostError as error:
-            self._lose(error)
+            self._on_agent_lost(error)
         finally:
             for watch in watching:
                 watch.cancel()
             self._cancel_timer()
         if self._job.feed is not None:
             self._job.feed.close()
-        state = self._gang.snapshot()
+        state = self._run.state
         if self._culprit is None and state.fault is None and not self._is_unwanted():
             found = verdict(state, math.inf)
             if found is not None and found.culprit is not None:
                 self._name_culprit(state, found.culprit)
 
-    def _lose(self, error: AgentLostError) -> None:
+    def _on_agent_lost(self, error: AgentLostError) -> None:
         """Report the end of all ranks, which their agents can report no longer."""
         now_s = self._job.now_s()
-        left = [rank.rank for rank in self._gang.ranks if not rank.is_over]
+        left = [rank.rank for rank in self._run.state.ranks if not rank.is_over]
         if not left:
             self._notice("warning", f"{error}; all ranks had ended before")
             return
-        self._gang.emit(ev.AttemptFailed(now_s, ev.ErrorReport("AgentLostError", str(error))))
+        self._run.emit(ev.AttemptFailed(now_s, ev.ErrorReport("AgentLostError", str(error))))
         for rank in left:
-            self._gang.emit(
-                ev.RankExited(now_s, rank, None, "SIGKILL", True, "its agent has ended")
-            )
+            self._run.emit(ev.RankExited(now_s, rank, None, "SIGKILL", True, "its agent has ended"))
 
     def _on_event(self, event: ev.Event) -> None:
         if self._profiling.on_event(event):
             return
-        self._gang.emit(event)
+        self._run.emit(event)
         if isinstance(event, ev.AttemptFailed):
             self._stop("failure", False)
         elif isinstance(event, _FAILURE_EVENTS):
@@ -177,7 +179,7 @@ class GangController:
 
     def _release_closure(self) -> None:
         """Free the captured data when no rank will load it any more."""
-        state = self._gang.snapshot()
+        state = self._run.state
         is_last = state.attempt == self._job.spec.retries
         if is_last and all(rank.phase in ("running", "finishing") for rank in state.ranks):
             self._job.release_closure()
@@ -185,7 +187,7 @@ class GangController:
     def _look_for_culprit(self) -> None:
         """End the gang as soon as the culprit is known."""
         self._cancel_timer()
-        state = self._gang.snapshot()
+        state = self._run.state
         found = verdict(state, self._job.now_s())
         if found is None or state.stop_reason or self._culprit is not None:
             return
@@ -205,28 +207,28 @@ class GangController:
         self._headline = headline(state, culprit)
 
     def _stop(self, reason: str, kill: bool) -> None:
-        state = self._gang.snapshot()
-        heard = state.stop_reason not in ("", "failure") and (state.killed or not kill)
-        known = state.stop_reason == "failure" == reason
-        if state.is_terminal or heard or known:
+        state = self._run.state
+        is_stopping = state.stop_reason not in ("", "failure") and (state.killed or not kill)
+        is_known = state.stop_reason == "failure" == reason
+        if state.is_terminal or is_stopping or is_known:
             return
-        self._gang.emit(ev.StopRequested(self._job.now_s(), reason, kill))
+        self._run.emit(ev.StopRequested(self._job.now_s(), reason, kill))
         self._agent_group.kill() if kill else self._agent_group.stop()
 
     def _cancel_rank(self, rank: int) -> None:
-        if not self._gang.ranks[rank].is_over:
-            self._gang.emit(ev.RankResult(self._job.now_s(), rank, 0))
+        if not self._run.state.ranks[rank].is_over:
+            self._run.emit(ev.RankResult(self._job.now_s(), rank, 0))
             self._agent_group.cancel_rank(rank)
 
     def _record(self, on: bool) -> None:
-        state = self._gang.snapshot()
+        state = self._run.state
         if not state.is_terminal and state.is_recording != on:
             self._agent_group.record(on)
-            self._gang.emit(ev.Recording(self._job.now_s(), on))
+            self._run.emit(ev.Recording(self._job.now_s(), on))
 
     def _profile(self, steps: int) -> None:
-        if not self._gang.snapshot().is_terminal:
-            self._profiling.ask(steps)
+        if not self._run.state.is_terminal:
+            self._profiling.start(steps)
 
     async def _watch_start(self) -> None:
         """Fail the ranks that do not reach the first line of the cell in time.
@@ -237,10 +239,12 @@ class GangController:
         limit_s = self._job.spec.start_timeout_s
         while True:
             await asyncio.sleep(_CHECK_START_S)
-            if self._gang.snapshot().queued is not None:
+            if self._run.state.queued is not None:
                 began_s = self._job.now_s()
                 continue
-            late = [r for r in self._gang.ranks if r.phase in ("waiting", "starting", "loading")]
+            late = [
+                r for r in self._run.state.ranks if r.phase in ("waiting", "starting", "loading")
+            ]
             if not late:
                 return
             if self._job.now_s() - began_s > limit_s:
@@ -260,7 +264,7 @@ class GangController:
         limit_s = self._job.rendezvous.join_timeout_s(self._job.spec)
         while init_collective:
             await asyncio.sleep(_CHECK_START_S)
-            found = missing(self._gang.snapshot(), init_collective, limit_s, self._job.now_s())
+            found = missing(self._run.state, init_collective, limit_s, self._job.now_s())
             if found is not None:
                 self._fail_missing(found, init_collective, limit_s)
                 return
@@ -271,7 +275,7 @@ class GangController:
             f"while {ranks_text(found.waiting)} waited there (start_timeout)"
         )
         for rank in found.absent:
-            known = self._gang.ranks[rank]
+            known = self._run.state.ranks[rank]
             why = "; its process is stopped (SIGSTOP)" if known.process_state == "T" else ""
             report = ev.ErrorReport("RendezvousTimeout", f"{text}{why}")
             self._on_event(ev.RankFailed(self._job.now_s(), rank, report, known.phase))
@@ -285,17 +289,17 @@ class GangController:
 
     def _is_unwanted(self) -> bool:
         """Whether the end was requested for a reason other than a failed rank."""
-        return self._gang.snapshot().stop_reason not in ("", "failure")
+        return self._run.state.stop_reason not in ("", "failure")
 
     def _outcome(self) -> str:
-        state = self._gang.snapshot()
+        state = self._run.state
         if self._is_unwanted() and self._culprit is None:
             return "STOPPED"
         is_done = state.fault is None and all(rank.phase == "done" for rank in state.ranks)
         return "SUCCEEDED" if is_done else "FAILED"
 
     def _reason(self, outcome: str) -> str:
-        state = self._gang.snapshot()
+        state = self._run.state
         if outcome == "SUCCEEDED":
             return f"{len(state.ranks)} ranks finished"
         if outcome == "STOPPED":
@@ -307,7 +311,7 @@ class GangController:
     def _finish(self, error: BaseException | None) -> None:
         outcome = self._outcome()
         late = (
-            late_in_all({rank.rank: rank.waits for rank in self._gang.ranks})
+            late_in_all({rank.rank: rank.waits for rank in self._run.state.ranks})
             if outcome != "FAILED"
             else None
         )
@@ -315,16 +319,14 @@ class GangController:
             self._notice("info", late_text(late, self._job.spec.rendezvous))
         if error is not None and outcome != "STOPPED":
             reason = _first_line(str(error))  # the error itself has the rest
-            self._gang.emit(ev.GangEnded(self._job.now_s(), "FAILED", reason))
+            self._run.emit(ev.GangEnded(self._job.now_s(), "FAILED", reason))
         else:
             culprit = self._culprit if outcome == "FAILED" else None
-            self._gang.emit(
-                ev.GangEnded(self._job.now_s(), outcome, self._reason(outcome), culprit)
-            )
-        self._gang.finish(error if outcome != "STOPPED" else None)
+            self._run.emit(ev.GangEnded(self._job.now_s(), outcome, self._reason(outcome), culprit))
+        self._run.finish(error if outcome != "STOPPED" else None)
 
     def _notice(self, level: str, text: str) -> None:
-        self._gang.emit(ev.Notice(self._job.now_s(), level, text))
+        self._run.emit(ev.Notice(self._job.now_s(), level, text))
 
 
 def _first_line(text: str) -> str:

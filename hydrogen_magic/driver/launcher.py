@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import copy_context
+from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -40,11 +41,13 @@ from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.core.masking import Mask, holds, secret_values
 from hydrogen_magic.driver.controller import GangController
 from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.placements import (
     AgentGroup,
     Attempt,
     ClosureFile,
     EventSink,
+    InKernelPlacement,
     Job,
     Placement,
     WorkFeed,
@@ -53,7 +56,7 @@ from hydrogen_magic.driver.placements.local_agents import hub
 from hydrogen_magic.driver.state import gang_results
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.node.worker.nesting import refuse_nested
-from hydrogen_magic.views import View, pick_view, still_picture
+from hydrogen_magic.views import View, pick_view, static_picture
 
 __all__ = [
     "attend",
@@ -121,9 +124,13 @@ def plan(spec: JobSpec) -> Plan:
 
 
 def launch_captured(
-    captured: capture.Captured, spec: JobSpec, *, title: str,
-    feed: WorkFeed | None = None, place: Placement | None = None,
-) -> Gang:  # fmt: skip
+    captured: capture.Captured,
+    spec: JobSpec,
+    *,
+    title: str,
+    feed: WorkFeed | None = None,
+    place: Placement | None = None,
+) -> Gang:
     """Start a gang, with ``feed`` if its ranks receive data, at ``place`` if given; may raise
     PlacementError."""
     clock_zero_s, wall_time = time.monotonic(), time.time()
@@ -131,25 +138,28 @@ def launch_captured(
     placement = place or plugins.placement(spec.placement)
     _check_file_limit(spec.np if feed is not None else 0)
     # All refusals come first, before there is a gang.
-    agent_group = None if placement.in_process else placement.open(spec)
-    loop = None if placement.in_process else hub().loop
+    start = _starter(placement, spec)
     # Here and now: what a running gang sees must not change with the notebook's arrays.
-    closure = captured.parcel if placement.in_process else ClosureFile(captured.parcel)
+    closure = captured.payload if placement.in_process else ClosureFile(captured.payload)
     known = secret_values(os.environ, dict(spec.env), plugins.forwarded())
-    gang = _new_gang(captured, spec, title, wall_time, known)
+    run = _new_run(captured, spec, title, wall_time, known)
     for text in (*planned.notes, *captured.warnings):
-        gang.emit(ev.Notice(0.0, "warning", text))
+        run.emit(ev.Notice(0.0, "warning", text))
     rendezvous = plugins.rendezvous(spec.rendezvous)
     job = Job(
-        spec, planned, closure, _preload(rendezvous, captured.preload), captured.needs,
-        rendezvous, gang.folder, clock_zero_s,
-        _travelling(known, captured, spec), plugins.observers(), feed,
-    )  # fmt: skip
-    if agent_group is None or loop is None:
-        _run_here(gang, job, placement)
-    else:
-        _start_controller(gang, job, agent_group, loop)
-    return gang
+        spec,
+        planned,
+        closure,
+        _preload(rendezvous, captured.preload),
+        captured.required_modules,
+        rendezvous,
+        run.rank_logs.folder,
+        clock_zero_s,
+        _sent_secrets(known, captured, spec),
+        plugins.observers(),
+        feed,
+    )
+    return start(run, job)
 
 
 def _check_file_limit(n_channels: int) -> None:
@@ -159,28 +169,38 @@ def _check_file_limit(n_channels: int) -> None:
         raise PlacementError(file_limit.explained(error)) from None
 
 
-def _new_gang(
+def _new_run(
     captured: capture.Captured, spec: JobSpec, title: str, wall_time: float, known: Iterable[str]
-) -> Gang:
-    """Return a gang of this kernel, with its run log."""
+) -> GangRun:
+    """Return the run of a new gang, with its run log."""
     gang_id = _new_id()
     problems: list[str] = []
-    gang_record = run_log.Record.create(gang_id, problems.append)
-    gang = Gang(gang_id, gang_record, Mask(known), still_picture)
-    _known[gang_id] = gang
+    record = run_log.Record.create(gang_id, problems.append)
+    run = GangRun(gang_id, record, Mask(known))
+    run.emit(
+        ev.GangLaunched(
+            0.0,
+            gang_id,
+            title,
+            spec.np,
+            spec.placement,
+            spec.rendezvous,
+            wall_time,
+            run_log.owner_of_this_process(),
+            dict(captured.cells),
+        )
+    )
+    record.on_problem = lambda text: run.emit(ev.Notice(run.state.now_s, "warning", text))
+    for text in problems:
+        run.emit(ev.Notice(0.0, "warning", text))
+    return run
+
+
+def _register(gang: Gang) -> Gang:
+    """Make ``gang`` known in this kernel."""
+    _known[gang.id] = gang
     _forget_large_results()
     _recent.append(gang)
-    gang.emit(
-        ev.GangLaunched(
-            0.0, gang_id, title, spec.np, spec.placement, spec.rendezvous, wall_time,
-            run_log.owner_of_this_process(), dict(captured.cells),
-        )
-    )  # fmt: skip
-    gang_record.on_problem = lambda text: gang.emit(
-        ev.Notice(gang.snapshot().now_s, "warning", text)
-    )
-    for text in problems:
-        gang.emit(ev.Notice(0.0, "warning", text))
     return gang
 
 
@@ -191,11 +211,13 @@ def _forget_large_results() -> None:
             _recent.remove(gang)
 
 
-def _travelling(known: Iterable[str], captured: capture.Captured, spec: JobSpec) -> tuple[str, ...]:
+def _sent_secrets(
+    known: Iterable[str], captured: capture.Captured, spec: JobSpec
+) -> tuple[str, ...]:
     """Return the secrets that ranks get from here: no other one leaves this process."""
     given = secret_values({}, dict(spec.env), plugins.forwarded())
     # The header and the pickled names; what follows are the contents of arrays.
-    pickles = (captured.parcel.pickled, *captured.parcel.buffers[:1])
+    pickles = (captured.payload.pickled, *captured.payload.buffers[:1])
     return tuple(s for s in known if s in given or any(holds(text, s) for text in pickles))
 
 
@@ -210,39 +232,51 @@ def _is_in(name: str, module: str) -> bool:
     return name == module or name.startswith(f"{module}.")
 
 
+def _starter(
+    placement: Placement | InKernelPlacement, spec: JobSpec
+) -> Callable[[GangRun, Job], Gang]:
+    """Return what starts a gang there, or runs it. Raises PlacementError if that is impossible."""
+    if isinstance(placement, InKernelPlacement):
+        return partial(_run_here, placement)
+    return partial(_start_controller, placement.open(spec), hub().loop)
+
+
 def _start_controller(
-    gang: Gang, job: Job, agent_group: AgentGroup, loop: asyncio.AbstractEventLoop
-) -> None:
-    controller = GangController(gang, job, agent_group, loop)
-    gang.attach(controller)
+    agent_group: AgentGroup, loop: asyncio.AbstractEventLoop, run: GangRun, job: Job
+) -> Gang:
+    controller = GangController(run, job, agent_group, loop)
+    gang = _register(Gang(run, controller, static_picture))
     _running[gang.id] = gang
     done = asyncio.run_coroutine_threadsafe(controller.run(), loop)
-    done.add_done_callback(lambda future: _on_controller_end(gang, future))
+    done.add_done_callback(lambda future: _on_controller_end(run, future))
+    return gang
 
 
-def _on_controller_end(gang: Gang, done: Future[None]) -> None:
-    _running.pop(gang.id, None)
+def _on_controller_end(run: GangRun, done: Future[None]) -> None:
+    _running.pop(run.id, None)
     error = "its controller was cancelled" if done.cancelled() else done.exception()
     if error is not None:  # a fault of ours; callers wait for the gang's end
-        gang.finish(HydrogenError(f"the gang was lost: {error!r}"))
+        run.finish(HydrogenError(f"the gang was lost: {error!r}"))
 
 
-def _run_here(gang: Gang, job: Job, placement: Placement) -> None:
+def _run_here(placement: InKernelPlacement, run: GangRun, job: Job) -> Gang:
     """Run the one rank here and now; its exception stays the user's own, for ``%debug``."""
-    gang.emit(ev.AttemptStarted(0.0, 0))
+    gang = _register(Gang(run, picture=static_picture))
+    run.emit(ev.AttemptStarted(0.0, 0))
     error: BaseException | None = None
     try:
         with interrupts_raise():
-            placement.run_here(Attempt(gang.id, 0, job), EventSink(gang.emit, gang.deliver))
+            placement.run_here(Attempt(run.id, 0, job), EventSink(run.emit, run.deliver))
     except BaseException as problem:  # the user's, an interrupt included: raised by raise_for_state
         error = problem
-    job.close(keep_checkpoints=error is not None)
+    job.close("SUCCEEDED" if error is None else "FAILED")
     now_s = job.now_s()
     if error is None:
-        gang.emit(ev.GangEnded(now_s, "SUCCEEDED", "1 rank finished"))
+        run.emit(ev.GangEnded(now_s, "SUCCEEDED", "1 rank finished"))
     else:
-        gang.emit(ev.GangEnded(now_s, "FAILED", f"{type(error).__name__}: {error}", 0))
-    gang.finish(error)
+        run.emit(ev.GangEnded(now_s, "FAILED", f"{type(error).__name__}: {error}", 0))
+    run.finish(error)
+    return gang
 
 
 def _new_id() -> str:
@@ -330,19 +364,16 @@ class _Interrupts:
 
     def __call__(self, signum: int, frame: object) -> None:
         self.count += 1
-        self._tell()
+        self._stop_gang()
 
     def take(self, gang: Gang) -> None:
         """Stop ``gang`` on SIGINT from now on, and at once if there already was one."""
         self.gang = gang
-        self._tell()
+        self._stop_gang()
 
-    def _tell(self) -> None:
+    def _stop_gang(self) -> None:
         if self.gang is not None and self.count > 0:
             self.gang.stop(kill=self.count > 1 or bool(self.gang.snapshot().stop_reason))
-
-
-_interrupts: _Interrupts | None = None
 
 
 @contextmanager
@@ -352,16 +383,18 @@ def interrupts_held() -> Iterator[_Interrupts]:
     :func:`attend` inside of it stops its gang instead; interrupts that were not used raise at the end. Only
     the main thread receives signals; in other threads this does nothing.
     """
-    global _interrupts
-    if _interrupts is not None or threading.current_thread() is not threading.main_thread():
-        yield _interrupts or _Interrupts()
+    outer = signal.getsignal(signal.SIGINT)
+    if isinstance(outer, _Interrupts):
+        yield outer
         return
-    held = _interrupts = _Interrupts()
+    held = _Interrupts()
+    if threading.current_thread() is not threading.main_thread():
+        yield held
+        return
     held.before = signal.signal(signal.SIGINT, held)
     try:
         yield held
     finally:
-        _interrupts = None
         signal.signal(signal.SIGINT, held.before or signal.SIG_DFL)
     if held.count and held.gang is None:
         raise KeyboardInterrupt
@@ -370,8 +403,11 @@ def interrupts_held() -> Iterator[_Interrupts]:
 @contextmanager
 def interrupts_raise() -> Iterator[None]:
     """Undo :func:`interrupts_held` while there is no gang to stop: SIGINT interrupts the code itself."""
-    held = _interrupts
-    if held is None or threading.current_thread() is not threading.main_thread():
+    held = signal.getsignal(signal.SIGINT)
+    if (
+        not isinstance(held, _Interrupts)
+        or threading.current_thread() is not threading.main_thread()
+    ):
         yield
         return
     signal.signal(signal.SIGINT, held.before or signal.SIG_DFL)
@@ -421,15 +457,24 @@ def launch(
     """
     spec = JobSpec(
         np=-np if isinstance(np, int) and np < 0 else np,
-        placement=on, rendezvous=rendezvous, gpu=gpu, env=tuple((env or {}).items()),
-        retries=retries, timeout_s=timeout, start_timeout_s=start_timeout, grace_s=grace,
+        placement=on,
+        rendezvous=rendezvous,
+        gpu=gpu,
+        env=tuple((env or {}).items()),
+        retries=retries,
+        timeout_s=timeout,
+        start_timeout_s=start_timeout,
+        grace_s=grace,
         max_closure_bytes=max_closure,
-    )  # fmt: skip
+    )
     planned = plan(spec)
     captured = capture.capture_call(
-        function, args, kwargs,
-        max_closure_bytes=max_closure, ranks_have_gpu=planned.uses_gpu, labels={},
-    )  # fmt: skip
+        function,
+        args,
+        kwargs,
+        max_closure_bytes=max_closure,
+        ranks_have_gpu=planned.uses_gpu,
+    )
     return launch_captured(captured, spec, title=getattr(function, "__qualname__", repr(function)))
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver.chrome_trace import metadata
 
 __all__ = ["MAX_SPANS", "MAX_STEPS", "Profile", "UnwantedError", "merge"]
 
@@ -81,7 +82,7 @@ def merge(
                 for event in trace.merged():
                     file.write(json.dumps(event, separators=(",", ":")) + ",\n")
                 spans.append(trace.spans())
-            file.write(f"{json.dumps(_meta(0, 0, 'hydrogen_magic', ''))}]}}\n")
+            file.write(f"{json.dumps(metadata('hydrogen_magic', 0, 0, ''))}]}}\n")
         if spans:
             part.replace(path)
     finally:
@@ -129,16 +130,21 @@ class _Trace:
     def merged(self) -> Iterator[dict[str, Any]]:
         """Yield the events with the rank as process, on the gang's clock."""
         threads = self._threads()
-        yield _meta(self.rank, 0, "process_name", f"rank {self.rank}")
-        yield {**_meta(self.rank, 0, "process_sort_index", ""), "args": {"sort_index": self.rank}}
+        yield metadata("process_name", self.rank, 0, f"rank {self.rank}")
+        yield {
+            **metadata("process_sort_index", self.rank, 0, ""),
+            "args": {"sort_index": self.rank},
+        }
         for where, tid in threads.items():
-            yield _meta(self.rank, tid, "thread_name", self._name(where))
-            yield {**_meta(self.rank, tid, "thread_sort_index", ""), "args": {"sort_index": tid}}
+            yield metadata("thread_name", self.rank, tid, self._name(where))
+            yield {**metadata("thread_sort_index", self.rank, tid, ""), "args": {"sort_index": tid}}
         for event in self.events:
             moved = {
-                **event, "pid": self.rank, "tid": threads[event["pid"], event["tid"]],
+                **event,
+                "pid": self.rank,
+                "tid": threads[event["pid"], event["tid"]],
                 "ts": round(event["ts"] + self.offset_us, 3),
-            }  # fmt: skip
+            }
             if "id" in event:  # of an arrow between two events: every rank counts from 1
                 moved["id"] = f"{self.rank}.{event['id']}"
             yield moved
@@ -174,10 +180,15 @@ class _Trace:
         rows = sorted(_stacked(kept), key=lambda row: (row[0], row[2]))
         starts, ends, depths, names = zip(*rows, strict=True) if rows else ((),) * 4
         return ev.Spans(
-            _nanoseconds(max(ends, default=0.0)) / 1e9, self.rank, names,
-            tuple(map(_nanoseconds, starts)), tuple(map(_nanoseconds, ends)),
-            depths, sum(map(len, nested)) - len(rows), ev.PROFILER,
-        )  # fmt: skip
+            _nanoseconds(max(ends, default=0.0)) / 1e9,
+            self.rank,
+            names,
+            tuple(map(_nanoseconds, starts)),
+            tuple(map(_nanoseconds, ends)),
+            depths,
+            sum(map(len, nested)) - len(rows),
+            ev.PROFILER,
+        )
 
 
 def _finite(value: Any) -> float:
@@ -233,10 +244,6 @@ def _end_of_gap(text: str, at: int) -> int:
     return at if gap is None else gap.end()
 
 
-def _meta(pid: int, tid: int, kind: str, name: str) -> dict[str, Any]:
-    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
-
-
 # ── nesting ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -257,8 +264,9 @@ def _outermost(threads: list[list[_Nested]]) -> list[list[_Nested]]:
     """Return as many spans as a view can show: the outermost of all threads, the longest of a depth."""
     ranked = sorted(
         (span[2], span[0] - span[1], number, span)
-        for number, thread in enumerate(threads) for span in thread
-    )  # fmt: skip
+        for number, thread in enumerate(threads)
+        for span in thread
+    )
     kept: list[list[_Nested]] = [[] for _ in threads]
     for _, _, number, span in ranked[:MAX_SPANS]:
         kept[number].append(span)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver import profile_merge
-from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.placements import AgentGroup
 from hydrogen_magic.driver.state.formatting import ranks_text
 
@@ -36,9 +36,9 @@ class GangProfiler:
     """Profiles one gang, one profile at a time."""
 
     def __init__(
-        self, gang: Gang, agent_group: AgentGroup, folder: Path, now_s: Callable[[], float]
+        self, run: GangRun, agent_group: AgentGroup, folder: Path, now_s: Callable[[], float]
     ) -> None:
-        self._gang = gang
+        self._run = run
         self._agent_group = agent_group
         self._folder = folder
         self._now_s = now_s
@@ -50,21 +50,21 @@ class GangProfiler:
         self._timer: asyncio.TimerHandle | None = None
         self._reading: asyncio.Future[None] | None = None
         self._unwanted = threading.Event()
-        self._is_told = False
+        self._is_notified = False
         """A profile in progress has been reported: a button may be pressed many times."""
 
     # ── requests and answers ──
 
-    def ask(self, steps: int) -> None:
+    def start(self, steps: int) -> None:
         """Profile the next ``steps`` steps of every running rank."""
-        running = {rank.rank for rank in self._gang.ranks if rank.phase == "running"}
+        running = {rank.rank for rank in self._run.state.ranks if rank.phase == "running"}
         if self._phase:
-            self._tell_once("a profile is already in progress: wait for it to finish")
+            self._notify_once("a profile is already in progress: wait for it to finish")
         elif not running:
             self._notice("warning", "no rank is running, so there is nothing to profile")
         else:
             self._number += 1
-            self._missing, self._traces, self._is_told = running, {}, False
+            self._missing, self._traces, self._is_notified = running, {}, False
             self._enter("waiting")
             self._wait(_STEP_S)
             self._agent_group.profile(self._number, steps)
@@ -72,7 +72,7 @@ class GangProfiler:
     def on_event(self, event: ev.Event) -> bool:
         """Handle a rank's event; True for one that only concerns profiling."""
         if isinstance(event, ev.RankExited):
-            self._done(event.rank)
+            self._on_answer(event.rank)
         elif isinstance(event, ev.Profiling):
             if self._phase == "waiting":
                 self._enter("recording")
@@ -85,7 +85,7 @@ class GangProfiler:
         if number == self._number and rank in self._missing:
             self._traces[rank] = trace
             self._wait(_OTHERS_S)
-            self._done(rank)
+            self._on_answer(rank)
 
     async def close(self, *, is_wanted: bool) -> None:
         """The ranks have ended: finish if that is possible soon, or drop the profile."""
@@ -101,7 +101,7 @@ class GangProfiler:
 
     # ── internals ──
 
-    def _done(self, rank: int) -> None:
+    def _on_answer(self, rank: int) -> None:
         if rank in self._missing:
             self._missing.discard(rank)
             if not self._missing:
@@ -143,25 +143,24 @@ class GangProfiler:
         try:
             profile = await _in_thread(
                 lambda: profile_merge.merge(
-                    traces, path, lambda: not self._unwanted.is_set(), self._gang.masked
+                    traces, path, lambda: not self._unwanted.is_set(), self._run.mask.text
                 )
             )
-            await self._tell(profile)
+            await self._report(profile)
             written = str(path) if profile.ranks else ""
         except profile_merge.UnwantedError:
             pass  # the gang has ended meanwhile
         except OSError as error:
             self._notice("warning", f"the profile could not be written: {error}")
-        except (
-            Exception
-        ) as error:  # an internal error: the gang continues, and may be profiled again
-            said = f"{type(error).__name__}: {error}"
-            self._notice("warning", f"the ranks' traces could not be merged ({said})")
+        except Exception as error:
+            # An internal error: the gang continues, and may be profiled again.
+            text = f"{type(error).__name__}: {error}"
+            self._notice("warning", f"the ranks' traces could not be merged ({text})")
         self._end(written)
 
-    async def _tell(self, profile: profile_merge.Profile) -> None:
+    async def _report(self, profile: profile_merge.Profile) -> None:
         for why in dict.fromkeys(profile.errors.values()):
-            ranks = ranks_text([rank for rank, said in profile.errors.items() if said == why])
+            ranks = ranks_text([rank for rank, error in profile.errors.items() if error == why])
             self._notice("warning", f"no profile of {ranks}: {why}")
         for spans in profile.spans:
             await self._show(spans)
@@ -171,18 +170,23 @@ class GangProfiler:
             if self._unwanted.is_set():
                 return
             part = slice(start, start + _CHUNK)
-            self._gang.emit(
+            self._run.emit(
                 ev.Spans(
-                    self._now_s(), spans.rank, spans.names[part], spans.starts_ns[part],
-                    spans.ends_ns[part], spans.depths[part],
-                    0 if start else spans.skipped, spans.track,
+                    self._now_s(),
+                    spans.rank,
+                    spans.names[part],
+                    spans.starts_ns[part],
+                    spans.ends_ns[part],
+                    spans.depths[part],
+                    0 if start else spans.skipped,
+                    spans.track,
                 )
-            )  # fmt: skip
+            )
             await asyncio.sleep(0)  # other gangs have their turn
 
     def _enter(self, phase: str, path: str = "") -> None:
         self._phase = phase
-        self._gang.emit(ev.Profiling(self._now_s(), phase, path))
+        self._run.emit(ev.Profiling(self._now_s(), phase, path))
 
     def _end(self, path: str = "") -> None:
         if self._timer is not None:
@@ -192,15 +196,15 @@ class GangProfiler:
         if self._phase:
             self._enter("", path)
 
-    def _tell_once(self, text: str) -> None:
-        if not self._is_told:
-            self._is_told = True
+    def _notify_once(self, text: str) -> None:
+        if not self._is_notified:
+            self._is_notified = True
             self._notice("info", text)
 
     def _notice(self, level: str, text: str) -> None:
         if self._unwanted.is_set():
             return  # the gang's last event has been emitted
-        self._gang.emit(ev.Notice(self._now_s(), level, text))
+        self._run.emit(ev.Notice(self._now_s(), level, text))
 
 
 async def _in_thread(work: Callable[[], profile_merge.Profile]) -> profile_merge.Profile:
@@ -212,11 +216,11 @@ async def _in_thread(work: Callable[[], profile_merge.Profile]) -> profile_merge
         try:
             result = work()
         except BaseException as error:
-            tell(done.set_exception, error)
+            post(done.set_exception, error)
         else:
-            tell(done.set_result, result)
+            post(done.set_result, result)
 
-    def tell(settle: Callable[..., None], value: object) -> None:
+    def post(settle: Callable[..., None], value: object) -> None:
         def settle_if_awaited() -> None:
             if not done.done():
                 settle(value)

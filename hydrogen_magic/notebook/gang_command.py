@@ -13,6 +13,7 @@ from hydrogen_magic.core.events import Event
 from hydrogen_magic.driver import chrome_trace, launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.metrics import frame
+from hydrogen_magic.driver.rank_logs import RankLogs
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.failure_report import report
 from hydrogen_magic.driver.state.formatting import late_text
@@ -22,7 +23,7 @@ from hydrogen_magic.errors import GangTimeoutError, HydrogenError
 from hydrogen_magic.notebook.arguments import ArgumentsError, GangCommand
 from hydrogen_magic.views import draws_widgets, pick_view
 from hydrogen_magic.views.tables import gangs_table
-from hydrogen_magic.views.text_table import block
+from hydrogen_magic.views.text_table import gang_lines
 
 __all__ = ["RecordedGang", "manage"]
 
@@ -47,11 +48,7 @@ class RecordedGang:
     @property
     def logs(self) -> Mapping[int, str]:
         """All output of its ranks."""
-        paths = {rank.rank: self.log_path(rank.rank) for rank in self.snapshot().ranks}
-        return {
-            rank: path.read_bytes().decode("utf-8", "replace") if path.exists() else ""
-            for rank, path in paths.items()
-        }
+        return {rank.rank: self._rank_logs.text(rank.rank) for rank in self.snapshot().ranks}
 
     def stacks(self) -> dict[int, str]:
         """Return the stacks that were taken while it ran."""
@@ -59,12 +56,16 @@ class RecordedGang:
 
     def log_path(self, rank: int) -> Path:
         """Return the file with all output of the rank."""
-        return run_log.runs_dir() / self.id / f"rank-{rank}.log"
+        return self._rank_logs.path(rank)
 
     @property
     def kept_timelines(self) -> list[Path]:
         """Timelines that libraries wrote themselves, in the order in which they were recorded."""
-        return chrome_trace.library_timelines(run_log.runs_dir() / self.id)
+        return chrome_trace.library_timelines(self._rank_logs.folder)
+
+    @property
+    def _rank_logs(self) -> RankLogs:
+        return RankLogs(run_log.runs_dir() / self.id, ())
 
     @property
     def metrics(self) -> Any:
@@ -129,7 +130,7 @@ def _show(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     if draws_widgets():
         _draw(gang, state)
         return
-    say(block(state, state.now_s, 100))
+    say(gang_lines(state, state.now_s, 100))
     if state.state == "FAILED":
         log = gang.logs.get(state.culprit, "") if state.culprit is not None else ""
         say(["", *report(state, final_lines(log)[-10:]).splitlines()])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hydrogen_magic.capture import CellText
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
 __all__ = [
-    "cell_labels",
-    "cell_labels_here",
     "cell_text",
     "earlier_sources",
     "first_line_of",
@@ -25,9 +23,12 @@ def cell_text(shell: InteractiveShell, body: str) -> CellText:
     """Return the running cell, whose magic got ``body``."""
     # Its display hook knows whether this version of IPython counts before or after a cell has run.
     number = shell.displayhook.prompt_count
+    filename = f"<Cell In[{number}]>"
+    # Private; with it, IPython's tracebacks of an inline rank name the cell as they name others.
+    getattr(shell.compile, "_filename_map", {})[filename] = number
     return CellText(
         body=body,
-        filename=f"<cell {number}>",
+        filename=filename,
         label=f"Cell In[{number}]",
         first_line=first_line_of(body, _raw_sources(shell)[-1:]),
         transform=shell.transform_cell,
@@ -54,19 +55,6 @@ def earlier_sources(shell: InteractiveShell) -> list[str]:
     history = shell.history_manager
     sources = list(history.input_hist_parsed) if history is not None else []
     return [source for source in sources[:-1] if source.strip()]
-
-
-def cell_labels(shell: InteractiveShell) -> dict[str, str]:
-    """Return labels for the file names in tracebacks: file name -> ``Cell In[3]``."""
-    # Private, and IPython's only place for it; without it, tracebacks show file names.
-    numbers: Mapping[str, int] = getattr(shell.compile, "_filename_map", {})
-    return {filename: f"Cell In[{number}]" for filename, number in numbers.items()}
-
-
-def cell_labels_here() -> dict[str, str]:
-    """Return :func:`cell_labels` of this process's shell; empty without a shell."""
-    shell = shell_here()
-    return {} if shell is None else cell_labels(shell)
 
 
 def shell_here() -> InteractiveShell | None:

@@ -17,12 +17,13 @@ from IPython.core.magic import Magics, cell_magic, line_cell_magic, magics_class
 from traitlets import Bool, Enum, Float, Int, Integer, Unicode, Union
 
 from hydrogen_magic import capture, plugins
+from hydrogen_magic.core import run_log
 from hydrogen_magic.core.argument_types import parse_size_bytes
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.driver import launcher, result_assignment
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import local_agents
-from hydrogen_magic.errors import CaptureError, HydrogenError, ResultError
+from hydrogen_magic.errors import CellSyntaxError, HydrogenError, ResultError
 from hydrogen_magic.notebook import gang_command, ipython_cells
 from hydrogen_magic.notebook.arguments import (
     Arguments,
@@ -124,10 +125,17 @@ class Distributed(Magics):
         except ValueError as error:
             raise ArgumentsError(f"Distributed.max_closure {error}") from None
         return JobSpec(
-            np=self.np, placement=self.on, rendezvous=self.rendezvous, gpu=self.gpu,
-            retries=self.retries, timeout_s=self.timeout, start_timeout_s=self.start_timeout,
-            grace_s=self.grace, quiet=self.quiet, max_closure_bytes=max_closure_bytes,
-        )  # fmt: skip
+            np=self.np,
+            placement=self.on,
+            rendezvous=self.rendezvous,
+            gpu=self.gpu,
+            retries=self.retries,
+            timeout_s=self.timeout,
+            start_timeout_s=self.start_timeout,
+            grace_s=self.grace,
+            quiet=self.quiet,
+            max_closure_bytes=max_closure_bytes,
+        )
 
     def _distributed(self, line: str, cell: str | None) -> Any:
         is_cell = cell is not None
@@ -165,8 +173,9 @@ class Distributed(Magics):
     def _captured(self, arguments: Arguments, cell: str | None, planned: Plan) -> capture.Captured:
         if cell is None:
             return capture.capture_script(
-                arguments.script or "", arguments.script_args, as_module=arguments.as_module
-            )
+                arguments.script or "", arguments.script_args,
+                as_module=arguments.as_module, seed=arguments.spec.seed,
+            )  # fmt: skip
         captured = self._captured_cell(arguments.spec, cell, planned)
         if arguments.save is not None:
             shell = self._ip
@@ -185,12 +194,16 @@ class Distributed(Magics):
         text = ipython_cells.cell_text(shell, cell)
         try:
             return capture.capture_cell(
-                text, shell.user_ns, ipython_cells.earlier_sources(shell),
-                out=spec.out, max_closure_bytes=spec.max_closure_bytes,
-                ranks_have_gpu=planned.uses_gpu, labels=ipython_cells.cell_labels(shell),
-            )  # fmt: skip
+                text,
+                shell.user_ns,
+                ipython_cells.earlier_sources(shell),
+                out=spec.out,
+                max_closure_bytes=spec.max_closure_bytes,
+                ranks_have_gpu=planned.uses_gpu,
+                seed=spec.seed,
+            )
         except SyntaxError as error:
-            raise CaptureError(str(error), report=_syntax_report(error, text.label)) from None
+            raise _syntax_error(error, text.label) from None
 
     # ── %%infer ──
 
@@ -272,7 +285,7 @@ def _lost_results(gang: Gang) -> str:
     """Return why results are missing, and where the other ones are."""
     results = gang.received.of(0)
     assigned = [f"`{name}`" for name in results.arrived()]
-    lines = [*results.errors.values(), gang.save_results(has_succeeded=True)]
+    lines = [*results.errors.values(), gang.received.save(has_succeeded=True)]
     if not results.errors.get(CELL_VALUE) and results.value() is not None:
         load = f"hydrogen_magic.load_results({gang.id!r})[{results.key_of_value!r}]"
         lines.append(f"the value arrived: {load}")
@@ -285,10 +298,11 @@ def _is(things: Sequence[object]) -> str:
     return "is" if len(things) == 1 else "are"
 
 
-def _syntax_report(error: SyntaxError, label: str) -> str:
-    """Return a syntax error in IPython's format, under the cell's own name."""
+def _syntax_error(error: SyntaxError, label: str) -> CellSyntaxError:
+    """Return a syntax error that is shown in IPython's format, under the cell's own name."""
     lines = traceback.format_exception_only(error)
-    return "".join([f"  {label}, line {error.lineno}\n", *lines[1:]]).rstrip()
+    report = "".join([f"  {label}, line {error.lineno}\n", *lines[1:]]).rstrip()
+    return CellSyntaxError(f"{error.msg} ({label}, line {error.lineno})", report=report)
 
 
 def _ends_silently(shell: Any, cell: str) -> bool:
@@ -314,7 +328,7 @@ def _write_timeline(gang: Gang, spec: JobSpec) -> None:
 
 
 def _print_dry_run(captured: capture.Captured, planned: Plan) -> None:
-    lines = inventory_table(captured.inventory, captured.parcel.nbytes)
+    lines = inventory_table(captured.inventory, captured.payload.nbytes)
     notes = [f"warning: {text}" for text in captured.warnings]
     print("\n".join([*lines, *notes, "", *plan_table(planned)]))
 
@@ -378,3 +392,5 @@ def _report_stopped_runs() -> None:
         runs = "1 earlier run was" if len(stopped) == 1 else f"{len(stopped)} earlier runs were"
         names = ", ".join(stopped[:5])
         print(f"{runs} stopped when the kernel ended: {names} (%gang show {stopped[0]})")
+        if any(run_log.kept_dir(gang_id).is_dir() for gang_id in stopped):
+            print("its finished rows are kept: run the %%infer cell with --resume to continue")

@@ -19,7 +19,7 @@ __all__ = [
     "View",
     "draws_widgets",
     "pick_view",
-    "still_picture",
+    "static_picture",
 ]
 
 ATTENDED_S = 0.1
@@ -89,8 +89,8 @@ def draws_widgets() -> bool:
     return is_widget_expected()
 
 
-def still_picture(state: GangState, events: Sequence[Event]) -> str:
+def static_picture(state: GangState, events: Sequence[Event]) -> str:
     """Return a gang as HTML that needs no kernel and no network."""
-    from hydrogen_magic.views.widget.static_html import still
+    from hydrogen_magic.views.widget.static_html import static_html
 
-    return still(state, events)
+    return static_html(state, events)

@@ -94,11 +94,11 @@ class Curves:
 
     def width(self, metric: str) -> int:
         """Return the width of the metric's buckets in steps: a power of two."""
-        return self._settled(metric).width
+        return self._updated(metric).width
 
     def series(self, metric: str) -> Mapping[int, Buckets]:
         """Return rank (and ALL_RANKS) -> all buckets."""
-        curve = self._settled(metric)
+        curve = self._updated(metric)
         return {rank: curve.series(rank).buckets() for rank in curve.ranks()}
 
     def bad_steps(self, metric: str) -> Mapping[int, int]:
@@ -123,10 +123,10 @@ class Curves:
         ``ranks`` before is returned with all its buckets.
         """
         self.n_new_points = 0
-        self._welcome(None if ranks is None else frozenset(ranks))
+        self._mark_new_ranks(None if ranks is None else frozenset(ranks))
         names = list(islice(self._fresh, _MOST_METRICS_AT_ONCE))
-        n_new = {name: self._curves[name].settle(ranks) for name in names}
-        self._keep_up(n_new, most_buckets)
+        n_new = {name: self._curves[name].update(ranks) for name in names}
+        self._limit_backlog(n_new, most_buckets)
         changes, left = [], most_buckets
         for place, name in enumerate(names):
             change = self._curves[name].take(ranks, left / (len(names) - place))
@@ -138,9 +138,9 @@ class Curves:
                 changes.append(change)
         return changes
 
-    def whole(self, ranks: Collection[int] | None) -> list[CurveChange]:
+    def full(self, ranks: Collection[int] | None) -> list[CurveChange]:
         """Return everything, of ``ranks`` (None: all) and ALL_RANKS, for a new client."""
-        found = (self._settled(name, ranks).whole(ranks) for name in self._curves)
+        found = (self._updated(name, ranks).full(ranks) for name in self._curves)
         return [change for change in found if change.series]
 
     def _take(self, event: ev.Metrics) -> None:
@@ -173,21 +173,21 @@ class Curves:
             self._curves[name] = _Curve(name)
         return self._curves.get(name)
 
-    def _settled(self, metric: str, ranks: Collection[int] | None = None) -> _Curve:
+    def _updated(self, metric: str, ranks: Collection[int] | None = None) -> _Curve:
         curve = self._curves[metric]
-        curve.settle(ranks)
+        curve.update(ranks)
         return curve
 
-    def _welcome(self, ranks: frozenset[int] | None) -> None:
+    def _mark_new_ranks(self, ranks: frozenset[int] | None) -> None:
         """Mark all buckets of ranks that have not been sent before as changed."""
         before, self._sent_ranks = self._sent_ranks, ranks
         if before == ranks or before is None or not self._curves:
             return
         for name, curve in self._curves.items():
-            curve.forget_sent((curve.ranks() if ranks is None else ranks) - before)
+            curve.mark_dirty((curve.ranks() if ranks is None else ranks) - before)
             self._fresh[name] = None
 
-    def _keep_up(self, n_new: Mapping[str, int], most_buckets: float) -> None:
+    def _limit_backlog(self, n_new: Mapping[str, int], most_buckets: float) -> None:
         """Double the width of the metric that is logged fastest if messages lag for too long."""
         new = dict(n_new)
         self._waiting = max(0.0, self._waiting + sum(new.values()) - most_buckets)
@@ -210,10 +210,10 @@ class _Curve:
         self.metric = metric
         self.width = 1
         self.bad_steps: dict[int, int] = {}
-        self._told_bad: set[int] = set()
+        self._sent_bad: set[int] = set()
         self._points: dict[int, Points] = {}
         self._series: dict[int, Series] = {ALL_RANKS: Series()}
-        self._unsettled: list[tuple[NDArray[np.float64], NDArray[np.float32]]] = []
+        self._pending: list[tuple[NDArray[np.float64], NDArray[np.float32]]] = []
         """Points that are not yet in the series of all ranks."""
 
     def ranks(self) -> frozenset[int]:
@@ -227,7 +227,7 @@ class _Curve:
             points = self._points[rank] = Points()
         if len(values):
             points.append(steps, values)
-            self._unsettled.append((steps, values))
+            self._pending.append((steps, values))
 
     def add_mixed(
         self,
@@ -247,12 +247,12 @@ class _Curve:
         small = np.clip(values[is_good], -_LARGEST, _LARGEST).astype(np.float32)
         self.add_points(rank, steps[is_good], small)
 
-    def settle(self, ranks: Collection[int] | None) -> int:
+    def update(self, ranks: Collection[int] | None) -> int:
         """Update the series; return how many buckets have changed that were not waiting."""
         before = self.n_dirty(ranks)
-        if self._unsettled:
-            steps, values = (np.concatenate(part) for part in zip(*self._unsettled, strict=True))
-            self._unsettled.clear()
+        if self._pending:
+            steps, values = (np.concatenate(part) for part in zip(*self._pending, strict=True))
+            self._pending.clear()
             self._series[ALL_RANKS].add(steps, values, self.width)
         # It has every key of every rank: if it is small enough, all are.
         while len(self._series[ALL_RANKS]) > MOST_BUCKETS:
@@ -277,29 +277,29 @@ class _Curve:
         shown = (self._series.get(rank) for rank in (ALL_RANKS, *self._shown(ranks)))
         return sum(series.n_dirty for series in shown if series is not None)
 
-    def forget_sent(self, ranks: Iterable[int]) -> None:
+    def mark_dirty(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
-            self._told_bad.discard(rank)
+            self._sent_bad.discard(rank)
             if rank in self._series:
-                self._series[rank].forget_sent()
+                self._series[rank].mark_dirty()
 
     def take(self, ranks: Collection[int] | None, most_buckets: float) -> CurveChange:
         """Return at most about this many changed buckets, and mark them as sent."""
         shown = [(rank, self.series(rank)) for rank in (ALL_RANKS, *self._shown(ranks))]
         waiting = sorted((s.n_dirty, rank, s) for rank, s in shown if s.n_dirty)
         # Non-finite values matter even on ranks without their own line.
-        taken = {rank: NOTHING for rank in self.bad_steps if rank not in self._told_bad}
+        taken = {rank: NOTHING for rank in self.bad_steps if rank not in self._sent_bad}
         for place, (_, rank, series) in enumerate(waiting):
             taken[rank] = series.take(max(1, int(min(1e9, most_buckets / (len(waiting) - place)))))
             most_buckets -= len(taken[rank])
-        self._told_bad.update(taken.keys() & self.bad_steps.keys())
+        self._sent_bad.update(taken.keys() & self.bad_steps.keys())
         return self._change(taken)
 
-    def whole(self, ranks: Collection[int] | None) -> CurveChange:
+    def full(self, ranks: Collection[int] | None) -> CurveChange:
         shown = {rank: self.series(rank) for rank in (ALL_RANKS, *self._shown(ranks))}
-        told = {r: s.buckets() for r, s in shown.items() if len(s)}
-        told = {**dict.fromkeys(self.bad_steps, NOTHING), **told}
-        return self._change(told)
+        found = {r: s.buckets() for r, s in shown.items() if len(s)}
+        found = {**dict.fromkeys(self.bad_steps, NOTHING), **found}
+        return self._change(found)
 
     def detail(
         self, start: float, until: float, n_buckets: int

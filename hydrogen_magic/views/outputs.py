@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
 from hydrogen_magic.core.events import Notice
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import OutputLine, clean_name, without_colour
-from hydrogen_magic.views.text_table import block, name_and_size, status_line, warnings
+from hydrogen_magic.views.text_table import gang_lines, name_and_size, status_line, warnings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -139,9 +139,12 @@ class TerminalOutput:
         if self._live is None:
             # Output of the ranks comes through write(); the kernel's own output is separate.
             self._live = Live(
-                drawn, console=self._console, auto_refresh=False,
-                redirect_stdout=False, redirect_stderr=False,
-            )  # fmt: skip
+                drawn,
+                console=self._console,
+                auto_refresh=False,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
             self._live.start()
         self._live.update(drawn, refresh=True)
 
@@ -163,7 +166,7 @@ class TerminalOutput:
     def _block(self, state: GangState, now_s: float) -> Text:
         from rich.text import Text
 
-        lines = block(state, now_s, self._console.width)
+        lines = gang_lines(state, now_s, self._console.width)
         styles = {"!": "yellow", "g": "bold"}
         return Text("\n").join(Text(line, style=styles.get(line[:1], "")) for line in lines)
 
@@ -209,11 +212,11 @@ class NotebookOutput:
         now = self._clock()
         if self._display_id is None or now - self._shown_at >= self.interval_s:
             self._shown_at = now
-            self._put("\n".join(block(state, now_s, self.width)))
+            self._put("\n".join(gang_lines(state, now_s, self.width)))
 
     def close(self, state: GangState | None, now_s: float) -> None:
         if state is not None:
-            self._put("\n".join(block(state, now_s, self.width)))
+            self._put("\n".join(gang_lines(state, now_s, self.width)))
 
     def _put(self, text: str) -> None:
         if text != self._shown:

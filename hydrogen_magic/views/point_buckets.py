@@ -108,7 +108,7 @@ class Series:
         self.n_dirty -= len(found)
         return as_buckets(self._rows[:, found])
 
-    def forget_sent(self) -> None:
+    def mark_dirty(self) -> None:
         self._rows[_DIRTY, : self._n] = 1
         self.n_dirty = self._n
 

@@ -24,7 +24,7 @@ OTHER = 2**16 - 1
 
 _LONGEST_NAME = 120
 _ENDLESS_S = float(np.finfo(np.float32).max)
-_SETTLE_S = 1.0
+_LATE_S = 1.0
 """How much later than the end of a wait the span of the same collective may arrive."""
 
 
@@ -46,9 +46,12 @@ class SpanTrack:
     def part(self, start: int, until: int) -> SpanTrack:
         """Return spans ``start`` to ``until``, exclusive."""
         return SpanTrack(
-            self.starts_s[start:until], self.durations_s[start:until],
-            self.names[start:until], self.depths[start:until], self.skipped,
-        )  # fmt: skip
+            self.starts_s[start:until],
+            self.durations_s[start:until],
+            self.names[start:until],
+            self.depths[start:until],
+            self.skipped,
+        )
 
 
 class SpanTracks:
@@ -64,7 +67,7 @@ class SpanTracks:
         self.names: list[str] = []
         """The names that :attr:`SpanTrack.names` are indices of."""
         self._index: dict[str, int] = {}
-        self._lanes: dict[tuple[int, str], _Columns] = {}
+        self._tracks: dict[tuple[int, str], _Columns] = {}
         self._phases: dict[int, _Open] = {}
         self._details: dict[int, _Open] = {}
         self._waiting: dict[int, ev.CollectiveWait] = {}
@@ -81,38 +84,38 @@ class SpanTracks:
             if rule is not None:
                 rule(self, event)
 
-    def settle(self, now_s: float) -> None:
+    def flush(self, now_s: float) -> None:
         """Add waits that ended a while before ``now_s`` and have no span."""
         waited, self._waited = self._waited, []
         for wait in waited:
-            if now_s - wait.until_s < _SETTLE_S:
+            if now_s - wait.until_s < _LATE_S:
                 self._waited.append(wait)
             elif not self._is_covered(wait):
                 self._add(wait.rank, ev.COLLECTIVES, wait.name, wait.since_s, wait.until_s, 0)
         if self._reductions:
-            self._settle_reductions(now_s)
+            self._flush_reductions(now_s)
 
-    def _settle_reductions(self, now_s: float) -> None:
+    def _flush_reductions(self, now_s: float) -> None:
         """Add reductions that all ranks have reported, and those of a while before ``now_s``."""
         groups, self._reductions = grouped(self._reductions), []
         for group in groups:
-            is_late = now_s - max(each.end_s for each in group) >= _SETTLE_S
+            is_late = now_s - max(each.end_s for each in group) >= _LATE_S
             if len(group) < self._np and not is_late:
                 self._reductions += group
                 continue
             for each in split(group, self._np):
                 self._add(each.rank, ev.SPANS, each.name, each.start_s, each.end_s, each.depth)
 
-    def lanes(self) -> Mapping[tuple[int, str], SpanTrack]:
+    def tracks(self) -> Mapping[tuple[int, str], SpanTrack]:
         """Return (rank, track) -> spans."""
-        return {key: columns.lane() for key, columns in self._lanes.items()}
+        return {key: columns.spans() for key, columns in self._tracks.items()}
 
     def sizes(self) -> Mapping[tuple[int, str], int]:
         """Return (rank, track) -> number of spans."""
-        return {key: len(columns) for key, columns in self._lanes.items()}
+        return {key: len(columns) for key, columns in self._tracks.items()}
 
-    def lane(self, rank: int, track: str) -> SpanTrack:
-        return self._lanes[rank, track].lane()
+    def spans(self, rank: int, track: str) -> SpanTrack:
+        return self._tracks[rank, track].spans()
 
     def shares(self) -> Mapping[str, Mapping[int, float]]:
         """Return name -> rank -> seconds: where the time goes, by the same rule as in the live view.
@@ -122,33 +125,33 @@ class SpanTracks:
         see :meth:`recorded_s`.
         """
         shares: dict[str, dict[int, float]] = {}
-        for rank, lane in self._told().items():
-            for name, seconds in self._seconds(lane).items():
+        for rank, spans in self._tracks_for_shares().items():
+            for name, seconds in self._seconds(spans).items():
                 shares.setdefault(name, {})[rank] = seconds
         return shares
 
     def recorded_s(self) -> Mapping[int, float]:
         """Return rank -> seconds from the first to the last moment in :meth:`shares`."""
         return {
-            rank: float((lane.starts_s + lane.durations_s).max() - lane.starts_s.min())
-            for rank, lane in self._told().items()
+            rank: float((spans.starts_s + spans.durations_s).max() - spans.starts_s.min())
+            for rank, spans in self._tracks_for_shares().items()
         }
 
-    def _told(self) -> Mapping[int, SpanTrack]:
+    def _tracks_for_shares(self) -> Mapping[int, SpanTrack]:
         """Return rank -> the track used for its time shares.
 
         It is the first of its tracks in display order; a second one would count the same time twice.
         """
         tracks: dict[int, list[str]] = {}
-        for (rank, track), columns in self._lanes.items():
+        for (rank, track), columns in self._tracks.items():
             if track != PHASES and len(columns):
                 tracks.setdefault(rank, []).append(track)
         first = {rank: min(found, key=_order) for rank, found in sorted(tracks.items())}
-        return {rank: self.lane(rank, track) for rank, track in first.items()}
+        return {rank: self.spans(rank, track) for rank, track in first.items()}
 
-    def _seconds(self, lane: SpanTrack) -> Mapping[str, float]:
-        told = lane.depths == _telling_depth(lane)
-        seconds = np.bincount(lane.names[told], lane.durations_s[told])
+    def _seconds(self, spans: SpanTrack) -> Mapping[str, float]:
+        is_counted = spans.depths == _shares_depth(spans)
+        seconds = np.bincount(spans.names[is_counted], spans.durations_s[is_counted])
         return {self.names[index]: float(seconds[index]) for index in np.flatnonzero(seconds)}
 
     # ── handlers by kind of event ────────────────────────────────────────────────────────────────
@@ -180,14 +183,14 @@ class SpanTracks:
             self._waiting[event.rank] = event
 
     def _spans(self, event: ev.Spans) -> None:
-        lane = self._columns(event.rank, clean_name(event.track[:_LONGEST_NAME]))
+        columns = self._columns(event.rank, clean_name(event.track[:_LONGEST_NAME]))
         names = np.array(self._indices(event.names), np.uint16)
         starts_s, ends_s = floats(event.starts_ns) / 1e9, floats(event.ends_ns) / 1e9
         depths = integers(event.depths, 0, 255).astype(np.uint8)
-        lane.skipped += max(0, event.skipped)
+        columns.skipped += max(0, event.skipped)
         if len(names) == len(starts_s) == len(ends_s) == len(depths):
             is_kept = self._hold_reductions(event, starts_s, ends_s)
-            lane.extend(starts_s[is_kept], ends_s[is_kept], names[is_kept], depths[is_kept])
+            columns.extend(starts_s[is_kept], ends_s[is_kept], names[is_kept], depths[is_kept])
 
     def _hold_reductions(
         self, event: ev.Spans, starts_s: NDArray[np.float64], ends_s: NDArray[np.float64]
@@ -214,7 +217,7 @@ class SpanTracks:
             self._leave(rank, event.at_s)
         for rank in list(self._waiting):
             self._end_wait(rank, event.at_s)
-        self.settle(event.at_s + _SETTLE_S)
+        self.flush(event.at_s + _LATE_S)
 
     # ── phases and waits ─────────────────────────────────────────────────────────────────────────
 
@@ -239,23 +242,23 @@ class SpanTracks:
             self._waited.append(_Wait(rank, wait.name, wait.since_s, at_s))
 
     def _is_covered(self, wait: _Wait) -> bool:
-        if (wait.rank, ev.COLLECTIVES) not in self._lanes:
+        if (wait.rank, ev.COLLECTIVES) not in self._tracks:
             return False
-        lane = self.lane(wait.rank, ev.COLLECTIVES)
-        ends_s = lane.starts_s + lane.durations_s
-        return bool(((lane.starts_s < wait.until_s) & (ends_s > wait.since_s)).any())
+        spans = self.spans(wait.rank, ev.COLLECTIVES)
+        ends_s = spans.starts_s + spans.durations_s
+        return bool(((spans.starts_s < wait.until_s) & (ends_s > wait.since_s)).any())
 
     # ── tracks and names ─────────────────────────────────────────────────────────────────────────
 
     def _add(
         self, rank: int, track: str, name: str, start_s: float, end_s: float, depth: int
     ) -> None:
-        lane = self._columns(rank, track)
+        columns = self._columns(rank, track)
         names = np.array(self._indices((name,)), np.uint16)
-        lane.extend(np.array([start_s]), np.array([end_s]), names, np.array([depth], np.uint8))
+        columns.extend(np.array([start_s]), np.array([end_s]), names, np.array([depth], np.uint8))
 
     def _columns(self, rank: int, track: str) -> _Columns:
-        return self._lanes.setdefault((rank, track), _Columns())
+        return self._tracks.setdefault((rank, track), _Columns())
 
     def _indices(self, names: Sequence[str]) -> list[int]:
         index = self._index
@@ -278,10 +281,10 @@ def _order(track: str) -> int:
     return ev.TRACKS.index(track) if track in ev.TRACKS else len(ev.TRACKS)
 
 
-def _telling_depth(lane: SpanTrack) -> int:
+def _shares_depth(spans: SpanTrack) -> int:
     """Return the outermost depth with more than one name, otherwise the outermost."""
-    depths = np.flatnonzero(np.bincount(lane.depths))
-    several = (d for d in depths if np.ptp(lane.names[lane.depths == d]) > 0)
+    depths = np.flatnonzero(np.bincount(spans.depths))
+    several = (d for d in depths if np.ptp(spans.names[spans.depths == d]) > 0)
     return int(next(several, depths[0]))
 
 
@@ -328,11 +331,14 @@ class _Columns:
     def __len__(self) -> int:
         return len(self._starts_s)
 
-    def lane(self) -> SpanTrack:
+    def spans(self) -> SpanTrack:
         return SpanTrack(
-            self._starts_s.array, self._durations_s.array,
-            self._names.array, self._depths.array, self.skipped,
-        )  # fmt: skip
+            self._starts_s.array,
+            self._durations_s.array,
+            self._names.array,
+            self._depths.array,
+            self.skipped,
+        )
 
     def extend(
         self,

@@ -67,10 +67,17 @@ def gangs_table(states: Sequence[GangState], now: float | None = None) -> list[s
     """Return one line per gang, the newest last; ``now`` is Unix time."""
     now = time.time() if now is None else now
     rows = [
-        (state.gang, state.state, str(len(state.ranks)), state.placement,
-         f"{duration(now - state.wall_time)} ago", duration(_length_s(state, now)), state.title)
+        (
+            state.gang,
+            state.state,
+            str(len(state.ranks)),
+            state.placement,
+            f"{duration(now - state.wall_time)} ago",
+            duration(_length_s(state, now)),
+            state.title,
+        )
         for state in states
-    ]  # fmt: skip
+    ]
     return table(("gang", "state", "np", "on", "started", "took", "what"), rows)
 
 

@@ -27,7 +27,7 @@ __all__ = [
     "MOST_ROWS",
     "VICTIM",
     "Warned",
-    "block",
+    "gang_lines",
     "headline",
     "name_and_size",
     "phase_counts",
@@ -58,7 +58,7 @@ class Warned:
     text: str
 
 
-def block(state: GangState, now_s: float, width: int) -> list[str]:
+def gang_lines(state: GangState, now_s: float, width: int) -> list[str]:
     """Return the gang as lines of at most ``width`` cells: headline, ranks, warnings.
 
     ``now_s`` is the time since the launch, in seconds.

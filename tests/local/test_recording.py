@@ -21,12 +21,13 @@ import hydrogen_magic as hm
 from hydrogen_magic.capture import capture_call
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.core.masking import Mask
 from hydrogen_magic.core.messages import SetRecording
 from hydrogen_magic.driver import launcher, profiling
 from hydrogen_magic.driver.chrome_trace import write_chrome_trace
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.state.collective_waits import late_in_all
-from hydrogen_magic.driver.state.gang_state import RankState
+from hydrogen_magic.driver.state.gang_state import GangState, RankState
 from hydrogen_magic.node.worker import commands, profiler, reporter
 from hydrogen_magic.transport import framing
 from hydrogen_magic.views.span_tracks import SpanTracks
@@ -115,9 +116,8 @@ def test_timeline_records_from_the_start(over: Path, tmp_path: Path) -> None:
     over.touch()
     spec = JobSpec(np=2, timeline="")
     captured = capture_call(
-        training.train, (str(over),), {},
-        max_closure_bytes=1 << 24, ranks_have_gpu=False, labels={},
-    )  # fmt: skip
+        training.train, (str(over),), {}, max_closure_bytes=1 << 24, ranks_have_gpu=False, labels={}
+    )
     gang = launcher.launch_captured(captured, spec, title="train")
     ended(gang).raise_for_state()
     steps = gang.ranks[0].steps
@@ -134,9 +134,13 @@ def test_waiting_for_gradients_is_not_the_ranks_own_work() -> None:
     """It is told from the backward pass, except where a user's own hook does the communication."""
     n_steps = 120
     captured = capture_call(
-        training.train_unevenly, (n_steps,), {},
-        max_closure_bytes=1 << 24, ranks_have_gpu=False, labels={},
-    )  # fmt: skip
+        training.train_unevenly,
+        (n_steps,),
+        {},
+        max_closure_bytes=1 << 24,
+        ranks_have_gpu=False,
+        labels={},
+    )
     gang = launcher.launch_captured(captured, JobSpec(np=2, timeline=""), title="train")
     ended(gang).raise_for_state()
     found = spans_of(gang, "spans")
@@ -145,13 +149,13 @@ def test_waiting_for_gradients_is_not_the_ranks_own_work() -> None:
         own = {name: [s for s in found[rank] if s[0] == name] for name, *_ in found[rank]}
         assert inside(own[ev.GRADIENTS], own["plain"])
         assert len(own["backward"]) == 2 * n_steps
-    lanes = SpanTracks()
-    lanes.feed(gang.events())
+    tracks = SpanTracks()
+    tracks.feed(gang.events())
     waited_s = []
     for rank in (0, 1):
-        lane = lanes.lane(rank, ev.SPANS)
-        is_wait = [lanes.names[name] == "waiting for rank 1" for name in lane.names]
-        waited_s.append(float(lane.durations_s[is_wait].sum()))
+        spans = tracks.spans(rank, ev.SPANS)
+        is_wait = [tracks.names[name] == "waiting for rank 1" for name in spans.names]
+        waited_s.append(float(spans.durations_s[is_wait].sum()))
     assert waited_s[0] > 0.5 * n_steps * 0.02 and waited_s[1] == 0
     late = late_in_all({rank.rank: rank.waits for rank in gang.snapshot().ranks})
     assert late is not None and late.ranks == (1,)
@@ -165,8 +169,10 @@ def test_the_trace_names_the_rank_that_others_wait_for(tmp_path: Path) -> None:
     entries = json.loads(write_chrome_trace(events, tmp_path / "t.json").read_text())["traceEvents"]
     slices = sorted((e["pid"], e["ts"], e["name"]) for e in entries if e["ph"] == "X")
     assert slices == [
-        (0, 1e6, "waiting for rank 1"), (0, 2e6, ev.GRADIENTS), (1, 2e6, ev.GRADIENTS)
-    ]  # fmt: skip
+        (0, 1e6, "waiting for rank 1"),
+        (0, 2e6, ev.GRADIENTS),
+        (1, 2e6, ev.GRADIENTS),
+    ]
 
 
 def test_a_wait_that_is_a_span_is_shown_once(tmp_path: Path) -> None:
@@ -285,13 +291,19 @@ def in_process(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 def test_spans_nest_also_when_a_step_raises(in_process: Ended) -> None:
     before = list(itertools.takewhile(lambda e: not isinstance(e, ev.Notice), in_process.events))
     rows = [
-        (name, depth) for spans in before if isinstance(spans, ev.Spans)
+        (name, depth)
+        for spans in before
+        if isinstance(spans, ev.Spans)
         for name, depth in zip(spans.names, spans.depths, strict=True)
-    ]  # fmt: skip
+    ]
     assert rows == [
-        ("forward", 2), ("loss", 2), ("mine", 1), ("backward", 1), ("optimizer step", 0),
+        ("forward", 2),
+        ("loss", 2),
+        ("mine", 1),
+        ("backward", 1),
+        ("optimizer step", 0),
         ("forward", 1),  # the one that raises, while the step that raised counts as open
-    ]  # fmt: skip
+    ]
 
 
 def test_observed_code_compiles_whole_and_once(in_process: Ended) -> None:
@@ -318,9 +330,16 @@ def test_malformed_orders_are_reported_and_ignored() -> None:
     with ours, theirs:
         taken.poll()  # nothing there: no wait
         odd: list[Any] = [
-            7, [], {}, ["Eval", {}], ["StartProfile", {}], ["SetRecording", {"on": "yes"}], ["Quit", {}],
-            ["StartProfile", {"number": "x", "steps": {}, "path": 1}], None,
-        ]  # fmt: skip
+            7,
+            [],
+            {},
+            ["Eval", {}],
+            ["StartProfile", {}],
+            ["SetRecording", {"on": "yes"}],
+            ["Quit", {}],
+            ["StartProfile", {"number": "x", "steps": {}, "path": 1}],
+            None,
+        ]
         for order in odd:
             framing.send(ours, order, [0])
         ours.sendall(b"\x00\x00\x00\x02\x00{]")
@@ -389,8 +408,13 @@ def test_three_steps_of_two_ranks_are_one_trace(gang: Gang, over: Path) -> None:
     assert gang.result > 3
     assert gang.logs == {0: "", 1: ""}  # the profiler prints nothing of its own
     kept = {file.name for file in path.parent.iterdir()}
-    assert kept == {"events.jsonl", "rank-0.log", "rank-1.log",
-                    "profile-1.json.gz", "profile-2.json.gz"}  # fmt: skip
+    assert kept == {
+        "events.jsonl",
+        "rank-0.log",
+        "rank-1.log",
+        "profile-1.json.gz",
+        "profile-2.json.gz",
+    }
 
 
 def test_a_cell_that_ends_first_is_profiled_as_far_as_it_went(gang: Gang, over: Path) -> None:
@@ -408,14 +432,12 @@ class ProfiledGang:
 
     def __init__(self, folder: Path) -> None:
         self.emitted: list[ev.Event] = []
-        self.ranks = (RankState(0, phase="running"),)
+        self.state = GangState(ranks=(RankState(0, phase="running"),))
+        self.mask = Mask()
         self.profiling = profiling.GangProfiler(self, self, folder, lambda: 1.0)  # type: ignore[arg-type]
 
     def emit(self, event: ev.Event) -> None:
         self.emitted.append(event)
-
-    def masked(self, text: str) -> str:
-        return text
 
     def profile(self, number: int, steps: int) -> None:
         """Take the order that a rank would."""
@@ -424,7 +446,7 @@ class ProfiledGang:
         """Ask for a profile, have it answered, and wait until it is over."""
         with mmap.mmap(-1, len(answer)) as trace:
             trace.write(answer)
-            self.profiling.ask(1)
+            self.profiling.start(1)
             self.profiling.on_trace(0, number, trace)
             await self.profiling.close(is_wanted=True)
 
@@ -448,7 +470,7 @@ def test_repeated_requests_for_a_profile_get_one_notice(tmp_path: Path) -> None:
     async def ask() -> ProfiledGang:
         gang = ProfiledGang(tmp_path)
         for _ in range(50):
-            gang.profiling.ask(1)
+            gang.profiling.start(1)
         await gang.profiling.close(is_wanted=False)
         return gang
 
@@ -485,9 +507,9 @@ def test_without_torch_a_profile_is_refused_at_once(monkeypatch: pytest.MonkeyPa
     rank = reporter.Reporter(0, time.monotonic(), lambda batch: None)
     made = profiler.Profiler(rank, lambda n, fd: answers.append((n, os.pread(fd, 1 << 10, 0))))
     monkeypatch.delitem(sys.modules, "torch")
-    made.ask(4, 5, "/nowhere")
+    made.start(4, 5, "/nowhere")
     ((number, answer),) = answers
-    assert (number, rank.on_step) == (4, None)
+    assert (number, rank.steps.on_step) == (4, None)
     assert "not imported torch" in json.loads(answer)["error"]
 
 
@@ -512,19 +534,19 @@ def test_a_profile_cancelled_while_the_profiler_starts(
     )
 
     def started(_: reporter.Reporter) -> FakeProfile:
-        made.ask(1, 0, "")  # as the reporter's thread would, which polls meanwhile
-        made.ask(2, 3, str(tmp_path / "other"))
+        made.start(1, 0, "")  # as the reporter's thread would, which polls meanwhile
+        made.start(2, 3, str(tmp_path / "other"))
         return FakeProfile()
 
     monkeypatch.setattr(profiler, "_started", started)
-    made.ask(1, 100, str(tmp_path / "trace"))
-    rank.step_done(1)
-    rank.step_done(1)  # the first one that can end it
+    made.start(1, 100, str(tmp_path / "trace"))
+    rank.steps.add(1)
+    rank.steps.add(1)  # the first one that can end it
     made.finish()
     busy, early = answers
     assert busy[0] == 2 and "already being profiled" in busy[1]
     assert early == (1, "trace")
-    assert rank.on_step is None and list(tmp_path.iterdir()) == []
+    assert rank.steps.on_step is None and list(tmp_path.iterdir()) == []
 
 
 def test_a_profile_cancelled_before_it_starts(tmp_path: Path) -> None:
@@ -532,11 +554,11 @@ def test_a_profile_cancelled_before_it_starts(tmp_path: Path) -> None:
     answers: list[int] = []
     rank = reporter.Reporter(0, time.monotonic(), lambda batch: None)
     made = profiler.Profiler(rank, lambda number, fd: answers.append(number))
-    made.ask(1, 5, str(tmp_path / "trace"))
-    made.ask(1, 0, "")
-    rank.step_done(1)
+    made.start(1, 5, str(tmp_path / "trace"))
+    made.start(1, 0, "")
+    rank.steps.add(1)
     made.finish()
-    assert answers == [] and rank.on_step is None
+    assert answers == [] and rank.steps.on_step is None
 
 
 def test_a_profiler_of_the_users_own_goes_on(tmp_path: Path) -> None:
@@ -545,8 +567,8 @@ def test_a_profiler_of_the_users_own_goes_on(tmp_path: Path) -> None:
     rank = reporter.Reporter(0, time.monotonic(), lambda batch: None)
     made = profiler.Profiler(rank, lambda n, fd: answers.append(os.pread(fd, 1 << 10, 0).decode()))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
-        made.ask(1, 2, str(tmp_path / "trace"))
-        rank.step_done(1)
+        made.start(1, 2, str(tmp_path / "trace"))
+        rank.steps.add(1)
         torch.ones(3).sum()
     assert "error" in json.loads(answers[0])
     assert "aten::sum" in {event.name for event in own.events()}

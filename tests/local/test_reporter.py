@@ -17,10 +17,11 @@ import numpy as np
 import pytest
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.node.worker import api, metric_points
+from hydrogen_magic.node.worker import api, event_sender, metric_points, point_queue
 from hydrogen_magic.node.worker import reporter as reporters
 from hydrogen_magic.node.worker.main_thread import Watch, report_exception
 from hydrogen_magic.node.worker.send_interval import SendInterval
+from hydrogen_magic.node.worker.training_progress import Collective
 
 TIMEOUT_S = 60.0
 
@@ -113,7 +114,7 @@ def test_a_value_that_is_not_a_number_is_named_at_the_call(
 def test_a_full_queue_drops_the_oldest_points_and_counts_them(
     sent: Sent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reporters, "_MAX_POINTS", 100)
+    monkeypatch.setattr(point_queue, "_MAX_POINTS", 100)
     reporter = reporters.Reporter(0, time.monotonic(), sent)
     reporter.notice("warning", "kept")
     for value in range(1000):
@@ -194,7 +195,7 @@ def test_what_was_recorded_before_a_post_is_sent_before_it(
 
 
 def test_close_is_bounded_while_the_agent_does_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporters, "_CLOSE_S", 0.2)
+    monkeypatch.setattr(event_sender, "_CLOSE_S", 0.2)
     reads, stuck = threading.Event(), threading.Event()
 
     def send(batch: Sequence[ev.Event]) -> None:
@@ -206,9 +207,10 @@ def test_close_is_bounded_while_the_agent_does_not_read(monkeypatch: pytest.Monk
     reporter.log(None, {"v": 1.0})
     assert stuck.wait(TIMEOUT_S)
     reporter.close()
-    assert reporter._thread is not None and reporter._thread.is_alive(), "it is not waited for"
+    thread = reporter._sender._thread
+    assert thread is not None and thread.is_alive(), "it is not waited for"
     reads.set()
-    reporter._thread.join(TIMEOUT_S)
+    thread.join(TIMEOUT_S)
 
 
 def test_the_end_of_the_agent_does_not_disturb_the_rank() -> None:
@@ -262,7 +264,7 @@ def test_optimizers_count_as_rounds(
     order: str, steps: int, reporter: reporters.Reporter, sent: Sent
 ) -> None:
     for name in order:
-        reporter.step_done(ord(name))
+        reporter.steps.add(ord(name))
     reporter.close()
     assert [event.count for event in sent.of(ev.Steps)] == [steps]
 
@@ -288,8 +290,8 @@ def test_track_reports_its_end_after_exhaustion_break_and_error(
 
 
 def test_many_short_bars_do_not_pile_up(reporter: reporters.Reporter, sent: Sent) -> None:
-    outer = reporter.new_bar()
-    reporter.progress(outer, "outer", 0.0, 2.0)
+    outer = reporter.bars.new()
+    reporter.bars.update(outer, "outer", 0.0, 2.0)
     for _ in range(10_000):
         list(api.track(range(1)))
     reporter.close()
@@ -350,7 +352,7 @@ def test_an_exception_is_known_while_clean_up_still_runs(
 
 
 def _looks(watch: Watch, n: int = 3) -> list[ev.Event]:
-    return [event for i in range(n) for event in watch.look(float(i), "running", None)]
+    return [event for i in range(n) for event in watch.poll(float(i), "running", None)]
 
 
 @contextmanager
@@ -401,9 +403,9 @@ def test_a_finally_inside_a_handler_still_unwinds() -> None:
 
 
 def test_a_collective_that_waits_is_reported_once_and_so_is_its_end() -> None:
-    watch, inside = Watch(2), ("all_reduce", 7, 10_000_000_000)
+    watch, inside = Watch(2), Collective("all_reduce", 7, 10_000_000_000)
     looked = [
-        list(watch.look(at_s, "running", collective))
+        list(watch.poll(at_s, "running", collective))
         for at_s, collective in [(10.5, inside), (11.1, inside), (12.0, inside), (13.0, None)]
     ]
     assert looked == [
@@ -434,8 +436,10 @@ def test_a_report_has_the_chain_and_the_users_frames_only() -> None:
 
     report = report_exception(_raised(fails))
     assert (report.type, report.message, report.is_direct_cause) == (
-        "RuntimeError", "training failed", True,
-    )  # fmt: skip
+        "RuntimeError",
+        "training failed",
+        True,
+    )
     assert report.cause is not None
     assert report.cause.type == "TypeError"
     assert [frame.text for frame in report.cause.frames] == ['api.log(loss="high")']
@@ -497,10 +501,10 @@ def test_a_failure_is_sent_even_when_the_thread_that_sends_has_died(
 
     def look(*args: object) -> object:
         looking.set()
-        reporter._wake.wait(TIMEOUT_S)  # until something is posted
+        reporter._sender._wake.wait(TIMEOUT_S)  # until something is posted
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr(Watch, "look", look)
+    monkeypatch.setattr(Watch, "poll", look)
     reporter.start()
     assert looking.wait(TIMEOUT_S)
     phase = ev.RankPhase(0.0, 3, "finishing")
@@ -510,7 +514,7 @@ def test_a_failure_is_sent_even_when_the_thread_that_sends_has_died(
 
 def test_in_a_large_gang_posts_do_not_wait(sent: Sent) -> None:
     """By a clock that stands still it is never this rank's turn."""
-    rank = reporters.Reporter(0, 0.0, sent, pace=SendInterval(63, 100_000, clock=lambda: 0.0))
+    rank = reporters.Reporter(0, 0.0, sent, interval=SendInterval(63, 100_000, clock=lambda: 0.0))
     reporters.install(rank)
     rank.start()
     api.log(loss=1.0)
@@ -527,11 +531,11 @@ def test_a_rank_that_logs_too_much_sends_its_newest_points(
     sent: Sent, n_logged: int, first: int, n_skipped: int
 ) -> None:
     """A burst is sent part by part; what exceeds the queue leaves the newest part only."""
-    rank = reporters.Reporter(0, 0.0, sent, pace=SendInterval(0, 2))
+    rank = reporters.Reporter(0, 0.0, sent, interval=SendInterval(0, 2))
     reporters.install(rank)
     for n in range(n_logged):
         api.log(n, loss=1.0)
-    rank._flush()
+    rank._sender._flush()
     metrics = [event for event in sent.events if isinstance(event, ev.Metrics)]
     assert [event.steps[0] for event in metrics] == [first]
     assert [len(event.steps) for event in metrics] == [3000]

@@ -14,7 +14,7 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.views.widget import retained_views
 from hydrogen_magic.views.widget.feed import PageFeed
-from hydrogen_magic.views.widget.static_html import gathered, still
+from hydrogen_magic.views.widget.static_html import static_html, static_view
 from tests import seconds
 
 
@@ -42,40 +42,40 @@ def test_the_picture_is_the_same_from_a_feed_that_was_told_all() -> None:
     for n in range(1, len(events) + 1):
         feed.update(replay(events[:n]), events[n - 1 : n], n / 10)
     state = replay(events)
-    drawn = gathered(events, "cafe", feed)
-    assert (drawn.curves, drawn.lanes) == (feed.curves, feed.lanes)
+    drawn = static_view(events, "cafe", feed)
+    assert (drawn.curves, drawn.tracks) == (feed.curves, feed.tracks)
     html = drawn.html(state, with_output=True)
-    assert html == still(state, events)
+    assert html == static_html(state, events)
     assert "loss" in html and "line 499" in html and "line 300" not in html
 
 
 def test_a_culprit_has_its_last_words_however_much_others_write() -> None:
     events = failed_gang()
-    html = gathered(events, "cafe").html(replay(events), with_output=False)
+    html = static_view(events, "cafe").html(replay(events), with_output=False)
     assert "the last words of rank 1" in html and "line 499" not in html
 
 
 class Counted:
     def __init__(self) -> None:
-        self.faded = self.ended = 0
+        self.released = self.closed = 0
 
-    def fade(self) -> None:
-        self.faded += 1
+    def release(self) -> None:
+        self.released += 1
 
-    def end(self) -> None:
-        self.ended += 1
+    def close_widget(self) -> None:
+        self.closed += 1
 
 
 def test_views_that_end_in_threads_are_let_go_of_once_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(retained_views, "_kept", deque())
-    monkeypatch.setattr(retained_views, "_faded", deque())
+    monkeypatch.setattr(retained_views, "_released", deque())
     views = [Counted() for _ in range(200)]
     with ThreadPoolExecutor(8) as threads:
-        list(threads.map(retained_views.keep, views))
-    assert sorted(view.faded for view in views) == [0] * 4 + [1] * 196
-    assert sum(view.ended for view in views) == 200 - 4 - 32
+        list(threads.map(retained_views.retain, views))
+    assert sorted(view.released for view in views) == [0] * 4 + [1] * 196
+    assert sum(view.closed for view in views) == 200 - 4 - 32
 
 
 class EndedGang:

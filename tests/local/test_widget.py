@@ -30,8 +30,8 @@ MENDS = "feed.PageFeed.{method} = whole"
 COMMS = "len(__import__('comm').get_comm_manager().comms)"
 BOARD = (
     "import hydrogen_magic.views.widget.shell_interceptor as routes\n"
-    "routes._interceptor._lines, routes._interceptor._onward, "
-    "isinstance(routes._interceptor._stream._recv_callback, routes.ShellInterceptor)"
+    "own = routes.interceptor_of(get_ipython().kernel)\n"
+    "own._lines, own._onward, isinstance(own._stream._recv_callback, routes.ShellInterceptor)"
 )
 
 
@@ -369,7 +369,7 @@ def test_quiet_shows_output_only(kernel: Kernel) -> None:
 # ── faults ───────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("method", ["update", "whole"])
+@pytest.mark.parametrize("method", ["update", "full"])
 def test_text_takes_over_from_a_view_that_breaks(
     kernel: Kernel, page: Page, tmp_path: Path, method: str
 ) -> None:

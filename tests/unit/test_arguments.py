@@ -20,15 +20,26 @@ def test_every_option_reaches_the_spec() -> None:
     line = (
         "-n 4 --on local --with torch --gpu --out model,history --out loss --retries 2 "
         "--timeout 5m --start-timeout 30 --grace 1.5 --env A=1 --env 'B=x y' --env C=#fff "
-        "--max-closure 2GiB --timeline trace.json --detach --quiet --dry-run --save train.py"
+        "--max-closure 2GiB --timeline trace.json --detach --quiet --dry-run --save train.py --seed 7"
     )
     arguments = parse(line)
     assert arguments.spec == JobSpec(
-        np=4, placement="local", rendezvous="torch", gpu=True, out=("model", "history", "loss"),
-        retries=2, timeout_s=300.0, start_timeout_s=30.0, grace_s=1.5,
-        env=(("A", "1"), ("B", "x y"), ("C", "#fff")), max_closure_bytes=2 << 30,
-        timeline="trace.json", detach=True, quiet=True,
-    )  # fmt: skip
+        np=4,
+        placement="local",
+        rendezvous="torch",
+        gpu=True,
+        out=("model", "history", "loss"),
+        retries=2,
+        timeout_s=300.0,
+        start_timeout_s=30.0,
+        grace_s=1.5,
+        env=(("A", "1"), ("B", "x y"), ("C", "#fff")),
+        max_closure_bytes=2 << 30,
+        timeline="trace.json",
+        detach=True,
+        quiet=True,
+        seed=7,
+    )
     assert arguments.dry_run and arguments.save == "train.py" and arguments.script is None
 
 
@@ -125,8 +136,10 @@ def test_what_follows_the_script_is_its_own(
 ) -> None:
     arguments = parse(line, is_cell=False)
     assert (arguments.script, arguments.script_args, arguments.as_module) == (
-        script, args, as_module,
-    )  # fmt: skip
+        script,
+        args,
+        as_module,
+    )
 
 
 @pytest.mark.parametrize(

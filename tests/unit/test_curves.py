@@ -174,7 +174,7 @@ def test_a_rank_that_turns_nan_is_told_though_nothing_else_of_it_is_new() -> Non
     assert change.bad_steps == {0: 2, 2: 2}, (
         "rank 2 has no line of its own, and is named all the same"
     )
-    [whole] = curves.whole([0])
+    [whole] = curves.full([0])
     assert whole.bad_steps == {0: 2, 2: 2} and set(whole.series) == {ALL_RANKS, 0, 2}
 
 

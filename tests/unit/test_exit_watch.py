@@ -31,7 +31,7 @@ def killed_at(watch: ExitWatch, usage: Usage, *, ticks: int, written: int, deliv
     for second in range(1, 1000):
         usage.ticks += ticks
         usage.written += written
-        if watch.look(float(second), delivered):
+        if watch.poll(float(second), delivered):
             return second
     return 1000
 
@@ -55,5 +55,5 @@ def test_it_is_killed_when_nothing_moves(
 
 def test_the_limit_for_its_exit_begins_with_its_result(usage: Usage) -> None:
     watch = ExitWatch(1, 0.0)
-    assert watch.look(500.0, False) == "" and watch.look(501.0, True) == ""
-    assert "did not exit within 5 s of its result" in watch.look(506.0, True)
+    assert watch.poll(500.0, False) == "" and watch.poll(501.0, True) == ""
+    assert "did not exit within 5 s of its result" in watch.poll(506.0, True)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.gang_state import GangState, fold
-from hydrogen_magic.views.widget.feed import Message, PageFeed
+from hydrogen_magic.views.widget.feed import PageFeed, PageMessage
 from tests import seconds
 from tests.mirror import Mirror, MirroredCurve, columns
 
@@ -60,7 +60,7 @@ class Rig:
     def page(self) -> Mirror:
         return self.pages[0]
 
-    def tick(self, *events: ev.Event, after_s: float = 0.1) -> Message | None:
+    def tick(self, *events: ev.Event, after_s: float = 0.1) -> PageMessage | None:
         """Let ``events`` happen and time pass; tell the pages."""
         for event in events:
             self.state = fold(self.state, event)
@@ -72,7 +72,7 @@ class Rig:
 
     def arrive(self, name: str) -> Mirror:
         page = Mirror(name)
-        page.apply(self.feed.whole(name))
+        page.apply(self.feed.full(name))
         self.pages.append(page)
         return page
 
@@ -98,7 +98,8 @@ some_events = st.one_of(
     ),
     st.builds(
         lambda rank, start: batch(rank, range(start, start + 700), acc=[0.5] * 700),
-        ranks, st.integers(-900, 900),
+        ranks,
+        st.integers(-900, 900),
     ),
     st.builds(spans, ranks, st.integers(0, 5000), track=st.sampled_from(["spans", "profiler"])),
     st.builds(lambda rank, n: ev.Progress(1.0, rank, 0, "train", n, 10.0), ranks, st.floats()),
@@ -107,7 +108,7 @@ some_events = st.one_of(
     st.builds(lambda rank: ev.RankHealth(1.0, rank, 5, math.nan, "T", math.inf), ranks),
     st.builds(lambda attempt: ev.AttemptStarted(1.0, attempt), st.integers(1, 3)),
     st.builds(lambda text: ev.Notice(1.0, "info", text), st.text(max_size=5)),
-)  # fmt: skip
+)
 
 
 @settings(max_examples=30, deadline=None)
@@ -142,9 +143,9 @@ def test_one_that_arrives_knows_what_those_know_that_were_there(
 
 def assert_is_complete(page: Mirror, rig: Rig) -> None:
     assert page.gang["state"] == "done" and page.gang["ended_s"] is not None
-    assert page.names == rig.feed.lanes.names
-    for key, lane in rig.feed.lanes.lanes().items():
-        assert [row[0] for row in page.spans.get(key, [])] == lane.starts_s.tolist()
+    assert page.names == rig.feed.tracks.names
+    for key, spans in rig.feed.tracks.tracks().items():
+        assert [row[0] for row in page.spans.get(key, [])] == spans.starts_s.tolist()
     for metric in rig.feed.curves.metrics():
         for rank, buckets in rig.feed.curves.series(metric).items():
             curve = page.curves.get(metric, MirroredCurve())
@@ -218,7 +219,7 @@ def test_spans_come_by_thousands_and_all_of_them_in_the_end() -> None:
         message = rig.tick(spans(0, 6000, 9.0 * tick), spans(1, 100, 9.0 * tick))
         assert message is not None
         sizes.append(sum(part["n"] for part in message.content["spans"]))
-        assert len(rig.page.spans[1, "spans"]) == 100 * (tick + 1), "a small lane waits for nobody"
+        assert len(rig.page.spans[1, "spans"]) == 100 * (tick + 1), "a small track is sent at once"
     assert max(sizes) <= 4000
     rig.end(ENDED)
     assert_is_complete(rig.page, rig)
@@ -274,15 +275,15 @@ def test_a_line_without_an_end_is_told_when_its_rank_ends() -> None:
 def test_of_many_ranks_those_that_stand_out_have_rows() -> None:
     rig = Rig()
     rig.tick(*begun(64), *(ev.Progress(1.0, r, 0, "", 50.0 + r, 200.0) for r in range(64)))
-    assert rig.page.fleet["shown"] == [0, 1, 2, 3]
+    assert rig.page.summary["shown"] == [0, 1, 2, 3]
     rig.tick(ev.RankExited(2.0, 40, 1), after_s=1.0)
     rig.feed.watch([60, 60, 999, -1])
     rig.tick()
-    assert rig.page.fleet["shown"] == [0, 1, 2, 3, 40, 60]
+    assert rig.page.summary["shown"] == [0, 1, 2, 3, 40, 60]
     assert set(rig.page.ranks) == {0, 1, 2, 3, 40, 60}
-    assert rig.page.fleet["counts"] == {"running": 63, "failed": 1}
-    phases, percent, marks = rig.page.fleet_columns
-    words = rig.page.fleet["phases"]
+    assert rig.page.summary["counts"] == {"running": 63, "failed": 1}
+    phases, percent, marks = rig.page.summary_columns
+    words = rig.page.summary["phases"]
     assert words[phases[40]] == "failed" and words[phases[41]] == "running"
     assert percent[:3] == (25, 25, 26) and marks[40] == 3
 
@@ -304,8 +305,8 @@ def test_of_many_ranks_those_watched_have_curves_and_spans() -> None:
         assert {r: len(s) for r, s in page.curves["loss"].series.items()} == {-1: 30, 0: 30, 27: 30}
         sizes = {r: len(s) for (r, track), s in page.spans.items() if track == "spans"}
         assert sizes == dict.fromkeys((*range(16), 27), 30)
-    assert late.fleet == rig.page.fleet and late.fleet_columns == rig.page.fleet_columns
-    rig.feed.show_lanes(range(16, 32))
+    assert late.summary == rig.page.summary and late.summary_columns == rig.page.summary_columns
+    rig.feed.watch_tracks(range(16, 32))
     rig.tick()
     assert {r for r, track in rig.page.spans if track == "spans"} == set(range(32))
 
@@ -318,7 +319,7 @@ def test_of_many_ranks_that_were_stopped_some_have_rows_that_say_why() -> None:
     assert rows[0]["why"] == "among the slowest"
     stopped = (ev.RankExited(2.0, rank, None, "SIGTERM", True) for rank in range(64))
     rig.end(*stopped, ev.GangEnded(3.0, "STOPPED", "stopped by you"))
-    assert rig.page.fleet["shown"] == [0, 1, 2, 9]
+    assert rig.page.summary["shown"] == [0, 1, 2, 9]
     assert rig.page.ranks[9]["phase"] == "stopped"
     assert rig.page.ranks[9]["why"] == "least progress"
     rig.feed.watch([50])
@@ -365,9 +366,16 @@ def test_detail_answers_the_client_that_asked() -> None:
     rig.tick(*begun(), *(batch(r, range(5000), loss=[float(r)] * 5000) for r in range(2)))
     content, buffers = rig.feed.detail(order())
     assert content | {"series": 0, "at": 0} == {
-        "kind": "detail", "to": "me", "id": "7", "from": 100, "until": 299.5,
-        "metric": "loss", "width": 2, "series": 0, "at": 0,
-    }  # fmt: skip
+        "kind": "detail",
+        "to": "me",
+        "id": "7",
+        "from": 100,
+        "until": 299.5,
+        "metric": "loss",
+        "width": 2,
+        "series": 0,
+        "at": 0,
+    }
     assert content["series"] == [
         {"rank": -1, "n": 100},
         {"rank": 0, "n": 100},
@@ -380,11 +388,18 @@ def test_detail_answers_the_client_that_asked() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"metric": "lost"}, {"metric": 3}, {"from": None}, {"until": "9"}, {"from": math.nan},
-        {"until": math.inf}, {"buckets": None}, {"until": 1e308}, {"from": 10**400},
+        {"metric": "lost"},
+        {"metric": 3},
+        {"from": None},
+        {"until": "9"},
+        {"from": math.nan},
+        {"until": math.inf},
+        {"buckets": None},
+        {"until": 1e308},
+        {"from": 10**400},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_detail_that_cannot_be_given_is_refused_with_the_reason(wrong: dict[str, Any]) -> None:
     rig = Rig()
     rig.tick(*begun(), batch(0, range(9), loss=[1.0] * 9))
@@ -422,11 +437,20 @@ def test_whatever_ranks_send_can_be_sent_on() -> None:
     rig.end(ev.RankFailed(2.0, 0, error, "running"), ev.GangEnded(3.0, "FAILED", HOSTILE, 0))
     page = rig.arrive("late")
     texts = [
-        page.gang["title"], page.gang["reason"], page.gang["notices"][0]["text"],
-        page.ranks[0]["doing"], page.ranks[1]["doing"], page.ranks[0]["bar"]["desc"],
-        *page.ranks[0]["metrics"], *page.curves, *page.names, *(track for _, track in page.spans),
-        *(line[2] for line in page.lines), page.stacks["0"], page.report["text"],
-    ]  # fmt: skip
+        page.gang["title"],
+        page.gang["reason"],
+        page.gang["notices"][0]["text"],
+        page.ranks[0]["doing"],
+        page.ranks[1]["doing"],
+        page.ranks[0]["bar"]["desc"],
+        *page.ranks[0]["metrics"],
+        *page.curves,
+        *page.names,
+        *(track for _, track in page.spans),
+        *(line[2] for line in page.lines),
+        page.stacks["0"],
+        page.report["text"],
+    ]
     for text in texts:
         assert not set(text) & set("\u202e\ud800\x00\x1b") and len(text) < 50_000
     assert set(page.ranks[0]["metrics"]) == set(page.curves), "a row names metrics as curves do"
@@ -451,6 +475,6 @@ def test_what_is_left_of_a_flood_of_spans_comes_in_several_messages() -> None:
         fresh = []
     assert len(messages) > 2
     assert max(sum(map(len, message.buffers)) for message in messages) < 1_000_000
-    told = sum(len(lane.starts_s) for lane in rig.feed.lanes.lanes().values())
+    told = sum(len(spans.starts_s) for spans in rig.feed.tracks.tracks().values())
     assert told >= 200_000
     assert sum(len(buffer) for message in messages for buffer in message.buffers) > 15 * 180_000

@@ -19,7 +19,7 @@ class Sender:
         for _ in range(round(for_s * 10)):
             self.now_s += 0.1
             self.n_sent += per_s / 10
-            found.append(self.watch.look())
+            found.append(self.watch.poll())
         return found
 
 

@@ -140,11 +140,18 @@ def test_events_survive_json_and_strangers_are_refused() -> None:
     events.append(ev.Metrics(2.0, 0, (1, 2), (0.1, 0.2), {"loss": (0.5, None)}))
     assert [ev.decode(json.loads(json.dumps(ev.encode(event)))) for event in events] == events
     for bad in (
-        [], ["Exec", {"code": "x"}], ["Steps", {"at_s": 1.0}],
+        [],
+        ["Exec", {"code": "x"}],
+        ["Steps", {"at_s": 1.0}],
         ["Steps", {"at_s": "1", "rank": 0, "count": 1}],
-        ["Steps", {"at_s": 1.0, "rank": 0, "count": 1, "more": 2}], {"Steps": 1}, None,
-        ["Metrics", {"at_s": 1.0, "rank": 0, "steps": [1], "times_s": [0.1], "values": {"a": ["x"]}}],
-    ):  # fmt: skip
+        ["Steps", {"at_s": 1.0, "rank": 0, "count": 1, "more": 2}],
+        {"Steps": 1},
+        None,
+        [
+            "Metrics",
+            {"at_s": 1.0, "rank": 0, "steps": [1], "times_s": [0.1], "values": {"a": ["x"]}},
+        ],
+    ):
         with pytest.raises(ev.EventError):
             ev.decode(bad)
 

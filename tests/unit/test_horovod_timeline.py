@@ -161,9 +161,9 @@ class Followed:
         wall_ahead_s = ORIGIN_US / 1e6 - 1.0 - zero_s
         self.timelines.turn_to(0, TimelineFile(str(path), True, wall_ahead_s))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         self.timelines._next_s = 0.0  # at once, not only now and then
-        self.timelines.look()
+        self.timelines.poll()
 
     def spans(self) -> Iterator[tuple[str, float, float, int]]:
         for event in self.told:
@@ -182,7 +182,7 @@ def followed(tmp_path: Path) -> Followed:
 
 def test_spans_are_on_the_gangs_clock(followed: Followed) -> None:
     followed.path.write_bytes(training().data + b"]")
-    followed.look()
+    followed.poll()
     _, start_s, end_s, depth = next(s for s in followed.spans() if s[0] == "gloo allreduce")
     assert [start_s, end_s] == pytest.approx([1.0065, 1.0075]) and depth == 1
     followed.timelines.finish()
@@ -194,7 +194,7 @@ def test_a_negotiation_is_seen_while_it_goes_on(followed: Followed) -> None:
     followed.path.write_bytes(written.data + b"]")
     # The timeline began a second after the gang, the gang just now: move that back.
     followed.timelines._zero_s -= 4.0
-    followed.look()
+    followed.poll()
     (span,) = followed.spans()
     assert span[0] == "negotiate allreduce"
     assert list(span[1:3]) == pytest.approx([1.0, 4.0], abs=0.5)
@@ -206,13 +206,13 @@ def test_a_steps_last_reduction_is_seen_before_the_next_step(followed: Followed)
     data = training().data
     followed.timelines._zero_s -= 4.0
     followed.path.write_bytes(data[: data.rindex(b',{"ph": "E"')])
-    followed.look()
+    followed.poll()
     before = list(followed.spans())
     assert ("allreduce", 1.021, 1.023, 0) in [
         (n, round(s, 6), round(e, 6), d) for n, s, e, d in before
     ]
     followed.path.write_bytes(data)
-    followed.look()
+    followed.poll()
     assert list(followed.spans()) == before
     followed.timelines.finish()
 
@@ -234,7 +234,7 @@ def test_names_are_made_valid_in_place(followed: Followed) -> None:
     data = training().data
     half = len(data) // 2
     followed.path.write_bytes(data[:half])
-    followed.look()
+    followed.poll()
     with followed.path.open("r+b") as file:
         file.seek(half)
         file.write(data[half:] + b"]")
@@ -264,7 +264,7 @@ def test_a_tensors_name_may_be_long(followed: Followed, length: int) -> None:
     for step in range(20):
         written.step(step * 10_000, ["w", ('the "long" one ' * 2_000)[:length], "b"])
     followed.path.write_bytes(written.data)
-    followed.look()
+    followed.poll()
     following = followed.timelines._following
     assert following is not None and following._read == len(written.data), "nothing waits for more"
     followed.timelines.finish()
@@ -286,7 +286,7 @@ def test_what_stands_behind_damage_is_kept(followed: Followed) -> None:
 
 
 def test_nothing_recorded_leaves_no_file(followed: Followed) -> None:
-    followed.look()
+    followed.poll()
     followed.timelines.finish()
     assert not followed.path.exists()
 
@@ -296,10 +296,10 @@ def test_what_comes_too_fast_is_left_out_of_the_view_and_counted(followed: Follo
     assert len(data) > 16 << 20
     followed.path.write_bytes(data + b"]")
     began_s = time.process_time()
-    followed.look()
+    followed.poll()
     assert time.process_time() - began_s < 0.5, "a look takes milliseconds, whatever there is"
     while followed.timelines.kept[0].settled < len(data):
-        followed.look()
+        followed.poll()
     followed.timelines.finish()
     starts = data.count(b'"ph": "B"')
     assert 0 < followed.skipped() < starts
@@ -339,7 +339,7 @@ def test_what_a_hostile_rank_writes_harms_nobody(written: bytes, followed: Follo
     followed.path.write_bytes(data + written)
     began_s = time.process_time()
     for _ in range(20):
-        followed.look()
+        followed.poll()
     assert followed.timelines._following is not None
     opened = followed.timelines._following._weaver._open.values()
     assert sum(map(len, opened)) < 1000
@@ -357,7 +357,7 @@ def test_much_of_what_a_hostile_rank_writes_takes_no_longer(followed: Followed) 
     followed.path.write_bytes(training(3).data + (head * 16_000 + b'},{"ph": "') * 20)
     began_s = time.process_time()
     for _ in range(10):
-        followed.look()
+        followed.poll()
     assert time.process_time() - began_s < 1.0, "a look takes milliseconds, whatever there is"
     followed.timelines.finish()
     assert followed.skipped() > 0
@@ -374,7 +374,7 @@ def test_a_file_that_cannot_be_read_is_told_and_harms_nobody(tmp_path: Path) -> 
     told: list[ev.Event] = []
     timelines = Timelines(time.monotonic(), told.append)
     timelines.turn_to(0, TimelineFile(str(tmp_path), False, 0.0))
-    timelines.look()
+    timelines.poll()
     timelines.finish()
     (notice,) = told
     assert isinstance(notice, ev.Notice) and "can no longer be read" in notice.text
@@ -396,7 +396,7 @@ def test_a_timeline_is_shipped_as_it_settles(tmp_path: Path) -> None:
         for start, until in itertools.pairwise((0, 700, 5000, len(data))):
             with followed.path.open("ab") as file:
                 file.write(data[start:until])
-            followed.look()
+            followed.poll()
             await asyncio.sleep(0.25)  # it ships five times a second
         followed.timelines.finish()
         await logs.finish()

@@ -22,9 +22,9 @@ from hydrogen_magic.node.agent.server import AgentServer
 from hydrogen_magic.node.worker import api
 from hydrogen_magic.node.worker import reporter as reporters
 from hydrogen_magic.node.worker.send_interval import TICK_S, SendInterval
-from hydrogen_magic.views.text_table import block
+from hydrogen_magic.views.text_table import gang_lines
 from hydrogen_magic.views.widget.feed import PageFeed
-from hydrogen_magic.views.widget.static_html import still
+from hydrogen_magic.views.widget.static_html import static_html
 
 # ── at the border ────────────────────────────────────────────────────────────────────────────────
 
@@ -74,19 +74,37 @@ ranks = st.integers(0, 1)
 columns = st.tuples(numbers, st.none() | numbers)
 hostile = st.one_of(
     st.builds(
-        ev.Metrics, times, ranks, st.tuples(integers, integers), st.just((1.0, 1.0)),
-        st.dictionaries(texts, columns, max_size=2), integers,
+        ev.Metrics,
+        times,
+        ranks,
+        st.tuples(integers, integers),
+        st.just((1.0, 1.0)),
+        st.dictionaries(texts, columns, max_size=2),
+        integers,
     ),
     st.builds(ev.Progress, times, ranks, integers, texts, numbers, st.none() | numbers, texts),
     st.builds(ev.Steps, times, ranks, integers),
     st.builds(
-        ev.Spans, times, ranks, st.tuples(texts, texts), st.tuples(moments, moments),
-        st.tuples(moments, moments), st.tuples(integers, integers), integers, texts,
+        ev.Spans,
+        times,
+        ranks,
+        st.tuples(texts, texts),
+        st.tuples(moments, moments),
+        st.tuples(moments, moments),
+        st.tuples(integers, integers),
+        integers,
+        texts,
     ),
     st.builds(ev.CollectiveWait, times, ranks, texts, integers, times),
     st.builds(
-        ev.RankHealth, times, ranks, integers, numbers, st.just("R"),
-        st.none() | numbers, st.none() | integers,
+        ev.RankHealth,
+        times,
+        ranks,
+        integers,
+        numbers,
+        st.just("R"),
+        st.none() | numbers,
+        st.none() | integers,
     ),
     st.builds(ev.RankStacks, times, ranks, texts),
     st.builds(ev.RankPhase, times, ranks, texts | st.just("running"), texts),
@@ -94,7 +112,7 @@ hostile = st.one_of(
     st.builds(ev.Output, times, ranks, texts, texts, integers),
     st.builds(ev.Notice, times, texts, texts),
     st.builds(ev.RankExited, times, ranks, st.none() | integers, texts),
-)  # fmt: skip
+)
 
 
 def as_sent(content: object) -> bytes:
@@ -119,12 +137,12 @@ def test_what_passes_the_border_is_shown(said: list[ev.Event], end: str) -> None
             message = feed.update(state, fresh, now_s)
             assert message is not None
             as_sent(message.content)
-            as_sent(feed.whole("page").content)
+            as_sent(feed.full("page").content)
             for metric in feed.curves.metrics():
                 order = {"metric": metric, "from": -1e18, "until": 1e18, "buckets": 9}
                 as_sent(feed.detail(order).content)
-            assert block(state, now_s, 80)
-        assert "cafe" in still(state, [*events, last])
+            assert gang_lines(state, now_s, 80)
+        assert "cafe" in static_html(state, [*events, last])
 
 
 # ── on the rank ──────────────────────────────────────────────────────────────────────────────────
@@ -142,8 +160,8 @@ class Sent:
         self.times.append(time.monotonic())
 
 
-def reporter(sent: Sent, pace: SendInterval | None = None) -> reporters.Reporter:
-    made = reporters.Reporter(0, time.monotonic(), sent, pace=pace)
+def reporter(sent: Sent, interval: SendInterval | None = None) -> reporters.Reporter:
+    made = reporters.Reporter(0, time.monotonic(), sent, interval=interval)
     reporters.install(made)
     return made
 
@@ -208,7 +226,9 @@ def test_what_is_too_large_for_one_message_goes_in_several() -> None:
 
     agent = SimpleNamespace(_send=send)
     agent._send_events = partial(AgentServer._send_events, agent)
-    agent_group: Any = SimpleNamespace(gang="cafe", attempt=0, now_s=lambda: 1.0)
+    agent_group: Any = SimpleNamespace(
+        gang="cafe", attempt=0, reporter=SimpleNamespace(now_s=lambda: 1.0)
+    )
     steps = [ev.encode(ev.Steps(1.0, 0, number)) for number in range(100)]
     huge = ev.encode(ev.Output(1.0, 0, "stdout", "x" * 5000))
     agent._send_events(agent_group, [*steps[:50], huge, *steps[50:]])

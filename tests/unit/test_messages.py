@@ -33,6 +33,7 @@ from hydrogen_magic.core.messages import (
     decode,
     encode,
 )
+from hydrogen_magic.node.agent import host_task
 from hydrogen_magic.node.spark import barrier_task
 
 
@@ -91,12 +92,15 @@ def test_only_declared_optional_fields_may_be_missing() -> None:
         (["Pong", {}], "expected a kind of AgentCommand, got 'Pong'"),
         (["StopRanks", {}], "StopRanks: .*missing 1 required .*'gang'"),
         (["StopRanks", {"gang": 3}], "StopRanks.gang should be .*str.*, got int"),
-        (["StopRanks", {"gang": "cafe", "rank": 1}], "StopRanks should be a dict with fields of StopRanks"),
+        (
+            ["StopRanks", {"gang": "cafe", "rank": 1}],
+            "StopRanks should be a dict with fields of StopRanks",
+        ),
         (["StopRanks", ["cafe"]], "StopRanks should be a dict with fields"),
         (["RecordSpans", {"gang": "cafe", "on": 1}], "RecordSpans.on should be .*bool.*, got int"),
         (["ProfileSteps", {"gang": "", "number": 10**99, "steps": 1}], "number does not fit"),
     ],
-)  # fmt: skip
+)
 def test_malformed_messages_are_refused_by_name(raw: Any, said: str) -> None:
     with pytest.raises(MessageError, match=said.replace("[", r"\[") if "[" in said else said):
         decode(raw, AgentCommand)
@@ -108,9 +112,9 @@ def test_values_of_secrets_are_not_printed() -> None:
     assert "secret=" not in repr(example(MESSAGE_TYPES["LocalAgentConfig"]))
 
 
-def test_a_barrier_task_writes_the_json_of_its_messages() -> None:
+def test_a_task_on_a_host_writes_the_json_of_its_messages() -> None:
     """It runs without this package, from its text."""
-    text = Path(barrier_task.__file__).read_text()
+    text = Path(host_task.__file__).read_text()
     kinds = set(re.findall(r'"((?:Task|Agent|Remote)[A-Z][A-Za-z]+)"', text))
     assert (
         {"TaskHello", "TaskPing", "AgentBusy", "RemoteAgentConfig"} <= kinds <= set(MESSAGE_TYPES)
@@ -118,11 +122,16 @@ def test_a_barrier_task_writes_the_json_of_its_messages() -> None:
     context = SimpleNamespace(
         partitionId=lambda: 0,
         resources=lambda: {"gpu": SimpleNamespace(addresses=["0"])},
-        getTaskInfos=lambda: [SimpleNamespace(address="host:1")],
     )
     boot = {"gang": "cafe", "attempt": 0, "token": "t", "owner": "me", "record_dir": "/nowhere"}
-    hello = decode(["TaskHello", barrier_task._about(context, boot)], TaskMessage)
-    assert isinstance(hello, messages.TaskHello) and (hello.address, hello.gpus) == ("host", ("0",))
+    plain = decode(["TaskHello", host_task._about(boot, {"number": 1})], TaskMessage)
+    assert isinstance(plain, messages.TaskHello) and plain.parent_pid is None
+    about = host_task._about(boot, barrier_task._about(context, host_task.read))
+    hello = decode(["TaskHello", about], TaskMessage)
+    assert isinstance(hello, messages.TaskHello) and (hello.kind, hello.gpus) == (
+        "Spark task",
+        ("0",),
+    )
 
 
 def test_commands_and_reports_are_told_apart() -> None:

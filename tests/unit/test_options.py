@@ -21,5 +21,7 @@ from tests import ranks
     ],
 )
 def test_options_are_checked_before_anything_starts(options: dict[str, object], said: str) -> None:
-    with pytest.raises((TypeError, ValueError), match=said):
+    with pytest.raises((TypeError, ValueError), match=said) as caught:
         hm.launch(ranks.gather, **options)  # type: ignore[arg-type]
+    (shown,) = caught.value._render_traceback_()  # one line in a notebook
+    assert shown in (f"TypeError: {caught.value}", f"ValueError: {caught.value}")

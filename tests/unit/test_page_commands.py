@@ -39,9 +39,12 @@ def test_orders_act_at_once(tmp_path: Path) -> None:
     gang = FakeGang(tmp_path)
     hearing = Hearing(gang)
     orders: list[dict[str, Any]] = [
-        {"do": "stacks"}, {"do": "record", "on": True}, {"do": "profile", "steps": 5},
-        {"do": "stop"}, {"do": "kill"},
-    ]  # fmt: skip
+        {"do": "stacks"},
+        {"do": "record", "on": True},
+        {"do": "profile", "steps": 5},
+        {"do": "stop"},
+        {"do": "kill"},
+    ]
     for number, order in enumerate(orders):
         ack = hearing.order(str(number), **order)
         assert ack == {"kind": "ack", "to": "me", "id": str(number), "ok": True}
@@ -60,18 +63,28 @@ def test_a_repeated_order_is_answered_again_and_done_once(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"do": "format disk"}, {"do": None}, {}, {"do": ["stop"]}, {"do": "record", "on": "yes"},
-        {"do": "profile"}, {"do": "profile", "steps": 0}, {"do": "profile", "steps": 10**9},
-        {"do": "profile", "steps": "5"}, {"do": "rows", "ranks": 3}, {"do": "rows", "ranks": ["x"]},
-        {"do": "log", "rank": "../../etc/passwd"}, {"do": "detail", "metric": "loss"},
+        {"do": "format disk"},
+        {"do": None},
+        {},
+        {"do": ["stop"]},
+        {"do": "record", "on": "yes"},
+        {"do": "profile"},
+        {"do": "profile", "steps": 0},
+        {"do": "profile", "steps": 10**9},
+        {"do": "profile", "steps": "5"},
+        {"do": "rows", "ranks": 3},
+        {"do": "rows", "ranks": ["x"]},
+        {"do": "log", "rank": "../../etc/passwd"},
+        {"do": "detail", "metric": "loss"},
         {"do": "detail", "metric": 1, "from": 0, "until": 1, "buckets": 10},
         {"do": "detail", "metric": "a", "from": 0, "until": 1, "buckets": 10**9},
         {"do": "detail", "metric": "a", "from": 10**400, "until": 1, "buckets": 9},
         {"do": "detail", "metric": "a", "from": 0, "until": "inf", "buckets": 9},
-        {"do": "rows", "ranks": [True]}, {"do": "log", "rank": True},
+        {"do": "rows", "ranks": [True]},
+        {"do": "log", "rank": True},
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_is_no_order_is_refused_with_a_reason(tmp_path: Path, wrong: dict[str, Any]) -> None:
     gang = FakeGang(tmp_path)
     hearing = Hearing(gang)
@@ -83,11 +96,17 @@ def test_what_is_no_order_is_refused_with_a_reason(tmp_path: Path, wrong: dict[s
 @pytest.mark.parametrize(
     "junk",
     [
-        None, "stop", 3, [], {"do": "stop"}, {"do": "stop", "id": "1"},
-        {"do": "stop", "id": "1", "client": "\ud800"}, {"do": "stop", "id": "\ud800", "client": "1"},
+        None,
+        "stop",
+        3,
+        [],
+        {"do": "stop"},
+        {"do": "stop", "id": "1"},
+        {"do": "stop", "id": "1", "client": "\ud800"},
+        {"do": "stop", "id": "\ud800", "client": "1"},
         {"do": "stop", "id": "1" * 1000, "client": "1"},
     ],
-)  # fmt: skip
+)
 def test_what_names_nobody_is_left_alone(tmp_path: Path, junk: Any) -> None:
     gang = FakeGang(tmp_path)
     hearing = Hearing(gang)
@@ -112,8 +131,11 @@ def test_a_gang_of_another_kernel_refuses_orders(tmp_path: Path) -> None:
 
     hearing = Hearing(Elsewhere("3f2a"))
     orders: list[dict[str, Any]] = [
-        {"do": "stop"}, {"do": "stacks"}, {"do": "record", "on": True}, {"do": "profile", "steps": 1},
-    ]  # fmt: skip
+        {"do": "stop"},
+        {"do": "stacks"},
+        {"do": "record", "on": True},
+        {"do": "profile", "steps": 1},
+    ]
     for number, order in enumerate(orders):
         ack = hearing.order(str(number), **order)
         assert ack["ok"] is False and "in the notebook that started it" in ack["text"]

@@ -63,19 +63,27 @@ def test_secrets_in_names_are_masked(tmp_path: Path) -> None:
 def test_threads_and_streams_lie_below_each_other(tmp_path: Path) -> None:
     events = [
         {"ph": "M", "name": "thread_name", "pid": GPU, "tid": 7, "args": {"name": "stream 7 "}},
-        slice_("step", 7e9, 100), slice_("mm", 7e9 + 10, 50), slice_("empty", 7e9 + 20, 5),
+        slice_("step", 7e9, 100),
+        slice_("mm", 7e9 + 10, 50),
+        slice_("empty", 7e9 + 20, 5),
         slice_("launch", 7e9 + 30, 5, cat="cuda_runtime"),
-        slice_("backward", 7e9 + 20, 100, tid=2), slice_("grad", 7e9 + 30, 10, tid=2),
+        slice_("backward", 7e9 + 20, 100, tid=2),
+        slice_("grad", 7e9 + 30, 10, tid=2),
         slice_("kernel", 7e9 + 40, 200, cat="kernel", pid=GPU, tid=7),
         {"ph": "s", "id": 3, "pid": CPU, "tid": 1, "ts": 7e9 + 30, "cat": "ac2g", "name": "ac2g"},
         {"ph": "f", "id": 3, "pid": GPU, "tid": 7, "ts": 7e9 + 40, "cat": "ac2g", "name": "ac2g"},
         slice_("PyTorch Profiler (0)", 7e9, 500, cat="Trace", pid="Spans", tid="x"),
-    ]  # fmt: skip
+    ]
     done = profile_merge.merge({5: trace(*events)}, tmp_path / "p.json.gz")
     (spans,) = done.spans
     assert dict(zip(spans.names, spans.depths, strict=True)) == {
-        "step": 0, "mm": 1, "empty": 2, "backward": 3, "grad": 4, "kernel": 5,
-    }  # fmt: skip
+        "step": 0,
+        "mm": 1,
+        "empty": 2,
+        "backward": 3,
+        "grad": 4,
+        "kernel": 5,
+    }
     assert (spans.rank, spans.track, spans.skipped) == (5, "profiler", 0)
     entries = merged(tmp_path / "p.json.gz")
     names = {e["tid"]: e["args"]["name"] for e in entries if e["name"] == "thread_name"}

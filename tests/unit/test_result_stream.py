@@ -174,8 +174,8 @@ def test_results_survive_on_disk(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["results-0"]
 
 
-def test_a_later_attempt_replaces_results_only_when_it_sends_some() -> None:
-    results = GangResults()
+def test_a_later_attempt_replaces_results_only_when_it_sends_some(tmp_path: Path) -> None:
+    results = GangResults("3f2a", tmp_path)
     section = packed({CELL_VALUE: 1})[CELL_VALUE]
     results.add(0, 0, ResultPart(CELL_VALUE), section)
     assert results.value(0) == 1

@@ -166,8 +166,11 @@ def test_no_points_make_an_empty_table_with_its_columns() -> None:
     table = frame([launched("g1"), ENDED])
     assert table.empty
     assert dict(table.dtypes.astype(str)) == {
-        "attempt": "int64", "rank": "int64", "step": "int64", "time_s": "float64",
-    }  # fmt: skip
+        "attempt": "int64",
+        "rank": "int64",
+        "step": "int64",
+        "time_s": "float64",
+    }
 
 
 # ── timeline ─────────────────────────────────────────────────────────────────────────────────────
@@ -176,9 +179,13 @@ def test_no_points_make_an_empty_table_with_its_columns() -> None:
 def test_the_trace_has_slices_that_nest_or_lie_apart(tmp_path: Path) -> None:
     # Two threads of rank 1: "load" overlaps "step" by half, which one track must not.
     spans = seconds.spans(
-        5.0, 1, ("forward", "step", "load", "step"), (1.0, 1.0, 1.5, 2.0), (1.2, 2.0, 2.5, 3.0),
+        5.0,
+        1,
+        ("forward", "step", "load", "step"),
+        (1.0, 1.0, 1.5, 2.0),
+        (1.2, 2.0, 2.5, 3.0),
         (1, 0, 0, 0),
-    )  # fmt: skip
+    )
     events = [
         ev.RankPhase(0.5, 1, "running"),
         spans,
@@ -191,9 +198,13 @@ def test_the_trace_has_slices_that_nest_or_lie_apart(tmp_path: Path) -> None:
     entries = json.loads(path.read_text())["traceEvents"]
     slices = [e for e in entries if e["ph"] == "X"]
     assert {(e["name"], e["ts"], e["dur"]) for e in slices} == {
-        ("forward", 1e6, 0.2e6), ("step", 1e6, 1e6), ("load", 1.5e6, 1e6), ("step", 2e6, 1e6),
-        ("running", 0.5e6, 3.5e6), ("all_reduce", 0.75e6, 1.5e6),
-    }  # fmt: skip
+        ("forward", 1e6, 0.2e6),
+        ("step", 1e6, 1e6),
+        ("load", 1.5e6, 1e6),
+        ("step", 2e6, 1e6),
+        ("running", 0.5e6, 3.5e6),
+        ("all_reduce", 0.75e6, 1.5e6),
+    }
     tracks = {e["name"]: e["tid"] for e in slices}
     assert tracks["forward"] == tracks["step"] != tracks["load"]
     assert [e["args"] for e in entries if e["ph"] == "C"] == [{"value": 0.5}]

@@ -1,4 +1,4 @@
-"""Lanes: spans as columns, phases and waits among them, and where the time goes."""
+"""Tracks: spans as columns, phases and waits among them, and where the time goes."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def spans(rank: int, *rows: Span, track: str = "spans", skipped: int = 0) -> ev.
 
 
 def fed(*events: ev.Event) -> SpanTracks:
-    lanes = SpanTracks()
-    lanes.feed(events)
-    return lanes
+    tracks = SpanTracks()
+    tracks.feed(events)
+    return tracks
 
 
-def rows(lanes: SpanTracks, rank: int, track: str) -> list[Span]:
-    """Return a lane as rows, times rounded to what a test writes."""
-    if (rank, track) not in lanes.lanes():
+def rows(tracks: SpanTracks, rank: int, track: str) -> list[Span]:
+    """Return a track as rows, times rounded to what a test writes."""
+    if (rank, track) not in tracks.tracks():
         return []
-    lane = lanes.lanes()[rank, track]
-    columns = zip(lane.names, lane.starts_s, lane.durations_s, lane.depths, strict=True)
+    spans = tracks.tracks()[rank, track]
+    columns = zip(spans.names, spans.starts_s, spans.durations_s, spans.depths, strict=True)
     return [
-        (lanes.names[name], round(float(start), 4), round(float(start + length), 4), int(depth))
+        (tracks.names[name], round(float(start), 4), round(float(start + length), 4), int(depth))
         for name, start, length, depth in columns
     ]
 
@@ -52,17 +52,17 @@ batches = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(batches)
 def test_spans_come_out_as_they_went_in(found: list[tuple[int, str, list[Span]]]) -> None:
-    lanes = fed(*(spans(rank, *part, track=track) for rank, track, part in found))
-    for rank, track in lanes.lanes():
+    tracks = fed(*(spans(rank, *part, track=track) for rank, track, part in found))
+    for rank, track in tracks.tracks():
         expected = [
             (name, start, max(start, end), depth)
             for r, t, part in found
             for name, start, end, depth in part
             if (r, t) == (rank, track)
         ]
-        assert rows(lanes, rank, track) == expected
-        assert lanes.sizes()[rank, track] == len(expected)
-    assert len(set(lanes.names)) == len(lanes.names)
+        assert rows(tracks, rank, track) == expected
+        assert tracks.sizes()[rank, track] == len(expected)
+    assert len(set(tracks.names)) == len(tracks.names)
 
 
 @settings(max_examples=40, deadline=None)
@@ -79,26 +79,26 @@ def test_shares_are_the_seconds_of_outermost_spans(found: list[Span]) -> None:
 def test_time_goes_to_what_is_inside_of_a_span_that_encloses_everything() -> None:
     steps = [("step", float(k), k + 1.0, 0) for k in range(4)]
     inside = [("forward", k + 0.25, k + 0.5, 1) for k in range(4)]
-    lanes = fed(spans(0, *inside, *steps))
-    assert lanes.shares() == {"step": {0: 4.0}}, "one name inside says no more than the outer one"
-    lanes.feed([spans(0, ("backward", 0.5, 1.0, 1))])
-    assert lanes.shares() == {"forward": {0: 1.0}, "backward": {0: 0.5}}
-    assert lanes.recorded_s() == {0: 4.0}
+    tracks = fed(spans(0, *inside, *steps))
+    assert tracks.shares() == {"step": {0: 4.0}}, "one name inside says no more than the outer one"
+    tracks.feed([spans(0, ("backward", 0.5, 1.0, 1))])
+    assert tracks.shares() == {"forward": {0: 1.0}, "backward": {0: 0.5}}
+    assert tracks.recorded_s() == {0: 4.0}
 
 
 def test_shares_count_no_time_twice() -> None:
-    lanes = fed(
+    tracks = fed(
         spans(0, ("backward", 0.0, 1.0, 0)),
         spans(0, ("all_reduce", 0.5, 0.9, 0), track="collectives"),
         spans(1, ("all_reduce", 0.0, 0.25, 0), track="collectives"),
         ev.RankPhase(0.0, 1, "running"),
         ev.RankExited(9.0, 1, 0),
     )
-    assert lanes.shares() == {"backward": {0: 1.0}, "all_reduce": {1: 0.25}}
+    assert tracks.shares() == {"backward": {0: 1.0}, "all_reduce": {1: 0.25}}
 
 
 def test_phases_follow_one_another_and_what_keeps_a_rank_busy_lies_within() -> None:
-    lanes = fed(
+    tracks = fed(
         ev.GangLaunched(0.0, "g", "", 1, "local", "torch", 0.0, "", {}),
         ev.AttemptStarted(0.0, 0),
         ev.RankStarted(0.1, 0, 1, "here", "cpu"),
@@ -107,29 +107,29 @@ def test_phases_follow_one_another_and_what_keeps_a_rank_busy_lies_within() -> N
         ev.RankPhase(1.0, 0, "loading"),
         ev.RankPhase(1.5, 0, "running"),
     )
-    assert rows(lanes, 0, "phases") == [
+    assert rows(tracks, 0, "phases") == [
         ("waiting", 0.0, 0.1, 0),
         ("importing torch", 0.2, 0.9, 1),
         ("starting", 0.1, 1.0, 0),
         ("loading", 1.0, 1.5, 0),
     ]
-    lanes.feed([ev.RankExited(4.0, 0, 0)])
-    assert rows(lanes, 0, "phases")[-1] == ("running", 1.5, 4.0, 0)
-    lanes.feed([ev.GangEnded(5.0, "SUCCEEDED", "")])
-    assert len(rows(lanes, 0, "phases")) == 5, "what has ended ends once"
+    tracks.feed([ev.RankExited(4.0, 0, 0)])
+    assert rows(tracks, 0, "phases")[-1] == ("running", 1.5, 4.0, 0)
+    tracks.feed([ev.GangEnded(5.0, "SUCCEEDED", "")])
+    assert len(rows(tracks, 0, "phases")) == 5, "what has ended ends once"
 
 
 def test_phases_of_a_lost_attempt_end_with_it() -> None:
-    lanes = fed(
+    tracks = fed(
         ev.GangLaunched(0.0, "g", "", 2, "local", "torch", 0.0, "", {}),
         ev.AttemptStarted(0.0, 0),
         ev.RankPhase(1.0, 0, "running"),
         ev.AttemptStarted(5.0, 1),
     )
-    assert rows(lanes, 0, "phases") == [("waiting", 0.0, 1.0, 0), ("running", 1.0, 5.0, 0)]
-    lanes.feed([ev.GangEnded(6.0, "STOPPED", "")])
+    assert rows(tracks, 0, "phases") == [("waiting", 0.0, 1.0, 0), ("running", 1.0, 5.0, 0)]
+    tracks.feed([ev.GangEnded(6.0, "STOPPED", "")])
     for rank in (0, 1):
-        assert rows(lanes, rank, "phases")[-1] == ("waiting", 5.0, 6.0, 0)
+        assert rows(tracks, rank, "phases")[-1] == ("waiting", 5.0, 6.0, 0)
 
 
 def wait(rank: int, at_s: float, name: str, since_s: float = 0.0) -> ev.CollectiveWait:
@@ -137,56 +137,58 @@ def wait(rank: int, at_s: float, name: str, since_s: float = 0.0) -> ev.Collecti
 
 
 def test_a_wait_in_a_collective_is_a_span_once_it_has_ended() -> None:
-    lanes = fed(wait(0, 3.0, "all_reduce", 2.0), wait(0, 6.0, ""))
-    assert rows(lanes, 0, "collectives") == []
-    lanes.settle(6.5)
-    assert rows(lanes, 0, "collectives") == []
-    lanes.settle(7.0)
-    lanes.settle(9.0)
-    assert rows(lanes, 0, "collectives") == [("all_reduce", 2.0, 6.0, 0)]
+    tracks = fed(wait(0, 3.0, "all_reduce", 2.0), wait(0, 6.0, ""))
+    assert rows(tracks, 0, "collectives") == []
+    tracks.flush(6.5)
+    assert rows(tracks, 0, "collectives") == []
+    tracks.flush(7.0)
+    tracks.flush(9.0)
+    assert rows(tracks, 0, "collectives") == [("all_reduce", 2.0, 6.0, 0)]
 
 
 @pytest.mark.parametrize("comes", ["before", "after"])
 def test_a_wait_that_was_recorded_as_a_span_is_there_once(comes: str) -> None:
     span = spans(0, ("all_reduce", 2.0, 6.0, 0), track="collectives")
     waits = [wait(0, 3.0, "all_reduce", 2.001), wait(0, 6.001, "")]
-    lanes = fed(span, *waits) if comes == "before" else fed(*waits, span)
-    lanes.settle(60.0)
-    assert rows(lanes, 0, "collectives") == [("all_reduce", 2.0, 6.0, 0)]
+    tracks = fed(span, *waits) if comes == "before" else fed(*waits, span)
+    tracks.flush(60.0)
+    assert rows(tracks, 0, "collectives") == [("all_reduce", 2.0, 6.0, 0)]
 
 
 def test_ranks_wait_for_the_last_one_until_gradients_are_reduced() -> None:
-    lanes = SpanTracks()
-    lanes.feed([ev.GangLaunched(0.0, "3f2a", "", 3, "local", "torch", 1.0, "", {})])
+    tracks = SpanTracks()
+    tracks.feed([ev.GangLaunched(0.0, "3f2a", "", 3, "local", "torch", 1.0, "", {})])
     for step in (0.0, 10.0):
         starts = (step + 1.0, step + 4.0, step + 1.00001)
-        lanes.feed(
+        tracks.feed(
             spans(rank, ("backward", step, start, 0), (ev.GRADIENTS, start, step + 5.0, 0))
             for rank, start in enumerate(starts)
         )
-    lanes.settle(15.0)
-    assert rows(lanes, 0, "spans")[2:] == [
-        ("waiting for rank 1", 1.0, 4.0, 0), (ev.GRADIENTS, 4.0, 5.0, 0),
-        ("waiting for rank 1", 11.0, 14.0, 0), (ev.GRADIENTS, 14.0, 15.0, 0),
-    ]  # fmt: skip
-    assert rows(lanes, 1, "spans")[2:] == [
+    tracks.flush(15.0)
+    assert rows(tracks, 0, "spans")[2:] == [
+        ("waiting for rank 1", 1.0, 4.0, 0),
+        (ev.GRADIENTS, 4.0, 5.0, 0),
+        ("waiting for rank 1", 11.0, 14.0, 0),
+        (ev.GRADIENTS, 14.0, 15.0, 0),
+    ]
+    assert rows(tracks, 1, "spans")[2:] == [
         (ev.GRADIENTS, 4.0, 5.0, 0),
         (ev.GRADIENTS, 14.0, 15.0, 0),
     ]
 
 
 def test_a_reduction_of_which_not_all_ranks_tell_names_none() -> None:
-    lanes = SpanTracks()
-    lanes.feed([ev.GangLaunched(0.0, "3f2a", "", 3, "local", "torch", 1.0, "", {})])
-    lanes.feed(spans(rank, (ev.GRADIENTS, 1.0 + rank, 5.0, 0)) for rank in (0, 1))
-    lanes.settle(5.5)
-    assert rows(lanes, 0, "spans") == [], "rank 2 may still tell of it"
-    lanes.settle(7.0)
-    assert rows(lanes, 0, "spans") == [(ev.GRADIENTS, 1.0, 5.0, 0)]
+    tracks = SpanTracks()
+    tracks.feed([ev.GangLaunched(0.0, "3f2a", "", 3, "local", "torch", 1.0, "", {})])
+    tracks.feed(spans(rank, (ev.GRADIENTS, 1.0 + rank, 5.0, 0)) for rank in (0, 1))
+    tracks.flush(5.5)
+    assert rows(tracks, 0, "spans") == [], "rank 2 may still tell of it"
+    tracks.flush(7.0)
+    assert rows(tracks, 0, "spans") == [(ev.GRADIENTS, 1.0, 5.0, 0)]
 
 
 def test_the_end_leaves_nothing_open() -> None:
-    lanes = fed(
+    tracks = fed(
         ev.RankPhase(1.0, 0, "running"),
         wait(0, 3.0, "barrier", 2.0),
         ev.RankPhase(1.0, 1, "running"),
@@ -194,49 +196,52 @@ def test_the_end_leaves_nothing_open() -> None:
         ev.RankExited(4.0, 0, None, "SIGKILL"),
         ev.GangEnded(5.0, "FAILED", "because"),
     )
-    assert rows(lanes, 0, "phases") == [("running", 1.0, 4.0, 0)]
-    assert rows(lanes, 1, "phases") == [("running", 1.0, 5.0, 0)]
-    assert rows(lanes, 0, "collectives") == [("barrier", 2.0, 4.0, 0)]
-    assert rows(lanes, 1, "collectives") == [("barrier", 2.5, 5.0, 0)]
+    assert rows(tracks, 0, "phases") == [("running", 1.0, 4.0, 0)]
+    assert rows(tracks, 1, "phases") == [("running", 1.0, 5.0, 0)]
+    assert rows(tracks, 0, "collectives") == [("barrier", 2.0, 4.0, 0)]
+    assert rows(tracks, 1, "collectives") == [("barrier", 2.5, 5.0, 0)]
 
 
 def test_names_that_come_too_late_for_an_index_share_the_last_one() -> None:
-    lanes = SpanTracks()
+    tracks = SpanTracks()
     for start in range(0, OTHER + 2000, 1000):
-        lanes.feed([spans(0, *((f"name {start + i}", 0.0, 1.0, 0) for i in range(1000)))])
-    lane = lanes.lanes()[0, "spans"]
-    assert len(lanes.names) == OTHER + 1 and lanes.names[-1] == "other"
-    assert lane.names[OTHER - 1] == OTHER - 1
-    assert set(lane.names[OTHER:].tolist()) == {OTHER}
-    assert lanes.shares()["other"] == {0: float(len(lane) - OTHER)}
+        tracks.feed([spans(0, *((f"name {start + i}", 0.0, 1.0, 0) for i in range(1000)))])
+    full = tracks.tracks()[0, "spans"]
+    assert len(tracks.names) == OTHER + 1 and tracks.names[-1] == "other"
+    assert full.names[OTHER - 1] == OTHER - 1
+    assert set(full.names[OTHER:].tolist()) == {OTHER}
+    assert tracks.shares()["other"] == {0: float(len(full) - OTHER)}
 
 
 def test_what_hostile_ranks_send_does_no_harm() -> None:
     huge = 10**400
-    lanes = fed(
+    tracks = fed(
         ev.Spans(0.0, 0, ("a", "b", "d"), (-huge, 0, huge), (10**9, huge, 10**9), (0, 0, 0)),
         spans(0, ("c", 5.0, 1.0, 0), ("e", 1.0, 2.0, huge), ("f", 1.0, 2.0, -huge)),
         ev.Spans(0.0, 0, ("g", "h"), (0,), (1,), (0,)),
         spans(0, ("x" * 10**6 + "\x1b[2J\ud800", 0.0, 1.0, 300), skipped=-5),
     )
-    found = rows(lanes, 0, "spans")
+    found = rows(tracks, 0, "spans")
     assert [(name[:3], depth) for name, *_, depth in found] == [
-        ("c", 0), ("e", 255), ("f", 0), ("xxx", 255)
-    ]  # fmt: skip
+        ("c", 0),
+        ("e", 255),
+        ("f", 0),
+        ("xxx", 255),
+    ]
     assert found[0] == ("c", 5.0, 5.0, 0), "a span that ends before it starts has no length"
-    assert max(map(len, lanes.names)) <= 120
-    assert lanes.lanes()[0, "spans"].skipped == 0
+    assert max(map(len, tracks.names)) <= 120
+    assert tracks.tracks()[0, "spans"].skipped == 0
 
 
 def test_skipped_spans_are_counted() -> None:
-    lanes = fed(spans(0, ("a", 0.0, 1.0, 0), skipped=3), spans(0, skipped=4))
-    assert lanes.lanes()[0, "spans"].skipped == 7
+    tracks = fed(spans(0, ("a", 0.0, 1.0, 0), skipped=3), spans(0, skipped=4))
+    assert tracks.tracks()[0, "spans"].skipped == 7
 
 
 def test_columns_handed_out_stay_as_they_are() -> None:
-    lanes = fed(spans(0, ("a", 0.0, 1.0, 0)))
-    before = lanes.lanes()[0, "spans"]
+    tracks = fed(spans(0, ("a", 0.0, 1.0, 0)))
+    before = tracks.tracks()[0, "spans"]
     copied = before.starts_s.copy()
     for _ in range(100):
-        lanes.feed([spans(0, ("a", random.random(), 2.0, 0))])
+        tracks.feed([spans(0, ("a", random.random(), 2.0, 0))])
     assert np.array_equal(before.starts_s, copied) and len(before) == 1

@@ -36,11 +36,22 @@ TAGS = {"div", "p", "b", "span", "pre", "table", "tr", "th", "td", "img", "detai
 ATTRIBUTES = {"class", "style", "align", "src", "alt", "width", "height"}
 SHAPES = {f"{{http://www.w3.org/2000/svg}}{tag}" for tag in ("svg", "path", "text", "circle")}
 HOSTILE = [
-    "</script><img src=x onerror=alert(1)>", "</pre></td></table><script>alert(1)</script>",
-    "\"' onload=alert(1) x='", "]]></text><script>alert(1)</script>", "&lt;b&gt;", "&#60;i&#62;",
-    "\x1b]8;;http://evil\x1b\\click\x1b]8;;\x1b\\", "\x1b[31m<b>", "\x1b[38;2;1;2", "\u202egnp.exe",
-    "\x00\x07\x1b", "\ufffe\uffff\ud800", "[a](javascript:alert(1))", "$\\href{x}{y}$", "\n\n# x\n\n",
-]  # fmt: skip
+    "</script><img src=x onerror=alert(1)>",
+    "</pre></td></table><script>alert(1)</script>",
+    "\"' onload=alert(1) x='",
+    "]]></text><script>alert(1)</script>",
+    "&lt;b&gt;",
+    "&#60;i&#62;",
+    "\x1b]8;;http://evil\x1b\\click\x1b]8;;\x1b\\",
+    "\x1b[31m<b>",
+    "\x1b[38;2;1;2",
+    "\u202egnp.exe",
+    "\x00\x07\x1b",
+    "\ufffe\uffff\ud800",
+    "[a](javascript:alert(1))",
+    "$\\href{x}{y}$",
+    "\n\n# x\n\n",
+]
 ANYTHING = st.one_of(
     st.sampled_from(HOSTILE),
     st.text(st.characters(exclude_categories=()), max_size=40),
@@ -162,9 +173,11 @@ def test_where_the_time_goes_names_the_ranks_that_differ() -> None:
 
 def test_a_failure_stands_on_top_with_the_culprits_lines() -> None:
     events = [
-        *launched(2), ev.RankExited(3.0, 1, 1), ev.RankExited(3.1, 0, None, "SIGTERM", True),
+        *launched(2),
+        ev.RankExited(3.0, 1, 1),
+        ev.RankExited(3.1, 0, None, "SIGTERM", True),
         ev.GangEnded(3.2, "FAILED", "rank 1 failed", 1),
-    ]  # fmt: skip
+    ]
     parsed = checked(drawn(events, report="rank 1 failed: ValueError: <bad>\n\n  x = y"))
     assert parsed.text.index("✕ gang 3f2a") < parsed.text.index("ValueError: <bad>\n\n  x = y")
     assert parsed.text.index("ValueError: <bad>") < parsed.text.index("failed: exit status 1")
@@ -307,16 +320,22 @@ def test_a_clock_that_is_wrong_squeezes_nobody() -> None:
 @given(ANYTHING, ANYTHING, ANYTHING)
 def test_whatever_ranks_say_is_text(one: str, two: str, three: str) -> None:
     events = [
-        ev.GangLaunched(0.0, "3f2a", one, 2, two, three, 1.0, "b:1:1", {}), ev.AttemptStarted(0.0, 0),
-        ev.RankStarted(0.1, 0, 7, one, two), ev.RankStarted(0.1, 1, 7, two, three),
-        ev.RankPhase(0.2, 0, "running", three), ev.RankPhase(0.2, 1, two),
+        ev.GangLaunched(0.0, "3f2a", one, 2, two, three, 1.0, "b:1:1", {}),
+        ev.AttemptStarted(0.0, 0),
+        ev.RankStarted(0.1, 0, 7, one, two),
+        ev.RankStarted(0.1, 1, 7, two, three),
+        ev.RankPhase(0.2, 0, "running", three),
+        ev.RankPhase(0.2, 1, two),
         ev.Progress(1.0, 0, 1, one, 3, None, two),
         ev.Metrics(1.0, 0, (0, 1), (0.5, 1.0), {one: (1.0, 2.0), two: (math.nan, 2.0)}),
-        seconds.spans(1.5, 0, (one, two, three), (0.3, 0.4, 0.5), (1.2, 0.5, 0.7), (0, 1, 0), 0, one),
+        seconds.spans(
+            1.5, 0, (one, two, three), (0.3, 0.4, 0.5), (1.2, 0.5, 0.7), (0, 1, 0), 0, one
+        ),
         ev.Notice(1.6, "warning", two),
         ev.RankFailed(1.8, 1, ev.ErrorReport(three, one), "running"),
-        ev.RankExited(1.9, 1, None, two), ev.GangEnded(2.0, "FAILED", three, 1),
-    ]  # fmt: skip
+        ev.RankExited(1.9, 1, None, two),
+        ev.GangEnded(2.0, "FAILED", three, 1),
+    ]
     lines = [
         OutputLine(0, "stdout", one),
         OutputLine(1, "stderr", two),
@@ -339,17 +358,21 @@ def test_colours_leave_the_text_as_it_is(line: str) -> None:
     ("line", "shown"),
     [
         ("\x1b[31mred\x1b[0m plain", '<span style="color:#d02030">red</span> plain'),
-        ("\x1b[1;3;4mx\x1b[22;23;24my", '<span style="font-weight:bold;font-style:italic;'
-         'text-decoration:underline">x</span>y'),
+        (
+            "\x1b[1;3;4mx\x1b[22;23;24my",
+            '<span style="font-weight:bold;font-style:italic;text-decoration:underline">x</span>y',
+        ),
         ("\x1b[48;5;16mx", '<span style="color:#ffffff;background-color:#000000">x</span>'),
-        ("\x1b[38;2;0;0;0;48;2;255;255;255mx",
-         '<span style="color:#000000;background-color:#ffffff">x</span>'),
+        (
+            "\x1b[38;2;0;0;0;48;2;255;255;255mx",
+            '<span style="color:#000000;background-color:#ffffff">x</span>',
+        ),
         ("\x1b[38:2::80:144:255mx\x1b[39my", '<span style="color:#5090ff">x</span>y'),
         ("\x1b[7mx\x1b[27my", '<span style="color:#ffffff;background-color:#707070">x</span>y'),
         ("\x1b[38;5;999mx\x1b[38mx", "xx"),
         ("\x1b[99999999999999999999mx", "x"),
     ],
-)  # fmt: skip
+)
 def test_colours_become_spans(line: str, shown: str) -> None:
     assert to_html(line) == shown
 
@@ -415,8 +438,10 @@ def test_no_run_is_big(np: int, steps: int) -> None:
     rich = trained(np, steps, (), spans=True)
     events += [
         replace(e, track=track)
-        for e in rich for track in ("collectives", "profiler", "coordinator") if isinstance(e, ev.Spans)
-    ]  # fmt: skip
+        for e in rich
+        for track in ("collectives", "profiler", "coordinator")
+        if isinstance(e, ev.Spans)
+    ]
     lines = [OutputLine(0, "stdout", "".join(f"\x1b[3{n % 8};1mx&" for n in range(2000)))] * 200
     report = "\n".join(["&" * 5000] * 500)
     assert len(drawn(ended(events), lines, report)) < 400_000

@@ -21,7 +21,7 @@ from hydrogen_magic.driver.state.formatting import duration, ranks_text
 from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.driver.state.output_lines import OutputLines, clean
 from hydrogen_magic.views.outputs import NotebookOutput, PlainOutput, TerminalOutput
-from hydrogen_magic.views.text_table import block, warnings
+from hydrogen_magic.views.text_table import gang_lines, warnings
 from hydrogen_magic.views.text_view import TextView
 
 CELLS = {"<cell 7>": "Cell In[7]", "/tmp/ipykernel_1/22.py": "Cell In[3]"}
@@ -64,15 +64,18 @@ def test_ranks_and_streams_do_not_mix() -> None:
         [out(0, "he"), out(1, "wor"), out(0, "err\n", "stderr"), out(1, "ld\n"), out(0, "llo\n")]
     )
     assert [(line.rank, line.stream, line.text) for line in lines] == [
-        (0, "stderr", "err"), (1, "stdout", "world"), (0, "stdout", "hello"),
-    ]  # fmt: skip
+        (0, "stderr", "err"),
+        (1, "stdout", "world"),
+        (0, "stdout", "hello"),
+    ]
 
 
 def test_a_rewritten_line_is_shown_once_in_its_last_state() -> None:
     steps = [out(0, f"\r{n}%", "stderr") for n in range(100)]
     assert texts([*steps, out(0, "\r100%\n", "stderr"), out(0, "dos line\r\n")]) == [
-        "100%", "dos line",
-    ]  # fmt: skip
+        "100%",
+        "dos line",
+    ]
 
 
 def test_a_day_of_progress_bar_and_an_endless_line_stay_small() -> None:
@@ -111,8 +114,10 @@ def test_nothing_but_colours_survives_cleaning(text: str) -> None:
 
 def test_what_was_skipped_is_said_with_the_way_to_all_of_it() -> None:
     assert texts([out(1, "begin"), out(1, "end\n", skipped=12_300_000)]) == [
-        "begin", "... 12.3 MB not shown here; all of it: %gang logs 3f2a --rank 1", "end",
-    ]  # fmt: skip
+        "begin",
+        "... 12.3 MB not shown here; all of it: %gang logs 3f2a --rank 1",
+        "end",
+    ]
 
 
 def test_a_line_without_an_end_appears_when_its_rank_exits() -> None:
@@ -129,27 +134,40 @@ def busy(np: int = 2) -> list[ev.Event]:
     for rank in range(np):
         events += [
             ev.Progress(1.0, rank, 1, "epoch 日本\x1b[2J", 3, 10),
-            ev.Steps(1.0, rank, 10), ev.Steps(3.0, rank, 35),
-            ev.Metrics(3.0, rank, (1, 2), (2.0, 3.0), {"loss": (0.5, math.nan), "acc": (0.91, None),
-                       "grad\nnorm": (math.inf, None)}),
+            ev.Steps(1.0, rank, 10),
+            ev.Steps(3.0, rank, 35),
+            ev.Metrics(
+                3.0,
+                rank,
+                (1, 2),
+                (2.0, 3.0),
+                {"loss": (0.5, math.nan), "acc": (0.91, None), "grad\nnorm": (math.inf, None)},
+            ),
             ev.RankHealth(3.0, rank, 512_000_000, 99.0, "R"),
-        ]  # fmt: skip
+        ]
     return events
 
 
 def test_a_row_says_phase_progress_rate_metrics_and_memory() -> None:
-    lines = block(replay(busy()), 65.0, 120)
+    lines = gang_lines(replay(busy()), 65.0, 120)
     assert lines[0] == "gang 3f2a · 2 ranks · running · 1:05"
     assert lines[1].split("  ") == [
-        "rank 0", "cpu", "running", "epoch 日本 ███░░░░░░░░░ 3/10", "12.5 steps/s",
-        "loss nan", "acc 0.91", "grad norm inf", "512 MB",
-    ]  # fmt: skip
+        "rank 0",
+        "cpu",
+        "running",
+        "epoch 日本 ███░░░░░░░░░ 3/10",
+        "12.5 steps/s",
+        "loss nan",
+        "acc 0.91",
+        "grad norm inf",
+        "512 MB",
+    ]
 
 
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 200), st.sampled_from([1, 3, 16, 17, 300]))
 def test_no_line_is_wider_than_asked_for(width: int, np: int) -> None:
-    lines = block(replay(busy(np)), 100.0, width)
+    lines = gang_lines(replay(busy(np)), 100.0, width)
     assert all(cell_len(line) <= width for line in lines)
     assert len(lines) <= 22
 
@@ -158,7 +176,7 @@ def test_many_ranks_are_counted_and_the_slowest_and_failed_are_shown() -> None:
     events = busy(64)
     events += [ev.Progress(4.0, rank, 1, "", 9, 10) for rank in range(64) if rank != 33]
     events += [ev.RankExited(4.0, 12, None, "SIGKILL")]
-    lines = block(replay(events), 5.0, 100)
+    lines = gang_lines(replay(events), 5.0, 100)
     assert lines[1] == "63 running, 1 failed"
     assert lines[2].startswith("rank 12") and "SIGKILL" in lines[2]
     assert lines[4].startswith("rank 33")
@@ -166,15 +184,15 @@ def test_many_ranks_are_counted_and_the_slowest_and_failed_are_shown() -> None:
 
 def test_the_end_is_said_with_time_and_reason() -> None:
     over = [*running(), ev.GangEnded(12.34, "FAILED", "rank 1 failed: ValueError", 1)]
-    lines = block(replay(over), 12.34, 100)
+    lines = gang_lines(replay(over), 12.34, 100)
     assert lines[0] == "gang 3f2a · 2 ranks · failed after 12 s: rank 1 failed: ValueError"
     stopping = replay([*running(), ev.StopRequested(2.0, "user", kill=True)])
-    assert "killing (you asked)" in block(stopping, 2.0, 100)[0]
+    assert "killing (you asked)" in gang_lines(stopping, 2.0, 100)[0]
 
 
 def test_empty_and_unlaunched_gangs_have_a_block_too() -> None:
-    assert block(GangState(), 0.0, 80)[0].startswith("gang ")
-    assert block(replay(launched(1)), 0.0, 80)[0] == "gang 3f2a · 1 rank · starting · 0.0 s"
+    assert gang_lines(GangState(), 0.0, 80)[0].startswith("gang ")
+    assert gang_lines(replay(launched(1)), 0.0, 80)[0] == "gang 3f2a · 1 rank · starting · 0.0 s"
 
 
 def warned(events: Sequence[ev.Event], now_s: float) -> list[str]:
@@ -211,11 +229,18 @@ def test_an_ended_gang_warns_of_nothing() -> None:
 
 def test_words_for_times_and_ranks() -> None:
     assert [duration(s) for s in (0.04, 9.96, 59.6, 125, 3725)] == [
-        "0.0 s", "10.0 s", "60 s", "2:05", "1:02:05",
-    ]  # fmt: skip
+        "0.0 s",
+        "10.0 s",
+        "60 s",
+        "2:05",
+        "1:02:05",
+    ]
     assert [ranks_text(r) for r in ([1], [0, 2], [0, 1, 3], list(range(128)))] == [
-        "rank 1", "ranks 0 and 2", "ranks 0, 1 and 3", "ranks 0 to 127",
-    ]  # fmt: skip
+        "rank 1",
+        "ranks 0 and 2",
+        "ranks 0, 1 and 3",
+        "ranks 0 to 127",
+    ]
 
 
 # ── surfaces ─────────────────────────────────────────────────────────────────────────────────────
@@ -358,9 +383,14 @@ def test_causes_and_notes_are_shown_oldest_first() -> None:
     second = ev.ErrorReport("ValueError", "b", (CELL_FRAME,), first, True, notes=("try x=1",))
     third = ev.ErrorReport("OSError", "", (CELL_FRAME,), second, False)
     lines = report(ended(failed(1, 0, third), 0)).splitlines()
-    wanted = ["KeyError: 'x'", "The above exception was the direct cause of the following "
-              "exception:", "ValueError: b", "try x=1", "During handling of the above exception, "
-              "another exception occurred:", "OSError"]  # fmt: skip
+    wanted = [
+        "KeyError: 'x'",
+        "The above exception was the direct cause of the following exception:",
+        "ValueError: b",
+        "try x=1",
+        "During handling of the above exception, another exception occurred:",
+        "OSError",
+    ]
     assert [line for line in lines if line in wanted] == wanted
 
 
@@ -394,8 +424,11 @@ def test_a_scripts_exit_code_and_a_missing_culprit() -> None:
     events: list[ev.Event] = [*running(1), ev.RankFailed(2.0, 0, error, "running", exit_code=3)]
     assert report(ended(events, 0)).startswith("rank 0 failed: the script exited with status 3")
     assert report(ended(running(1), None, "the agent died")) == "the gang failed: the agent died"
-    stopped = [*running(2), ev.RankHealth(2.0, 1, 1, 0.0, "T"),
-               ev.RankExited(2.5, 1, None, "SIGKILL", asked=True)]  # fmt: skip
+    stopped = [
+        *running(2),
+        ev.RankHealth(2.0, 1, 1, 0.0, "T"),
+        ev.RankExited(2.5, 1, None, "SIGKILL", asked=True),
+    ]
     assert report(ended(stopped, 1, "timed out")).startswith(
         "rank 1 failed: its process is stopped"
     )
@@ -468,7 +501,7 @@ def test_hosts_are_named_where_there_are_several() -> None:
     error = ev.ErrorReport("ValueError", "no")
     events = [*running(2), elsewhere, ev.RankFailed(2.0, 1, error, "running")]
     assert report(ended(events, 1)).splitlines()[1] == "  on host node-b"
-    assert "here · cpu" in block(replay(events), 3.0, 100)[1]
+    assert "here · cpu" in gang_lines(replay(events), 3.0, 100)[1]
     assert "here" not in report(ended(failed(2, 0, error), 0))
 
 

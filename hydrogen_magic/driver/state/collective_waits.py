@@ -55,9 +55,8 @@ def has_waits(event: ev.Spans) -> bool:
 def added(waits: RankWaits, event: ev.Spans) -> RankWaits:
     """Return ``waits`` with the collectives in ``event``."""
     is_all = event.track == ev.COLLECTIVES
-    since_s, until_s, total_s, recent_s = (
-        waits.since_s, waits.until_s, waits.total_s, waits.recent_s
-    )  # fmt: skip
+    since_s, until_s = waits.since_s, waits.until_s
+    total_s, recent_s = waits.total_s, waits.recent_s
     joining = plugins.joining()  # once in a run: who is late there has imported for longer
     for name, start_ns, end_ns in zip(event.names, event.starts_ns, event.ends_ns, strict=True):
         if name in joining or end_ns < start_ns or not (is_all or name == ev.GRADIENTS):

@@ -216,8 +216,11 @@ def _exception(rank: RankState, failure: RankFailed, cells: Mapping[str, str]) -
             f"{_failed(rank)}{_script_exit(failure)}",
             *_frames(_oldest(error).frames, cells),
         ]
-    when = {"starting": " while starting", "loading": " while loading the cell",
-            "finishing": " after the cell had run"}  # fmt: skip
+    when = {
+        "starting": " while starting",
+        "loading": " while loading the cell",
+        "finishing": " after the cell had run",
+    }
     title = f"rank {rank.rank} failed{when.get(failure.phase, '')}: {_one_line(error)}"
     place = _first_own_place(error, cells)
     return [f"{title}        ({place})" if place else title, *_chain(error, cells)]
@@ -242,7 +245,7 @@ def _first_own_place(error: ErrorReport, cells: Mapping[str, str]) -> str:
 def _chain(error: ErrorReport, cells: Mapping[str, str]) -> list[str]:
     """Return the causes, oldest first, then ``error`` itself."""
     before: list[str] = []
-    if error.cause is not None:
+    if error.cause is not None and not _is_repeated(error, cells):
         how = (
             "The above exception was the direct cause of the following exception:"
             if error.is_direct_cause
@@ -250,6 +253,15 @@ def _chain(error: ErrorReport, cells: Mapping[str, str]) -> list[str]:
         )
         before = [*_chain(error.cause, cells), "", how, ""]
     return [*before, *_frames(error.frames, cells), *_message(error, cells)]
+
+
+def _is_repeated(error: ErrorReport, cells: Mapping[str, str]) -> bool:
+    """Tell whether the cause says the same from inside a library: pandas raises a KeyError twice."""
+    cause = error.cause
+    if cause is None or (cause.type, cause.message) != (error.type, error.message):
+        return False
+    has_own = [any(_is_own(frame, cells) for frame in each.frames) for each in (cause, error)]
+    return has_own == [False, True]
 
 
 def _message(error: ErrorReport, cells: Mapping[str, str]) -> list[str]:
@@ -312,6 +324,7 @@ _LIBRARY = re.compile(
     r"[/\\](?:site-packages|dist-packages)[/\\](?P<installed>.*)"
     r"|[/\\]lib[/\\]python\d[\d.]*[/\\](?!site-packages|dist-packages)(?P<standard>.*)"
     r"|<frozen (?P<frozen>[^>]*)>"
+    r"|^(?P<compiled>[^/\\].*\.(?:pyx|pxi))$"  # Cython's, relative to a folder that only its build had
 )
 
 

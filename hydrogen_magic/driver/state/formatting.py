@@ -90,13 +90,14 @@ def _rows_texts(rows: RowsDone) -> list[str]:
 
 def rows_per_s(rows: RowsDone) -> float | None:
     """Return the average rate of all ranks together, None before the first results."""
-    elapsed_s = rows.at_s - rows.began_s
-    return rows.done / elapsed_s if rows.done and elapsed_s > 0 else None
+    elapsed_s, done = rows.at_s - rows.began_s, rows.done - rows.resumed
+    return done / elapsed_s if done and elapsed_s > 0 else None
 
 
 def rows_left_s(rows: RowsDone) -> float | None:
     """Return the remaining time by the finished rows or else tasks; None: unknown."""
-    done, total = rows.done, rows.total
+    done, total = rows.done - rows.resumed, rows.total
+    total = None if total is None else total - rows.resumed
     if not done:
         done, total = rows.tasks_done or 0, rows.tasks
     elapsed_s = rows.at_s - rows.began_s

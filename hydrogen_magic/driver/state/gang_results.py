@@ -162,7 +162,11 @@ class _Variables(Mapping[str, Any]):
 class GangResults:
     """The results of all ranks, from the newest attempt that sent any."""
 
-    def __init__(self) -> None:
+    def __init__(self, gang_id: str, folder: Path) -> None:
+        self.saved_note = ""
+        """A sentence about results that the notebook did not get; empty without any."""
+        self._gang_id = gang_id
+        self._folder = folder
         self._ranks: dict[int, RankResults] = {}
 
     def add(self, rank: int, attempt: int, part: ResultPart, section: Payload) -> None:
@@ -187,18 +191,36 @@ class GangResults:
         except ResultError as error:
             return error
 
-    def save(self, rank: int, folder: Path) -> None:
-        """Write the results of ``rank`` to the run log. Raises OSError."""
-        result_stream.save(self.of(rank).parts, saved_path(folder, rank))
+    def are_worth_saving(self, has_succeeded: bool) -> bool:
+        """Whether :meth:`save` has something to do."""
+        return not self.saved_note and self.of(0).is_worth_saving(has_succeeded)
+
+    def save(self, has_succeeded: bool, *, is_complete: bool = False) -> str:
+        """Save rank 0's results in the run log if the notebook may not get all of them.
+
+        That is the case after a failure or a stop, and for incomplete results. Returns a sentence about it,
+        empty if there is nothing to save. ``is_complete``: all of its results arrived before a failure.
+        """
+        if not self.are_worth_saving(has_succeeded):
+            return self.saved_note
+        names = ", ".join(map(label, self.of(0).names))
+        which = "the results of rank 0" if is_complete else "partial results"
+        try:
+            result_stream.save(self.of(0).parts, saved_path(self._folder, 0))
+        except OSError as error:
+            where = f"kept in this kernel's memory only ({error})"
+        else:
+            where = "saved in the run log"
+            if not has_succeeded:
+                self._ranks.clear()
+        load = f"hydrogen_magic.load_results({self._gang_id!r})"
+        self.saved_note = f"{which} ({names}) are {where}; load them with {load}"
+        return self.saved_note
 
     @property
     def nbytes(self) -> int:
         """Size of all that arrived."""
         return sum(one.nbytes for one in self._ranks.values())
-
-    def clear(self) -> None:
-        """Free the memory of all results."""
-        self._ranks.clear()
 
 
 def saved_path(folder: Path, rank: int) -> Path:

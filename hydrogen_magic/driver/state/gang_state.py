@@ -184,10 +184,16 @@ def replay(events: Iterable[ev.Event]) -> GangState:
 
 def _launched(state: GangState, e: ev.GangLaunched) -> GangState:
     return replace(
-        state, gang=e.gang, title=e.title, placement=e.placement, rendezvous=e.rendezvous,
-        wall_time=e.wall_time, owner=e.owner, cells=e.cells,
+        state,
+        gang=e.gang,
+        title=e.title,
+        placement=e.placement,
+        rendezvous=e.rendezvous,
+        wall_time=e.wall_time,
+        owner=e.owner,
+        cells=e.cells,
         ranks=tuple(RankState(rank) for rank in range(e.np)),
-    )  # fmt: skip
+    )
 
 
 def _attempt_started(state: GangState, e: ev.AttemptStarted) -> GangState:
@@ -240,9 +246,14 @@ def _ended(state: GangState, e: ev.GangEnded) -> GangState:
 
 def _started(rank: RankState, e: ev.RankStarted) -> RankState:
     return replace(
-        rank, pid=e.pid, host=e.host, device=e.device,
-        phase="starting", phase_since_s=e.at_s, active_s=e.at_s,
-    )  # fmt: skip
+        rank,
+        pid=e.pid,
+        host=e.host,
+        device=e.device,
+        phase="starting",
+        phase_since_s=e.at_s,
+        active_s=e.at_s,
+    )
 
 
 def _phase(rank: RankState, e: ev.RankPhase) -> RankState:
@@ -264,9 +275,12 @@ def _metrics(rank: RankState, e: ev.Metrics) -> RankState:
         if newest is not None and (name in last or len(last) < _MOST_METRICS):
             last[name] = newest
     return replace(
-        rank, n_points=rank.n_points + len(e.steps) + e.skipped, last_metrics=MappingProxyType(last),
-        last_step=e.steps[-1] if e.steps else rank.last_step, active_s=e.at_s,
-    )  # fmt: skip
+        rank,
+        n_points=rank.n_points + len(e.steps) + e.skipped,
+        last_metrics=MappingProxyType(last),
+        last_step=e.steps[-1] if e.steps else rank.last_step,
+        active_s=e.at_s,
+    )
 
 
 def _progress(rank: RankState, e: ev.Progress) -> RankState:
@@ -295,9 +309,13 @@ def _collective(rank: RankState, e: ev.CollectiveWait) -> RankState:
 
 def _health(rank: RankState, e: ev.RankHealth) -> RankState:
     return replace(
-        rank, rss_bytes=e.rss_bytes, cpu_percent=e.cpu_percent, process_state=e.process_state,
-        gpu_percent=e.gpu_percent, gpu_memory_bytes=e.gpu_memory_bytes,
-    )  # fmt: skip
+        rank,
+        rss_bytes=e.rss_bytes,
+        cpu_percent=e.cpu_percent,
+        process_state=e.process_state,
+        gpu_percent=e.gpu_percent,
+        gpu_memory_bytes=e.gpu_memory_bytes,
+    )
 
 
 def _failed(rank: RankState, e: ev.RankFailed) -> RankState:
@@ -306,8 +324,9 @@ def _failed(rank: RankState, e: ev.RankFailed) -> RankState:
     if before is not None and not before.in_flight:
         return rank
     same = before is not None and (before.error.type, before.error.message) == (
-        e.error.type, e.error.message
-    )  # fmt: skip
+        e.error.type,
+        e.error.message,
+    )
     began_s = before.at_s if before is not None and same else e.at_s
     return replace(rank, failure=replace(e, at_s=began_s), active_s=e.at_s)
 
@@ -331,9 +350,14 @@ def _exited(rank: RankState, e: ev.RankExited) -> RankState:
     else:
         phase = "failed"
     return replace(
-        rank, exited=e, exited_in=rank.phase, phase=phase, detail="",
-        phase_since_s=e.at_s, waiting_in="",
-    )  # fmt: skip
+        rank,
+        exited=e,
+        exited_in=rank.phase,
+        phase=phase,
+        detail="",
+        phase_since_s=e.at_s,
+        waiting_in="",
+    )
 
 
 _GANG_RULES: Mapping[type, Callable[[GangState, Any], GangState]] = {

@@ -6,11 +6,13 @@ CPU time, writes nothing and sends nothing makes no progress.
 
 from __future__ import annotations
 
+import math
+import time
 from pathlib import Path
 
 from hydrogen_magic.core import processes
 
-__all__ = ["ExitWatch"]
+__all__ = ["ExitWatch", "FinishWatch"]
 
 _IDLE_PACKING_S = 600.0
 """Limit while results are pending: ``__getstate__`` may wait for a server, a sharded tensor for a
@@ -19,6 +21,8 @@ _IDLE_EXIT_S = 4.0
 """Limit after the results have arrived, for exit handlers and threads. Checked once a second: 5 s in all."""
 _BUSY_EXIT_S = 60.0
 """A thread that computes without writing anything does no work for the user."""
+_LONG_STEP_S = 1.0
+"""Packing a result that takes longer is reported: a user's ``__getstate__`` may compute for minutes."""
 _BUSY_TICKS = 5
 """CPU ticks per check of the processes; a thread with fewer is only polling."""
 
@@ -32,7 +36,7 @@ class ExitWatch:
         self._busy_s = self._wrote_s = now_s
         self._has_delivered = False
 
-    def look(self, now_s: float, has_delivered: bool) -> str:
+    def poll(self, now_s: float, has_delivered: bool) -> str:
         """Return why the rank has to be killed; empty as long as it may continue. ``now_s``: monotonic."""
         if has_delivered and not self._has_delivered:
             self._busy_s = self._wrote_s = now_s
@@ -54,6 +58,48 @@ class ExitWatch:
         if silent_s > _BUSY_EXIT_S:
             return f"was still computing {_BUSY_EXIT_S:.0f} s after its result"
         return ""
+
+
+class FinishWatch:
+    """Follows the end of one rank."""
+
+    def __init__(self, pid: int) -> None:
+        self.step = ""
+        """The current step of sending the results, such as "packing `model`"."""
+        self._pid = pid
+        self._step_since_s = 0.0
+        self._has_delivered = False
+        self._exit_watch: ExitWatch | None = None
+
+    def begin(self) -> None:
+        """The cell is over."""
+        if self._exit_watch is None:
+            self._exit_watch = ExitWatch(self._pid, time.monotonic())
+
+    def pack(self, step: str) -> None:
+        """The rank begins a step of sending its results."""
+        self.step, self._step_since_s = step, time.monotonic()
+
+    def delivered(self) -> None:
+        """All results have arrived here."""
+        self.step = ""
+        self._has_delivered = True
+
+    def slow_step(self) -> str:
+        """Return a step that takes long, once; otherwise an empty text."""
+        if not self.step or time.monotonic() - self._step_since_s <= _LONG_STEP_S:
+            return ""
+        self._step_since_s = math.inf
+        return self.step
+
+    def hang(self) -> str:
+        """Return why the process has to be killed, once; empty if it may continue."""
+        if self._exit_watch is None:
+            return ""
+        why = self._exit_watch.poll(time.monotonic(), self._has_delivered)
+        if why:
+            self._exit_watch = None
+        return why
 
 
 def _usage(pid: int) -> tuple[int, int]:

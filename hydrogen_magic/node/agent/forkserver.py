@@ -8,7 +8,7 @@ socket:
 - ``ForkWorkers``: fork so many workers, five descriptors each, with these observers; answers with their pids
 
 It also ends an agent that stays stopped (SIGSTOP) when no other process can: beside a kernel once that
-has ended, on an executor always.
+has ended, on another machine always.
 
 Workers are forked through an intermediate process that exits at once. This makes them children of
 the agent (a subreaper): the agent reaps them, and the forkserver can be replaced at any time.
@@ -69,7 +69,7 @@ _ALWAYS = (
 _LOOK_MS = 1000
 _STOPPED_LOOKS = 3
 """How often in a row the agent is found stopped before it is ended."""
-_STOPPED_LOOKS_ON_EXECUTORS = 15
+_STOPPED_LOOKS_IF_REMOTE = 15
 """A task that is attached ends it after 10 s, and reports it."""
 _END_S = 5.0
 
@@ -81,7 +81,7 @@ _safe_path = tuple(sys.path)
 def serve(sock: socket.socket, kernel: int, sys_path: Sequence[str], first: Sequence[str]) -> None:
     """Import ``first`` and say so, then answer the agent's requests until it closes the connection.
 
-    ``kernel``: its pidfd, -1 on an executor. ``sys_path``: the notebook's module path.
+    ``kernel``: its pidfd, -1 on another machine. ``sys_path``: the notebook's module path.
     """
     agent_pid = os.getppid()
     warnings.filterwarnings("ignore", message=".*fork", category=DeprecationWarning)
@@ -104,26 +104,24 @@ def serve(sock: socket.socket, kernel: int, sys_path: Sequence[str], first: Sequ
         elif isinstance(request, ForkWorkers):
             pids = _fork_workers(sock, kernel, fds, agent_pid, request.observers)
             framing.send(sock, WorkersForked(pids))
-            for fd in fds:
-                os.close(fd)
+            framing.close_all(fds)
 
 
 def _wait_for_request(sock: socket.socket, kernel: int, agent_pid: int) -> None:
     """Wait until the agent asks for something, or has ended. One that stays stopped is ended."""
-    is_on_executor = kernel < 0
+    is_remote = kernel < 0
     waiting = select.poll()
     waiting.register(sock, select.POLLIN)
-    if not is_on_executor:
+    if not is_remote:
         waiting.register(kernel, select.POLLIN)
-    found = dict(waiting.poll(_LOOK_MS if is_on_executor else None))
+    found = dict(waiting.poll(_LOOK_MS if is_remote else None))
     n_stopped = 0
-    while (
-        sock.fileno() not in found
-    ):  # an agent that is not stopped ends after its kernel by itself
+    # An agent that is not stopped ends after its kernel by itself.
+    while sock.fileno() not in found:
         if kernel in found:
             waiting.unregister(kernel)
         n_stopped = n_stopped + 1 if _is_stopped(agent_pid) else 0
-        if n_stopped >= (_STOPPED_LOOKS_ON_EXECUTORS if is_on_executor else _STOPPED_LOOKS):
+        if n_stopped >= (_STOPPED_LOOKS_IF_REMOTE if is_remote else _STOPPED_LOOKS):
             asyncio.run(_end(agent_pid))
         found = dict(waiting.poll(_LOOK_MS))
 
@@ -217,8 +215,7 @@ def _be_intermediate(
         pid = os.fork()
         if pid == 0:
             # An inherited descriptor of a sibling would hide that sibling's end of file.
-            for fd in {sock.detach(), write_end, *fds} - set(own.all()):
-                os.close(fd)
+            framing.close_all({sock.detach(), write_end, *fds} - set(own.all()))
             run_worker(own, agent_pid, intermediate_pid, observers)
         pids.append(pid)
     os.write(write_end, json.dumps(pids).encode())

@@ -39,7 +39,7 @@ class RankGpus:
         self._closing = False
         self._thread: threading.Thread | None = None
 
-    def look(self, pids: Mapping[int, int]) -> None:
+    def poll(self, pids: Mapping[int, int]) -> None:
         """Make the thread query again; ``pids``: those of the ranks that are alive."""
         if not self._gpus:
             return

@@ -61,7 +61,7 @@ class KernelLink(Protocol):
         """Return a ``request`` with this machine's paths, environment and clock."""
         ...
 
-    async def handed(self, group: RankGroup) -> list[int]:
+    async def launch_files(self, group: RankGroup) -> list[int]:
         """Return descriptors, owned by the caller: of the closure of ``group``, then of its ranks'
         channels.
 
@@ -69,7 +69,7 @@ class KernelLink(Protocol):
         """
         ...
 
-    def hand_over(self, file: RankFile, fd: int) -> None:
+    def send_file(self, file: RankFile, fd: int) -> None:
         """Pass a rank's file on to the kernel; ``fd`` stays the caller's."""
         ...
 
@@ -97,7 +97,7 @@ class LocalLink:
         self.bind = config.bind
         self._kernel_pid = config.kernel_pid
         self._handover = handover
-        self._handed_over = framing.FrameReader(handover)
+        self._frames = framing.FrameReader(handover)
         self._kernel = -1
         self._watching: asyncio.Task[None] | None = None
         self._is_cut_off = False
@@ -129,18 +129,17 @@ class LocalLink:
     def localized(self, request: LaunchRequest) -> LaunchRequest:
         return request
 
-    async def handed(self, group: RankGroup) -> list[int]:
+    async def launch_files(self, group: RankGroup) -> list[int]:
         """Receive the descriptors that the kernel sent just before its ``launch`` message."""
-        while (received := framing.receive(self._handed_over)) is not None:
+        while (received := framing.receive(self._frames)) is not None:
             message, fds = received
             files = decode(message, LaunchFiles)
             if (files.gang, files.attempt) == (group.gang, group.attempt):
                 return fds
-            for fd in fds:  # of a launch that never arrived
-                os.close(fd)
+            framing.close_all(fds)  # of a launch that never arrived
         raise ConnectionError("the kernel closed the connection")
 
-    def hand_over(self, file: RankFile, fd: int) -> None:
+    def send_file(self, file: RankFile, fd: int) -> None:
         framing.send(self._handover, file, [fd])
 
     async def finish(self, group: RankGroup) -> None:

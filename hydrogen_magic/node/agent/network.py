@@ -1,4 +1,4 @@
-"""Network interfaces of this machine, without packages that an executor may lack."""
+"""Network interfaces of this machine, without packages that a host may lack."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """The link from an agent to a kernel on another machine, apart from the channel.
 
-The agent was started by a Spark task and serves all tasks that attach to it: every barrier task of
-a gang on this machine connects by an abstract Unix socket, which leaves nothing on disk, and stays
-connected until its rank is over. So the death of a task is noticed at once, and the task returns
-after the cleanup. Closures, results and logs are sent over the channel in parts. Between gangs the
-agent stays warm for a while. It exits when no task attaches in that time, with the last executor
-that it has served, or when the connection to the kernel breaks.
+The agent was started by a task (:mod:`~hydrogen_magic.node.agent.host_task`) and serves all tasks
+that attach to it: every task of a gang on this machine connects by an abstract Unix socket, which
+leaves nothing on disk, and stays connected until its rank is over. So the death of a task is noticed
+at once, and the task returns after the cleanup. Closures, results and logs are sent over the channel
+in parts. Between gangs the agent stays warm for a while. It exits when no task attaches in that time,
+with the parent of the task that started it, or when the connection to the kernel breaks.
 """
 
 from __future__ import annotations
@@ -106,15 +106,15 @@ class RemoteLink:
         self._serving: _Key | None = None
         """Whose tasks are attached."""
         self._attached: dict[int, tuple[_Task, TaskHello]] = {}
-        """By partition."""
+        """By the task's number."""
         self._group: RankGroup | None = None
         self._ranks: dict[int, int] = {}
-        """Partition -> rank."""
-        self._executors: dict[int, int] = {}
+        """The task's number -> rank."""
+        self._parents: dict[int, int] = {}
         """Process id -> pidfd."""
         self._closures: dict[str, int] = {}
         self._incoming = Incoming()
-        self._handing_over: set[asyncio.Task[None]] = set()
+        self._shipping: set[asyncio.Task[None]] = set()
         self._background: list[asyncio.Task[None]] = []
         self._clock = Clock()
         self._logs: LogShipper | None = None
@@ -128,21 +128,23 @@ class RemoteLink:
     ) -> None:
         self._link, self._over, self._expect_ranks = link, over, expect_ranks
         self._outgoing = Outgoing(link.send)
-        self._watch_executor(self._config.executor_pid)
+        self._watch_parent(self._config.parent_pid)
         self._listening.setblocking(False)
-        self._background = [asyncio.ensure_future(w) for w in (self._beat(), self._watch_link())]
+        self._background = [
+            asyncio.ensure_future(w) for w in (self._send_heartbeats(), self._watch_link())
+        ]
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         """Send heartbeats to the kernel, compare clocks, and exit after a long time without tasks."""
         while True:
             if self._attached or self._group is not None:
                 self._idle_since = time.monotonic()
             if time.monotonic() - self._idle_since > self._config.idle_s:
-                self._leave()
+                self._exit()
             self._link.send(Heartbeat(time.monotonic()))
             await asyncio.sleep(_BEAT_S)
 
-    def _leave(self) -> None:
+    def _exit(self) -> None:
         self._stop_listening()
         self._link.send(Leaving())
         self._over()
@@ -151,32 +153,32 @@ class RemoteLink:
         await self._link.lost()
         self._over()
 
-    def _watch_executor(self, pid: int) -> None:
-        if pid in self._executors:
+    def _watch_parent(self, pid: int | None) -> None:
+        if pid is None or pid in self._parents:
             return
         try:
-            fd = self._executors[pid] = os.pidfd_open(pid)
+            fd = self._parents[pid] = os.pidfd_open(pid)
         except ProcessLookupError:
             return
-        asyncio.get_running_loop().add_reader(fd, self._on_executors_end, pid)
+        asyncio.get_running_loop().add_reader(fd, self._on_parents_end, pid)
 
-    def _on_executors_end(self, pid: int) -> None:
-        fd = self._executors.pop(pid)
+    def _on_parents_end(self, pid: int) -> None:
+        fd = self._parents.pop(pid)
         asyncio.get_running_loop().remove_reader(fd)
         os.close(fd)
-        for task in [t for t, hello in self._attached.values() if hello.executor_pid == pid]:
-            self._lose(task, "its Spark executor ended")
-        if pid == self._config.executor_pid:
-            self._retire()  # at once, or after the kernel has received the end of its gang
+        for task, hello in [one for one in self._attached.values() if one[1].parent_pid == pid]:
+            self._on_task_lost(task, f"its {hello.parent} ended")
+        if pid == self._config.parent_pid:
+            self._exit_after_gang()  # at once, or after the kernel has received the end of its gang
 
-    def _retire(self) -> None:
+    def _exit_after_gang(self) -> None:
         """Serve no other gang after this one: our files are in a directory that is removed with
-        that executor.
+        that process.
         """
         self._is_retiring = True
         self._stop_listening()
         if not self._attached and self._group is None:
-            self._leave()
+            self._exit()
 
     def _stop_listening(self) -> None:
         """Release our name: the next task that looks for it starts its own agent."""
@@ -189,9 +191,9 @@ class RemoteLink:
 
     def close(self) -> None:
         loop = asyncio.get_running_loop()
-        for work in (*self._background, *self._handing_over):
+        for work in (*self._background, *self._shipping):
             work.cancel()
-        for fd in self._executors.values():
+        for fd in self._parents.values():
             loop.remove_reader(fd)
             os.close(fd)
         self._stop_listening()
@@ -204,7 +206,7 @@ class RemoteLink:
 
     # ── tasks ──
 
-    def _welcome_tasks(self) -> None:
+    def _accept_tasks(self) -> None:
         """Accept tasks after the kernel has accepted us: a task must not wait for an agent without
         a kernel.
         """
@@ -226,7 +228,8 @@ class RemoteLink:
 
     def _read(self, task: _Task) -> None:
         if not task.reader.feed(socket.MSG_DONTWAIT):
-            self._lose(task, "the Python process of its Spark task ended")
+            kind = "task" if task.hello is None else task.hello.kind
+            self._on_task_lost(task, f"the Python process of its {kind} ended")
             return
         for raw, _ in task.reader.messages():
             try:
@@ -251,8 +254,8 @@ class RemoteLink:
         task.hello = hello
         self._expect_ranks()
         self._serving = key
-        self._attached[hello.partition] = (task, hello)
-        self._watch_executor(hello.executor_pid)
+        self._attached[hello.number] = (task, hello)
+        self._watch_parent(hello.parent_pid)
         self._link.send(TaskAttached(hello))
 
     def _hang_up(self, task: _Task) -> None:
@@ -262,17 +265,17 @@ class RemoteLink:
             task.reader.close()
             task.sock.close()
 
-    def _lose(self, task: _Task, why: str) -> None:
+    def _on_task_lost(self, task: _Task, why: str) -> None:
         """A task has exited without being released: its rank must not continue without it."""
-        task.answer(TaskReleased())  # a worker may outlive its executor, and must not sweep us up
+        task.answer(TaskReleased())  # a task may outlive its parent, and must not sweep us up
         self._hang_up(task)
         hello = task.hello
-        if hello is None or self._attached.pop(hello.partition, None) is None:
+        if hello is None or self._attached.pop(hello.number, None) is None:
             return
-        rank = self._ranks.get(hello.partition)
-        where = f"executor {hello.executor} on host {os.uname().nodename}"
+        rank = self._ranks.get(hello.number)
+        where = f"{hello.place} on host {os.uname().nodename}".lstrip()
         if self._group is not None and rank is not None:
-            self._group.lose(rank, ErrorReport("SparkTaskLost", f"{why} ({where})"))
+            self._group.fail_rank(rank, ErrorReport("TaskLost", f"{why} ({where})"))
         else:
             self._link.send(TaskDetached(hello))
         if not self._attached and self._group is None:
@@ -280,16 +283,16 @@ class RemoteLink:
 
     def _release(self, key: _Key) -> None:
         """Let the tasks of an attempt return."""
-        for partition, (task, hello) in list(self._attached.items()):
+        for number, (task, hello) in list(self._attached.items()):
             if (hello.gang, hello.attempt) == key:
-                del self._attached[partition]
+                del self._attached[number]
                 task.answer(TaskReleased())
                 self._hang_up(task)
         if self._serving == key:
             self._serving = None
             self._incoming.drop()  # a closure that was on its way when the gang was stopped
         if self._is_retiring:
-            self._leave()
+            self._exit()
 
     # ── messages of the kernel ──
 
@@ -301,7 +304,7 @@ class RemoteLink:
                 self._outgoing.acknowledged()
             case ClockReading():
                 is_sure = self._clock.note(command.sent_s, command.kernel_s)
-                self._welcome_tasks() if is_sure else self._link.send(Heartbeat(time.monotonic()))
+                self._accept_tasks() if is_sure else self._link.send(Heartbeat(time.monotonic()))
             case ForgetCheckpoints():
                 shutil.rmtree(self._own_checkpoints(command.gang), ignore_errors=True)
             case ReleaseTasks():
@@ -317,14 +320,14 @@ class RemoteLink:
             return
         match part.label:
             case ClosureLabel():
-                self._keep_closure(part.label.closure_of, fd)
+                self._store_closure(part.label.closure_of, fd)
             case CheckpointCopy():
-                self._keep_checkpoint(part.label, fd)
+                self._store_checkpoint(part.label, fd)
             case RankFile():
                 os.close(fd)
                 raise MessageError("a file of a rank must go to the kernel")
 
-    def _keep_closure(self, gang: str, fd: int) -> None:
+    def _store_closure(self, gang: str, fd: int) -> None:
         for old in self._closures.values():
             os.close(old)
         self._closures = {gang: fd}
@@ -332,7 +335,7 @@ class RemoteLink:
             if folder.name != gang:
                 shutil.rmtree(folder, ignore_errors=True)
 
-    def _keep_checkpoint(self, label: CheckpointCopy, fd: int) -> None:
+    def _store_checkpoint(self, label: CheckpointCopy, fd: int) -> None:
         try:
             keep(fd, self._own_checkpoints(label.gang) / Path(label.file_name).name)
         finally:
@@ -348,9 +351,7 @@ class RemoteLink:
     def localized(self, request: LaunchRequest) -> LaunchRequest:
         record_dir = self._folder / "runs" / request.gang
         record_dir.mkdir(parents=True, exist_ok=True)
-        self._ranks = {
-            one.partition: one.rank for one in request.ranks if one.partition is not None
-        }
+        self._ranks = {one.task: one.rank for one in request.ranks if one.task is not None}
         env = {"OMP_NUM_THREADS": "1", **self._config.env}
         env |= {**self._checkpoints(request), **request.env}
         timeline = request.timeline
@@ -372,7 +373,7 @@ class RemoteLink:
         folder = Path(shared) if shared else self._own_checkpoints(request.gang)
         return dict(checkpoint.environment(folder, is_shared=bool(shared)))
 
-    async def handed(self, group: RankGroup) -> list[int]:
+    async def launch_files(self, group: RankGroup) -> list[int]:
         """Wait for the closure, which arrives in parts; it is kept for the gang's later attempts."""
         self._group = group
         folder, timelines = Path(group.record_dir), group.timelines.kept
@@ -383,15 +384,15 @@ class RemoteLink:
         fd = self._closures.get(group.gang)
         return [memory_file("nothing") if fd is None else os.dup(fd)]
 
-    def hand_over(self, file: RankFile, fd: int) -> None:
-        self._in_background(self._send_file(file, os.dup(fd)))
+    def send_file(self, file: RankFile, fd: int) -> None:
+        self._in_background(self._ship_file(file, os.dup(fd)))
 
     def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
-        self._handing_over.add(task)
-        task.add_done_callback(self._handing_over.discard)
+        self._shipping.add(task)
+        task.add_done_callback(self._shipping.discard)
 
-    async def _send_file(self, file: RankFile, fd: int) -> None:
+    async def _ship_file(self, file: RankFile, fd: int) -> None:
         try:
             await self._outgoing.send_file(file, fd, self._progress(file))
         finally:
@@ -417,8 +418,8 @@ class RemoteLink:
         await self._outgoing.send(part, memoryview(data))
 
     async def finish(self, group: RankGroup) -> None:
-        while self._handing_over:
-            await asyncio.wait(self._handing_over)
+        while self._shipping:
+            await asyncio.wait(self._shipping)
         if self._logs is not None:
             await self._logs.finish()
             self._logs = None

@@ -11,7 +11,8 @@ import socket
 
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.messages import LaunchRequest, ServiceSpec, ServiceStart
-from hydrogen_magic.node.agent.worker_pool import PooledWorker, WorkerPool
+from hydrogen_magic.node.agent.pooled_worker import PooledWorker
+from hydrogen_magic.node.agent.worker_pool import WorkerPool
 from hydrogen_magic.transport import framing
 
 __all__ = ["RunningService", "listen"]
@@ -21,19 +22,19 @@ _BACKLOG = 4096
 them. This is Linux's default maximum."""
 
 
-def listen(held: socket.socket) -> None:
+def listen(port: socket.socket) -> None:
     """Accept connections into the queue of a reserved port."""
-    held.listen(_BACKLOG)
+    port.listen(_BACKLOG)
 
 
 class RunningService:
     """A function that serves on a socket of the agent, for one attempt."""
 
     def __init__(
-        self, service: ServiceSpec, request: LaunchRequest, held: socket.socket, pool: WorkerPool
+        self, service: ServiceSpec, request: LaunchRequest, port: socket.socket, pool: WorkerPool
     ) -> None:
         self._start = ServiceStart(request.env, request.cwd, request.sys_path, service)
-        self._held = held
+        self._port = port
         self._pool = pool
         self._worker: PooledWorker | None = None
         self._pid = 0
@@ -54,8 +55,8 @@ class RunningService:
             self._worker = worker
             self._pid = self._worker.pid
             self._worker.control.setblocking(True)
-            listen(self._held)  # here and now: the ranks start next
-            framing.send(self._worker.control, self._start, [self._held.fileno()])
+            listen(self._port)  # here and now: the ranks start next
+            framing.send(self._worker.control, self._start, [self._port.fileno()])
 
     def pids(self) -> set[int]:
         """Return the pid of the serving process, if there is or was one."""

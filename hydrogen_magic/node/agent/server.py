@@ -66,14 +66,14 @@ class AgentServer:
         self._preload = config.preload
         self._kernel_link = kernel_link
         self._pool = pool
-        self._kept = RetainedWorkers()
+        self._retained = RetainedWorkers()
         self._group: RankGroup | None = None
         self._link = AgentLink(config.endpoint, config.server_key, config.key, config.secret)
         self._outbox: list[list[Any]] = []
         self._flushing: asyncio.TimerHandle | None = None
-        self._held = _reserved(kernel_link.bind)
+        self._reserved_port = _reserved(kernel_link.bind)
         self._closing = asyncio.Event()
-        self._standing: RunningService | None = None
+        self._prepared_service: RunningService | None = None
         """The running service for the next gang's rendezvous, if it fits."""
         self._preparing: asyncio.Task[None] | None = None
         self._idle: asyncio.TimerHandle | None = None
@@ -88,7 +88,7 @@ class AgentServer:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._kernel_link.begin(self._link, self._closing.set, self._expect_ranks)
         self._link.send(self._hello())
-        self._start(self._get_ready())
+        self._start(self._preload_first())
         receiving = asyncio.ensure_future(self._receive())
         receiving.add_done_callback(lambda _: self._closing.set())
         await self._closing.wait()
@@ -102,7 +102,7 @@ class AgentServer:
             loop.remove_signal_handler(signum)
         self._link.close()
 
-    async def _get_ready(self) -> None:
+    async def _preload_first(self) -> None:
         """Import what the kernel has named."""
         await self._pool.preload(self._preload)
         self._when_idle(0)
@@ -128,7 +128,9 @@ class AgentServer:
             pass  # as in _prepare()
 
     def _hello(self) -> Hello:
-        return Hello(os.uname().nodename, _address(self._held), self._kernel_link.interface)
+        return Hello(
+            os.uname().nodename, _address(self._reserved_port), self._kernel_link.interface
+        )
 
     def _start(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -150,9 +152,9 @@ class AgentServer:
             message, data = await self._link.receive()
             command = decode(message, AgentCommand)
             if not self._kernel_link.take(command, data):
-                self._obey(command)
+                self._handle(command)
 
-    def _obey(self, command: AgentCommand) -> None:
+    def _handle(self, command: AgentCommand) -> None:
         match command:
             case LaunchRequest():
                 self._launch(self._kernel_link.localized(command))
@@ -161,24 +163,24 @@ class AgentServer:
             case Ping():
                 self._send(Pong())
             case ReportStacks():
-                self._start(self._tell_stacks())
+                self._start(self._report_stacks())
             case RanksCommand():
                 if self._group is not None and command.gang == self._group.gang:
-                    self._group.obey(command)
+                    self._group.handle(command)
             case _:
                 raise MessageError(f"this agent does not handle {type(command).__name__}")
 
     def _expect_ranks(self) -> None:
         """Queue connections of the next gang's ranks: ranks on other hosts may be faster than this one."""
-        rendezvous_service.listen(self._held)
+        rendezvous_service.listen(self._reserved_port)
 
     def _launch(self, request: LaunchRequest) -> None:
         if self._idle is not None:
             self._idle.cancel()
         # At once: a stop may be the next message, and must find the group.
-        serves = self._service_for(request)
+        service = self._service_for(request)
         self._group = RankGroup(
-            request, self._pool, self._kept, self._emit, self._hand_over, serves
+            request, self._pool, self._retained, self._emit, self._send_file, service
         )
         self._start(self._serve(self._group, request))
 
@@ -186,10 +188,10 @@ class AgentServer:
 
     async def _serve(self, group: RankGroup, request: LaunchRequest) -> None:
         try:
-            handed = await self._kernel_link.handed(group)
+            fds = await self._kernel_link.launch_files(group)
             if self._preparing is not None:
                 await asyncio.wait([self._preparing])
-            await group.run(handed, lambda: self._start_forkserver(request))
+            await group.run(fds, lambda: self._start_forkserver(request))
         except Exception as error:  # whatever it is, the kernel waits for this gang's end
             group.report_fault(error)
         finally:
@@ -207,22 +209,24 @@ class AgentServer:
         """Report to the kernel that nothing of the gang is left, and reserve a port for the next."""
         self._flush()
         self._group = None
-        self._held.close()  # a store must never serve two attempts
+        self._reserved_port.close()  # a store must never serve two attempts
         try:
-            self._held = _reserved(self._kernel_link.bind)
+            self._reserved_port = _reserved(self._kernel_link.bind)
         except OSError:
             self._send(Swept(group.gang, group.attempt, None))
             self._closing.set()  # of no use without a port; the kernel starts another agent
             raise
-        self._send(Swept(group.gang, group.attempt, _address(self._held)))
+        self._send(Swept(group.gang, group.attempt, _address(self._reserved_port)))
         self._kernel_link.released(group.gang, group.attempt)
 
     async def _prepare(self, request: LaunchRequest) -> None:
         """Get ready for another gang like this one: the most likely next."""
         try:
             if request.service is not None:
-                self._standing = RunningService(request.service, request, self._held, self._pool)
-                await self._standing.begin()
+                self._prepared_service = RunningService(
+                    request.service, request, self._reserved_port, self._pool
+                )
+                await self._prepared_service.begin()
             n_spares = min(len(request.ranks), _MAX_SPARES)
             await self._pool.stock(n_spares)
             self._when_idle(n_spares)
@@ -230,15 +234,15 @@ class AgentServer:
             pass  # the forkserver was ended, or forks are refused: the next launch reports it
 
     def _service_for(self, request: LaunchRequest) -> RunningService | None:
-        """Return what the launch wants served: the standing one if that is it, else a new one."""
-        standing, self._standing = self._standing, None
-        if standing is not None and standing.fits(request):
-            return standing
-        if standing is not None:
-            standing.end()
+        """Return what the launch wants served: the prepared one if that is it, else a new one."""
+        prepared, self._prepared_service = self._prepared_service, None
+        if prepared is not None and prepared.fits(request):
+            return prepared
+        if prepared is not None:
+            prepared.end()
         if request.service is None:
             return None
-        return RunningService(request.service, request, self._held, self._pool)
+        return RunningService(request.service, request, self._reserved_port, self._pool)
 
     def _emit(self, event: ev.Event) -> None:
         self._outbox.append(ev.encode(event))
@@ -263,7 +267,9 @@ class AgentServer:
             half = len(batch) // 2
             if half == 0:
                 text = f"an event of type {batch[0][0]} was dropped: it is too large ({error})"
-                self._send_events(group, [ev.encode(ev.Notice(group.now_s(), "warning", text))])
+                self._send_events(
+                    group, [ev.encode(ev.Notice(group.reporter.now_s(), "warning", text))]
+                )
                 return
             self._send_events(group, batch[:half])
             self._send_events(group, batch[half:])
@@ -272,22 +278,22 @@ class AgentServer:
         if not self._closing.is_set():  # a kernel that let go of us listens no more
             self._link.send(report)
 
-    def _hand_over(self, rank: int, content: FileContent, fd: int) -> None:
+    def _send_file(self, rank: int, content: FileContent, fd: int) -> None:
         """Pass a file of a rank's on to the kernel: its result, or its profile."""
         if self._group is not None:
             file = RankFile(self._group.gang, self._group.attempt, rank, content)
-            self._kernel_link.hand_over(file, fd)
+            self._kernel_link.send_file(file, fd)
         os.close(fd)
 
-    async def _tell_stacks(self) -> None:
+    async def _report_stacks(self) -> None:
         group = self._group
         if group is None:
             return
-        group.ask_stacks()
+        group.ranks.request_stacks()
         await asyncio.sleep(_STACKS_S)
         if group is self._group:
-            for rank, text in group.read_stacks().items():
-                self._emit(ev.RankStacks(group.now_s(), rank, text))
+            for rank, text in group.ranks.read_stacks().items():
+                self._emit(ev.RankStacks(group.reporter.now_s(), rank, text))
             self._flush()
 
     # ── children ──
@@ -305,8 +311,10 @@ class AgentServer:
             claimed = self._group is not None and self._group.on_exit(
                 pid, status, usage.ru_maxrss << 10
             )
-            claimed = claimed or self._kept.forget(pid)
-            if not claimed and not (self._standing is not None and self._standing.forget(pid)):
+            claimed = claimed or self._retained.forget(pid)
+            if not claimed and not (
+                self._prepared_service is not None and self._prepared_service.forget(pid)
+            ):
                 self._pool.forget(pid, (status, usage.ru_maxrss << 10))
 
     async def _end(self) -> None:
@@ -315,9 +323,9 @@ class AgentServer:
             self._group.kill()
             self._kernel_link.kernel_ended(self._group)
             await self._group.sweep()
-        if self._standing is not None:
-            self._standing.end()
-        self._kept.end()
+        if self._prepared_service is not None:
+            self._prepared_service.end()
+        self._retained.end()
         self._pool.end()
 
 
@@ -332,8 +340,8 @@ def _reserved(address: str) -> socket.socket:
     return sock
 
 
-def _address(held: socket.socket) -> Address:
-    return Address(*held.getsockname()[:2])
+def _address(reserved: socket.socket) -> Address:
+    return Address(*reserved.getsockname()[:2])
 
 
 def _raise_file_limit() -> None:

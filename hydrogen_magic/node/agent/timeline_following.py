@@ -40,7 +40,7 @@ class TimelineFollower(Protocol):
         """Follow the file that ``rank`` names from now on, and none where its path is empty."""
         ...
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Send new data. Called twenty times a second, and must take only milliseconds."""
         ...
 
@@ -55,7 +55,7 @@ class _NoTimeline:
     def turn_to(self, rank: int, timeline: TimelineFile) -> None:
         pass
 
-    def look(self) -> None:
+    def poll(self) -> None:
         pass
 
     def finish(self) -> None:

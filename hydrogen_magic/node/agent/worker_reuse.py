@@ -8,14 +8,13 @@ the agent.
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hydrogen_magic.core import processes
-from hydrogen_magic.node.agent.worker_pool import PooledWorker
+from hydrogen_magic.node.agent.file_versions import are_changed
+from hydrogen_magic.node.agent.pooled_worker import PooledWorker
 
 __all__ = ["RetainedWorkers", "RetainedWorker"]
 
@@ -25,14 +24,11 @@ _IDLE_S = 600.0
 
 @dataclass(frozen=True)
 class RetainedWorker:
-    """A rank that waits for its next ``go``."""
+    """A rank that waits for another launch."""
 
     worker: PooledWorker
     files: Mapping[str, int]
     """Files that its cell read, with their modification times in ns at that moment."""
-
-    def is_stale(self) -> bool:
-        return any(_modified(file) != when for file, when in self.files.items())
 
 
 class RetainedWorkers:
@@ -41,18 +37,16 @@ class RetainedWorkers:
     def __init__(self) -> None:
         self._key = ""
         self._ranks: list[RetainedWorker] = []
-        self._since = 0.0
         self._idle: asyncio.TimerHandle | None = None
 
     def hold(self, key: str, ranks: Sequence[RetainedWorker]) -> None:
         """Keep ``ranks`` for a launch with the same key."""
         self._key, self._ranks = key, list(ranks)
-        self._since = time.time()
         self._idle = asyncio.get_running_loop().call_later(_IDLE_S, self.end)
 
     def take(self, key: str) -> list[PooledWorker]:
         """Return the workers if their key is ``key``; otherwise end them, and return none."""
-        if not key or key != self._key or any(rank.is_stale() for rank in self._ranks):
+        if not key or key != self._key or any(are_changed(rank.files) for rank in self._ranks):
             self.end()
         workers = [rank.worker for rank in self._ranks]
         self._forget()
@@ -86,10 +80,3 @@ class RetainedWorkers:
             self._idle = None
         self._key = ""
         self._ranks = []
-
-
-def _modified(file: str) -> int:
-    try:
-        return os.stat(file).st_mtime_ns
-    except OSError:
-        return 0

@@ -128,7 +128,7 @@ class Track(Generic[_T]):
 
     def __iter__(self) -> Iterator[_T]:
         reporter = _reporter.current()
-        bar = -1 if reporter is None else reporter.new_bar()
+        bar = -1 if reporter is None else reporter.bars.new()
         n = 0
         self._report(bar, n)
         due = time.monotonic() + _PROGRESS_S
@@ -146,7 +146,7 @@ class Track(Generic[_T]):
         # Evaluated each time: a process forked inside the loop must not report.
         reporter = _reporter.current()
         if reporter is not None and bar >= 0:
-            reporter.progress(bar, str(self._desc), n, self._total, closed=closed)
+            reporter.bars.update(bar, str(self._desc), n, self._total, closed=closed)
 
 
 def _length(iterable: Iterable[Any]) -> int | None:

@@ -63,9 +63,9 @@ def save(state: Any, folder: str | os.PathLike[str] | None = None) -> None:
     if api.rank() == 0:
         checkpoint_files.save(state, place.folder)
         if place.is_carried:
-            _tell_agent(checkpoint_files.NAME)
+            _process.report(checkpoint_files.NAME)
     elif place.is_carried and os.environ.get("GROUP_RANK", "0") != "0":
-        _saved_elsewhere.add(place.folder)
+        _process.saved_elsewhere.add(place.folder)
 
 
 def load(
@@ -94,7 +94,7 @@ def load(
     place = _place(folder)
     if place is None:
         return None
-    if place.folder in _saved_elsewhere:
+    if place.folder in _process.saved_elsewhere:
         raise RuntimeError(
             "hm.checkpoint.load(): the checkpoint of this attempt is on rank 0's host; the other "
             "hosts receive it for the next attempt. To load it earlier, save to a folder that "
@@ -119,7 +119,7 @@ def keep(state: Any, name: str) -> None:
     place = _place(None) or _temporary_place()
     checkpoint_files.save_beside(state, place.folder, name)
     if place.is_carried:
-        _tell_agent(name)
+        _process.report(name)
 
 
 def kept(name: str) -> Any:
@@ -130,19 +130,38 @@ def kept(name: str) -> Any:
 
 # ── a rank and its placement ─────────────────────────────────────────────────────────────────────
 
-_tell_agent: Callable[[str], None] = lambda name: None  # noqa: E731  replaced on a rank
+
+class _ProcessCheckpoints:
+    """The checkpoints of this process: users call functions of this module, without an object."""
+
+    def __init__(self) -> None:
+        self.on_save: Callable[[str], None] | None = None
+        """Takes the name of a saved file that other hosts do not see; set on a rank."""
+        self.saved_elsewhere: set[Path] = set()
+        """Folders for which rank 0 has saved on another host in this attempt."""
+        self.temporary: Path | None = None
+        """The folder of a plain process, after its first save."""
+
+    def report(self, name: str) -> None:
+        """Report a saved file to the agent."""
+        if self.on_save is not None:
+            self.on_save(name)
 
 
-def install(tell_agent: Callable[[str], None]) -> None:
-    """Call ``tell_agent(file name)`` after each save that other hosts do not see."""
-    global _tell_agent
-    owner_pid = os.getpid()
+_process = _ProcessCheckpoints()
 
-    def tell(name: str) -> None:
-        if os.getpid() == owner_pid:  # the agent's socket belongs to the rank, not to its children
-            tell_agent(name)
 
-    _tell_agent = tell
+def install(on_save: Callable[[str], None]) -> None:
+    """Call ``on_save(file name)`` after each save that other hosts do not see."""
+    _process.on_save = on_save
+
+
+def _forget_agent() -> None:
+    _process.on_save = None
+
+
+# The agent's socket belongs to the rank, not to its children.
+os.register_at_fork(after_in_child=_forget_agent)
 
 
 def environment(folder: Path, *, is_shared: bool) -> dict[str, str]:
@@ -165,12 +184,6 @@ class _Folder:
     """Other hosts do not see it: the agent copies saved files to them for the next attempt."""
 
 
-_saved_elsewhere: set[Path] = set()
-"""Folders for which rank 0 has saved on another host in this attempt."""
-_temporary: list[Path] = []
-"""The folder of this plain process, after its first save."""
-
-
 def _place(folder: str | os.PathLike[str] | None) -> _Folder | None:
     """Return the folder to load from, None in a plain process that has saved nothing."""
     if folder is not None:
@@ -182,12 +195,13 @@ def _place(folder: str | os.PathLike[str] | None) -> _Folder | None:
             f"hm.checkpoint needs a folder outside of a gang with {api.world_size()} ranks: call "
             f"hm.checkpoint.save(state, folder), or set the environment variable {FOLDER}"
         )
-    return _Folder(_temporary[0], is_carried=False) if _temporary else None
+    temporary = _process.temporary
+    return None if temporary is None else _Folder(temporary, is_carried=False)
 
 
 def _temporary_place() -> _Folder:
     folder = Path(tempfile.mkdtemp(prefix="hydrogen_magic-checkpoints-"))
-    _temporary.append(folder)
+    _process.temporary = folder
     atexit.register(_remove_temporary, folder, os.getpid())
     warnings.warn(
         f"outside of a gang, hm.checkpoint saves to {folder}, which is deleted when this process "

@@ -5,7 +5,6 @@ So they also reach a rank inside a blocked collective. Malformed commands are re
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Callable
 
@@ -44,7 +43,7 @@ class AgentCommands:
         """Carry out commands that have arrived. Never waits, never raises."""
         try:
             while self._is_open:
-                self._obey_all()
+                self._handle_all()
                 self._is_open = self._reader.feed(socket.MSG_DONTWAIT)
         except BlockingIOError:
             pass  # no more commands for now
@@ -53,28 +52,27 @@ class AgentCommands:
         forward.follow(self._reporter.is_recording)
         self._follow_timeline(self._reporter.is_recording)
 
-    def _obey_all(self) -> None:
+    def _handle_all(self) -> None:
         is_over = False
         while not is_over:
             try:
-                is_over = self._obey_next()
+                is_over = self._handle_next()
             except (OSError, ValueError) as error:
-                self._reporter.notice("warning", f"an order was not understood: {error!r}")
+                self._reporter.notice("warning", f"ignored a malformed command: {error!r}")
 
-    def _obey_next(self) -> bool:
-        """Obey one order; return True when there is none."""
+    def _handle_next(self) -> bool:
+        """Handle one command; return True when there is none."""
         for message, fds in self._reader.messages():
-            for fd in fds:
-                os.close(fd)
-            self._obey(decode(message, WorkerCommand))
+            framing.close_all(fds)
+            self._handle(decode(message, WorkerCommand))
             return False
         return True
 
-    def _obey(self, command: WorkerCommand) -> None:
+    def _handle(self, command: WorkerCommand) -> None:
         match command:
             case SetRecording():
                 self._reporter.is_recording = command.on
             case StartProfile():
-                self._profiler.ask(command.number, command.steps, command.path)
+                self._profiler.start(command.number, command.steps, command.path)
             case _:
                 raise MessageError(f"a running rank does not handle {type(command).__name__}")

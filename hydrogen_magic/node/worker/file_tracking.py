@@ -17,9 +17,34 @@ __all__ = ["MOST", "noted"]
 MOST = 10_000
 """Maximum number of files recorded: a cell that reads more of them reads data."""
 
-_files: dict[str, int] | None = None
-"""File -> its modification time in ns; None while tracking is off."""
-_is_hooked = False
+
+class _AuditHook:
+    """The audit hook of this process: Python cannot remove it, so there is one."""
+
+    def __init__(self) -> None:
+        self._is_added = False
+        self._files: dict[str, int] | None = None
+        """File -> its modification time in ns; None while tracking is off."""
+
+    @contextmanager
+    def tracking(self) -> Iterator[dict[str, int]]:
+        if not self._is_added:
+            self._is_added = True
+            sys.addaudithook(self._on_event)
+        self._files = {}
+        try:
+            yield self._files
+        finally:
+            self._files = None
+
+    def _on_event(self, event: str, args: tuple[Any, ...]) -> None:
+        if self._files is None or event != "open" or not isinstance(args[0], (str, bytes)):
+            return
+        if isinstance(args[2], int) and args[2] & os.O_ACCMODE == os.O_RDONLY:
+            _note(self._files, os.path.abspath(os.fsdecode(args[0])))
+
+
+_hook = _AuditHook()
 
 
 @contextmanager
@@ -29,22 +54,8 @@ def noted() -> Iterator[dict[str, int]]:
     The values are their modification times in ns. If there are more than :data:`MOST` files, the dictionary
     has one more than that.
     """
-    global _files, _is_hooked
-    if not _is_hooked:  # an audit hook cannot be removed
-        _is_hooked = True
-        sys.addaudithook(_on_event)
-    _files = {}
-    try:
-        yield _files
-    finally:
-        _files = None
-
-
-def _on_event(event: str, args: tuple[Any, ...]) -> None:
-    if _files is None or event != "open" or not isinstance(args[0], (str, bytes)):
-        return
-    if isinstance(args[2], int) and args[2] & os.O_ACCMODE == os.O_RDONLY:
-        _note(_files, os.path.abspath(os.fsdecode(args[0])))
+    with _hook.tracking() as files:
+        yield files
 
 
 def _note(files: dict[str, int], path: str) -> None:

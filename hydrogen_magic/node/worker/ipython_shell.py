@@ -18,6 +18,10 @@ __all__ = ["RankShell", "display", "get_ipython"]
 _VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 
 
+_OF_FRONT_END = ("gui", "matplotlib")
+"""Magics that choose how the notebook's page shows figures; a rank has no page."""
+
+
 class RankShell:
     """The object that transformed ``!`` and ``%`` lines call."""
 
@@ -81,6 +85,8 @@ class RankShell:
         if name == "cd":
             os.chdir(os.path.expanduser(self.var_expand(line).strip() or "~"))
             return None
+        if name in _OF_FRONT_END:
+            return None
         _refuse_ours(name)
         # The cell's own frame is one further up for IPython, which looks up variables there.
         return self._real(name).run_line_magic(name, line, _stack_depth + 1)
@@ -137,7 +143,14 @@ def _make_ipython(name: str, namespace: dict[str, Any]) -> Any:
             f"%{name} needs IPython, which is not installed where this rank runs: pip install ipython"
         ) from error
     make: Any = InteractiveShell
-    return make(user_module=sys.modules["__main__"], user_ns=namespace)
+    shell = make(user_module=sys.modules["__main__"], user_ns=namespace)
+    # ``name?`` would start a pager.
+    shell.set_hook("show_in_pager", lambda self, data, start, screen_lines: print(_plain(data)))
+    return shell
+
+
+def _plain(data: Any) -> str:
+    return str(data["text/plain"] if isinstance(data, dict) else data)
 
 
 def provide(names: Sequence[str], namespace: dict[str, Any]) -> None:

@@ -124,7 +124,7 @@ def _run(
         _report_start(control, start, error)
         return 1
     code = rank.run()
-    while rank.stays:
+    while rank.is_retained:
         received = framing.receive(reader)
         if received is None:
             os._exit(0)  # it is no longer needed
@@ -172,16 +172,16 @@ class _Rank:
         self.closure_fd, *self.channels = fds
         self.infer_options = start.infer_options
         self.set_up = set_up
-        self.stays = False
+        self.is_retained = False
         """It waits for another gang after this one."""
         self.control = control
         self.lock = threading.Lock()
         self.phase = "starting"
+        interval = send_interval.SendInterval(self.rank, api.world_size())
         self.reporter = reporter.Reporter(
-            self.rank, start.clock_zero_s, self._send_events,
-            pace=send_interval.SendInterval(self.rank, api.world_size()),
-        )  # fmt: skip
-        self.reporter.solo.advice = start.join_advice
+            self.rank, start.clock_zero_s, self._send_events, interval=interval
+        )
+        self.reporter.exchanges.advice = start.join_advice
         reporter.install(self.reporter)
         observe.report_failures()
         checkpoint.install(self._send_checkpoint)
@@ -199,7 +199,7 @@ class _Rank:
             return lambda is_recording: None
         try:
             record = _function(start.timeline_recorder)
-            follow: Callable[[bool], None] = record(start.timeline_prefix, self._tell)
+            follow: Callable[[bool], None] = record(start.timeline_prefix, self._send_report)
         except Exception as error:
             text = f"its library's timeline is not recorded: {type(error).__name__}: {error}"
             self.reporter.notice("warning", text)
@@ -213,8 +213,8 @@ class _Rank:
             code = self._work_unless_stopped()
         except BaseException as error:
             code = self._fail(error)
-        self.stays = self.stays and code == 0
-        self._stay() if self.stays else self._leave()
+        self.is_retained = self.is_retained and code == 0
+        self._report_retained() if self.is_retained else self._finish()
         return code
 
     def _work_unless_stopped(self) -> int:
@@ -225,7 +225,7 @@ class _Rank:
             raise KeyboardInterrupt
         return self._work()
 
-    def _stay(self) -> None:
+    def _report_retained(self) -> None:
         """Report that this gang is over for this process."""
         self.reporter.close()
         process_setup.flush()
@@ -268,10 +268,12 @@ class _Rank:
         """Predict until there is nothing left. The cell's own value is not asked for."""
         from hydrogen_magic.node.worker import inference
 
+        began_s, is_new = time.monotonic(), self.set_up is None
         if self.set_up is None:
             self.set_up = inference.set_up(loaded)
-        is_done = inference.serve(self.channels[0], self.set_up.predict, options)
-        self.stays = is_done and self.set_up.can_stay
+        cell_s = time.monotonic() - began_s if is_new else 0.0
+        is_done = inference.serve(self.channels[0], self.set_up.predict, options, cell_s=cell_s)
+        self.is_retained = is_done and self.set_up.can_stay
 
     def _enter(self, phase: str) -> None:
         self.phase = phase
@@ -289,12 +291,8 @@ class _Rank:
         report = main_thread.report_exception(error if left is None else error.__cause__ or error)
         if isinstance(error, SystemExit) and _exit_code(error) == 0:
             report = replace(report, notes=(*report.notes, _EARLY_EXIT))
-        self.reporter.post(
-            ev.RankFailed(
-                self.reporter.now_s(), self.rank, report, self.phase,
-                exit_code=left,
-            )
-        )  # fmt: skip
+        now_s = self.reporter.now_s()
+        self.reporter.post(ev.RankFailed(now_s, self.rank, report, self.phase, exit_code=left))
         return left or _exit_code(error) or 1
 
     def _deliver(self, loaded: namespace.LoadedClosure, value: Any) -> None:
@@ -302,12 +300,12 @@ class _Rank:
         from hydrogen_magic.node.worker import results
 
         nbytes = results.deliver(
-            loaded, value, self.rank, self._send_result, self._say_progress, self._say_next
+            loaded, value, self.rank, self._send_result, self._report_progress, self._report_step
         )
         with self.lock:
             framing.send(self.control, ResultsDelivered(nbytes))
 
-    def _say_next(self, text: str) -> None:
+    def _report_step(self, text: str) -> None:
         """Say what the process does next, at once: it may crash."""
         with self.lock:
             framing.send(self.control, PackingResult(text))
@@ -324,10 +322,10 @@ class _Rank:
         finally:
             os.close(fd)
 
-    def _say_progress(self, text: str) -> None:
-        self.reporter.tell(ev.RankPhase(self.reporter.now_s(), self.rank, self.phase, text))
+    def _report_progress(self, text: str) -> None:
+        self.reporter.report(ev.RankPhase(self.reporter.now_s(), self.rank, self.phase, text))
 
-    def _leave(self) -> None:
+    def _finish(self) -> None:
         """Run exit handlers as the interpreter would, but skip its slow teardown of modules."""
         self.reporter.close()
         try:
@@ -346,9 +344,9 @@ class _Rank:
             framing.send(self.control, ProfileTrace(number), [fd])
 
     def _send_checkpoint(self, name: str) -> None:
-        self._tell(SavedCheckpoint(name))
+        self._send_report(SavedCheckpoint(name))
 
-    def _tell(self, message: WorkerReport) -> None:
+    def _send_report(self, message: WorkerReport) -> None:
         """Send an event about the user's call; an agent that has exited is not the user's error."""
         with self.lock, suppress(BrokenPipeError, ConnectionResetError):
             framing.send(self.control, message)

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.node.worker.training_progress import Collective
 
 __all__ = ["Watch", "hide_our_frames", "report_exception", "users_part"]
 
@@ -57,11 +58,9 @@ class Watch:
         self._seen: int | None = None
         self._seen_since_s = 0.0
         self._reported: int | None = None
-        self._waiting: tuple[str, int, int] | None = None
+        self._waiting: Collective | None = None
 
-    def look(
-        self, now_s: float, phase: str, collective: tuple[str, int, int] | None
-    ) -> Iterator[ev.Event]:
+    def poll(self, now_s: float, phase: str, collective: Collective | None) -> Iterator[ev.Event]:
         """Yield news: an exception in flight, or a collective that blocks or no longer does."""
         if phase == "running":
             yield from self._look_at_exception(now_s, phase)
@@ -80,18 +79,20 @@ class Watch:
                 yield ev.RankFailed(self._seen_since_s, self._rank, report, phase, in_flight=True)
 
     def _look_at_collective(
-        self, now_s: float, collective: tuple[str, int, int] | None
+        self, now_s: float, collective: Collective | None
     ) -> Iterator[ev.Event]:
-        if self._waiting is not None and collective != self._waiting:
-            _, seq, since_ns = self._waiting
-            self._waiting = None
-            yield ev.CollectiveWait(now_s, self._rank, "", seq, since_ns / 1e9)
-        if collective is None or self._waiting is not None:
-            return
-        name, seq, since_ns = collective
-        if now_s - since_ns / 1e9 > _COLLECTIVE_S:
+        blocked, self._waiting = self._waiting, None
+        if blocked is not None and collective != blocked:
+            yield self._wait_event(now_s, blocked, "")
+        elif blocked is not None:
+            self._waiting = blocked
+        elif collective is not None and now_s - collective.start_ns / 1e9 > _COLLECTIVE_S:
             self._waiting = collective
-            yield ev.CollectiveWait(now_s, self._rank, name, seq, since_ns / 1e9)
+            yield self._wait_event(now_s, collective, collective.name)
+
+    def _wait_event(self, now_s: float, collective: Collective, name: str) -> ev.CollectiveWait:
+        start_s = collective.start_ns / 1e9
+        return ev.CollectiveWait(now_s, self._rank, name, collective.number, start_s)
 
 
 def _handled_in_main_thread() -> BaseException | None:
@@ -158,9 +159,13 @@ def report_exception(exc: BaseException) -> ev.ErrorReport:
     is_direct = False
     for error, was_raised_from in reversed(chain):
         report = ev.ErrorReport(
-            type=_type_name(error), message=messages.of(error), frames=_frames(error),
-            cause=report, is_direct_cause=is_direct, notes=_notes(error, messages),
-        )  # fmt: skip
+            type=_type_name(error),
+            message=messages.of(error),
+            frames=_frames(error),
+            cause=report,
+            is_direct_cause=is_direct,
+            notes=_notes(error, messages),
+        )
         is_direct = was_raised_from
     assert report is not None  # the chain has at least exc
     return report

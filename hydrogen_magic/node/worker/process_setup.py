@@ -177,6 +177,7 @@ def enter_environment(start: WorkerStart) -> None:
     """Take over the kernel's environment, directory and module path; become ``__main__``."""
     os.environ.clear()
     os.environ.update(start.env)
+    time.tzset()
     os.chdir(start.cwd)
     sys.path[:] = start.sys_path
     sys.argv = [""]

@@ -54,32 +54,32 @@ class Profiler:
 
     # ── on the reporter's thread ──
 
-    def ask(self, number: int, steps: int, path: str) -> None:
+    def start(self, number: int, steps: int, path: str) -> None:
         """Profile the next ``steps`` steps; 0 withdraws the request, or ends it early.
 
         ``path``: where the trace is written, and removed at once.
         """
         if steps <= 0:
-            self._take_back()
+            self._withdraw()
         elif "torch" not in sys.modules:
             self._send(number, _file({"error": _NO_TORCH}))
-        elif not self._put(number, steps, path):
+        elif not self._accept(number, steps, path):
             self._send(number, _file({"error": "it is already being profiled"}))
 
-    def _put(self, number: int, steps: int, path: str) -> bool:
+    def _accept(self, number: int, steps: int, path: str) -> bool:
         with self._lock:
             if self._number is not None:
                 return False
             self._number, self._steps, self._path = number, steps, path
             self._has_begun = False
-            self._reporter.on_step = self._begin
+            self._reporter.steps.on_step = self._begin
             return True
 
-    def _take_back(self) -> None:
+    def _withdraw(self) -> None:
         with self._lock:
             self._steps = self._until = 0
             if not self._has_begun:
-                self._reporter.on_step = self._number = None
+                self._reporter.steps.on_step = self._number = None
 
     # ── on the stepping thread ──
 
@@ -89,7 +89,7 @@ class Profiler:
             if number is None or self._has_begun:
                 return  # withdrawn just now, or another thread steps too
             self._has_begun = True
-            self._reporter.on_step = None
+            self._reporter.steps.on_step = None
         try:
             self._profile = _started(self._reporter)
         except Exception as error:  # the user's own profiler is on, or a requirement fails
@@ -97,24 +97,26 @@ class Profiler:
             return
         self._thread = threading.get_ident()
         with self._lock:  # it may have been withdrawn meanwhile: starting takes seconds
-            self._until = self._reporter.steps + self._steps
-        self._reporter.on_step = self._count
-        self._reporter.tell(ev.Profiling(self._reporter.now_s(), "recording"))
+            self._until = self._reporter.steps.count + self._steps
+        self._reporter.steps.on_step = self._count
+        self._reporter.report(ev.Profiling(self._reporter.now_s(), "recording"))
 
     def _count(self) -> None:
-        if self._reporter.steps >= self._until and threading.get_ident() == self._thread:
+        if self._reporter.steps.count >= self._until and threading.get_ident() == self._thread:
             self._end()
 
     def _end(self) -> None:
-        self._reporter.on_step = None
+        self._reporter.steps.on_step = None
         number, profile, self._profile = self._number, self._profile, None
         assert number is not None
         try:
             profile.__exit__(None, None, None)
             writing = threading.Thread(
-                target=self._write, args=(number, profile),
-                name="hydrogen_magic.profiler", daemon=True,
-            )  # fmt: skip
+                target=self._write,
+                args=(number, profile),
+                name="hydrogen_magic.profiler",
+                daemon=True,
+            )
             writing.start()
         except Exception as error:  # the user's optimizer steps in any case
             self._refuse(number, error)
@@ -125,7 +127,7 @@ class Profiler:
         """The cell is over: the recording so far is the profile."""
         if self._profile is not None and threading.get_ident() == self._thread:
             self._end()
-        self._reporter.on_step = None
+        self._reporter.steps.on_step = None
         if self._writing is not None:
             self._writing.join(_WRITE_S)
 

@@ -84,7 +84,7 @@ class ResultPickler(Pickler):
     def _reduce(self, obj: Any) -> Any:
         kind = type(obj)
         is_module = self._module_class is not None and issubclass(kind, self._module_class)
-        if is_module and kind not in self.handlers:
+        if is_module and self.handlers.get(kind) is None and self.handler_of(kind) is None:
             self.last = obj
             return _undistributed(obj)
         return super().reducer_override(obj)

@@ -77,7 +77,7 @@ class _Delivery:
         self._send = send
         self._progress = progress
         self._begin = begin
-        self._gathering = Gathering(loaded.result_pickler, progress.say)
+        self._gathering = Gathering(loaded.result_pickler, progress.report)
         self._packer = Packer(self._pickler, progress.packed)
         self._nbytes = 0
 
@@ -179,14 +179,14 @@ class _PackingProgress:
         self._name, self._written, self._total = name, 0, total
 
     def packed(self, nbytes: int) -> None:
-        self.say(f"packing {label(self._name)}: {size_text(nbytes)}")
+        self.report(f"packing {label(self._name)}: {size_text(nbytes)}")
 
     def written(self, nbytes: int) -> None:
         self._written += nbytes
         done = f"{size_text(self._written)} of {size_text(self._total)}"
-        self.say(f"sending {label(self._name)}: {done}")
+        self.report(f"sending {label(self._name)}: {done}")
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         if time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + _REPORT_S
             self._report(text)

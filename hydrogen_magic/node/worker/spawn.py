@@ -17,23 +17,30 @@ from collections.abc import Callable
 from typing import Any
 
 from hydrogen_magic.node.worker import module_importer
-from hydrogen_magic.serialization.closure import Header
-from hydrogen_magic.serialization.pickler import Pickler, global_names, is_main
+from hydrogen_magic.serialization.closure import ClosureManifest
+from hydrogen_magic.serialization.code_names import global_names
+from hydrogen_magic.serialization.pickler import Pickler, is_main
 from hydrogen_magic.serialization.reducers import UNBOUND, Binding
 
 __all__ = ["install"]
 
 _get_preparation_data: Callable[..., dict[str, Any]] = multiprocessing.spawn.get_preparation_data
 
-_header: Header | None = None
-_has_fresh_children = False
-"""Forked children have the notebook's classes: until others exist, names are sufficient."""
+
+class _SpawnedChildren:
+    """What hooks of ``multiprocessing``, which belong to a class, know of this process."""
+
+    header: ClosureManifest | None = None
+    has_fresh_children = False
+    """Forked children have the notebook's classes: until others exist, names are sufficient."""
 
 
-def install(header: Header) -> None:
+_process = _SpawnedChildren()
+
+
+def install(header: ClosureManifest) -> None:
     """Make ``multiprocessing`` in this process pickle objects of the notebook by value."""
-    global _header
-    _header = header
+    _process.header = header
     # pickle asks the class for this hook, if it has it, whenever it starts
     multiprocessing.reduction.ForkingPickler.reducer_override = _reduce  # type: ignore[method-assign]
     multiprocessing.spawn.get_preparation_data = _prepare
@@ -41,8 +48,7 @@ def install(header: Header) -> None:
 
 def _prepare(*args: Any, **kwargs: Any) -> dict[str, Any]:
     """Prepend the set-up of a child to the data that it reads."""
-    global _has_fresh_children
-    _has_fresh_children = True
+    _process.has_fresh_children = True
     data = _get_preparation_data(*args, **kwargs)
     return {"hydrogen_magic": _ChildSetup(), **data}
 
@@ -51,8 +57,9 @@ class _ChildSetup:
     """Unpickling it installs this module in a child, before the child knows its ``sys.path``."""
 
     def __reduce__(self) -> Any:
-        assert _header is not None
-        header = Header("call", modules=_header.modules, sources=_header.sources)
+        own = _process.header
+        assert own is not None
+        header = ClosureManifest("call", modules=own.modules, sources=own.sources)
         code = (
             f"import sys, pickle; sys.path[:] = {sys.path!r}\n"
             "from hydrogen_magic.node.worker import spawn\n"
@@ -61,10 +68,9 @@ class _ChildSetup:
         return exec, (code, {})
 
 
-def enter_child(header: Header) -> None:
+def enter_child(header: ClosureManifest) -> None:
     """Set up a spawned child."""
-    global _has_fresh_children
-    _has_fresh_children = True
+    _process.has_fresh_children = True
     for filename, text in header.sources.items():
         module_importer.show_source(filename, text)
     module_importer.install(header.modules)
@@ -73,7 +79,7 @@ def enter_child(header: Header) -> None:
 
 def _reduce(forking_pickler: Any, obj: Any) -> Any:
     """Implements ``ForkingPickler.reducer_override``."""
-    if not _has_fresh_children:
+    if not _process.has_fresh_children:
         return NotImplemented
     helper = forking_pickler.__dict__.get("_by_value")
     if helper is None:

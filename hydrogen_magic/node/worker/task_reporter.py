@@ -127,7 +127,7 @@ class TaskReporter:
                 failed.clear()
                 if command.done():
                     message, _ = command.result()
-                    if not await self._obey(decode(message, TaskCommand), link):
+                    if not await self._handle(decode(message, TaskCommand), link):
                         return
                     command = asyncio.ensure_future(link.receive())
         finally:
@@ -145,7 +145,7 @@ class TaskReporter:
         link.send(status)
         self._is_sent.set()
 
-    async def _obey(self, command: TaskCommand, link: AgentLink) -> bool:
+    async def _handle(self, command: TaskCommand, link: AgentLink) -> bool:
         """Execute ``command``; return False if the kernel wants no more reports."""
         if isinstance(command, EndTask):
             await self._end_task(link)

@@ -21,7 +21,7 @@ _STEPS_SINCE = 100
 
 
 class ExchangeCounter:
-    """One rank's communication with others. The user's thread calls ``entered`` and ``leave``."""
+    """One rank's communication with others. The user's thread calls ``add_call`` and ``keep_counts``."""
 
     def __init__(self, rank: int) -> None:
         self.advice = JoinAdvice()
@@ -32,16 +32,16 @@ class ExchangeCounter:
         self._first: tuple[int, int] | None = None
         """Steps and collectives at the time of the first steps."""
 
-    def entered(self) -> None:
-        """Take note of a collective that is called from Python and exchanges something."""
+    def add_call(self) -> None:
+        """Count a collective that is called from Python and exchanges data."""
         self._calls += 1
 
-    def leave(self) -> None:
-        """The process group is about to be destroyed, together with its count."""
+    def keep_counts(self) -> None:
+        """Keep the counts of the process groups, which are about to be destroyed."""
         self._past += sum(filter(None, _counts()))
 
-    def look(self, steps: int, is_over: bool) -> str:
-        """Return a message about a rank that has taken ``steps`` steps; usually empty."""
+    def warning(self, steps: int, *, is_over: bool) -> str:
+        """Return a warning if a rank took ``steps`` steps on its own, otherwise an empty text."""
         if self._is_decided or not steps:
             return ""
         world_size = int(os.environ.get("WORLD_SIZE", 1))

@@ -65,38 +65,62 @@ def add_where(parser: LineParser) -> None:
     gpu = parser.add_mutually_exclusive_group()
     gpu.add_argument("--gpu", action="store_true", default=None, help="a GPU for every rank")
     gpu.add_argument("--cpu", dest="gpu", action="store_false", default=None, help="no GPU visible")
-    add("--env", action="append", type=typed(env_variable), default=[], metavar="K=V",
-        help="environment variable of every rank; repeatable")  # fmt: skip
+    add(
+        "--env",
+        action="append",
+        type=typed(env_variable),
+        default=[],
+        metavar="K=V",
+        help="environment variable of every rank; repeatable",
+    )
+    add(
+        "--seed",
+        type=typed(count),
+        metavar="N",
+        help="rank r seeds Python, NumPy and torch with N + r",
+    )
 
 
 def add_rendezvous(parser: LineParser) -> None:
     """Add the option for the rendezvous."""
     parser.add_argument(
-        "--with", dest="rendezvous", type=choice(plugins.RENDEZVOUS), metavar="|".join(plugins.RENDEZVOUS),
+        "--with",
+        dest="rendezvous",
+        type=choice(plugins.RENDEZVOUS),
+        metavar="|".join(plugins.RENDEZVOUS),
         help="how ranks find each other",
-    )  # fmt: skip
+    )
 
 
 def add_limits(parser: LineParser) -> None:
     """Add options for limits of time and size."""
     add = parser.add_argument
     add("--retries", type=typed(count), metavar="N", help="restarts of the gang after a failure")
-    add("--timeout", dest="timeout_s", type=typed(parse_duration_s), metavar="S",
-        help="stop the gang after S seconds (also 5m, 1h)")  # fmt: skip
-    add("--start-timeout", dest="start_timeout_s", type=typed(parse_duration_s), metavar="S",
-        help="how long a rank may take to its first line")  # fmt: skip
-    add("--grace", dest="grace_s", type=typed(parse_duration_s), metavar="S",
-        help="how long a stopped rank may clean up")  # fmt: skip
-    add("--max-closure", dest="max_closure_bytes", type=typed(parse_size_bytes), metavar="SIZE",
-        help="size limit of captured data: 2GB")  # fmt: skip
+    for option, dest, text in (
+        ("--timeout", "timeout_s", "stop the gang after S seconds (also 5m, 1h)"),
+        ("--start-timeout", "start_timeout_s", "how long a rank may take to its first line"),
+        ("--grace", "grace_s", "how long a stopped rank may clean up"),
+    ):
+        add(option, dest=dest, type=typed(parse_duration_s), metavar="S", help=text)
+    add(
+        "--max-closure",
+        dest="max_closure_bytes",
+        type=typed(parse_size_bytes),
+        metavar="SIZE",
+        help="size limit of captured data: 2GB",
+    )
 
 
 def add_out(parser: LineParser) -> None:
     """Add the option for variables to bring back."""
     parser.add_argument(
-        "--out", action="append", type=typed(variable_names), default=[], metavar="NAME[,NAME]",
+        "--out",
+        action="append",
+        type=typed(variable_names),
+        default=[],
+        metavar="NAME[,NAME]",
         help="rank 0's variables to bring back",
-    )  # fmt: skip
+    )
 
 
 def add_display(parser: LineParser) -> None:

@@ -20,9 +20,23 @@ _NOT_XML = re.compile(
 )
 
 _BASIC = (
-    "#808080", "#d02030", "#008a20", "#a06a00", "#3d7bf0", "#c000c0", "#00808a", "#808080",
-    "#8a8a8a", "#f04050", "#20a040", "#b08000", "#5090ff", "#d060d0", "#20a0a8", "#8a8a8a",
-)  # fmt: skip
+    "#808080",
+    "#d02030",
+    "#008a20",
+    "#a06a00",
+    "#3d7bf0",
+    "#c000c0",
+    "#00808a",
+    "#808080",
+    "#8a8a8a",
+    "#f04050",
+    "#20a040",
+    "#b08000",
+    "#5090ff",
+    "#d060d0",
+    "#20a0a8",
+    "#8a8a8a",
+)
 """The 16 terminal colours; black and white depend on the page's theme, so they are grey here."""
 
 

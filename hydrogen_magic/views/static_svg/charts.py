@@ -38,7 +38,7 @@ _LONGEST_NAME = 28
 def charts_html(curves: Curves, state: GangState) -> list[str]:
     """Return the curves' caption and pictures as lines of HTML; none without a metric."""
     # The series of a thousand ranks would cost seconds, and would not be drawn.
-    known = curves.whole(None if len(state.ranks) <= MOST_ROWS else ())
+    known = curves.full(None if len(state.ranks) <= MOST_ROWS else ())
     shown = [replace(each, series=_drawn(each.series)) for each in known[:_MOST_CHARTS]]
     if not shown:
         return []
@@ -165,11 +165,11 @@ class _Chart:
         first = min(line.first for line in lines)
         last = max(first + 1, *(line.steps[-1] for line in lines), *self._bad.values())
         steps = Scale(first, float(last), _LEFT, _RIGHT)
-        shown = self._told_apart(steps, values)
+        shown = self._distinguishable(steps, values)
         drawn = [self._curve(rank, line, steps, values) for rank, line in shown.items()]
         return [*_axes(steps, values), *drawn, *self._bad_mark(steps)]
 
-    def _told_apart(self, steps: Scale, values: Scale) -> Mapping[int, _ChartLine]:
+    def _distinguishable(self, steps: Scale, values: Scale) -> Mapping[int, _ChartLine]:
         """Return the lines to draw: only the mean if every rank coincides with it."""
         main = self._lines.get(ALL_RANKS)
         if main is None or self._bad:
@@ -195,9 +195,12 @@ class _Chart:
             drawn = svg.path(svg.line(around, edges), fill=colour, fill_opacity=0.22)
         # Thin lines of ranks are drawn over the thick line of their mean.
         return drawn + svg.path(
-            svg.line(xs, ys), fill="none", stroke=colour, stroke_linejoin="round",
+            svg.line(xs, ys),
+            fill="none",
+            stroke=colour,
+            stroke_linejoin="round",
             stroke_width=1.1 if rank >= 0 else 2.4 if len(self._lines) > 1 else 1.6,
-        )  # fmt: skip
+        )
 
     def _bad_mark(self, steps: Scale) -> list[str]:
         if not self._bad:

@@ -17,8 +17,15 @@ __all__ = [
 ]
 
 EITHER = (
-    "#5090ff", "#e07010", "#7040ff", "#d02030", "#507070", "#d070c0", "#a09070", "#c000c0",
-)  # fmt: skip
+    "#5090ff",
+    "#e07010",
+    "#7040ff",
+    "#d02030",
+    "#507070",
+    "#d070c0",
+    "#a09070",
+    "#c000c0",
+)
 """On white, on #111 and on #1e1e1e: contrast at least 3, distance at least 23.
 
 A picture in a notebook cannot adapt to its background: the browser's colour scheme is that of the system,

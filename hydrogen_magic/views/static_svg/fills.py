@@ -20,9 +20,19 @@ KINDS = (
 """Names that are common in training; each has a fixed colour."""
 
 FILLS = (
-    "#f89000", "#3080a0", "#403090", "#d060f8", "#80d0f8", "#702010", "#c04000",
-    "#9010f8", "#908060", "#f8c080", "#503040", "#c0d0c0",
-)  # fmt: skip
+    "#f89000",
+    "#3080a0",
+    "#403090",
+    "#d060f8",
+    "#80d0f8",
+    "#702010",
+    "#c04000",
+    "#9010f8",
+    "#908060",
+    "#f8c080",
+    "#503040",
+    "#c0d0c0",
+)
 """Colours of the kinds, then of other names."""
 
 

@@ -37,7 +37,7 @@ _MARKS = {"SUCCEEDED": "✓", "FAILED": "✕", "STOPPED": "■"}
 def html(
     state: GangState,
     curves: Curves,
-    lanes: SpanTracks,
+    tracks: SpanTracks,
     lines: Sequence[OutputLine],
     report: str,
     *,
@@ -47,13 +47,13 @@ def html(
 
     ``is_folded``: only the first line of the report is visible.
     """
-    ranks = _told_ranks(state)
+    ranks = _listed_ranks(state)
     parts = [
         *_header(state),
         *_failure(report, is_folded),
         *ranks_html(state, ranks),
         *charts_html(curves, state),
-        *timeline_html(state, lanes, times_of(lanes), ranks),
+        *timeline_html(state, tracks, times_of(tracks), ranks),
         *_output(lines, len(state.ranks)),
     ]
     # MathJax would render a rank's text between two dollar signs, including links.
@@ -61,7 +61,7 @@ def html(
     return "\n".join([head, *(part for part in parts if part), "</div>"])
 
 
-def _told_ranks(state: GangState) -> list[int]:
+def _listed_ranks(state: GangState) -> list[int]:
     """Return all ranks if they are few; otherwise the first, the failed and the slowest ones."""
     if len(state.ranks) <= MOST_ROWS:
         return [rank.rank for rank in state.ranks]

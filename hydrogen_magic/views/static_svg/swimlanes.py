@@ -25,27 +25,30 @@ __all__ = ["timeline_html"]
 
 _WIDTH, _LEFT, _RIGHT = 880, 62, 868
 _MOST_BOXES = 1600
-"""Number of spans drawn one by one, in all lanes; 120 per lane are still as wide as high."""
+"""Number of spans drawn one by one, in all rows; 120 per row are still as wide as high."""
 _MOST_CELLS = 10_000
-"""Number of stacked pieces in all lanes, if spans are too many or too narrow: 8 bytes each."""
+"""Number of stacked pieces in all rows, if spans are too many or too narrow: 8 bytes each."""
 _MOST_RANKS_WITH_ALL_TRACKS = 8
 _PHASES = {
-    "waiting": (0.15, INK), "starting": (0.4, EITHER[4]), "loading": (0.7, EITHER[6]),
-    "running": (0.25, EITHER[0]), "finishing": (1.0, EITHER[2]),
-}  # fmt: skip
+    "waiting": (0.15, INK),
+    "starting": (0.4, EITHER[4]),
+    "loading": (0.7, EITHER[6]),
+    "running": (0.25, EITHER[0]),
+    "finishing": (1.0, EITHER[2]),
+}
 """Opacity in the strip below spans, which have the colours; full colour if there are no spans."""
 
 
 def timeline_html(
-    state: GangState, lanes: SpanTracks, times: Times, ranks: Sequence[int]
+    state: GangState, tracks: SpanTracks, times: Times, ranks: Sequence[int]
 ) -> list[str]:
-    """Return caption, picture and list as lines of HTML, only of ``ranks``; empty without a lane."""
-    rows = _rows(lanes, ranks)
+    """Return caption, picture and list as lines of HTML, only of ``ranks``; empty without spans."""
+    rows = _rows(tracks, ranks)
     if not rows:
         return []
-    picture = _Picture(state, lanes.names, times, rows)
+    picture = _Picture(state, tracks.names, times, rows)
     some = f" · {len(ranks)} of {len(state.ranks):,} ranks" if len(ranks) < len(state.ranks) else ""
-    skipped = sum(lane.skipped for lane in lanes.lanes().values())
+    skipped = sum(spans.skipped for spans in tracks.tracks().values())
     lost = f" · {skipped:,} spans were dropped because they came too fast" if skipped else ""
     late = late_in_all({rank.rank: rank.waits for rank in state.ranks})
     waited = f" · {late_text(late, state.rendezvous)}" if late else ""
@@ -58,31 +61,31 @@ def timeline_html(
 
 @dataclass(frozen=True)
 class _TrackRow:
-    """A lane and its position; the first of a rank is the highest and has its name."""
+    """A track and its position; the first of a rank is the highest and has its name."""
 
     rank: int
     track: str
-    lane: SpanTrack
+    spans: SpanTrack
     is_first: bool
     height: int
 
 
-def _rows(lanes: SpanTracks, ranks: Sequence[int]) -> list[_TrackRow]:
+def _rows(tracks: SpanTracks, ranks: Sequence[int]) -> list[_TrackRow]:
     by_rank: dict[int, dict[str, SpanTrack]] = {rank: {} for rank in ranks}
-    for (rank, track), lane in lanes.lanes().items():
-        if rank in by_rank and len(lane.starts_s):
-            by_rank[rank][track] = lane
+    for (rank, track), spans in tracks.tracks().items():
+        if rank in by_rank and len(spans.starts_s):
+            by_rank[rank][track] = spans
     has_all = len(ranks) <= _MOST_RANKS_WITH_ALL_TRACKS
     return [row for rank in ranks for row in _rows_of(rank, by_rank[rank], has_all)]
 
 
-def _rows_of(rank: int, lanes: Mapping[str, SpanTrack], has_all: bool) -> list[_TrackRow]:
-    others = sorted(set(lanes) - {*TRACKS, PHASES})
-    tracks = [track for track in (*TRACKS, *others) if track in lanes]
-    tracks = [*(tracks if has_all else tracks[:1]), *([PHASES] if PHASES in lanes else [])]
+def _rows_of(rank: int, spans: Mapping[str, SpanTrack], has_all: bool) -> list[_TrackRow]:
+    others = sorted(set(spans) - {*TRACKS, PHASES})
+    tracks = [track for track in (*TRACKS, *others) if track in spans]
+    tracks = [*(tracks if has_all else tracks[:1]), *([PHASES] if PHASES in spans else [])]
     heights = [18, *(3 if track == PHASES else 7 for track in tracks[1:])]
     return [
-        _TrackRow(rank, track, lanes[track], number == 0, heights[number])
+        _TrackRow(rank, track, spans[track], number == 0, heights[number])
         for number, track in enumerate(tracks)
     ]
 
@@ -122,7 +125,7 @@ class _Picture:
         drawn: list[str] = []
         for row in self._rows:
             y += 6 if row.is_first else 1
-            drawn += self._lane(row, y) + (self._heading(row.rank, y) if row.is_first else [])
+            drawn += self._track(row, y) + (self._heading(row.rank, y) if row.is_first else [])
             y += row.height
         parts += self._axis(top, y + 4)
         return svg.image([*parts, *drawn], _WIDTH, y + 24, self._in_words())
@@ -147,23 +150,23 @@ class _Picture:
         return parts
 
     def _is_stacked(self, row: _TrackRow) -> bool:
-        return row.track != PHASES and len(row.lane.starts_s) > self._most_boxes
+        return row.track != PHASES and len(row.spans.starts_s) > self._most_boxes
 
-    def _lane(self, row: _TrackRow, y: float) -> list[str]:
+    def _track(self, row: _TrackRow, y: float) -> list[str]:
         return self._stacked(row, y) if self._is_stacked(row) else self._boxes(row, y)
 
     # ── few spans: every one a box ──
 
     def _boxes(self, row: _TrackRow, y: float) -> list[str]:
         """Return the spans, inner ones thinner, with names that fit."""
-        lane = row.lane
-        left = self._x(lane.starts_s)
-        width = np.maximum(self._x(lane.starts_s + lane.durations_s) - left, 0.6)
+        spans = row.spans
+        left = self._x(spans.starts_s)
+        width = np.maximum(self._x(spans.starts_s + spans.durations_s) - left, 0.6)
         drawn: dict[tuple[int, str], list[str]] = {}
         words: list[str] = []
         deepest = 2 if row.is_first and row.track != PHASES else 0
-        for index in np.flatnonzero(lane.depths <= deepest)[:120].tolist():
-            name, depth = self._names[lane.names[index]], int(lane.depths[index])
+        for index in np.flatnonzero(spans.depths <= deepest)[:120].tolist():
+            name, depth = self._names[spans.names[index]], int(spans.depths[index])
             top, height = y + depth * row.height / 3, row.height * (1 - depth / 3)
             drawn.setdefault((depth, name), []).append(
                 svg.box(left[index], top, width[index], height)
@@ -194,7 +197,7 @@ class _Picture:
 
         Each area extends to the bottom and is covered by the next, so one edge is sufficient.
         """
-        layers = self._layers(row.lane)
+        layers = self._layers(row.spans)
         column_s = self._until_s / self._columns
         reached: NDArray[np.float64] = np.cumsum([seconds for _, seconds in layers], axis=0)
         full = np.maximum(reached[-1], column_s)
@@ -206,15 +209,15 @@ class _Picture:
         ]
         return areas[::-1]
 
-    def _layers(self, lane: SpanTrack) -> list[tuple[str, NDArray[np.float64]]]:
+    def _layers(self, spans: SpanTrack) -> list[tuple[str, NDArray[np.float64]]]:
         """Return colour -> seconds per column of the outermost spans; INK for all other names."""
         edges = np.linspace(0.0, self._until_s, self._columns + 1)
-        outermost = lane.depths == 0
+        outermost = spans.depths == 0
         numbers = [self._names.index(name) for name in self._times.colours]
-        masks = [outermost & (lane.names == number) for number in numbers]
-        masks.append(outermost & ~np.isin(lane.names, numbers))
+        masks = [outermost & (spans.names == number) for number in numbers]
+        masks.append(outermost & ~np.isin(spans.names, numbers))
         return [
-            (colour, _covered(lane.starts_s[mask], lane.durations_s[mask], edges))
+            (colour, _covered(spans.starts_s[mask], spans.durations_s[mask], edges))
             for colour, mask in zip((*self._times.colours.values(), INK), masks, strict=True)
             if mask.any()
         ]
@@ -234,7 +237,7 @@ class _Picture:
             for name, colour in self._times.colours.items()
         ]
         others = len(self._times.seconds) > len(self._times.colours)
-        phases = [row.lane.names for row in self._rows if row.track == PHASES]
+        phases = [row.spans.names for row in self._rows if row.track == PHASES]
         known = {self._names[number] for names in phases for number in names}
         return [
             *named,

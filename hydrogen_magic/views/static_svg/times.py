@@ -37,13 +37,13 @@ class Times:
         return f"{percent:.0f} %" if percent >= 1 or not percent else "< 1 %"
 
 
-def times_of(lanes: SpanTracks) -> Times:
+def times_of(tracks: SpanTracks) -> Times:
     """Return the names of the outermost spans of all ranks, sorted and coloured."""
-    shares = lanes.shares()
+    shares = tracks.shares()
     longest_first = sorted(shares, key=lambda name: -sum(shares[name].values()))
     colours = fills(longest_first[:_MOST_NAMES])
     seconds = {name: shares[name] for name in longest_first}
-    return Times(seconds, colours, sum(lanes.recorded_s().values()))
+    return Times(seconds, colours, sum(tracks.recorded_s().values()))
 
 
 def list_html(times: Times) -> list[str]:

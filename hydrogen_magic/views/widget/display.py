@@ -40,7 +40,7 @@ class Display:
         self._cell: Any = None
         """Request of the cell, None outside of any."""
 
-    def put(self, data: Mapping[str, Any]) -> None:
+    def show(self, data: Mapping[str, Any]) -> None:
         """Show ``data``, by MIME type, in place of the previous display."""
         self._data = data
         publish = partial(self._publish, data)
@@ -50,19 +50,19 @@ class Display:
         else:
             update(publish)
 
-    def put_text(self, text: str, _: str | None = None) -> str:
+    def show_text(self, text: str, _: str | None = None) -> str:
         """Show plain text; text views send with it."""
-        self.put({"text/plain": text})
+        self.show({"text/plain": text})
         return self._id or ""
 
-    def put_as_new(self) -> None:
+    def show_again(self) -> None:
         """Show the same once more as a new output of the cell, in a page that never got the first one."""
         if self._cell is not None:
             transient = {"display_id": self._id}
             content = {"data": dict(self._data), "metadata": {}, "transient": transient}
             send_under(self._cell, "display_data", content)
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Release the data; pages keep their current display."""
         self._data = {}
 

@@ -16,8 +16,8 @@ from hydrogen_magic.core.units import size_text
 from hydrogen_magic.driver import chrome_trace
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.views import Actions
-from hydrogen_magic.views.widget.feed import Message
-from hydrogen_magic.views.widget.page_commands import Order
+from hydrogen_magic.views.widget.feed import PageMessage
+from hydrogen_magic.views.widget.page_commands import PageCommand
 
 __all__ = ["DownloadFile", "DownloadMaker", "make_file", "parts"]
 
@@ -47,18 +47,18 @@ class DownloadMaker:
     the file, or with an error message in its place.
     """
 
-    def __init__(self, done: Callable[[Order, DownloadFile | str], None]) -> None:
+    def __init__(self, done: Callable[[PageCommand, DownloadFile | str], None]) -> None:
         self._done = done
-        self._waiting: deque[tuple[Actions, Order]] = deque()
+        self._waiting: deque[tuple[Actions, PageCommand]] = deque()
         self._is_busy = False
         self._lock = threading.Lock()
 
-    def make(self, actions: Actions, order: Order) -> None:
+    def make(self, actions: Actions, request: PageCommand) -> None:
         """Create the requested file. Raises HydrogenError if too many are pending."""
         with self._lock:
             if len(self._waiting) >= _MOST_WAITING:
                 raise HydrogenError("too many files are being prepared: try again later")
-            self._waiting.append((actions, order))
+            self._waiting.append((actions, request))
             is_busy, self._is_busy = self._is_busy, True
         if not is_busy:
             name = "hydrogen_magic.files"
@@ -66,45 +66,50 @@ class DownloadMaker:
 
     def _make_all(self) -> None:
         while (asked := self._next()) is not None:
-            actions, order = asked
+            actions, request = asked
             try:
-                made: DownloadFile | str = make_file(actions, order)
+                made: DownloadFile | str = make_file(actions, request)
             except HydrogenError as error:
                 made = str(error)
             except Exception as error:  # out of memory, or an internal error: the page is informed
                 made = f"the file could not be created: {type(error).__name__}: {error}"
-            self._done(order, made)
+            self._done(request, made)
 
-    def _next(self) -> tuple[Actions, Order] | None:
+    def _next(self) -> tuple[Actions, PageCommand] | None:
         with self._lock:
             self._is_busy = bool(self._waiting)
             return self._waiting.popleft() if self._waiting else None
 
 
-def make_file(actions: Actions, order: Order) -> DownloadFile:
+def make_file(actions: Actions, request: PageCommand) -> DownloadFile:
     """Return the requested file.
 
     Raises HydrogenError if there is none, or if it is too large; the message then has its path.
     """
     try:
-        return _MAKERS[order["do"]](actions, order)
+        return _MAKERS[request["do"]](actions, request)
     except OSError as error:
         raise HydrogenError(f"the file could not be created: {error}") from error
 
 
-def parts(file: DownloadFile, order: Order) -> Iterator[Message]:
+def parts(file: DownloadFile, request: PageCommand) -> Iterator[PageMessage]:
     """Yield a file as messages; an empty one is one empty part."""
     n_parts = max(1, -(-len(file.data) // _PART_BYTES))
     for part in range(n_parts):
         content = {
-            "kind": "file", "to": order["client"], "id": order["id"], "name": file.name,
-            "mime": file.mime, "part": part, "parts": n_parts,
-        }  # fmt: skip
+            "kind": "file",
+            "to": request["client"],
+            "id": request["id"],
+            "name": file.name,
+            "mime": file.mime,
+            "part": part,
+            "parts": n_parts,
+        }
         start = part * _PART_BYTES
-        yield Message(content, [file.data[start : start + _PART_BYTES]])
+        yield PageMessage(content, [file.data[start : start + _PART_BYTES]])
 
 
-def _csv(actions: Actions, order: Order) -> DownloadFile:
+def _csv(actions: Actions, request: PageCommand) -> DownloadFile:
     _check_table(actions)
     data = actions.metrics.to_csv(index=False).encode("utf-8", "replace")
     return _bounded(actions, DownloadFile(f"gang-{actions.id}-metrics.csv", "text/csv", data))
@@ -123,7 +128,7 @@ def _check_table(actions: Actions) -> None:
         )
 
 
-def _trace(actions: Actions, order: Order) -> DownloadFile:
+def _trace(actions: Actions, request: PageCommand) -> DownloadFile:
     with tempfile.TemporaryDirectory(prefix="hydrogen_magic-") as folder:
         plain = chrome_trace.write_chrome_trace(actions.events(), Path(folder) / "trace.json")
         packed = plain.with_suffix(".json.gz")
@@ -144,8 +149,8 @@ def _bounded(actions: Actions, file: DownloadFile) -> DownloadFile:
     raise HydrogenError(_too_large(len(file.data), str(path)))
 
 
-def _log(actions: Actions, order: Order) -> DownloadFile:
-    rank = order["rank"]
+def _log(actions: Actions, request: PageCommand) -> DownloadFile:
+    rank = request["rank"]
     known = [each.rank for each in actions.snapshot().ranks]
     if rank is not None and rank not in known:
         raise HydrogenError(f"gang {actions.id} has no rank {rank}: it has {len(known)} ranks")
@@ -176,7 +181,7 @@ def _too_large(n_bytes: int, where: str) -> str:
     )
 
 
-_MAKERS: Mapping[str, Callable[[Actions, Order], DownloadFile]] = {
+_MAKERS: Mapping[str, Callable[[Actions, PageCommand], DownloadFile]] = {
     "csv": _csv,
     "trace": _trace,
     "log": _log,

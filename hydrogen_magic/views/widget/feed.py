@@ -22,7 +22,7 @@ from hydrogen_magic.views.widget.output_feed import LiveLines
 from hydrogen_magic.views.widget.rank_rows import followed_ranks
 from hydrogen_magic.views.widget.state_diff import StateDiff
 
-__all__ = ["PageFeed", "Message"]
+__all__ = ["PageFeed", "PageMessage"]
 
 _HEARTBEAT_S = 1.0
 """A page without messages for a few seconds reports that."""
@@ -48,7 +48,7 @@ _LARGEST_STEP = 1e300
 """Larger widths of buckets would overflow."""
 
 
-class Message(NamedTuple):
+class PageMessage(NamedTuple):
     """A message as sent: JSON, and the binary columns it refers to."""
 
     content: dict[str, Any]
@@ -59,7 +59,7 @@ class PageFeed:
     """Follows one gang and creates the messages about changes.
 
     Of more than 16 ranks, curves are sent of all ranks together, rank 0, failed ranks, and those requested
-    by :meth:`watch`; spans are sent of these ranks, and of those requested by :meth:`show_lanes`, initially
+    by :meth:`watch`; spans are sent of these ranks, and of those requested by :meth:`watch_tracks`, initially
     the first 16. ``is_raised``: a cell waits for the gang, and its error also shows the failure's
     traceback.
     """
@@ -67,11 +67,11 @@ class PageFeed:
     def __init__(self, *, is_raised: bool = False) -> None:
         self._is_raised = is_raised
         self.curves = Curves()
-        self.lanes = SpanTracks()
+        self.tracks = SpanTracks()
         self._lines = LiveLines()
-        self._board = StateDiff()
+        self._diff = StateDiff()
         self._watched: tuple[int, ...] = ()
-        self._laned: tuple[int, ...] = tuple(range(MOST_ROWS))
+        self._watched_tracks: tuple[int, ...] = tuple(range(MOST_ROWS))
         self._state = GangState()
         self._now_s = 0.0
         self._seq = 0
@@ -83,7 +83,9 @@ class PageFeed:
         self._stacks: dict[str, str] = {}
         self._report: dict[str, Any] | None = None
 
-    def update(self, state: GangState, fresh: Sequence[ev.Event], now_s: float) -> Message | None:
+    def update(
+        self, state: GangState, fresh: Sequence[ev.Event], now_s: float
+    ) -> PageMessage | None:
         """Return a ``Delta`` for all pages, None if nothing has changed.
 
         ``fresh``: the events since the last call; ``state`` is the state after them. There is at least one
@@ -95,7 +97,7 @@ class PageFeed:
         self._state, self._now_s = state, now_s
         self._take(events)
         buffers: list[bytes] = []
-        content = self._news(elapsed_s, events, buffers)
+        content = self._changes(elapsed_s, events, buffers)
         if is_anew:
             buffers.clear()
             content = self._everything(buffers)
@@ -103,20 +105,20 @@ class PageFeed:
             return None
         self._seq += 1
         self._sent_s = now_s
-        return Message({**self._head(), **content}, buffers)
+        return PageMessage({**self._head(), **content}, buffers)
 
-    def whole(self, to: str) -> Message:
+    def full(self, to: str) -> PageMessage:
         """Return everything sent so far as a ``Delta`` for the client ``to``."""
         buffers: list[bytes] = []
         content = self._everything(buffers)
-        return Message({**self._head(), "to": to, **content}, buffers)
+        return PageMessage({**self._head(), "to": to, **content}, buffers)
 
-    def detail(self, order: Mapping[str, Any]) -> Message:
+    def detail(self, request: Mapping[str, Any]) -> PageMessage:
         """Return the requested ``Detail``.
 
         Raises ValueError for an unknown metric or an invalid range of steps.
         """
-        metric, start, until, n_buckets = _asked(order)
+        metric, start, until, n_buckets = _detail_range(request)
         if metric not in self.curves.metrics():
             raise ValueError(f"there is no metric named {metric!r}")
         width, series = self.curves.detail(metric, start, until, n_buckets)
@@ -124,18 +126,18 @@ class PageFeed:
         ranks = self._ranks()
         shown = {r: b for r, b in series.items() if ranks is None or r in ranks or r == ALL_RANKS}
         change = CurveChange(metric, width, shown, self.curves.bad_steps(metric))
-        head = {"kind": "detail", "to": order.get("client", ""), "id": order.get("id", "")}
+        head = {"kind": "detail", "to": request.get("client", ""), "id": request.get("id", "")}
         part = curve_part(change, buffers)
-        return Message({**head, "from": start, "until": until, **part}, buffers)
+        return PageMessage({**head, "from": start, "until": until, **part}, buffers)
 
     def watch(self, ranks: Sequence[int]) -> None:
         """Also send these ranks, at most 16, in place of those requested before."""
         self._watched = tuple(dict.fromkeys(rank for rank in ranks if rank >= 0))[:_MOST_WATCHED]
-        self._board.hurry()
+        self._diff.reset_interval()
 
-    def show_lanes(self, ranks: Sequence[int]) -> None:
+    def watch_tracks(self, ranks: Sequence[int]) -> None:
         """Also send the spans of these ranks, at most 16, in place of those requested before."""
-        self._laned = tuple(ranks[:MOST_ROWS])
+        self._watched_tracks = tuple(ranks[:MOST_ROWS])
 
     # ── input ────────────────────────────────────────────────────────────────────────────────────
 
@@ -146,8 +148,8 @@ class PageFeed:
 
     def _take(self, events: Sequence[ev.Event]) -> None:
         self.curves.feed(events)
-        self.lanes.feed(events)
-        self.lanes.settle(self._now_s)
+        self.tracks.feed(events)
+        self.tracks.flush(self._now_s)
         self._lines.feed(events, self._state.gang)
         if self._state.is_terminal:
             self._lines.flush(self._now_s)
@@ -159,14 +161,14 @@ class PageFeed:
     def _head(self) -> dict[str, Any]:
         return {"kind": "delta", "seq": self._seq, "now_s": round(self._now_s, 3)}
 
-    def _news(
+    def _changes(
         self, elapsed_s: float, events: Sequence[ev.Event], buffers: list[bytes]
     ) -> dict[str, Any]:
-        content = self._board.news(self._state, self._known_watched(), self._now_s, buffers)
+        content = self._diff.changes(self._state, self._known_watched(), self._now_s, buffers)
         parts = {
-            "curves": self._curve_news(elapsed_s, buffers),
-            "spans": self._span_news(buffers),
-            "names": self._name_news(),
+            "curves": self._curve_changes(elapsed_s, buffers),
+            "spans": self._span_changes(buffers),
+            "names": self._new_names(),
         }
         content.update({key: part for key, part in parts.items() if part})
         content.update(_lines_part(*self._lines.take(self._now_s)))
@@ -180,17 +182,17 @@ class PageFeed:
     def _everything(self, buffers: list[bytes]) -> dict[str, Any]:
         """Return everything sent so far; waiting data is sent to all pages later."""
         ranks = self._ranks()
-        curves = [curve_part(change, buffers) for change in self.curves.whole(ranks)]
+        curves = [curve_part(change, buffers) for change in self.curves.full(ranks)]
         content: dict[str, Any] = {
             "full": True,
-            **self._board.whole(buffers),
+            **self._diff.full(buffers),
             "curves": curves,
-            "names": self.lanes.names[: self._n_names_sent],
+            "names": self.tracks.names[: self._n_names_sent],
             "spans": [
-                span_part(*key, self.lanes.lane(*key).part(0, n), buffers)
+                span_part(*key, self.tracks.spans(*key).part(0, n), buffers)
                 for key, n in self._spans_sent.items()
             ],
-            **_lines_part(*self._lines.whole()),
+            **_lines_part(*self._lines.full()),
         }
         if self._stacks:
             content["stacks"] = self._stacks
@@ -205,7 +207,7 @@ class PageFeed:
     def _known_watched(self) -> list[int]:
         return [rank for rank in self._watched if rank < len(self._state.ranks)]
 
-    def _curve_news(self, elapsed_s: float, buffers: list[bytes]) -> list[dict[str, Any]]:
+    def _curve_changes(self, elapsed_s: float, buffers: list[bytes]) -> list[dict[str, Any]]:
         grown = self._allowed_buckets + elapsed_s * _BUCKETS_PER_S
         self._allowed_buckets = min(_MOST_BUCKETS, grown)
         self._curves_age_s += elapsed_s
@@ -215,16 +217,16 @@ class PageFeed:
         self._curves_age_s = 0.0
         most = math.inf if self._state.is_terminal else self._allowed_buckets
         changes = self.curves.changes(self._ranks(), most)
-        n_told = sum(len(b) for change in changes for b in change.series.values())
-        self._allowed_buckets = max(0.0, self._allowed_buckets - n_told)
+        n_sent = sum(len(b) for change in changes for b in change.series.values())
+        self._allowed_buckets = max(0.0, self._allowed_buckets - n_sent)
         return [curve_part(change, buffers) for change in changes]
 
-    def _span_news(self, buffers: list[bytes]) -> list[dict[str, Any]]:
+    def _span_changes(self, buffers: list[bytes]) -> list[dict[str, Any]]:
         followed = self._ranks()
-        ranks = None if followed is None else {*followed, *self._laned}
+        ranks = None if followed is None else {*followed, *self._watched_tracks}
         waiting = sorted(
             (n - self._spans_sent.get(key, 0), key)
-            for key, n in self.lanes.sizes().items()
+            for key, n in self.tracks.sizes().items()
             if n > self._spans_sent.get(key, 0) and (ranks is None or key[0] in ranks)
         )
         n_waiting = sum(n for n, _ in waiting)
@@ -240,10 +242,10 @@ class PageFeed:
     def _next_spans(self, key: tuple[int, str], n: int, buffers: list[bytes]) -> dict[str, Any]:
         start = self._spans_sent.get(key, 0)
         self._spans_sent[key] = start + n
-        return span_part(*key, self.lanes.lane(*key).part(start, start + n), buffers)
+        return span_part(*key, self.tracks.spans(*key).part(start, start + n), buffers)
 
-    def _name_news(self) -> list[str]:
-        names = self.lanes.names[self._n_names_sent :]
+    def _new_names(self) -> list[str]:
+        names = self.tracks.names[self._n_names_sent :]
         self._n_names_sent += len(names)
         return names
 
@@ -269,9 +271,12 @@ def _lines_part(lines: list[list[Any]], n_left_out: int) -> dict[str, Any]:
     return {**part, "lines_skipped": n_left_out} if n_left_out else part
 
 
-def _asked(order: Mapping[str, Any]) -> tuple[str, float, float, int]:
+def _detail_range(request: Mapping[str, Any]) -> tuple[str, float, float, int]:
     """Return metric, range of steps and number of buckets of a page's request."""
-    metric, numbers = order.get("metric"), [order.get(key) for key in ("from", "until", "buckets")]
+    metric, numbers = (
+        request.get("metric"),
+        [request.get(key) for key in ("from", "until", "buckets")],
+    )
     start, until, n_buckets = (n if _is_number(n) else math.nan for n in numbers)
     if not isinstance(metric, str) or math.isnan(start + until + n_buckets):
         raise ValueError("detail needs a metric, and from, until and buckets as numbers")

@@ -8,18 +8,23 @@ Neither reports a loss to the kernel.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable
 
 from hydrogen_magic.views.widget.display import ipython_kernel
 
-__all__ = ["FloodWatch", "messages_sent"]
+__all__ = ["FloodWatch", "messages_sent", "resend_after"]
 
 _WINDOW_S = 1.0
 _MANY_PER_S = 250.0
 """Far more than a view and a cell's own output send; servers are rarely set to drop fewer."""
 _RECENT_S = 30.0
 """A busy server has read a flood's last messages by then."""
+_LOOK_S = 0.25
+"""Between two looks whether a flood is over."""
+_RESEND_AFTER_S = (0.0, 1.0, 2.0)
+"""After a flood, when the server may still drop messages, or have many to read before ours."""
 
 
 def messages_sent() -> int:
@@ -44,7 +49,7 @@ class FloodWatch:
         """When the last flood was seen."""
         self.is_on = False
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Take a look, several times a second; return True when a flood has ended since the last one."""
         now, count = self._clock(), self._count()
         since, before = self._mark
@@ -61,3 +66,20 @@ class FloodWatch:
     def is_recent(self) -> bool:
         """True during a flood, and as long afterwards as its messages may be on their way."""
         return self._clock() - self._last_s < _RECENT_S
+
+
+def resend_after(flood: FloodWatch, resend: Callable[[], bool]) -> None:
+    """After a recent flood, call ``resend`` several times in a thread, until it returns False."""
+
+    def wait_and_resend() -> None:
+        while flood.is_on:
+            time.sleep(_LOOK_S)
+            flood.poll()
+        for wait_s in _RESEND_AFTER_S:
+            time.sleep(wait_s)
+            if not resend():
+                return
+
+    flood.poll()
+    if flood.is_recent:
+        threading.Thread(target=wait_and_resend, daemon=True).start()

@@ -76,14 +76,17 @@ def packed_buckets(buckets: Buckets) -> bytes:
     return _bytes(buckets.keys, "<f8") + b"".join(_bytes(column, "<f4") for column in small)
 
 
-def span_part(rank: int, track: str, lane: SpanTrack, buffers: list[bytes]) -> dict[str, Any]:
+def span_part(rank: int, track: str, spans: SpanTrack, buffers: list[bytes]) -> dict[str, Any]:
     """Return a ``SpanDelta``; its columns, 15 bytes per span, are appended to ``buffers``."""
     columns = (
-        (lane.starts_s, "<f8"), (lane.durations_s, "<f4"), (lane.names, "<u2"), (lane.depths, "u1")
-    )  # fmt: skip
+        (spans.starts_s, "<f8"),
+        (spans.durations_s, "<f4"),
+        (spans.names, "<u2"),
+        (spans.depths, "u1"),
+    )
     buffers.append(b"".join(_bytes(column, dtype) for column, dtype in columns))
-    head = {"rank": rank, "track": track, "n": len(lane)}
-    return {**head, "skipped": lane.skipped, "at": len(buffers) - 1}
+    head = {"rank": rank, "track": track, "n": len(spans)}
+    return {**head, "skipped": spans.skipped, "at": len(buffers) - 1}
 
 
 def _bytes(column: Any, dtype: str) -> bytes:

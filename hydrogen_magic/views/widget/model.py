@@ -62,15 +62,16 @@ class Page:
         self._is_pumped = False
         self._cell: Any = None
         """Parent message of the cell that shows the widget."""
+        self._final: tuple[str, str] | None = None
+        """The display after the end, as HTML and as text."""
 
     def open(self, gang_id: str, *, blocking: bool) -> None:
         """Make the widget; ``blocking``: a cell waits for the gang until :meth:`unblock`."""
         self._interceptor = interceptor_of(ipython_kernel())
         self._cell = running_cell()
         self._is_pumped = blocking and self._interceptor is not None and self._interceptor.is_pumped
-        if (
-            self._interceptor is not None
-        ):  # first: a page may send messages as soon as it has the model
+        # First: a page may send messages as soon as it has the model.
+        if self._interceptor is not None:
             self._interceptor.connect(self._comm_id, self._take, blocking=blocking)
         model = GangModel(
             model_id=self._comm_id,
@@ -109,7 +110,7 @@ class Page:
 
     def _put(self, html: str, text: str, **more: Any) -> None:
         html = f'<div class="{self._place}">{html}</div>'
-        self._display.put({**more, "text/html": html, "text/plain": text})
+        self._display.show({**more, "text/html": html, "text/plain": text})
 
     def send(self, content: Mapping[str, Any], buffers: Sequence[bytes] = ()) -> None:
         """Send a message to every page that shows the widget; from any thread."""
@@ -129,8 +130,21 @@ class Page:
         """
         self._context.copy().run(self._set_unblocked)
         self._put(html, text)
+        self._final = html, text
 
-    def free_prompt(self) -> None:
+    def show_again(self, text: str) -> None:
+        """Display the same again, in a page that lacks it; ``text`` is for a gang that has not ended."""
+        if self._final is None:
+            self.show(text)
+        else:
+            self.end(*self._final)
+            self.resend_idle_status()
+
+    def release(self) -> None:
+        """Release the final picture; pages keep it."""
+        self._final = None
+
+    def resend_idle_status(self) -> None:
         """Report once more that the cell is idle, when it is: pages that missed it show ``[*]`` for ever.
 
         Pages that have received it ignore it. The kernel's loop runs as soon as no cell does.
@@ -140,7 +154,7 @@ class Page:
             idle = {"execution_state": "idle"}
             loop.add_callback(send_under, self._cell, "status", idle)
 
-    def open_again(self) -> None:
+    def reopen(self) -> None:
         """Make pages create the widget again; if none has received it, there is nothing to close."""
         self._context.copy().run(self._announce)
 

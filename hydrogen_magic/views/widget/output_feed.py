@@ -68,7 +68,7 @@ class LiveLines:
         self._keep(taken, n_left_out)
         return [_json(*line) for line in taken], n_left_out
 
-    def whole(self) -> tuple[list[_JsonLine], int]:
+    def full(self) -> tuple[list[_JsonLine], int]:
         """Return the last lines, and how many there were before them."""
         newest, _ = _newest(self._kept, MOST_KEPT, _KEPT_BYTES)
         return [_json(*line) for line in newest], self._n_before + len(self._kept) - len(newest)

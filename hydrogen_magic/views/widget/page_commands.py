@@ -16,15 +16,16 @@ from hydrogen_magic.driver.profile_merge import MAX_STEPS
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.views import Actions
 
-__all__ = ["CommandHandler", "Order"]
+__all__ = ["CommandHandler", "PageCommand", "PageSender"]
 
-Order = Mapping[str, Any]
+PageCommand = Mapping[str, Any]
+"""A command as a page sent it; validated ones have the fields that ``protocol.ts`` names."""
 
 _REMEMBERED = 256
 """Commands remembered by their id: many more than pages repeat at a time."""
 _LONGEST_NAME = 200
 _MOST_BUCKETS = 100_000
-_MOST_RANKS_ASKED = 1024
+_MOST_RANKS_REQUESTS = 1024
 
 
 class PageSender(Protocol):
@@ -40,7 +41,9 @@ class CommandHandler:
     in the same form; files and outputs are acknowledged when they are made (:meth:`answer`).
     """
 
-    def __init__(self, actions: Actions, send: PageSender, later: Callable[[Order], None]) -> None:
+    def __init__(
+        self, actions: Actions, send: PageSender, later: Callable[[PageCommand], None]
+    ) -> None:
         self._actions: Actions | None = actions
         self._gang = actions.id
         self._send = send
@@ -53,10 +56,10 @@ class CommandHandler:
         """Handle a message of a page; malformed ones without an id are ignored."""
         if not isinstance(content, Mapping):
             return
-        order_id, client = content.get("id"), content.get("client")
-        if not _is_name(order_id) or not _is_name(client):
+        command_id, client = content.get("id"), content.get("client")
+        if not _is_name(command_id) or not _is_name(client):
             return
-        if not self._is_new(order_id):
+        if not self._is_new(command_id):
             return
         try:
             self._do(content)
@@ -66,50 +69,50 @@ class CommandHandler:
         except HydrogenError as error:
             self.answer(content, ok=False, text=str(error))
 
-    def answer(self, order: Order, *, ok: bool, text: str = "") -> None:
+    def answer(self, command: PageCommand, *, ok: bool, text: str = "") -> None:
         """Acknowledge a command."""
-        ack = {"kind": "ack", "to": order["client"], "id": order["id"], "ok": ok}
+        ack = {"kind": "ack", "to": command["client"], "id": command["id"], "ok": ok}
         if text:
             ack["text"] = text
         with self._lock:
-            self._answers[order["id"]] = ack
+            self._answers[command["id"]] = ack
         self._send(ack)
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Release the gang; from now on its commands are refused."""
         self._actions = None
 
-    def _is_new(self, order_id: str) -> bool:
+    def _is_new(self, command_id: str) -> bool:
         """Tell whether a command arrives for the first time; otherwise repeat its answer."""
         with self._lock:
-            is_new = order_id not in self._answers
-            known = self._answers.setdefault(order_id, None)
+            is_new = command_id not in self._answers
+            known = self._answers.setdefault(command_id, None)
             while len(self._answers) > _REMEMBERED:
                 self._answers.popitem(last=False)
         if known is not None:
             self._send(known)
         return is_new
 
-    def _do(self, order: Order) -> None:
-        what = order["do"]
+    def _do(self, command: PageCommand) -> None:
+        what = command["do"]
         actions = self._actions
         if actions is None:
-            self.answer(order, ok=False, text=_gone(self._gang))
-        elif what in _ACTS:
+            self.answer(command, ok=False, text=_released_text(self._gang))
+        elif what in _ACTIONS:
             state = actions.snapshot()
             if state.is_terminal:
                 text = f"gang {self._gang} has already ended: {state.state.lower()}"
-                self.answer(order, ok=False, text=text)
+                self.answer(command, ok=False, text=text)
                 return
-            _ACTS[what](actions, order)
-            self.answer(order, ok=True)
+            _ACTIONS[what](actions, command)
+            self.answer(command, ok=True)
         else:
-            self._ask(_ASKED[what](order))
+            self._forward(_REQUESTS[what](command))
 
-    def _ask(self, order: Order) -> None:
-        if order["do"] not in _ANSWERED_LATER:
-            self.answer(order, ok=True)
-        self._later(order)
+    def _forward(self, command: PageCommand) -> None:
+        if command["do"] not in _ANSWERED_LATER:
+            self.answer(command, ok=True)
+        self._later(command)
 
 
 def _is_name(name: object) -> TypeGuard[str]:
@@ -117,7 +120,7 @@ def _is_name(name: object) -> TypeGuard[str]:
     return isinstance(name, str) and len(name) <= _LONGEST_NAME and name.isascii()
 
 
-def _gone(gang: str) -> str:
+def _released_text(gang: str) -> str:
     return (
         f"the data of gang {gang} are no longer in memory, since newer gangs have replaced it; "
         f"%gang show {gang} displays it again"
@@ -127,21 +130,21 @@ def _gone(gang: str) -> str:
 # ── actions ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _profile(actions: Actions, order: Order) -> None:
-    actions.profile(_whole(order, "steps", 1, MAX_STEPS))
+def _profile(actions: Actions, command: PageCommand) -> None:
+    actions.profile(_integer(command, "steps", 1, MAX_STEPS))
 
 
-def _record(actions: Actions, order: Order) -> None:
-    on = order["on"]
+def _record(actions: Actions, command: PageCommand) -> None:
+    on = command["on"]
     if not isinstance(on, bool):
         raise TypeError(f"on: {on!r}")
     actions.record(on)
 
 
-_ACTS: Mapping[str, Callable[[Actions, Order], None]] = {
-    "stop": lambda actions, order: actions.stop(),
-    "kill": lambda actions, order: actions.stop(kill=True),
-    "stacks": lambda actions, order: actions.ask_stacks(),
+_ACTIONS: Mapping[str, Callable[[Actions, PageCommand], None]] = {
+    "stop": lambda actions, command: actions.stop(),
+    "kill": lambda actions, command: actions.stop(kill=True),
+    "stacks": lambda actions, command: actions.ask_stacks(),
     "profile": _profile,
     "record": _record,
 }
@@ -149,47 +152,47 @@ _ACTS: Mapping[str, Callable[[Actions, Order], None]] = {
 # ── requests ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def _plain(order: Order) -> Order:
-    return {key: order[key] for key in ("do", "id", "client")}
+def _plain(command: PageCommand) -> PageCommand:
+    return {key: command[key] for key in ("do", "id", "client")}
 
 
-def _detail(order: Order) -> Order:
-    metric, start, until = order["metric"], order["from"], order["until"]
+def _detail(command: PageCommand) -> PageCommand:
+    metric, start, until = command["metric"], command["from"], command["until"]
     if not isinstance(metric, str):
         raise TypeError(f"metric: {metric!r}")
-    buckets = _whole(order, "buckets", 1, _MOST_BUCKETS)
+    buckets = _integer(command, "buckets", 1, _MOST_BUCKETS)
     start, until = float(start), float(until)
     if not (math.isfinite(start) and math.isfinite(until)):
         raise ValueError(f"steps from {start!r} until {until!r}")
-    return {**_plain(order), "metric": metric, "from": start, "until": until, "buckets": buckets}
+    return {**_plain(command), "metric": metric, "from": start, "until": until, "buckets": buckets}
 
 
-def _rows(order: Order) -> Order:
-    ranks = order["ranks"]
+def _rows(command: PageCommand) -> PageCommand:
+    ranks = command["ranks"]
     if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):
         raise TypeError(f"ranks: {ranks!r:.80}")
-    return {**_plain(order), "ranks": ranks[:_MOST_RANKS_ASKED]}
+    return {**_plain(command), "ranks": ranks[:_MOST_RANKS_REQUESTS]}
 
 
-def _show(order: Order) -> Order:
-    what = order["what"]
+def _show(command: PageCommand) -> PageCommand:
+    what = command["what"]
     if what not in ("output", "content"):
         raise ValueError(f"what: {what!r:.80}")
-    return {**_plain(order), "what": what}
+    return {**_plain(command), "what": what}
 
 
-def _log(order: Order) -> Order:
-    rank = order["rank"]
+def _log(command: PageCommand) -> PageCommand:
+    rank = command["rank"]
     if rank is not None and type(rank) is not int:
         raise TypeError(f"rank: {rank!r}")
-    return {**_plain(order), "rank": rank}
+    return {**_plain(command), "rank": rank}
 
 
-_ASKED: Mapping[str, Callable[[Order], Order]] = {
+_REQUESTS: Mapping[str, Callable[[PageCommand], PageCommand]] = {
     "hello": _plain,
     "detail": _detail,
     "rows": _rows,
-    "lanes": _rows,
+    "tracks": _rows,
     "show": _show,
     "csv": _plain,
     "trace": _plain,
@@ -198,8 +201,8 @@ _ASKED: Mapping[str, Callable[[Order], Order]] = {
 _ANSWERED_LATER = ("show", "csv", "trace", "log")
 
 
-def _whole(order: Order, name: str, least: int, most: int) -> int:
-    number = order[name]
+def _integer(command: PageCommand, name: str, least: int, most: int) -> int:
+    number = command[name]
     if not isinstance(number, (int, float)) or not least <= number <= most:
         raise ValueError(f"{name}: {number!r} is not between {least} and {most}")
     return int(number)

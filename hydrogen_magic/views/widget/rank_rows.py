@@ -20,7 +20,7 @@ from hydrogen_magic.views.widget.json_values import figure, finite, plain
 
 __all__ = [
     "MARKS",
-    "fleet_columns",
+    "summary_columns",
     "followed_ranks",
     "gang_row",
     "marks",
@@ -46,9 +46,7 @@ _RATE_STALE_S = 5.0
 """Steps are counted a few times a second: without new steps for this long, the rate has dropped."""
 
 _ENDS = {"SUCCEEDED": "done", "FAILED": "failed", "STOPPED": "stopped"}
-_PHASES = (
-    "waiting", "starting", "loading", "running", "finishing", "done", "failed", "stopped"
-)  # fmt: skip
+_PHASES = ("waiting", "starting", "loading", "running", "finishing", "done", "failed", "stopped")
 
 
 def gang_row(state: GangState, now_s: float) -> dict[str, Any]:
@@ -60,7 +58,7 @@ def gang_row(state: GangState, now_s: float) -> dict[str, Any]:
         "id": plain(state.gang, 40),
         "title": plain(state.title, 300),
         "np": len(state.ranks),
-        "state": _word(state),
+        "state": _state_text(state),
         "reason": plain(state.reason, _LONGEST_NOTICE),
         "stop_reason": state.stop_reason,
         "attempt": state.attempt,
@@ -70,7 +68,7 @@ def gang_row(state: GangState, now_s: float) -> dict[str, Any]:
         "wall_time": state.wall_time,
         "ended_s": round(state.now_s, 3) if state.is_terminal else None,
         "rows": None if state.rows is None else _rows(state.rows, state.is_terminal),
-        "remaining_s": None if state.is_terminal else _left_s(state, running, now_s),
+        "remaining_s": None if state.is_terminal else _gang_remaining_s(state, running, now_s),
         "steps_per_s": _three_digits(min(rates)) if rates and not state.is_terminal else None,
         "culprit": state.culprit,
         "notices": [
@@ -97,12 +95,12 @@ def _rows(rows: RowsDone, is_over: bool) -> dict[str, Any]:
     }
 
 
-def _left_s(state: GangState, running: Sequence[RankState], now_s: float) -> int | None:
+def _gang_remaining_s(state: GangState, running: Sequence[RankState], now_s: float) -> int | None:
     """Return the seconds until the end. Rows of a frame are distributed on demand, so their rate
     covers all ranks.
     """
     if state.rows is None:
-        return _remaining_s(running, now_s)
+        return _slowest_remaining_s(running, now_s)
     left_s = rows_left_s(state.rows)
     return None if left_s is None else round(left_s)
 
@@ -177,10 +175,10 @@ def _failed_ranks(state: GangState) -> list[int]:
     return sorted(failed, key=lambda rank: rank != state.culprit)[:_MOST_FAILED]
 
 
-def fleet_columns(
+def summary_columns(
     state: GangState, found_marks: Sequence[str], shown: Iterable[int]
 ) -> tuple[dict[str, Any], bytes]:
-    """Return all ranks as a ``Fleet`` without its index, and its buffer."""
+    """Return all ranks as a ``RankSummary`` without its index, and its buffer."""
     words = list(map(_phase, state.ranks, found_marks))
     phases = [_PHASES.index(word) if word in _PHASES else 0 for word in words]
     columns = (phases, map(_percent, state.ranks), map(MARKS.index, found_marks))
@@ -189,7 +187,7 @@ def fleet_columns(
     return head, b"".join(np.fromiter(column, np.uint8).tobytes() for column in columns)
 
 
-def _word(state: GangState) -> str:
+def _state_text(state: GangState) -> str:
     if state.is_terminal:
         return _ENDS[state.state]
     if state.stop_reason:
@@ -199,7 +197,7 @@ def _word(state: GangState) -> str:
     return "starting" if state.state == "PENDING" else "running"
 
 
-def _remaining_s(running: Sequence[RankState], now_s: float) -> int | None:
+def _slowest_remaining_s(running: Sequence[RankState], now_s: float) -> int | None:
     """Return the seconds until the slowest rank has finished its bars."""
     known = [left for rank in running if (left := remaining_s(rank, now_s)) is not None]
     longest_s = max(known, default=math.inf)

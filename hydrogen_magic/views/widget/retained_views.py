@@ -6,40 +6,40 @@ import threading
 from collections import deque
 from typing import Protocol
 
-__all__ = ["keep"]
+__all__ = ["retain"]
 
 _N_KEPT = 4
 """As many as gangs whose results the kernel keeps."""
-_N_FADED = 32
+_N_RELEASED = 32
 """Each has its picture and the view's program, some 200 kB."""
 
 
 class EndedView(Protocol):
     """A view whose gang has ended."""
 
-    def fade(self) -> None:
+    def release(self) -> None:
         """Release the gang and its data; pages keep the final picture."""
 
-    def end(self) -> None:
-        """Close the widget itself; another thread may still be in :meth:`fade`."""
+    def close_widget(self) -> None:
+        """Close the widget itself; another thread may still be in :meth:`release`."""
 
 
 _kept: deque[EndedView] = deque()
 """Views that still answer, newest last."""
-_faded: deque[EndedView] = deque()
+_released: deque[EndedView] = deque()
 """Older ones, whose pages only have the final picture."""
 _moving = threading.Lock()
 """Detached gangs end in their own threads."""
 
 
-def keep(view: EndedView) -> None:
+def retain(view: EndedView) -> None:
     """Keep an ended view, and release older ones."""
     with _moving:
         _kept.append(view)
-        fading = [_kept.popleft() for _ in range(len(_kept) - _N_KEPT)]
-        _faded.extend(fading)
-        ending = [_faded.popleft() for _ in range(len(_faded) - _N_FADED)]
-    for old in fading:
-        old.fade()
+        releasing = [_kept.popleft() for _ in range(len(_kept) - _N_KEPT)]
+        _released.extend(releasing)
+        ending = [_released.popleft() for _ in range(len(_released) - _N_RELEASED)]
+    for old in releasing:
+        old.release()
     for old in ending:
-        old.end()
+        old.close_widget()

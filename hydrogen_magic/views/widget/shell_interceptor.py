@@ -24,11 +24,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 __all__ = ["ShellInterceptor", "interceptor_of"]
 
-Message = dict[str, Any]
+JupyterMessage = dict[str, Any]
 """A Jupyter message as ``jupyter_client`` unpacks it."""
 
 _CONTROL = "jupyter.widget.control"
@@ -47,10 +48,10 @@ _PUMPED = 64
 class _CommRoute:
     """The receiver of one comm's messages."""
 
-    receive: Callable[[Message], None]
+    receive: Callable[[JupyterMessage], None]
     context: Context
     """Context of the cell: output of a thread belongs under it."""
-    cell: Message
+    cell: JupyterMessage
     """The request that the cell runs for."""
     blocking: bool
 
@@ -67,7 +68,9 @@ class ShellInterceptor:
         self.is_pumped = not getattr(kernel, "shell_channel_thread", None)
         """Whether :meth:`pump` has to be called."""
 
-    def connect(self, comm_id: str, receive: Callable[[Message], None], *, blocking: bool) -> None:
+    def connect(
+        self, comm_id: str, receive: Callable[[JupyterMessage], None], *, blocking: bool
+    ) -> None:
         """Pass messages of a comm to ``receive``, which must not wait, from any thread.
 
         Called by the cell; with ``blocking``, the kernel counts as busy with it until :meth:`disconnect`.
@@ -160,12 +163,12 @@ class ShellInterceptor:
 
     # ── answering ──
 
-    def _answer(self, line: _CommRoute, idents: Any, message: Message) -> None:
+    def _answer(self, line: _CommRoute, idents: Any, message: JupyterMessage) -> None:
         with self._busy_with(message):
             # A copy: a context can only be entered once at a time.
             line.context.copy().run(self._handle, line, idents, message)
 
-    def _handle(self, line: _CommRoute, idents: Any, message: Message) -> None:
+    def _handle(self, line: _CommRoute, idents: Any, message: JupyterMessage) -> None:
         kind = message["header"]["msg_type"]
         if kind in _QUESTIONS:
             _run_to_end(self._kernel.shell_handlers[kind](self._stream, idents, message))
@@ -179,26 +182,29 @@ class ShellInterceptor:
             (getattr(comm, "_msg_callback", None) or comm.handle_msg)(message)
 
     @contextmanager
-    def _busy_with(self, message: Message) -> Iterator[None]:
+    def _busy_with(self, message: JupyterMessage) -> Iterator[None]:
         """Report that ``message`` is being handled, as the kernel does, and then that the cell still runs.
 
         A page shows the last state that it received.
         """
-        self._say("busy", message)
+        self._send_status("busy", message)
         try:
             yield
         finally:
-            self._say("idle", message)
+            self._send_status("idle", message)
             with self._lock:  # after a disconnect, the cell's own last message must stay last
                 blocked = self._blocked
                 if blocked is not None:
-                    self._say("busy", blocked.cell)
+                    self._send_status("busy", blocked.cell)
 
-    def _say(self, state: str, parent: Message) -> None:
+    def _send_status(self, state: str, parent: JupyterMessage) -> None:
         self._kernel.session.send(
-            self._kernel.iopub_socket, "status", {"execution_state": state},
-            parent=parent, ident=b"status",
-        )  # fmt: skip
+            self._kernel.iopub_socket,
+            "status",
+            {"execution_state": state},
+            parent=parent,
+            ident=b"status",
+        )
 
 
 def _run_to_end(result: Any) -> None:
@@ -213,15 +219,10 @@ def _run_to_end(result: Any) -> None:
     raise RuntimeError("a message handler of this kernel is blocked: a page gets no answer")
 
 
-_interceptor: ShellInterceptor | None = None
-
-
+@lru_cache(maxsize=1)
 def interceptor_of(kernel: Any) -> ShellInterceptor | None:
-    """Return the kernel's interceptor; None for a kernel with other interfaces."""
-    global _interceptor
-    if _interceptor is None or _interceptor._kernel is not kernel:
-        _interceptor = ShellInterceptor(kernel) if _fits(kernel) else None
-    return _interceptor
+    """Return the kernel's one interceptor; None for a kernel with other interfaces."""
+    return ShellInterceptor(kernel) if _fits(kernel) else None
 
 
 def _fits(kernel: Any) -> bool:

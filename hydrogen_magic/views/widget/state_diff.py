@@ -1,4 +1,4 @@
-"""Changes of header, rows and fleet since the last message to pages."""
+"""Changes of header, rows and summary since the last message to pages."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.stragglers import stragglers
 from hydrogen_magic.views.text_table import MOST_ROWS
 from hydrogen_magic.views.widget.rank_rows import (
-    fleet_columns,
     gang_row,
     marks,
     rank_row,
     shown_ranks,
+    summary_columns,
 )
 
 __all__ = ["StateDiff"]
@@ -31,18 +31,18 @@ class StateDiff:
     def __init__(self) -> None:
         self._gang: dict[str, Any] = {}
         self._rows: dict[int, dict[str, Any]] = {}
-        self._fleet: tuple[dict[str, Any], bytes] | None = None
-        self._looked_s = -math.inf
+        self._summary: tuple[dict[str, Any], bytes] | None = None
+        self._compared_s = -math.inf
         self._glance: tuple[object, ...] = ()
 
-    def hurry(self) -> None:
+    def reset_interval(self) -> None:
         """Compare the state at the next call in any case."""
-        self._looked_s = -math.inf
+        self._compared_s = -math.inf
 
-    def news(
+    def changes(
         self, state: GangState, watched: Sequence[int], now_s: float, buffers: list[bytes]
     ) -> dict[str, Any]:
-        """Return those of ``gang``, ``ranks`` and ``fleet`` of a ``Delta`` that have changed."""
+        """Return those of ``gang``, ``ranks`` and ``summary`` of a ``Delta`` that have changed."""
         if not self._is_time(state, now_s):
             return {}
         content: dict[str, Any] = {}
@@ -61,36 +61,43 @@ class StateDiff:
         if changed:
             content["ranks"] = changed
         if len(state.ranks) > MOST_ROWS:
-            fleet = fleet_columns(state, found_marks, shown)
-            if fleet != self._fleet:
-                self._fleet = fleet
-                content["fleet"] = _placed(fleet, buffers)
+            summary = summary_columns(state, found_marks, shown)
+            if summary != self._summary:
+                self._summary = summary
+                content["summary"] = _placed(summary, buffers)
         return content
 
-    def whole(self, buffers: list[bytes]) -> dict[str, Any]:
+    def full(self, buffers: list[bytes]) -> dict[str, Any]:
         """Return the last sent state."""
         content: dict[str, Any] = {"gang": self._gang} if self._gang else {}
         if self._rows:
             content["ranks"] = [row for _, row in sorted(self._rows.items())]
-        if self._fleet is not None:
-            content["fleet"] = _placed(self._fleet, buffers)
+        if self._summary is not None:
+            content["summary"] = _placed(self._summary, buffers)
         return content
 
     def _is_time(self, state: GangState, now_s: float) -> bool:
         """Tell whether to compare: at intervals, and at once if the gang as a whole changes."""
         glance = (
-            state.state, state.stop_reason, state.killed, state.attempt, len(state.notices),
-            state.is_recording, state.profiling, state.queued, len(state.ranks),
-        )  # fmt: skip
+            state.state,
+            state.stop_reason,
+            state.killed,
+            state.attempt,
+            len(state.notices),
+            state.is_recording,
+            state.profiling,
+            state.queued,
+            len(state.ranks),
+        )
         every_s = _EVERY_S if len(state.ranks) <= MOST_ROWS else _EVERY_S_OF_MANY
-        is_same = glance == self._glance and now_s - self._looked_s < every_s
+        is_same = glance == self._glance and now_s - self._compared_s < every_s
         if is_same and not state.is_terminal:
             return False
-        self._glance, self._looked_s = glance, now_s
+        self._glance, self._compared_s = glance, now_s
         return bool(state.ranks)
 
 
-def _placed(fleet: tuple[dict[str, Any], bytes], buffers: list[bytes]) -> dict[str, Any]:
-    head, columns = fleet
+def _placed(summary: tuple[dict[str, Any], bytes], buffers: list[bytes]) -> dict[str, Any]:
+    head, columns = summary
     buffers.append(columns)
     return {**head, "at": len(buffers) - 1}

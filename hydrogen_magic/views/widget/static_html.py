@@ -14,7 +14,7 @@ from hydrogen_magic.views.curves import Curves
 from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.widget.feed import PageFeed
 
-__all__ = ["StaticView", "gathered", "still"]
+__all__ = ["StaticView", "static_view", "static_html"]
 
 _N_LAST_LINES = 200
 """Output in the picture."""
@@ -26,7 +26,7 @@ class StaticView:
     """The contents of the static picture, beside the gang's state."""
 
     curves: Curves
-    lanes: SpanTracks
+    tracks: SpanTracks
     lines: Sequence[OutputLine]
     """Number of lines in the events."""
 
@@ -39,7 +39,7 @@ class StaticView:
         """Return the picture; ``is_raised``: the cell's error has the failure's traceback."""
         lines = self.last_lines if with_output else ()
         report = self._report(state)
-        return pictures.html(state, self.curves, self.lanes, lines, report, is_folded=is_raised)
+        return pictures.html(state, self.curves, self.tracks, lines, report, is_folded=is_raised)
 
     def _report(self, state: GangState) -> str:
         """Return the text about a failure; empty without one."""
@@ -49,7 +49,7 @@ class StaticView:
         return failure_report.report(state, own[-_CULPRIT_LINES:])
 
 
-def gathered(events: Sequence[Event], gang: str, known: PageFeed | None = None) -> StaticView:
+def static_view(events: Sequence[Event], gang: str, known: PageFeed | None = None) -> StaticView:
     """Return the contents for ``events``.
 
     ``known``: a feed that has processed all of them, which saves seconds for millions of points.
@@ -57,13 +57,13 @@ def gathered(events: Sequence[Event], gang: str, known: PageFeed | None = None) 
     output = OutputLines()
     lines = [*output.feed(events, gang), *output.flush()]
     if known is not None:
-        return StaticView(known.curves, known.lanes, lines)
-    curves, lanes = Curves(), SpanTracks()
+        return StaticView(known.curves, known.tracks, lines)
+    curves, tracks = Curves(), SpanTracks()
     curves.feed(events)
-    lanes.feed(events)
-    return StaticView(curves, lanes, lines)
+    tracks.feed(events)
+    return StaticView(curves, tracks, lines)
 
 
-def still(state: GangState, events: Sequence[Event]) -> str:
+def static_html(state: GangState, events: Sequence[Event]) -> str:
     """Return the picture of a gang as HTML."""
-    return gathered(events, state.gang).html(state, with_output=True)
+    return static_view(events, state.gang).html(state, with_output=True)

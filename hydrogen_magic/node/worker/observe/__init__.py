@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import sys
-from collections.abc import Iterable, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from collections.abc import Iterable
+from functools import partial
 from types import ModuleType
 
 from hydrogen_magic.core.messages import ObserverSpec
 from hydrogen_magic.node.worker import reporter
+from hydrogen_magic.node.worker.import_hooks import hooks
 from hydrogen_magic.node.worker.observe import metrics, tqdm
 
 __all__ = ["import_ours", "install", "report_failures"]
@@ -35,16 +34,12 @@ def install(observers: Iterable[ObserverSpec]) -> None:
     """Attach observers to imported libraries, and to others when they are imported. A second call has no
     effect.
     """
-    if any(isinstance(finder, _ObserverFinder) for finder in sys.meta_path):
+    if hooks.replaced:
         return
-    pending: dict[str, list[str]] = {}
+    hooks.replaced["tqdm.notebook"] = tqdm.notebook_spec
     for one in observers:
-        pending.setdefault(one.module, []).append(one.function)
-    for name in list(pending):
-        module = sys.modules.get(name)
-        if module is not None:
-            _attach(pending.pop(name), module)
-    sys.meta_path.insert(0, _ObserverFinder(pending))
+        hooks.add(one.module, partial(_attach, one.function))
+    hooks.put_first()
 
 
 def report_failures() -> None:
@@ -53,52 +48,12 @@ def report_failures() -> None:
         metrics.cannot_observe(*_failed.pop(0))
 
 
-def _attach(functions: Sequence[str], module: ModuleType) -> None:
-    for function in functions:
-        home, _, name = function.partition(":")
-        try:
-            getattr(importlib.import_module(home), name)(module)
-        except Exception as error:  # an observer that fails must not break the user's import
-            if reporter.current() is None:
-                _failed.append((module.__name__, error))
-            else:
-                metrics.cannot_observe(module.__name__, error)
-
-
-class _ObserverFinder(MetaPathFinder):
-    """Delegates to the other finders, and calls the observer after the module has run."""
-
-    def __init__(self, pending: dict[str, list[str]]) -> None:
-        self._pending = pending
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in self._pending:
-            return None
-        if fullname == "tqdm.notebook":
-            return tqdm.notebook_spec()
-        for finder in sys.meta_path:
-            find = None if finder is self else getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = find(fullname, path, target) if find else None
-            if spec is not None:
-                self._call_after(spec.loader, fullname)
-                return spec
-        return None
-
-    def _call_after(self, loader: Loader | None, fullname: str) -> None:
-        """Wrap ``exec_module`` of this loader instance, so that the module's loader is unchanged."""
-        if loader is None:
-            return
-
-        def exec_module(module: ModuleType) -> None:
-            run(module)
-            # A loader may serve several modules (a zip's), or a module may be loaded again.
-            observers = self._pending.pop(fullname, ()) if module.__name__ == fullname else ()
-            _attach(observers, module)
-
-        try:
-            run = loader.exec_module
-            loader.exec_module = exec_module  # type: ignore[method-assign]
-        except AttributeError:
-            return  # a loader that cannot be wrapped: its module is not observed
+def _attach(function: str, module: ModuleType) -> None:
+    home, _, name = function.partition(":")
+    try:
+        getattr(importlib.import_module(home), name)(module)
+    except Exception as error:  # an observer that fails must not break the user's import
+        if reporter.current() is None:
+            _failed.append((module.__name__, error))
+        else:
+            metrics.cannot_observe(module.__name__, error)

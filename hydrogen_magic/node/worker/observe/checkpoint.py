@@ -19,7 +19,10 @@ def attach(module: ModuleType) -> None:
 def attach_to_distributed(module: ModuleType) -> None:
     """Do the same for ``state_dict_saver`` or ``state_dict_loader`` of distributed checkpoints."""
     names = {
-        "save": _SAVE, "async_save": _SAVE, "save_state_dict": _SAVE,
-        "load": _LOAD, "load_state_dict": _LOAD,
-    }  # fmt: skip
+        "save": _SAVE,
+        "async_save": _SAVE,
+        "save_state_dict": _SAVE,
+        "load": _LOAD,
+        "load_state_dict": _LOAD,
+    }
     replace(module, "torch.distributed.checkpoint", names)

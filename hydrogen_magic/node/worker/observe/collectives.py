@@ -19,7 +19,7 @@ from hydrogen_magic.core.events import COLLECTIVES
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe.rendezvous_mismatch import explained
 
-__all__ = ["NAMES", "attach", "noting"]
+__all__ = ["NAMES", "attach", "tracked_collective"]
 
 NAMES = (
     "init_process_group",
@@ -57,9 +57,9 @@ def attach(module: ModuleType) -> None:
             continue  # older versions of torch lack some of them
         call = explained(original) if name == "init_process_group" else original
         is_joining = name == "init_process_group"
-        _replace(module, name, noting(name, call, torch, is_joining=is_joining))
-    _replace(module, "destroy_process_group", _noting_end(module.destroy_process_group))
-    module.Work.wait = _noting_wait(torch, module.Work.wait)
+        _replace(module, name, tracked_collective(name, call, torch, is_joining=is_joining))
+    _replace(module, "destroy_process_group", _tracked_destroy(module.destroy_process_group))
+    module.Work.wait = _recorded_wait(torch, module.Work.wait)
 
 
 def _replace(module: ModuleType, name: str, wrapped: Callable[..., Any]) -> None:
@@ -69,7 +69,7 @@ def _replace(module: ModuleType, name: str, wrapped: Callable[..., Any]) -> None
             setattr(place, name, wrapped)
 
 
-def noting(
+def tracked_collective(
     name: str, original: Callable[..., Any], torch: Any = None, *, is_joining: bool = False
 ) -> Callable[..., Any]:
     """Return ``original``, noted as the collective ``name`` while it runs.
@@ -83,22 +83,26 @@ def noting(
         is_compiling = torch is not None and torch.compiler.is_compiling()
         reporter = None if is_compiling else _reporter.current()
         label = f"{name} (async)" if kwargs.get("async_op") else name
-        if reporter is None or not reporter.collective_enter(label, is_joining=is_joining):
+        if reporter is None or not reporter.collectives.enter(label):
             return original(*args, **kwargs)
+        if not is_joining:
+            reporter.exchanges.add_call()
         try:
             return original(*args, **kwargs)
         finally:
-            reporter.collective_leave()
+            left = reporter.collectives.leave()
+            if reporter.is_recording and left is not None:
+                reporter.span(left.name, left.start_ns, reporter.now_ns(), 0, COLLECTIVES)
 
     return collective
 
 
-def _noting_end(original: Callable[..., Any]) -> Callable[..., Any]:
+def _tracked_destroy(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
         reporter = _reporter.current()
         if reporter is not None:
-            reporter.solo.leave()
+            reporter.exchanges.keep_counts()
         try:
             return original(*args, **kwargs)
         finally:
@@ -110,12 +114,16 @@ def _noting_end(original: Callable[..., Any]) -> Callable[..., Any]:
     return destroy_process_group
 
 
-def _noting_wait(torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
+def _recorded_wait(torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def wait(*args: Any, **kwargs: Any) -> Any:
         reporter = None if torch.compiler.is_compiling() else _reporter.current()
         # Most collectives wait themselves: that is part of their own span.
-        if reporter is None or not reporter.is_recording or reporter.collective is not None:
+        if (
+            reporter is None
+            or not reporter.is_recording
+            or reporter.collectives.current is not None
+        ):
             return original(*args, **kwargs)
         start_ns = reporter.now_ns()
         try:

@@ -17,21 +17,28 @@ __all__ = ["attach", "follow"]
 
 _FORWARD, _LOSS = "forward", "loss"
 
-_torch: Any = None
-_module: Any = None
-"""``torch.nn.Module``, once it is imported."""
-_original: Any = None
-"""Its original ``__call__``."""
-_code: CodeType | None = None
-"""Code objects that identify frames of it."""
+
+class _Torch:
+    """The observed class: ``_recording``, which replaces its method, cannot have a closure."""
+
+    torch: Any = None
+    module: Any = None
+    """``torch.nn.Module``, once it is imported."""
+    original: Any = None
+    """Its original ``__call__``."""
+    code: CodeType | None = None
+    """The code object that identifies frames of it."""
+
+
+_patched = _Torch()
 
 
 def attach(module: ModuleType) -> None:
     """Remember the class; ``module`` is ``torch.nn.modules.module``."""
-    global _torch, _module, _original, _code
     original = module.Module.__call__
-    _code = original.__code__  # fails here, with a report, if torch has changed it
-    _torch, _module, _original = sys.modules["torch"], module.Module, original
+    _patched.code = original.__code__  # fails here, with a report, if torch has changed it
+    _patched.torch, _patched.module = sys.modules["torch"], module.Module
+    _patched.original = original
 
 
 def follow(is_recording: bool) -> None:
@@ -40,31 +47,32 @@ def follow(is_recording: bool) -> None:
     Not during a forward pass, whose inner modules would look like the outermost one; and not while other
     code has replaced it temporarily, as ``torch.fx`` does.
     """
-    if _module is None or not hasattr(_torch, "compiler"):
+    module, original = _patched.module, _patched.original
+    if module is None or not hasattr(_patched.torch, "compiler"):
         return  # torch is not imported, or only partly
-    current = _module.__call__
+    current = module.__call__
     if not is_recording:
         if current is _recording:
-            _module.__call__ = _original
-    elif current is _original and not _is_main_thread_inside():
-        _module.__call__ = _recording
+            module.__call__ = original
+    elif current is original and not _is_main_thread_inside():
+        module.__call__ = _recording
 
 
 # No closure, and no outside state that changes: a model compiled during a recording stays compiled,
 # since the compiler guards all objects that this function refers to.
 def _recording(self: Any, *args: Any, **kwargs: Any) -> Any:
-    if _torch.compiler.is_compiling():  # must come first, as in recorded()
-        return _original(self, *args, **kwargs)
+    if _patched.torch.compiler.is_compiling():  # must come first, as in recorded()
+        return _patched.original(self, *args, **kwargs)
     if _FORWARD in span_recording.open_spans or _LOSS in span_recording.open_spans:
-        return _original(self, *args, **kwargs)
+        return _patched.original(self, *args, **kwargs)
     name = _LOSS if type(self).__name__.endswith("Loss") else _FORWARD
-    return span_recording.call(name, _original, (self, *args), kwargs)
+    return span_recording.call(name, _patched.original, (self, *args), kwargs)
 
 
 def _is_main_thread_inside() -> bool:
     frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
-        if frame.f_code is _code:
+        if frame.f_code is _patched.code:
             return True
         frame = frame.f_back
     return False

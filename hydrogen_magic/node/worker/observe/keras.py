@@ -166,7 +166,7 @@ class _KerasHooks:
         reporter = _reporter.current()
         if reporter is not None:
             for _ in range(n):
-                reporter.step_done(id(self.model))
+                reporter.steps.add(id(self.model))
 
     def _steps_done(self) -> int:
         optimizer = getattr(self.model, "optimizer", None)

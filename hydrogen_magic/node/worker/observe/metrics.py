@@ -113,17 +113,17 @@ class LibraryBar:
         if reporter is None:
             return
         if self._number is None:
-            self._number = reporter.new_bar()
+            self._number = reporter.bars.new()
         bound = float(total) if total is not None and math.isfinite(total) else None
         self._last = (desc, float(n), bound)
-        reporter.progress(self._number, *self._last, self._unit)
+        reporter.bars.update(self._number, *self._last, self._unit)
 
     def close(self) -> None:
         """Report its end, complete or not."""
         reporter, number = _reporter.current(), self._number
         self._number = None
         if reporter is not None and number is not None:
-            reporter.progress(number, *self._last, self._unit, closed=True)
+            reporter.bars.update(number, *self._last, self._unit, closed=True)
 
 
 # ── the guard ────────────────────────────────────────────────────────────────────────────────────

@@ -66,7 +66,7 @@ def attach(module: ModuleType) -> None:
             span_recording.end(reporter, _STEP, start_ns)
         current = _reporter.current()
         if current is not None:
-            current.step_done(id(optimizer))
+            current.steps.add(id(optimizer))
 
     module.register_optimizer_step_pre_hook(before_step)
     module.register_optimizer_step_post_hook(on_step)

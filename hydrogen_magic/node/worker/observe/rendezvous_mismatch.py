@@ -26,7 +26,7 @@ def explained(init_process_group: Callable[..., Any]) -> Callable[..., Any]:
             reporter = _reporter.current()
             if reporter is None or "MASTER_ADDR" not in str(error) or "MASTER_ADDR" in os.environ:
                 raise
-            advice = reporter.solo.advice
+            advice = reporter.exchanges.advice
             raise ValueError(
                 "init_process_group() finds no torch rendezvous in a gang launched `--with "
                 f"{advice.rendezvous}`: launch the gang `--with torch`, or "

@@ -118,14 +118,14 @@ def _report(bar: Any, closed: bool = False) -> None:
     if reporter is None:
         return
     if not hasattr(bar, "_hydrogen_bar"):
-        bar._hydrogen_bar = reporter.new_bar()
+        bar._hydrogen_bar = reporter.bars.new()
     try:
         n, total = float(bar.n), None if bar.total is None else float(bar.total)
     except (TypeError, ValueError, OverflowError):
         return  # the unit of its count is not a number
     desc = str(bar.desc or "").rstrip().removesuffix(":")
     postfix = f"[{bar.postfix}]" if bar.postfix else ""
-    reporter.progress(
+    reporter.bars.update(
         bar._hydrogen_bar, f"{desc} {postfix}".strip(), n, total, str(bar.unit), closed
     )
 
@@ -150,9 +150,14 @@ def attach_to_notebook(module: ModuleType) -> None:
     for item in (tqdm_notebook, tnrange):
         item.__module__, item.__qualname__ = module.__name__, item.__name__
     vars(module).update(
-        tqdm=tqdm_notebook, tqdm_notebook=tqdm_notebook, trange=tnrange, tnrange=tnrange,
-        IProgress=None, WARN_NOIPYW="",  # the error that tqdm.autonotebook expects: no widgets here
-    )  # fmt: skip
+        tqdm=tqdm_notebook,
+        tqdm_notebook=tqdm_notebook,
+        trange=tnrange,
+        tnrange=tnrange,
+        # tqdm.autonotebook reads these: there are no widgets.
+        IProgress=None,
+        WARN_NOIPYW="",
+    )
 
 
 def notebook_spec() -> ModuleSpec:

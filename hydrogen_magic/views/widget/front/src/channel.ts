@@ -1,4 +1,4 @@
-import type { Ack, Order, Sent } from "./protocol";
+import type { Ack, Command, Sent } from "./protocol";
 
 /** The first command may arrive before the kernel's routing is set up, so it is repeated soon. */
 const REPEAT_MS = 350;
@@ -36,10 +36,10 @@ export class Channel {
   ) {}
 
   /** Resolves with the kernel's answer, or with `ok: false` if there is none. */
-  ask(order: Order): Promise<Ack> {
+  ask(command: Command): Promise<Ack> {
     this.n_asked += 1;
     const id = `${this.client}.${this.n_asked}`;
-    const sent: Sent = { ...order, id, client: this.client };
+    const sent: Sent = { ...command, id, client: this.client };
     return new Promise((settle) => this.deliver(sent, 1, REPEAT_MS, settle));
   }
 
@@ -59,11 +59,11 @@ export class Channel {
   }
 
   acked(ack: Ack): void {
-    const order = this.waiting.get(ack.id);
-    if (order === undefined) return;
-    clearTimeout(order.timer);
+    const pending = this.waiting.get(ack.id);
+    if (pending === undefined) return;
+    clearTimeout(pending.timer);
     this.waiting.delete(ack.id);
-    order.settle(ack);
+    pending.settle(ack);
   }
 
   close(): void {

@@ -54,7 +54,7 @@ export class Page {
     this.store = new Store(client);
     this.channel = new Channel(client, (sent) => model.send(sent));
     this.stopping = new Stopping({
-      ask: (order) => this.channel.ask(order),
+      ask: (command) => this.channel.ask(command),
       interrupt: () => interruptKernel(model.get("kernel_id")),
       isBlocking: () => model.get("blocking"),
       changed: () => this.store.changed(),
@@ -65,9 +65,9 @@ export class Page {
   }
 
   /** Sends a command of the user; the header shows the text of the kernel's answer. */
-  readonly ask: Ask = async (order) => {
+  readonly ask: Ask = async (command) => {
     this.said = null;
-    const ack = await this.channel.ask(order);
+    const ack = await this.channel.ask(command);
     if (ack.text) this.said = ack;
     this.store.changed();
     return ack;

@@ -113,7 +113,7 @@ export interface Rank {
 }
 
 /** Summary of all ranks, if there are more than have their own row (16). */
-export interface Fleet {
+export interface RankSummary {
   /** Phase -> number of ranks. */
   counts: Record<string, number>;
   /** Phases that the buffer's bytes are indices of. */
@@ -124,7 +124,7 @@ export interface Fleet {
   at: number;
 }
 
-/** Indices in this list are the values of the fleet's mark bytes. */
+/** Indices in this list are the values of the summary's mark bytes. */
 export const MARKS: readonly Mark[] = ["", "straggler", "stopped", "dead", "waiting"];
 
 /** The rank of the series that summarises all ranks. */
@@ -184,7 +184,7 @@ export interface Delta {
   gang?: Gang;
   /** Complete rows of the ranks that changed. */
   ranks?: Rank[];
-  fleet?: Fleet;
+  summary?: RankSummary;
   curves?: CurveDelta[];
   /** Appended to the table of span names. */
   names?: string[];
@@ -228,7 +228,7 @@ export interface FilePart {
 
 export type FromKernel = Delta | Detail | Ack | FilePart;
 
-export type Order =
+export type Command =
   /** A page is ready: send it everything. */
   | { do: "hello" }
   | { do: "stop" }
@@ -239,7 +239,7 @@ export type Order =
   | { do: "detail"; metric: string; from: number; until: number; buckets: number }
   | { do: "rows"; ranks: number[] }
   /** Send the spans of these ranks too; large gangs start with those of the first 16. */
-  | { do: "lanes"; ranks: number[] }
+  | { do: "tracks"; ranks: number[] }
   /** Display again what was lost: the output itself, or what it should show. */
   | { do: "show"; what: "output" | "content" }
   | { do: "csv" }
@@ -248,7 +248,7 @@ export type Order =
   | { do: "log"; rank: number | null };
 
 /** A command as sent: repeated with the same id until it is acknowledged. */
-export type Sent = Order & { id: string; client: string };
+export type Sent = Command & { id: string; client: string };
 
 /** State in the widget's model; all of it is saved with the notebook. */
 export interface Traits {

@@ -39,13 +39,13 @@ export class Stopping {
     if (this.isAsked) return;
     this.isAsked = true;
     this.offerKillSoon();
-    this.order("stop");
+    this.send("stop");
   }
 
   kill(): void {
     if (this.isKilling) return;
     this.isAsked = this.isKilling = true;
-    this.order("kill");
+    this.send("kill");
   }
 
   get isKillOffered(): boolean {
@@ -70,7 +70,7 @@ export class Stopping {
     this.round += 1; // later answers refer to an earlier state
   }
 
-  private order(word: "stop" | "kill"): void {
+  private send(word: "stop" | "kill"): void {
     this.hint = "";
     const { round } = this;
     const timer = this.later(ESCALATE_MS, () => void this.escalate(round));

@@ -1,5 +1,5 @@
 import { CurveStore } from "./curves/store";
-import type { Delta, Detail, Fleet, Gang, Line, Rank, Report } from "./protocol";
+import type { Delta, Detail, Gang, Line, Rank, RankSummary, Report } from "./protocol";
 import { SpanStore } from "./timeline/store";
 
 /** Number of lines kept in the page; the ranks' files have the complete output. */
@@ -9,8 +9,8 @@ export const MAX_LINES = 5000;
  */
 const SLACK_LINES = 500;
 
-/** The fleet with its columns: one byte per rank each. */
-export interface FleetView extends Fleet {
+/** The summary with its columns: one byte per rank each. */
+export interface RankSummaryView extends RankSummary {
   /** Index in `phases`. */
   phase: Uint8Array;
   /** Percent; 255 if unknown. */
@@ -37,7 +37,7 @@ export class Store {
   readonly spans = new SpanStore();
   gang: Gang | null = null;
   readonly ranks = new Map<number, Rank>();
-  fleet: FleetView | null = null;
+  summary: RankSummaryView | null = null;
   lines: Line[] = [];
   /** Number of lines before `lines[0]`: removed here, or never sent. */
   linesBefore = 0;
@@ -78,8 +78,8 @@ export class Store {
 
   /** The current phase of a rank; empty if unknown. */
   phaseOf(rank: number): string {
-    const { fleet } = this;
-    if (fleet) return fleet.phases[fleet.phase[rank] ?? -1] ?? "";
+    const { summary } = this;
+    if (summary) return summary.phases[summary.phase[rank] ?? -1] ?? "";
     return this.ranks.get(rank)?.phase ?? "";
   }
 
@@ -121,7 +121,7 @@ export class Store {
     this.curves.clear();
     this.spans.clear();
     this.ranks.clear();
-    this.gang = this.fleet = this.stacks = this.report = null;
+    this.gang = this.summary = this.stacks = this.report = null;
     this.lines = [];
     this.linesBefore = 0;
   }
@@ -131,7 +131,7 @@ export class Store {
     this.nowAtMessageS = delta.now_s;
     if (delta.gang) this.takeGang(delta.gang);
     for (const rank of delta.ranks ?? []) this.ranks.set(rank.rank, rank);
-    if (delta.fleet) this.takeFleet(readFleet(delta.fleet, buffers));
+    if (delta.summary) this.takeSummary(readSummary(delta.summary, buffers));
     if (delta.curves) this.curves.apply(delta.curves, buffers);
     if (delta.names || delta.spans) {
       this.spans.apply(delta.names ?? [], delta.spans ?? [], buffers);
@@ -148,9 +148,9 @@ export class Store {
   }
 
   /** Rows that are no longer sent would become outdated. */
-  private takeFleet(fleet: FleetView): void {
-    this.fleet = fleet;
-    const shown = new Set(fleet.shown);
+  private takeSummary(summary: RankSummaryView): void {
+    this.summary = summary;
+    const shown = new Set(summary.shown);
     for (const rank of [...this.ranks.keys()]) if (!shown.has(rank)) this.ranks.delete(rank);
   }
 
@@ -165,10 +165,10 @@ export class Store {
   }
 }
 
-function readFleet(fleet: Fleet, buffers: Buffers): FleetView {
-  const view = buffers[fleet.at];
-  if (view === undefined) throw new RangeError(`fleet: there is no buffer ${fleet.at}`);
+function readSummary(summary: RankSummary, buffers: Buffers): RankSummaryView {
+  const view = buffers[summary.at];
+  if (view === undefined) throw new RangeError(`summary: there is no buffer ${summary.at}`);
   const np = view.byteLength / 3;
   const column = (k: number) => new Uint8Array(view.buffer, view.byteOffset + k * np, np);
-  return { ...fleet, phase: column(0), progress: column(1), mark: column(2) };
+  return { ...summary, phase: column(0), progress: column(1), mark: column(2) };
 }

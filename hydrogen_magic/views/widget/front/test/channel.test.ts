@@ -8,26 +8,26 @@ let channel: Channel;
 beforeEach(() => {
   vi.useFakeTimers();
   sent = [];
-  channel = new Channel("me", (order) => void sent.push(order));
+  channel = new Channel("me", (command) => void sent.push(command));
 });
 afterEach(() => {
   channel.close();
   vi.useRealTimers();
 });
 
-const ackOf = (order: Sent | undefined, ok = true): Ack => ({
+const ackOf = (command: Sent | undefined, ok = true): Ack => ({
   kind: "ack",
   to: "me",
-  id: order?.id ?? "",
+  id: command?.id ?? "",
   ok,
 });
 
-describe("an order", () => {
+describe("a command", () => {
   test("is repeated with its id until it is acknowledged", async () => {
     const answer = channel.ask({ do: "stop" });
     vi.advanceTimersByTime(800);
-    expect(sent.map((order) => order.do)).toEqual(["stop", "stop", "stop"]);
-    expect(new Set(sent.map((order) => order.id)).size).toBe(1);
+    expect(sent.map((command) => command.do)).toEqual(["stop", "stop", "stop"]);
+    expect(new Set(sent.map((command) => command.id)).size).toBe(1);
     channel.acked(ackOf(sent[0]));
     expect((await answer).ok).toBe(true);
     vi.advanceTimersByTime(60_000);
@@ -57,7 +57,7 @@ describe("an order", () => {
     void channel.ask({ do: "stop" });
     void channel.ask({ do: "stop" });
     expect(sent[0]?.id).not.toBe(sent[1]?.id);
-    expect(sent.map((order) => order.client)).toEqual(["me", "me"]);
+    expect(sent.map((command) => command.client)).toEqual(["me", "me"]);
   });
 
   test("stays unanswered by the ack of another", async () => {
@@ -83,7 +83,7 @@ describe("hello", () => {
     void channel.ask({ do: "stop" });
     channel.greeted();
     vi.advanceTimersByTime(400);
-    expect(sent.map((order) => order.do)).toEqual(["hello", "stop", "stop"]);
+    expect(sent.map((command) => command.do)).toEqual(["hello", "stop", "stop"]);
   });
 });
 

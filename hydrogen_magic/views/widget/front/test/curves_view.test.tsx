@@ -31,7 +31,7 @@ function storeWith(names: readonly string[]): CurveStore {
 
 function shown(
   store: CurveStore,
-  ask: (order: unknown) => Promise<Ack>,
+  ask: (command: unknown) => Promise<Ack>,
   ranks: ReadonlyMap<number, Rank> = new Map(),
 ): HTMLElement {
   const root = document.createElement("div");

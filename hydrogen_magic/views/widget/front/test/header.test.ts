@@ -88,12 +88,12 @@ describe("the header", () => {
     await stage.pass(20);
     expect(stage.button("Stopping…")?.getAttribute("aria-disabled")).toBe("true");
     expect(stage.find(".hm-pill").dataset.state).toBe("stopping");
-    expect(stage.model.sent.some((order) => order.do === "stop")).toBe(true);
+    expect(stage.model.sent.some((command) => command.do === "stop")).toBe(true);
     expect(stage.button("Kill now")).toBeUndefined();
     await stage.pass(2100);
     stage.click("Kill now");
     await stage.pass(20);
-    expect(stage.model.sent.some((order) => order.do === "kill")).toBe(true);
+    expect(stage.model.sent.some((command) => command.do === "kill")).toBe(true);
     expect(stage.button("Kill now")).toBeUndefined();
   });
 
@@ -126,9 +126,9 @@ describe("the header", () => {
     expect(stage.find(".hm-notices").textContent).toContain("press the cell's stop button");
   });
 
-  test("shows what the kernel answers to an order", async () => {
-    stage.model.answer = (order) =>
-      stage.model.ack(order, false, "torch is not loaded on any rank");
+  test("shows what the kernel answers to a command", async () => {
+    stage.model.answer = (command) =>
+      stage.model.ack(command, false, "torch is not loaded on any rank");
     stage.say({ gang: gangWith() });
     stage.click("Profile 5 steps");
     await stage.pass(20);

@@ -6,8 +6,8 @@ type Callback = (...args: never[]) => void;
 /** The widget's model with a kernel behind it that a test or a demonstration plays. */
 export class FakeModel {
   readonly sent: Sent[] = [];
-  /** What the kernel does with an order; by default nothing, as a kernel that is busy. */
-  answer: (order: Sent) => void = () => {};
+  /** What the kernel does with a command; by default nothing, as a kernel that is busy. */
+  answer: (command: Sent) => void = () => {};
   widget_manager: Manager = {};
   private readonly callbacks = new Map<string, Set<Callback>>();
 
@@ -35,8 +35,8 @@ export class FakeModel {
     }
   }
 
-  ack(order: Sent, ok = true, text?: string): void {
-    const ack: Ack = { kind: "ack", to: order.client, id: order.id, ok };
+  ack(command: Sent, ok = true, text?: string): void {
+    const ack: Ack = { kind: "ack", to: command.client, id: command.id, ok };
     this.say(text === undefined ? ack : { ...ack, text });
   }
 }

@@ -29,17 +29,19 @@ describe("ranks", () => {
   );
 
   test("past sixteen are a grid, in which keys move and Enter asks for a row", async () => {
-    const fleet = { counts: { running: 20 }, phases: ["running"], shown: [4], at: 0 };
+    const summary = { counts: { running: 20 }, phases: ["running"], shown: [4], at: 0 };
     const columns = packed(new Uint8Array(20), new Uint8Array(20).fill(50), new Uint8Array(20));
-    stage.say({ gang: gangWith({ np: 20 }), fleet, ranks: [rankWith(4), rankWith(5)] }, [columns]);
+    stage.say({ gang: gangWith({ np: 20 }), summary, ranks: [rankWith(4), rankWith(5)] }, [
+      columns,
+    ]);
     expect(stage.el.querySelectorAll("tbody tr")).toHaveLength(1);
     const canvas = stage.find("canvas");
     stage.press(canvas, "Home");
     stage.press(canvas, "ArrowRight");
-    expect(stage.find(".hm-fleet-told").textContent).toBe("rank 1 · running · 50 %");
+    expect(stage.find(".hm-rank-grid-told").textContent).toBe("rank 1 · running · 50 %");
     stage.press(canvas, "Enter");
     await stage.pass(20);
-    expect(stage.model.sent.find((order) => order.do === "rows")).toMatchObject({ ranks: [1] });
+    expect(stage.model.sent.find((command) => command.do === "rows")).toMatchObject({ ranks: [1] });
   });
 });
 
@@ -88,7 +90,7 @@ describe("output", () => {
     expect(stage.all(".hm-row")).toEqual(["1beta Alpha\n"]);
     stage.click("Whole file");
     await stage.pass(1);
-    expect(stage.model.sent.find((order) => order.do === "log")).toMatchObject({ rank: 1 });
+    expect(stage.model.sent.find((command) => command.do === "log")).toMatchObject({ rank: 1 });
   });
 
   test("follows its end, lets go when scrolled up, and takes hold again at the end", () => {

@@ -88,8 +88,8 @@ export class Stage {
     return this.el.querySelector(".hm")?.textContent ?? "";
   }
 
-  get orders(): string[] {
-    return this.model.sent.map((order) => order.do);
+  get commands(): string[] {
+    return this.model.sent.map((command) => command.do);
   }
 }
 

@@ -1,9 +1,9 @@
 import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
 import type { Interrupted } from "../src/interrupt";
-import type { Ack, Order } from "../src/protocol";
+import type { Ack, Command } from "../src/protocol";
 import { BUSY, BY_HAND, REFUSED, Stopping } from "../src/stopping";
 
-let orders: Order[];
+let commands: Command[];
 let settle: (ack: Partial<Ack>) => void;
 let isBlocking: boolean;
 let came: Interrupted;
@@ -12,13 +12,13 @@ let stopping: Stopping;
 
 beforeEach(() => {
   vi.useFakeTimers();
-  orders = [];
+  commands = [];
   isBlocking = true;
   came = "done";
   n_interrupts = 0;
   stopping = new Stopping({
-    ask: (order) => {
-      orders.push(order);
+    ask: (command) => {
+      commands.push(command);
       return new Promise((done) => {
         settle = (ack) => done({ kind: "ack", to: "me", id: "1", ok: true, ...ack });
       });
@@ -41,7 +41,7 @@ describe("stop", () => {
     stopping.stop();
     stopping.stop();
     expect(stopping.isAsked).toBe(true);
-    expect(orders).toEqual([{ do: "stop" }]);
+    expect(commands).toEqual([{ do: "stop" }]);
   });
 
   test("that was heard leaves the server alone", async () => {
@@ -89,7 +89,7 @@ describe("stop", () => {
     await vi.advanceTimersByTimeAsync(1);
     expect(stopping.hint).toBe("it has ended already");
     stopping.stop();
-    expect(orders).toHaveLength(2);
+    expect(commands).toHaveLength(2);
   });
 
   test("is forgotten when the gang ended, late answers too", async () => {
@@ -116,7 +116,7 @@ describe("kill", () => {
     stopping.seen();
     vi.advanceTimersByTime(2100);
     expect(stopping.isKillOffered).toBe(true);
-    expect(orders).toEqual([]);
+    expect(commands).toEqual([]);
   });
 
   test("not heard interrupts the kernel again: the second interrupt kills", async () => {
@@ -125,7 +125,7 @@ describe("kill", () => {
     stopping.kill();
     expect(stopping.isKillOffered).toBe(false);
     await vi.advanceTimersByTimeAsync(1300);
-    expect(orders).toEqual([{ do: "stop" }, { do: "kill" }]);
+    expect(commands).toEqual([{ do: "stop" }, { do: "kill" }]);
     expect(n_interrupts).toBe(2);
   });
 });

@@ -62,11 +62,11 @@ describe("what is applied", () => {
     expect(store.apply(deltaWith(2), [])).toBe("applied");
   });
 
-  test("the fleet's columns are the three thirds of its buffer", () => {
+  test("the summary's columns are the three thirds of its buffer", () => {
     const { store } = storeAt();
-    const fleet = { counts: {}, phases: ["running"], shown: [1], at: 1 };
-    store.apply(deltaWith(1, { fleet }), [bytes(), bytes(0, 0, 50, 255, 1, 3)]);
-    const { phase, progress, mark } = store.fleet ?? {};
+    const summary = { counts: {}, phases: ["running"], shown: [1], at: 1 };
+    store.apply(deltaWith(1, { summary }), [bytes(), bytes(0, 0, 50, 255, 1, 3)]);
+    const { phase, progress, mark } = store.summary ?? {};
     expect([phase, progress, mark].map((column) => [...(column ?? [])])).toEqual([
       [0, 0],
       [50, 255],
@@ -74,10 +74,10 @@ describe("what is applied", () => {
     ]);
   });
 
-  test("a fleet without its buffer is an error that names the buffer", () => {
+  test("a summary without its buffer is an error that names the buffer", () => {
     const { store } = storeAt();
-    const fleet = { counts: {}, phases: [], shown: [], at: 2 };
-    expect(() => store.apply(deltaWith(1, { fleet }), [])).toThrow("no buffer 2");
+    const summary = { counts: {}, phases: [], shown: [], at: 2 };
+    expect(() => store.apply(deltaWith(1, { summary }), [])).toThrow("no buffer 2");
   });
 
   test("the last lines are kept and those before them counted", () => {

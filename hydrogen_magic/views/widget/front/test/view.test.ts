@@ -72,14 +72,14 @@ describe("views come and go", () => {
 
   test("hello is the first word, and repeated until the kernel answers", async () => {
     await stage.pass(800);
-    expect(stage.orders).toEqual(["hello", "hello", "hello"]);
+    expect(stage.commands).toEqual(["hello", "hello", "hello"]);
   });
 
   test("after a gap everything is asked for again", () => {
     stage.model.say(deltaWith(1, { full: true, to: stage.model.sent[0]?.client ?? "" }));
     const n_sent = stage.model.sent.length;
     stage.model.say(deltaWith(3));
-    expect(stage.model.sent.slice(n_sent).map((order) => order.do)).toEqual(["hello"]);
+    expect(stage.model.sent.slice(n_sent).map((command) => command.do)).toEqual(["hello"]);
   });
 });
 
@@ -141,7 +141,7 @@ describe("without a kernel", () => {
   test("what the kernel has to say about it is shown", async () => {
     stage.leave();
     const model = new FakeModel();
-    model.answer = (order) => model.ack(order, false, "others came after it");
+    model.answer = (command) => model.ack(command, false, "others came after it");
     stage.open(model);
     await stage.pass(50);
     expect(stage.words).toBe("others came after it");
@@ -149,8 +149,8 @@ describe("without a kernel", () => {
 });
 
 test("what a server dropped is asked for again, until it comes", async () => {
-  const hellos = () => stage.orders.filter((what) => what === "hello").length;
-  stage.model.answer = (order) => stage.model.ack(order); // and all else is lost
+  const hellos = () => stage.commands.filter((what) => what === "hello").length;
+  stage.model.answer = (command) => stage.model.ack(command); // and all else is lost
   await stage.pass(5000);
   const n_asked = hellos();
   expect(n_asked).toBeGreaterThan(2);
@@ -169,8 +169,8 @@ test("an ended gang without its finished picture has it displayed again", async 
   const place = document.body.appendChild(document.createElement("div"));
   place.className = "hm-place-lost";
   place.innerHTML = "<pre>still running when this was saved</pre>";
-  const asked = () => stage.orders.filter((what) => what === "show").length;
-  stage.model.answer = (order) => stage.model.ack(order);
+  const asked = () => stage.commands.filter((what) => what === "show").length;
+  stage.model.answer = (command) => stage.model.ack(command);
   stage.say({ full: true, gang: gangWith({ state: "done", ended_s: 2 }) });
   await stage.pass(5000);
   expect(asked()).toBeGreaterThan(1);
@@ -195,7 +195,7 @@ describe("a page whose notebook can be read", () => {
   }
 
   test("asks for the output, then for its content, until the notebook has them", async () => {
-    stage.model.answer = (order) => stage.model.ack(order);
+    stage.model.answer = (command) => stage.model.ack(command);
     hold([]);
     stage.say({ full: true, gang: gangWith() });
     await stage.pass(4000);

@@ -34,8 +34,8 @@ export function useDetail(
     const wanted = wantedDetail(metric, range);
     if (range === null || wanted === null) return;
     if (store.detailFor(name, ...range) !== null && growth === 0) return;
-    const order = { do: "detail", metric: name, from: wanted[0], until: wanted[1] } as const;
-    const timer = setTimeout(() => void ask({ ...order, buckets: 2 * widthPx }), REST_MS);
+    const command = { do: "detail", metric: name, from: wanted[0], until: wanted[1] } as const;
+    const timer = setTimeout(() => void ask({ ...command, buckets: 2 * widthPx }), REST_MS);
     return () => clearTimeout(timer);
   }, [store, name, width, range, growth]);
 }

@@ -48,7 +48,7 @@ function Lanes(props: TimelineProps & { all: readonly Lane[] }) {
   const turnTo = (page: number) => {
     setPage(page);
     const asked = ranks.slice(page * RANKS_PER_PAGE, (page + 1) * RANKS_PER_PAGE);
-    if (props.isPaged) void props.ask({ do: "lanes", ranks: asked });
+    if (props.isPaged) void props.ask({ do: "tracks", ranks: asked });
   };
   const paged = ranks.slice(page * RANKS_PER_PAGE, (page + 1) * RANKS_PER_PAGE);
   const lanes = all.filter((lane) => paged.includes(lane.rank));

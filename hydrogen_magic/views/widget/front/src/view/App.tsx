@@ -48,7 +48,7 @@ function Body({ page, theme, version }: BodyProps) {
       <Timeline
         {...common}
         store={store.spans}
-        isPaged={store.fleet !== null}
+        isPaged={store.summary !== null}
         phaseOf={(rank) => store.phaseOf(rank)}
         nowS={() => store.nowS()}
       />

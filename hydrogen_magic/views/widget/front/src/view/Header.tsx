@@ -1,7 +1,7 @@
 import { useLayoutEffect, useRef } from "preact/hooks";
 import { count, duration, rate, roughly } from "../format";
 import type { Page } from "../page";
-import type { Gang, Notice, Order } from "../protocol";
+import type { Command, Gang, Notice } from "../protocol";
 import type { Store } from "../store";
 import { useTick } from "./hooks";
 import { RowsDone } from "./Rows";
@@ -23,13 +23,13 @@ export function Header({ page, gang }: Props) {
   const isLive = !store.isOver;
   useTick(isLive, 1000);
   const isLost = isLive && store.silenceS() > NO_CONTACT_S;
-  const order = (what: Order) => void page.ask(what);
+  const send = (command: Command) => void page.ask(command);
   return (
     <header class="hm-header">
       <div class="hm-line">
         <Pill gang={gang} isLost={isLost} isAsked={page.stopping.isAsked} />
         <Facts gang={gang} store={store} />
-        <Controls page={page} gang={gang} isLive={isLive} order={order} />
+        <Controls page={page} gang={gang} isLive={isLive} send={send} />
       </div>
       {gang.rows && <RowsDone gang={gang} rows={gang.rows} isLive={isLive} />}
       <Notices page={page} gang={gang} isLost={isLost} />
@@ -92,7 +92,7 @@ interface ControlsProps {
   page: Page;
   gang: Gang;
   isLive: boolean;
-  order: (what: Order) => void;
+  send: (command: Command) => void;
 }
 
 const PROFILING: Record<Gang["profiling"], string> = {
@@ -102,18 +102,18 @@ const PROFILING: Record<Gang["profiling"], string> = {
   reading: "Reading the trace…",
 };
 
-function Controls({ page, gang, isLive, order }: ControlsProps) {
+function Controls({ page, gang, isLive, send }: ControlsProps) {
   const box = useRef<HTMLDivElement>(null);
   useKeptFocus(box, isLive);
   return (
     <div class="hm-controls" ref={box} tabIndex={-1}>
       {isLive && (
         <>
-          {canRecord(gang) && <Recorders gang={gang} order={order} />}
+          {canRecord(gang) && <Recorders gang={gang} send={send} />}
           <Tool
             label="Stacks"
             title="Show the current stack of every thread of every rank"
-            act={() => order({ do: "stacks" })}
+            act={() => send({ do: "stacks" })}
           />
           <StopButtons page={page} gang={gang} />
         </>
@@ -126,7 +126,7 @@ function Controls({ page, gang, isLive, order }: ControlsProps) {
 const canRecord = ({ placement, state }: Gang) =>
   placement !== "inline" && state !== "stopping" && state !== "killing";
 
-function Recorders({ gang, order }: Pick<ControlsProps, "gang" | "order">) {
+function Recorders({ gang, send }: Pick<ControlsProps, "gang" | "send">) {
   const timeline = gang.recording
     ? "Ranks are recording; press to stop the recording"
     : "Record a timeline of when every rank loads data, computes and waits for others";
@@ -136,14 +136,14 @@ function Recorders({ gang, order }: Pick<ControlsProps, "gang" | "order">) {
         label="Record timeline"
         title={timeline}
         isPressed={gang.recording}
-        act={() => order({ do: "record", on: !gang.recording })}
+        act={() => send({ do: "record", on: !gang.recording })}
       />
       {!gang.rows && ( // there are no optimizer steps to wait for
         <Tool
           label={PROFILING[gang.profiling]}
           title={`Profile the next ${STEPS} steps of every rank, operator by operator, with the torch profiler`}
           isBusy={gang.profiling !== ""}
-          act={() => order({ do: "profile", steps: STEPS })}
+          act={() => send({ do: "profile", steps: STEPS })}
         />
       )}
     </>

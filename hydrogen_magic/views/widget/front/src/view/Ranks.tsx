@@ -1,8 +1,8 @@
 import { count } from "../format";
 import type { Gang, Rank } from "../protocol";
 import type { Store } from "../store";
-import { FleetGrid } from "./Fleet";
 import type { SectionProps } from "./props";
+import { RankGrid } from "./RankGrid";
 import { RankTable } from "./RankTable";
 import { Section } from "./Section";
 
@@ -13,13 +13,13 @@ interface Props extends SectionProps {
 
 /** One row per rank; for many ranks, a grid of all and rows of the important ones. */
 export function Ranks({ store, theme, ask, version }: Props) {
-  const { fleet } = store;
-  const rows = fleet ? shownRows(store.ranks, fleet.shown) : allRows(store.ranks);
-  if (!fleet && rows.length === 0) return null;
-  const counts = fleet?.counts ?? countPhases(rows);
+  const { summary } = store;
+  const rows = summary ? shownRows(store.ranks, summary.shown) : allRows(store.ranks);
+  if (!summary && rows.length === 0) return null;
+  const counts = summary?.counts ?? countPhases(rows);
   return (
     <Section name="ranks" title="Ranks" note={<Counts counts={counts} />}>
-      {fleet && <FleetGrid {...{ fleet, rows, theme, ask, version }} />}
+      {summary && <RankGrid {...{ summary, rows, theme, ask, version }} />}
       <RankTable rows={rows} theme={theme} />
     </Section>
   );

@@ -1,5 +1,5 @@
 import { MARKS } from "../protocol";
-import type { FleetView } from "../store";
+import type { RankSummaryView } from "../store";
 import type { Theme } from "../theme";
 
 /** The layout of cells: `pitch` is a cell and the gap after it, in CSS pixels. */
@@ -35,17 +35,17 @@ export function rankAt(grid: Grid, np: number, x: number, y: number): number | n
 export function draw(
   canvas: HTMLCanvasElement,
   grid: Grid,
-  fleet: FleetView,
+  summary: RankSummaryView,
   theme: Theme,
   cursor: number | null,
 ): void {
   const context = fitted(canvas, grid.columns * grid.pitch, grid.rows * grid.pitch);
   if (context === null) return;
-  const shown = new Set(fleet.shown);
-  for (let rank = 0; rank < fleet.phase.length; rank++) {
+  const shown = new Set(summary.shown);
+  for (let rank = 0; rank < summary.phase.length; rank++) {
     const x = (rank % grid.columns) * grid.pitch;
     const y = Math.floor(rank / grid.columns) * grid.pitch;
-    cell(context, x, y, grid.pitch - 2, fleet, rank, theme);
+    cell(context, x, y, grid.pitch - 2, summary, rank, theme);
     if (rank === cursor) outline(context, x, y, grid.pitch - 2, theme.text, 2);
     else if (shown.has(rank)) outline(context, x, y, grid.pitch - 2, theme.faint, 1);
   }
@@ -71,13 +71,13 @@ function cell(
   x: number,
   y: number,
   side: number,
-  fleet: FleetView,
+  summary: RankSummaryView,
   rank: number,
   theme: Theme,
 ): void {
-  const phase = fleet.phases[fleet.phase[rank] ?? -1] ?? "";
-  const mark = MARKS[fleet.mark[rank] ?? 0] ?? "";
-  const progress = fleet.progress[rank] ?? UNKNOWN;
+  const phase = summary.phases[summary.phase[rank] ?? -1] ?? "";
+  const mark = MARKS[summary.mark[rank] ?? 0] ?? "";
+  const progress = summary.progress[rank] ?? UNKNOWN;
   context.globalAlpha = 1;
   context.fillStyle = theme.shade;
   context.fillRect(x + 1, y + 1, side, side);

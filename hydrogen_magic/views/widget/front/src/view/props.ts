@@ -1,5 +1,5 @@
 import type { CurveStore } from "../curves/store";
-import type { Ack, Order, Rank } from "../protocol";
+import type { Ack, Command, Rank } from "../protocol";
 import type { Theme } from "../theme";
 import type { SpanStore } from "../timeline/store";
 
@@ -8,7 +8,7 @@ import type { SpanStore } from "../timeline/store";
  * never rejects. Requested files (`csv`, `trace`, `log`) are saved when they arrive, and the result
  * of `detail` is passed to `CurveStore.applyDetail`.
  */
-export type Ask = (order: Order) => Promise<Ack>;
+export type Ask = (command: Command) => Promise<Ack>;
 
 /** Properties of every section of the page. */
 export interface SectionProps {

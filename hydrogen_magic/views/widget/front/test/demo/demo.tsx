@@ -10,7 +10,7 @@ import uplotStyles from "uplot/dist/uPlot.min.css";
 import { Curves } from "../../src/curves";
 import curveStyles from "../../src/curves/curves.css";
 import { CurveStore } from "../../src/curves/store";
-import { type Ack, ALL_RANKS, type Order } from "../../src/protocol";
+import { type Ack, ALL_RANKS, type Command } from "../../src/protocol";
 import styles from "../../src/style.css";
 import { readTheme, type Theme } from "../../src/theme";
 import { Timeline } from "../../src/timeline";
@@ -84,14 +84,14 @@ function fillSpans() {
   spans.apply(NAMES, deltas, buffers);
 }
 
-const asked: Order[] = [];
-const ask = async (order: Order): Promise<Ack> => {
-  asked.push(order);
-  if (order.do === "detail") answer(order);
-  return { kind: "ack", to: "demo", id: "1", ok: order.do !== "csv", text: "no files in a demo" };
+const asked: Command[] = [];
+const ask = async (command: Command): Promise<Ack> => {
+  asked.push(command);
+  if (command.do === "detail") answer(command);
+  return { kind: "ack", to: "demo", id: "1", ok: command.do !== "csv", text: "no files in a demo" };
 };
 
-function answer({ metric, from, until }: Extract<Order, { do: "detail" }>) {
+function answer({ metric, from, until }: Extract<Command, { do: "detail" }>) {
   const inside = ([step]: Point) => step >= from && step < until;
   const series = Array.from({ length: np }, (_, rank) => pointsOf(metric, rank).filter(inside));
   const all = [...series, series.flat()].map((points, k) => ({

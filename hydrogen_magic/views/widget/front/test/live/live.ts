@@ -1,6 +1,6 @@
 /**
  * The view with a kernel that is played, to look at it and to photograph it:
- * `live.html#running`, `#failed`, `#stopped`, `#fleet`, `#hostile`, `#starting`; `#running,dark`.
+ * `live.html#running`, `#failed`, `#stopped`, `#many`, `#hostile`, `#starting`; `#running,dark`.
  *
  * esbuild test/live/live.ts --bundle --loader:.css=text --outfile=live.js, beside live.html
  */
@@ -25,9 +25,9 @@ function say(sending: Sending | null): void {
   model.say(delta, sending.buffers);
 }
 
-model.answer = (order: Sent) => {
-  model.ack(order);
-  const reaction = scene.react?.(order);
+model.answer = (command: Sent) => {
+  model.ack(command);
+  const reaction = scene.react?.(command);
   if (reaction) setTimeout(() => say(reaction), 30);
 };
 

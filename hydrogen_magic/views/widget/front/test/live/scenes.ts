@@ -1,4 +1,4 @@
-import type { Delta, Fleet, Line, Rank, Sent } from "../../src/protocol";
+import type { Delta, Line, Rank, RankSummary, Sent } from "../../src/protocol";
 import { gangWith, lineOf, packed, rankWith } from "../kernel";
 import { hostileLines, report, stacks } from "./texts";
 import { Training } from "./training";
@@ -13,7 +13,7 @@ export interface Scene {
   whole: () => Sending;
   /** What came in the last 100 ms. */
   tick?: () => Sending | null;
-  react?: (order: Sent) => Sending | null;
+  react?: (command: Sent) => Sending | null;
 }
 
 function running(): Scene {
@@ -21,11 +21,11 @@ function running(): Scene {
   return {
     whole: () => training.whole({ remaining_s: 131, steps_per_s: 23.4 }),
     tick: () => training.next(0.1),
-    react: (order) => {
-      if (order.do === "stop") return training.say({ state: "stopping", stop_reason: "user" });
-      if (order.do === "record") return training.say({ recording: order.on });
-      if (order.do === "profile") return training.say({ profiling: "recording" });
-      return order.do === "stacks" ? training.tell({ stacks: stacks() }) : null;
+    react: (command) => {
+      if (command.do === "stop") return training.say({ state: "stopping", stop_reason: "user" });
+      if (command.do === "record") return training.say({ recording: command.on });
+      if (command.do === "profile") return training.say({ profiling: "recording" });
+      return command.do === "stacks" ? training.tell({ stacks: stacks() }) : null;
     },
   };
 }
@@ -73,7 +73,7 @@ function starting(): Scene {
   };
 }
 
-function fleet(): Scene {
+function many(): Scene {
   const np = 1024;
   const phases = ["waiting", "starting", "running", "done", "failed"];
   const progress = Float32Array.from({ length: np }, (_, k) => 58 + 9 * Math.sin(k / 60));
@@ -109,14 +109,14 @@ function fleet(): Scene {
   const sending = (full: boolean): Sending => {
     const shown = [...new Set([801, 337, 12, 13, ...asked])];
     const bytes = Uint8Array.from(progress, (value) => Math.min(100, value));
-    const view: Fleet = { counts: { running: 1023, failed: 1 }, phases, shown, at: 0 };
+    const view: RankSummary = { counts: { running: 1023, failed: 1 }, phases, shown, at: 0 };
     const gang = gangWith({ np, placement: "spark", steps_per_s: 8.1, remaining_s: 804 });
     const warnings = ["rank 337 is 4.8 times slower than the median"];
     const content = {
       full,
       now_s,
       gang: { ...gang, warnings },
-      fleet: view,
+      summary: view,
       ranks: shown.map(row),
     };
     return { content, buffers: [packed(phase, bytes, mark)] };
@@ -130,9 +130,9 @@ function fleet(): Scene {
       });
       return sending(false);
     },
-    react: (order) => {
-      if (order.do !== "rows") return null;
-      asked = order.ranks;
+    react: (command) => {
+      if (command.do !== "rows") return null;
+      asked = command.ranks;
       return sending(false);
     },
   };
@@ -165,7 +165,7 @@ function hostile(): Scene {
   return { whole: () => ({ content, buffers: [] }) };
 }
 
-export const scenes = { running, failed, stopped, starting, fleet, hostile } as Record<
+export const scenes = { running, failed, stopped, starting, many, hostile } as Record<
   string,
   () => Scene
 > & { running: () => Scene };

@@ -1,13 +1,13 @@
 import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { MARKS, type Rank } from "../protocol";
-import type { FleetView } from "../store";
+import type { RankSummaryView } from "../store";
 import type { Theme } from "../theme";
 import { draw, type Grid, gridFor, rankAt } from "./cells";
 import type { Ask } from "./props";
 import { useWidth } from "./useWidth";
 
 interface Props {
-  fleet: FleetView;
+  summary: RankSummaryView;
   /** Number of ranks with a row. */
   rows: readonly Rank[];
   theme: Theme;
@@ -16,7 +16,7 @@ interface Props {
 }
 
 /** Every rank as a small cell; a click or Enter shows its row. */
-export function FleetGrid({ fleet, rows, theme, ask, version }: Props) {
+export function RankGrid({ summary, rows, theme, ask, version }: Props) {
   const [widthPx, measured] = useWidth();
   const [cursor, setCursor] = useState<number | null>(null);
   const [chosen, setChosen] = useState<readonly number[]>([]);
@@ -25,21 +25,21 @@ export function FleetGrid({ fleet, rows, theme, ask, version }: Props) {
     setChosen(next);
     void ask({ do: "rows", ranks: next });
   };
-  const grid = gridFor(fleet.phase.length, widthPx);
+  const grid = gridFor(summary.phase.length, widthPx);
   return (
-    <div class="hm-fleet" ref={measured}>
-      <Cells {...{ fleet, theme, version, grid, cursor, setCursor, choose }} />
-      <div class="hm-fleet-foot">
-        <Legend fleet={fleet} />
-        <span class="hm-fleet-told" aria-live="polite">
-          {cursor === null ? "" : describe(fleet, rows, cursor)}
+    <div class="hm-rank-grid" ref={measured}>
+      <Cells {...{ summary, theme, version, grid, cursor, setCursor, choose }} />
+      <div class="hm-rank-grid-foot">
+        <Legend summary={summary} />
+        <span class="hm-rank-grid-told" aria-live="polite">
+          {cursor === null ? "" : describe(summary, rows, cursor)}
         </span>
       </div>
     </div>
   );
 }
 
-interface CellsProps extends Pick<Props, "fleet" | "theme" | "version"> {
+interface CellsProps extends Pick<Props, "summary" | "theme" | "version"> {
   grid: Grid;
   /** The rank under the pointer, or the one selected by keys. */
   cursor: number | null;
@@ -47,12 +47,12 @@ interface CellsProps extends Pick<Props, "fleet" | "theme" | "version"> {
   choose: (rank: number) => void;
 }
 
-function Cells({ fleet, theme, version, grid, cursor, setCursor, choose }: CellsProps) {
+function Cells({ summary, theme, version, grid, cursor, setCursor, choose }: CellsProps) {
   const canvas = useRef<HTMLCanvasElement>(null);
   useLayoutEffect(() => {
-    if (canvas.current) draw(canvas.current, grid, fleet, theme, cursor);
+    if (canvas.current) draw(canvas.current, grid, summary, theme, cursor);
   }, [version, theme, cursor, grid.columns, grid.pitch]);
-  const np = fleet.phase.length;
+  const np = summary.phase.length;
   const under = (event: MouseEvent) => rankAt(grid, np, event.offsetX, event.offsetY);
   const pick = (event: MouseEvent) => {
     const rank = under(event);
@@ -83,10 +83,10 @@ function Cells({ fleet, theme, version, grid, cursor, setCursor, choose }: Cells
   );
 }
 
-function describe(fleet: FleetView, rows: readonly Rank[], rank: number): string {
-  const phase = fleet.phases[fleet.phase[rank] ?? -1] ?? "";
-  const percent = fleet.progress[rank] ?? 255;
-  const mark = MARKS[fleet.mark[rank] ?? 0] ?? "";
+function describe(summary: RankSummaryView, rows: readonly Rank[], rank: number): string {
+  const phase = summary.phases[summary.phase[rank] ?? -1] ?? "";
+  const percent = summary.progress[rank] ?? 255;
+  const mark = MARKS[summary.mark[rank] ?? 0] ?? "";
   const progress = percent === 255 ? "" : `${percent} %`;
   const why = rows.find((row) => row.rank === rank)?.why ?? "";
   const words = [`rank ${rank}`, phase, progress, mark, why === phase ? "" : why];
@@ -106,8 +106,8 @@ function moved(key: string, from: number, grid: Grid, np: number): number | null
   return step === undefined ? null : Math.min(np - 1, Math.max(0, from + step));
 }
 
-function Legend({ fleet }: { fleet: FleetView }) {
-  const n_marked = (k: number) => fleet.mark.reduce((n, mark) => n + (mark === k ? 1 : 0), 0);
+function Legend({ summary }: { summary: RankSummaryView }) {
+  const n_marked = (k: number) => summary.mark.reduce((n, mark) => n + (mark === k ? 1 : 0), 0);
   const marks = MARKS.map((mark, k) => [mark, k === 0 ? 0 : n_marked(k)] as const);
   return (
     <span class="hm-legend">
@@ -121,10 +121,10 @@ function Legend({ fleet }: { fleet: FleetView }) {
           </span>
         ) : null,
       )}
-      {fleet.shown.length > 0 && (
+      {summary.shown.length > 0 && (
         <span class="hm-legend-mark" data-mark="shown">
           <i aria-hidden="true" />
-          {fleet.shown.length} in the table
+          {summary.shown.length} in the table
         </span>
       )}
     </span>

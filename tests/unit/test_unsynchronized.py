@@ -33,42 +33,50 @@ def group(monkeypatch: pytest.MonkeyPatch) -> Group:
 
 
 def test_ten_steps_without_a_collective_are_reported_once(group: Group) -> None:
-    solo = ExchangeCounter(0)
-    assert [bool(solo.look(steps, False)) for steps in (0, 1, 9, 10, 11)] == [0, 0, 0, 1, 0]
-    assert ExchangeCounter(1).look(10, True) == ""
-    (text,) = {ExchangeCounter(0).look(1, True)}
+    counter = ExchangeCounter(0)
+    assert [bool(counter.warning(steps, is_over=False)) for steps in (0, 1, 9, 10, 11)] == [
+        0,
+        0,
+        0,
+        1,
+        0,
+    ]
+    assert ExchangeCounter(1).warning(10, is_over=True) == ""
+    (text,) = {ExchangeCounter(0).warning(1, is_over=True)}
     assert text.startswith("1 optimizer step without any collective: each of the 4 ranks")
 
 
 def test_steps_between_collectives_are_not_reported(group: Group) -> None:
-    solo = ExchangeCounter(0)
+    counter = ExchangeCounter(0)
     group.count = 3  # parameters were broadcast
-    assert not solo.look(50, False)
-    assert not solo.look(149, False)
-    assert solo.look(150, False).startswith("100 optimizer steps without any collective")
+    assert not counter.warning(50, is_over=False)
+    assert not counter.warning(149, is_over=False)
+    assert counter.warning(150, is_over=False).startswith(
+        "100 optimizer steps without any collective"
+    )
     averaging = ExchangeCounter(0)
-    assert not averaging.look(50, False)
+    assert not averaging.warning(50, is_over=False)
     group.count += 1
-    assert not averaging.look(500, True)
+    assert not averaging.warning(500, is_over=True)
 
 
 def test_what_a_destroyed_group_exchanged_counts(group: Group) -> None:
-    solo = ExchangeCounter(0)
+    counter = ExchangeCounter(0)
     group.count = 8
-    solo.leave()
+    counter.keep_counts()
     sys.modules["torch.distributed.distributed_c10d"]._world.pg_map.clear()
-    assert not solo.look(4, True)
+    assert not counter.warning(4, is_over=True)
 
 
 def test_backends_that_do_not_count_and_calls_of_horovod(group: Group) -> None:
     group.count = -1
-    assert not ExchangeCounter(0).look(50, True)
+    assert not ExchangeCounter(0).warning(50, is_over=True)
     group.count = 0
     horovods = ExchangeCounter(0)
-    horovods.entered()
-    assert not horovods.look(50, True)
+    horovods.add_call()
+    assert not horovods.warning(50, is_over=True)
 
 
 def test_one_rank_trains_alone_by_right(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert not ExchangeCounter(0).look(50, True)
+    assert not ExchangeCounter(0).warning(50, is_over=True)

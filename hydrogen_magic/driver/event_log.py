@@ -1,0 +1,66 @@
+"""The events of a gang, in memory and in the run log, and the state that follows from them."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from hydrogen_magic.core import run_log
+from hydrogen_magic.core.events import Event, Output
+from hydrogen_magic.core.masking import Mask
+from hydrogen_magic.driver.state.gang_state import GangState, fold
+
+__all__ = ["EventLog"]
+
+_SHOWN_CHARS = 8 << 20
+"""Live output kept in memory; the ranks' log files have all of it."""
+
+
+class EventLog:
+    """The events so far, without secrets. Any thread may append."""
+
+    def __init__(self, gang_id: str, record: run_log.Record, mask: Mask) -> None:
+        self.state = GangState(gang=gang_id)
+        """State after the last event."""
+        self.events: list[Event] = []
+        """Oldest first; the oldest output may be missing."""
+        self._record = record
+        self._mask = mask
+        self._outputs: deque[int] = deque()
+        """Indices of output events that are still kept, oldest first."""
+        self._output_chars = 0
+        self._appending = threading.RLock()
+        """Reentrant: a record that can no longer be written reports this by an event."""
+        self._changed = threading.Condition()
+
+    def append(self, event: Event) -> None:
+        """Add ``event``, with masked secrets, to the state, to the list, and to the record on disk."""
+        event = self._mask.event(event)
+        with self._appending:  # the dispatcher has its own thread
+            self.state = fold(self.state, event)
+            self.events.append(event)
+            self._record.append(event)
+            if isinstance(event, Output):
+                self._thin_output(len(event.text))
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Wait until ``condition`` is true after an event, or ``timeout_s`` has passed."""
+        with self._changed:
+            self._changed.wait_for(condition, timeout_s)
+
+    def _thin_output(self, chars: int) -> None:
+        """Drop the oldest live output if there is too much: a rank may print for days."""
+        self._outputs.append(len(self.events) - 1)
+        self._output_chars += chars
+        while self._output_chars > _SHOWN_CHARS:
+            index = self._outputs.popleft()
+            old = self.events[index]
+            assert isinstance(old, Output)
+            self._output_chars -= len(old.text)
+            skipped = old.skipped_bytes + len(old.text.encode("utf-8", "replace"))
+            lines = old.skipped_lines + old.text.count("\n")
+            self.events[index] = replace(old, text="", skipped_bytes=skipped, skipped_lines=lines)

@@ -1,0 +1,88 @@
+"""The run of a gang, as its controller changes it.
+
+:class:`~hydrogen_magic.driver.gang.Gang` is the user's view of it.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+from hydrogen_magic.core import run_log
+from hydrogen_magic.core.events import Event
+from hydrogen_magic.core.masking import Mask
+from hydrogen_magic.driver.event_log import EventLog
+from hydrogen_magic.driver.rank_logs import RankLogs
+from hydrogen_magic.driver.state import failure_report
+from hydrogen_magic.driver.state.gang_results import GangResults
+from hydrogen_magic.driver.state.gang_state import GangState
+from hydrogen_magic.errors import (
+    GangStoppedError,
+    GangTimeoutError,
+    HydrogenError,
+    RankFailedError,
+    RendezvousError,
+)
+from hydrogen_magic.serialization.payload import Payload
+from hydrogen_magic.serialization.result_stream import ResultPart
+
+__all__ = ["GangRun"]
+
+
+class GangRun:
+    """Events, results and end of one run. Thread-safe."""
+
+    def __init__(self, gang_id: str, record: run_log.Record, mask: Mask | None = None) -> None:
+        self.id = gang_id
+        self.mask = mask or Mask()
+        """Removes secrets from what is shown and recorded."""
+        self.log = EventLog(gang_id, record, self.mask)
+        self.rank_logs = RankLogs(record.path, self.log.events)
+        self.results = GangResults(gang_id, record.path)
+        """Results of the ranks; after a failure or a stop they are in the run log instead."""
+        self.ended = threading.Event()
+        """Nothing of the gang is left."""
+        self._record = record
+        self._error: BaseException | None = None
+
+    @property
+    def state(self) -> GangState:
+        """The current state."""
+        return self.log.state
+
+    def emit(self, event: Event) -> None:
+        """Add an event."""
+        self.log.append(event)
+
+    def deliver(self, rank: int, part: ResultPart, section: Payload) -> None:
+        """Store a part of a rank's results; it is unpickled on demand."""
+        part = replace(part, error=self.mask.text(part.error))
+        self.results.add(rank, self.state.attempt, part, section)
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """Nothing of the gang is left; wake up waiting threads."""
+        self._error = error
+        self._record.close()
+        self.ended.set()
+
+    def error(self) -> BaseException | None:
+        """Return the error of a failed, stopped or timed-out gang, otherwise None."""
+        state = self.state
+        if self._error is not None:
+            return self._error
+        if state.state == "FAILED":
+            return self._failure(state)
+        if state.state == "STOPPED":
+            kind = GangTimeoutError if state.stop_reason == "timeout" else GangStoppedError
+            return kind(state.reason)
+        return None
+
+    def _failure(self, state: GangState) -> HydrogenError:
+        if state.culprit is not None:
+            last_lines = self.rank_logs.last_lines(state.culprit)
+            report = failure_report.report(state, last_lines, self.results.saved_note)
+            return RankFailedError(state.reason, rank=state.culprit, report=report)
+        if state.fault is None:
+            return HydrogenError(state.reason)
+        is_rendezvous = state.fault.type == RendezvousError.__name__
+        return (RendezvousError if is_rendezvous else HydrogenError)(state.fault.message)

@@ -1,0 +1,59 @@
+"""The agent's side of a worker process."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+__all__ = ["PooledWorker", "close_all"]
+
+
+@dataclass
+class PooledWorker:
+    """The agent's ends of one worker's pipes.
+
+    See :class:`~hydrogen_magic.node.worker.process_setup.WorkerPipes`.
+    """
+
+    control: socket.socket
+    stdout: int
+    stderr: int
+    interrupted: int
+    stacks: int
+    pid: int = 0
+
+    @classmethod
+    def create(cls) -> tuple[PooledWorker, list[int]]:
+        """Return the agent's ends and the worker's five descriptors, in the order of ``WorkerPipes``."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        out_read, out_write = os.pipe()
+        err_read, err_write = os.pipe()
+        ack_read, ack_write = os.pipe()
+        stacks = _memory_file()
+        for fd in (out_read, err_read, ack_read):
+            os.set_blocking(fd, False)
+        worker = cls(ours, out_read, err_read, ack_read, stacks)
+        return worker, [theirs.detach(), out_write, err_write, ack_write, os.dup(stacks)]
+
+    def close(self) -> None:
+        """Close the connections; a worker that was never used then exits on its own."""
+        self.control.close()
+        for fd in (self.stdout, self.stderr, self.interrupted, self.stacks):
+            os.close(fd)
+
+
+def close_all(workers: Iterable[PooledWorker]) -> None:
+    for worker in workers:
+        worker.close()
+
+
+def _memory_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("hydrogen-stacks")
+    import tempfile
+
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())

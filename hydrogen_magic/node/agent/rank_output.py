@@ -1,0 +1,94 @@
+"""The output of a rank: all of it in its log, and a limited part for the live view."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.masking import Mask
+from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
+from hydrogen_magic.node.agent.output import CHUNK, LivePart, LiveText, RankLog, TokenBucket
+from hydrogen_magic.node.agent.pooled_worker import PooledWorker
+
+__all__ = ["DRAIN_CHUNKS", "RankOutput"]
+
+DRAIN_CHUNKS = 32
+"""A pipe holds at most 1 MB; more than twice that comes from a process that still writes."""
+
+
+class _Stream:
+    """A pipe of the rank."""
+
+    def __init__(self, fd: int, mask: Mask) -> None:
+        self.fd = fd
+        self.masked = mask.stream()
+        self.live = LiveText()
+
+
+class RankOutput:
+    """Reads ``stdout`` and ``stderr`` of a rank and removes secrets."""
+
+    def __init__(
+        self, rank: int, worker: PooledWorker, log: RankLog, reporter: AttemptReporter
+    ) -> None:
+        self._rank = rank
+        self._log = log
+        self._reporter = reporter
+        self._streams = {
+            "stdout": _Stream(worker.stdout, reporter.mask),
+            "stderr": _Stream(worker.stderr, reporter.mask),
+        }
+        loop = asyncio.get_running_loop()
+        for stream in self._streams.values():
+            loop.add_reader(stream.fd, self._read, stream)
+
+    def write_log(self, data: bytes) -> None:
+        """Append ``data`` to the log only."""
+        problem = self._log.write(data)
+        if problem:
+            self._reporter.notice("warning", f"rank {self._rank}: {problem}")
+
+    def emit_new(self, limit: TokenBucket) -> None:
+        """Emit new output within the limit."""
+        for name, stream in self._streams.items():
+            self._emit(name, stream.live.take(limit))
+
+    def read_available(self) -> None:
+        """Read the current contents of the pipes, not until their end: a grandchild may hold them open."""
+        for stream in self._streams.values():
+            for _ in range(DRAIN_CHUNKS):
+                if not self._read(stream):
+                    break
+
+    def emit_rest(self) -> None:
+        """Emit what is left, whatever the limit."""
+        for name, stream in self._streams.items():
+            self._take(stream, stream.masked.rest())
+            self._emit(name, stream.live.rest())
+
+    def close(self) -> None:
+        """Stop reading, and close the log; the pipes stay open."""
+        for stream in self._streams.values():
+            asyncio.get_running_loop().remove_reader(stream.fd)
+        self._log.close()
+
+    def _read(self, stream: _Stream) -> bool:
+        try:
+            data = os.read(stream.fd, CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:
+            asyncio.get_running_loop().remove_reader(stream.fd)
+            return False
+        self._take(stream, stream.masked.feed(data))
+        return True
+
+    def _take(self, stream: _Stream, data: bytes) -> None:
+        if data:
+            self.write_log(data)
+            stream.live.feed(data)
+
+    def _emit(self, name: str, part: LivePart | None) -> None:
+        if part is not None:
+            self._reporter.emit(ev.Output(self._reporter.now_s(), self._rank, name, *part))

@@ -1,0 +1,97 @@
+"""The ranks of one attempt on this host, as a whole."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Iterator
+
+from hydrogen_magic.core.messages import WorkerCommand
+from hydrogen_magic.node.agent.rank_process import RankProcess
+
+__all__ = ["GIVE_UP_S", "RankSet"]
+
+_REACTION_S = 0.4
+"""A rank that has not reacted to SIGINT by then is in C code and will not react before that returns."""
+_TERM_S = 0.3
+"""How long SIGTERM's default action may take; longer means that it is handled or ignored."""
+GIVE_UP_S = 10.0
+"""A process that survives SIGKILL for this long hangs in the system (state D); waiting does not help."""
+
+
+class RankSet:
+    """The ranks that were started, in any order."""
+
+    def __init__(self) -> None:
+        self.all_exited = asyncio.Event()
+        self._ranks: dict[int, RankProcess] = {}
+
+    def add(self, process: RankProcess) -> None:
+        """Add a rank that is about to start."""
+        process.on_retained = self._note_exit
+        self._ranks[process.rank] = process
+
+    def __iter__(self) -> Iterator[RankProcess]:
+        return iter(list(self._ranks.values()))
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def get(self, rank: int) -> RankProcess | None:
+        return self._ranks.get(rank)
+
+    def running(self) -> list[RankProcess]:
+        """Return the ranks that have not exited."""
+        return [process for process in self._ranks.values() if not process.exited]
+
+    def on_exit(self, pid: int, status: int, max_rss_bytes: int) -> bool:
+        """Handle a reaped child; return whether it was one of the ranks."""
+        for process in self.running():
+            if process.worker.pid == pid:
+                process.on_exit(status, max_rss_bytes)
+                self._note_exit()
+                return True
+        return False
+
+    def _note_exit(self) -> None:
+        if not self.running():
+            self.all_exited.set()
+
+    def send(self, command: WorkerCommand) -> None:
+        """Send a command to every rank."""
+        for process in self:
+            process.send(command)
+
+    def request_stacks(self) -> None:
+        """Make every rank write its stacks; see :meth:`read_stacks` a moment later."""
+        for process in self:
+            process.stacks.read()
+            process.request_stacks()
+
+    def read_stacks(self) -> dict[int, str]:
+        """Return the stacks written since :meth:`request_stacks`."""
+        return {process.rank: process.stacks.read() for process in self}
+
+    def signal(self, signum: int) -> None:
+        """Send a signal to every rank."""
+        for process in self:
+            process.signal(signum)
+
+    async def terminate(self, grace_s: float) -> None:
+        """End the ranks by SIGINT, SIGTERM and SIGKILL; ``grace_s``: for those that react to SIGINT."""
+        begun = time.monotonic()
+        self.signal(signal.SIGINT)
+        terminated: set[int] = set()
+        while self.running():
+            waited = time.monotonic() - begun
+            for process in self:
+                limit = grace_s if process.has_reacted else _REACTION_S
+                if waited > limit + _TERM_S:
+                    process.signal(signal.SIGKILL)
+                elif waited > limit and process.rank not in terminated:
+                    terminated.add(process.rank)
+                    process.signal(signal.SIGTERM)
+            if waited > grace_s + _TERM_S + GIVE_UP_S:
+                break
+            await asyncio.sleep(0.01)

@@ -1,0 +1,107 @@
+"""The start of an attempt's ranks, up to the moment at which it is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.messages import LaunchRequest, RankLaunch
+from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
+from hydrogen_magic.node.agent.pooled_worker import PooledWorker
+from hydrogen_magic.node.agent.rendezvous_service import RunningService
+from hydrogen_magic.node.agent.worker_pool import WorkerPool
+from hydrogen_magic.node.agent.worker_reuse import RetainedWorkers
+from hydrogen_magic.transport import framing
+
+__all__ = ["RankStarter", "preload_text"]
+
+_T = TypeVar("_T")
+
+
+@dataclass
+class RankStarter:
+    """Gets a worker for every rank of ``request``, and starts the rendezvous ``service``."""
+
+    request: LaunchRequest
+    pool: WorkerPool
+    retained: RetainedWorkers
+    service: RunningService | None
+    reporter: AttemptReporter
+    is_cancelled: bool = False
+    """The end was requested before the ranks were started."""
+    _starting: asyncio.Future[None] | None = None
+
+    async def run(
+        self,
+        fds: Sequence[int],
+        start_forkserver: Callable[[], None],
+        launch: Callable[[RankLaunch, PooledWorker, Sequence[int]], None],
+    ) -> BaseException | None:
+        """Call ``launch`` for every rank; return the error that prevented it, if there was one.
+
+        ``fds`` are closed here: the closure, then a channel for each rank that receives data.
+        """
+        try:
+            if self.is_cancelled:
+                return None
+            start_forkserver()
+            starting = asyncio.ensure_future(self._start(fds, start_forkserver, launch))
+            self._starting = starting
+            await asyncio.wait([starting])
+            return None if starting.cancelled() else starting.exception()
+        finally:
+            framing.close_all(fds)  # the ranks have their own descriptors
+
+    def cancel(self) -> None:
+        """Start no more ranks."""
+        self.is_cancelled = True
+        if self._starting is None:
+            self.pool.abort()  # its preparation for the next gang, which is this one, is still needed
+        elif not self._starting.done():
+            self._starting.cancel()
+            self.pool.abort()
+
+    async def _start(
+        self,
+        fds: Sequence[int],
+        start_forkserver: Callable[[], None],
+        launch: Callable[[RankLaunch, PooledWorker, Sequence[int]], None],
+    ) -> None:
+        request, now_s = self.request, self.reporter.now_s
+        for rank in request.ranks:
+            detail = preload_text(request)
+            self.reporter.emit(ev.RankPhase(now_s(), rank.rank, "starting", detail))
+        workers = self.retained.take(request.worker_key)
+        if not workers:
+            wanted = len(request.ranks), request.preload, request.observers
+            take = functools.partial(self.pool.take, *wanted)
+            workers = await self._retry(take, start_forkserver)
+        if self.service is not None:
+            await self._retry(self.service.begin, start_forkserver)
+        closure_fd, *channels = fds
+        for n, (rank, worker) in enumerate(zip(request.ranks, workers, strict=True)):
+            launch(rank, worker, [closure_fd, *channels[n : n + 1]])
+
+    async def _retry(
+        self, fork: Callable[[], Awaitable[_T]], start_forkserver: Callable[[], None]
+    ) -> _T:
+        """Call ``fork``; if the forkserver dies, start another one and retry once.
+
+        The second one skips the imports during which the first one died: ranks do them themselves.
+        """
+        try:
+            return await fork()
+        except ChildProcessError as error:
+            self.reporter.notice("warning", f"{error}; starting a new one")
+        start_forkserver()
+        return await fork()
+
+
+def preload_text(request: LaunchRequest) -> str:
+    """Return what the forkserver imports for these ranks; empty if nothing."""
+    modules = request.preload
+    return f"importing {', '.join(modules[:3])}" if modules else ""

@@ -1,0 +1,104 @@
+"""Sends the events of a rank to its agent at intervals, from a daemon thread."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.node.worker.send_interval import TICK_S, SendInterval
+
+__all__ = ["EventSender"]
+
+_GPU_WAIT_S = 0.5
+"""How long a post waits for values that are being computed on a GPU, which may hang."""
+
+_CLOSE_S = 2.0
+"""How long a finished rank waits for an agent that does not read its last messages."""
+
+
+class EventSender:
+    """Sends what ``collect`` returns; ``tick`` is called 20 times a second, and tells whether that is urgent.
+
+    ``collect`` takes the time in seconds that it may wait for values of a GPU. ``send`` may block; after
+    the start, only this thread calls it, so that no signal handler of the main thread can interrupt a
+    message. If ``send`` raises ``OSError``, the agent has exited: sending stops, and the end of this
+    process is left to others.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[Sequence[ev.Event]], None],
+        collect: Callable[[float], Iterable[ev.Event]],
+        tick: Callable[[], bool],
+        interval: SendInterval,
+    ) -> None:
+        self._send = send
+        self._collect = collect
+        self._tick = tick
+        self._interval = interval
+        self._posted: deque[tuple[ev.Event, threading.Event]] = deque()
+        self._thread: threading.Thread | None = None
+        self._sending = threading.Lock()
+        self._wake = threading.Event()
+        self._is_closing = False
+        self._is_agent_gone = False
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(
+            target=self._run, name="hydrogen_magic.reporter", daemon=True
+        )
+        self._thread.start()
+
+    def post(self, event: ev.Event) -> None:
+        """Send ``event`` at once, after all collected events; return when it was sent."""
+        thread = self._thread
+        if thread is None or not thread.is_alive() or thread is threading.current_thread():
+            self._flush(event)
+            return
+        done = threading.Event()
+        self._posted.append((event, done))
+        self._wake.set()
+        while not done.wait(0.5):
+            if not thread.is_alive():  # the thread ended before it saw this
+                self._send_posted()
+
+    def close(self) -> None:
+        """Send all events and end the thread, within two seconds even if the agent hangs."""
+        self._is_closing = True
+        self._wake.set()
+        if self._thread is None:
+            self._flush()
+        else:
+            self._thread.join(_CLOSE_S)
+
+    def _run(self) -> None:
+        while not (self._is_closing or self._is_agent_gone):
+            self._wake.wait(TICK_S)
+            self._wake.clear()
+            is_urgent = self._tick()
+            if self._interval.is_due(is_urgent=is_urgent or bool(self._posted)):
+                self._send_posted()
+        self._send_posted()
+
+    def _send_posted(self) -> None:
+        # Recorded data precedes a posted event: take posted events first, recorded data second.
+        posted = [self._posted.popleft() for _ in range(len(self._posted))]
+        try:
+            self._flush(*(event for event, _ in posted))
+        finally:
+            for _, done in posted:
+                done.set()
+
+    def _flush(self, *posted: ev.Event) -> None:
+        with self._sending:
+            wait_s = _GPU_WAIT_S if posted or self._is_closing else 0.0
+            batch = [*self._collect(wait_s), *posted]
+            if not batch or self._is_agent_gone:
+                return
+            try:
+                self._send(batch)
+            except OSError:
+                self._is_agent_gone = True

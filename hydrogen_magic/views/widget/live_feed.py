@@ -1,0 +1,75 @@
+"""The events of a gang as messages to pages, from the time of the first page on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from hydrogen_magic.core.events import Event
+from hydrogen_magic.driver.state.gang_state import GangState
+from hydrogen_magic.views import Actions
+from hydrogen_magic.views.elapsed import GangClock
+from hydrogen_magic.views.widget.feed import PageFeed, PageMessage
+
+__all__ = ["LiveFeed"]
+
+
+class LiveFeed:
+    """Collects events, and creates the messages about them.
+
+    The :class:`PageFeed` is created for the first page: without a page there is no cost. ``is_raised``: see
+    there.
+    """
+
+    def __init__(self, actions: Actions, *, is_raised: bool, clock: Callable[[], float]) -> None:
+        self.actions: Actions | None = actions
+        """The gang; None after :meth:`release`."""
+        self.state = GangState()
+        self.page_feed: PageFeed | None = None
+        self._is_raised = is_raised
+        self._clock = GangClock(clock)
+        self._n_events = 0
+        """Number of events so far, among those of ``actions``."""
+        self._fresh: list[Event] = []
+        """Events that the page feed has not processed yet."""
+
+    def update(self, state: GangState, fresh: Sequence[Event] = ()) -> None:
+        """Take the gang's current state; ``fresh``: the events since the last call."""
+        self.state = state
+        self._n_events += len(fresh)
+        if self.page_feed is not None:
+            self._fresh += fresh
+
+    def events(self) -> list[Event]:
+        """Return all events so far; the oldest output may be missing, as in :class:`Gang`."""
+        return [] if self.actions is None else self.actions.events()[: self._n_events]
+
+    def start(self) -> PageFeed:
+        """Return the page feed; a new one has processed all events."""
+        if self.page_feed is None:
+            feed = PageFeed(is_raised=self._is_raised)
+            state, fresh = self.state, self.events()
+            while feed.update(state, fresh, self._clock.now_s(state)) and state.is_terminal:
+                fresh = []
+            self.page_feed = feed
+        return self.page_feed
+
+    def messages(self) -> Iterator[PageMessage]:
+        """Yield one message about changes, if there are any; all of them after the gang's end."""
+        if self.page_feed is None:
+            return
+        now_s = self._clock.now_s(self.state)
+        fresh, self._fresh = self._fresh, []
+        while (message := self.page_feed.update(self.state, fresh, now_s)) is not None:
+            yield message
+            if not self.state.is_terminal:
+                return
+            fresh = []  # at the end, the remaining data takes several messages
+
+    def stop(self) -> None:
+        """Drop the page feed."""
+        self.page_feed, self._fresh = None, []
+
+    def release(self) -> None:
+        """Release the gang and its data."""
+        self.stop()
+        self.actions, self.state = None, GangState()

@@ -1,0 +1,57 @@
+"""The gang as text in a notebook, as long as no page shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hydrogen_magic.core.events import Event
+from hydrogen_magic.driver.state.gang_state import GangState
+from hydrogen_magic.views.outputs import NotebookOutput
+from hydrogen_magic.views.text_view import TextView
+from hydrogen_magic.views.widget.display import Display
+
+__all__ = ["TextFallback"]
+
+
+class TextFallback:
+    """Prints the output of the ranks, and shows a table of them in ``display``."""
+
+    def __init__(self, display: Display, clock: Callable[[], float]) -> None:
+        self._display = display
+        self._clock = clock
+        self._view: TextView | None = None
+        self._is_complete = False
+
+    @property
+    def is_shown(self) -> bool:
+        return self._view is not None
+
+    def start(self) -> TextView:
+        """Start to show text."""
+        self._view = TextView(NotebookOutput(self._display.show_text), clock=self._clock)
+        return self._view
+
+    def update(
+        self, state: GangState, fresh: Sequence[Event], all_events: Callable[[], Sequence[Event]]
+    ) -> None:
+        """Show ``state`` and the output in ``fresh``; if this starts, that in ``all_events``."""
+        if self._view is not None:
+            self._view.update(state, fresh)
+        else:
+            self.start().update(state, all_events())
+
+    def finish(self, state: GangState) -> None:
+        """Show the end, if text is shown."""
+        if self._view is not None:
+            self._view.close(state)
+            self._is_complete = True
+
+    def print_all(self, state: GangState, all_events: Callable[[], Sequence[Event]]) -> None:
+        """Print what no page shows until now, to the end."""
+        if not self._is_complete:
+            self.update(state, [], all_events)
+            self.finish(state)
+
+    def stop(self) -> None:
+        """A page shows the gang from now on; it has the printed output."""
+        self._view = None
