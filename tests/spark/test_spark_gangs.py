@@ -11,7 +11,7 @@ import pytest
 
 import hydrogen_magic as hm
 from hydrogen_magic.driver.placements import local_agents
-from hydrogen_magic.driver.placements.spark import barrier_job
+from hydrogen_magic.driver.placements.remote import host_tasks
 from hydrogen_magic.errors import GangStoppedError, PlacementError
 from tests import ranks, spark_ranks, spark_rig
 from tests.gangs import PATIENCE_S, ended, until, wait_until_gone
@@ -129,7 +129,7 @@ def test_idle_agents_end(monkeypatch: pytest.MonkeyPatch) -> None:
     local_agents.close()  # those that are warm wait for a minute
     wait_until_gone(agent_pids())
     with monkeypatch.context() as patch:
-        patch.setattr(barrier_job, "IDLE_S", 1.0)
+        patch.setattr(host_tasks, "IDLE_S", 1.0)
         (forkserver,) = set(launch(spark_ranks.parent, np=2).results)
     wait_until_gone([forkserver])
     spark_rig.until(lambda: not agent_pids(), PATIENCE_S)

@@ -10,6 +10,7 @@ import os
 import signal
 import textwrap
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
@@ -31,13 +32,14 @@ DIGITS = Path(__file__).parents[2] / "example_notebooks" / "01_first_gang.ipynb"
 LOCAL_CLUSTER = "local-cluster[2,2,1024]"
 NO_WAY = """
 from hydrogen_magic.driver.placements import local_agents
-from hydrogen_magic.driver.placements.spark import remote_agents as remote
+from hydrogen_magic.driver.placements.remote.agents import RemoteAgentPool
 local_agents.close()  # those that are warm have found their way
-direct, remote._listen = remote._listen, lambda hub, addresses: ["tcp://127.0.0.1:9"]
+direct = RemoteAgentPool.listen
+RemoteAgentPool.listen = lambda pool, addresses: ["tcp://127.0.0.1:9"]
 """
 A_WAY = """
 local_agents.close()
-remote._listen = direct
+RemoteAgentPool.listen = direct
 """
 FAMILY = textwrap.dedent(
     """
@@ -148,11 +150,17 @@ def refuses_what_executors_lack(kernel: Kernel) -> None:
     assert "it ran" not in refused.stream()
 
 
+@pytest.fixture
+def linked_site(spark_site: spark_rig.Site, tmp_path: Path) -> spark_rig.Site:
+    """For ``local-cluster``."""
+    return replace(spark_site, home=spark_rig.linked_spark_home(tmp_path / "spark"))
+
+
 @pytest.mark.exhaustive
 def test_a_session_that_is_stopped_on_a_local_cluster(
-    spark_site: spark_rig.Site, tmp_path: Path
+    spark_site: spark_rig.Site, linked_site: spark_rig.Site, tmp_path: Path
 ) -> None:
-    with notebook(spark_site, tmp_path, CLASSIC.format(LOCAL_CLUSTER)) as kernel:
+    with notebook(linked_site, tmp_path, CLASSIC.format(LOCAL_CLUSTER)) as kernel:
         learn_digits(kernel)
         mark = owner(kernel)
 
@@ -167,31 +175,39 @@ def test_a_session_that_is_stopped_on_a_local_cluster(
         assert "SparkSession.builder" in again.error, "how to make a session"
 
 
-def test_digits_interrupt_relay_and_a_kernel_that_is_killed_on_connect(
+def test_digits_and_an_interrupt_on_connect(
     spark_site: spark_rig.Site, connect_server: spark_rig.ConnectServer, tmp_path: Path
 ) -> None:
-    on_connect(spark_site, connect_server, tmp_path)
+    """``test_spark_relay`` has the relay, and a kernel that is killed."""
+    with notebook(spark_site, tmp_path, CONNECT.format(connect_server.url)) as kernel:
+        learn_digits(kernel)
+        is_interrupted(kernel)
 
 
 @pytest.mark.exhaustive
 def test_digits_interrupt_relay_and_a_kernel_that_is_killed_on_a_servers_cluster(
-    spark_site: spark_rig.Site, tmp_path: Path
+    linked_site: spark_rig.Site, tmp_path: Path
 ) -> None:
     """On a server of its own, whose executors are processes."""
-    with closing(spark_rig.ConnectServer(spark_site, LOCAL_CLUSTER)) as server:
-        on_connect(spark_site, server, tmp_path)
+    with closing(spark_rig.ConnectServer(linked_site, LOCAL_CLUSTER)) as server:
+        on_connect(linked_site, server, tmp_path)
 
 
 def on_connect(site: spark_rig.Site, server: spark_rig.ConnectServer, folder: Path) -> None:
     with notebook(site, folder, CONNECT.format(server.url)) as kernel:
         learn_digits(kernel)
-        cell = training(kernel)
-        kernel.interrupt()
-        kernel.finish(cell)
-        assert "KeyboardInterrupt" in cell.error or "GangStoppedError" in cell.error
-        assert kernel.run("%%distributed --np 4 --on spark\nhm.world_size()").value == "4"
+        is_interrupted(kernel)
         goes_by_a_relay(kernel)
         everything_ends_with(kernel)
+
+
+def is_interrupted(kernel: Kernel) -> None:
+    """Interrupt a cell; the next gang has all slots."""
+    cell = training(kernel)
+    kernel.interrupt()
+    kernel.finish(cell)
+    assert "KeyboardInterrupt" in cell.error or "GangStoppedError" in cell.error
+    assert kernel.run("%%distributed --np 4 --on spark\nhm.world_size()").value == "4"
 
 
 def goes_by_a_relay(kernel: Kernel) -> None:

@@ -390,7 +390,7 @@ def test_a_driver_that_is_killed_leaves_nothing(spark_site: Site, target: Target
                 os.kill(jvm(server), signal.SIGKILL)
                 assert ends(sock)
             until(lambda: not daemons(server), PATIENCE_S)
-            assert "broke" in failures.get(timeout=PATIENCE_S)
+            assert "failed" in failures.get(timeout=PATIENCE_S)
             relay.close()
             assert failures.empty()
     finally:
