@@ -1,0 +1,182 @@
+"""README, documentation and metadata agree with the package and with each other."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+import pytest
+import yaml
+from IPython.core.inputtransformer2 import TransformerManager
+
+import hydrogen_magic
+from docs import generated
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.notebook.arguments import distributed, infer
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parents[2]
+SITE = ROOT / "docs"
+PAGES = sorted(path for path in SITE.rglob("*.md") if "notebooks" not in path.parts)
+AT_ROOT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")]
+PARSERS = {
+    "distributed": distributed._parser(is_cell=False),
+    "infer": infer._parser(),
+}
+_FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.M | re.S)
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+# ── links ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("page", [*AT_ROOT, *PAGES], ids=_name)
+def test_links_and_images_lead_somewhere(page: Path) -> None:
+    text = _FENCE.sub("", page.read_text())
+    links = re.findall(r"\]\(([^)\s]+)\)", text)
+    relative = [link for link in links if not re.match(r"[a-z]+:", link)]
+    assert [link for link in relative if not _exists(page, link)] == []
+
+
+def _exists(page: Path, link: str) -> bool:
+    file, _, anchor = link.partition("#")
+    target = (page.parent / file).resolve() if file else page
+    if target.parent == SITE / "notebooks":  # copies, made when the site is built
+        target = ROOT / "example_notebooks" / target.name
+    return target.exists() and (not anchor or anchor in _anchors(target))
+
+
+@lru_cache
+def _anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "example_notebooks").glob("*.ipynb")), ids=_name)
+def test_links_of_notebooks_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)\s\\]+)\)", page.read_text())
+    files = [link for link in links if not re.match(r"[a-z]+:|#", link)]
+    assert [link for link in files if not (page.parent / link).exists()] == []
+
+
+def test_the_long_description_has_absolute_links() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    text = (ROOT / "README.md").read_text()
+    hook = project["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    for each in hook["substitutions"]:
+        text = re.sub(each["pattern"], each["replacement"], text)
+    links = re.findall(r"\]\(([^)\s]+)\)", _FENCE.sub("", text))
+    repository = project["project"]["urls"]["Repository"].partition("github.com/")[2]
+    assert links and all(link.startswith("https://") for link in links)
+    assert all(repository in link for link in links)
+    assert all("raw." in link for link in links if link.endswith((".png", ".gif")))
+
+
+# ── code ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("page", [*AT_ROOT, *PAGES], ids=_name)
+def test_code_compiles(page: Path) -> None:
+    transform = TransformerManager().transform_cell
+    for code in _python_blocks(page):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ast.parse(transform(_body(code)))
+
+
+def _python_blocks(page: Path) -> Iterator[str]:
+    for indent, language, code in _FENCE.findall(page.read_text()):
+        if language == "python":
+            yield re.sub(rf"^{indent}", "", code, flags=re.M)
+
+
+def _body(cell: str) -> str:
+    """Return a cell without the line of its magic."""
+    return cell.partition("\n")[2] if cell.startswith("%%") else cell
+
+
+def test_every_magic_line_of_the_pages_is_valid() -> None:
+    lines = [
+        line
+        for page in [*AT_ROOT, *PAGES]
+        for code in _python_blocks(page)
+        for line in code.splitlines()
+        if re.match(r"%%?(distributed|infer)\b", line)
+    ]
+    assert len(lines) > 20
+    for line in lines:
+        name, _, rest = line.partition(" ")
+        if name == "%%infer":
+            infer.parse_infer(rest, defaults=JobSpec())
+        else:
+            distributed.parse(rest, is_cell=name == "%%distributed")
+
+
+# ── the reference ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("magic", PARSERS)
+def test_every_option_is_described(magic: str) -> None:
+    found = list(generated.options(PARSERS[magic]))
+    assert [names for names, text, _ in found if not text] == []
+    table = (SITE / "reference" / f"{magic}.md").read_text()
+    assert [names for names, *_ in found if names.replace("|", r"\|") not in table] == []
+
+
+@pytest.mark.parametrize("page", generated.PAGES, ids=_name)
+def test_tables_are_current(page: Path) -> None:
+    text = page.read_text()
+    assert text == generated.with_tables(text), "write them by: python -m docs.generated"
+
+
+def test_every_table_of_the_package_is_on_a_page() -> None:
+    text = "".join(page.read_text() for page in PAGES)
+    assert [name for name in generated.TABLES if f"<!-- table: {name} -->" not in text] == []
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    text = (SITE / "reference" / "api.md").read_text() + (SITE / "reference/errors.md").read_text()
+    assert [name for name in hydrogen_magic.__all__ if f"hydrogen_magic.{name}" not in text] == []
+
+
+def test_every_environment_variable_is_in_the_reference() -> None:
+    sources = "".join(path.read_text() for path in (ROOT / "hydrogen_magic").rglob("*.py"))
+    used = set(re.findall(r"\bHYDROGEN_MAGIC_[A-Z_]*[A-Z]\b", sources))
+    text = (SITE / "reference" / "environment.md").read_text()
+    assert [name for name in sorted(used) if f"`{name}`" not in text] == []
+
+
+# ── metadata ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_metadata_names_one_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())
+    versions = {project["version"], citation["version"], recipe["context"]["version"]}
+    assert versions == {hydrogen_magic.__version__}
+    assert citation["repository-code"] == project["urls"]["Repository"]
+
+
+def test_the_conda_recipe_has_the_requirements_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    recipe = yaml.safe_load((ROOT / "conda" / "recipe.yaml").read_text())
+    needed = {re.sub(r"\s*[;].*", "", line).replace(" ", "") for line in project["dependencies"]}
+    listed = {line.replace(" ", "") for line in recipe["requirements"]["run"]}
+    assert needed <= listed
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (ROOT / "hydrogen_magic" / "py.typed").exists()
