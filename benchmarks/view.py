@@ -26,7 +26,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.launcher import attend, launch
 from hydrogen_magic.driver.state.gang_state import GangState, fold
 from hydrogen_magic.views import ATTENDED_S
-from hydrogen_magic.views.widget.feed import Message, PageFeed
+from hydrogen_magic.views.widget.feed import PageFeed, PageMessage
 
 MESSAGES_PER_S = 10
 EVENTS_PER_S = 20
@@ -170,7 +170,7 @@ def measured(case: Case, seconds: int) -> Found:
     )
 
 
-def size(message: Message) -> int:
+def size(message: PageMessage) -> int:
     """Return the bytes of a message as it is sent, its envelope (about 600 bytes) left out."""
     text = json.dumps(message.content, ensure_ascii=False, allow_nan=False)
     return len(text.encode()) + sum(map(len, message.buffers))

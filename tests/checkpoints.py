@@ -47,11 +47,13 @@ def resume(steps: int, folder: str | None = None) -> dict[str, Any]:
         optimizer.step()
         hm.checkpoint.save(
             {
-                "step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(),
+                "step": step,
+                "model": model.state_dict(),
+                "optimizer": optimizer.state_dict(),
                 "best": Best(step / 2),
             },
             folder,
-        )  # fmt: skip
+        )
         dist.barrier()  # or rank 1 might be gone before rank 0 has saved
         if state is None and step == 3 and hm.rank() == 1:
             os.kill(os.getpid(), signal.SIGKILL)

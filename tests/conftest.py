@@ -89,15 +89,7 @@ def _group(item: pytest.Item) -> str:
     """Return what the item shares a worker with: the users of a cluster or a browser, else its file."""
     fixtures: list[str] = getattr(item, "fixturenames", [])
     shared = next((group for name, group in SHARED.items() if name in fixtures), None)
-    if shared is None and _launches_on_spark(item):
-        shared = "spark"
     return shared or str(item.path.relative_to(TESTS))
-
-
-def _launches_on_spark(item: pytest.Item) -> bool:
-    """True where the fixture ``launch`` asks for the Spark session while the tests run."""
-    callspec = getattr(item, "callspec", None)
-    return callspec is not None and "spark" in callspec.params.get("launch", ())
 
 
 def _has_session(item: pytest.Item) -> bool:

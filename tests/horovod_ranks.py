@@ -22,8 +22,13 @@ def places() -> tuple[float, ...]:
     hvd.init()
     total = hvd.allreduce(torch.ones(1) * hvd.rank(), op=hvd.Sum).item()
     return (
-        hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size(), total
-    )  # fmt: skip
+        hvd.rank(),
+        hvd.local_rank(),
+        hvd.local_size(),
+        hvd.cross_rank(),
+        hvd.cross_size(),
+        total,
+    )
 
 
 def collectives() -> dict[str, Any]:
@@ -255,11 +260,14 @@ def elastic(epochs: int, ends: str, rank: int) -> dict[str, Any]:
     weights = hvd.allgather(model.weight.detach())
     momenta = hvd.allgather(optimizer.state_dict()["state"][0]["momentum_buffer"])
     return {
-        "begun_at": begun_at, "seen": state.seen, "sampled": sampler.processed_num,
+        "begun_at": begun_at,
+        "seen": state.seen,
+        "sampled": sampler.processed_num,
         "spread": (weights - weights[0]).abs().max().item(),
-        "momentum": momenta.flatten().tolist(), "weight": weights[0].tolist(),
+        "momentum": momenta.flatten().tolist(),
+        "weight": weights[0].tolist(),
         "own": own,
-    }  # fmt: skip
+    }
 
 
 def _end(how: str) -> None:

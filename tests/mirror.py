@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Any
 
-from hydrogen_magic.views.widget.feed import Message
+from hydrogen_magic.views.widget.feed import PageMessage
 
 Bucket = tuple[float, float, float, float]
 """Count, mean, minimum, maximum."""
@@ -69,8 +69,8 @@ class Mirror:
     def _forget(self) -> None:
         self.gang: dict[str, Any] = {}
         self.ranks: dict[int, dict[str, Any]] = {}
-        self.fleet: dict[str, Any] = {}
-        self.fleet_columns: list[tuple[Any, ...]] = []
+        self.summary: dict[str, Any] = {}
+        self.summary_columns: list[tuple[Any, ...]] = []
         self.curves: dict[str, MirroredCurve] = {}
         self.names: list[str] = []
         self.spans: dict[tuple[int, str], list[tuple[Any, ...]]] = {}
@@ -80,7 +80,7 @@ class Mirror:
         self.stacks: dict[str, str] = {}
         self.report: dict[str, Any] | None = None
 
-    def apply(self, message: Message) -> None:
+    def apply(self, message: PageMessage) -> None:
         # What ipykernel does with it: no NaN, no half surrogates.
         text = json.dumps(message.content, ensure_ascii=False, allow_nan=False).encode()
         self.n_bytes += len(text) + sum(map(len, message.buffers))
@@ -99,10 +99,10 @@ class Mirror:
     def _take(self, delta: dict[str, Any], buffers: list[bytes]) -> None:
         self.gang = delta.get("gang", self.gang)
         self.ranks.update((row["rank"], row) for row in delta.get("ranks", []))
-        if "fleet" in delta:
-            self.fleet = {k: v for k, v in delta["fleet"].items() if k != "at"}
+        if "summary" in delta:
+            self.summary = {k: v for k, v in delta["summary"].items() if k != "at"}
             n = self.gang["np"]
-            self.fleet_columns = columns(buffers[delta["fleet"]["at"]], n, "BBB")
+            self.summary_columns = columns(buffers[delta["summary"]["at"]], n, "BBB")
         for part in delta.get("curves", []):
             curve = self.curves.setdefault(part["metric"], MirroredCurve())
             curve.apply(part, buffers[part["at"]])

@@ -62,8 +62,10 @@ def start(code: str, events: Path, **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", RANK + textwrap.dedent(code)],
         env={**os.environ, "EVENTS": str(events), "OBSERVERS": observers, **env},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def run(code: str, tmp_path: Path) -> Ended:

@@ -107,7 +107,7 @@ def ended(events: Sequence[ev.Event], state: str = "SUCCEEDED") -> list[ev.Event
 
 def drawn(events: Sequence[ev.Event], lines: Sequence[OutputLine] = (), report: str = "") -> str:
     """Return the finished picture of a run."""
-    curves, lanes = Curves(), SpanTracks()
+    curves, tracks = Curves(), SpanTracks()
     curves.feed(events)
-    lanes.feed(events)
-    return html(replay(events), curves, lanes, lines, report)
+    tracks.feed(events)
+    return html(replay(events), curves, tracks, lines, report)

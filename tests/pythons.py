@@ -42,9 +42,14 @@ def _works(interpreter: str, version: str) -> bool:
     return done.stdout.strip() == version
 
 
+def interpreter(version: str) -> str | None:
+    """Return an interpreter of this version that can make environments, None when there is none."""
+    return next((each for each in _interpreters(version) if _works(each, version)), None)
+
+
 def install(version: str) -> bool:
     """Make a version's environment; return False when this machine lacks it. Raises CalledProcessError."""
-    found = next((i for i in _interpreters(version) if _works(i, version)), None)
+    found = interpreter(version)
     if found is None:
         return False
     folder = environment(version)

@@ -47,13 +47,15 @@ def _meet_by_horovod() -> int:
     return int(hvd.rank())
 
 
-def meet_by_file() -> int:
+def meet_by_file(timeout_s: float) -> int:
     """Join the process group by the file of the tests' plug-in; return the rank."""
+    from datetime import timedelta
+
     import torch.distributed as dist
 
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    store = f"file://{os.environ['MY_STORE']}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size)
+    where = {"init_method": f"file://{os.environ['MY_STORE']}", "rank": rank, "world_size": size}
+    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout_s), **where)
     return rank
 
 
@@ -71,7 +73,11 @@ def leave() -> None:
 
 def gather() -> list[int]:
     """Every rank's number, as each rank sees it."""
-    rank = meet()
+    return numbers(meet())
+
+
+def numbers(rank: int) -> list[int]:
+    """The numbers that all ranks pass, in rank order."""
     if is_horovods():
         import horovod.torch as hvd
 
@@ -80,22 +86,27 @@ def gather() -> list[int]:
     import torch.distributed as dist
 
     everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, dist.get_rank())
+    dist.all_gather_object(everyone, rank)
     return everyone
 
 
-def all_reduce_for_ever() -> None:
+def all_reduce() -> None:
+    """Wait for all ranks."""
     import torch
 
     if is_horovods():
         import horovod.torch as hvd
 
-        while True:
-            hvd.allreduce(torch.ones(1), name="step")
-    import torch.distributed as dist
+        hvd.allreduce(torch.ones(1), name="step")
+    else:
+        import torch.distributed as dist
 
-    while True:
         dist.all_reduce(torch.ones(1))
+
+
+def all_reduce_for_ever() -> None:
+    while True:
+        all_reduce()
 
 
 def fail_on(culprit: int, clean_up_s: float, leave_group: bool) -> None:
@@ -222,27 +233,12 @@ def clean_up_on_stop(marker: str) -> None:
         Path(f"{marker}-{os.environ['RANK']}").write_text("saved")
 
 
-def do_not_come(absent: list[int], timeout_s: float = 10.0) -> None:
-    """Join the process group, except ``absent`` ranks, which do something else."""
-    if int(os.environ["RANK"]) in absent:
-        time.sleep(1000)
-    meet(timeout_s)
-
-
 def one_collective_more(others_go_on_s: float) -> None:
     """Ranks disagree about how many collectives there are: rank 0 enters one more."""
-    import torch
-
     if meet(timeout_s=10) != 0:
         time.sleep(others_go_on_s)
-    elif is_horovods():
-        import horovod.torch as hvd
-
-        hvd.allreduce(torch.ones(1))
     else:
-        import torch.distributed as dist
-
-        dist.all_reduce(torch.ones(1))
+        all_reduce()
 
 
 class NeverSaysError(Exception):

@@ -91,8 +91,13 @@ def sharded() -> Any:
     fully_shard(fully)
     step(fully, torch.optim.AdamW(fully.parameters(), lr=0.1))
     tensor = distribute_tensor(torch.arange(32.0).reshape(8, 4), mesh, [Shard(0)])
-    return {"parallel": parallel, "optimizer": optimizer, "fully": fully, "weights": fully.state_dict(),
-            "tensor": [tensor]}  # fmt: skip
+    return {
+        "parallel": parallel,
+        "optimizer": optimizer,
+        "fully": fully,
+        "weights": fully.state_dict(),
+        "tensor": [tensor],
+    }
 
 
 def new_model() -> Any:

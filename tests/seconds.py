@@ -20,9 +20,15 @@ def spans(
     track: str = ev.SPANS,
 ) -> ev.Spans:
     return ev.Spans(
-        at_s, rank, tuple(names), _nanoseconds(starts_s), _nanoseconds(ends_s), tuple(depths),
-        skipped, track,
-    )  # fmt: skip
+        at_s,
+        rank,
+        tuple(names),
+        _nanoseconds(starts_s),
+        _nanoseconds(ends_s),
+        tuple(depths),
+        skipped,
+        track,
+    )
 
 
 def rows_of(event: ev.Spans) -> Iterator[tuple[str, float, float, int]]:

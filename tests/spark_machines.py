@@ -221,7 +221,7 @@ def again(stage: Stage) -> Any:
 @contextmanager
 def _on_other_disks() -> Iterator[None]:
     """Have machines seem to share no disk with the kernel."""
-    from hydrogen_magic.driver.placements.spark import rank_assignment
+    from hydrogen_magic.driver.placements.remote import rank_assignment
 
     known = rank_assignment.plan
 

@@ -17,6 +17,13 @@ def interpreter() -> tuple[str, bool]:
     return sys.prefix, importlib.util.find_spec("IPython") is not None
 
 
+def host_and_package() -> tuple[str, str]:
+    """Return the number of this host, and the file of the package that the rank imports."""
+    import hydrogen_magic
+
+    return os.environ["GROUP_RANK"], hydrogen_magic.__file__
+
+
 def parent() -> int:
     return os.getppid()
 

@@ -142,8 +142,19 @@ def predict(batch):
 """Takes four minutes; the first rows come back after some seconds."""
 
 ALL = (
-    STUCK, WAITING, DETACHED, LOGGING, STEPPING, SLOW_TO_END, FAILING, TRAINING, FRAME, PREDICT, SHOW, NEXT,
-)  # fmt: skip
+    STUCK,
+    WAITING,
+    DETACHED,
+    LOGGING,
+    STEPPING,
+    SLOW_TO_END,
+    FAILING,
+    TRAINING,
+    FRAME,
+    PREDICT,
+    SHOW,
+    NEXT,
+)
 """The cells of a notebook that tests share; each runs those it needs."""
 
 

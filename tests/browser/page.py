@@ -29,8 +29,11 @@ expect.set_options(timeout=PATIENCE_MS)
 
 _NUMBERED = re.compile(r"\[\d+\]")
 _TAKEN = re.compile(r"\[[\d*]+\]")
-_TRUSTED = """window.jupyterapp.shell.currentWidget.content.widgets
-  .every((cell) => cell.model.type !== "code" || cell.model.trusted)"""
+_HAS_TRUST = """(trusted) => {
+  const cells = window.jupyterapp.shell.currentWidget.content.widgets.map((cell) => cell.model);
+  const code = cells.filter((cell) => cell.type === "code");
+  return code.length > 0 && code.every((cell) => cell.trusted) === trusted;
+}"""
 _DIALOGS = ("alert", "confirm", "prompt")
 _ARGUMENTS = ["--disable-gpu", "--disable-dev-shm-usage"]
 """Shared memory is looked at after every test; a browser's would come and go meanwhile."""
@@ -165,7 +168,7 @@ class NotebookPage:
         nbformat.write(notebook, copy)
         other = self._like_this()
         other.open(copy)
-        assert other.page.evaluate(_TRUSTED) is trusted
+        other.page.wait_for_function(_HAS_TRUST, arg=trusted)
         return other
 
     def _like_this(self) -> NotebookPage:

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Locator, Page
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.views.widget.display import BUNDLE
-from hydrogen_magic.views.widget.feed import Message, PageFeed
+from hydrogen_magic.views.widget.feed import PageFeed, PageMessage
 from tests.gangs import PATIENCE_S
 
 __all__ = ["PlayedView", "messages_of"]
@@ -85,7 +85,7 @@ class PlayedView:
         self.page.set_content(_PAGE)
         self.page.evaluate(_OPEN, BUNDLE.read_text("utf-8"))
 
-    def say(self, messages: Iterable[Message]) -> None:
+    def say(self, messages: Iterable[PageMessage]) -> None:
         """Have the kernel send messages, and the page paint them."""
         for content, buffers in messages:
             encoded = [base64.b64encode(buffer).decode("ascii") for buffer in buffers]
@@ -123,7 +123,7 @@ class PlayedView:
 
 def messages_of(
     events: Sequence[ev.Event], now_s: float, feed: PageFeed | None = None
-) -> Iterator[Message]:
+) -> Iterator[PageMessage]:
     """Yield what a page is sent of a gang to which all these events have happened."""
     feed, state = feed or PageFeed(is_raised=True), replay(events)
     fresh = events

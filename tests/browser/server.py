@@ -60,8 +60,11 @@ class Server:
         with self._log_path.open("wb") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "jupyterlab", *arguments],
-                env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
 
     def _wait_until_up(self) -> tuple[str, str]:
         """Return address and token, which the server writes down; then wait for its answer."""

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 
 from hydrogen_magic.driver.state.gang_state import replay
-from hydrogen_magic.views import still_picture
+from hydrogen_magic.views import static_picture
 from hydrogen_magic.views.static_svg.colours import of_rank
 from hydrogen_magic.views.static_svg.fills import FILLS
 from hydrogen_magic.views.widget.feed import PageFeed
@@ -65,7 +65,7 @@ def test_a_gang_of_64_ranks_says_why_rows_are_shown_and_has_all_lanes(view: Play
     expect(view.widget.locator(".hm-where-row")).to_have_count(16)
     view.widget.get_by_role("button", name="ranks after").click()
     expect(view.widget.locator(".hm-timeline")).to_contain_text("ranks 16–31 of 64")
-    assert view.orders("lanes")[-1]["ranks"] == list(range(16, 32))
+    assert view.orders("tracks")[-1]["ranks"] == list(range(16, 32))
 
 
 def test_a_stopped_gang_of_64_ranks_has_rows(view: PlayedView) -> None:
@@ -142,7 +142,7 @@ def test_colours_are_the_same_in_both_themes_and_in_the_saved_picture(view: Play
     assert seen[0][0] == [_rgb(of_rank(rank)) for rank in range(2)]
     assert set(seen[0][1]) == {_rgb(FILLS[kind]) for kind in range(3)}
     events, _ = events_of("done")
-    picture = still_picture(replay(events), events)
+    picture = static_picture(replay(events), events)
     assert all(of_rank(rank) in picture for rank in range(2))
 
 

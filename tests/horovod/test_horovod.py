@@ -50,8 +50,12 @@ class TestSurface:
 
     def test_process_sets(self) -> None:
         found = ended(launch(on_ranks.subsets, np=4)).results
-        assert found == [(0, [2.0], [0, 2]), (0, [4.0], [0, 2]), (1, [2.0], [0, 2]),
-                         (1, [4.0], [0, 2])]  # fmt: skip
+        assert found == [
+            (0, [2.0], [0, 2]),
+            (0, [4.0], [0, 2]),
+            (1, [2.0], [0, 2]),
+            (1, [4.0], [0, 2]),
+        ]
 
     def test_join(self) -> None:
         found = ended(launch(on_ranks.join_early, np=2)).results
@@ -108,7 +112,10 @@ class TestElastic:
 
     pytestmark = needs_horovod
 
-    @pytest.mark.parametrize(("ends", "rank"), [("SIGKILL", 1), ("raise", 0)])
+    @pytest.mark.parametrize(
+        ("ends", "rank"),
+        [("SIGKILL", 1), pytest.param("raise", 0, marks=pytest.mark.exhaustive)],
+    )
     def test_goes_on_from_the_last_commit(self, ends: str, rank: int) -> None:
         gang = ended(launch(on_ranks.elastic, 6, ends, rank, np=2, retries=1))
         assert gang.snapshot().attempt == 1

@@ -5,10 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import os
-import sys
 import textwrap
 import threading
-import types
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -119,9 +117,10 @@ def trains(kernel: Kernel, line: str, path: Path) -> None:
     assert kernel.value(f"learned({str(path)!r})") == "True"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("jupyter_loop")
 def test_the_documented_function_runs_here(tmp_path: Path) -> None:
-    """No import is moved, and nothing is defined again."""
+    """No import is moved, and nothing is defined again. An example notebook has both ways, too."""
     kernel = Kernel(tmp_path / "home", tmp_path)
     try:
         kernel.load()
@@ -132,22 +131,6 @@ def test_the_documented_function_runs_here(tmp_path: Path) -> None:
         trains(kernel, runner, tmp_path / "by_the_runner.pt")
     finally:
         kernel.shut_down()
-
-
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
-def test_the_documented_function_runs_on_executors(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As a notebook defines it; ``test_spark_notebooks`` has kernels whose gangs run on executors."""
-    main = types.ModuleType("__main__")
-    monkeypatch.setitem(sys.modules, "__main__", main)
-    notebook = vars(main)
-    for source in CELLS:
-        exec(textwrap.dedent(source), notebook)
-    model, path = notebook["Net"](), str(tmp_path / "on_executors.pt")
-    assert HorovodRunner(np=2).run(notebook["train_hvd"], model=model, path=path) == (0, 2, 256)
-    assert notebook["learned"](path)
 
 
 # ── here ─────────────────────────────────────────────────────────────────────────────────────────

@@ -30,7 +30,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(params=["local", pytest.param("spark", marks=pytest.mark.spark)])
+@pytest.fixture(
+    params=["local", pytest.param("spark", marks=[pytest.mark.spark, pytest.mark.exhaustive])]
+)
 def launch(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Gang]]:
     """Launches trainings that go on until a file is there, and ends them."""
     if request.param == "spark":

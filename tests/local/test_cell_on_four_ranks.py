@@ -107,9 +107,14 @@ def test_everything_is_there_and_right_on_every_rank(kernel: Kernel) -> None:
         assert not done.error, done.error
     assert done.value == "4"
     expected = {
-        "tag": "root!", "base": True, "edited": 30, "shared": True, "array": 19999900000,
-        "writable": True, "loaded": 140.0,
-    }  # fmt: skip
+        "tag": "root!",
+        "base": True,
+        "edited": 30,
+        "shared": True,
+        "array": 19999900000,
+        "writable": True,
+        "loaded": 140.0,
+    }
     for rank in range(4):
         report = ast.literal_eval(kernel.value(f"reports[{rank}]"))
         assert report == {**expected, "rank": rank}

@@ -105,9 +105,8 @@ def test_a_full_disk_leaves_the_one_before(with_torch: bool, tmp_path: Path) -> 
         "assert hm.checkpoint.load(sys.argv[1]) == 'before'\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     assert "File too large" in done.stdout and "the previous checkpoint is intact" in done.stdout
     assert files(tmp_path) == ["checkpoint"]
@@ -237,7 +236,7 @@ def test_ranks_outside_of_a_gang_are_asked_for_a_folder(
 def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What a rank tells its agent."""
     names: list[str] = []
-    monkeypatch.setattr(checkpoint, "_tell_agent", None)
+    monkeypatch.setattr(checkpoint._process, "on_save", None)
     checkpoint.install(names.append)
     return names
 
@@ -254,7 +253,7 @@ def as_rank(
 def test_the_agent_hears_of_what_other_hosts_do_not_see(
     tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint, "_saved_elsewhere", set())
+    monkeypatch.setattr(checkpoint._process, "saved_elsewhere", set())
     as_rank(monkeypatch, tmp_path, rank=0, host=0, is_shared=True)
     hm.checkpoint.save("shared")
     hm.checkpoint.save("of the user", tmp_path / "users")

@@ -474,11 +474,19 @@ def test_the_environment_is_torchruns() -> None:
     found = hm.launch(ranks.environment, np=2, env={"MINE": "1"}).results
     for rank, environment in enumerate(found):
         expected = {
-            "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2,
-            "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": 2,
-            "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": 1, "MINE": 1,
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": 2,
+            "LOCAL_WORLD_SIZE": 2,
+            "GROUP_RANK": 0,
+            "GROUP_WORLD_SIZE": 1,
+            "ROLE_RANK": rank,
+            "ROLE_WORLD_SIZE": 2,
+            "MASTER_ADDR": "127.0.0.1",
+            "OMP_NUM_THREADS": 1,
+            "MINE": 1,
             "TORCHELASTIC_RESTART_COUNT": 0,
-        }  # fmt: skip
+        }
         assert {name: environment.get(name) for name in expected} == {
             name: str(value) for name, value in expected.items()
         }
@@ -497,9 +505,10 @@ def test_nothing_listens_but_on_loopback() -> None:
         line.split()[1]
         for table in ("/proc/net/tcp", "/proc/net/tcp6")
         for line in Path(table).read_text().splitlines()[1:]
-        if line.split()[3] == "0A" and not line.split()[1].startswith(LOOPBACK)
+        if line.split()[3] == "0A"
+        and not line.split()[1].startswith(LOOPBACK)
         and _inode_is_ours(line.split()[9])
-    ]  # fmt: skip
+    ]
     gang.stop()
     ended(gang)
     assert wildcards == []

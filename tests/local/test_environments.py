@@ -66,8 +66,17 @@ def test_no_home_no_proc_sys_hidden_modules_and_a_deleted_directory(tmp_path: Pa
     env = {name: value for name, value in os.environ.items() if name not in absent}
     setup = f"mount -t tmpfs none /proc/sys && cd {tmp_path}/notebooks"
     done = subprocess.run(
-        ["unshare", "--mount", "sh", "-c", f"{setup} && exec {sys.executable} {tmp_path}/script.py"],
-        text=True, capture_output=True, timeout=4 * PATIENCE_S, check=False,
+        [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            f"{setup} && exec {sys.executable} {tmp_path}/script.py",
+        ],
+        text=True,
+        capture_output=True,
+        timeout=4 * PATIENCE_S,
+        check=False,
         env={**env, "HOME": "/proc/no-home"},
-    )  # fmt: skip
+    )
     assert done.stdout.endswith("well\n"), done.stderr

@@ -47,7 +47,9 @@ def refuse(*args: Any) -> Any:
 def stand_in(**functions: Callable[..., Any]) -> types.ModuleType:
     module = types.ModuleType("pynvml")
     usual: dict[str, Any] = {
-        "NVMLError": NVMLError, "nvmlInit": lambda: None, "nvmlShutdown": lambda: None,
+        "NVMLError": NVMLError,
+        "nvmlInit": lambda: None,
+        "nvmlShutdown": lambda: None,
         "nvmlDeviceGetHandleByIndex": lambda index: f"index {index}",
         "nvmlDeviceGetHandleByUUID": lambda uuid: f"uuid {uuid}",
         "nvmlDeviceGetUtilizationRates": lambda handle: SimpleNamespace(gpu=37),
@@ -55,7 +57,7 @@ def stand_in(**functions: Callable[..., Any]) -> types.ModuleType:
             SimpleNamespace(pid=PID, usedGpuMemory=5 << 30),
             SimpleNamespace(pid=PID + 1, usedGpuMemory=9 << 30),
         ],
-    }  # fmt: skip
+    }
     vars(module).update({**usual, **functions})
     return module
 
@@ -64,7 +66,7 @@ def found(gpu: str | None, module: types.ModuleType | None, monkeypatch: pytest.
     """Return what is found of one rank's GPU once the thread has looked and ended."""
     monkeypatch.setitem(sys.modules, "pynvml", module)  # None: it cannot be imported
     watched = gpus.RankGpus({3: gpu})
-    watched.look({3: PID})
+    watched.poll({3: PID})
     watched.close()
     if watched._thread is not None:
         deadline = time.monotonic() + PATIENCE_S
@@ -86,9 +88,11 @@ def test_what_the_driver_does_not_report_is_none(monkeypatch: pytest.MonkeyPatch
     assert found("MIG-1", stand_in(nvmlDeviceGetHandleByUUID=refuse), monkeypatch) == nothing
     no_rate = stand_in(nvmlDeviceGetUtilizationRates=refuse)
     assert found("0", no_rate, monkeypatch) == gpus.GpuUse(None, 5 << 30)
-    others = stand_in(nvmlDeviceGetComputeRunningProcesses=lambda handle: [
-        SimpleNamespace(pid=PID, usedGpuMemory=None)
-    ])  # fmt: skip
+    others = stand_in(
+        nvmlDeviceGetComputeRunningProcesses=lambda handle: [
+            SimpleNamespace(pid=PID, usedGpuMemory=None)
+        ]
+    )
     assert found("0", others, monkeypatch) == gpus.GpuUse(37.0, None)
     assert found(None, stand_in(), monkeypatch) == nothing
 

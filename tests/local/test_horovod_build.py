@@ -277,7 +277,7 @@ def _make_wheel(said: list[str]) -> build.BuildOutcome:
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch, here: toolchain.Machine) -> toolchain.Machine:
-    monkeypatch.setattr(toolchain, "look", lambda: here)
+    monkeypatch.setattr(toolchain, "detect", lambda: here)
     return here
 
 

@@ -18,11 +18,10 @@ def test_a_dead_disk_costs_the_timeline_alone(
 
     sent: list[TimelineFile] = []
     started: list[str] = []
-    monkeypatch.setattr(timeline, "_timeline", None)
+    monkeypatch.setattr(timeline._process, "timeline", None)
     monkeypatch.delenv("HOROVOD_TIMELINE", raising=False)
-    monkeypatch.setattr(
-        reporters, "_current", told := reporters.Reporter(0, 0.0, lambda batch: None)
-    )
+    reporter = reporters.Reporter(0, 0.0, lambda batch: None)
+    monkeypatch.setattr(reporters._process, "reporter", reporter)
     gone = tmp_path / "gone"
     one = timeline._Timeline(str(gone / "horovod-timeline-"), sent.append)
     one.begin(lambda: True, started.append, lambda: None)
@@ -30,7 +29,7 @@ def test_a_dead_disk_costs_the_timeline_alone(
         one.follow(True)
         one._wait()
     assert started == [] and sent == []
-    (notice,) = told._others
+    (notice,) = reporter._others
     assert isinstance(notice, ev.Notice) and "cannot be written" in notice.text
     gone.mkdir()
     one.follow(False)

@@ -182,8 +182,20 @@ def test_the_environment_of_unequal_hosts() -> None:
     slots: list[Slot] = []
     for node, (host, count) in enumerate(zip(("a", "b", "b"), n_ranks, strict=True)):
         for local_rank in range(count):
-            slots.append(Slot(len(slots), local_rank, node, 6, count, 3, host, None,
-                              f"10.0.0.{node}", "eth0" if node else ""))  # fmt: skip
+            slots.append(
+                Slot(
+                    len(slots),
+                    local_rank,
+                    node,
+                    6,
+                    count,
+                    3,
+                    host,
+                    None,
+                    f"10.0.0.{node}",
+                    "eth0" if node else "",
+                )
+            )
     meeting = HorovodRendezvous().prepare(
         Plan(tuple(slots)), "10.0.0.0", 4321, spec=JobSpec(np=6), gang="a1b2", attempt=1
     )

@@ -234,7 +234,7 @@ def test_fixtures_fail_tests_that_leak_and_pure_tests_that_start_something(
 ) -> None:
     here = Path(__file__).parents[1]
     package = pytester.mkpydir("tests")
-    for name in ("conftest.py", "leaks.py", "spark_rig.py"):
+    for name in ("conftest.py", "leaks.py", "spark_classes.py", "spark_rig.py"):
         (package / name).write_text((here / name).read_text())
     for folder, code in INNER.items():
         (package / folder).mkdir()

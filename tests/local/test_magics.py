@@ -24,6 +24,7 @@ from hydrogen_magic.core import run_log
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.errors import HydrogenError, PlacementError, RankFailedError
@@ -31,7 +32,7 @@ from hydrogen_magic.notebook import doctor, ipython_cells, magics
 from hydrogen_magic.serialization import result_stream
 from hydrogen_magic.serialization.identity import Originals
 from hydrogen_magic.serialization.pickler import Pickler
-from hydrogen_magic.views import still_picture
+from hydrogen_magic.views import static_picture
 
 GONE = "no-such-boot:1:1"
 
@@ -60,9 +61,9 @@ class Launched:
         self.histories.append(list(history))
         self.options.append(options)
         item = SimpleNamespace(name="model", kind="value", nbytes=12_300_000, why="line 3")
-        parcel = SimpleNamespace(nbytes=12_300_500)
+        payload = SimpleNamespace(nbytes=12_300_500)
         return SimpleNamespace(
-            inventory=(item,), parcel=parcel, warnings=("big",), originals=Originals()
+            inventory=(item,), payload=payload, warnings=("big",), originals=Originals()
         )
 
     def launch_captured(self, captured: Any, spec: JobSpec, *, title: str) -> Any:
@@ -73,12 +74,12 @@ class Launched:
 
 def finished(value: Any, out: dict[str, Any]) -> Gang:
     """Return a gang that has succeeded with these results."""
-    gang = Gang("3f2a", run_log.Record(Path(), None, lambda text: None))
+    run = GangRun("3f2a", run_log.Record(Path(), None, lambda text: None))
     packer = result_stream.Packer(Pickler)
     for name, obj in {**out, result_stream.CELL_VALUE: value}.items():
-        gang.deliver(0, result_stream.ResultPart(name), packer.pack(name, obj))
-    gang.finish()
-    return gang
+        run.deliver(0, result_stream.ResultPart(name), packer.pack(name, obj))
+    run.finish()
+    return Gang(run)
 
 
 @pytest.fixture
@@ -129,7 +130,7 @@ def test_a_failed_gang_leaves_the_notebooks_names_alone_and_raises(
     shell: InteractiveShell, launched: Launched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     failed = finished(None, {"model": "half"})
-    failed.finish(HydrogenError("rank 1 failed"))
+    failed._run.finish(HydrogenError("rank 1 failed"))
     monkeypatch.setattr(launcher, "launch_captured", lambda *args, **kwargs: failed)
     run(shell, "model = 'old'")
     with pytest.raises(HydrogenError):
@@ -147,6 +148,17 @@ def test_a_wrong_line_is_a_usage_error_and_starts_nothing(
     with pytest.raises(UsageError, match="did you mean stop"):
         run(shell, "%gang stpo")
     assert launched.specs == []
+
+
+def test_a_syntax_error_is_shown_as_pythons_own(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell.run_cell("%%distributed\nx = 1\ny = = 2", store_history=True)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert re.search(
+        r"^  Cell In\[\d+\], line 3\n    y = = 2\n        \^\nSyntaxError: invalid syntax$",
+        shown.strip("\n"),
+    ), shown
 
 
 def test_what_is_not_there_is_refused_before_anything_is_captured(
@@ -198,11 +210,12 @@ def test_the_cell_knows_its_number_its_lines_and_earlier_sources(
     run(shell, "def f(): return m.pi")
     run(shell, "\n\n%%distributed --np 2\nf()\n")
     cell = launched.cells[0]
-    assert (cell.label, cell.filename, cell.first_line) == ("Cell In[3]", "<cell 3>", 4)
+    assert (cell.label, cell.filename, cell.first_line) == ("Cell In[3]", "<Cell In[3]>", 4)
     sources = [source.strip() for source in launched.histories[0]]
     assert sources == ["import math as m", "def f(): return m.pi"]
     filename = shell.user_ns["f"].__code__.co_filename
-    assert launched.options[0]["labels"][filename] == "Cell In[2]"
+    assert capture._cell_labels(shell.user_ns)[filename] == "Cell In[2]"
+    assert shell.compile.format_code_name(cell.filename) == ("Cell", "In[3]")
 
 
 @pytest.mark.parametrize(
@@ -271,12 +284,13 @@ def test_loading_reports_a_run_whose_kernel_died_once(
 @pytest.fixture
 def gang(monkeypatch: pytest.MonkeyPatch) -> Gang:
     """A gang of this kernel that runs, by its events."""
-    gang = Gang("3f2a", run_log.Record.create("3f2a"), picture=still_picture)
+    run = GangRun("3f2a", run_log.Record.create("3f2a"))
     owner = run_log.owner_of_this_process()
-    gang.emit(ev.GangLaunched(0.0, "3f2a", "--np 2", 2, "local", "torch", 1.0, owner, {}))
-    gang.emit(ev.AttemptStarted(0.0, 0))
-    gang.emit(ev.RankPhase(0.2, 0, "running"))
-    gang.emit(ev.Output(0.3, 1, "stdout", "hello\x1b[2J\n"))
+    run.emit(ev.GangLaunched(0.0, "3f2a", "--np 2", 2, "local", "torch", 1.0, owner, {}))
+    run.emit(ev.AttemptStarted(0.0, 0))
+    run.emit(ev.RankPhase(0.2, 0, "running"))
+    run.emit(ev.Output(0.3, 1, "stdout", "hello\x1b[2J\n"))
+    gang = Gang(run, picture=static_picture)
     monkeypatch.setattr(launcher, "gangs", lambda: {"3f2a": gang})
     return gang
 
@@ -311,7 +325,7 @@ def test_stop_asks_the_gangs_that_run(
     assert printed_by(shell, "%gang stop --all", capsys) == "stopping gang 3f2a\n"
     run(shell, "%gang stop 3f2a --kill")
     assert asked == [("user", False), ("user", True)]
-    gang.emit(ev.GangEnded(1.0, "STOPPED", "stopped by you"))
+    gang._run.emit(ev.GangEnded(1.0, "STOPPED", "stopped by you"))
     assert printed_by(shell, "%gang stop --all", capsys) == "no gang is running\n"
 
 
@@ -398,9 +412,13 @@ while True:
 def test_control_c_in_a_terminal_stops_the_gang_and_gives_the_prompt_back() -> None:
     options = "--no-banner --simple-prompt --colors=NoColor --HistoryManager.enabled=False"
     terminal = pexpect.spawn(
-        sys.executable, ["-m", "IPython", *options.split()], encoding="utf-8", timeout=60,
-        dimensions=(40, 160), env={**os.environ, "TERM": "xterm"},
-    )  # fmt: skip
+        sys.executable,
+        ["-m", "IPython", *options.split()],
+        encoding="utf-8",
+        timeout=60,
+        dimensions=(40, 160),
+        env={**os.environ, "TERM": "xterm"},
+    )
     try:
         terminal.expect_exact("In [1]: ")
         terminal.sendline("%load_ext hydrogen_magic")
@@ -468,6 +486,11 @@ def test_ranks_draw_different_numbers(shell: InteractiveShell) -> None:
     cell = "%%distributed --quiet --detach\ntorch.rand(1).item()"
     drawn = [value for _ in range(2) for value in run(shell, cell).results]
     assert len(set(drawn)) == 4
+    seeded = run(shell, cell.replace("--quiet", "--quiet --seed 3")).results
+    import torch
+
+    generators = [torch.Generator().manual_seed(3 + rank) for rank in range(2)]
+    assert seeded == [torch.rand(1, generator=generator).item() for generator in generators]
 
 
 def test_a_timeline_that_cannot_be_written_is_a_usage_error(

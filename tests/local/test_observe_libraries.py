@@ -19,8 +19,15 @@ from hydrogen_magic.core import events as ev
 from tests import library_ranks
 from tests.observed import Ended, start
 
-LIBRARIES = ("accelerate", "keras", "lightning", "pytorch_lightning", "tensorboard",
-             "tensorboardX", "transformers")  # fmt: skip
+LIBRARIES = (
+    "accelerate",
+    "keras",
+    "lightning",
+    "pytorch_lightning",
+    "tensorboard",
+    "tensorboardX",
+    "transformers",
+)
 MISSING = [name for name in LIBRARIES if importlib.util.find_spec(name) is None]
 TIMEOUT_S = 250.0
 
@@ -173,9 +180,8 @@ def test_accelerate_needs_no_tracker_and_is_seen_once(reported: Mapping[str, Rep
         "by_class/dog": {7: 0.0},
         "direct": {7: 1.0},
     }
-    [warning] = reported[
-        "accelerate"
-    ].warnings  # of log(None), which Accelerate without trackers takes
+    # Of log(None), which Accelerate without trackers takes.
+    [warning] = reported["accelerate"].warnings
     assert "accelerate runs, but cannot be observed (AttributeError" in warning
 
 
@@ -269,8 +275,11 @@ def test_a_rich_bar_is_shown_and_not_drawn(reported: Mapping[str, Reported]) -> 
 def test_pytorch_lightning_and_its_tqdm_bar(reported: Mapping[str, Reported]) -> None:
     again = reported["pytorch_lightning"]
     assert again.steps == {
-        "loss_step": [0, 1, 2], "even": [0, 2], "loss_epoch": [2], "test_loss": [0],
-    }  # fmt: skip
+        "loss_step": [0, 1, 2],
+        "even": [0, 2],
+        "loss_epoch": [2],
+        "test_loss": [0],
+    }
     assert again.bars() == [(3.0, 3.0)]  # tqdm's own, and no other
     assert "loss_step=" in again.of(ev.Progress)[-1].desc
     assert (again.printed, again.warnings) == ("", [])
@@ -301,9 +310,12 @@ trainer.predict(data)
 def test_transformers_logs_once(reported: Mapping[str, Reported]) -> None:
     transformers = reported["transformers"]
     assert transformers.steps == {
-        "loss": [2, 4, 6, 8], "grad_norm": [2, 4, 6, 8], "learning_rate": [2, 4, 6, 8],
-        "eval_loss": [4, 8], "mine": [8],
-    }  # fmt: skip
+        "loss": [2, 4, 6, 8],
+        "grad_norm": [2, 4, 6, 8],
+        "learning_rate": [2, 4, 6, 8],
+        "eval_loss": [4, 8],
+        "mine": [8],
+    }
     assert transformers.bars() == [
         (8.0, 8.0),
         (4.0, 4.0),
@@ -337,10 +349,14 @@ model.fit(x, x[:, :1], batch_size=8, verbose=0)
 
 def test_keras_counts_steps_over_epochs_and_fits(reported: Mapping[str, Reported]) -> None:
     assert reported["keras"].steps == {
-        "loss": list(range(20)), "mae": list(range(20)),
-        "val_loss": [3, 7], "val_mae": [3, 7], "learning_rate": [11],
-        "test_loss": [12, 16], "test_mae": [12, 16],
-    }  # fmt: skip
+        "loss": list(range(20)),
+        "mae": list(range(20)),
+        "val_loss": [3, 7],
+        "val_mae": [3, 7],
+        "learning_rate": [11],
+        "test_loss": [12, 16],
+        "test_mae": [12, 16],
+    }
     counts = [event.count for event in reported["keras"].of(ev.Steps)]
     before = [event.count for event in reported["transformers"].of(ev.Steps)]
     assert counts[-1] - before[-1] == 19  # the first of another optimizer ends no step

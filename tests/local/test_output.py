@@ -44,9 +44,23 @@ def agents() -> list[int]:
 # ── any bytes ────────────────────────────────────────────────────────────────────────────────────
 
 ODD = st.sampled_from(
-    [b"\r", b"\n", b"\0", b"\a", b"\xff", "é".encode(), "🙂".encode(), "שלום".encode(),
-     b"\x1b[31m", b"\x1b[2J", b"\x1b]8;;http://x\x07", b"\xe2\x82", "\u202e".encode(), b"x" * 9000]
-)  # fmt: skip
+    [
+        b"\r",
+        b"\n",
+        b"\0",
+        b"\a",
+        b"\xff",
+        "é".encode(),
+        "🙂".encode(),
+        "שלום".encode(),
+        b"\x1b[31m",
+        b"\x1b[2J",
+        b"\x1b]8;;http://x\x07",
+        b"\xe2\x82",
+        "\u202e".encode(),
+        b"x" * 9000,
+    ]
+)
 CHUNKS = st.lists(st.one_of(ODD, st.binary(max_size=40)), max_size=40)
 
 
@@ -116,7 +130,7 @@ def test_a_crash_loses_no_byte() -> None:
     gang = hm.launch(everything_then_crash, np=1)
     with pytest.raises(RankFailedError, match="SIGSEGV"):
         _ = gang.result
-    log = (gang._record.path / "rank-0.log").read_bytes()
+    log = (gang.folder / "rank-0.log").read_bytes()
     for part in bytes(range(256)), b"by C, 7\n", "é🙂\rשלום".encode():
         assert part in log
     by_stream = {event.stream: "" for event in outputs(gang)}
@@ -151,7 +165,7 @@ def test_a_flood_of_output(n_bytes: int, end: bytes) -> None:
     assert gang.state == "SUCCEEDED"
     assert most.pop(os.getpid()) - ours < 50 << 20
     assert max(most.values()) < 100 << 20
-    log = gang._record.path / "rank-0.log"
+    log = gang.folder / "rank-0.log"
     assert log.stat().st_size == n_bytes // (1 << 20) * (1 << 20)
     log.unlink()  # pytest would keep it
     live = sum(len(event.text) for event in outputs(gang))
@@ -195,10 +209,13 @@ def run_apart(setup: str, script: str, tmp_path: Path) -> Any:
     (tmp_path / "script.py").write_text(textwrap.dedent(script))
     command = f"{setup} && exec {sys.executable} {tmp_path}/script.py"
     done = subprocess.run(
-        ["unshare", "--mount", "--ipc", "sh", "-c", command], text=True, capture_output=True,
-        timeout=4 * PATIENCE_S, check=False,
+        ["unshare", "--mount", "--ipc", "sh", "-c", command],
+        text=True,
+        capture_output=True,
+        timeout=4 * PATIENCE_S,
+        check=False,
         env={**os.environ, "HYDROGEN_MAGIC_HOME": str(tmp_path / "home")},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -63,8 +63,11 @@ def connect(port: str, *prefix: str, waits_s: float = PATIENCE_S) -> str:
     python = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
     answer = subprocess.run(
         [*prefix, python, "-c", CONNECT, port, str(waits_s)],
-        capture_output=True, text=True, cwd="/", timeout=2 * PATIENCE_S,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        cwd="/",
+        timeout=2 * PATIENCE_S,
+    )
     return answer.stdout.strip() or answer.stderr
 
 
@@ -122,8 +125,9 @@ def test_a_crowd_of_strangers_does_not_keep_ranks_out() -> None:
     python = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
     crowd = subprocess.Popen(
         ["setpriv", "--reuid=65534", "--clear-groups", python, "-c", CROWD, str(port)],
-        stdout=subprocess.PIPE, cwd="/",
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        cwd="/",
+    )
     try:
         assert crowd.stdout is not None and crowd.stdout.readline() == b"here\n"
         for _ in range(2):  # on a store of its own, and on one that was begun ahead

@@ -10,6 +10,8 @@ import pytest
 from nbclient import NotebookClient
 from nbformat import v4
 
+from tests import spark_classes
+
 FOLDER = Path(__file__).parents[2] / "example_notebooks"
 MARKERS = ("horovod", "spark")
 """A notebook that has one of these in its name needs what the marker stands for."""
@@ -17,8 +19,6 @@ SMALLER = {"04_infer_dataframe": "N_ROWS = 10_000\nTURNS = 1"}
 """Cells that follow a notebook's cell with the tag ``parameters``, as papermill puts one there."""
 CELL_S = 240
 """A cell of a notebook on Spark starts several JVMs, on a machine that is busy with other tests."""
-QUICK_JVM = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""For JVMs that live for seconds: half of the CPU time."""
 
 NOTEBOOKS = [
     pytest.param(
@@ -33,7 +33,7 @@ NOTEBOOKS = [
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", NOTEBOOKS)
 def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_TOOL_OPTIONS", QUICK_JVM)
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", spark_classes.JVM_OPTIONS)
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     if path.stem in SMALLER:

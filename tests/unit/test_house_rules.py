@@ -1,4 +1,4 @@
-"""The rules of the house: layers, doors for third parties, the readme, notebooks."""
+"""The rules of the house: layers, doors for third parties, notebooks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,6 @@ DOORS = {
     "cloudpickle": ("serialization.pickler", "capture", "node.worker"),
     "ipykernel": ("notebook", "views"),
     "ipywidgets": ("views",),
-    "narwhals": ("inference.sources",),
     "pytest": ("testing",),
     "pandas": ("driver.metrics", "driver.gang", "capture", "views", "inference", "node.prediction"),
     "polars": ("inference", "node.prediction"),
@@ -231,6 +230,13 @@ def test_horovod_is_a_plug_in() -> None:
     assert wrong == []
 
 
+def test_what_remote_placements_share_knows_no_engine() -> None:
+    shared = ("driver.placements.remote", "node.agent", "transport.channel")
+    text = {file: path.read_text() for file, path in _files().items() if _is_in(file, shared)}
+    about_spark = r"(?i)spark(?!dl)|(?<!run_in_)executor"
+    assert [file for file, content in text.items() if re.search(about_spark, content)] == []
+
+
 def test_each_third_party_has_its_door() -> None:
     wrong = [
         str(found)
@@ -292,37 +298,6 @@ def test_a_rank_imports_nothing_of_a_notebook() -> None:
         if name in NOTEBOOK_SIDE and _is_in(found.file, of_ranks) and found.at_import_time
     ]
     assert wrong == []
-
-
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "MIGRATING.md"])
-def test_relative_links_lead_somewhere(name: str) -> None:
-    text = (ROOT / name).read_text()
-    links = re.findall(r"\]\(([^)\s]+)\)", text) + re.findall(r"(?:src|href)=\"([^\"]+)\"", text)
-    relative = [link for link in links if not re.match(r"[a-z]+:|#", link)]
-    assert [link for link in relative if not (ROOT / link.split("#")[0]).exists()] == []
-    anchors = {_anchor(line) for line in text.splitlines() if line.startswith("#")}
-    assert [link for link in links if link.startswith("#") and link[1:] not in anchors] == []
-
-
-def _anchor(heading: str) -> str:
-    words = re.sub(r"[^\w\- ]", "", heading.lstrip("# ").lower())
-    return words.replace(" ", "-")
-
-
-def test_the_readme_names_what_is_public() -> None:
-    from hydrogen_magic import __all__ as public
-
-    text = (ROOT / "README.md").read_text()
-    assert [name for name in public if f"hm.{name}" not in text and f"`{name}`" not in text] == []
-
-
-def test_the_readme_has_every_option_and_no_other() -> None:
-    from hydrogen_magic.notebook.arguments import usage
-
-    options = set(re.findall(r"--[a-z][a-z-]+", usage())) - {"--help"}
-    section = (ROOT / "README.md").read_text().partition("\n## Options\n")[2].partition("\n## ")[0]
-    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-    assert set(re.findall(r"--[a-z][a-z-]+", " ".join(rows))) == options
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "example_notebooks").glob("*.ipynb")), ids=str)
