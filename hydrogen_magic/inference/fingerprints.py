@@ -21,7 +21,17 @@ if TYPE_CHECKING:
     from hydrogen_magic.capture import Captured
     from hydrogen_magic.node.prediction.options import InferOptions
 
-__all__ = ["JOURNAL", "Earlier", "earlier", "kept_runs", "matching", "of_cell", "of_columns"]
+__all__ = [
+    "JOURNAL",
+    "Earlier",
+    "earlier",
+    "kept_runs",
+    "matching",
+    "of_cell",
+    "of_columns",
+    "of_options",
+    "of_ranks",
+]
 
 T = TypeVar("T")
 
@@ -35,10 +45,8 @@ _N_ROWS = "the frame's number of rows"
 _MODULE = "module "
 
 
-def of_cell(
-    captured: Captured, options: InferOptions, env: Sequence[tuple[str, str]]
-) -> dict[str, str]:
-    """Return digests of the cell and its options, by their names for the user."""
+def of_cell(captured: Captured) -> dict[str, str]:
+    """Return digests of the cell and what it uses, by their names for the user."""
     header, _ = unbundle(captured.payload)
     imports = sorted(line.text for line in header.imports if line.required)
     return {
@@ -46,6 +54,22 @@ def of_cell(
         **{f"{_MODULE}{name}": _digest(module.source) for name, module in header.modules.items()},
         **{f"`{name}`" if name else "the call": text for name, text in captured.digests().items()},
         "an import": _digest((imports, header.futures)),
+    }
+
+
+def of_ranks(captured: Captured, cell: Mapping[str, str]) -> str:
+    """Return a digest of what ranks that have run the cell depend on; ``cell`` is that of :func:`of_cell`.
+
+    A cell that is run again has another number, so that its closure has other bytes.
+    """
+    header, _ = unbundle(captured.payload)
+    shown = sorted(header.sources.values()), header.line_offset
+    return _digest((sorted(cell.items()), header.settings, header.seed, shown))
+
+
+def of_options(options: InferOptions, env: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Return digests of options, by their names for the user."""
+    return {
         "--batch-size": str(options.batch_size),
         "--schema": str(options.schema),
         "--on-error": options.on_error,

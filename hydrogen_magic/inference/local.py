@@ -9,14 +9,12 @@ from hydrogen_magic.capture import Captured
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.inference import sources
+from hydrogen_magic.inference import fingerprints, sources
 from hydrogen_magic.inference.dispatcher import Dispatcher
-from hydrogen_magic.inference.fingerprints import of_cell, of_columns
 from hydrogen_magic.inference.kept_parts import KeptParts
 from hydrogen_magic.inference.run import InferenceRun
 from hydrogen_magic.node.prediction.ddl import parse_schema
 from hydrogen_magic.node.prediction.options import InferOptions
-from hydrogen_magic.serialization import payload
 from hydrogen_magic.transport import framing
 
 __all__ = ["infer"]
@@ -51,9 +49,15 @@ def infer(
     options.check_names(declared, source.schema.names)
     result = source.result(options)
     columns = [(field.name, str(field.type)) for field in source.schema]
-    prints = {**of_cell(captured, options, spec.env), **of_columns(columns, source.n_rows)}
+    cell = fingerprints.of_cell(captured)
+    prints = {
+        **cell,
+        **fingerprints.of_options(options, spec.env),
+        **fingerprints.of_columns(columns, source.n_rows),
+    }
     kept = KeptParts(prints, result.target, resume=resume)
-    feed = Dispatcher(source, result, options, spec.np, payload.digest(captured.payload), kept)
+    ranks = fingerprints.of_ranks(captured, cell)
+    feed = Dispatcher(source, result, options, spec.np, ranks, kept)
     try:
         gang = launcher.launch_captured(captured, spec, title=title, feed=feed)
     except BaseException:

@@ -57,6 +57,20 @@ def run(shell: InteractiveShell, line: str, body: str = TWICE) -> object:
     return shell.run_cell_magic("infer", line, body)
 
 
+def test_a_cell_that_is_run_again_finds_its_rank(shell: InteractiveShell) -> None:
+    """Though its number, which tracebacks show, is another."""
+    cell = """%%infer df --np 1 --quiet --out predicted
+import os
+def predict(batch):
+    return [os.getpid()] * len(batch)
+"""
+    pids: list[int] = []
+    for _ in range(2):
+        shell.run_cell(cell, store_history=True).raise_error()
+        pids += set(shell.user_ns["predicted"]["prediction"])
+    assert pids[0] == pids[1]
+
+
 # ── the line ─────────────────────────────────────────────────────────────────────────────────────
 
 

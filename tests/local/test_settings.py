@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
+from hydrogen_magic.capture import Captured
+from hydrogen_magic.inference import fingerprints
 from hydrogen_magic.node.worker import settings
-from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.closure import Setting
 from tests.capture_rig import Notebook, Ranks, write
 
@@ -242,13 +243,17 @@ def test_settings_that_stay_are_listed(notebook: Notebook, tmp_path: Path) -> No
     assert "the FileHandler of the logger 'of_the_test'; set them inside the cell" in warning
 
 
+def ranks_of(captured: Captured) -> str:
+    return fingerprints.of_ranks(captured, fingerprints.of_cell(captured))
+
+
 def test_ranks_are_kept_only_for_the_same_settings(notebook: Notebook) -> None:
     notebook.cell("import numpy as np")
-    before = payload.digest(notebook.capture("np").payload)
-    assert payload.digest(notebook.capture("np").payload) == before
+    before = ranks_of(notebook.capture("np"))
+    assert ranks_of(notebook.capture("np")) == before
     notebook.cell("np.set_printoptions(precision=3)")
     try:
-        assert payload.digest(notebook.capture("np").payload) != before
+        assert ranks_of(notebook.capture("np")) != before
     finally:
         notebook.cell("np.set_printoptions(precision=8)")
 

@@ -44,7 +44,8 @@ def fingerprint(
     """Return what the result depends on, by its name for the user."""
     columns = [(field.name, field.dataType.simpleString()) for field in frame.schema.fields]
     return {
-        **fingerprints.of_cell(captured, options, spec.env),
+        **fingerprints.of_cell(captured),
+        **fingerprints.of_options(options, spec.env),
         **fingerprints.of_columns(columns),
         "the DataFrame's plan": str(frame.semanticHash()),
         "--columns": ",".join(options.kept(frame.columns)),
