@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 import { lowerBound, readerOf, Table, upperBound } from "../src/columns";
-import { random } from "./demo/data";
+import { random } from "./data";
 
 describe("searching", () => {
   it("finds what a walk finds", () => {

@@ -7,7 +7,7 @@ import { wantedDetail } from "../src/curves/useDetail";
 import { csv, extremes, readAt, readLast } from "../src/curves/values";
 import { figure, lapse, moment, percent, tickLabel } from "../src/numbers";
 import { ALL_RANKS } from "../src/protocol";
-import { bucketsOf, packCurve } from "./demo/data";
+import { bucketsOf, packCurve } from "./data";
 import { rankWith } from "./kernel";
 
 type Points = readonly (readonly [number, number])[];

@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 import { type Buckets, CurveStore } from "../src/curves/store";
 import { ALL_RANKS } from "../src/protocol";
-import { type Bucket, bucketsOf, packCurve, random } from "./demo/data";
+import { type Bucket, bucketsOf, packCurve, random } from "./data";
 
 type Point = readonly [number, number];
 

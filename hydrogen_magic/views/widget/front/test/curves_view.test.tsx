@@ -4,9 +4,9 @@ import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 import { Curves } from "../src/curves";
 import { CurveStore } from "../src/curves/store";
 import { type Ack, ALL_RANKS, type Rank } from "../src/protocol";
-import { THEME } from "./bench/scenes";
-import { packCurve } from "./demo/data";
+import { packCurve } from "./data";
 import { rankWith } from "./kernel";
+import { THEME } from "./scenes";
 
 /** happy-dom has no canvas to draw on. */
 vi.mock("../src/curves/plot", () => ({

@@ -7,8 +7,8 @@ import { AXIS_PX, GUTTER_PX, layout, type Strip, stripAt } from "../src/timeline
 import { gangShares, rankShares, rowOfTime } from "../src/timeline/shares";
 import { SpanStore } from "../src/timeline/store";
 import { countAll } from "../src/timeline/useShares";
-import { bigStore, fakeContext, sceneOf } from "./bench/scenes";
-import { NAMES, packSpans, phaseSpans, type Span, trainingSpans } from "./demo/data";
+import { NAMES, packSpans, phaseSpans, type Span, trainingSpans } from "./data";
+import { bigStore, fakeContext, sceneOf } from "./scenes";
 
 function storeOf(lanes: readonly { rank: number; track: string; spans: Span[] }[]): SpanStore {
   const store = new SpanStore();

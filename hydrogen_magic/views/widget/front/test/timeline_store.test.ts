@@ -2,7 +2,7 @@ import { describe, expect, it } from "vitest";
 import { Bins, MOST_BINS, SLOTS } from "../src/timeline/bins";
 import { ENOUGH_FOR_BINS, Row } from "../src/timeline/row";
 import { type Lane, SpanStore } from "../src/timeline/store";
-import { packSpans, random, type Span } from "./demo/data";
+import { packSpans, random, type Span } from "./data";
 
 function storeOf(spans: readonly Span[], chunks: number, seed: number, most?: number): SpanStore {
   const next = random(seed);

@@ -4,8 +4,8 @@ import { afterEach, describe, expect, it, vi } from "vitest";
 import type { Ack } from "../src/protocol";
 import { Timeline } from "../src/timeline";
 import { SpanStore } from "../src/timeline/store";
-import { THEME } from "./bench/scenes";
-import { NAMES, packSpans, trainingSpans } from "./demo/data";
+import { NAMES, packSpans, trainingSpans } from "./data";
+import { THEME } from "./scenes";
 
 function storeWith(n_ranks: number): SpanStore {
   const store = new SpanStore();

@@ -1,5 +1,5 @@
 /** A made-up training run, as the kernel would send it. */
-import type { CurveDelta, SpanDelta } from "../../src/protocol";
+import type { CurveDelta, SpanDelta } from "../src/protocol";
 
 /** A generator of numbers that is the same every time (mulberry32). */
 export function random(seed: number): () => number {

@@ -1,11 +1,11 @@
-/** 8 lanes of 50,000 spans, and ways of looking at them. */
-import type { Range } from "../../src/range";
-import { PALETTE, type Theme } from "../../src/theme";
-import { NameColors } from "../../src/timeline/colors";
-import type { Scene } from "../../src/timeline/draw";
-import { GUTTER_PX, layout } from "../../src/timeline/layout";
-import { SpanStore } from "../../src/timeline/store";
-import { NAMES, packSpans, trainingSpans } from "../demo/data";
+/** Eight ranks with 50,000 spans each, and what a timeline needs to draw them. */
+import type { Range } from "../src/range";
+import { PALETTE, type Theme } from "../src/theme";
+import { NameColors } from "../src/timeline/colors";
+import type { Scene } from "../src/timeline/draw";
+import { GUTTER_PX, layout } from "../src/timeline/layout";
+import { SpanStore } from "../src/timeline/store";
+import { NAMES, packSpans, trainingSpans } from "./data";
 
 export const THEME: Theme = {
   isDark: false,
@@ -46,14 +46,6 @@ export function sceneOf(store: SpanStore, range: Range, widthPx = 1000): Scene {
     endS: store.endS,
     pixelRatio: 2,
   };
-}
-
-/** Share of the run in sight -> the range, in the middle of it. */
-export const LOOKS = [1, 1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 4096];
-
-export function rangeIn(store: SpanStore, share: number): Range {
-  const half = (store.endS * share) / 2;
-  return [store.endS / 2 - half, store.endS / 2 + half];
 }
 
 /** A canvas context that counts what is drawn and draws nothing. */
