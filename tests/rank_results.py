@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from hydrogen_magic.core.messages import ResultPart
 from hydrogen_magic.driver.state.gang_results import RankResults
 from hydrogen_magic.node.worker import results
 from hydrogen_magic.node.worker.namespace import LoadedClosure
 from hydrogen_magic.serialization.payload import Payload
-from hydrogen_magic.serialization.result_stream import ResultPart
 
 
 def delivered(loaded: LoadedClosure, value: Any, rank: int = 0) -> RankResults:

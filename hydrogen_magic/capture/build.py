@@ -31,8 +31,6 @@ from hydrogen_magic.node.worker import settings
 from hydrogen_magic.serialization.closure import ClosureManifest, ImportLine, bundle
 from hydrogen_magic.serialization.memory_layout import MemoryLayout
 
-__all__ = ["Builder"]
-
 _MAX_POSSIBLE_BYTES = 1 << 20
 """A larger value that the cell most likely replaces before it reads it is not worth sending."""
 

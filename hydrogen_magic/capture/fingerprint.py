@@ -18,8 +18,6 @@ from hydrogen_magic.capture.pickler import CapturePickler
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.serialization.memory_layout import MemoryLayout
 
-__all__ = ["digest_of"]
-
 _OF_POSITION = ("__firstlineno__", "__static_attributes__")
 """Attributes of a class that depend on its place in the cell, or on the hash seed."""
 

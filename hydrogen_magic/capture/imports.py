@@ -12,8 +12,6 @@ from typing import Any
 from hydrogen_magic.capture.lines import code_in_magics
 from hydrogen_magic.capture.modules import local_paths
 
-__all__ = ["Imports", "Statement", "module_level", "module_name", "used_submodules"]
-
 _MISSING = object()
 
 _FRONT_ENDS = {"IPython", "ipykernel", "ipywidgets", "jupyter", "nbformat", "hydrogen_magic"}

@@ -6,8 +6,6 @@ import ast
 import re
 import string
 
-__all__ = ["assigned_in_magic", "code_in_magics", "names_in_magic"]
-
 _CODE_MAGICS = {"time", "timeit", "capture", "prun", "memit", "mprun", "lprun"}
 """Magics whose line or body is Python."""
 _SHELL_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")

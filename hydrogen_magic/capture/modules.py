@@ -17,14 +17,6 @@ from pathlib import Path
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.serialization.closure import ModuleSource
 
-__all__ = [
-    "LocalModules",
-    "find_without_importing",
-    "imported_modules",
-    "is_installed",
-    "local_paths",
-]
-
 _MAX_FILES = 2000
 _MAX_BYTES = 32 << 20
 """A larger tree is most likely an installation in an unusual place; ranks import it from there."""

@@ -30,8 +30,6 @@ from hydrogen_magic.serialization.reducers import (
     restore_same,
 )
 
-__all__ = ["CapturePickler"]
-
 _FILES: tuple[type, ...] = (
     io.TextIOWrapper,
     io.BufferedReader,

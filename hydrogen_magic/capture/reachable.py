@@ -13,8 +13,6 @@ from hydrogen_magic.serialization.code_names import GlobalRead, assigned_names, 
 from hydrogen_magic.serialization.instances import find_on_type
 from hydrogen_magic.serialization.pickler import is_main, own_globals
 
-__all__ = ["FunctionRead", "is_notebooks", "reads_of", "stored_names"]
-
 _MAX_OBJECTS = 5000
 """A longer search would be slower than pickling, which finds the rest."""
 _MAX_CONTAINER = 200

@@ -14,8 +14,6 @@ from hydrogen_magic.capture.imports import Imports, Statement, module_name
 from hydrogen_magic.capture.reachable import FunctionRead, reads_of, stored_names
 from hydrogen_magic.errors import CaptureError
 
-__all__ = ["RequiredNames", "similar"]
-
 PROVIDED = frozenset({"get_ipython", "display"})
 """Names that IPython provides for every cell, and the rank provides too."""
 

@@ -20,8 +20,6 @@ from hydrogen_magic.serialization.code_names import (
     code_objects,
 )
 
-__all__ = ["ScopeAnalysis", "analyse", "assigned_in_source", "reads_in_source"]
-
 _CATCHES_NAME_ERROR = {"NameError", "Exception", "BaseException"}
 _BINDS_UNKNOWN_NAMES = {"exec", "globals", "locals"}
 

@@ -24,8 +24,6 @@ from hydrogen_magic.serialization.code_names import imported_names
 from hydrogen_magic.serialization.pickler import is_main
 from hydrogen_magic.serialization.pickling_errors import explain, path_to
 
-__all__ = ["write"]
-
 _MARKER = (
     "# Written by hydrogen_magic --save: running the cell with --save again replaces this file.\n"
 )

@@ -17,8 +17,6 @@ from hydrogen_magic.node.worker.settings import Stays, is_plain
 from hydrogen_magic.serialization.closure import ModuleSource, Setting
 from hydrogen_magic.serialization.pickler import is_main
 
-__all__ = ["ModuleChanges", "SortedSettings", "name_of", "seed_note", "sort", "sources_of"]
-
 _NOT_SENT = {"__main__", "IPython", "hydrogen_magic", "ipykernel", "ipywidgets", "os", "sys"}
 """Packages whose attributes belong to one process."""
 _MUTATORS = {"add", "append", "clear", "discard", "extend", "insert", "pop", "remove", "setdefault"}

@@ -15,8 +15,6 @@ from hydrogen_magic.serialization.memory_layout import MemoryLayout
 from hydrogen_magic.serialization.payload import Buffers, Payload
 from hydrogen_magic.serialization.pickling_errors import explain
 
-__all__ = ["NamedPickles"]
-
 _WARN_BYTES = 256 << 20
 """Sending this takes a noticeable time, and every rank keeps it in memory."""
 

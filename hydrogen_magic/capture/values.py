@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from hydrogen_magic.serialization.identity import Originals
 from hydrogen_magic.serialization.payload import Payload
 
-__all__ = ["Captured", "CellText", "CapturedItem"]
-
 
 @dataclass(frozen=True)
 class CapturedItem:

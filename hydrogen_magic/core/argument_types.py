@@ -12,20 +12,6 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "choice",
-    "count",
-    "env_variable",
-    "new_file",
-    "not_one_of",
-    "parse_duration_s",
-    "parse_size_bytes",
-    "python_file",
-    "ranks",
-    "typed",
-    "variable_names",
-]
-
 
 def typed(convert: Callable[[str], Any]) -> Callable[[str], Any]:
     """Return ``convert`` so that argparse shows the message of its ValueError."""

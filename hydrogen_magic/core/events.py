@@ -18,51 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydrogen_magic.core.validation import EventError, checked, plain
-
-__all__ = [
-    "COLLECTIVES",
-    "COORDINATOR",
-    "DRIVER",
-    "EVENT_TYPES",
-    "GRADIENTS",
-    "PROFILER",
-    "PROFILE_CLOCK",
-    "SPANS",
-    "TRACKS",
-    "AttemptFailed",
-    "AttemptStarted",
-    "CollectiveWait",
-    "ErrorReport",
-    "Event",
-    "EventError",
-    "Frame",
-    "GangEnded",
-    "GangLaunched",
-    "KERNEL_ENDED",
-    "Metrics",
-    "Notice",
-    "Output",
-    "Profiling",
-    "Progress",
-    "Queued",
-    "RankExited",
-    "RankFailed",
-    "RankHealth",
-    "RankPhase",
-    "RankResult",
-    "RankStacks",
-    "RankStarted",
-    "RowsDone",
-    "Recording",
-    "Spans",
-    "Steps",
-    "StopRequested",
-    "decode",
-    "encode",
-    "without_middle",
-]
-
+from hydrogen_magic.core.validation import EventError as EventError
+from hydrogen_magic.core.validation import checked, plain
 
 KERNEL_ENDED = "the kernel ended"
 """Reason of a gang whose agent outlived the kernel for a moment: the user has not seen it yet."""

@@ -10,8 +10,6 @@ import os
 import resource
 import sys
 
-__all__ = ["LimitError", "check", "explained"]
-
 
 class LimitError(OSError):
     """This process cannot open as many files as it needs."""

@@ -11,14 +11,6 @@ from dataclasses import dataclass, field
 
 from hydrogen_magic.errors import OptionTypeError, OptionValueError
 
-__all__ = [
-    "DEFAULT_MAX_CLOSURE_BYTES",
-    "JobSpec",
-    "LOOPBACK",
-    "Plan",
-    "Slot",
-]
-
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 """Network interface that keeps the traffic of ranks on one machine off the network."""
 

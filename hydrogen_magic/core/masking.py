@@ -16,8 +16,6 @@ from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-__all__ = ["MASK", "Mask", "MaskedStream", "holds", "masked_file", "secret_values"]
-
 T = TypeVar("T")
 
 MASK = "***"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ENVIRONMENT"]
-
 _KEPT_BYTES = 128 << 20
 
 ENVIRONMENT = {

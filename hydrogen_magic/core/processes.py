@@ -19,27 +19,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = [
-    "AGENT",
-    "COOKIE",
-    "OWNER",
-    "Process",
-    "become_subreaper",
-    "descendants",
-    "die_with_parent",
-    "end_descendants",
-    "end_marked",
-    "family",
-    "use_batch_scheduling",
-    "is_sending",
-    "is_tracker",
-    "oom_kills",
-    "processes",
-    "send_signal",
-    "sweep_orphans",
-    "unlink_shared_memory",
-]
-
 COOKIE = "HYDROGEN_MAGIC_RUN"
 """Environment variable of every process of a gang: the gang's id. It identifies, but proves nothing."""
 OWNER = "HYDROGEN_MAGIC_OWNER"

@@ -30,26 +30,6 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.errors import HydrogenError
 
-__all__ = [
-    "Record",
-    "Summary",
-    "delete_kept",
-    "end_abandoned",
-    "is_alive",
-    "is_over",
-    "kept_dir",
-    "owner_of_this_process",
-    "prune",
-    "read",
-    "recent",
-    "recent_ids",
-    "run_dir",
-    "runs_dir",
-    "summary",
-    "unfinished",
-    "write_end",
-]
-
 _EVENTS = "events.jsonl"
 _KEEP_RUNS = 50
 """Weeks of work for one person; most records are well below a megabyte."""

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["LibraryTimeline", "given_path", "path_of_given", "path_prefix"]
-
 
 @dataclass(frozen=True)
 class LibraryTimeline:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["size_text"]
-
 
 def size_text(n_bytes: float) -> str:
     """Return a size in decimal units: ``12.3 MB``."""

@@ -14,8 +14,6 @@ from dataclasses import fields
 from functools import cache
 from typing import Any, Union
 
-__all__ = ["EventError", "checked", "plain"]
-
 
 class EventError(ValueError):
     """An invalid message: unknown kind, missing field, or a field of the wrong type."""

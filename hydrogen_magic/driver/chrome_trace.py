@@ -16,8 +16,6 @@ from typing import Any
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.backward_waits import Reduction, grouped, split
 
-__all__ = ["library_timelines", "metadata", "write_chrome_trace"]
-
 _PHASES, _WAITS, _FIRST_SPANS = 0, 1, 2
 """Thread ids of a rank."""
 _LANES = 1000

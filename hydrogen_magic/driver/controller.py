@@ -23,8 +23,6 @@ from hydrogen_magic.driver.state.formatting import late_text, ranks_text
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 from hydrogen_magic.errors import HydrogenError
 
-__all__ = ["GangController"]
-
 _FAILURE_EVENTS = (ev.RankFailed, ev.RankExited)
 _CHECK_START_S = 0.5
 _STACKS_S = 0.15

@@ -12,8 +12,6 @@ from hydrogen_magic.core.events import Event, Output
 from hydrogen_magic.core.masking import Mask
 from hydrogen_magic.driver.state.gang_state import GangState, fold
 
-__all__ = ["EventLog"]
-
 _SHOWN_CHARS = 8 << 20
 """Live output kept in memory; the ranks' log files have all of it."""
 

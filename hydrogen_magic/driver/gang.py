@@ -17,8 +17,6 @@ from hydrogen_magic.driver.state.gang_state import GangState, RankState
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Gang"]
-
 _STACKS_S = 3.0
 """How long to wait for ranks' stacks: ``faulthandler`` writes them within milliseconds."""
 

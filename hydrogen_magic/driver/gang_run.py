@@ -11,6 +11,7 @@ from dataclasses import replace
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.core.masking import Mask
+from hydrogen_magic.core.messages import ResultPart
 from hydrogen_magic.driver.event_log import EventLog
 from hydrogen_magic.driver.rank_logs import RankLogs
 from hydrogen_magic.driver.state import failure_report
@@ -24,9 +25,6 @@ from hydrogen_magic.errors import (
     RendezvousError,
 )
 from hydrogen_magic.serialization.payload import Payload
-from hydrogen_magic.serialization.result_stream import ResultPart
-
-__all__ = ["GangRun"]
 
 
 class GangRun:

@@ -58,21 +58,6 @@ from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.node.worker.nesting import refuse_nested
 from hydrogen_magic.views import View, pick_view, static_picture
 
-__all__ = [
-    "attend",
-    "follow",
-    "gangs",
-    "interrupts_held",
-    "interrupts_raise",
-    "launch",
-    "launch_captured",
-    "load_results",
-    "plan",
-    "run",
-    "show",
-    "sweep_abandoned",
-]
-
 _LAUNCH_FILES = 48
 """Files that this process opens for its first gang, at most: the hub's sockets, an agent, a run log."""
 

@@ -10,8 +10,6 @@ from hydrogen_magic.core import events as ev
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["frame"]
-
 _KEYS = ["attempt", "rank", "step"]
 _FIXED = {"attempt": "int64", "rank": "int64", "step": "int64", "time_s": "float64"}
 

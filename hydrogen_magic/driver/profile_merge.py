@@ -18,8 +18,6 @@ from typing import Any
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.chrome_trace import metadata
 
-__all__ = ["MAX_SPANS", "MAX_STEPS", "Profile", "UnwantedError", "merge"]
-
 MAX_SPANS = 20_000
 """Spans of one rank for the live view: as many as a canvas draws at once. The file has all of them."""
 _LATEST_S = 1e8

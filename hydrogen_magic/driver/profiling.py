@@ -18,8 +18,6 @@ from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.placements import AgentGroup
 from hydrogen_magic.driver.state.formatting import ranks_text
 
-__all__ = ["GangProfiler"]
-
 _STEP_S = 120.0
 """How long ranks may take to their next optimizer step: a compiled one takes a minute the first time."""
 _RECORD_S = 600.0

@@ -8,8 +8,6 @@ from pathlib import Path
 from hydrogen_magic.core.events import Event, Output
 from hydrogen_magic.driver.state.output_lines import final_lines
 
-__all__ = ["RankLogs"]
-
 _LAST_LINES = 10
 """How much of the culprit's output an error shows."""
 _TAIL_BYTES = 1 << 16

@@ -13,8 +13,6 @@ from hydrogen_magic.driver.state.gang_results import RankResults
 from hydrogen_magic.serialization.identity import Originals
 from hydrogen_magic.serialization.pickling_errors import children, variables_of
 
-__all__ = ["assign"]
-
 
 def assign(
     results: RankResults,

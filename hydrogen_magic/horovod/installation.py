@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-__all__ = ["BUILD", "Horovod", "Torch", "fault", "horovod", "torch"]
-
 BUILD = "python -m hydrogen_magic.horovod build"
 """The remedy for every fault."""
 OPERATIONS = ("gloo", "mpi", "nccl")

@@ -33,8 +33,6 @@ from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.horovod import installation
 from hydrogen_magic.horovod.node import DYNAMIC, TIMELINE
 
-__all__ = ["HorovodRendezvous"]
-
 _TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 _LATER_S = 3.0
 """Additional time limit of Gloo: it aborts the waiting process, and names at most one missing rank."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from hydrogen_magic.node.prediction.options import InferOptions
 
-__all__ = ["ArrowSource", "arrow_as_polars", "arrow_source", "scanned"]
-
 _READ_OPTIONS = {"batch_size": 1 << 14, "batch_readahead": 2, "fragment_readahead": 1}
 """How much of a Dataset is read at once, and ahead of the requested batch."""
 _READ_ROWS = 1 << 14

@@ -22,8 +22,6 @@ from hydrogen_magic.node.prediction.schema_unify import MisfitError, fit_table, 
 if TYPE_CHECKING:
     from hydrogen_magic.inference.kept_parts import KeptParts
 
-__all__ = ["Chunk", "ChunkQueue"]
-
 _SHARES = 3
 """A chunk has at most this part of a rank's share of the remaining rows: chunks get smaller near the end,
 and ranks end together. Smaller chunks cost time: with 8, a small model over two million rows took 1.07 of

@@ -34,8 +34,6 @@ from hydrogen_magic.node.prediction.row_labels import failures_text, rows_text
 from hydrogen_magic.node.prediction.shared_buffers import MAX_IN_FLIGHT
 from hydrogen_magic.transport import framing
 
-__all__ = ["Dispatcher"]
-
 _REPORT_S = 0.2
 """Interval of progress events; views are not drawn more often."""
 _RESUME_S = 0.1

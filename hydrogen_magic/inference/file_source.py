@@ -28,8 +28,6 @@ from hydrogen_magic.node.prediction.column_names import listed, refuse_repeated
 if TYPE_CHECKING:
     from hydrogen_magic.node.prediction.options import InferOptions
 
-__all__ = ["FileSource"]
-
 _FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 """By the ending of a name; anything else is Parquet."""
 _FORMAT_NAMES = {"csv": "CSV", "json": "JSON Lines", "parquet": "Parquet"}

@@ -21,18 +21,6 @@ if TYPE_CHECKING:
     from hydrogen_magic.capture import Captured
     from hydrogen_magic.node.prediction.options import InferOptions
 
-__all__ = [
-    "JOURNAL",
-    "Earlier",
-    "earlier",
-    "kept_runs",
-    "matching",
-    "of_cell",
-    "of_columns",
-    "of_options",
-    "of_ranks",
-]
-
 T = TypeVar("T")
 
 

@@ -33,8 +33,6 @@ from hydrogen_magic.inference.fingerprints import JOURNAL, earlier, kept_runs
 from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.row_labels import rows_text
 
-__all__ = ["KeptAnswer", "KeptParts"]
-
 _MAX_WAITING = 16
 """Answers that wait for the disk. If predictions come faster for long, some are not kept: a fast model is
 not slowed down, and its rows are soon predicted again."""

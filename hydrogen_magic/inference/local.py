@@ -17,8 +17,6 @@ from hydrogen_magic.node.prediction.ddl import parse_schema
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.transport import framing
 
-__all__ = ["infer"]
-
 _MAX_RANKS = framing.MAX_FDS - 1
 """Their channels are sent to the agent in one message, with the closure."""
 

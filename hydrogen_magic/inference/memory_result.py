@@ -11,8 +11,6 @@ import pyarrow as pa
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.schema_unify import fit
 
-__all__ = ["MemoryResult", "PredictedColumns", "RowRanges", "copied", "table_of"]
-
 RowRanges = list[tuple[int, int]]
 """First row and end of consecutive rows."""
 PredictedColumns = Iterator[tuple[pa.Field, pa.ChunkedArray]]

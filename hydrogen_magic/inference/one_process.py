@@ -9,8 +9,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["OneProcessTiming"]
-
 _FIRST_LIMIT_S = 0.5
 _FIRST_LIMIT_OF_MANY_S = 5.0
 """How long other ranks wait for the first answer: longer if one batch is a small part of the rows."""

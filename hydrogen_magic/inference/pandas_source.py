@@ -39,8 +39,6 @@ from hydrogen_magic.serialization.pickling_errors import describe
 if TYPE_CHECKING:
     from hydrogen_magic.node.prediction.options import InferOptions
 
-__all__ = ["PandasSource"]
-
 _REMEDIES = {
     "Sparse": "make it dense: df[{name}].sparse.to_dense()",
     "interval": "split it into two columns: df[{name}].array.left and .right",

@@ -31,8 +31,6 @@ from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.chunking import side_by_side
 from hydrogen_magic.node.prediction.schema_unify import fit_table
 
-__all__ = ["Layout", "ParquetResult"]
-
 _GROUP_BYTES = 32 << 20
 """Size in memory of the rows of one row group."""
 _GROUP_ROWS = 1 << 20

@@ -17,8 +17,6 @@ from hydrogen_magic.node.prediction.shared_buffers import BufferReader, BufferWr
 from hydrogen_magic.serialization.payload import memory_file
 from hydrogen_magic.transport import framing
 
-__all__ = ["RankChannel"]
-
 
 @dataclass(eq=False)
 class RankChannel:

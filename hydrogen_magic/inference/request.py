@@ -22,8 +22,6 @@ from hydrogen_magic.notebook.arguments import InferArguments
 from hydrogen_magic.serialization.closure import unbundle
 from hydrogen_magic.serialization.pickling_errors import describe
 
-__all__ = ["frame", "plan", "start"]
-
 _DYNAMIC = {"exec", "eval", "globals", "get_ipython"}
 """A cell that uses one of these names may define any other name."""
 _PATH_CHARACTERS = ("/", "*", ".")

@@ -7,8 +7,6 @@ from typing import Any
 
 from hydrogen_magic.driver.gang import Gang
 
-__all__ = ["InferenceRun"]
-
 
 class InferenceRun:
     """What ``%%infer --detach`` returns."""

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from hydrogen_magic.node.prediction.block_rows import BlockRows
     from hydrogen_magic.node.prediction.options import InferOptions
 
-__all__ = ["FrameResult", "FrameSource", "kind_of", "source"]
-
 _SUPPORTED = (
     "Pass a pandas, Polars, PyArrow or Spark DataFrame, a DuckDB relation, a Hugging Face Dataset or"
     " another object with __arrow_c_stream__, or a path of Parquet, CSV or JSON Lines data: a file, a"

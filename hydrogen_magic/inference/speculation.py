@@ -10,8 +10,6 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-__all__ = ["SilenceLimit"]
-
 FLOOR_S = 30.0
 """The shortest limit: garbage collection, disks and servers take time now and then."""
 _FACTOR = 10.0

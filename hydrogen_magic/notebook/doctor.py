@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["Check", "examine"]
-
 T = TypeVar("T")
 
 _LEAST_SHM_BYTES = 256 << 20

@@ -25,8 +25,6 @@ from hydrogen_magic.views import draws_widgets, pick_view
 from hydrogen_magic.views.tables import gangs_table
 from hydrogen_magic.views.text_table import gang_lines
 
-__all__ = ["RecordedGang", "manage"]
-
 _LISTED_RUNS = 10
 """Recorded runs in a list: about as many as a person remembers."""
 

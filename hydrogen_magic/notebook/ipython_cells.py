@@ -11,13 +11,6 @@ from hydrogen_magic.capture import CellText
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
-__all__ = [
-    "cell_text",
-    "earlier_sources",
-    "first_line_of",
-    "shell_here",
-]
-
 
 def cell_text(shell: InteractiveShell, body: str) -> CellText:
     """Return the running cell, whose magic got ``body``."""

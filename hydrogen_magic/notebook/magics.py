@@ -40,8 +40,6 @@ from hydrogen_magic.serialization.result_stream import CELL_VALUE
 from hydrogen_magic.views import pick_view
 from hydrogen_magic.views.tables import inventory_table, plan_table
 
-__all__ = ["Distributed", "load", "unload"]
-
 T = TypeVar("T")
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from hydrogen_magic.serialization.payload import Payload
 
-__all__ = ["ClosureManifest", "ImportLine", "ModuleSource", "Setting", "bundle", "unbundle"]
-
 
 @dataclass(frozen=True)
 class ImportLine:

@@ -18,17 +18,6 @@ from dataclasses import dataclass
 from inspect import CO_OPTIMIZED
 from typing import NamedTuple
 
-__all__ = [
-    "DefiniteAssignment",
-    "GlobalRead",
-    "assigned_names",
-    "code_objects",
-    "global_names",
-    "global_reads",
-    "imported_names",
-    "names_in_source",
-]
-
 _LOADS = {"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS", "DELETE_NAME", "DELETE_GLOBAL"}
 _STORES = {"STORE_NAME", "STORE_GLOBAL", "DELETE_NAME", "DELETE_GLOBAL"}
 """A deleted name counts as assigned: its earlier value cannot be read any more."""

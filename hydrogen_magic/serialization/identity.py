@@ -21,16 +21,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-__all__ = [
-    "Originals",
-    "numbered",
-    "restore_numbered",
-    "restore_original",
-    "restore_state",
-    "take_numbered",
-    "updating",
-]
-
 _KINDS = (
     ("torch.nn", "Module"),
     ("torch", "Tensor"),

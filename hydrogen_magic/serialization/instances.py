@@ -15,8 +15,6 @@ from typing import Any
 
 from hydrogen_magic.serialization.reducers import restore_object
 
-__all__ = ["find_on_type", "reduce_instance", "restore_attributes"]
-
 _HOOKS = ("__reduce__", "__reduce_ex__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 _HEAP_TYPE = 1 << 9
 """Of ``type.__flags__``: it is defined by a ``class`` statement."""

@@ -16,8 +16,6 @@ from typing import Any
 from hydrogen_magic.serialization.instances import reduce_instance, restore_attributes
 from hydrogen_magic.serialization.reducers import restore_object
 
-__all__ = ["handler_of", "reduce_tensor", "restore_closed_file", "with_hooks"]
-
 Handler = Callable[[Any], Any]
 
 

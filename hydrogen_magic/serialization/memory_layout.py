@@ -14,9 +14,6 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Memory", "MemoryLayout", "Region", "extent_of"]
-
-
 _ALIGNMENT = 64
 """Bytes. A buffer begins at such an address, as its copy does, so that its parts stay aligned. The bytes
 before its first element are of the same cache line, and so can be read."""

@@ -20,18 +20,6 @@ from typing import Any
 
 from hydrogen_magic.serialization.pickler import Pickler
 
-__all__ = [
-    "Payload",
-    "copied",
-    "digest",
-    "from_memfd",
-    "memory_file",
-    "pack",
-    "to_memfd",
-    "unpack",
-    "write",
-]
-
 _MAGIC = b"H2parcl1"
 _ALIGNMENT = 64
 """Bytes; alignment that SIMD loads of any library require."""

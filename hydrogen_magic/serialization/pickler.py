@@ -31,9 +31,6 @@ from hydrogen_magic.serialization.instances import reduce_instance
 from hydrogen_magic.serialization.memory_layout import Memory, MemoryLayout
 from hydrogen_magic.serialization.reducers import UNBOUND, Binding
 
-__all__ = ["Pickler", "is_main", "own_globals"]
-
-
 _UNKNOWN: Any = object()
 """Stands for the handler of a class that was not met before."""
 

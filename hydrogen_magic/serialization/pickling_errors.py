@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-__all__ = ["children", "describe", "explain", "find_path", "path_to", "variables_of", "walk"]
-
 _MAX_OBJECTS = 200_000
 """Maximum number of objects searched for the path of the culprit; more take over a second."""
 

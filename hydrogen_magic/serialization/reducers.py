@@ -15,8 +15,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-__all__ = ["UNBOUND", "Binding", "resolve", "take_writers"]
-
 SKELETON_CLASS_ARGS = 4
 """Type, name, bases, keywords; cloudpickle's form of enums is longer, and contains qualified names."""
 

@@ -26,20 +26,7 @@ from hydrogen_magic.core.validation import checked
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.identity import Originals, updating
 from hydrogen_magic.serialization.payload import Buffers, Payload
-from hydrogen_magic.serialization.tolerant_unpickling import MissingObject, TolerantUnpickler
-
-__all__ = [
-    "CELL_VALUE",
-    "MissingObject",
-    "NONE",
-    "Packer",
-    "ResultPart",
-    "UnopenedPart",
-    "label",
-    "load",
-    "save",
-    "unpack",
-]
+from hydrogen_magic.serialization.tolerant_unpickling import TolerantUnpickler
 
 CELL_VALUE = ""
 """Name of the part with the value of the cell or call. No variable has this name."""

@@ -11,8 +11,6 @@ from typing import Any, ClassVar
 
 from hydrogen_magic.serialization.pickling_errors import find_path
 
-__all__ = ["MissingObject", "TolerantUnpickler"]
-
 
 @dataclass(frozen=True)
 class MissingObject:

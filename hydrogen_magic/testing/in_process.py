@@ -16,11 +16,11 @@ from functools import partial
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
+from hydrogen_magic.core.messages import ResultPart
 from hydrogen_magic.driver.placements import Attempt, EventSink, Placement
 from hydrogen_magic.driver.placements.inline import run_here
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.serialization.payload import Payload
-from hydrogen_magic.serialization.result_stream import ResultPart
 
 __all__ = ["InProcessPlacement"]
 

@@ -32,8 +32,6 @@ from hydrogen_magic.errors import PlacementError
 
 _log = logging.getLogger(__name__)
 
-__all__ = ["AgentKeys", "AgentLink", "Hub"]
-
 Blob = bytes | memoryview
 Received = tuple[object, memoryview | None]
 """A message to be decoded, and the bytes that came with it."""

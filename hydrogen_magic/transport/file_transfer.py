@@ -23,8 +23,6 @@ from hydrogen_magic.core.messages import (
 )
 from hydrogen_magic.serialization.payload import memory_file
 
-__all__ = ["Incoming", "Outgoing", "PART_BYTES", "Part", "keep"]
-
 PART_BYTES = 4 << 20
 _ON_THE_WAY = 8
 """Parts: 32 MB saturate a gigabit line with a round trip of a quarter of a second."""

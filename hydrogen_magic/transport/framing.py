@@ -19,8 +19,6 @@ from typing import Any
 
 from hydrogen_magic.core.messages import Message, encode
 
-__all__ = ["MAX_FDS", "FrameReader", "close_all", "receive", "send"]
-
 _HEADER = struct.Struct("!IB")
 MAX_FDS = 250
 """Linux passes at most 253 descriptors with one message (``SCM_MAX_FD``)."""

@@ -12,8 +12,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-__all__ = ["MOST_BYTES", "Pump", "cancelled"]
-
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 _FRAME = struct.Struct("!IBI")

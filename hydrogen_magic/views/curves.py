@@ -29,8 +29,6 @@ from hydrogen_magic.views.point_buckets import (
     merged,
 )
 
-__all__ = ["ALL_RANKS", "Buckets", "CurveChange", "Curves", "metric_name"]
-
 ALL_RANKS = -1
 """The rank of the series that summarises all ranks."""
 

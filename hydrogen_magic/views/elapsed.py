@@ -7,8 +7,6 @@ from collections.abc import Callable
 
 from hydrogen_magic.driver.state.gang_state import GangState
 
-__all__ = ["GangClock"]
-
 
 class GangClock:
     """Seconds since a gang's launch, measured here. ``clock`` is a monotonic one."""

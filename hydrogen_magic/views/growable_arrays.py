@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["GrowableArray", "floats", "integers"]
-
 
 class GrowableArray:
     """An array for appending: doubling its capacity keeps a million appends cheap."""

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-__all__ = ["NotebookOutput", "PlainOutput", "TextOutput", "TerminalOutput", "update"]
-
 T = TypeVar("T")
 
 

@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 
 from hydrogen_magic.views.growable_arrays import GrowableArray
 
-__all__ = ["NOTHING", "Buckets", "Points", "Series", "as_buckets", "bucketed", "merged"]
-
 
 @dataclass(frozen=True)
 class Buckets:

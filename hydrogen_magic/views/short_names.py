@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-__all__ = ["short_names"]
-
 
 def short_names(names: Sequence[str], most: int) -> list[str]:
     """Return names cut to ``most`` characters, different ones still different; like ``names.ts``.

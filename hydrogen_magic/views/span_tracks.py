@@ -14,8 +14,6 @@ from hydrogen_magic.driver.state.backward_waits import Reduction, grouped, split
 from hydrogen_magic.driver.state.output_lines import clean_name
 from hydrogen_magic.views.growable_arrays import GrowableArray, floats, integers
 
-__all__ = ["OTHER", "PHASES", "SpanTrack", "SpanTracks"]
-
 PHASES = "phases"
 """The track that is derived here: a rank's phases and their details."""
 

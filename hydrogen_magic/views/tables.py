@@ -15,8 +15,6 @@ from hydrogen_magic.driver.state.formatting import duration
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import clean_name
 
-__all__ = ["CapturedRow", "gangs_table", "inventory_table", "plan_table", "table"]
-
 
 class CapturedRow(Protocol):
     """One captured object: an ``Item`` of the capture."""

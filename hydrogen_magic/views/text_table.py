@@ -23,20 +23,6 @@ from hydrogen_magic.driver.state.gang_state import GangState, ProgressBar, RankS
 from hydrogen_magic.driver.state.output_lines import clean_name
 from hydrogen_magic.views.short_names import short_names
 
-__all__ = [
-    "MOST_ROWS",
-    "VICTIM",
-    "Warned",
-    "gang_lines",
-    "headline",
-    "name_and_size",
-    "phase_counts",
-    "phase_text",
-    "slowest",
-    "status_line",
-    "warnings",
-]
-
 MOST_ROWS = 16
 """Ranks with their own row; more are only counted."""
 VICTIM = "ended with the gang"

@@ -17,8 +17,6 @@ from hydrogen_magic.views import ATTENDED_S
 from hydrogen_magic.views.elapsed import GangClock
 from hydrogen_magic.views.outputs import NotebookOutput, PlainOutput, TerminalOutput, TextOutput
 
-__all__ = ["TextView", "pick_surface"]
-
 
 class TextView:
     """Output with the rank as prefix of every line, and the gang's state.

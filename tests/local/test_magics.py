@@ -20,7 +20,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from hydrogen_magic import capture
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core import run_log
+from hydrogen_magic.core import messages, run_log
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
@@ -77,7 +77,7 @@ def finished(value: Any, out: dict[str, Any]) -> Gang:
     run = GangRun("3f2a", run_log.Record(Path(), None, lambda text: None))
     packer = result_stream.Packer(Pickler)
     for name, obj in {**out, result_stream.CELL_VALUE: value}.items():
-        run.deliver(0, result_stream.ResultPart(name), packer.pack(name, obj))
+        run.deliver(0, messages.ResultPart(name), packer.pack(name, obj))
     run.finish()
     return Gang(run)
 

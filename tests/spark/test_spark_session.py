@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.driver.placements.spark import session as sessions
-from hydrogen_magic.driver.placements.spark.job_errors import explained
-from hydrogen_magic.driver.placements.spark.session import Session, SparkJobError
+from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError, explained
+from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.errors import PlacementError
 from tests import spark_rig
 from tests.gangs import PATIENCE_S

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.views.curves import ALL_RANKS, Buckets, CurveChange, Curves
+from hydrogen_magic.views.curves import ALL_RANKS, CurveChange, Curves
+from hydrogen_magic.views.point_buckets import Buckets
 from hydrogen_magic.views.widget.json_values import curve_part
 from tests.mirror import MirroredCurve
 

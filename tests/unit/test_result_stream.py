@@ -12,17 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hydrogen_magic.core.messages import ResultPart
 from hydrogen_magic.driver.state.gang_results import GangResults, RankResults
 from hydrogen_magic.errors import ResultError
 from hydrogen_magic.serialization import result_stream
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.serialization.pickler import Pickler
-from hydrogen_magic.serialization.result_stream import (
-    CELL_VALUE,
-    MissingObject,
-    ResultPart,
-    UnopenedPart,
-)
+from hydrogen_magic.serialization.result_stream import CELL_VALUE, UnopenedPart
+from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 
 
 class Unpicklable:

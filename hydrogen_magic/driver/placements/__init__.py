@@ -19,11 +19,10 @@ from typing import Any, ClassVar, Protocol
 
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.core.job import JobSpec, Plan
-from hydrogen_magic.core.messages import ObserverSpec
+from hydrogen_magic.core.messages import ObserverSpec, ResultPart
 from hydrogen_magic.driver.rendezvous import Rendezvous
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.serialization.payload import Payload, to_memfd
-from hydrogen_magic.serialization.result_stream import ResultPart
 
 __all__ = [
     "AgentLostError",

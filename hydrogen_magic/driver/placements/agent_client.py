@@ -33,8 +33,6 @@ from hydrogen_magic.driver.placements import EventSink
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.transport.channel import Hub
 
-__all__ = ["AgentClient", "take_file"]
-
 _STOP_RESPONSE_S, _KILL_RESPONSE_S = 10.0, 3.0
 """How long an agent may stay silent after such a command. Its event loop answers within milliseconds; on a
 machine under heavy load it may take seconds."""

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.errors import PlacementError
 
-__all__ = ["assign", "device_name", "environment", "visible_gpus"]
-
 _QUERY = ("nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader")
 _QUERY_TIMEOUT_S = 20.0
 """A driver that was not in use may take seconds to wake up."""

@@ -36,8 +36,6 @@ from hydrogen_magic.node.worker import (
 )
 from hydrogen_magic.serialization.payload import Payload, from_memfd
 
-__all__ = ["InlinePlacement", "run_here"]
-
 
 class InlinePlacement(InKernelPlacement):
     """One rank inside this process."""

@@ -11,8 +11,6 @@ from hydrogen_magic.core.processes import COOKIE
 from hydrogen_magic.driver.placements import Attempt, devices
 from hydrogen_magic.driver.rendezvous import RendezvousInfo
 
-__all__ = ["HostLaunch", "build"]
-
 _LONGEST_GRACE_S = 1e8
 """Three years: ``grace_s`` may be infinite, a time in a message may not."""
 

@@ -41,19 +41,6 @@ from hydrogen_magic.node.agent import command_line
 from hydrogen_magic.transport import framing
 from hydrogen_magic.transport.channel import Hub
 
-__all__ = [
-    "LocalAgent",
-    "before_closing",
-    "close",
-    "directory",
-    "fingerprint",
-    "hub",
-    "import_path",
-    "pool",
-    "shadowed_modules",
-    "warm_up",
-]
-
 _LOOPBACK = "127.0.0.1"
 _HELLO_S = 60.0
 """How long an agent may take to start: an interpreter and a few imports, on a machine under load."""

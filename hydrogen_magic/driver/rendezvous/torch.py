@@ -21,8 +21,6 @@ from hydrogen_magic.driver.rendezvous import Rendezvous, RendezvousInfo, Service
 from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES, place
 from hydrogen_magic.node.rendezvous import torch_store
 
-__all__ = ["TorchRendezvous"]
-
 _POLL_S = 0.02
 """How soon a lone rank's first connection, or its end, is noticed."""
 _VICTIM_MESSAGES = (

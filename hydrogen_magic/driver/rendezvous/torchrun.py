@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from hydrogen_magic.core.job import Slot
 
-__all__ = ["RANK_VARIABLES", "place"]
-
 RANK_VARIABLES = frozenset(("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"))
 """Those of :func:`place` by which ranks of any library know who they are; users must not set them."""
 

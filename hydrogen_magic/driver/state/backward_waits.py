@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 
 from hydrogen_magic.core import events as ev
 
-__all__ = ["Reduction", "grouped", "split"]
-
 _LEAST_S = 5e-5
 """A shorter wait is random."""
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from hydrogen_magic import plugins
 from hydrogen_magic.core import events as ev
 
-__all__ = ["LateRanks", "RankWaits", "added", "has_waits", "late_by_now", "late_in_all"]
-
 _MEMORY_S = 30.0
 """The weight of a wait falls to a third after this time: steps that take seconds are averaged, and changes
 show."""

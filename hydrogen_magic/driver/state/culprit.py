@@ -21,20 +21,6 @@ from hydrogen_magic import plugins
 from hydrogen_magic.core.events import ErrorReport, Frame
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 
-__all__ = [
-    "MissingRanks",
-    "MissedCollective",
-    "Verdict",
-    "collective_of",
-    "evidence",
-    "failed_independently",
-    "is_collective",
-    "is_victim_error",
-    "missing",
-    "missed_collective",
-    "verdict",
-]
-
 _SETTLE_S = 0.15
 """Delay after strong evidence: older evidence of other ranks may be on its way."""
 _SETTLE_WEAK_S = 1.0

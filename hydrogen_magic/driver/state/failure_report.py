@@ -19,8 +19,6 @@ from hydrogen_magic.driver.state.formatting import ranks_text
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 from hydrogen_magic.driver.state.output_lines import clean, clean_name, final_lines
 
-__all__ = ["headline", "report", "stack_lines"]
-
 _JOINING = "init_process_group"
 """A rank may leave it and finish while others are still connecting to it."""
 _LONGEST_MESSAGE = 4000

@@ -9,16 +9,6 @@ from hydrogen_magic import plugins
 from hydrogen_magic.core.events import RowsDone
 from hydrogen_magic.driver.state.collective_waits import LateRanks
 
-__all__ = [
-    "duration",
-    "late_text",
-    "number",
-    "progress_text",
-    "ranks_text",
-    "rows_left_s",
-    "rows_per_s",
-]
-
 
 def duration(seconds: float) -> str:
     """Return ``0.4 s``, ``35 s``, ``2:05`` or ``1:02:05``."""

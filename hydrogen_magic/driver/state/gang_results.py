@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydrogen_magic.core.messages import ResultPart
 from hydrogen_magic.errors import ResultError
 from hydrogen_magic.serialization import payload, result_stream
 from hydrogen_magic.serialization.identity import Originals
 from hydrogen_magic.serialization.payload import Payload
-from hydrogen_magic.serialization.result_stream import CELL_VALUE, ResultPart, UnopenedPart, label
-
-__all__ = ["GangResults", "RankResults", "load_saved", "saved_path"]
+from hydrogen_magic.serialization.result_stream import CELL_VALUE, UnopenedPart, label
 
 _SMALL_BYTES = 1 << 20
 """Smaller results are copied, so that they do not occupy a file descriptor until they are unpickled."""

@@ -14,8 +14,6 @@ from typing import Any
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.collective_waits import RankWaits, added, has_waits
 
-__all__ = ["ProgressBar", "GangState", "RankState", "TERMINAL_STATES", "fold", "replay"]
-
 TERMINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 
 _MOST_METRICS = 1000

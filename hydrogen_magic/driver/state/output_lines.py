@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.units import size_text
 
-__all__ = ["OutputLine", "OutputLines", "clean", "clean_name", "final_lines", "without_colour"]
-
 _LONGEST_PARTIAL = 16_384
 """An unfinished line of more characters is shown in pieces."""
 

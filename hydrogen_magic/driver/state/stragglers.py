@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from hydrogen_magic.driver.state.collective_waits import late_by_now
 from hydrogen_magic.driver.state.gang_state import GangState, ProgressBar, RankState
 
-__all__ = ["is_waiting", "progress", "remaining_s", "stragglers"]
-
 _WAIT_S = 1.0
 """Ranks in step wait for each other all the time, but not for this long."""
 _BEHIND = 0.1

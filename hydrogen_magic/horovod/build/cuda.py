@@ -11,8 +11,6 @@ from pathlib import Path
 
 from hydrogen_magic.horovod.installation import Torch
 
-__all__ = ["Cuda", "find_cuda"]
-
 _ASK_TIMEOUT_S = 30.0
 
 

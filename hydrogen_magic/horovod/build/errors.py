@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["BuildError", "MissingError"]
-
 
 class BuildError(RuntimeError):
     """Horovod could not be built, installed or loaded; the message contains all information."""

@@ -19,8 +19,6 @@ from pathlib import Path
 from hydrogen_magic.horovod.build import wheel_cache, source_patches, subprocess_log, toolchain
 from hydrogen_magic.horovod.build.errors import BuildError
 
-__all__ = ["cmake", "missing_needs", "pip", "search_path", "source", "tools"]
-
 _NEEDS = {
     "cloudpickle": "cloudpickle",
     "psutil": "psutil",

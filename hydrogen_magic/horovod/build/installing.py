@@ -12,8 +12,6 @@ from hydrogen_magic.horovod.build import fetching
 from hydrogen_magic.horovod import installation
 from hydrogen_magic.horovod.build.errors import BuildError
 
-__all__ = ["install", "try_out"]
-
 _N_LINES = 8
 """How much of another program's output goes into a message."""
 

@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass
 from hydrogen_magic.horovod.build import source_patches
 from hydrogen_magic.horovod.build.toolchain import Machine
 
-__all__ = ["BuildPlan", "plan"]
-
 _CHOICES = re.compile(
     r"HOROVOD_(WITH_|WITHOUT_|GPU|CPU_OPERATIONS|CUDA_|NCCL_|NVTX_|BUILD_|ALLOW_MIXED|DEBUG).*"
     r"|(CXX|CUDA|LD)FLAGS"

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from hydrogen_magic.horovod.build.errors import BuildError
 
-__all__ = ["SourcePatch", "VERSION", "WRITER", "SDIST_SHA256", "apply", "digest", "for_standard"]
-
 VERSION = "0.28.1"
 """The last release, of June 2023."""
 SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"

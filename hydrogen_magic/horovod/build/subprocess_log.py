@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-__all__ = ["CompilerProgress", "relevant", "run"]
-
 _GRACE_S = 5.0
 _STEP_PERCENT = 20
 """How often progress is printed if a line cannot be overwritten."""

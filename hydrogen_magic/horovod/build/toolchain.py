@@ -18,8 +18,6 @@ from hydrogen_magic.horovod import installation
 from hydrogen_magic.horovod.build.errors import MissingError
 from hydrogen_magic.horovod.build.cuda import Cuda, find_cuda
 
-__all__ = ["Machine", "check_compiler", "detect", "first_line", "jobs", "wanted_standard"]
-
 _ASK_TIMEOUT_S = 30.0
 _BYTES_PER_JOB = 2_000_000_000
 """Memory of a compiler for one file that includes all of torch: GCC 12 and torch 2.13, 1.9 GB."""

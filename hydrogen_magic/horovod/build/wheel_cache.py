@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["alone", "directory", "find", "keep", "put", "workplace"]
-
 
 def directory() -> Path:
     """Return the directory, created if needed: below ``$XDG_CACHE_HOME``, by default ``~/.cache``."""

@@ -14,8 +14,6 @@ import hmac
 import socket
 from collections.abc import Callable, Sequence
 
-__all__ = ["KeyValueStore", "serve_keys"]
-
 _HOLD_S = 0.25
 """How long a request for a missing key is kept open; clients check their own deadline in between."""
 _SILENT_S = 10.0

@@ -12,8 +12,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["ParsedEvents", "Event", "count_spans", "cut", "last_border", "named_tensors"]
-
 Event = tuple[bytes, bytes, bytes, int]
 """Phase (``B`` begin, ``E`` end, ``X`` a rank is ready, ``i`` a cycle begins), name (empty for ``E``), time
 as written (microseconds since the timeline's origin; few are used), tensor (0: none)."""

@@ -25,8 +25,6 @@ from hydrogen_magic.horovod.node.timeline_file import (
 from hydrogen_magic.horovod.node.timeline_spans import SpanBuilder
 from hydrogen_magic.node.agent.timeline_following import ShippedFile
 
-__all__ = ["Timelines"]
-
 _NAME = "horovod-timeline-"
 _LOOK_S = 0.25
 _BUDGET_S = 0.025

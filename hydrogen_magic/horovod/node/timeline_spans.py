@@ -13,8 +13,6 @@ from collections.abc import Iterable
 from hydrogen_magic.horovod.node.timeline_file import Event
 from hydrogen_magic.node.worker.spans import LONGEST_NAME
 
-__all__ = ["Span", "SpanBuilder"]
-
 Span = tuple[str, int, int, int]
 """Name, start and end in microseconds of the timeline, depth."""
 

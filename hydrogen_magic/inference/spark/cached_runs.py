@@ -17,8 +17,6 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.inference import fingerprints
 from hydrogen_magic.node.prediction.options import InferOptions
 
-__all__ = ["CachedRun", "find", "fingerprint", "forget", "keep"]
-
 _MAX_RUNS = 4
 """They use the memory and the disks of executors."""
 

@@ -20,7 +20,7 @@ from typing import Any
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec, Plan
-from hydrogen_magic.core.messages import EndTask, ReportStacks, TaskStatus, decode
+from hydrogen_magic.core.messages import EndTask, ReportStacks, ResultPart, TaskStatus, decode
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink, Placement
 from hydrogen_magic.driver.placements.local_agents import hub
@@ -38,9 +38,7 @@ from hydrogen_magic.inference.spark.progress import SparkProgress
 from hydrogen_magic.inference.spark.run import SparkRun
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.serialization import payload
-from hydrogen_magic.serialization.result_stream import CELL_VALUE, NONE, ResultPart
-
-__all__ = ["infer_on_spark"]
+from hydrogen_magic.serialization.result_stream import CELL_VALUE, NONE
 
 _REPORT_S = 0.2
 """Interval of progress events; views are not drawn more often."""

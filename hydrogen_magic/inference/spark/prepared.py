@@ -29,7 +29,8 @@ from hydrogen_magic.driver.placements.remote import forwarded_settings, packagin
 from hydrogen_magic.driver.placements.spark import gpu_resources
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.executors import roster
-from hydrogen_magic.driver.placements.spark.session import Session, SparkJobError
+from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
+from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 from hydrogen_magic.errors import HydrogenError, InferError, PlacementError
 from hydrogen_magic.inference.spark import shipping
@@ -37,8 +38,6 @@ from hydrogen_magic.node.prediction.arrow_types import has_null_type
 from hydrogen_magic.node.prediction.ddl import parse_schema, spark_schema
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.spark.inference_task import END
-
-__all__ = ["PreparedRun", "as_error", "infer_spark", "prepare"]
 
 _GPU_QUERY_S = 0.5
 """Timeout of the query for the executors' GPUs."""

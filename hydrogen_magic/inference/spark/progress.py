@@ -15,8 +15,6 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.messages import TaskProgress, TaskStatus
 from hydrogen_magic.node.prediction.row_labels import failures_text
 
-__all__ = ["SparkProgress"]
-
 _ROWS_BAR = -1
 """Number of the progress bar of a rank's rows."""
 _MAX_ERRORS = 256

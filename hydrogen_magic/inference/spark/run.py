@@ -8,11 +8,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from hydrogen_magic.driver.placements.spark.session import SparkJobError
+from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
 from hydrogen_magic.errors import GangStoppedError
 from hydrogen_magic.inference.spark.prepared import PreparedRun, as_error
-
-__all__ = ["SparkRun", "TaskCount"]
 
 TaskCount = tuple[int, int]
 """Number of finished tasks, and of all tasks."""

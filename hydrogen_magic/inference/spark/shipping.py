@@ -20,8 +20,6 @@ from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.payload import Payload
 
-__all__ = ["SentCell", "send"]
-
 _MAX_CELLS = 8
 """Cells whose broadcast can be used again; DataFrames keep their own."""
 

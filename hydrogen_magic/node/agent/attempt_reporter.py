@@ -10,8 +10,6 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.masking import Mask
 from hydrogen_magic.core.messages import FileContent
 
-__all__ = ["AttemptReporter"]
-
 
 @dataclass(frozen=True)
 class AttemptReporter:

@@ -13,8 +13,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["command", "environment"]
-
 _ROOT = str(Path(__file__).resolve().parents[2])
 _CODE = """\
 import importlib, importlib.util, json, sys

@@ -10,8 +10,6 @@ from hydrogen_magic.core import processes
 from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
 from hydrogen_magic.node.agent.rank_set import GIVE_UP_S, RankSet
 
-__all__ = ["DescendantSweeper"]
-
 _CLOCK_SLACK_S = 1.0
 """File times may lag behind the clock by a tick; a second is enough."""
 

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from hydrogen_magic.core import processes
 
-__all__ = ["ExitWatch", "FinishWatch"]
-
 _IDLE_PACKING_S = 600.0
 """Limit while results are pending: ``__getstate__`` may wait for a server, a sharded tensor for a
 slow rank."""

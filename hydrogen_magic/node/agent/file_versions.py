@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
-__all__ = ["are_changed", "modified_ns"]
-
 
 def modified_ns(file: str) -> int:
     """Return the modification time of ``file``, 0 if there is no such file."""

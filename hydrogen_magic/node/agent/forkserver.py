@@ -45,8 +45,6 @@ from hydrogen_magic.node.worker.main import run_worker
 from hydrogen_magic.node.worker.process_setup import WorkerPipes
 from hydrogen_magic.transport import framing
 
-__all__ = ["FDS_PER_WORKER", "main", "serve"]
-
 FDS_PER_WORKER = 5
 
 _ALWAYS = (

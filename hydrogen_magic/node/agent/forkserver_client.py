@@ -29,8 +29,6 @@ from hydrogen_magic.node.agent.forkserver import FDS_PER_WORKER
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker, close_all
 from hydrogen_magic.transport import framing
 
-__all__ = ["ForkserverClient"]
-
 _A = TypeVar("_A", bound=ForkserverAnswer)
 
 _FILES_PER_WORKER = 10

@@ -13,8 +13,6 @@ from typing import Any
 
 from hydrogen_magic.core import processes
 
-__all__ = ["RankGpus", "GpuUse"]
-
 
 @dataclass(frozen=True)
 class GpuUse:

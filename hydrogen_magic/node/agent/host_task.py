@@ -30,8 +30,6 @@ import time
 import zipfile
 from typing import Any, NoReturn
 
-__all__ = ["PROBLEM", "hold", "main", "read"]
-
 PROBLEM = "hydrogen_magic problem: "
 """Precedes the JSON of a problem in the message of the exception that ends the task."""
 _HEADER = struct.Struct("!IB")

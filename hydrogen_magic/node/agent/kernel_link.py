@@ -29,9 +29,6 @@ from hydrogen_magic.node.agent.rank_group import RankGroup
 from hydrogen_magic.transport import framing
 from hydrogen_magic.transport.channel import AgentLink
 
-__all__ = ["LocalLink", "KernelLink"]
-
-
 _KERNELS_END_S = 1.0
 """A kernel that exits closes its sockets some moments before its process ends."""
 

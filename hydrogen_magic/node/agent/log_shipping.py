@@ -13,8 +13,6 @@ from hydrogen_magic.core.messages import LogPart, TimelinePart
 from hydrogen_magic.node.agent.timeline_following import ShippedFile
 from hydrogen_magic.transport.file_transfer import PART_BYTES
 
-__all__ = ["Clock", "LogShipper", "usable_directory"]
-
 _SHIP_S = 0.2
 _QUICK_S = 0.005
 _MOST_ANSWERS = 5

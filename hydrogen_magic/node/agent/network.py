@@ -6,8 +6,6 @@ import fcntl
 import socket
 import struct
 
-__all__ = ["interface_of"]
-
 _SIOCGIFADDR = 0x8915
 
 

@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["TokenBucket", "LivePart", "LiveText", "RankLog"]
-
 CHUNK = 1 << 16
 
 _TAIL_BYTES = 16_000

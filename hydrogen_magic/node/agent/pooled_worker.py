@@ -7,8 +7,6 @@ import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["PooledWorker", "close_all"]
-
 
 @dataclass
 class PooledWorker:

@@ -41,8 +41,6 @@ from hydrogen_magic.node.agent.timeline_following import follower_of
 from hydrogen_magic.node.agent.worker_pool import WorkerPool
 from hydrogen_magic.node.agent.worker_reuse import RetainedWorker, RetainedWorkers
 
-__all__ = ["RankGroup"]
-
 _FLUSH_S = 0.05
 """Interval at which output is sent to the kernel: too short to be noticed."""
 _HEALTH_S = 1.0

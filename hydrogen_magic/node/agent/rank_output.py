@@ -11,8 +11,6 @@ from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
 from hydrogen_magic.node.agent.output import CHUNK, LivePart, LiveText, RankLog, TokenBucket
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker
 
-__all__ = ["DRAIN_CHUNKS", "RankOutput"]
-
 DRAIN_CHUNKS = 32
 """A pipe holds at most 1 MB; more than twice that comes from a process that still writes."""
 

@@ -36,8 +36,6 @@ from hydrogen_magic.node.agent.stacks import StackReader
 from hydrogen_magic.node.worker import checkpoint
 from hydrogen_magic.transport import framing
 
-__all__ = ["RankProcess"]
-
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 

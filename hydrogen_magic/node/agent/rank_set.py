@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from hydrogen_magic.core.messages import WorkerCommand
 from hydrogen_magic.node.agent.rank_process import RankProcess
 
-__all__ = ["GIVE_UP_S", "RankSet"]
-
 _REACTION_S = 0.4
 """A rank that has not reacted to SIGINT by then is in C code and will not react before that returns."""
 _TERM_S = 0.3

@@ -17,8 +17,6 @@ from hydrogen_magic.node.agent.worker_pool import WorkerPool
 from hydrogen_magic.node.agent.worker_reuse import RetainedWorkers
 from hydrogen_magic.transport import framing
 
-__all__ = ["RankStarter", "preload_text"]
-
 _T = TypeVar("_T")
 
 

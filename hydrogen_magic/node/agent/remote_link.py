@@ -65,8 +65,6 @@ from hydrogen_magic.transport import framing
 from hydrogen_magic.transport.channel import AgentLink
 from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, keep
 
-__all__ = ["RemoteLink"]
-
 _BEAT_S = 2.0
 _POLL_S = 0.02
 _REPORT_S = 0.5

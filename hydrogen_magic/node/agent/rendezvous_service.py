@@ -15,8 +15,6 @@ from hydrogen_magic.node.agent.pooled_worker import PooledWorker
 from hydrogen_magic.node.agent.worker_pool import WorkerPool
 from hydrogen_magic.transport import framing
 
-__all__ = ["RunningService", "listen"]
-
 _BACKLOG = 4096
 """Connections of other users wait in the same queue as those of ranks, until the server rejects
 them. This is Linux's default maximum."""

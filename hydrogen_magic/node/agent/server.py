@@ -42,8 +42,6 @@ from hydrogen_magic.node.agent.worker_pool import WorkerPool
 from hydrogen_magic.node.agent.worker_reuse import RetainedWorkers
 from hydrogen_magic.transport.channel import AgentLink
 
-__all__ = ["AgentServer"]
-
 _BATCH_S = 0.05
 """Events that are not urgent are sent together: one message instead of fifty."""
 

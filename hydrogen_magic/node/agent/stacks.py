@@ -6,8 +6,6 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["StackReader"]
-
 _PACKAGE = f'File "{Path(__file__).parents[2]}{os.sep}'
 _OUR_THREAD = _PACKAGE + "node/worker/event_sender.py"
 _OUR_HOOKS = re.compile(re.escape(_PACKAGE) + r"(\w+/)*node/(worker/)?observe/")

@@ -13,8 +13,6 @@ from hydrogen_magic.core.masking import Mask
 from hydrogen_magic.core.messages import TimelineFile
 from hydrogen_magic.core.timeline_files import LibraryTimeline
 
-__all__ = ["ShippedFile", "TimelineFollower", "follower_of"]
-
 
 @dataclass
 class ShippedFile:

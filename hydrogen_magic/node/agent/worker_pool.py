@@ -9,8 +9,6 @@ from hydrogen_magic.core.messages import ObserverSpec
 from hydrogen_magic.node.agent.forkserver_client import ForkserverClient
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker, close_all
 
-__all__ = ["WorkerPool"]
-
 _MAX_EXITS = 64
 """Exits kept for forks whose pid is not known yet; there are never more than a few."""
 

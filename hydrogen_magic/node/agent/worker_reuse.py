@@ -16,8 +16,6 @@ from hydrogen_magic.core import processes
 from hydrogen_magic.node.agent.file_versions import are_changed
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker
 
-__all__ = ["RetainedWorkers", "RetainedWorker"]
-
 _IDLE_S = 600.0
 """They may hold gigabytes, on a GPU too: long enough for interactive work."""
 

@@ -20,8 +20,6 @@ from typing import Any
 
 from hydrogen_magic.errors import InferError
 
-__all__ = ["BatchType", "batch_type_of"]
-
 PANDAS = "pandas"
 TABLE = "pa.Table"
 RECORD_BATCH = "pa.RecordBatch"

@@ -15,8 +15,6 @@ import pyarrow as pa
 from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.chunking import one_batch
 
-__all__ = ["copied", "copied_column", "written"]
-
 
 def copied(rows: Any) -> Any:
     """Return the same rows and schema, of a RecordBatch or :class:`BlockRows`, in their own memory."""

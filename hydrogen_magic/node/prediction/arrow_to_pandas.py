@@ -20,8 +20,6 @@ from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.chunking import in_groups, one_batch
 from hydrogen_magic.node.prediction.ndarray_columns import shaped
 
-__all__ = ["empty_of_numbers", "nullable_dtype", "numbers", "part", "whole"]
-
 
 def nullable_dtype(kind: pa.DataType) -> Any:
     """Return the dtype of pandas for integers and booleans with nulls, None for any other type."""

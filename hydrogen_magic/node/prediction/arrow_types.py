@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-__all__ = ["family", "has_null_type", "is_list_of_numbers", "is_number"]
-
 _FAMILIES: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {
     "null": (pa.types.is_null,),
     "boolean": (pa.types.is_boolean,),

@@ -17,8 +17,6 @@ import pyarrow as pa
 
 from hydrogen_magic.node.prediction.chunking import one_batch
 
-__all__ = ["BlockLayout", "BlockRows", "concatenated"]
-
 
 @dataclass(frozen=True, eq=False)
 class BlockLayout:

@@ -13,8 +13,6 @@ from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.annotations import TENSOR, BatchType, batch_type_of
 from hydrogen_magic.serialization.pickling_errors import describe
 
-__all__ = ["Caller", "caller_of"]
-
 
 class Caller:
     """A ``predict`` that is called with every batch."""

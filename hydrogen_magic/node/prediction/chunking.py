@@ -8,17 +8,6 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = [
-    "CHUNK_BYTES",
-    "ChunkSizer",
-    "in_groups",
-    "one_batch",
-    "rebatched",
-    "side_by_side",
-    "sliced",
-    "table_of",
-]
-
 CHUNK_BYTES = 4 << 20
 """Target size of a chunk: large enough that sending it costs nothing, small enough to keep a few per
 rank in memory."""

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from hydrogen_magic.errors import InferError
 
-__all__ = ["listed", "refuse_repeated"]
-
 _MAX_LISTED = 8
 
 

@@ -14,8 +14,6 @@ from hydrogen_magic.node.prediction.arrow_types import family
 from hydrogen_magic.node.prediction.schema_unify import MisfitError
 from hydrogen_magic.serialization.pickling_errors import describe
 
-__all__ = ["array_from", "is_a", "is_single", "of_tensor"]
-
 _SINGLE = (str, bytes, bool, int, float, complex, type(None), np.generic)
 _PLAIN = {str, bytes, bool, int, float, type(None), dict}
 """Types of values that Arrow reads as they are."""

@@ -15,8 +15,6 @@ from hydrogen_magic.core.argument_types import not_one_of
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.arrow_types import family
 
-__all__ = ["parse_schema", "spark_schema"]
-
 _PLAIN = {
     "boolean": pa.bool_(),
     "tinyint": pa.int8(),

@@ -24,8 +24,6 @@ from hydrogen_magic.node.prediction.chunking import in_groups
 from hydrogen_magic.node.prediction.column_names import refuse_repeated
 from hydrogen_magic.node.prediction.ndarray_columns import array_of, shaped
 
-__all__ = ["BatchConverter"]
-
 _FOR_TORCH = {"uint16": np.int32, "uint32": np.int64}
 """Unsigned types that torch supports only in part."""
 

@@ -14,8 +14,6 @@ import pyarrow.compute as pc
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.arrow_types import is_list_of_numbers
 
-__all__ = ["array_of", "has_tensors", "shaped", "tensors"]
-
 
 def array_of(column: pa.Array, name: str) -> Any:
     """Return a column as an array of its own type, with one element (or list of numbers) per row.

@@ -16,8 +16,6 @@ import pyarrow as pa
 from hydrogen_magic.node.prediction.column_values import is_a, of_tensor
 from hydrogen_magic.node.prediction.outputs import PREDICTION
 
-__all__ = ["NumericBuffers"]
-
 
 @dataclass(frozen=True, eq=False)
 class _BufferedColumn:

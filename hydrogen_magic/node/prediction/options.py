@@ -9,8 +9,6 @@ from typing import Any
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.column_names import listed
 
-__all__ = ["ERROR_COLUMN", "ON_ERROR", "InferOptions"]
-
 ON_ERROR = ("fail", "null", "collect")
 """What to do with rows whose prediction fails."""
 

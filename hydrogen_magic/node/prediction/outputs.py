@@ -26,8 +26,6 @@ from hydrogen_magic.node.prediction.column_values import array_from, is_a, is_si
 from hydrogen_magic.node.prediction.schema_unify import MisfitError
 from hydrogen_magic.serialization.pickling_errors import describe
 
-__all__ = ["PREDICTION", "columns_of", "in_order"]
-
 PREDICTION = "prediction"
 """The name of a column without one."""
 

@@ -18,8 +18,6 @@ from hydrogen_magic.node.prediction.inputs import BatchConverter
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.outputs import columns_of, in_order
 
-__all__ = ["OwnColumns"]
-
 _WITHOUT_NAMES = {kinds.ARRAY, kinds.TENSOR}
 
 

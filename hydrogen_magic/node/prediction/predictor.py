@@ -34,8 +34,6 @@ from hydrogen_magic.node.prediction.own_columns import OwnColumns
 from hydrogen_magic.node.prediction.row_labels import first_row_text, rows_text
 from hydrogen_magic.node.prediction.schema_unify import MisfitError, check_columns, fit, joined
 
-__all__ = ["ChunkOutput", "Predictor", "RowFailure"]
-
 _MAX_RETRIES = 256
 """Calls to find the failing rows of one batch; after that, the remaining rows count as failed."""
 _MAX_REASON_CHARACTERS = 500

@@ -10,8 +10,6 @@ import pyarrow.compute as pc
 
 from hydrogen_magic.core.units import size_text
 
-__all__ = ["failures_text", "first_row_text", "rows_text"]
-
 _MAX_REASONS = 3
 _MAX_CHARACTERS = 200
 _MAX_VALUE_CHARACTERS = 40

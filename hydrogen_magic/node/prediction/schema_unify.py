@@ -17,8 +17,6 @@ from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.arrow_types import family
 from hydrogen_magic.node.prediction.column_names import listed
 
-__all__ = ["MisfitError", "check_columns", "fit", "fit_table", "joined"]
-
 _NUMBERS = ("boolean", "integer", "float", "decimal")
 _NESTED = ("list", "map", "struct")
 

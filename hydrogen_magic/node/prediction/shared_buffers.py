@@ -16,8 +16,6 @@ from typing import Any
 
 from hydrogen_magic.serialization.payload import memory_file
 
-__all__ = ["MAX_IN_FLIGHT", "BufferReader", "BufferWriter"]
-
 MAX_IN_FLIGHT = 2
 """Chunks that a rank may have: while it predicts one, the next one is already there."""
 _MIN_BYTES = 1 << 16

@@ -22,8 +22,6 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-__all__ = ["serve_guarded"]
-
 _CLONE_NEWUSER = 0x10000000
 _CLONE_NEWNET = 0x40000000
 _SIOCSIFFLAGS = 0x8914

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 
 from hydrogen_magic.node.rendezvous.connection_guard import serve_guarded
 
-__all__ = ["open_store", "serve_store"]
-
 
 def serve_store(listen_fd: int, hosts: Sequence[str] = ()) -> None:
     """Serve a ``TCPStore`` behind the bound socket until this process is ended.

@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 from typing import Any
 
-__all__ = ["serve"]
-
 
 def serve(batches: Any, boot: dict[str, Any], code: bytes, host_task: Any) -> Any:
     """Run the task. ``boot`` and ``code``: for ``hold()`` of the module ``host_task``."""

@@ -24,8 +24,6 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["END", "serve"]
-
 END = "─" * 60
 """Last line of our own text in the message of the exception that ends the job."""
 _KEPT = "_hydrogen_magic_infer"

@@ -28,8 +28,6 @@ from hydrogen_magic.node.spark.relay_endpoint import (
 )
 from hydrogen_magic.transport.multiplexer import Pump, cancelled
 
-__all__ = ["run"]
-
 _CALM_S = 0.1
 """Interval between replies while all data goes one way: each costs Spark some 30 ms of work."""
 _LIVELY_S = 0.5

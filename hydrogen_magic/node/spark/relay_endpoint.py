@@ -22,18 +22,6 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-__all__ = [
-    "ALIVE",
-    "LONGEST_WAIT_S",
-    "PULL",
-    "PUSH",
-    "REQUEST",
-    "START",
-    "STOP",
-    "answer",
-    "check_user",
-]
-
 REQUEST = struct.Struct("!BQI")
 """Request to the daemon: operation, the request's number, and the number of bytes that follow."""
 START, PULL, PUSH, STOP = range(1, 5)

@@ -24,8 +24,6 @@ from typing import Any, BinaryIO, cast
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.serialization.pickling_errors import describe, path_to
 
-__all__ = ["NAME", "commit_parts", "cannot_write", "load", "new_parts", "parts", "save"]
-
 NAME = "checkpoint"
 _POINTER = b"hydrogen_magic: parts in "
 _ZIP = b"PK\x03\x04"

@@ -20,8 +20,6 @@ from hydrogen_magic.node.worker.profiler import Profiler
 from hydrogen_magic.node.worker.reporter import Reporter
 from hydrogen_magic.transport import framing
 
-__all__ = ["AgentCommands"]
-
 
 class AgentCommands:
     """Takes commands from ``reader``; the reporter calls ``poll`` at every tick."""

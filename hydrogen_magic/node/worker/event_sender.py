@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterable, Sequence
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.node.worker.send_interval import TICK_S, SendInterval
 
-__all__ = ["EventSender"]
-
 _GPU_WAIT_S = 0.5
 """How long a post waits for values that are being computed on a GPU, which may hang."""
 

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["MOST", "noted"]
-
 MOST = 10_000
 """Maximum number of files recorded: a cell that reads more of them reads data."""
 

@@ -8,8 +8,6 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["ImportHooks", "hooks"]
-
 Hook = Callable[[ModuleType], object]
 
 

@@ -22,8 +22,6 @@ from hydrogen_magic.transport import framing
 if TYPE_CHECKING:
     from hydrogen_magic.node.worker.namespace import LoadedClosure
 
-__all__ = ["SetUp", "serve", "set_up"]
-
 
 @dataclass(frozen=True)
 class SetUp:

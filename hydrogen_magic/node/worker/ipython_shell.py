@@ -13,8 +13,6 @@ from typing import Any
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.node.worker.nesting import refuse_nested
 
-__all__ = ["RankShell", "display", "get_ipython"]
-
 _VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 
 

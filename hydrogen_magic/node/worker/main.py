@@ -44,8 +44,6 @@ if TYPE_CHECKING:
     from hydrogen_magic.node.worker import inference, namespace
     from hydrogen_magic.serialization.payload import Payload
 
-__all__ = ["run_worker"]
-
 _INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
 """Exit code that shells use for a program ended by Ctrl-C."""
 _EARLY_EXIT = "exit code 0 before the end of the cell counts as a failure of the rank"

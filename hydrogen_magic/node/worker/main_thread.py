@@ -22,8 +22,6 @@ from typing import Any
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.node.worker.training_progress import Collective
 
-__all__ = ["Watch", "hide_our_frames", "report_exception", "users_part"]
-
 _IN_FLIGHT_S = 0.1
 """Handlers that recover from an exception usually take less."""
 

@@ -10,17 +10,6 @@ from typing import Any
 
 from hydrogen_magic.core import events as ev
 
-__all__ = [
-    "DroppedCounter",
-    "Point",
-    "as_float",
-    "as_metrics",
-    "as_numbers",
-    "as_step",
-    "chunks",
-    "is_computed",
-]
-
 _MAX_CELLS = 1 << 16
 """Points times columns in one event: about 1 MB of JSON, far below any message limit."""
 

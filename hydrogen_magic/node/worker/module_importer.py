@@ -14,8 +14,6 @@ from typing import Any
 
 from hydrogen_magic.serialization.closure import ModuleSource
 
-__all__ = ["ClosureFinder", "install"]
-
 
 class ClosureFinder(importlib.abc.MetaPathFinder):
     """Finds modules in a closure before the search on disk."""

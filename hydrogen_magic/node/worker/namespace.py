@@ -31,8 +31,6 @@ from hydrogen_magic.serialization.identity import take_numbered
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.serialization.reducers import take_writers
 
-__all__ = ["LoadedClosure", "load"]
-
 _VALUE = "__hydrogen_magic_value__"
 """Temporary name for the value of the last expression; no user code contains it."""
 

@@ -8,8 +8,6 @@ from hydrogen_magic.core.processes import COOKIE
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker import api, reporter
 
-__all__ = ["refuse_nested"]
-
 
 def refuse_nested() -> None:
     """Raise PlacementError on a rank, and in a process started by a rank."""

@@ -19,8 +19,6 @@ from hydrogen_magic.node.worker.metric_points import (
     is_computed,
 )
 
-__all__ = ["PointQueue"]
-
 _MAX_POINTS = 1 << 16
 """Maximum number of points: more than half a second of 100 000 a second, and about 30 MB of memory."""
 

@@ -19,17 +19,6 @@ from hydrogen_magic.core import processes
 from hydrogen_magic.core.messages import ObserverSpec, WorkerStart
 from hydrogen_magic.node.worker import sparkdl
 
-__all__ = [
-    "WorkerPipes",
-    "asked_to_stop",
-    "flush",
-    "get_ready",
-    "let_interrupt",
-    "enter_environment",
-    "update_environment",
-    "detach",
-]
-
 _IOLBF = 1
 """C's constant for line buffering."""
 

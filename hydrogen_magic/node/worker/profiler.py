@@ -17,8 +17,6 @@ from typing import Any
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.node.worker.reporter import Reporter
 
-__all__ = ["Profiler"]
-
 _MARKS = 3
 """The first one includes one-time work of the profiler; readers use the best one."""
 

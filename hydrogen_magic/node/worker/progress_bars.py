@@ -9,8 +9,6 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.node.worker.metric_points import as_float
 from hydrogen_magic.node.worker.spans import LONGEST_NAME
 
-__all__ = ["ProgressBars"]
-
 _MAX_CLOSED_BARS = 256
 """Bars that opened and closed before they were sent; a loop of short inner bars makes thousands a
 second."""

@@ -26,8 +26,6 @@ from hydrogen_magic.node.worker.spans import SpanQueue
 from hydrogen_magic.node.worker.training_progress import CollectiveTracker, StepCounter
 from hydrogen_magic.node.worker.unsynchronized import ExchangeCounter
 
-__all__ = ["Reporter", "current", "install"]
-
 
 class Reporter:
     """Collects the events of one rank.

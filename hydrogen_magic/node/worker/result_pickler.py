@@ -21,8 +21,6 @@ from hydrogen_magic.serialization.reducers import resolve, restore_object
 from hydrogen_magic.serialization.result_stream import CELL_VALUE
 from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 
-__all__ = ["ResultPickler"]
-
 _STATE_OF_SHARDING = ("__composable_api_state_key", "_is_fsdp_managed", "_fsdp_")
 """Attributes that ``fully_shard`` and related functions add to modules (torch 2.4 to 2.13)."""
 _FSDP_MODEL = (

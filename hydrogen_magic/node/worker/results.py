@@ -13,21 +13,15 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from hydrogen_magic.core.messages import ResultPart
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.node.worker.namespace import LoadedClosure
 from hydrogen_magic.node.worker.result_pickler import ResultPickler
 from hydrogen_magic.node.worker.unsharding import Gathering
 from hydrogen_magic.serialization import pickling_errors
 from hydrogen_magic.serialization.payload import Payload
-from hydrogen_magic.serialization.result_stream import (
-    CELL_VALUE,
-    MissingObject,
-    Packer,
-    ResultPart,
-    label,
-)
-
-__all__ = ["PartSender", "deliver"]
+from hydrogen_magic.serialization.result_stream import CELL_VALUE, Packer, label
+from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 
 _REPORT_S = 0.5
 """Results that are sent within this time need no progress report; later, one report each interval."""

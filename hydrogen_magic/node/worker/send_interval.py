@@ -6,8 +6,6 @@ import math
 import time
 from collections.abc import Callable
 
-__all__ = ["TICK_S", "SendInterval"]
-
 TICK_S = 0.05
 """Tick of the reporter; 20 wake-ups a second cost nothing that can be measured."""
 _SEND_S = 0.1

@@ -24,8 +24,6 @@ from typing import Any
 from hydrogen_magic.node.worker.import_hooks import hooks
 from hydrogen_magic.serialization.closure import Setting
 
-__all__ = ["Stays", "apply", "concerns_imports", "is_plain", "read", "seed"]
-
 
 @dataclass(frozen=True)
 class Stays:

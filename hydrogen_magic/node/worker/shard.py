@@ -18,8 +18,6 @@ from typing import Any
 from hydrogen_magic.node.worker import api, sharded_streams
 from hydrogen_magic.serialization.pickling_errors import describe
 
-__all__ = ["IndexShare", "shard"]
-
 _TAKEN = (
     "It accepts a list, tuple, range or other sequence, a NumPy array, a torch tensor or "
     "Dataset, a pandas, Polars or Arrow frame or column, a dict of these, or the path of Parquet "

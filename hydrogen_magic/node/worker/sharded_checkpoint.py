@@ -15,8 +15,6 @@ from typing import Any
 
 from hydrogen_magic.node.worker import api, checkpoint_files
 
-__all__ = ["is_sharded", "load", "save"]
-
 _KINDS = (
     ("torch.distributed.tensor", "DTensor"),
     ("torch.distributed._tensor", "DTensor"),  # torch 2.4

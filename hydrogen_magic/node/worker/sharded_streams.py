@@ -7,9 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-__all__ = ["every_nth", "parquet_rows"]
-
-
 # ── IterableDataset ──────────────────────────────────────────────────────────────────────────────
 
 

@@ -11,8 +11,6 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.node.worker.metric_points import DroppedCounter
 from hydrogen_magic.node.worker.send_interval import TICK_S
 
-__all__ = ["LONGEST_NAME", "SpanQueue", "depth"]
-
 LONGEST_NAME = 200
 """Characters: more than a view draws, and thousands of them still make a small message."""
 

@@ -33,8 +33,6 @@ from hydrogen_magic.serialization.payload import Payload
 if TYPE_CHECKING:
     from hydrogen_magic.node.worker.task_reporter import TaskReporter
 
-__all__ = ["CellWorker", "message_of", "task_of"]
-
 _MAX_FRAMES = 6
 """Lines of the user's code in a message; more would be a recursion."""
 _CHUNK_S = 0.5

@@ -13,8 +13,6 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-__all__ = ["VARIABLE", "install", "install_if_asked"]
-
 VARIABLE = "HYDROGEN_MAGIC_SPARKDL"
 _MODULES = {
     "sparkdl": ("HorovodRunner",),

@@ -22,8 +22,6 @@ from hydrogen_magic.serialization.code_names import global_names
 from hydrogen_magic.serialization.pickler import Pickler, is_main
 from hydrogen_magic.serialization.reducers import UNBOUND, Binding
 
-__all__ = ["install"]
-
 _get_preparation_data: Callable[..., dict[str, Any]] = multiprocessing.spawn.get_preparation_data
 
 

@@ -30,8 +30,6 @@ from hydrogen_magic.core.messages import (
 from hydrogen_magic.node.worker.task_status import TaskCounter
 from hydrogen_magic.transport.channel import AgentLink
 
-__all__ = ["TaskReporter"]
-
 _CONNECT_S = 3.0
 """Timeout for each of the kernel's addresses."""
 _GRACE_S = 0.4

@@ -7,8 +7,6 @@ from dataclasses import replace
 
 from hydrogen_magic.core.messages import TaskProgress
 
-__all__ = ["TaskCounter"]
-
 _MAX_FAILURES = 3
 """Failures that are reported with their text; all are counted."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-__all__ = ["Collective", "CollectiveTracker", "StepCounter"]
-
 
 class StepCounter:
     """Counts the optimizer steps of a rank."""

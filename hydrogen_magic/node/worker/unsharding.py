@@ -22,8 +22,6 @@ from hydrogen_magic.node.worker import api, reporter
 from hydrogen_magic.serialization.pickling_errors import walk
 from hydrogen_magic.serialization.result_stream import label
 
-__all__ = ["Gathering"]
-
 _COMPARE_S = 600.0
 """How long the other ranks may take to finish the cell, in seconds."""
 _POLL_S = 0.02

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 
 from hydrogen_magic.core.messages import JoinAdvice
 
-__all__ = ["ExchangeCounter"]
-
 _STEPS = 10
 """Steps without any collective before it is reported; fewer at the end of the cell."""
 _STEPS_SINCE = 100

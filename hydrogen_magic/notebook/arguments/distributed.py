@@ -21,8 +21,6 @@ from hydrogen_magic.notebook.arguments.parsing import (
     unknown_message,
 )
 
-__all__ = ["Arguments", "parse", "usage"]
-
 
 @dataclass(frozen=True)
 class Arguments:

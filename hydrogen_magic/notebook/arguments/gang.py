@@ -12,8 +12,6 @@ from hydrogen_magic.notebook.arguments.parsing import (
     split,
 )
 
-__all__ = ["GANG_COMMANDS", "GangCommand", "parse_gang"]
-
 GANG_COMMANDS = {
     "list": "every gang of this kernel and the recent ones before it",
     "show": "ID: its state, rank by rank",

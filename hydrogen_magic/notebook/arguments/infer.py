@@ -24,8 +24,6 @@ from hydrogen_magic.notebook.arguments.parsing import (
     unknown_message,
 )
 
-__all__ = ["InferArguments", "infer_usage", "parse_infer"]
-
 _PATH_SIGNS = "/."
 """Characters that are not in a name of a variable, but in nearly every path of Parquet data."""
 

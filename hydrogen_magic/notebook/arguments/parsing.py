@@ -23,20 +23,6 @@ from hydrogen_magic.core.argument_types import (
 )
 from hydrogen_magic.core.job import JobSpec
 
-__all__ = [
-    "ArgumentsError",
-    "LineParser",
-    "add_limits",
-    "add_rendezvous",
-    "add_out",
-    "add_display",
-    "add_where",
-    "options_of",
-    "spec_of",
-    "split",
-    "unknown_message",
-]
-
 
 class ArgumentsError(ValueError):
     """A magic's line is wrong; the message has the given text and the correct form."""

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from hydrogen_magic.driver.state.output_lines import clean, clean_name
 from hydrogen_magic.views.static_svg.colours import on_background, readable
 
-__all__ = ["escaped", "name_html", "to_html"]
-
 _SGR = re.compile(r"\x1b\[([0-9;:]*)m")
 _NOT_XML = re.compile(
     "[^\x09\x20-\x7e\xa0-\ud7ff\ue000-\ufdcf\ufdf0-\ufffd\U00010000-\U0010ffff]"

@@ -12,14 +12,13 @@ from numpy.typing import NDArray
 import hydrogen_magic.views.static_svg.svg as svg
 from hydrogen_magic.driver.state.formatting import number, ranks_text
 from hydrogen_magic.driver.state.gang_state import GangState
-from hydrogen_magic.views.curves import ALL_RANKS, Buckets, CurveChange, Curves, metric_name
+from hydrogen_magic.views.curves import ALL_RANKS, CurveChange, Curves, metric_name
+from hydrogen_magic.views.point_buckets import Buckets
 from hydrogen_magic.views.short_names import short_names
 from hydrogen_magic.views.static_svg.ansi import name_html
 from hydrogen_magic.views.static_svg.colours import EITHER, ERROR, INK, of_rank
 from hydrogen_magic.views.static_svg.scales import Scale, value_scale
 from hydrogen_magic.views.text_table import MOST_ROWS
-
-__all__ = ["charts_html"]
 
 _MOST_CHARTS = 12
 _MOST_LINES = 8

@@ -6,16 +6,6 @@ normal, protan, deutan and tritan vision (Machado's matrices) under the required
 
 from __future__ import annotations
 
-__all__ = [
-    "EITHER",
-    "ERROR",
-    "INK",
-    "contrast",
-    "of_rank",
-    "on_background",
-    "readable",
-]
-
 EITHER = (
     "#5090ff",
     "#e07010",

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-__all__ = ["FILLS", "KINDS", "fills"]
-
 KINDS = (
     r"\bdata|loader|fetch|prefetch|input|\bh2d\b|next\(",
     r"forward|\bfwd\b|predict|inference",

@@ -23,8 +23,6 @@ from hydrogen_magic.views.static_svg.swimlanes import timeline_html
 from hydrogen_magic.views.static_svg.times import times_of
 from hydrogen_magic.views.text_table import MOST_ROWS, headline, slowest, warnings
 
-__all__ = ["html"]
-
 _MOST_LINES = 100
 _LONGEST_LINE = 400
 _LONGEST_REPORT_LINE = 4000

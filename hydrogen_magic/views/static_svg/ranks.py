@@ -14,8 +14,6 @@ from hydrogen_magic.views.static_svg.ansi import name_html
 from hydrogen_magic.views.static_svg.colours import of_rank
 from hydrogen_magic.views.text_table import phase_counts, phase_text
 
-__all__ = ["ranks_html"]
-
 _MOST_METRICS = 6
 _LONGEST_TITLE = 24
 _MOST_COLOURS = 8

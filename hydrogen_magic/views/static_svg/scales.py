@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from hydrogen_magic.driver.state.formatting import duration, number
 
-__all__ = ["Scale", "seconds_ticks", "value_scale"]
-
 _MOST_DECADES_LINEAR = 3
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 _ROUND_FEW = (1.0, 2.0, 5.0, 10.0)

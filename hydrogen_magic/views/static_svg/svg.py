@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from hydrogen_magic.views.static_svg.ansi import escaped, name_html
 from hydrogen_magic.views.static_svg.colours import INK
 
-__all__ = ["box", "image", "label", "line", "path", "rule", "text_width"]
-
 _FONT = "system-ui,-apple-system,'Segoe UI','Noto Sans',Helvetica,Arial,sans-serif"
 
 

@@ -21,8 +21,6 @@ from hydrogen_magic.views.static_svg.colours import EITHER, ERROR, INK
 from hydrogen_magic.views.static_svg.scales import Scale, seconds_ticks
 from hydrogen_magic.views.static_svg.times import Times, list_html
 
-__all__ = ["timeline_html"]
-
 _WIDTH, _LEFT, _RIGHT = 880, 62, 868
 _MOST_BOXES = 1600
 """Number of spans drawn one by one, in all rows; 120 per row are still as wide as high."""

@@ -11,8 +11,6 @@ from hydrogen_magic.views.static_svg.ansi import name_html
 from hydrogen_magic.views.static_svg.colours import INK
 from hydrogen_magic.views.static_svg.fills import fills
 
-__all__ = ["Times", "list_html", "times_of"]
-
 _MOST_NAMES = 7
 """Names with their own colour; INK is for all others."""
 _MOST_ROWS = 12

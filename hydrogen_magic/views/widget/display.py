@@ -14,17 +14,6 @@ from typing import Any
 
 from hydrogen_magic.views.outputs import update
 
-__all__ = [
-    "BUNDLE",
-    "Display",
-    "ipython_kernel",
-    "is_view_needed",
-    "is_widget_expected",
-    "kernel_id",
-    "running_cell",
-    "send_under",
-]
-
 BUNDLE = Path(__file__).parent / "static" / "gang.js"
 """The live view as one module; ``make front`` builds it."""
 

@@ -19,8 +19,6 @@ from hydrogen_magic.views import Actions
 from hydrogen_magic.views.widget.feed import PageMessage
 from hydrogen_magic.views.widget.page_commands import PageCommand
 
-__all__ = ["DownloadFile", "DownloadMaker", "make_file", "parts"]
-
 _PART_BYTES = 1 << 20
 """Bytes of a message: a server forwards others in between."""
 _MOST_WAITING = 8

@@ -22,8 +22,6 @@ from hydrogen_magic.views.widget.output_feed import LiveLines
 from hydrogen_magic.views.widget.rank_rows import followed_ranks
 from hydrogen_magic.views.widget.state_diff import StateDiff
 
-__all__ = ["PageFeed", "PageMessage"]
-
 _HEARTBEAT_S = 1.0
 """A page without messages for a few seconds reports that."""
 _BUCKETS_PER_S = 5000

@@ -14,8 +14,6 @@ from collections.abc import Callable
 
 from hydrogen_magic.views.widget.display import ipython_kernel
 
-__all__ = ["FloodWatch", "messages_sent", "resend_after"]
-
 _WINDOW_S = 1.0
 _MANY_PER_S = 250.0
 """Far more than a view and a cell's own output send; servers are rarely set to drop fewer."""

@@ -14,17 +14,6 @@ from hydrogen_magic.views.curves import CurveChange
 from hydrogen_magic.views.point_buckets import Buckets
 from hydrogen_magic.views.span_tracks import SpanTrack
 
-__all__ = [
-    "curve_part",
-    "figure",
-    "finite",
-    "packed_buckets",
-    "plain",
-    "rounded",
-    "span_part",
-    "stack_text",
-]
-
 _LONGEST_STACKS = 64_000
 """Characters of the stacks of one rank."""
 

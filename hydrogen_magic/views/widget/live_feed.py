@@ -10,8 +10,6 @@ from hydrogen_magic.views import Actions
 from hydrogen_magic.views.elapsed import GangClock
 from hydrogen_magic.views.widget.feed import PageFeed, PageMessage
 
-__all__ = ["LiveFeed"]
-
 
 class LiveFeed:
     """Collects events, and creates the messages about them.

@@ -25,8 +25,6 @@ from hydrogen_magic.views.widget.display import (
 )
 from hydrogen_magic.views.widget.shell_interceptor import ShellInterceptor, interceptor_of
 
-__all__ = ["GangModel", "Page"]
-
 _MADE_S = 2.0
 """Much more than the creation of a model takes after its messages have arrived."""
 _WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"

@@ -9,8 +9,6 @@ from typing import Any
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.output_lines import OutputLine, OutputLines, clean
 
-__all__ = ["LiveLines"]
-
 MOST_LINES = 500
 """Lines of one message; at ten messages a second, no reader follows more."""
 MOST_KEPT = 2000

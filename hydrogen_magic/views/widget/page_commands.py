@@ -16,8 +16,6 @@ from hydrogen_magic.driver.profile_merge import MAX_STEPS
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.views import Actions
 
-__all__ = ["CommandHandler", "PageCommand", "PageSender"]
-
 PageCommand = Mapping[str, Any]
 """A command as a page sent it; validated ones have the fields that ``protocol.ts`` names."""
 

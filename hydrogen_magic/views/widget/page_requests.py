@@ -13,8 +13,6 @@ from hydrogen_magic.views.widget.feed import PageFeed, PageMessage
 from hydrogen_magic.views.widget.live_feed import LiveFeed
 from hydrogen_magic.views.widget.page_commands import CommandHandler, PageCommand, PageSender
 
-__all__ = ["PageRequests"]
-
 _SERVING_S = 0.05
 """Time for requests of pages between two updates: half of it."""
 _PARTS_AT_A_TIME = 4

@@ -18,16 +18,6 @@ from hydrogen_magic.views.curves import metric_name
 from hydrogen_magic.views.text_table import MOST_ROWS, VICTIM, phase_text, slowest, warnings
 from hydrogen_magic.views.widget.json_values import figure, finite, plain
 
-__all__ = [
-    "MARKS",
-    "summary_columns",
-    "followed_ranks",
-    "gang_row",
-    "marks",
-    "rank_row",
-    "shown_ranks",
-]
-
 MARKS = ("", "straggler", "stopped", "dead", "waiting")
 """Highlights of a row, in the order of the protocol."""
 

@@ -6,8 +6,6 @@ import threading
 from collections import deque
 from typing import Protocol
 
-__all__ = ["retain"]
-
 _N_KEPT = 4
 """As many as gangs whose results the kernel keeps."""
 _N_RELEASED = 32

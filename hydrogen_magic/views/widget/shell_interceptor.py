@@ -27,8 +27,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["ShellInterceptor", "interceptor_of"]
-
 JupyterMessage = dict[str, Any]
 """A Jupyter message as ``jupyter_client`` unpacks it."""
 

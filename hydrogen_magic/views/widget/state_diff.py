@@ -17,8 +17,6 @@ from hydrogen_magic.views.widget.rank_rows import (
     summary_columns,
 )
 
-__all__ = ["StateDiff"]
-
 _EVERY_S = 0.2
 """Numbers that change more often are unreadable."""
 _EVERY_S_OF_MANY = 0.5

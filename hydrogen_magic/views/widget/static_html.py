@@ -14,8 +14,6 @@ from hydrogen_magic.views.curves import Curves
 from hydrogen_magic.views.span_tracks import SpanTracks
 from hydrogen_magic.views.widget.feed import PageFeed
 
-__all__ = ["StaticView", "static_view", "static_html"]
-
 _N_LAST_LINES = 200
 """Output in the picture."""
 _CULPRIT_LINES = 10

@@ -10,8 +10,6 @@ from hydrogen_magic.views.outputs import NotebookOutput
 from hydrogen_magic.views.text_view import TextView
 from hydrogen_magic.views.widget.display import Display
 
-__all__ = ["TextFallback"]
-
 
 class TextFallback:
     """Prints the output of the ranks, and shows a table of them in ``display``."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import socket
 
-__all__ = ["own_addresses"]
-
 
 def own_addresses() -> tuple[str, ...]:
     """Return the IPv4 addresses of this machine's active interfaces, without loopback."""

@@ -15,8 +15,6 @@ from hydrogen_magic.driver.placements import Attempt, EventSink
 from hydrogen_magic.driver.placements.remote.attempt import RemoteAttempt
 from hydrogen_magic.driver.placements.remote.provider import HostProvider
 
-__all__ = ["RemoteAgentGroup"]
-
 
 class RemoteAgentGroup:
     """See :class:`hydrogen_magic.driver.placements.AgentGroup`."""

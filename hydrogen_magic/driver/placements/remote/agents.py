@@ -42,8 +42,6 @@ from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.transport.channel import Hub
 from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, Part, keep
 
-__all__ = ["RelayRoute", "RemoteAgent", "RemoteAgentPool", "agent_pool"]
-
 
 class AttemptWaiter(Protocol):
     """The receiver of an attempt's tasks."""

@@ -29,8 +29,6 @@ from hydrogen_magic.driver.placements.remote.provider import (
 )
 from hydrogen_magic.errors import HydrogenError
 
-__all__ = ["RemoteAttempt"]
-
 _ENDS_BY_ITSELF = "its ranks end when its task or the agent notices this"
 _SILENCE_S = 15.0
 """After this time without a message of a host, its connection is reported as lost."""

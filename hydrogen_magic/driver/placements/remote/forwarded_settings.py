@@ -11,8 +11,6 @@ from hydrogen_magic.core.timeline_files import given_path, path_of_given
 from hydrogen_magic.driver.placements import Attempt, Job
 from hydrogen_magic.node.worker import sparkdl
 
-__all__ = ["environment", "forwarded", "leave_timeline"]
-
 _PREFIXES = ("OMP_", "TZ", sparkdl.VARIABLE)
 """Beside those of each rendezvous."""
 

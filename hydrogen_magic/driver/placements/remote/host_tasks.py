@@ -17,8 +17,6 @@ from hydrogen_magic.driver.placements.remote.addresses import own_addresses
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, RemoteAgentPool
 from hydrogen_magic.node.agent import host_task
 
-__all__ = ["HostTasks", "fingerprint", "problem_of"]
-
 _SHIPPED = {"cloudpickle", "hydrogen_magic"}
 """Names in the zip that is sent with the tasks."""
 IDLE_S = 60.0

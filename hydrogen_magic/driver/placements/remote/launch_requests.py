@@ -8,8 +8,6 @@ from hydrogen_magic.driver.placements.remote import forwarded_settings, host_tas
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent
 from hydrogen_magic.driver.placements.remote.rank_assignment import RankAssignment
 
-__all__ = ["for_agents"]
-
 
 def for_agents(
     attempt: Attempt, assignment: RankAssignment, is_recording: bool | None

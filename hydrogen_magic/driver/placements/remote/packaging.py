@@ -12,8 +12,6 @@ from pathlib import Path
 from hydrogen_magic import plugins
 from hydrogen_magic.errors import PlacementError
 
-__all__ = ["code", "source"]
-
 _PACKAGE = Path(__file__).parents[3]
 _SENT = ("core", "serialization", "transport", "node", "compat")
 """Packages that agents and ranks import. Of ``compat``, ranks use what does not start gangs."""

@@ -12,8 +12,6 @@ from hydrogen_magic.driver.placements import AgentLostError, Attempt, EventSink
 from hydrogen_magic.driver.placements.remote.host_tasks import HostTasks
 from hydrogen_magic.errors import HydrogenError, PlacementError
 
-__all__ = ["HostLostError", "HostProvider", "HostsRevokedError", "task_error"]
-
 
 class HostLostError(AgentLostError):
     """The agent of one host has ended; those of other hosts may be alive."""

@@ -11,8 +11,6 @@ from hydrogen_magic.driver.placements.remote import forwarded_settings
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent
 from hydrogen_magic.errors import PlacementError
 
-__all__ = ["AttachedTask", "RankAssignment", "plan", "unassigned"]
-
 
 @dataclass(frozen=True)
 class AttachedTask:

@@ -13,8 +13,6 @@ from urllib.parse import urlsplit
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 
-__all__ = ["most_cores", "registered_cores"]
-
 _SPLITS = re.compile(r"\bRange\b.*\bsplits=(?:Some\()?(\d+)")
 _MASTER = "org.apache.spark.deploy.DeployMessages"
 _GUESS = 2

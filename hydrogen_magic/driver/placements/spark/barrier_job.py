@@ -11,10 +11,9 @@ from hydrogen_magic.driver.placements import AgentLostError
 from hydrogen_magic.driver.placements.remote import packaging
 from hydrogen_magic.driver.placements.remote.host_tasks import problem_of
 from hydrogen_magic.driver.placements.remote.provider import HostsRevokedError, task_error
-from hydrogen_magic.driver.placements.spark.session import Session, SparkJobError
+from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
+from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.errors import HydrogenError, PlacementError
-
-__all__ = ["BarrierJob", "as_error", "is_unreachable"]
 
 
 class BarrierJob:

@@ -19,8 +19,6 @@ from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 from hydrogen_magic.errors import PlacementError
 
-__all__ = ["ClusterCapacity", "free_slots", "slots_now", "capacity"]
-
 _CHECK_S = 0.8
 """How long a capacity check may take if more executors may start, or if answers are slow."""
 _POLL_S = 0.05

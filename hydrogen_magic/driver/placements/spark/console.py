@@ -13,8 +13,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["progress_bar_off"]
-
 _NEVER_MS = 1 << 50
 """A time in the far future, in milliseconds since 1970."""
 _DYING_MS = 5_000

@@ -16,8 +16,6 @@ from typing import Any
 
 from hydrogen_magic.driver.placements.spark.session import Session
 
-__all__ = ["Executor", "ExecutorList", "roster"]
-
 _FIRST_UI_PORT = 4040
 """Default of ``spark.ui.port``."""
 _N_PORTS = 16

@@ -19,8 +19,6 @@ from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 from hydrogen_magic.errors import PlacementError
 
-__all__ = ["TaskResources", "share"]
-
 _RESOURCE = "gpu"
 
 

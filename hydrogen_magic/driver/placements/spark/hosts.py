@@ -21,10 +21,9 @@ from hydrogen_magic.driver.placements.spark.capacity_check import (
     free_slots,
     slots_now,
 )
+from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
 from hydrogen_magic.driver.placements.spark.relay import Relay
-from hydrogen_magic.driver.placements.spark.session import Session, SparkJobError
-
-__all__ = ["SparkHosts", "endpoints"]
+from hydrogen_magic.driver.placements.spark.session import Session
 
 _QUEUED_S = 1.0
 """How often the number of free slots is reported to a gang that waits for slots."""

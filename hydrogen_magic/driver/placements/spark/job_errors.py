@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["STOPPED", "SparkJobError", "explained"]
-
 STOPPED = "the Spark session was stopped, or its driver has exited: create a new session"
 
 

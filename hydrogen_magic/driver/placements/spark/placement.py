@@ -13,8 +13,6 @@ from hydrogen_magic.driver.placements.spark import capacity_check, session
 from hydrogen_magic.driver.placements.spark.hosts import SparkHosts
 from hydrogen_magic.errors import PlacementError
 
-__all__ = ["SparkPlacement"]
-
 
 class SparkPlacement(Placement):
     """The tasks of a barrier stage on the notebook's Spark session."""

@@ -29,8 +29,6 @@ from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.spark import relay_daemon, relay_endpoint
 from hydrogen_magic.transport import multiplexer
 
-__all__ = ["Relay"]
-
 Result = TypeVar("Result")
 
 _NAME = "hydrogen_magic_relay"

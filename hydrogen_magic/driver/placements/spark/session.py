@@ -22,8 +22,6 @@ from hydrogen_magic.driver.placements.spark.console import progress_bar_off
 from hydrogen_magic.driver.placements.spark.job_errors import STOPPED, SparkJobError, explained
 from hydrogen_magic.errors import PlacementError
 
-__all__ = ["Session", "SparkJobError", "find", "of"]
-
 T = TypeVar("T")
 
 _CONNECT = "pyspark.sql.connect.session"

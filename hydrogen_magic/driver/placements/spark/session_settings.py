@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from hydrogen_magic.driver.placements.spark.session import Session
 
-__all__ = ["SessionSettings"]
-
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,.*)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
 

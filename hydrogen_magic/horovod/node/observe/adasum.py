@@ -15,8 +15,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["attach"]
-
 _NOTHING = math.sqrt(sys.float_info.min)
 """Squared norms below it have no direction."""
 

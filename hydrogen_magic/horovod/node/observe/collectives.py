@@ -12,8 +12,6 @@ from typing import Any
 from hydrogen_magic.node.worker.observe.collectives import tracked_collective
 from hydrogen_magic.node.worker.observe.optimizer import with_parts
 
-__all__ = ["NAMES", "attach"]
-
 NAMES = (
     "init",
     "shutdown",

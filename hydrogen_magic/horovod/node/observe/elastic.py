@@ -28,8 +28,6 @@ from typing import Any
 from hydrogen_magic.node.worker import api, checkpoint
 from hydrogen_magic.node.worker import reporter as _reporter
 
-__all__ = ["attach"]
-
 _NAME = "horovod-elastic-"
 """Name of a call's last commit beside the user's own checkpoint, without the call's number."""
 _PLACE = "_hydrogen_magic_commits"

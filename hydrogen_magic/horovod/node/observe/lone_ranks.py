@@ -13,8 +13,6 @@ from typing import Any
 from hydrogen_magic.node.worker import api
 from hydrogen_magic.node.worker import reporter as _reporter
 
-__all__ = ["attach"]
-
 
 def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None]) -> None:
     """Have ``hvd.init`` of ``module``, which is ``horovod.torch``, say when it leaves a rank alone.

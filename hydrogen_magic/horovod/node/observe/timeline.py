@@ -25,8 +25,6 @@ from hydrogen_magic.core.messages import TimelineFile
 from hydrogen_magic.horovod.node import DYNAMIC, TIMELINE
 from hydrogen_magic.node.worker import reporter as _reporter
 
-__all__ = ["attach", "install"]
-
 _SWITCH_S = 1.0
 """How long the user's thread waits until a timeline has started or stopped, which takes milliseconds."""
 _LEAST_FREE_BYTES = 1 << 30

@@ -13,8 +13,6 @@ from typing import Any
 
 from hydrogen_magic.node.worker.observe import metrics
 
-__all__ = ["attach"]
-
 
 def attach(module: ModuleType) -> None:
     """Patch ``Accelerator.log``; ``module`` is ``accelerate.accelerator``."""

@@ -17,8 +17,7 @@ from weakref import WeakSet
 
 from hydrogen_magic.core.events import GRADIENTS
 from hydrogen_magic.node.worker.observe import span_recording
-
-__all__ = ["attach", "attach_to_ddp"]
+from hydrogen_magic.node.worker.spans import depth
 
 _NAME = "backward"
 _LEAST_NS = 50_000
@@ -72,7 +71,7 @@ def _recording(torch: ModuleType, original: Callable[..., Any]) -> Callable[...,
                 computed_ns = end_ns
             span_recording.end(reporter, _NAME, start_ns, computed_ns)
             if computed_ns < end_ns:
-                reporter.span(GRADIENTS, computed_ns, end_ns, span_recording.depth.spans)
+                reporter.span(GRADIENTS, computed_ns, end_ns, depth.spans)
 
     return backward
 

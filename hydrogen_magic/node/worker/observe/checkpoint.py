@@ -6,8 +6,6 @@ from types import ModuleType
 
 from hydrogen_magic.node.worker.observe.span_recording import replace
 
-__all__ = ["attach", "attach_to_distributed"]
-
 _SAVE, _LOAD = "save checkpoint", "load checkpoint"
 
 

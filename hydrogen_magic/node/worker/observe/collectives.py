@@ -19,8 +19,6 @@ from hydrogen_magic.core.events import COLLECTIVES
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe.rendezvous_mismatch import explained
 
-__all__ = ["NAMES", "attach", "tracked_collective"]
-
 NAMES = (
     "init_process_group",
     "all_reduce",

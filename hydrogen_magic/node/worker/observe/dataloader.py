@@ -6,8 +6,6 @@ from types import ModuleType
 
 from hydrogen_magic.node.worker.observe.span_recording import recorded
 
-__all__ = ["attach"]
-
 _WAIT = "data wait"
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from hydrogen_magic.node.worker.observe import span_recording
 
-__all__ = ["attach", "follow"]
-
 _FORWARD, _LOSS = "forward", "loss"
 
 

@@ -17,8 +17,6 @@ from typing import Any
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe import metrics
 
-__all__ = ["attach", "is_seen"]
-
 _seen: weakref.WeakSet[Any] = weakref.WeakSet()
 """Models whose metrics are recorded here."""
 

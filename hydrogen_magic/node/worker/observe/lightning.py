@@ -19,8 +19,6 @@ from typing import Any
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe import metrics
 
-__all__ = ["attach"]
-
 
 def attach(module: ModuleType) -> None:
     """Patch ``Trainer``; ``module`` is ``trainer.trainer`` of lightning.pytorch or pytorch_lightning."""

@@ -13,8 +13,6 @@ from typing import Any
 
 from hydrogen_magic.node.worker import reporter as _reporter
 
-__all__ = ["LibraryBar", "cannot_observe", "claimed", "claiming", "is_claimed", "log", "safely"]
-
 _unnumbered: Counter[str] = Counter()
 """Calls without a step, by the first name each of them logs."""
 

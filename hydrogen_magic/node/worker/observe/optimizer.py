@@ -11,8 +11,6 @@ from typing import Any
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe import span_recording
 
-__all__ = ["attach", "with_parts"]
-
 _STEP = "optimizer step"
 
 

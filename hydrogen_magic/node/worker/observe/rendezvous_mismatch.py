@@ -12,8 +12,6 @@ from typing import Any
 
 from hydrogen_magic.node.worker import reporter as _reporter
 
-__all__ = ["explained"]
-
 
 def explained(init_process_group: Callable[..., Any]) -> Callable[..., Any]:
     """Return torch's ``init_process_group`` with an error that explains a missing ``MASTER_ADDR``."""

@@ -17,8 +17,6 @@ from typing import Any
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.spans import depth
 
-__all__ = ["abandon", "begin", "call", "depth", "end", "open_spans", "recorded", "replace"]
-
 open_spans: set[str] = set()
 """Names of the open spans of the main thread."""
 

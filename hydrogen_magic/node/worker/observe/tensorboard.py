@@ -14,8 +14,6 @@ from typing import Any
 
 from hydrogen_magic.node.worker.observe import metrics
 
-__all__ = ["attach"]
-
 _NO_CURVE = "hp_metric"
 """Tag of a placeholder, always -1, that Lightning writes beside hyperparameters."""
 

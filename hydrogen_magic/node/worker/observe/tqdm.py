@@ -15,8 +15,6 @@ from typing import Any
 
 from hydrogen_magic.node.worker import reporter as _reporter
 
-__all__ = ["attach", "attach_to_notebook", "notebook_spec"]
-
 _FILE_POSITION = 4
 """Position of ``file`` among the arguments of ``tqdm.__init__``, after ``self``."""
 

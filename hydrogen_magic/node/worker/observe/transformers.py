@@ -11,8 +11,6 @@ from typing import Any
 
 from hydrogen_magic.node.worker.observe import metrics
 
-__all__ = ["attach", "attach_to_integrations"]
-
 _AXES = ("epoch", "step", "total_flos")
 _SPEEDS = ("_runtime", "_per_second", "_compilation_time")
 _SUMMARY = "train_runtime"
