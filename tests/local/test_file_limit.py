@@ -71,28 +71,30 @@ def test_a_table_that_is_full_when_results_arrive_ends_the_gang(tmp_path: Path) 
 
 
 OF_AN_AGENT = """
-import os, resource
-from pathlib import Path
+import resource
+import psutil
 resource.setrlimit(resource.RLIMIT_NOFILE, (120, 120))
 import hydrogen_magic as hm
 from hydrogen_magic.driver.placements import local_agents
 from tests import ranks
 from tests.spark_rig import until
 
-def open_files():
-    (agent,) = local_agents.pool().all
-    return len(os.listdir(f"/proc/{agent.process.pid}/fd"))
+def agent():
+    (found,) = local_agents.pool().all
+    return psutil.Process(found.process.pid)
 
 for _ in range(2):
     assert hm.launch(ranks.gather, np=2).result == [0, 1]
-before = open_files()
+# The forkserver, and for the next gang two workers and a rendezvous: they are started after a gang.
+until(lambda: len(agent().children()) >= 4, 60)
+before = agent().num_fds()
 for _ in range(3):
     try:
         hm.launch(ranks.gather, np=40).result
     except hm.errors.HydrogenError as error:
         message = str(error)
 assert hm.launch(ranks.gather, np=2).result == [0, 1]
-until(lambda: open_files() <= before + 2, 60, lambda: f"{before}, now {open_files()}")
+until(lambda: agent().num_fds() <= before + 2, 60, lambda: f"{before}, now {agent().num_fds()}")
 print(message)
 """
 

@@ -265,6 +265,6 @@ def ends_with_its_driver(kernel: Kernel, executors_python: str) -> None:
         ours = spark_rig.marked(OWNER, mark)  # agents of the notebook's own machine stay
         return [pid for pid in ours if leaks.command(pid).startswith(executors_python)]
 
-    spark_rig.until(lambda: not left(), PATIENCE_S)
+    spark_rig.until(lambda: not left(), PATIENCE_S, lambda: str([*map(leaks.command, left())]))
     kernel.finish(cell)
     assert "Spark" in cell.error
