@@ -20,6 +20,8 @@ from hydrogen_magic.serialization.memory_layout import MemoryLayout
 
 _OF_POSITION = ("__firstlineno__", "__static_attributes__")
 """Attributes of a class that depend on its place in the cell, or on the hash seed."""
+_SHOWN_BY_REPR = (str, bytes, int, float, complex, bool, type(None))
+"""Types whose different values have different texts. A set with others is pickled in its own order."""
 
 
 def digest_of(value: Any, needs: RequiredNames, is_local: Callable[[str], bool]) -> str:
@@ -76,7 +78,7 @@ class _FingerprintPickler(CapturePickler):
     def persistent_id(self, obj: Any) -> Any:
         """Pickle's hook: return what is pickled in place of ``obj``, None for itself."""
         kind = type(obj)
-        if kind is set or kind is frozenset:
+        if (kind is set or kind is frozenset) and all(type(each) in _SHOWN_BY_REPR for each in obj):
             return kind.__name__, sorted(map(repr, obj))
         return _code_text(obj) if kind is types.CodeType else None
 
