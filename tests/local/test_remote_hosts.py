@@ -13,7 +13,8 @@ import pytest
 
 import hydrogen_magic as hm
 from hydrogen_magic.core import processes
-from hydrogen_magic.driver.placements.remote import HostTasks
+from hydrogen_magic.driver.placements import local_agents
+from hydrogen_magic.driver.placements.remote import HostTasks, host_tasks
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.entry_points import declare
@@ -79,3 +80,11 @@ def test_what_a_host_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HostTasks, "instructions", more_needed)
     with pytest.raises(PlacementError, match="directories have no module no_such_module"):
         ended(launch(spark_ranks.host_and_package, np=1)).raise_for_state()
+
+
+def test_an_agent_exits_though_its_rank_removed_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    local_agents.close()  # those that are warm wait for a minute
+    with monkeypatch.context() as patch:
+        patch.setattr(host_tasks, "IDLE_S", 1.0)
+        agent = ended(launch(spark_ranks.removes_its_log, np=1)).result
+    wait_until_gone([agent])

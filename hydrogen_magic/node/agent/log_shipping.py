@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,10 +84,12 @@ class LogShipper:
             over = self._over.is_set()  # checked first: data written before is sent below
             for path in sorted(self._folder.glob("rank-*.log")):
                 log = LogPart(self._gang, int(path.stem.partition("-")[2]), 0)
-                await self._ship_file(path, path.stat().st_size, log)
+                with suppress(OSError):  # removed by its rank, or with the executor's directory
+                    await self._ship_file(path, path.stat().st_size, log)
             for kept in tuple(self._timelines):
                 timeline = TimelinePart(self._gang, kept.number, 0)
-                await self._ship_file(kept.path, kept.settled, timeline)
+                with suppress(OSError):
+                    await self._ship_file(kept.path, kept.settled, timeline)
             if not over:
                 try:
                     await asyncio.wait_for(self._over.wait(), _SHIP_S)

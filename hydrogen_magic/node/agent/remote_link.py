@@ -416,14 +416,16 @@ class RemoteLink:
         await self._outgoing.send(part, memoryview(data))
 
     async def finish(self, group: RankGroup) -> None:
-        while self._shipping:
-            await asyncio.wait(self._shipping)
-        if self._logs is not None:
-            await self._logs.finish()
+        try:
+            while self._shipping:
+                await asyncio.wait(self._shipping)
+            if self._logs is not None:
+                await self._logs.finish()
+        finally:  # an agent that has a group does not exit
             self._logs = None
-        shutil.rmtree(group.record_dir, ignore_errors=True)
-        self._group = None
-        self._ranks = {}
+            shutil.rmtree(group.record_dir, ignore_errors=True)
+            self._group = None
+            self._ranks = {}
 
     def released(self, gang: str, attempt: int) -> None:
         self._release((gang, attempt))
