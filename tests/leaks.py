@@ -35,8 +35,9 @@ _COOKIES = (processes.COOKIE, processes.OWNER)
 _KTHREADD = 2
 """Parent of the system's own threads."""
 _POLL_S = 0.02
-SETTLE_S = 5.0
-"""What is on its way out gets this long: tens of milliseconds where nothing else runs."""
+SETTLE_S = 30.0
+"""What is on its way out gets this long: tens of milliseconds where nothing else runs, seconds where
+all workers start JVMs."""
 _SHM = Path("/dev/shm")
 _LISTEN = "0A"
 """State of a listening TCP socket in ``/proc/net/tcp``."""
@@ -107,18 +108,20 @@ def is_agent(pid: int) -> bool:
     return "hydrogen_magic.node.agent" in command(pid)
 
 
-def gang_processes() -> set[int]:
-    """Return what gangs of this session left running, orphans included, zombies not."""
+def gang_processes() -> dict[int, str]:
+    """Return what gangs of this session left running, orphans included, zombies not: pid -> description."""
     everything = [process for process in processes.processes() if process.state != "Z"]
     below = {process.pid for process in _below(everything, os.getpid())}
-    found = set()
+    found = {}
     for process in everything:
         if process.pid == os.getpid() or process.ppid == _KTHREADD:
             continue
         environment = _environ(process.pid)
         belongs = process.pid in below or _is_ours(environment)
         if belongs and (any(name in environment for name in _COOKIES) or is_agent(process.pid)):
-            found.add(process.pid)
+            found[process.pid] = (
+                f"{command(process.pid)} (state {process.state}, of {process.ppid})"
+            )
     return found
 
 
@@ -255,7 +258,8 @@ def run_records() -> set[str]:
 class Snapshot:
     """What there was at one moment."""
 
-    processes: frozenset[int]
+    processes: dict[int, str]
+    """Pid -> description: a process may be gone when the report is written."""
     threads: frozenset[threading.Thread]
     descriptors: Counter[str]
     listening: dict[str, str]
@@ -265,7 +269,7 @@ class Snapshot:
     @classmethod
     def take(cls) -> Snapshot:
         return cls(
-            processes=frozenset(gang_processes()),
+            processes=gang_processes(),
             threads=frozenset(suspicious_threads()),
             descriptors=descriptors(),
             listening=listening(),
@@ -277,14 +281,15 @@ class Snapshot:
 def leaks(before: Snapshot) -> list[str]:
     """Return one line for each thing that is there now and was not there before."""
     now = Snapshot.take()
-    found = [f"process {pid}: {command(pid)}" for pid in sorted(now.processes - before.processes)]
+    new = sorted(now.processes.keys() - before.processes.keys())
+    found = [f"process {pid}: {now.processes[pid]}" for pid in new]
     found += [f"thread {t.name} (daemon={t.daemon})" for t in now.threads - before.threads]
     for kind, count in sorted((now.descriptors - before.descriptors).items()):
         found.append(f"{count} more open descriptor(s) of kind {kind}")
     opened = _open_here(now.listening.keys() - before.listening.keys())
     found += sorted(f"listening: {now.listening[inode]}" for inode in opened)
-    new = now.shared_memory - before.shared_memory
-    found += [f"/dev/shm/{name}" for name in sorted(new - _held_by_others(new))]
+    files = now.shared_memory - before.shared_memory
+    found += [f"/dev/shm/{name}" for name in sorted(files - _held_by_others(files))]
     found += [f"run record {name} in the default place" for name in now.records - before.records]
     return found
 
