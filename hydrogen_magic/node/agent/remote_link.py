@@ -154,11 +154,14 @@ class RemoteLink:
     def _watch_parent(self, pid: int | None) -> None:
         if pid is None or pid in self._parents:
             return
+        loop = asyncio.get_running_loop()
         try:
             fd = self._parents[pid] = os.pidfd_open(pid)
         except ProcessLookupError:
+            if pid == self._config.parent_pid:  # it ended while this process was starting
+                loop.call_soon(self._exit_after_gang)
             return
-        asyncio.get_running_loop().add_reader(fd, self._on_parents_end, pid)
+        loop.add_reader(fd, self._on_parents_end, pid)
 
     def _on_parents_end(self, pid: int) -> None:
         fd = self._parents.pop(pid)
