@@ -17,6 +17,7 @@ from hydrogen_magic.driver import profile_merge
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.placements import AgentGroup
 from hydrogen_magic.driver.state.formatting import ranks_text
+from hydrogen_magic.transport.daemon_thread import in_daemon_thread
 
 _STEP_S = 120.0
 """How long ranks may take to their next optimizer step: a compiled one takes a minute the first time."""
@@ -139,10 +140,11 @@ class GangProfiler:
         traces, self._traces = self._traces, {}
         written = ""
         try:
-            profile = await _in_thread(
+            profile = await in_daemon_thread(
                 lambda: profile_merge.merge(
                     traces, path, lambda: not self._unwanted.is_set(), self._run.mask.text
-                )
+                ),
+                "hydrogen_magic profiles",
             )
             await self._report(profile)
             written = str(path) if profile.ranks else ""
@@ -203,30 +205,3 @@ class GangProfiler:
         if self._unwanted.is_set():
             return  # the gang's last event has been emitted
         self._run.emit(ev.Notice(self._now_s(), level, text))
-
-
-async def _in_thread(work: Callable[[], profile_merge.Profile]) -> profile_merge.Profile:
-    """Await ``work`` in its own daemon thread: parsing takes seconds, and may be abandoned."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[profile_merge.Profile] = loop.create_future()
-
-    def run() -> None:
-        try:
-            result = work()
-        except BaseException as error:
-            post(done.set_exception, error)
-        else:
-            post(done.set_result, result)
-
-    def post(settle: Callable[..., None], value: object) -> None:
-        def settle_if_awaited() -> None:
-            if not done.done():
-                settle(value)
-
-        try:
-            loop.call_soon_threadsafe(settle_if_awaited)
-        except RuntimeError:
-            pass  # the loop was closed meanwhile, with the kernel
-
-    threading.Thread(target=run, name="hydrogen_magic.profiles", daemon=True).start()
-    return await done

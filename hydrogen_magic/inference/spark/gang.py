@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -39,6 +38,7 @@ from hydrogen_magic.inference.spark.run import SparkRun
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.result_stream import CELL_VALUE, NONE
+from hydrogen_magic.transport.daemon_thread import in_daemon_thread
 
 _REPORT_S = 0.2
 """Interval of progress events; views are not drawn more often."""
@@ -156,7 +156,7 @@ class TaskAgentGroup:
         self, report_to: dict[str, Any] | None, attempt: Attempt, sink: EventSink
     ) -> None:
         name = f"hydrogen_magic run {attempt.gang}"
-        job = _in_daemon_thread(lambda: self._predict(report_to), name)
+        job = in_daemon_thread(lambda: self._predict(report_to), name)
         try:
             await self._watch(job, sink)
             await self._last_reports(job)
@@ -308,26 +308,3 @@ def _with_inherited_properties(
 
     inheriting: Callable[..., Any] = inheritable_thread_target(prepared.session.spark)(work)
     return inheriting
-
-
-def _in_daemon_thread(work: Callable[[], Any], name: str) -> asyncio.Future[Any]:
-    """Return a future of ``work()``, run in a thread that does not keep the process alive."""
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[Any] = loop.create_future()
-
-    def settle(value: Any, error: BaseException | None) -> None:
-        if done.cancelled():
-            return
-        done.set_result(value) if error is None else done.set_exception(error)
-
-    def run() -> None:
-        value, error = None, None
-        try:
-            value = work()
-        except BaseException as problem:  # whatever it is, the gang has to end
-            error = problem
-        with suppress(RuntimeError):  # the loop was closed with the kernel
-            loop.call_soon_threadsafe(settle, value, error)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return done

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,43 +13,36 @@ from hydrogen_magic.driver.placements.remote.provider import HostsRevokedError, 
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.errors import HydrogenError, PlacementError
+from hydrogen_magic.transport.daemon_thread import in_daemon_thread
 
 
 class BarrierJob:
     """A barrier stage, in its own thread."""
 
     def __init__(self, session: Session, tag: str, description: str) -> None:
-        self.ended: asyncio.Future[SparkJobError | None] = (
-            asyncio.get_running_loop().create_future()
-        )
-        """Done when the stage has ended, with its error."""
         self._session = session
         self._tag = tag
         self._description = description
 
-    def start(self, instructions: Mapping[str, Any], n_tasks: int, profile: Any) -> None:
-        """Submit the stage; its tasks follow the same ``instructions`` (:class:`~.host_tasks.HostTasks`)."""
-        loop, task = self.ended.get_loop(), _task(instructions)
+    def start(
+        self, instructions: Mapping[str, Any], n_tasks: int, profile: Any
+    ) -> asyncio.Future[SparkJobError | None]:
+        """Submit the stage; return a future of its end, with its error.
 
-        def run() -> None:
-            error: SparkJobError | None = None
+        Its tasks follow the same ``instructions`` (:class:`~.host_tasks.HostTasks`).
+        """
+        task = _task(instructions)
+
+        def run() -> SparkJobError | None:
             try:
                 self._session.run_tasks(task, n_tasks, profile, self._tag, self._description)
-            except SparkJobError as problem:
-                error = problem
-            except BaseException as problem:  # whatever it is, the gang must get the error
-                error = SparkJobError("other", f"{type(problem).__name__}: {problem}")
-            try:
-                loop.call_soon_threadsafe(self._end, error)
-            except RuntimeError:
-                pass  # the loop was closed meanwhile, with the kernel
+            except SparkJobError as error:
+                return error
+            except BaseException as error:  # whatever it is, the gang must get the error
+                return SparkJobError("other", f"{type(error).__name__}: {error}")
+            return None
 
-        name = f"hydrogen_magic Spark job of gang {self._tag}"
-        threading.Thread(target=run, name=name, daemon=True).start()
-
-    def _end(self, error: SparkJobError | None) -> None:
-        if not self.ended.done():
-            self.ended.set_result(error)
+        return in_daemon_thread(run, f"hydrogen_magic Spark job of gang {self._tag}")
 
     def cancel(self) -> None:
         """Make Spark end the stage; it would restart one whose tasks have lost their agents."""

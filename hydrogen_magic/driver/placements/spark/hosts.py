@@ -90,10 +90,11 @@ class SparkHosts(HostProvider):
         tag = f"hydrogen_magic-{attempt.gang}-{attempt.number}"
         ranks = "1 rank" if np == 1 else f"{np} ranks"
         self._job = BarrierJob(self._session, tag, f"hydrogen_magic gang {attempt.gang}, {ranks}")
-        self._job.start(tasks.instructions(endpoints(self._session)), np, self._capacity.profile)
+        instructions = tasks.instructions(endpoints(self._session))
+        ended = self._job.start(instructions, np, self._capacity.profile)
         waiting = asyncio.ensure_future(self._report_wait(free, tasks, sink))
         try:
-            return await self._job.ended
+            return await ended
         finally:
             waiting.cancel()
 

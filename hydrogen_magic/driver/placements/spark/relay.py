@@ -23,13 +23,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.spark import relay_daemon, relay_endpoint
 from hydrogen_magic.transport import multiplexer
-
-Result = TypeVar("Result")
+from hydrogen_magic.transport.daemon_thread import in_daemon_thread
 
 _NAME = "hydrogen_magic_relay"
 _THREAD = "hydrogen_magic relay"
@@ -106,7 +105,9 @@ class Relay:
     async def _relay(self) -> None:
         """Relay data until cancelled; raises errors."""
         try:
-            line, address = await asyncio.wait_for(_in_thread(self._open), _START_S)
+            line, address = await asyncio.wait_for(
+                in_daemon_thread(self._open, f"{_THREAD} request"), _START_S
+            )
         except asyncio.TimeoutError:
             raise TimeoutError(f"no answer for {_START_S:.0f} s") from None
         self._address.set_result(address)
@@ -163,7 +164,9 @@ class _RelayRequests:
         while True:
             try:
                 return await asyncio.wait_for(
-                    _in_thread(lambda: self._request(action, number, body)),
+                    in_daemon_thread(
+                        lambda: self._request(action, number, body), f"{_THREAD} request"
+                    ),
                     until_s - time.monotonic(),
                 )
             except asyncio.TimeoutError:
@@ -198,27 +201,6 @@ class _RelayRequests:
                 self._request(relay_endpoint.STOP, 0, b"")
             with suppress(Exception):
                 self._session.client.release_session()
-
-
-async def _in_thread(call: Callable[[], Result]) -> Result:
-    """Await ``call`` in a daemon thread: a call that hangs must not delay the end."""
-    loop = asyncio.get_running_loop()
-    result: asyncio.Future[Result] = loop.create_future()
-
-    def tell(set_result: Callable[[Any], None], value: Any) -> None:
-        if not result.done():
-            set_result(value)
-
-    def run() -> None:
-        try:
-            outcome: tuple[Callable[[Any], None], Any] = (result.set_result, call())
-        except Exception as error:
-            outcome = (result.set_exception, error)
-        with suppress(RuntimeError):  # the loop was closed meanwhile
-            loop.call_soon_threadsafe(tell, *outcome)
-
-    threading.Thread(target=run, name=f"{_THREAD} request", daemon=True).start()
-    return await result
 
 
 def _courier() -> type:
