@@ -10,6 +10,9 @@
 #
 # Choices: make PYTHON=python3.12 TORCH=torch==2.9.1 test ; make test ARGS='-k capture'
 
+# Images set this to stay small. Every process of a test would compile its modules anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -28,7 +31,7 @@ TORCH ?= torch==2.13.0
 ARGS ?=
 # Processes of pytest. Most tests wait for other processes; on two cores six take as long as four.
 WORKERS ?= 4
-PYTEST := $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder --durations 10
+PYTEST := $(BIN)/python -m pytest -p no:nbval --dist loadgroup --no-loadscope-reorder --durations 10
 
 # Tried in this order; a version manager's shim may exist for a Python that does not start.
 CANDIDATES := python3.11 python3.14 python3.13 python3.12 python3.10 python3

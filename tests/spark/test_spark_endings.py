@@ -240,7 +240,9 @@ def test_a_lost_executor_costs_an_attempt(standalone: spark_rig.Standalone) -> N
     assert gang.snapshot().attempt == 1
 
 
-@pytest.mark.parametrize("agents_are", ["running", "stopped"])
+@pytest.mark.parametrize(
+    "agents_are", [pytest.param("running", marks=pytest.mark.exhaustive), "stopped"]
+)
 @pytest.mark.parametrize("count", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_executors_are_killed(
     count: int, agents_are: str, spark: Any, standalone: spark_rig.Standalone
