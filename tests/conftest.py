@@ -18,6 +18,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.horovod import installation
 from hydrogen_magic.notebook import magics
 from tests import leaks, spark_rig
@@ -123,6 +124,12 @@ def _lacks(module: str) -> str | None:
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Keep this worker's state out of the user's own."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_imports_while_idle() -> None:
+    """Agents of tests import nothing in advance: that takes a second of a processor, hundreds of times."""
+    local_agents.PRELOADED_WHEN_IDLE = ()
 
 
 @pytest.fixture(autouse=True)

@@ -52,7 +52,7 @@ from hydrogen_magic.driver.placements import (
     Placement,
     WorkFeed,
 )
-from hydrogen_magic.driver.placements.local_agents import hub
+from hydrogen_magic.driver.placements.local_agents import IMPORTED_ON_FIRST_USE, hub
 from hydrogen_magic.driver.state import gang_results
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.node.worker.nesting import refuse_nested
@@ -210,7 +210,8 @@ def _preload(rendezvous: plugins.Rendezvous, captured: tuple[str, ...]) -> tuple
     """Return the modules to import before ranks are forked, of those that the ranks will import."""
     refused = rendezvous.not_preloaded
     mine = [name for name in captured if not any(_is_in(name, module) for module in refused)]
-    return tuple(dict.fromkeys((*rendezvous.preloaded, *mine)))
+    later = [IMPORTED_ON_FIRST_USE[name] for name in mine if name in IMPORTED_ON_FIRST_USE]
+    return tuple(dict.fromkeys((*rendezvous.preloaded, *mine, *later)))
 
 
 def _is_in(name: str, module: str) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import time
 
+import pytest
+
 import hydrogen_magic as hm
 from hydrogen_magic.driver.placements import local_agents
 
@@ -19,7 +21,23 @@ def test_the_first_gang_takes_the_agent_that_was_warmed_up() -> None:
     assert len(local_agents.pool().all) == 1
 
 
-def test_an_idle_agent_imports_what_an_optimizer_would_import() -> None:
+def test_the_forkserver_imports_for_all_ranks_what_an_optimizer_would_import() -> None:
+    import torch
+
+    def train() -> bool:
+        from torch import optim
+
+        before = _has_imported("torch._dynamo")
+        optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+        return before
+
+    assert hm.run(train, np=1) is True
+
+
+def test_an_idle_agent_imports_what_an_optimizer_would_import(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local_agents, "PRELOADED_WHEN_IDLE", ("torch._dynamo",))
     local_agents.warm_up(["torch"])
     deadline = time.monotonic() + 60
     while not hm.run(_has_imported, "torch._dynamo", np=1):

@@ -44,6 +44,10 @@ from hydrogen_magic.transport.channel import Hub
 _LOOPBACK = "127.0.0.1"
 _HELLO_S = 60.0
 """How long an agent may take to start: an interpreter and a few imports, on a machine under load."""
+IMPORTED_ON_FIRST_USE = {"torch.optim": "torch._dynamo"}
+"""Module -> what it imports when it is used: an optimizer does that when it is created, for over a second
+in each rank."""
+PRELOADED_WHEN_IDLE = tuple(IMPORTED_ON_FIRST_USE.values())
 _CLOSE_S = 5.0
 _SWEEP_S = 1.0
 """How long killed processes may take to exit. One that hangs in the system takes longer, and waiting does
@@ -116,6 +120,7 @@ class LocalAgent(AgentClient):
             sys_path=tuple(import_path()),
             fingerprint=digest,
             preload=(*shadowed_modules(), *preload),
+            preload_when_idle=PRELOADED_WHEN_IDLE,
             kernel_pid=os.getpid(),
         )
 

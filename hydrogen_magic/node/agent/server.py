@@ -61,7 +61,7 @@ class AgentServer:
     """Communicates with the kernel, owns the pool and at most one group."""
 
     def __init__(self, config: AgentConfig, kernel_link: KernelLink, pool: WorkerPool) -> None:
-        self._preload = config.preload
+        self._config = config
         self._kernel_link = kernel_link
         self._pool = pool
         self._retained = RetainedWorkers()
@@ -102,7 +102,7 @@ class AgentServer:
 
     async def _preload_first(self) -> None:
         """Import what the kernel has named."""
-        await self._pool.preload(self._preload)
+        await self._pool.preload(self._config.preload)
         self._when_idle(0)
 
     def _when_idle(self, n_spares: int) -> None:
@@ -120,7 +120,7 @@ class AgentServer:
 
     async def _import_ahead(self, n_spares: int) -> None:
         try:
-            await self._pool.preload_ahead()
+            await self._pool.preload_ahead(self._config.preload_when_idle)
             await self._pool.stock(n_spares)  # the existing ones have not imported it
         except OSError:
             pass  # as in _prepare()

@@ -12,9 +12,6 @@ from hydrogen_magic.node.agent.pooled_worker import PooledWorker, close_all
 _MAX_EXITS = 64
 """Exits kept for forks whose pid is not known yet; there are never more than a few."""
 
-_ON_FIRST_USE = (("torch", "torch._dynamo"),)
-"""Module -> modules that it imports on first use. Creating an optimizer does that, for over a second."""
-
 
 class WorkerPool:
     """Hands out workers that have imported the requested modules."""
@@ -57,11 +54,11 @@ class WorkerPool:
         async with self._lock:
             await self._preload(modules)
 
-    async def preload_ahead(self) -> None:
-        """Make the forkserver import modules that its modules would import on first use, in every rank."""
+    async def preload_ahead(self, modules: Sequence[str]) -> None:
+        """Make the forkserver import those of ``modules`` whose packages it has imported."""
         async with self._lock:
             loaded = self._forkserver.modules if self._forkserver is not None else ()
-            await self._preload([more for name, more in _ON_FIRST_USE if name in loaded])
+            await self._preload([name for name in modules if name.partition(".")[0] in loaded])
 
     async def take(
         self,

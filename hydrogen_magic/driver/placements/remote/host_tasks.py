@@ -72,6 +72,7 @@ class HostTasks:
             "keys": [(agent.keys.key, agent.keys.secret) for agent in self.invited],
             "fingerprint": fingerprint(job),
             "preload": list(job.preload),
+            "preload_when_idle": list(local_agents.PRELOADED_WHEN_IDLE),
             "record_dir": str(job.record_dir),
             "idle_s": IDLE_S,
         }
