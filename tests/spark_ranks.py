@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import socket
@@ -27,6 +28,11 @@ def host_and_package() -> tuple[str, str]:
 
 def parent() -> int:
     return os.getppid()
+
+
+def answers(*names: str) -> list[int]:
+    """Return ``ANSWER`` of these modules."""
+    return [importlib.import_module(name).ANSWER for name in names]
 
 
 def removes_its_log() -> int:

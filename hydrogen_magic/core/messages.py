@@ -346,6 +346,8 @@ class TaskHello(TaskMessage):
     """``CUDA_VISIBLE_DEVICES`` of the task."""
     versions: Mapping[str, str]
     """Of the libraries whose pickles depend on them."""
+    sys_path: tuple[str, ...] = ()
+    """Where the task imports modules from, as absolute paths: also what ``addPyFile`` has sent there."""
     kind: str = "task"
     """What the task is called in messages: ``Spark task``."""
     place: str = ""

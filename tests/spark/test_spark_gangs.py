@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,25 @@ def test_local_modules_and_values_travel(tmp_path: Path, monkeypatch: pytest.Mon
     weights = {"all": [1, 2, 3]}
     gang = launch(only_here.scale, weights["all"], np=2)
     assert gang.results == [[2, 4, 6], [2, 4, 6]]
+
+
+def test_modules_that_spark_distributes_are_found(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that came before the agents, and those that are added while they are warm."""
+    monkeypatch.setattr(sys, "path", list(sys.path))  # addPyFile extends the driver's
+    sent: list[str] = []
+    for name in ("one", "two"):
+        ended(launch(spark_ranks.answers, *sent, np=2)).raise_for_state()
+        (tmp_path / f"alone_{name}.py").write_text("ANSWER = 42\n")
+        with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as packed:
+            packed.writestr(f"packed_{name}.py", "ANSWER = 42\n")
+        for file in (f"alone_{name}.py", f"{name}.zip"):
+            spark.sparkContext.addPyFile(str(tmp_path / file))
+        sent += [f"alone_{name}", f"packed_{name}"]
+        found = ended(launch(spark_ranks.answers, *sent, np=4)).results
+        assert found == [[42] * len(sent)] * 4
+        local_agents.close()
 
 
 def test_output_and_metrics_arrive_while_it_runs(tmp_path: Path) -> None:

@@ -128,8 +128,14 @@ def _about(boot: dict[str, Any], task: dict[str, Any]) -> dict[str, Any]:
         "shares_disk": _sees_record(boot["record_dir"], boot["owner"]),
         "gpus_visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
         "versions": _versions(),
+        "sys_path": _sys_path(),
         **task,
     }
+
+
+def _sys_path() -> list[str]:
+    """Return this process's module path. Entries may be relative to the task's directory."""
+    return [os.path.abspath(entry) for entry in sys.path if entry]
 
 
 def _sees_record(record_dir: str, owner: str) -> bool:
@@ -248,7 +254,7 @@ def _start_agent(
     with zipfile.ZipFile(io.BytesIO(start["code"])) as packed:
         packed.extractall(package)
     key, secret = start["keys"][about["number"]]
-    sys_path = [package, *(p for p in sys.path if p)]
+    sys_path = [package, *_sys_path()]
     marks = {"HYDROGEN_MAGIC_AGENT": secrets.token_hex(16), "HYDROGEN_MAGIC_OWNER": start["owner"]}
     env = {**os.environ, **marks}
     config = {

@@ -84,7 +84,7 @@ class LogShipper:
             over = self._over.is_set()  # checked first: data written before is sent below
             for path in sorted(self._folder.glob("rank-*.log")):
                 log = LogPart(self._gang, int(path.stem.partition("-")[2]), 0)
-                with suppress(OSError):  # removed by its rank, or with the executor's directory
+                with suppress(OSError):  # removed by its rank, or with our folder
                     await self._ship_file(path, path.stat().st_size, log)
             for kept in tuple(self._timelines):
                 timeline = TimelinePart(self._gang, kept.number, 0)

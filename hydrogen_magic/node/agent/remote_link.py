@@ -359,14 +359,32 @@ class RemoteLink:
         if timeline is not None and given_path(timeline, env):
             # A path of the kernel's machine: the kernel writes what we send it there.
             env[timeline.variable] = path_of_given(timeline, str(record_dir), request.attempt)
+        sys_path = self._sys_path()
+        fingerprint = request.fingerprint
+        if archives := _archives(sys_path) - _archives(self._config.sys_path):
+            fingerprint = f"{fingerprint} with {sorted(archives)}"  # its forkserver lacks them
         return replace(
             request,
+            fingerprint=fingerprint,
             record_dir=str(record_dir),
             env=env,
             cwd=usable_directory(request.cwd, self._folder / "work"),
-            sys_path=self._config.sys_path,
+            sys_path=sys_path,
             clock_zero_s=self._clock.here(request.clock_zero_s),
         )
+
+    def _sys_path(self) -> tuple[str, ...]:
+        """Return where the ranks import from: our code, then what one of their tasks does.
+
+        Tasks of different parents have the same files in different directories. Those of the agent's own
+        parent are preferred, so that consecutive gangs have the same path.
+        """
+        hellos = [hello for _, hello in self._attached.values()]
+        if not hellos:  # they were lost in the meantime
+            return self._config.sys_path
+        parent = self._config.parent_pid
+        first = min(hellos, key=lambda hello: (hello.parent_pid != parent, hello.number))
+        return (self._config.sys_path[0], *first.sys_path)
 
     def _checkpoints(self, request: LaunchRequest) -> dict[str, str]:
         """Return where checkpoints go: the kernel's own directory where all machines see it."""
@@ -432,3 +450,11 @@ class RemoteLink:
 
     def released(self, gang: str, attempt: int) -> None:
         self._release((gang, attempt))
+
+
+def _archives(sys_path: tuple[str, ...]) -> set[str]:
+    """Return the names of a module path's archives, which may be added between gangs.
+
+    Directories do not tell paths apart: each task's parent has its own.
+    """
+    return {os.path.basename(entry) for entry in sys_path if os.path.isfile(entry)}
