@@ -30,6 +30,12 @@ def parent() -> int:
     return os.getppid()
 
 
+def control_group() -> tuple[str, str, str]:
+    """Return the number of this host, of the ranks on it, and the control groups of this rank."""
+    groups = Path("/proc/self/cgroup").read_text()
+    return os.environ["GROUP_RANK"], os.environ["LOCAL_WORLD_SIZE"], groups
+
+
 def answers(*names: str) -> list[int]:
     """Return ``ANSWER`` of these modules."""
     return [importlib.import_module(name).ANSWER for name in names]

@@ -6,6 +6,8 @@ import json
 import os
 import sys
 import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import hydrogen_magic as hm
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.placements.remote import host_tasks
 from hydrogen_magic.errors import GangStoppedError, PlacementError
-from tests import ranks, spark_ranks, spark_rig
+from tests import leaks, ranks, spark_ranks, spark_rig
 from tests.gangs import PATIENCE_S, ended, until, wait_until_gone
 from tests.spark_gangs import agent_pids, busy, launch
 
@@ -26,6 +28,7 @@ pytestmark = [
 ]
 
 MB = 1_000_000
+GROUPS = Path("/sys/fs/cgroup/memory")
 
 
 def test_ranks_of_several_executors_on_one_host() -> None:
@@ -41,6 +44,42 @@ def test_ranks_of_several_executors_on_one_host() -> None:
             name: str(value) for name, value in expected.items()
         }
     assert launch(ranks.gather, np=4).result == [0, 1, 2, 3]
+
+
+@pytest.fixture
+def containers(standalone: spark_rig.Standalone) -> Iterator[list[str]]:
+    """Give each executor a control group of its own; return their ``/proc/PID/cgroup``."""
+    if not os.access(GROUPS, os.W_OK):
+        pytest.skip("needs a writable memory cgroup")
+    executors = standalone.executors()
+    with ExitStack() as stack:
+        for executor in executors:
+            stack.enter_context(control_group_of(executor))
+        yield [Path(f"/proc/{pid}/cgroup").read_text() for pid in executors]
+        local_agents.close()
+        wait_until_gone(agent_pids())
+
+
+@contextmanager
+def control_group_of(executor: int) -> Iterator[None]:
+    group = GROUPS / f"hydrogen-test-{executor}"
+    group.mkdir()
+    try:
+        for pid in (executor, *leaks.tree(executor)):
+            (group / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
+        for number in (group / "cgroup.procs").read_text().split():
+            (GROUPS / "cgroup.procs").write_text(number)
+        group.rmdir()
+
+
+def test_ranks_stay_in_the_container_of_their_executor(containers: list[str]) -> None:
+    """With its memory and its devices; the containers count as hosts."""
+    found = launch(spark_ranks.control_group, np=4).results
+    assert [host[:2] for host in found] == [("0", "2"), ("0", "2"), ("1", "2"), ("1", "2")]
+    assert found[0][2] == found[1][2] and found[2][2] == found[3][2]
+    assert {found[0][2], found[2][2]} == set(containers)
 
 
 def test_ranks_run_in_the_executors_python() -> None:

@@ -10,6 +10,7 @@ from hydrogen_magic.core.job import LOOPBACK, JobSpec
 from hydrogen_magic.core.messages import TaskHello
 from hydrogen_magic.driver.placements.remote import rank_assignment
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent
+from hydrogen_magic.node.agent import host_task
 
 
 class _Agent:
@@ -51,3 +52,12 @@ def test_two_agents_of_a_machine_serve_neighbours(spec: JobSpec) -> None:
     assert {(s.node_rank, s.n_nodes, s.interface) for s in meant.plan.slots} == {(0, 1, LOOPBACK)}
     assert meant.agents == (second, first)
     assert [meant.ranks_on(agent) for agent in meant.agents] == [[0, 3], [1, 2]]
+
+
+def test_containers_are_machines_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = host_task._machine("token")
+    assert host_task._machine("token") == machine != host_task._machine("another")
+    read = host_task.read
+    elsewhere = {"/proc/self/cgroup": b"0::/another"}
+    monkeypatch.setattr(host_task, "read", lambda path: elsewhere.get(path) or read(path))
+    assert host_task._machine("token") != machine

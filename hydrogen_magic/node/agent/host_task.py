@@ -158,15 +158,17 @@ def read(path: str) -> bytes:
 def _name(token: str, number: int) -> str:
     """Return the abstract socket of this kernel's agent number ``number`` on this machine.
 
-    A machine shares network and process ids; containers of one host count as separate machines.
+    Containers of one host count as separate machines: ranks must not use another one's memory or devices.
     """
     return f"\0hydrogen-{_machine(token)}-{number}"
 
 
 def _machine(token: str) -> str:
     """Return an id of this machine and kernel."""
-    spaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "pid")]
-    machine = [token, os.uname().nodename, os.geteuid(), *spaces]
+    spaces = [os.stat(f"/proc/self/ns/{kind}").st_ino for kind in ("net", "pid", "mnt", "ipc")]
+    files = ("/proc/sys/kernel/random/boot_id", "/proc/self/cgroup")
+    contents = [read(file).decode(errors="replace") for file in files]
+    machine = [token, os.uname().nodename, os.geteuid(), *spaces, *contents]
     return hashlib.sha256(json.dumps(machine).encode()).hexdigest()[:32]
 
 
