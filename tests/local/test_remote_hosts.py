@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Iterator
@@ -20,7 +21,16 @@ from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.entry_points import declare
 from tests import directory_hosts, ranks, spark_ranks
 from tests.contracts import DOES_NOT_JOIN, FINISHES_EARLY, LIBRARY, SILENT_END, STANDS_STILL, rarely
-from tests.gangs import ended, failure_of, family_of, said, until, wait_until_gone
+from tests.directory_hosts import DirectoryHosts
+from tests.gangs import (
+    ended,
+    failure_of,
+    family_of,
+    said,
+    until,
+    wait_until,
+    wait_until_gone,
+)
 
 pytestmark = pytest.mark.usefixtures("directories")
 launch = partial(hm.launch, on="directories")
@@ -69,6 +79,27 @@ def test_a_task_that_is_killed_ends_its_rank(directories: list[Path]) -> None:
     assert error.rank == 1
     assert "the Python process of its task ended" in str(error)
     wait_until_gone(family)
+
+
+def test_tasks_of_a_gang_that_has_succeeded_are_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy host they return late; the provider would count them as failed."""
+    seen: list[str] = []
+    start_agents, release = DirectoryHosts.start_agents, DirectoryHosts.release
+
+    async def return_late(hosts: DirectoryHosts, *arguments: Any) -> None:
+        await start_agents(hosts, *arguments)
+        await asyncio.sleep(3.0)
+        seen.append("returned")
+
+    async def note_release(hosts: DirectoryHosts) -> None:
+        seen.append("released")
+        await release(hosts)
+
+    monkeypatch.setattr(DirectoryHosts, "start_agents", return_late)
+    monkeypatch.setattr(DirectoryHosts, "release", note_release)
+    assert ended(launch(ranks.gather, np=2)).result == [0, 1]
+    wait_until(lambda: "released" in seen)
+    assert seen == ["returned", "released"]
 
 
 def test_what_a_host_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

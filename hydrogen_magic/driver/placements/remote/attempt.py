@@ -47,8 +47,12 @@ _BRING_S = 600.0
 _TASKS_NOTICE_S = 60.0
 """After this time a task has noticed that its agent does not respond, and has ended the agent's ranks. If
 the task were ended, nothing could end the ranks."""
-_TASKS_END_S = 1.5
-"""Tasks return within milliseconds when their agents release them; after this, the provider ends them."""
+_RELEASED_S = 60.0
+"""Tasks return within milliseconds when their agents release them, on a busy host within seconds. A task
+that the provider ends may count as failed there."""
+_UNRELEASED_S = 1.5
+"""How long the tasks of a gang that did not succeed may take: lost ones may be restarted, and some that have
+not attached wait for ranks that never come."""
 
 
 class RemoteAttempt:
@@ -140,9 +144,14 @@ class RemoteAttempt:
 
     async def _release(self) -> None:
         """Wait for the end of the tasks, and release the hosts; at once when this kernel exits."""
-        join_timeout_s = _TASKS_NOTICE_S if self._has_unresponsive else _TASKS_END_S
+        if self._has_unresponsive:
+            timeout_s = _TASKS_NOTICE_S
+        elif self._has_failed or self._lost or len(self._attached) < self._job.spec.np:
+            timeout_s = _UNRELEASED_S if self._attached else 0.0
+        else:
+            timeout_s = _RELEASED_S
         try:
-            await asyncio.wait([self._tasks], timeout=join_timeout_s if self._attached else 0)
+            await asyncio.wait([self._tasks], timeout=timeout_s)
         finally:
             self._tasks.cancel()
             await self._hosts.release()
