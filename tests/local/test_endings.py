@@ -146,7 +146,7 @@ def test_a_child_of_the_cell_may_exit() -> None:
 def test_memory_error() -> None:
     error = failure_of(hm.launch(ranks.out_of_memory, 200 << 20, np=2))
     assert error.rank == 1
-    assert "MemoryError" in str(error)
+    assert "MemoryError" in str(error) and "RLIMIT_AS" in error.report
 
 
 def test_out_of_memory_by_the_system() -> None:

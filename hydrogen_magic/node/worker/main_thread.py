@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from hydrogen_magic.core import address_space
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.node.worker.training_progress import Collective
 
@@ -156,13 +157,14 @@ def report_exception(exc: BaseException) -> ev.ErrorReport:
     report: ev.ErrorReport | None = None
     is_direct = False
     for error, was_raised_from in reversed(chain):
+        message = messages.of(error)
         report = ev.ErrorReport(
             type=_type_name(error),
-            message=messages.of(error),
+            message=message,
             frames=_frames(error),
             cause=report,
             is_direct_cause=is_direct,
-            notes=_notes(error, messages),
+            notes=_notes(error, message, messages),
         )
         is_direct = was_raised_from
     assert report is not None  # the chain has at least exc
@@ -220,10 +222,12 @@ def _printable(text: str) -> str:
     return ev.without_middle(text, _MAX_MESSAGE).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _notes(error: BaseException, messages: _Messages) -> tuple[str, ...]:
+def _notes(error: BaseException, message: str, messages: _Messages) -> tuple[str, ...]:
     notes = getattr(error, "__notes__", ())
     notes = notes if isinstance(notes, (list, tuple)) else ()  # any object may have been assigned
     own = [_printable(note) for note in notes if isinstance(note, str)]
+    limit = address_space.limit_note(error, message)
+    own += [] if limit is None else [limit]
     parts = getattr(error, "exceptions", ())
     if isinstance(parts, tuple):
         own += [
