@@ -40,6 +40,9 @@ class JobSpec:
     """How often the whole gang is restarted after a failure."""
     timeout_s: float | None = None
     """Wall time after which the gang is stopped, for all attempts together."""
+    wait_s: float | None = None
+    """How long to wait for hosts and slots of a cluster. None: a gang that is larger than the cluster is
+    refused, and slots that other jobs hold are awaited without limit."""
     start_timeout_s: float = 120.0
     """How long a rank may take from its launch to the first line of the cell."""
     grace_s: float = 3.0
@@ -59,8 +62,9 @@ class JobSpec:
             _check(name, getattr(self, name), (int,), least)
         for name in ("start_timeout_s", "grace_s"):
             _check(name, getattr(self, name), (int, float), 0)
-        if self.timeout_s is not None:
-            _check("timeout_s", self.timeout_s, (int, float), 0)
+        for name in ("timeout_s", "wait_s"):
+            if getattr(self, name) is not None:
+                _check(name, getattr(self, name), (int, float), 0)
         for name, value in self.env:
             if not isinstance(value, str):
                 kind = type(value).__name__

@@ -416,6 +416,7 @@ def launch(
     env: Mapping[str, str] | None = None,
     retries: int = 0,
     timeout: float | None = None,
+    wait: float | None = None,
     start_timeout: float = JobSpec.start_timeout_s,
     grace: float = JobSpec.grace_s,
     max_closure: int = DEFAULT_MAX_CLOSURE_BYTES,
@@ -432,6 +433,8 @@ def launch(
         env: environment variables of every rank.
         retries: how often to start all ranks again after a failure.
         timeout: seconds after which the gang is stopped; None: never.
+        wait: seconds to wait for hosts and slots of a cluster. None: refuse a gang that is larger than the
+            cluster, and wait for slots that other jobs hold without limit.
         start_timeout: seconds a rank may take until the function is called.
         grace: seconds a rank that reacts to a stop may clean up.
         max_closure: size limit of captured data, in bytes.
@@ -449,6 +452,7 @@ def launch(
         env=tuple((env or {}).items()),
         retries=retries,
         timeout_s=timeout,
+        wait_s=wait,
         start_timeout_s=start_timeout,
         grace_s=grace,
         max_closure_bytes=max_closure,

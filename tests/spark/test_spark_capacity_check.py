@@ -258,6 +258,23 @@ def test_executors_that_are_still_coming_are_waited_for(monkeypatch: pytest.Monk
     assert capacity(imagined(monkeypatch, young, **bounded), JobSpec(np=3)).slots is None
 
 
+def test_a_gang_with_a_limit_waits_for_executors_that_may_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waits = JobSpec(np=4, wait_s=600)
+    found = capacity(imagined(monkeypatch, executors(()), **STANDALONE), waits)
+    text = "2 slots of 4 so far (1 executor x 2 cores, 1 core per task): waiting for more executors"
+    assert (found.slots, found.notes) == (None, (text,))
+    none = replace(executors(()), executors=())
+    assert capacity(imagined(monkeypatch, none, **STANDALONE), waits).slots is None
+    bounded = {**STANDALONE, "spark__cores__max": "3"}
+    with pytest.raises(PlacementError, match="np 4, the cluster has 3 slots"):
+        capacity(imagined(monkeypatch, executors(()), **bounded), waits)
+    one_each = {**WITH_GPUS, "spark__task__resource__gpu__amount": "1"}
+    gpus = imagined(monkeypatch, executors(("0", "1")), **one_each)
+    assert capacity(gpus, replace(waits, gpu=True)).gpus
+
+
 def test_an_application_without_executors_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     none = replace(executors(()), executors=(), at_s=1100.0)
     with pytest.raises(PlacementError, match="has 0 slots: this application has no executor"):

@@ -7,7 +7,7 @@ import os
 import sys
 import zipfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 import hydrogen_magic as hm
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.placements.remote import host_tasks
+from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.errors import GangStoppedError, PlacementError
 from tests import leaks, ranks, spark_ranks, spark_rig
 from tests.gangs import PATIENCE_S, ended, until, wait_until_gone
@@ -66,11 +67,14 @@ def control_group_of(executor: int) -> Iterator[None]:
     group.mkdir()
     try:
         for pid in (executor, *leaks.tree(executor)):
-            (group / "cgroup.procs").write_text(str(pid))
+            with suppress(ProcessLookupError):
+                (group / "cgroup.procs").write_text(str(pid))
         yield
     finally:
-        for number in (group / "cgroup.procs").read_text().split():
-            (GROUPS / "cgroup.procs").write_text(number)
+        while left := (group / "cgroup.procs").read_text().split():
+            for number in left:
+                with suppress(ProcessLookupError):
+                    (GROUPS / "cgroup.procs").write_text(number)
         group.rmdir()
 
 
@@ -214,6 +218,24 @@ def test_a_queued_gang_is_shown_as_queued_and_can_be_stopped(spark: Any, tmp_pat
         gang.stop()
         with pytest.raises(GangStoppedError):
             ended(gang).raise_for_state()
+
+
+def test_a_gang_waits_for_slots_as_long_as_it_may(spark: Any, tmp_path: Path) -> None:
+    with busy(spark, 3, tmp_path):
+        with pytest.raises(PlacementError, match=r"np 2 did not fit within 2 s .*1 slot free"):
+            ended(launch(ranks.gather, np=2, wait=2)).raise_for_state()
+        launch(ranks.gather, np=1, wait=60).raise_for_state()
+
+
+def test_tasks_that_hold_their_slots_do_not_wait(tmp_path: Path) -> None:
+    go_on = tmp_path / "go_on"
+    gang = launch(spark_ranks.log_and_wait, str(go_on), np=2)
+    until(gang, lambda: len(gang.metrics) == 2)
+    session = sessions.find()
+    assert session.running_tasks(f"hydrogen_magic-{gang.id}-0") == 2
+    assert session.running_tasks("hydrogen_magic-none-0") == 0
+    go_on.touch()
+    assert ended(gang).result == "done"
 
 
 def test_a_queued_gang_runs_when_slots_are_free(spark: Any, tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def add_limits(parser: LineParser) -> None:
     add("--retries", type=typed(count), metavar="N", help="restarts of the gang after a failure")
     for option, dest, text in (
         ("--timeout", "timeout_s", "stop the gang after S seconds (also 5m, 1h)"),
+        ("--wait", "wait_s", "wait for hosts and slots of a cluster"),
         ("--start-timeout", "start_timeout_s", "how long a rank may take to its first line"),
         ("--grace", "grace_s", "how long a stopped rank may clean up"),
     ):

@@ -49,18 +49,26 @@ def capacity(session: Session, spec: JobSpec) -> ClusterCapacity:
     settings = SessionSettings.read(session)
     _refuse_dynamic_allocation(settings)
     seen, more_come = _watched(session, settings, spec)
-    part = share(session, settings, spec, seen, more_come=more_come)
+    waits = spec.wait_s is not None and not settings.is_local
+    part = share(session, settings, spec, seen, more_come=more_come or (waits and spec.gpu is True))
     slots = _slots(session, settings, part.profile, part.per_task, seen)
-    if more_come and slots is not None and spec.np > slots:
+    if slots is None or spec.np <= slots:
+        return ClusterCapacity(slots, part.for_ranks, part.profile, part.notes)
+    most = None
+    if waits:  # a cluster may get more workers, an application no more than it has asked for
+        most = settings.most_cores
+    elif more_come:
         most = most_cores(session, settings)
-        if most is not None and spec.np > most // settings.task_cpus:
-            slots, seen, more_come = most // settings.task_cpus, None, False
-    if slots is not None and spec.np > slots:
-        if not more_come:
-            raise PlacementError(_too_many(settings, spec, part, slots, seen))
-        note = f"{_count(slots, 'slot')} of {spec.np} so far: executors are still starting"
-        return ClusterCapacity(None, part.for_ranks, part.profile, (*part.notes, note))
-    return ClusterCapacity(slots, part.for_ranks, part.profile, part.notes)
+    if most is not None and spec.np > most // settings.task_cpus:
+        raise PlacementError(_too_many(settings, spec, part, most // settings.task_cpus, None))
+    if not (more_come or waits):
+        raise PlacementError(_too_many(settings, spec, part, slots, seen))
+    so_far = f"{_count(slots, 'slot')} of {spec.np} so far"
+    if more_come:
+        note = f"{so_far}: executors are still starting"
+    else:
+        note = f"{so_far} ({_made_of(settings, part, seen)}): waiting for more executors"
+    return ClusterCapacity(None, part.for_ranks, part.profile, (*part.notes, note))
 
 
 def slots_now(session: Session, capacity: ClusterCapacity) -> int | None:
@@ -202,6 +210,8 @@ def _made_of(settings: SessionSettings, part: TaskResources, seen: ExecutorList 
     n_executors = len(seen.executors)
     if settings.is_local:
         return f"{each.pop()}, {per_task}"
+    if not each:
+        return f"no executor, {per_task}"
     if len(each) == 1:
         return f"{_count(n_executors, 'executor')} x {each.pop()}, {per_task}"
     n_cores = sum(executor.cores for executor in seen.executors)

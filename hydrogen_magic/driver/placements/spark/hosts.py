@@ -7,6 +7,8 @@ second each time), nor to restart a stage.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import Callable
 
 from hydrogen_magic.core import events as ev
@@ -24,11 +26,14 @@ from hydrogen_magic.driver.placements.spark.capacity_check import (
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
 from hydrogen_magic.driver.placements.spark.relay import Relay
 from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.errors import PlacementError
 
 _QUEUED_S = 1.0
 """How often the number of free slots is reported to a gang that waits for slots."""
 _ROOM_S = 0.5
 """How often to check for new executors."""
+_STARTING_S = 15.0
+"""How long tasks that have slots may take to attach, where they cannot be told from those of other jobs."""
 _UNSEEN_S = 5.0
 """How long a gang waits for slots of unknown number before that is reported."""
 _UNSEEN = (
@@ -46,6 +51,10 @@ class SparkHosts(HostProvider):
         self._session = session
         self._capacity = capacity
         self._job: BarrierJob | None = None
+        self._late_s = math.inf
+        """Monotonic time at which the wait for slots is over."""
+        self._is_late = False
+        """The stage was ended because it had no slots by then."""
 
     @property
     def gives_gpus(self) -> bool:
@@ -57,12 +66,16 @@ class SparkHosts(HostProvider):
         Spark itself would check only every fifteen seconds whether a stage fits. If it fits, Spark starts
         its tasks as soon as enough slots are free.
         """
-        is_first = attempt.number == 0
+        is_first, wait_s = attempt.number == 0, attempt.job.spec.wait_s
+        if wait_s is not None:
+            self._late_s = time.monotonic() + wait_s
         while not (is_first and self._capacity.slots is not None):
             slots = await self._slots(slots_now)
             _report(slots, attempt, sink)
             if slots is None or slots >= attempt.job.spec.np:
                 return
+            if time.monotonic() > self._late_s:
+                raise _late(attempt, f"the cluster has {_n_slots(slots)}")
             if is_first:  # executors were still starting; refused when no more are expected
                 self._capacity = await asyncio.to_thread(capacity, self._session, attempt.job.spec)
             await asyncio.sleep(_ROOM_S)
@@ -74,6 +87,10 @@ class SparkHosts(HostProvider):
             text = f"executors cannot reach this machine; they connect through a relay at {where}"
             sink.emit(ev.Notice(tasks.attempt.job.now_s(), "info", text))
             error = await self._run_stage(tasks, sink)
+        if self._is_late and error is not None and error.kind == "cancelled":
+            free = await self._slots(free_slots)
+            found = "free slots: unknown" if free is None else f"{_n_slots(free)} free"
+            raise _late(tasks.attempt, f"{found}; other jobs may hold the others")
         if error is not None:
             raise as_error(error, self._session)
 
@@ -92,29 +109,65 @@ class SparkHosts(HostProvider):
         self._job = BarrierJob(self._session, tag, f"hydrogen_magic gang {attempt.gang}, {ranks}")
         instructions = tasks.instructions(endpoints(self._session))
         ended = self._job.start(instructions, np, self._capacity.profile)
-        waiting = asyncio.ensure_future(self._report_wait(free, tasks, sink))
+        watching = asyncio.ensure_future(self._watch_queue(free, tag, tasks, sink))
         try:
             return await ended
         finally:
-            waiting.cancel()
+            watching.cancel()
 
-    async def _report_wait(self, free: int | None, tasks: HostTasks, sink: EventSink) -> None:
-        """Report the number of free slots until a task has one, or once that it is not known."""
-        if free is None:
-            await asyncio.sleep(_UNSEEN_S)
-            if not tasks.have_begun():
-                sink.emit(ev.Notice(tasks.attempt.job.now_s(), "info", _UNSEEN))
-            return
-        while free < tasks.attempt.job.spec.np:
+    async def _watch_queue(
+        self, free: int | None, tag: str, tasks: HostTasks, sink: EventSink
+    ) -> None:
+        """Report the number of free slots until the tasks have theirs; end the stage if it is late.
+
+        ``free``: the number before the stage was submitted, None if unknown.
+        """
+        np, begun_s = tasks.attempt.job.spec.np, time.monotonic()
+        is_reported = False
+        while True:
             await asyncio.sleep(_QUEUED_S)
             if tasks.have_begun():
                 return
-            slots = await self._slots(free_slots)
-            if not tasks.have_begun():
+            try:
+                running = await asyncio.to_thread(self._session.running_tasks, tag)
+                slots = None if free is None else await self._slots(free_slots)
+            except (
+                Exception
+            ):  # of Py4J, Java or HTTP; the stage reports it if the session has ended
+                continue
+            if tasks.have_begun():
+                return
+            if running is not None and running >= np:  # their Python workers are starting
+                _report(np, tasks.attempt, sink)
+                return
+            late_s = self._late_s
+            if running is None:
+                late_s = max(late_s, begun_s) + _STARTING_S
+            if (
+                time.monotonic() > late_s
+                and (slots is None or slots < np)
+                and self._job is not None
+            ):
+                self._is_late = True
+                self._job.cancel()
+                return
+            if free is None and not is_reported and time.monotonic() - begun_s > _UNSEEN_S:
+                is_reported = True
+                sink.emit(ev.Notice(tasks.attempt.job.now_s(), "info", _UNSEEN))
+            elif free is not None and free < np:
                 _report(slots, tasks.attempt, sink)
 
     async def _slots(self, look: Callable[[Session, ClusterCapacity], int | None]) -> int | None:
         return await asyncio.to_thread(look, self._session, self._capacity)
+
+
+def _late(attempt: Attempt, found: str) -> PlacementError:
+    spec = attempt.job.spec
+    return PlacementError(f"np {spec.np} did not fit within {spec.wait_s:g} s (`--wait`): {found}")
+
+
+def _n_slots(n: int) -> str:
+    return "1 slot" if n == 1 else f"{n} slots"
 
 
 def _report(slots: int | None, attempt: Attempt, sink: EventSink) -> None:

@@ -110,6 +110,20 @@ class Session:
         )
         insisting.start()
 
+    def running_tasks(self, tag: str) -> int | None:
+        """Return how many tasks of the job under this tag hold slots; None if unknown (Connect).
+
+        By Spark's scheduler: its status tracker lags behind until the next event. The scheduler's pools
+        are not a public interface, so the number is unknown where they differ.
+        """
+        if self.is_connect:
+            return None
+        try:
+            sets = _task_sets(self.context().taskScheduler().rootPool())
+            return sum(int(each.runningTasks()) for each in sets if tag in _tags_of(each))
+        except Exception:  # of Py4J, or Java's that pyspark translates: they have no common base
+            return None
+
     def addresses(self) -> tuple[str, ...]:
         """Return addresses where executors may reach this process, best first.
 
@@ -211,6 +225,20 @@ class Session:
             self.spark.interruptTag(tag)
         else:
             self.spark.sparkContext.cancelJobsWithTag(tag)
+
+
+def _task_sets(pool: Any) -> Iterator[Any]:
+    """Yield the ``TaskSetManager`` objects of a scheduler's pool, and of the pools in it."""
+    for each in pool.schedulableQueue().toArray():
+        if each.schedulableQueue() is None:
+            yield each
+        else:
+            yield from _task_sets(each)
+
+
+def _tags_of(task_set: Any) -> list[str]:
+    tags = task_set.taskSet().properties().getProperty("spark.job.tags")
+    return tags.split(",") if tags else []
 
 
 # ── finding the session ──────────────────────────────────────────────────────────────────────────
