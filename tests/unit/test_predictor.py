@@ -557,6 +557,23 @@ def test_a_schema_that_was_asked_for() -> None:
         run(by_batch(pd.date_range("2026", periods=3)), table, schema="y timestamp")
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.arange(3.0),
+        np.arange(3.0)[:, None],
+        [0.0, 1.0, 2.0],
+        pd.Series([0.0, 1.0, 2.0], name="other"),
+        pa.array([0.0, 1.0, 2.0]),
+    ],
+)
+def test_one_column_gets_the_only_name_of_the_schema(value: Any) -> None:
+    found = run(lambda batch: value, frame(6), schema="score double")
+    assert found.to_pydict() == {"score": [0.0, 1.0, 2.0] * 2}
+    with pytest.raises(InferError, match="without 'score' and with 'other'"):
+        run(lambda batch: {"other": value}, frame(6), schema="score double")
+
+
 def test_a_schema_that_is_too_narrow_is_told() -> None:
     def predict(batch: pa.Table) -> Any:
         return {"y": [1e300] * len(batch)}

@@ -43,9 +43,13 @@ class _BufferedColumn:
 
 
 class NumericBuffers:
-    """Space for ``n_rows`` rows of ``schema``, if all its columns are numbers or lists of fixed size."""
+    """Space for ``n_rows`` rows of ``schema``, if all its columns are numbers or lists of fixed size.
 
-    def __init__(self, schema: pa.Schema, n_rows: int) -> None:
+    ``unnamed``: the name of a column without one.
+    """
+
+    def __init__(self, schema: pa.Schema, n_rows: int, unnamed: str = PREDICTION) -> None:
+        self._unnamed = unnamed
         columns = {field.name: _column(field.type, n_rows) for field in schema}
         self._columns = {name: column for name, column in columns.items() if column is not None}
         self._is_complete = bool(columns) and len(self._columns) == len(schema)
@@ -56,7 +60,7 @@ class NumericBuffers:
         It fits if it is a dict of arrays or tensors of the columns' types, or one of these for a single
         column without a name. Otherwise nothing is written, and False is returned.
         """
-        found = value if type(value) is dict else {PREDICTION: value}
+        found = value if type(value) is dict else {self._unnamed: value}
         if not self._is_complete or len(found) != len(self._columns):
             return False
         parts = []

@@ -1,7 +1,8 @@
 """The value that ``predict`` returned, as named Arrow columns with as many rows as the batch.
 
 * A dict, DataFrame, table, named tuple or list of dicts has several columns.
-* A Series, array, tensor or list is one column, with the name of the Series or ``prediction``.
+* A Series, array, tensor or list is one column, with the name of the Series or ``prediction``, or that of
+  the only column of ``--schema``.
 * An array of shape (rows, 1) is a column of numbers; one of shape (rows, k) is a column of lists of fixed
   size k, and so on for further dimensions.
 * A single value is valid for a batch of one row. Next to columns in a dict it is repeated.
@@ -31,7 +32,11 @@ PREDICTION = "prediction"
 
 
 def columns_of(
-    value: Any, n_rows: int, index: Any = None, known: pa.Schema | None = None
+    value: Any,
+    n_rows: int,
+    index: Any = None,
+    known: pa.Schema | None = None,
+    only: str | None = None,
 ) -> dict[str, pa.Array]:
     """Return the columns of the value that ``predict`` returned for a batch of ``n_rows`` rows.
 
@@ -40,6 +45,7 @@ def columns_of(
         n_rows: Rows of the batch, at least 1.
         index: The pandas index of the batch, if it has one.
         known: The schema so far, for values whose shape alone is ambiguous.
+        only: The name of the only column of ``--schema``: one column gets it, whatever its own name is.
 
     Raises MisfitError if the value does not have such columns.
     """
@@ -48,7 +54,7 @@ def columns_of(
             "predict returned None: return a dict of columns, a Series, DataFrame, array, tensor, Arrow"
             " table or a list with one value per row"
         )
-    named = list(_named(value, n_rows, index))
+    named = list(_named(value, n_rows, index, only))
     _check_names([name for name, _ in named])
     singles = {name for name, part in named if is_single(part)}
     if n_rows > 1 and len(singles) == len(named):
@@ -84,7 +90,7 @@ def _check_names(names: list[str]) -> None:
 # ── columns and their names ──────────────────────────────────────────────────────────────────────
 
 
-def _named(value: Any, n_rows: int, index: Any) -> Iterator[tuple[str, Any]]:
+def _named(value: Any, n_rows: int, index: Any, only: str | None) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         yield from ((str(name), part) for name, part in value.items())
     elif is_a(value, "pandas", "DataFrame"):
@@ -93,21 +99,21 @@ def _named(value: Any, n_rows: int, index: Any) -> Iterator[tuple[str, Any]]:
         names = _pandas_names(value)
         yield from ((name, ordered.iloc[:, place]) for place, name in enumerate(names))
     elif is_a(value, "polars", "LazyFrame"):
-        yield from _named(value.collect(), n_rows, index)
+        yield from _named(value.collect(), n_rows, index, only)
     elif is_a(value, "polars", "DataFrame"):
         yield from ((part.name, part) for part in value.get_columns())
     elif is_a(value, "pandas", "Series") or is_a(value, "polars", "Series"):
-        yield (PREDICTION if value.name in (None, "") else str(value.name)), value
+        yield only or (PREDICTION if value.name in (None, "") else str(value.name)), value
     elif isinstance(value, (pa.Array, pa.ChunkedArray)):
-        yield PREDICTION, value
+        yield only or PREDICTION, value
     elif hasattr(value, "__arrow_c_stream__"):
         table = pa.table(value)
         yield from zip(table.schema.names, table.columns, strict=True)
     else:
-        yield from _named_parts(value)
+        yield from _named_parts(value, only)
 
 
-def _named_parts(value: Any) -> Iterator[tuple[str, Any]]:
+def _named_parts(value: Any, only: str | None) -> Iterator[tuple[str, Any]]:
     """Yield the columns of named tuples, structured arrays and records, or else one column."""
     dtype_names = getattr(getattr(value, "dtype", None), "names", None)
     fields = getattr(value, "_fields", None) or dtype_names
@@ -120,7 +126,7 @@ def _named_parts(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((str(name), [row.get(name) for row in value]) for name in names)
     else:
         _refuse_unordered(value)
-        yield PREDICTION, value
+        yield only or PREDICTION, value
 
 
 def _refuse_unordered(value: Any) -> None:

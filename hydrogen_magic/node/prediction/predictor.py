@@ -29,7 +29,7 @@ from hydrogen_magic.node.prediction.ddl import parse_schema
 from hydrogen_magic.node.prediction.inputs import BatchConverter
 from hydrogen_magic.node.prediction.numeric_buffers import NumericBuffers
 from hydrogen_magic.node.prediction.options import ERROR_COLUMN, InferOptions
-from hydrogen_magic.node.prediction.outputs import columns_of
+from hydrogen_magic.node.prediction.outputs import PREDICTION, columns_of
 from hydrogen_magic.node.prediction.own_columns import OwnColumns
 from hydrogen_magic.node.prediction.row_labels import first_row_text, rows_text
 from hydrogen_magic.node.prediction.schema_unify import MisfitError, check_columns, fit, joined
@@ -96,6 +96,8 @@ class Predictor:
         self._converter = BatchConverter(self._caller.kind, self._caller.module)
         self.schema: pa.Schema | None = parse_schema(options.schema) if options.schema else None
         """The predicted columns; None before the first output. Unknown types are null."""
+        declared = self.schema.names if self.schema is not None else []
+        self._only = declared[0] if len(declared) == 1 else None
         self._numbers: NumericBuffers | None = None
         """Those of the chunk, once its columns are known."""
         self._rows = range(0)
@@ -198,7 +200,7 @@ class Predictor:
     def _columns(self, value: Any, rows: _Rows, first_row: int, index: Any) -> _Columns:
         """Return the columns of a returned value, without those of the frame that it has unchanged."""
         value = self._own.without_unchanged(value, rows, first_row, index)
-        columns = columns_of(value, rows.num_rows, index, self.schema)
+        columns = columns_of(value, rows.num_rows, index, self.schema, self._only)
         changed = self._own.drop_unchanged(columns, rows, first_row)
         if changed:
             self._checked(lambda: self._options.check_names(changed, rows.schema.names))
@@ -213,7 +215,7 @@ class Predictor:
         if self._numbers is None:
             if self.schema is None:
                 return False
-            self._numbers = NumericBuffers(self.schema, len(self._rows))
+            self._numbers = NumericBuffers(self.schema, len(self._rows), self._only or PREDICTION)
         return self._numbers.put(value, first_row - self._rows.start, n_rows)
 
     # ── one schema ───────────────────────────────────────────────────────────────────────────────
