@@ -161,6 +161,17 @@ def test_column_types_are_preserved(spark: Any) -> None:
     ]  # fmt: skip
 
 
+def test_vectors_are_arrays(spark: Any) -> None:
+    """Those of Spark ML, dense and sparse."""
+    from pyspark.ml.linalg import Vectors
+
+    rows = [(Vectors.dense([1.0, 2.0]),), (Vectors.sparse(2, {1: 3.0}),)]
+    frame = spark.createDataFrame(rows, ["vector"])
+    body = "def predict(batch):\n    return {'sum': [v.sum() for v in batch['vector']]}"
+    found = inferred(frame, body).collect()
+    assert [(list(row[0]), row[1]) for row in found] == [([1.0, 2.0], 3.0), ([0.0, 3.0], 3.0)]
+
+
 @mostly_on_classic
 def test_partitions_without_rows(spark: Any) -> None:
     frame = spark.range(0, 1000, 1, 4).where("id >= 990")

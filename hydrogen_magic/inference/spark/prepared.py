@@ -10,6 +10,7 @@ batch is predicted at once, to know the columns that ``predict`` returns.
 
 from __future__ import annotations
 
+import importlib
 import re
 import secrets
 import warnings
@@ -67,6 +68,7 @@ def prepare(frame: Any, captured: Captured, spec: JobSpec, options: InferOptions
     """Check the arguments and send the cell. Runs no job; raises as :func:`infer_spark` does."""
     kept = _checked(frame, options)
     session = sessions.of(frame)
+    frame = _with_arrays(frame, session)
     share = _share(session, spec)
     if options.schema is not None:
         predicted = parse_schema(options.schema)
@@ -116,7 +118,7 @@ class PreparedRun:
         if not self.options.replace:
             return result
         order = self.options.order(self.frame.columns, added.names)
-        return result.select(*(f"`{name.replace('`', '``')}`" for name in order))
+        return result.select(*map(_quoted, order))
 
     def _first_columns(self, task: Callable[..., Any], tag: str) -> pa.Schema:
         """Run the cell and predict the first batch on an executor; return the predicted columns.
@@ -149,6 +151,22 @@ def _checked(frame: Any, options: InferOptions) -> list[str]:
     _refuse_same_names(frame, frame.columns, "the frame")
     _refuse_unsupported(frame.schema)
     return list(options.kept(frame.columns))
+
+
+def _with_arrays(frame: Any, session: Session) -> Any:
+    """Return the frame with arrays for Spark ML's vectors, which Arrow has as structs of their parts."""
+    vectors = [f.name for f in frame.schema.fields if type(f.dataType).__name__ == "VectorUDT"]
+    if not vectors:
+        return frame
+    # Spark's own choice between them is for the process, which may have sessions of both kinds.
+    functions = "pyspark.ml.connect.functions" if session.is_connect else "pyspark.ml.functions"
+    as_array = importlib.import_module(functions).vector_to_array
+    return frame.withColumns({name: as_array(frame[_quoted(name)]) for name in vectors})
+
+
+def _quoted(name: str) -> str:
+    """Return the name of a column as an identifier of Spark SQL."""
+    return f"`{name.replace('`', '``')}`"
 
 
 def _refuse_same_names(frame: Any, names: list[str], owner: str) -> None:
