@@ -26,6 +26,7 @@ from hydrogen_magic.capture import Captured, CellText, capture_cell
 from hydrogen_magic.driver.state.gang_results import RankResults
 from hydrogen_magic.node.worker import namespace
 from hydrogen_magic.serialization import payload, result_stream
+from tests import shells
 
 SERVER = """
 import os, pathlib, socket, sys, traceback, types
@@ -187,6 +188,7 @@ def open_notebook() -> Iterator[Notebook]:
     try:
         yield notebook
     finally:
+        shells.forget(notebook.shell)
         sys.modules["__main__"] = before
         sys.displayhook, sys.excepthook = hooks
         sys.path[:] = path

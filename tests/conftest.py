@@ -9,19 +9,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.horovod import installation
-from hydrogen_magic.notebook import magics
-from tests import leaks, spark_rig
+from tests import leaks, shells, spark_rig
 
 leaks.mark_session()
 
@@ -174,16 +171,10 @@ def _fail_on(found: list[str], who: str) -> None:
 
 
 @pytest.fixture
-def notebook_shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
-    """A shell of this process with the magics; its history is in memory, so that no thread writes it."""
-    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])  # the shell replaces it
-    InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
-    magics.load(shell)
-    yield shell
-    magics.unload(shell)
-    shell.user_ns.clear()  # reset() would collect all garbage, which takes long beside torch
-    InteractiveShell.clear_instance()
+def notebook_shell() -> Iterator[InteractiveShell]:
+    """A shell of this process with the magics."""
+    with shells.loaded_shell() as shell:
+        yield shell
 
 
 # ── Spark ────────────────────────────────────────────────────────────────────────────────────────

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
 from hydrogen_magic import capture
 from hydrogen_magic.capture import CellText
@@ -20,12 +19,12 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import CaptureError, InferError, RankFailedError
 from hydrogen_magic.inference import request
 from hydrogen_magic.node.prediction.options import InferOptions
-from hydrogen_magic.notebook import magics
 from hydrogen_magic.notebook.arguments import (
     ArgumentsError,
     InferArguments,
     parse_infer,
 )
+from tests import shells
 from tests.gangs import until
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -43,14 +42,9 @@ def parsed(line: str) -> InferArguments:
 @pytest.fixture
 def shell() -> Iterator[InteractiveShell]:
     """A shell whose notebook has a frame ``df`` of 1,000 rows."""
-    InteractiveShell.clear_instance()
-    config = Config({"HistoryManager": {"enabled": False}})
-    shell = InteractiveShell.instance(config=config)
-    magics.load(shell)
-    shell.push({"df": pd.DataFrame({"x": range(1000), "y": 0.5})})
-    yield shell
-    magics.unload(shell)
-    InteractiveShell.clear_instance()
+    with shells.loaded_shell() as shell:
+        shell.push({"df": pd.DataFrame({"x": range(1000), "y": 0.5})})
+        yield shell
 
 
 def run(shell: InteractiveShell, line: str, body: str = TWICE) -> object:

@@ -234,7 +234,7 @@ def test_fixtures_fail_tests_that_leak_and_pure_tests_that_start_something(
 ) -> None:
     here = Path(__file__).parents[1]
     package = pytester.mkpydir("tests")
-    for name in ("conftest.py", "leaks.py", "spark_classes.py", "spark_rig.py"):
+    for name in ("conftest.py", "leaks.py", "shells.py", "spark_classes.py", "spark_rig.py"):
         text = (here / name).read_text()
         (package / name).write_text(text.replace("SETTLE_S = 30.0", "SETTLE_S = 1.0"))
     for folder, code in INNER.items():

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
 from hydrogen_magic.capture import Captured, CellText, capture_cell
 from hydrogen_magic.core import events as ev
@@ -28,8 +26,7 @@ from hydrogen_magic.inference.spark.gang import infer_on_spark
 from hydrogen_magic.inference.spark.prepared import PreparedRun, infer_spark, prepare
 from hydrogen_magic.inference.spark.run import SparkRun
 from hydrogen_magic.node.prediction.options import InferOptions
-from hydrogen_magic.notebook import magics
-from tests import spark_rig
+from tests import shells, spark_rig
 from tests.gangs import PATIENCE_S, wait_until_gone
 
 pytestmark = [
@@ -632,10 +629,7 @@ def test_rows_without_a_prediction_are_counted_by_partition(spark: Any) -> None:
 
 @mostly_on_classic
 def test_the_magic_shows_and_stops_a_run_and_keeps_out_lazy(spark: Any) -> None:
-    InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
-    magics.load(shell)
-    try:
+    with shells.loaded_shell() as shell:
         shell.run_cell("import numpy as np")
         shell.push({"df": spark.range(0, N_ROWS, 1, 4)})
         known = set(launcher.gangs())
@@ -653,6 +647,3 @@ def test_the_magic_shows_and_stops_a_run_and_keeps_out_lazy(spark: Any) -> None:
         shell.run_line_magic("gang", f"stop {detached.gang.id}")
         assert detached.gang.wait(PATIENCE_S)
         assert detached.gang.state == "STOPPED"
-    finally:
-        magics.unload(shell)
-        InteractiveShell.clear_instance()
