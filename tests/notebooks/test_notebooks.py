@@ -15,7 +15,7 @@ from tests import spark_classes
 FOLDER = Path(__file__).parents[2] / "example_notebooks"
 MARKERS = ("horovod", "spark")
 """A notebook that has one of these in its name needs what the marker stands for."""
-SMALLER = {"04_infer_dataframe": "N_ROWS = 10_000\nTURNS = 1"}
+SMALLER = {"04_infer_dataframe": "N_ROWS = 5_000\nTURNS = 1"}
 """Cells that follow a notebook's cell with the tag ``parameters``, as papermill puts one there."""
 CELL_S = 240
 """A cell of a notebook on Spark starts several JVMs, on a machine that is busy with other tests."""
