@@ -32,6 +32,8 @@ SESSION = "HYDROGEN_MAGIC_TEST_SESSION"
 """Environment variable that marks everything this process of pytest starts."""
 
 _COOKIES = (processes.COOKIE, processes.OWNER)
+_PREFIX = b"HYDROGEN_MAGIC_"
+"""Of the names of all variables that are read here."""
 _KTHREADD = 2
 """Parent of the system's own threads."""
 _POLL_S = 0.02
@@ -79,11 +81,14 @@ def _below(everything: Iterable[processes.Process], root: int) -> list[processes
 
 
 def _environ(pid: int) -> dict[str, str]:
+    """Return our own variables of a process: it may have hundreds, and every test looks at all processes."""
     try:
         raw = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return {}
-    pairs = (entry.partition(b"=") for entry in raw.split(b"\0"))
+    if _PREFIX not in raw:
+        return {}
+    pairs = (entry.partition(b"=") for entry in raw.split(b"\0") if entry.startswith(_PREFIX))
     return {os.fsdecode(key): os.fsdecode(value) for key, _, value in pairs}
 
 
