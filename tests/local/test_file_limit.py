@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import subprocess
@@ -54,7 +55,18 @@ def test_a_full_table_of_the_kernel_is_named_before_anything_starts() -> None:
         assert ended(hm.launch(ranks.gather, np=2)).result == [0, 1]
 
 
-def test_a_table_that_is_full_when_results_arrive_ends_the_gang(tmp_path: Path) -> None:
+def test_a_table_that_is_full_when_results_arrive_ends_the_gang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And its agent, which may take a moment: the next gang has another one."""
+    kill = local_agents.LocalAgent._kill
+
+    async def kill_late(agent: local_agents.LocalAgent) -> None:
+        await asyncio.sleep(0.5)
+        await kill(agent)
+
+    monkeypatch.setattr(local_agents.LocalAgent, "_kill", kill_late)
+
     def wait_for(file: str) -> None:
         print("waiting", flush=True)
         while not os.path.exists(file):

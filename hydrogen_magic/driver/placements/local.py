@@ -124,7 +124,7 @@ class LocalAgentGroup:
                 os.close(fd)
 
     def _take_agent(self, digest: str, preload: Sequence[str]) -> local_agents.LocalAgent:
-        if self._agent is None or not self._agent.alive or self._agent.is_being_killed:
+        if self._agent is None or not self._agent.is_usable:
             self._agent = local_agents.pool().take(local_agents.hub(), digest, preload)
         return self._agent
 

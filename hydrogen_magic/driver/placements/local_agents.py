@@ -132,9 +132,9 @@ class LocalAgent(AgentClient):
         return self._marks
 
     @property
-    def is_being_killed(self) -> bool:
-        """Whether :meth:`kill` was called."""
-        return self._killing is not None
+    def is_usable(self) -> bool:
+        """Whether it is alive, and :meth:`kill` was not called."""
+        return self.alive and self._killing is None
 
     def launch(self, request: LaunchRequest, handed: Sequence[int], sink: EventSink) -> None:
         """Have the agent start the ranks of ``request``, and tell ``sink`` what happens.
@@ -361,7 +361,7 @@ class _Pool:
         self.idle: list[LocalAgent] = []
 
     def take(self, hub: Hub, digest: str, preload: Sequence[str]) -> LocalAgent:
-        self.idle = [agent for agent in self.idle if agent.alive]
+        self.idle = [agent for agent in self.idle if agent.is_usable]
         if self.idle:
             return self.idle.pop()
         agent = LocalAgent(hub, digest, preload)
@@ -370,7 +370,7 @@ class _Pool:
 
     async def give_back(self, agent: LocalAgent) -> None:
         self.all = [one for one in self.all if one.alive]
-        if agent.alive and agent.is_ready and not self.idle:
+        if agent.is_usable and agent.is_ready and not self.idle:
             self.idle.append(agent)
         elif agent.alive:
             self.all.remove(agent)
