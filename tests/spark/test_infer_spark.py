@@ -169,6 +169,14 @@ def test_vectors_are_arrays(spark: Any) -> None:
     assert [(list(row[0]), row[1]) for row in found] == [([1.0, 2.0], 3.0), ([0.0, 3.0], 3.0)]
 
 
+def test_names_that_spark_would_take_apart(spark: Any) -> None:
+    frame = spark.range(3).selectExpr("id as `a.b`", "id + 1 as `c``d`")
+    body = "def predict(batch):\n    return {'e.f': batch['a.b'] + batch['c`d']}"
+    found = inferred(frame, body)
+    assert found.columns == ["a.b", "c`d", "e.f"]
+    assert [tuple(row) for row in found.collect()] == [(n, n + 1, 2 * n + 1) for n in range(3)]
+
+
 @mostly_on_classic
 def test_partitions_without_rows(spark: Any) -> None:
     frame = spark.range(0, 1000, 1, 4).where("id >= 990")

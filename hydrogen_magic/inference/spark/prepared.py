@@ -259,7 +259,29 @@ def _mapped(
     with warnings.catch_warnings(), session.python_workers(memory_settings.ENVIRONMENT):
         # pyspark checks the version of pandas, which is not used here.
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
+        names = frame.columns
+        if any("." in name or "`" in name for name in names):  # mapInArrow would take these apart
+            frame = frame.toDF(*(f"column_{number}" for number in range(len(names))))
+            task = _with_names(task, names)
         return frame.mapInArrow(task, schema, profile=profile)
+
+
+def _with_names(
+    task: Callable[[Iterator[Any]], Iterator[Any]], names: list[str]
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return a task for batches whose columns have other names; pickled by value, as ``task`` is."""
+
+    def hydrogen_magic_infer(batches: Iterator[Any]) -> Iterator[Any]:
+        import pyarrow
+
+        def renamed() -> Iterator[Any]:
+            for batch in batches:
+                fields = [f.with_name(name) for f, name in zip(batch.schema, names, strict=True)]
+                yield pyarrow.RecordBatch.from_arrays(batch.columns, schema=pyarrow.schema(fields))
+
+        yield from task(renamed())
+
+    return hydrogen_magic_infer
 
 
 def _schemas(frame: Any, kept: list[str], added: pa.Schema) -> tuple[Any, bytes]:
