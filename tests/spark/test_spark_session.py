@@ -323,3 +323,19 @@ def test_sparks_messages_in_one_sentence(text: str, kind: str, sentence: str) ->
     error = explained(RuntimeError(text))
     assert (error.kind, str(error)) == (kind, sentence)
     assert text in error.details
+
+
+@pytest.mark.parametrize("version", ["3.5.1", "4.99.0-vendor-1"])
+def test_versions_that_were_not_tested(
+    session: Session, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The installed version is one that was tested: the constant has to follow it."""
+    assert session.version_note() is None
+    assert sessions._versions[session.application] == session.spark.version
+    monkeypatch.setitem(sessions._versions, session.application, version)
+    if version.startswith("3"):
+        with pytest.raises(PlacementError, match=r"has Spark 3\.5\.1; Spark 4\.0 or newer"):
+            sessions._session(session.spark)
+    else:
+        note = sessions._session(session.spark).version_note()
+        assert note is not None and version in note

@@ -25,7 +25,8 @@ class SparkPlacement(Placement):
             raise PlacementError("`--on spark` needs Linux 5.3 or newer, here and on the executors")
         found, capacity = _look(spec)
         gpu = "assigned by Spark" if capacity.gpus else None
-        return rank_assignment.unassigned(spec, found.where, gpu, capacity.notes)
+        notes = (*capacity.notes, *filter(None, [found.version_note()]))
+        return rank_assignment.unassigned(spec, found.where, gpu, notes)
 
     def open(self, spec: JobSpec) -> RemoteAgentGroup:
         found, capacity = _look(spec)

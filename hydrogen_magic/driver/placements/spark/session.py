@@ -8,6 +8,7 @@ address by which executors reach this process.
 
 from __future__ import annotations
 
+import re
 import socket
 import sys
 import threading
@@ -33,6 +34,13 @@ _HOW = (
     "for a cluster or `SparkSession.builder.remote('sc://HOST').getOrCreate()` for Spark Connect"
 )
 
+_OLDEST = (4, 0)
+"""The first version with resource profiles for a barrier stage of ``mapInArrow``."""
+_NEWEST = (4, 3)
+"""The newest version that the tests have run with."""
+
+_versions: dict[str, str] = {}
+"""Application -> its version of Spark, which is a request on Connect."""
 _running: dict[tuple[str, str], threading.Event] = {}
 """(application, tag) -> set when that call of :meth:`Session.run` has ended."""
 _insisting: dict[tuple[str, str], threading.Thread] = {}
@@ -123,6 +131,14 @@ class Session:
             return sum(int(each.runningTasks()) for each in sets if tag in _tags_of(each))
         except Exception:  # of Py4J, or Java's that pyspark translates: they have no common base
             return None
+
+    def version_note(self) -> str | None:
+        """Return a note for the user if this version of Spark is newer than any that was tested."""
+        version = _version(self)
+        if _numbers(version) <= _NEWEST:
+            return None
+        newest = ".".join(map(str, _NEWEST))
+        return f"Spark {version} is newer than the newest version that was tested, {newest}"
 
     def addresses(self) -> tuple[str, ...]:
         """Return addresses where executors may reach this process, best first.
@@ -273,7 +289,23 @@ def of(frame: Any) -> Session:
 def _session(spark: Any) -> Session:
     is_connect = _is_connect(spark)
     where = f"sc://{_endpoint(spark)}" if is_connect else str(spark.sparkContext.master)
-    return Session(spark, is_connect, str(spark.conf.get("spark.app.id")), where)
+    found = Session(spark, is_connect, str(spark.conf.get("spark.app.id")), where)
+    version = _version(found)
+    if _numbers(version) < _OLDEST:
+        oldest = ".".join(map(str, _OLDEST))
+        raise PlacementError(f"this session has Spark {version}; Spark {oldest} or newer is needed")
+    return found
+
+
+def _version(session: Session) -> str:
+    if session.application not in _versions:
+        _versions[session.application] = str(session.spark.version)
+    return _versions[session.application]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return major and minor version of ``4.3.0``, ``4.0.1-amzn-0`` or ``4.1.0.dev0``."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def _endpoint(spark: Any) -> str:
