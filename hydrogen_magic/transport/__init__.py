@@ -1,1 +1,4 @@
-"""Bytes to other processes: frames on a Unix socket, the encrypted channel, files in parts."""
+"""Bytes to other processes: frames on a Unix socket, the encrypted channel, files in parts.
+
+``daemon_thread`` runs calls that would block the kernel's event loop.
+"""

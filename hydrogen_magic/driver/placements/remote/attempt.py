@@ -48,11 +48,11 @@ _TASKS_NOTICE_S = 60.0
 """After this time a task has noticed that its agent does not respond, and has ended the agent's ranks. If
 the task were ended, nothing could end the ranks."""
 _RELEASED_S = 60.0
-"""Tasks return within milliseconds when their agents release them, on a busy host within seconds. A task
-that the provider ends may count as failed there."""
+"""How long the tasks of a gang without a failure may take to return: milliseconds once their agents release
+them, seconds on a busy host. A task that the provider ends may count as failed there."""
 _UNRELEASED_S = 1.5
-"""How long the tasks of a gang that did not succeed may take: lost ones may be restarted, and some that have
-not attached wait for ranks that never come."""
+"""The same after a failure, or where not all tasks have attached: lost ones may be restarted, and some wait
+for ranks that never come."""
 
 
 class RemoteAttempt:

@@ -44,6 +44,10 @@ class BarrierJob:
 
         return in_daemon_thread(run, f"hydrogen_magic Spark job of gang {self._tag}")
 
+    def running_tasks(self) -> int | None:
+        """Return how many of its tasks hold slots, None if unknown."""
+        return self._session.running_tasks(self._tag)
+
     def cancel(self) -> None:
         """Make Spark end the stage; it would restart one whose tasks have lost their agents."""
         self._session.cancel(self._tag)

@@ -106,17 +106,18 @@ class SparkHosts(HostProvider):
             _report(free, attempt, sink)
         tag = f"hydrogen_magic-{attempt.gang}-{attempt.number}"
         ranks = "1 rank" if np == 1 else f"{np} ranks"
-        self._job = BarrierJob(self._session, tag, f"hydrogen_magic gang {attempt.gang}, {ranks}")
+        description = f"hydrogen_magic gang {attempt.gang}, {ranks}"
+        self._job = job = BarrierJob(self._session, tag, description)
         instructions = tasks.instructions(endpoints(self._session))
-        ended = self._job.start(instructions, np, self._capacity.profile)
-        watching = asyncio.ensure_future(self._watch_queue(free, tag, tasks, sink))
+        ended = job.start(instructions, np, self._capacity.profile)
+        watching = asyncio.ensure_future(self._watch_queue(job, free, tasks, sink))
         try:
             return await ended
         finally:
             watching.cancel()
 
     async def _watch_queue(
-        self, free: int | None, tag: str, tasks: HostTasks, sink: EventSink
+        self, job: BarrierJob, free: int | None, tasks: HostTasks, sink: EventSink
     ) -> None:
         """Report the number of free slots until the tasks have theirs; end the stage if it is late.
 
@@ -129,33 +130,32 @@ class SparkHosts(HostProvider):
             if tasks.have_begun():
                 return
             try:
-                running = await asyncio.to_thread(self._session.running_tasks, tag)
+                running = await asyncio.to_thread(job.running_tasks)
                 slots = None if free is None else await self._slots(free_slots)
-            except (
-                Exception
-            ):  # of Py4J, Java or HTTP; the stage reports it if the session has ended
+            except Exception:  # of Py4J, Java or HTTP; a session that has ended ends the stage
                 continue
             if tasks.have_begun():
                 return
             if running is not None and running >= np:  # their Python workers are starting
                 _report(np, tasks.attempt, sink)
                 return
-            late_s = self._late_s
-            if running is None:
-                late_s = max(late_s, begun_s) + _STARTING_S
-            if (
-                time.monotonic() > late_s
-                and (slots is None or slots < np)
-                and self._job is not None
-            ):
+            lacks_slots = slots is None or slots < np
+            if lacks_slots and time.monotonic() > self._give_up_s(begun_s, running):
                 self._is_late = True
-                self._job.cancel()
+                job.cancel()
                 return
             if free is None and not is_reported and time.monotonic() - begun_s > _UNSEEN_S:
                 is_reported = True
                 sink.emit(ev.Notice(tasks.attempt.job.now_s(), "info", _UNSEEN))
             elif free is not None and free < np:
                 _report(slots, tasks.attempt, sink)
+
+    def _give_up_s(self, begun_s: float, running: int | None) -> float:
+        """Return the monotonic time after which a stage without slots is ended.
+
+        Where the number of its ``running`` tasks is unknown, they may be what holds the slots.
+        """
+        return self._late_s if running is not None else max(self._late_s, begun_s) + _STARTING_S
 
     async def _slots(self, look: Callable[[Session, ClusterCapacity], int | None]) -> int | None:
         return await asyncio.to_thread(look, self._session, self._capacity)
