@@ -153,6 +153,8 @@ class Builder:
         submodules = used_submodules([_bound_module(s) for s in used], attributes)
         imported = [s.module for s in used] + [f"{s.module}.{s.attribute}" for s in used]
         modules = {*imported, *submodules, *pickler.modules, *self.cell_modules}
+        roots = sorted({*pickler.modules, *self.cell_modules})
+        accessed = {*used_submodules(roots, attributes)}
         self.local.add(sorted(modules | {s.module for s in effects}))
         complete = dataclasses.replace(
             header,
@@ -169,7 +171,7 @@ class Builder:
         return Captured(
             bundle(complete, self.stream.finish()),
             (*self._inventory(), *self._settings.inventory(self.stream.sizes)),
-            self._preload(self.local.reached(modules | {s.module for s in effects})),
+            self._preload(self.local.reached(modules | {s.module for s in effects} | accessed)),
             complete.labels,
             (*warnings, *self.local.warnings),
             self._preload(modules),

@@ -176,7 +176,7 @@ _cache: dict[tuple[str, str], tuple[tuple[int, int], tuple[str, list[str]]]] = {
 
 
 def _read(name: str, module: ModuleSource) -> tuple[str, list[str]]:
-    """Return a file's source and the full names of the modules it imports."""
+    """Return a file's source and the full names of the modules it imports and accesses."""
     if not module.path.endswith(".py"):
         return "", []
     status = os.stat(module.path)
@@ -195,7 +195,7 @@ def _imported(text: str, name: str, is_package: bool) -> list[str]:
     except (SyntaxError, ValueError):  # the rank reports it when it imports the module
         return []
     package = name if is_package else name.rpartition(".")[0]
-    return imported_modules(tree, package)
+    return [*imported_modules(tree, package), *_accessed(tree)]
 
 
 def imported_modules(tree: ast.AST, package: str = "") -> list[str]:
@@ -214,6 +214,34 @@ def imported_modules(tree: ast.AST, package: str = "") -> list[str]:
                 found[base] = None
                 found.update((f"{base}.{a.name}", None) for a in node.names if a.name != "*")
     return list(found)
+
+
+def _accessed(tree: ast.AST) -> Iterator[str]:
+    """Yield the full name of each attribute of an imported module, such as ``torch.optim``.
+
+    Attributes that are not modules are among them.
+    """
+    modules: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                root = alias.name.partition(".")[0]
+                modules[alias.asname or root] = alias.name if alias.asname else root
+    for node in ast.walk(tree):
+        name = _dotted(node) if isinstance(node, ast.Attribute) else ""
+        root, _, rest = name.partition(".")
+        if root in modules:
+            yield f"{modules[root]}.{rest}"
+
+
+def _dotted(node: ast.AST) -> str:
+    """Return ``a.b.c`` for that expression, and an empty string for one of another form."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        base = _dotted(node.value)
+        return f"{base}.{node.attr}" if base else ""
+    return ""
 
 
 def _absolute(node: ast.ImportFrom, package: str) -> str:

@@ -130,6 +130,24 @@ def test_preload_names_what_ranks_import(notebook: Notebook) -> None:
     assert "json" not in preload
 
 
+@pytest.mark.parametrize(
+    ("defined", "cell"),
+    [
+        ("", "import torch\ntorch.optim.SGD"),
+        ("def train():\n    import torch\n    return torch.optim.SGD", "train()"),
+        ("import steps", "steps.train()"),
+    ],
+    ids=["cell", "function", "module"],
+)
+def test_preload_names_what_code_accesses(
+    notebook: Notebook, tmp_path: Path, defined: str, cell: str
+) -> None:
+    """An optimizer's first use takes long: processes that are forked share what it imports."""
+    write(tmp_path, {"steps.py": "import torch\n\ndef train(): return torch.optim.SGD"})
+    notebook.cell(defined)
+    assert "torch.optim" in notebook.capture(cell).preload
+
+
 # ── failures on the rank ─────────────────────────────────────────────────────────────────────────
 
 
