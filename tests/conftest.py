@@ -21,6 +21,8 @@ from hydrogen_magic.horovod import installation
 from tests import leaks, shells, spark_rig
 
 leaks.mark_session()
+# OpenMP's threads would spin while they wait, on processors that other tests need.
+os.environ.setdefault("GOMP_SPINCOUNT", "0")
 
 TESTS = Path(__file__).parent
 SHARED = {"standalone": "spark", "connect_server": "connect", "browser": "browser"}
