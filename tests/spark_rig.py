@@ -52,7 +52,7 @@ _JVM_OPTIONS = f"{spark_classes.JVM_OPTIONS} -Xss512k"
 _DISCOVERY = """#!/bin/sh
 echo '{"name": "gpu", "addresses": [%s]}'
 """
-_DAEMON = "daemon_with_pandas"
+DAEMON = "daemon_with_pandas"
 """Module in the executors' Python that forks Spark's Python workers there, as ``pyspark.daemon`` does."""
 _DAEMON_SOURCE = """\
 import gc
@@ -103,8 +103,13 @@ def bare_python(folder: Path) -> Path:
             (libraries / entry.name).symlink_to(entry)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     (folder / "lib" / version / "site-packages" / "libraries.pth").write_text(f"{libraries}\n")
-    (libraries / f"{_DAEMON}.py").write_text(_DAEMON_SOURCE)
+    add_daemon(libraries)
     return folder / "bin" / "python"
+
+
+def add_daemon(folder: Path) -> None:
+    """Write the module :data:`DAEMON`."""
+    (folder / f"{DAEMON}.py").write_text(_DAEMON_SOURCE)
 
 
 def spark_home() -> Path:
@@ -267,7 +272,7 @@ class Site:
             "spark.executor.cores": "2",
             "spark.cores.max": "4",
             "spark.executor.extraJavaOptions": _JVM_OPTIONS,
-            "spark.python.daemon.module": _DAEMON,
+            "spark.python.daemon.module": DAEMON,
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(self.folder / "warehouse"),
             "spark.ui.enabled": "false",
@@ -374,7 +379,7 @@ class Standalone:
 def python_workers(executor: int) -> list[int]:
     """Return the pids of an executor's Python workers (the children of its daemon)."""
     daemons = [p.pid for p in processes.processes() if p.ppid == executor]
-    daemons = [pid for pid in daemons if _DAEMON in leaks.command(pid)]
+    daemons = [pid for pid in daemons if DAEMON in leaks.command(pid)]
     return [p.pid for p in processes.processes() if p.ppid in daemons and p.state != "Z"]
 
 

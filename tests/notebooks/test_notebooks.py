@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import nbformat
@@ -10,7 +11,7 @@ import pytest
 from nbclient import NotebookClient
 from nbformat import v4
 
-from tests import spark_classes
+from tests import spark_classes, spark_rig
 
 FOLDER = Path(__file__).parents[2] / "example_notebooks"
 MARKERS = ("horovod", "spark")
@@ -36,7 +37,7 @@ NOTEBOOKS = [
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", NOTEBOOKS)
 def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JAVA_TOOL_OPTIONS", spark_classes.JVM_OPTIONS)
+    _start_spark_quickly(tmp_path, monkeypatch)
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     if path.stem in SMALLER:
@@ -49,6 +50,15 @@ def test_notebook_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         if "raises-exception" in _tags(cell):
             kinds = [output.output_type for output in cell.outputs]
             assert "error" in kinds, f"expected an error from:\n{cell.source}"
+
+
+def _start_spark_quickly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have its JVMs and Python workers begin with what other tests have loaded."""
+    spark_rig.add_daemon(folder)
+    options = f"--conf spark.python.daemon.module={spark_rig.DAEMON} pyspark-shell"
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", options)
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", spark_classes.JVM_OPTIONS)
 
 
 def _execute(client: NotebookClient) -> None:
