@@ -36,13 +36,14 @@ _PREFIX = b"HYDROGEN_MAGIC_"
 """Of the names of all variables that are read here."""
 _KTHREADD = 2
 """Parent of the system's own threads."""
-_POLL_S = 0.02
+_FIRST_POLL_S, _LAST_POLL_S = 0.02, 0.2
 SETTLE_S = 30.0
 """What is on its way out gets this long: tens of milliseconds where nothing else runs, seconds where
 all workers start JVMs."""
 _SHM = Path("/dev/shm")
 _LISTEN = "0A"
 """State of a listening TCP socket in ``/proc/net/tcp``."""
+_SOCKET = "socket:["
 _ACCEPTS = 0x10000
 """Flag of a listening Unix socket in ``/proc/net/unix`` (``__SO_ACCEPTCON``)."""
 
@@ -64,7 +65,7 @@ def _boot_id() -> str:
 
 def tree(root: int) -> set[int]:
     """Return the pids of what descends from ``root``, without it and without zombies."""
-    return {process.pid for process in _below(list(processes.processes()), root)}
+    return {process.pid for process in _below(processes.processes(), root)}
 
 
 def _below(everything: Iterable[processes.Process], root: int) -> list[processes.Process]:
@@ -113,9 +114,8 @@ def is_agent(pid: int) -> bool:
     return "hydrogen_magic.node.agent" in command(pid)
 
 
-def gang_processes() -> dict[int, str]:
-    """Return what gangs of this session left running, orphans included, zombies not: pid -> description."""
-    everything = [process for process in processes.processes() if process.state != "Z"]
+def gang_processes(everything: Iterable[processes.Process]) -> dict[int, str]:
+    """Of these processes, return what gangs of this session left running, orphans included."""
     below = {process.pid for process in _below(everything, os.getpid())}
     found = {}
     for process in everything:
@@ -177,7 +177,10 @@ def is_lent(pid: int) -> bool:
 
 
 def listening() -> dict[str, str]:
-    """Return inode -> name of all sockets of this machine that are listened on."""
+    """Return inode -> name of all sockets of this machine that are listened on.
+
+    Slow: the system walks through its whole table of connections.
+    """
     found = {}
     for table in ("tcp", "tcp6"):
         for fields in _rows(table):
@@ -189,13 +192,12 @@ def listening() -> dict[str, str]:
     return found
 
 
-def _open_here(inodes: Collection[str]) -> set[str]:
-    """Of these sockets, return those of this process and its descendants, without lent clusters."""
-    if not inodes:
-        return set()
-    ours = {os.getpid()} | {pid for pid in tree(os.getpid()) if not is_lent(pid)}
-    held = {link[len("socket:[") : -1] for pid in ours for link in _links(pid)}
-    return held & set(inodes)
+def sockets(everything: Iterable[processes.Process]) -> set[str]:
+    """Return the inodes of the sockets of this process and its descendants, without lent clusters."""
+    below = (process.pid for process in _below(everything, os.getpid()))
+    ours = {os.getpid(), *(pid for pid in below if not is_lent(pid))}
+    links = (link for pid in ours for link in _links(pid))
+    return {link[len(_SOCKET) : -1] for link in links if link.startswith(_SOCKET)}
 
 
 def _rows(table: str) -> list[list[str]]:
@@ -267,17 +269,19 @@ class Snapshot:
     """Pid -> description: a process may be gone when the report is written."""
     threads: frozenset[threading.Thread]
     descriptors: Counter[str]
-    listening: dict[str, str]
+    sockets: frozenset[str]
+    """Inodes."""
     shared_memory: frozenset[str]
     records: frozenset[str]
 
     @classmethod
     def take(cls) -> Snapshot:
+        everything = [process for process in processes.processes() if process.state != "Z"]
         return cls(
-            processes=gang_processes(),
+            processes=gang_processes(everything),
             threads=frozenset(suspicious_threads()),
             descriptors=descriptors(),
-            listening=listening(),
+            sockets=frozenset(sockets(everything)),
             shared_memory=frozenset(shared_memory()),
             records=frozenset(run_records()),
         )
@@ -291,8 +295,9 @@ def leaks(before: Snapshot) -> list[str]:
     found += [f"thread {t.name} (daemon={t.daemon})" for t in now.threads - before.threads]
     for kind, count in sorted((now.descriptors - before.descriptors).items()):
         found.append(f"{count} more open descriptor(s) of kind {kind}")
-    opened = _open_here(now.listening.keys() - before.listening.keys())
-    found += sorted(f"listening: {now.listening[inode]}" for inode in opened)
+    if opened := now.sockets - before.sockets:
+        names = listening()
+        found += sorted(f"listening: {names[inode]}" for inode in opened & names.keys())
     files = now.shared_memory - before.shared_memory
     found += [f"/dev/shm/{name}" for name in sorted(files - _held_by_others(files))]
     found += [f"run record {name} in the default place" for name in now.records - before.records]
@@ -310,8 +315,10 @@ def settle(check: Callable[[], list[str]], within_s: float) -> list[str]:
     found = check()
     if found:
         gc.collect()  # a socket in a reference cycle is rubbish, not a leak
+    pause_s = _FIRST_POLL_S
     while found and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
+        time.sleep(pause_s)
+        pause_s = min(_LAST_POLL_S, 1.5 * pause_s)
         found = check()
     return found
 
