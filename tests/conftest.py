@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,9 @@ from tests import leaks, shells, spark_rig
 leaks.mark_session()
 # OpenMP's threads would spin while they wait, on processors that other tests need.
 os.environ.setdefault("GOMP_SPINCOUNT", "0")
+# jsonschema (of nbformat) does without it. It compiles a grammar of addresses when it is imported: that
+# takes over a second in each worker.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 TESTS = Path(__file__).parent
 SHARED = {"standalone": "spark", "connect_server": "connect", "browser": "browser"}
