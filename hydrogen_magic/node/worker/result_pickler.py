@@ -23,11 +23,12 @@ from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 
 _STATE_OF_SHARDING = ("__composable_api_state_key", "_is_fsdp_managed", "_fsdp_")
 """Attributes that ``fully_shard`` and related functions add to modules (torch 2.4 to 2.13)."""
-_FSDP_MODEL = (
-    "bring back its weights: `with FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT): "
-    "weights = model.state_dict()` on all ranks"
+_FULL_STATE = (
+    "call `{}, options=StateDictOptions(full_state_dict=True))` of "
+    "torch.distributed.checkpoint.state_dict on all ranks, and bring back its result"
 )
-_FSDP_OPTIMIZER = "bring back `FSDP.full_optim_state_dict(model, opt)`, called on all ranks"
+_FSDP_MODEL = _FULL_STATE.format("get_model_state_dict(model")
+_FSDP_OPTIMIZER = _FULL_STATE.format("get_optimizer_state_dict(model, opt")
 
 
 class ResultPickler(Pickler):
