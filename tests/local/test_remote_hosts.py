@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
+import traceback
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,7 +17,8 @@ import pytest
 import hydrogen_magic as hm
 from hydrogen_magic.core import processes
 from hydrogen_magic.driver.placements import local_agents
-from hydrogen_magic.driver.placements.remote import HostTasks, host_tasks
+from hydrogen_magic.driver.placements.remote import HostTasks, attempt, host_tasks
+from hydrogen_magic.driver.placements.remote.provider import HostsRevokedError
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.entry_points import declare
@@ -100,6 +103,28 @@ def test_tasks_of_a_gang_that_has_succeeded_are_not_ended(monkeypatch: pytest.Mo
     assert ended(launch(ranks.gather, np=2)).result == [0, 1]
     wait_until(lambda: "released" in seen)
     assert seen == ["returned", "released"]
+
+
+def test_errors_after_the_end_of_an_attempt_are_not_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Agents that had not ended their ranks when the hosts were taken away, as one that is stopped."""
+
+    def revoked(hosts: DirectoryHosts) -> None:
+        raise HostsRevokedError("the directories were taken away")
+
+    monkeypatch.setattr(attempt, "_END_S", 0.0)
+    gang = launch(ranks.hang, "sleep", np=2)
+    until(gang, said(gang, "about to hang"))
+    family = family_of(gang)
+    monkeypatch.setattr(DirectoryHosts, "_check", revoked)
+    with pytest.raises(HostsRevokedError) as caught:
+        ended(gang).raise_for_state()
+    local_agents.close()
+    wait_until_gone(family)
+    traceback.clear_frames(caught.tb)  # they hold what asyncio reports when it is freed
+    gc.collect()
+    assert [record.getMessage() for record in caplog.records if record.name == "asyncio"] == []
 
 
 def test_what_a_host_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

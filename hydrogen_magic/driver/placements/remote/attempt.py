@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.messages import AgentCommand, ReleaseTasks, TaskHello
@@ -105,7 +105,7 @@ class RemoteAttempt:
         tasks = HostTasks(
             self._attempt, self._hosts.noun, pool, invited, lambda: bool(self._attached)
         )
-        self._tasks = asyncio.ensure_future(self._use_hosts(tasks))
+        self._tasks = _without_report(asyncio.ensure_future(self._use_hosts(tasks)))
         self._tasks.add_done_callback(self._on_tasks_done)
         try:
             await self._assemble()
@@ -123,8 +123,6 @@ class RemoteAttempt:
         await self._hosts.start_agents(tasks, self._sink)
 
     def _on_tasks_done(self, tasks: asyncio.Future[None]) -> None:
-        if not tasks.cancelled():
-            tasks.exception()  # asyncio would report one that comes when the gang is over
         self._changed.set()
 
     async def _assemble(self) -> None:
@@ -182,7 +180,10 @@ class RemoteAttempt:
         ]
         sending = [asyncio.ensure_future(agent.send_closure(self._attempt)) for agent in requests]
         watching = asyncio.ensure_future(self._watch(assignment))
-        over: list[asyncio.Future[Any]] = [asyncio.gather(*self._sweeps), watching]
+        over: list[asyncio.Future[Any]] = [
+            _without_report(asyncio.gather(*self._sweeps)),
+            _without_report(watching),
+        ]
         try:
             await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -200,8 +201,8 @@ class RemoteAttempt:
 
     async def _bring_checkpoint(self, assignment: rank_assignment.RankAssignment) -> None:
         """Send the last checkpoint to all hosts, as long as the gang is wanted and has its tasks."""
-        bringing = asyncio.gather(
-            *(agent.bring_checkpoint(self._attempt) for agent in assignment.agents)
+        bringing = _without_report(
+            asyncio.gather(*(agent.bring_checkpoint(self._attempt) for agent in assignment.agents))
         )
         deadline_s = time.monotonic() + _BRING_S
         try:
@@ -214,7 +215,7 @@ class RemoteAttempt:
             await asyncio.wait([bringing])
         if self._tasks.done():
             raise self._why_tasks_ended()
-        if not bringing.cancelled():
+        if not self._is_unwanted:
             bringing.result()
 
     # ── monitoring ──
@@ -321,3 +322,15 @@ class RemoteAttempt:
         """Send ``command(gang)`` to every agent whose ranks run."""
         for agent in self._running:
             agent.send(command(agent.gang))
+
+
+_F = TypeVar("_F", bound="asyncio.Future[Any]")
+
+
+def _without_report(future: _F) -> _F:
+    """Return ``future``; asyncio does not report its error if nothing reads it.
+
+    One error ends an attempt. Those that follow are consequences, and may come when it is over.
+    """
+    future.add_done_callback(lambda done: None if done.cancelled() else done.exception())
+    return future
