@@ -25,7 +25,7 @@ from hydrogen_magic.errors import (
     HydrogenError,
     PlacementError,
 )
-from tests import ranks
+from tests import ranks, spark_rig
 from tests.failure_checks import check_ranks_that_fail_together
 from tests.gangs import (
     alive,
@@ -368,23 +368,49 @@ def test_a_template_that_dies_is_replaced_and_no_rank_is_blamed(
     assert "the forkserver exited unexpectedly" in notices_of(gang)
 
 
-@pytest.mark.parametrize("kill", [pytest.param(False, marks=pytest.mark.exhaustive), True])
-def test_an_agent_that_does_not_respond_is_ended(kill: bool) -> None:
+@pytest.mark.parametrize(
+    ("stopped", "kill"),
+    [
+        pytest.param("agent", False, marks=pytest.mark.exhaustive),
+        pytest.param("agent", True, marks=pytest.mark.exhaustive),
+        pytest.param("agent and forkserver", False, marks=pytest.mark.exhaustive),
+        ("agent and forkserver", True),
+        pytest.param("all", True, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_an_agent_that_does_not_respond_is_ended(stopped: str, kill: bool) -> None:
     """A stopped agent answers nothing, as one that hangs. The ranks' helpers have own sessions."""
     gang = hm.launch(ranks.family, 1, False, np=2)
     until(gang, said(gang, "batch"))
-    pids = agent_pids()
-    family = family_of(gang)
-    for pid in pids:
+    agent = next(agent for agent in local_agents.pool().all if agent.gang == gang.id)
+    mark = processes.AGENT, agent.marks[processes.AGENT]
+    family = set(spark_rig.marked(*mark))
+    assert family > set(family_of(gang)) and agent.process.pid in family
+    for pid in stopped_with(agent.process.pid, stopped, family):
         os.kill(pid, signal.SIGSTOP)
     gang.stop()
     if kill:
         gang.stop(kill=True)
     with pytest.raises(GangStoppedError, match="stopped by you"):
         ended(gang).raise_for_state()
-    assert not alive([*family, *pids])
+    assert not spark_rig.marked(*mark) and not alive(family)
     assert {rank.phase for rank in gang.ranks} == {"stopped"}
-    assert f"(pid {pids[0]}) did not respond" in notices_of(gang)
+    assert f"(pid {agent.process.pid}) did not respond" in notices_of(gang)
+
+
+def stopped_with(agent: int, stopped: str, family: set[int]) -> set[int]:
+    """Return the pids to stop, of which ``family`` has all."""
+    if stopped == "all":
+        return family
+    forkservers = {
+        process.pid
+        for process in processes.processes(family)
+        if process.ppid == agent
+        and b"hydrogen_magic.node.agent.forkserver"
+        in Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    }
+    assert forkservers, "with the workers that it has forked in advance"
+    return {agent} if stopped == "agent" else {agent, *forkservers}
 
 
 def test_a_warm_agent_that_was_stopped_is_replaced() -> None:

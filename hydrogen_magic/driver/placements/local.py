@@ -33,7 +33,7 @@ from hydrogen_magic.driver.placements import (
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker import checkpoint
 
-_PING_S = 1.0
+_PING_S = 0.5
 _LATE_S = 4.0
 """After this process was stopped or busy for this long, the agent's answers still have to be read."""
 _SILENCE_S = 15.0
