@@ -17,7 +17,7 @@ import nbformat
 import pytest
 from jupyter_core.utils import ensure_event_loop
 
-from hydrogen_magic.core.processes import OWNER
+from hydrogen_magic.core.processes import AGENT, OWNER
 from tests import jupyter, leaks, spark_rig
 from tests.gangs import PATIENCE_S
 from tests.jupyter import Cell, Kernel
@@ -174,6 +174,37 @@ def test_a_session_that_is_stopped_on_a_local_cluster(
         spark_rig.until(lambda: not agents(), PATIENCE_S)
         again = kernel.run("%%distributed --on spark\n1")
         assert "SparkSession.builder" in again.error, "how to make a session"
+
+
+@pytest.mark.exhaustive  # executors that are killed while their agent is stopped: test_spark_endings
+def test_a_session_that_is_stopped_while_its_agent_is(
+    spark_site: spark_rig.Site, standalone: spark_rig.Standalone, tmp_path: Path
+) -> None:
+    """A stopped agent cannot end its ranks when Spark ends the executor."""
+    cell = CLASSIC.format(standalone.url)
+    with notebook(spark_site, tmp_path, cell, **{"spark.cores.max": "2"}) as kernel:
+        assert not kernel.run("import hydrogen_magic as hm").error
+        mark = owner(kernel)
+        started = kernel.run(FAMILY.replace("--np 2", "--np 2 --detach"))
+        assert not started.error, started.error
+        gang = "list(hm.gangs().values())[-1]"
+        logs = f"all('training' in {gang}.logs.get(rank, '') for rank in (0, 1))"
+        spark_rig.until(lambda: kernel.value(logs) == "True", PATIENCE_S)
+
+        (agent,) = [
+            pid
+            for pid in spark_rig.marked(OWNER, mark)
+            if leaks.command(pid).startswith(str(spark_site.python))
+            and leaks.command(pid).partition(" -m ")[2].startswith("hydrogen_magic.node.agent ")
+        ]
+        _, _, rest = spark_rig.environment(agent).partition(f"{AGENT}=".encode())
+        agents_own = rest.partition(b"\0")[0].decode()
+        assert len(spark_rig.marked(AGENT, agents_own)) >= 5, "two ranks with a helper each"
+        os.kill(agent, signal.SIGSTOP)
+        assert not kernel.run("spark.stop()").error
+        spark_rig.until(lambda: not spark_rig.marked(AGENT, agents_own), PATIENCE_S)
+        assert kernel.value(f"{gang}.wait(60), {gang}.state") == "(True, 'FAILED')"
+        assert "Spark session was stopped" in kernel.value(f"{gang}.snapshot().reason")
 
 
 def test_an_interrupt_on_connect(
