@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -147,6 +148,20 @@ def test_memory_error() -> None:
     error = failure_of(hm.launch(ranks.out_of_memory, 200 << 20, np=2))
     assert error.rank == 1
     assert "MemoryError" in str(error) and "RLIMIT_AS" in error.report
+
+
+def test_a_limit_of_the_address_space_is_raised() -> None:
+    code = """
+import resource
+from hydrogen_magic.core import address_space
+name, hard = resource.RLIMIT_AS, resource.getrlimit(resource.RLIMIT_AS)[1]
+resource.setrlimit(name, (8 << 30, hard))
+address_space.raise_limit()
+assert resource.getrlimit(name) == (hard, hard), resource.getrlimit(name)
+resource.setrlimit(name, (8 << 30, 8 << 30))
+address_space.raise_limit()  # only a privileged process may do it: no error elsewhere
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_out_of_memory_by_the_system() -> None:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hydrogen_magic.core import processes
+from hydrogen_magic.core import address_space, processes
 from hydrogen_magic.core.messages import (
     AgentConfig,
     LocalAgentConfig,
@@ -41,6 +41,8 @@ def main(arguments: Sequence[str]) -> None:
         kernel = os.pidfd_open(config.kernel_pid) if isinstance(config, LocalAgentConfig) else -1
     except ProcessLookupError:
         return
+    if isinstance(config, RemoteAgentConfig):
+        address_space.raise_limit()  # of the task that started it; that of a notebook is its user's
     processes.become_subreaper()
     processes.use_batch_scheduling()  # and the ranks with this process
     gc.set_threshold(_GARBAGE)

@@ -8,8 +8,8 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from hydrogen_magic.core import address_space, processes
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core import processes
 from hydrogen_magic.core.masking import masked_file
 from hydrogen_magic.core.messages import (
     MessageError,
@@ -230,14 +230,16 @@ class RankProcess:
             exit_code = os.WEXITSTATUS(status)
         is_requested = self._is_stop_requested
         crash = self.stacks.read() if signal_name and not is_requested else ""
-        hint = "" if is_requested else self._hint(signal_name, max_rss_bytes)
+        hint = "" if is_requested else self._hint(exit_code, signal_name, max_rss_bytes)
         how = (exit_code, signal_name, is_requested, hint, crash)
         self._emit(ev.RankExited(self._now_s(), self.rank, *how))
 
-    def _hint(self, signal_name: str, max_rss_bytes: int) -> str:
+    def _hint(self, exit_code: int | None, signal_name: str, max_rss_bytes: int) -> str:
         hints = [f"while {self._finish.step}"] if self._finish.step else []
         if signal_name == "SIGKILL":
             hints.append(self._why_killed(max_rss_bytes))
+        if limit := address_space.exit_note(exit_code, signal_name):
+            hints.append(limit)
         return "; ".join(hints)
 
     def _why_killed(self, max_rss_bytes: int) -> str:
