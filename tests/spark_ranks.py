@@ -41,6 +41,13 @@ def answers(*names: str) -> list[int]:
     return [importlib.import_module(name).ANSWER for name in names]
 
 
+def text_of(name: str) -> str:
+    """Return the text of a file that Spark has distributed."""
+    from pyspark import SparkFiles
+
+    return Path(SparkFiles.get(name)).read_text()
+
+
 def removes_its_log() -> int:
     """Leave a directory in the place of this rank's log; return the agent's pid."""
     import hydrogen_magic
@@ -127,3 +134,27 @@ def count(n_steps: int) -> int:
         print(f"step {step}", flush=True)
         time.sleep(0.1)
     return n_steps
+
+
+def inherited() -> dict[str, Any]:
+    """Return what this rank has of its session's settings; all ranks meet first."""
+    from pyspark import SparkFiles
+
+    archive = Path(SparkFiles.get("data"))
+    sys.path.insert(0, str(archive))
+    return {
+        "ranks": ranks.gather(),
+        "mine": os.environ.get("MINE"),
+        "proxy": os.environ.get("http_proxy"),
+        "python": sys.executable,
+        "file": (archive / "labels.txt").read_text(),
+        "module": importlib.import_module("in_archive").ANSWER,
+    }
+
+
+def allocate(n_bytes: int) -> None:
+    bytearray(n_bytes)
+
+
+def abort() -> None:
+    os.abort()

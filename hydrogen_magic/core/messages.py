@@ -358,6 +358,8 @@ class TaskHello(TaskMessage):
     """The process with which the task and the agent's folder go; None if there is none."""
     gpus: tuple[str, ...] = ()
     """Addresses of the GPUs that the task was given."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables for the ranks beside those of the task's process."""
 
 
 @dataclass(frozen=True)

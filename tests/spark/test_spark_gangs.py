@@ -104,7 +104,7 @@ def test_local_modules_and_values_travel(tmp_path: Path, monkeypatch: pytest.Mon
     assert gang.results == [[2, 4, 6], [2, 4, 6]]
 
 
-def test_modules_that_spark_distributes_are_found(
+def test_modules_and_files_that_spark_distributes_are_found(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those that came before the agents, and those that are added while they are warm."""
@@ -115,11 +115,14 @@ def test_modules_that_spark_distributes_are_found(
         (tmp_path / f"alone_{name}.py").write_text("ANSWER = 42\n")
         with zipfile.ZipFile(tmp_path / f"{name}.zip", "w") as packed:
             packed.writestr(f"packed_{name}.py", "ANSWER = 42\n")
+        (tmp_path / f"{name}.txt").write_text(name)
+        spark.sparkContext.addFile(str(tmp_path / f"{name}.txt"))
         for file in (f"alone_{name}.py", f"{name}.zip"):
             spark.sparkContext.addPyFile(str(tmp_path / file))
         sent += [f"alone_{name}", f"packed_{name}"]
         found = ended(launch(spark_ranks.answers, *sent, np=4)).results
         assert found == [[42] * len(sent)] * 4
+        assert launch(spark_ranks.text_of, f"{name}.txt", np=2).results == [name] * 2
         local_agents.close()
 
 

@@ -353,15 +353,18 @@ class RemoteLink:
         record_dir = self._folder / "runs" / request.gang
         record_dir.mkdir(parents=True, exist_ok=True)
         self._ranks = {one.task: one.rank for one in request.ranks if one.task is not None}
-        env = {"OMP_NUM_THREADS": "1", **self._config.env}
+        task = self._nearest_task()
+        env = {"OMP_NUM_THREADS": "1", **self._config.env, **(task.env if task else {})}
         env |= {**self._checkpoints(request), **request.env}
         timeline = request.timeline
         if timeline is not None and given_path(timeline, env):
             # A path of the kernel's machine: the kernel writes what we send it there.
             env[timeline.variable] = path_of_given(timeline, str(record_dir), request.attempt)
-        sys_path = self._sys_path()
+        # Our code, then what the task imports; if all tasks were lost in the meantime, what the first did.
+        own = self._config.sys_path
+        sys_path = (own[0], *task.sys_path) if task else own
         fingerprint = request.fingerprint
-        if archives := _archives(sys_path) - _archives(self._config.sys_path):
+        if archives := _archives(sys_path) - _archives(own):
             fingerprint = f"{fingerprint} with {sorted(archives)}"  # its forkserver lacks them
         return replace(
             request,
@@ -373,18 +376,16 @@ class RemoteLink:
             clock_zero_s=self._clock.here(request.clock_zero_s),
         )
 
-    def _sys_path(self) -> tuple[str, ...]:
-        """Return where the ranks import from: our code, then what one of their tasks does.
+    def _nearest_task(self) -> TaskHello | None:
+        """Return the task whose directories all ranks use, None if all were lost in the meantime.
 
         Tasks of different parents have the same files in different directories. Those of the agent's own
-        parent are preferred, so that consecutive gangs have the same path.
+        parent are preferred, so that consecutive gangs have the same module path.
         """
-        hellos = [hello for _, hello in self._attached.values()]
-        if not hellos:  # they were lost in the meantime
-            return self._config.sys_path
-        parent = self._config.parent_pid
-        first = min(hellos, key=lambda hello: (hello.parent_pid != parent, hello.number))
-        return (self._config.sys_path[0], *first.sys_path)
+        hellos, parent = (hello for _, hello in self._attached.values()), self._config.parent_pid
+        return min(
+            hellos, key=lambda hello: (hello.parent_pid != parent, hello.number), default=None
+        )
 
     def _checkpoints(self, request: LaunchRequest) -> dict[str, str]:
         """Return where checkpoints go: the kernel's own directory where all machines see it."""

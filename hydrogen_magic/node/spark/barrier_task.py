@@ -14,12 +14,14 @@ def serve(batches: Any, boot: dict[str, Any], code: bytes, host_task: Any) -> An
     """Run the task. ``boot`` and ``code``: for ``hold()`` of the module ``host_task``."""
     for _ in batches:
         pass
-    from pyspark import BarrierTaskContext
+    from pyspark import BarrierTaskContext, SparkFiles
 
     context = BarrierTaskContext.get()
     assert context is not None
     address = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]
-    host_task.hold(boot, code, _about(context, host_task.read), address, _local_dir())
+    env = {"HYDROGEN_MAGIC_SPARK_FILES": os.path.abspath(SparkFiles.getRootDirectory())}
+    about = {**_about(context, host_task.read), "env": env}
+    host_task.hold(boot, code, about, address, _local_dir())
     import pyarrow
 
     yield pyarrow.RecordBatch.from_pydict({"o": [b"done"]})

@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.messages import ObserverSpec, WorkerStart
-from hydrogen_magic.node.worker import sparkdl
+from hydrogen_magic.node.worker import spark_files, sparkdl
 
 _IOLBF = 1
 """C's constant for line buffering."""
@@ -171,6 +171,7 @@ def enter_environment(start: WorkerStart) -> None:
     sys.path[:] = start.sys_path
     sys.argv = [""]
     sparkdl.install_if_asked()
+    spark_files.install_if_asked()
     # ``multiprocessing`` knows the second name, which the forkserver's own main module has had.
     sys.modules["__main__"] = sys.modules["__mp_main__"] = types.ModuleType("__main__")
     # New streams: the forkserver's were made for its own descriptors.

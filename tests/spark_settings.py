@@ -1,0 +1,70 @@
+"""A notebook's process whose session has settings that its ranks inherit; see ``test_spark_settings``.
+
+``python -m tests.spark_settings MASTER NAME`` prints one line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import hydrogen_magic as hm
+from hydrogen_magic.driver.placements import local_agents
+from tests import leaks, spark_ranks, spark_rig
+from tests.gangs import ended, failure_of
+from tests.spark_gangs import launch
+
+ANSWER = "settings: "
+
+
+def many(spark: Any) -> dict[str, Any]:
+    """Return what ranks inherit of a session with many settings, and how they fail at its limits."""
+    use_profile(spark)
+    found = ended(launch(spark_ranks.inherited, np=2)).results
+    again = ended(launch(spark_ranks.inherited, np=2)).results
+    return {
+        "found": found,
+        "again": found == again,
+        "refused": refusal(),
+        "memory": failure_of(launch(spark_ranks.allocate, 64 << 30, np=1)).report,
+        "abort": failure_of(launch(spark_ranks.abort, np=1)).report,
+    }
+
+
+def use_profile(spark: Any) -> None:
+    """Run a job of the user's own with a resource profile."""
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    profile = ResourceProfileBuilder().require(TaskResourceRequests().cpus(1)).build
+    spark.range(2).mapInArrow(lambda batches: batches, "id long", profile=profile).collect()
+
+
+def refusal() -> str:
+    try:
+        launch(spark_ranks.parent, np=3)
+    except hm.errors.PlacementError as error:
+        return str(error)
+    return ""
+
+
+def packed(spark: Any) -> dict[str, Any]:
+    """Return the Python of ranks where Spark has unpacked the executors' environment."""
+    prefix, _ = ended(launch(spark_ranks.interpreter, np=1)).result
+    return {"prefix": prefix, "ranks": ended(launch(spark_ranks.ranks.gather, np=2)).result}
+
+
+def main(master: str, name: str) -> None:
+    from pyspark.sql import SparkSession
+
+    leaks.mark_session()
+    spark = SparkSession.builder.master(master).getOrCreate()
+    spark_rig.wait_for_executors(spark, 2)
+    answer = {"many": many, "packed": packed}[name](spark)
+    local_agents.close()
+    spark.stop()
+    print(f"{ANSWER}{json.dumps(answer)}", flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
