@@ -1,4 +1,4 @@
-"""Parquet, CSV or JSON Lines data as a source of chunks: one file, or all files of a folder or a glob.
+"""Parquet, CSV or JSON Lines data as a source of chunks: files of a path, a URL, a glob or a list of these.
 
 The result is Parquet data, since the other formats have no types. Files are read one after another,
 sorted by path, a few batches at a time, so the data may be larger than memory. The names of Hive folders
@@ -7,12 +7,9 @@ sorted by path, a few batches at a time, so the data may be larger than memory. 
 
 from __future__ import annotations
 
-import fnmatch
-import glob
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +19,8 @@ import pyarrow.parquet as pq
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference.parquet_result import Layout, ParquetResult
+from hydrogen_magic.node import data_files
+from hydrogen_magic.node.data_files import AnyPath, DataFiles
 from hydrogen_magic.node.prediction import chunking
 from hydrogen_magic.node.prediction.column_names import listed, refuse_repeated
 
@@ -33,8 +32,6 @@ _FORMATS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 _FORMAT_NAMES = {"csv": "CSV", "json": "JSON Lines", "parquet": "Parquet"}
 _COMPRESSED = {".gz", ".bz2", ".zst"}
 
-_HIDDEN = (".", "_")
-"""Readers of Parquet ignore files whose names begin so: ``_SUCCESS``, ``.part-0.crc``."""
 _READ_ROWS = 1 << 14
 _READ_BYTES = 1 << 16
 """Read buffer of each column, so that no row group has to be in memory as a whole."""
@@ -43,18 +40,18 @@ _READ_BYTES = 1 << 16
 class FileSource:
     """See :class:`hydrogen_magic.inference.sources.FrameSource`."""
 
-    def __init__(
-        self, path: str | os.PathLike[str], target: str | os.PathLike[str] | None = None
-    ) -> None:
-        self._is_text = isinstance(path, str)
-        self._is_relative = not os.path.isabs(os.path.expanduser(target or path))
+    def __init__(self, path: AnyPath | Sequence[AnyPath], target: AnyPath | None = None) -> None:
+        first = path if isinstance(path, (str, os.PathLike)) else next(iter(path), "")
+        self._is_text = isinstance(first, str)
+        self._is_relative = not os.path.isabs(os.path.expanduser(target or first))
         # Absolute paths: another cell may change the working directory meanwhile.
-        self._found = _find(os.fspath(path))
-        self._target = None if target is None else _absolute(target)
+        self._found = _find(path)
+        self._target = None if target is None else _absolute_target(target)
+        self._is_list = first is not path
         dataset = _dataset(self._found)
         fragments = list(dataset.get_fragments())
-        self.schema = _common_schema(dataset, fragments, self._found.format)
-        self._files = [_File.of(fragment) for fragment in fragments]
+        self.schema = _common_schema(dataset, fragments, _format_of(self._found.files[0]))
+        self._files = [_File.of(fragment, self._found.filesystem) for fragment in fragments]
         self.n_rows: int | None = sum(file.n_rows for file in self._files)
 
     def chunks(self, batch_size: int) -> Iterator[pa.Table]:
@@ -80,7 +77,7 @@ class FileSource:
     def _layout(self, keeps_folders: bool) -> Layout:
         """Return the files of the result: one for each file of the data, with as many rows."""
         found = self._found
-        target = self._target or _default_target(found)
+        target = self._target or _default_target(found, is_list=self._is_list)
         if found.is_single:
             names = [Path(found.files[0].name)]
         elif keeps_folders:
@@ -93,7 +90,7 @@ class FileSource:
         paths = [target] if found.is_single else [target / name for name in names]
         if any(found.contains(path) for path in paths):
             raise InferError(
-                f"{target} is among the data {Path(*found.pattern)}, so the next run would read it:"
+                f"{target} is among the data {Path(*found.patterns[0])}, so the next run would read it:"
                 " choose another path with --out"
             )
         n_rows = (file.n_rows for file in self._files)
@@ -110,30 +107,6 @@ class FileSource:
 # ── finding files ────────────────────────────────────────────────────────────────────────────────
 
 
-@dataclass(frozen=True)
-class _FoundFiles:
-    root: Path
-    """The folder that contains all files."""
-    files: tuple[Path, ...]
-    """Sorted by path."""
-    pattern: tuple[str, ...] = ()
-    """Parts of the glob, or of the folder and ``**``; empty for a single file."""
-
-    @property
-    def is_single(self) -> bool:
-        return not self.pattern
-
-    @property
-    def format(self) -> str:
-        """The format of all files, by the name of the first one."""
-        return _format_of(self.files[0])
-
-    def contains(self, path: Path) -> bool:
-        """Return whether the next reader of the data would read ``path`` as well."""
-        both = path.parts, path.resolve().parts
-        return bool(self.pattern) and any(_is_at_or_below(each, self.pattern) for each in both)
-
-
 def _format_of(file: Path) -> str:
     return next((_FORMATS[end] for end in reversed(file.suffixes) if end in _FORMATS), "parquet")
 
@@ -145,40 +118,29 @@ def _parquet_name(file: Path) -> Path:
     return (file.with_suffix("") if file.suffix in _COMPRESSED else file).with_suffix(".parquet")
 
 
-def _absolute(path: str | os.PathLike[str]) -> Path:
-    return Path(os.path.abspath(os.path.expanduser(os.fspath(path))))
+def _find(path: AnyPath | Sequence[AnyPath]) -> DataFiles:
+    try:
+        return data_files.find(path)
+    except (OSError, ImportError, ValueError, pa.ArrowException) as error:
+        raise InferError(str(error)) from error
 
 
-def _find(path: str) -> _FoundFiles:
-    if "://" in path:
+def _absolute_target(target: AnyPath) -> Path:
+    if data_files.is_url(target):
         raise InferError(
-            f"{path} is not on this machine: pass pyarrow.dataset.dataset({path!r}) instead"
+            f"--out {target}: the result is written to a disk of this machine, or one that is mounted"
+            " there: choose a path, and copy it from there"
         )
-    absolute = _absolute(path)
-    if absolute.is_file():
-        return _FoundFiles(absolute.parent, (absolute,))
-    if absolute.is_dir():
-        root, matches = absolute, [absolute]
-        pattern = (*absolute.resolve().parts, "**")
-    elif glob.has_magic(path):
-        root = Path(*takewhile(lambda part: not glob.has_magic(part), absolute.parts))
-        matches = [Path(match) for match in glob.glob(str(absolute), recursive=True)]
-        pattern = absolute.parts
-    else:
-        raise InferError(f"there is no file or folder {path} (from {os.getcwd()})")
-    inside = {file for match in matches for file in (match, *match.rglob("*")) if file.is_file()}
-    visible = sorted(file for file in inside if not _is_hidden(file.relative_to(root)))
-    if not visible:
-        raise InferError(f"there are no files in {path} (from {os.getcwd()})")
-    return _FoundFiles(root, tuple(visible), pattern)
+    return data_files.absolute(target)
 
 
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(_HIDDEN) for part in path.parts)
-
-
-def _default_target(found: _FoundFiles) -> Path:
+def _default_target(found: DataFiles, *, is_list: bool) -> Path:
     """Return the path of a result that got none: next to the data, never inside it."""
+    if found.filesystem is not None or is_list:
+        what = "a list of paths" if is_list else "data that is not on this machine"
+        raise InferError(
+            f"the result of {what} needs a path on this machine: choose one with --out"
+        )
     if found.is_single:
         file = found.files[0]
         file = _parquet_name(file)
@@ -192,17 +154,6 @@ def _default_target(found: _FoundFiles) -> Path:
     return root.with_name(f"{root.name}-inferred")
 
 
-def _is_at_or_below(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
-    """Return whether a glob matches a path or one of its parent folders."""
-    if not pattern:
-        return True
-    if pattern[0] == "**":
-        is_here = _is_at_or_below(parts, pattern[1:])
-        return is_here or (bool(parts) and _is_at_or_below(parts[1:], pattern))
-    is_match = bool(parts) and fnmatch.fnmatchcase(parts[0], pattern[0])
-    return is_match and _is_at_or_below(parts[1:], pattern[1:])
-
-
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -210,6 +161,8 @@ def _is_at_or_below(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
 class _File:
     fragment: Any
     """Of a PyArrow Dataset."""
+    filesystem: Any
+    """``pyarrow.fs.FileSystem``, None for this machine's own."""
     n_rows: int
     names: tuple[str, ...]
     """Columns in the file."""
@@ -217,10 +170,10 @@ class _File:
     """Columns from the names of its folders."""
 
     @staticmethod
-    def of(fragment: Any) -> _File:
+    def of(fragment: Any, filesystem: Any) -> _File:
         partition = ds.get_partition_keys(fragment.partition_expression)
         names = tuple(fragment.physical_schema.names)
-        return _File(fragment, fragment.count_rows(), names, partition)
+        return _File(fragment, filesystem, fragment.count_rows(), names, partition)
 
     def tables(self, schema: pa.Schema) -> Iterator[pa.Table]:
         """Yield the rows in the common ``schema``."""
@@ -233,7 +186,9 @@ class _File:
         path = self.fragment.path
         if _format_of(Path(path)) == "parquet":
             # A Dataset would decode whole row groups, and read ahead while its batches are not taken.
-            with pq.ParquetFile(path, pre_buffer=False, buffer_size=_READ_BYTES) as file:
+            with pq.ParquetFile(
+                path, pre_buffer=False, buffer_size=_READ_BYTES, filesystem=self.filesystem
+            ) as file:
                 yield from file.iter_batches(_READ_ROWS)
             return
         try:
@@ -251,19 +206,19 @@ class _File:
         return column if column.type == field.type else column.cast(field.type)
 
 
-def _dataset(found: _FoundFiles) -> Any:
+def _dataset(found: DataFiles) -> Any:
     is_partitioned = not found.is_single
+    kind = _format_of(found.files[0])
     try:
         return ds.dataset(
             [str(file) for file in found.files],
-            format=found.format,
+            format=kind,
+            filesystem=found.filesystem,
             partitioning=ds.HivePartitioning.discover() if is_partitioned else None,
             partition_base_dir=str(found.root) if is_partitioned else None,
         )
     except (pa.ArrowException, OSError) as error:
-        raise InferError(
-            f"{found.root} cannot be read as {_FORMAT_NAMES[found.format]}: {error}"
-        ) from None
+        raise InferError(f"{found.root} cannot be read as {_FORMAT_NAMES[kind]}: {error}") from None
 
 
 def _common_schema(dataset: Any, fragments: list[Any], format_name: str) -> pa.Schema:

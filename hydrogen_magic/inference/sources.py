@@ -11,7 +11,7 @@
 | PyArrow Table, RecordBatch | the same ones | Table, RecordBatch |
 | Hugging Face Dataset | read in batches | Dataset in memory |
 | PyArrow Dataset, and objects with ``__arrow_c_stream__``: DuckDB, Ibis, … | read once, in order | Table |
-| Parquet, CSV, JSON Lines: a file, a folder, a glob | copied chunk by chunk | path of new Parquet data |
+| Parquet, CSV, JSON Lines: a path, URL, glob, list of these | copied by chunks | path of new Parquet data |
 
 This module imports none of the libraries: it looks only at those that are loaded.
 """
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
 _SUPPORTED = (
     "Pass a pandas, Polars, PyArrow or Spark DataFrame, a DuckDB relation, a Hugging Face Dataset or"
-    " another object with __arrow_c_stream__, or a path of Parquet, CSV or JSON Lines data: a file, a"
-    " folder or a glob."
+    " another object with __arrow_c_stream__, or Parquet, CSV or JSON Lines data: a path or a URL"
+    " of a file or folder, a glob, or a list of these."
 )
 _KINDS = {
     "pandas": ("pandas", "DataFrame"),
@@ -135,13 +135,18 @@ class FrameResult(Protocol):
 
 def kind_of(frame: Any) -> str | None:
     """Return ``pandas``, ``polars``, ``spark`` or ``path``, None for anything else."""
-    if isinstance(frame, (str, os.PathLike)):
+    if isinstance(frame, (str, os.PathLike)) or _is_list_of_paths(frame):
         return "path"
     for base in type(frame).__mro__:
         for kind, (package, *names) in _KINDS.items():
             if base.__name__ in names and f"{base.__module__}.".startswith(f"{package}."):
                 return kind
     return None
+
+
+def _is_list_of_paths(frame: Any) -> bool:
+    is_list = isinstance(frame, (list, tuple)) and bool(frame)
+    return is_list and all(isinstance(path, (str, os.PathLike)) for path in frame)
 
 
 def source(frame: Any, target: str | os.PathLike[str] | None = None) -> FrameSource:

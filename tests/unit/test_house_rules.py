@@ -52,6 +52,7 @@ SENT = ("errors", "core", "serialization", "transport", "node", "horovod.node", 
 DOORS = {
     "anywidget": ("views",),
     "IPython": ("notebook", "views", "node.worker.ipython_shell", "__init__"),
+    "fsspec": ("node.data_files",),
     "cloudpickle": ("serialization.pickler", "capture", "node.worker"),
     "ipykernel": ("notebook", "views"),
     "ipywidgets": ("views",),

@@ -146,6 +146,42 @@ def test_parquet_comes_back_as_parquet(
     assert same(pq.read_table(done), twice(before))
 
 
+def test_files_of_other_file_systems_and_lists(tmp_path: Path) -> None:
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    table = pa.table({"x": range(20), "country": ["de"] * 10 + ["fr"] * 10})
+    for country, first in (("de", 0), ("fr", 10)):
+        folder = tmp_path / "rows" / f"country={country}"
+        folder.mkdir(parents=True)
+        pq.write_table(table.slice(first, 10).select(["x"]), folder / "part.parquet")
+    memory.put(str(tmp_path / "rows"), "/lake/rows", recursive=True)
+    french = tmp_path / "rows" / "country=fr" / "part.parquet"
+    try:
+        for n, (data, expected) in enumerate(
+            (
+                ("memory://lake/rows", table),
+                ("memory://lake/*/country=fr/*", table.slice(10)),
+                ("memory://lake/rows/country=de/part.parquet", table.slice(0, 10).select(["x"])),
+                (
+                    [str(french), f"{tmp_path}/rows/*=de/*"],
+                    pa.concat_tables([table.slice(10), table.slice(0, 10)]),
+                ),
+            )
+        ):
+            done = predicted(data, target=tmp_path / f"done-{n}")
+            assert ds.dataset(done, partitioning="hive").to_table()["x"].to_pylist() == sorted(
+                expected["x"].to_pylist()
+            ), data
+            with pytest.raises(InferError, match="choose one with --out"):
+                predicted(data)
+        with pytest.raises(InferError, match="nearest existing folder is memory://lake/rows"):
+            sources.source("memory://lake/rows/country=it")
+        with pytest.raises(InferError, match="written to a disk of this machine"):
+            sources.source("memory://lake/rows", "memory://lake/done")
+    finally:
+        memory.store.clear()
+        memory.pseudo_dirs[:] = [""]
+
+
 @quick
 @given(table=infer_data.tables(KINDS_OF_CELLS), batch_size=st.integers(1, 9), is_lazy=st.booleans())
 def test_polars_frames_come_back(table: pa.Table, batch_size: int, is_lazy: bool) -> None:
@@ -513,7 +549,8 @@ def test_a_dictionary_s_size_is_not_the_rows() -> None:
         (None, "NoneType"),
         (Path("/no/where.parquet"), "no file or folder /no/where"),
         (object(), "__arrow_c_stream__"),
-        ("s3://bucket/rows.parquet", r"pyarrow\.dataset"),
+        ("nowhere://bucket/rows.parquet", r"Protocol not known: nowhere"),
+        ([Path("/no/where"), "/no"], "nearest existing folder is /"),
         (pl.DataFrame({"a": [object()]}), "'a'.*Object"),
     ],
     ids=lambda value: type(value).__name__,

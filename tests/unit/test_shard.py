@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -252,8 +254,107 @@ def test_a_rank_reads_no_row_group_of_others(parquet: Path) -> None:
 def test_a_single_parquet_file_and_a_wrong_path(parquet: Path) -> None:
     first = parts(str(parquet / "year=2025" / "part-0.parquet"), 2)[1]
     assert first["x"].to_pylist() == [5, 6, 7, 8, 9]
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        hm.shard(parquet / "nowhere")
+    with pytest.raises(FileNotFoundError, match=f"nowhere/x .*existing folder is {parquet}$"):
+        hm.shard(parquet / "nowhere" / "x")
+
+
+@pytest.mark.parametrize("batch_size", [None, 3])
+@pytest.mark.parametrize("world_size", [1, 2, 7])
+def test_shuffled_rows_of_parquet_files(
+    parquet: Path, world_size: int, batch_size: int | None
+) -> None:
+    def shares(seed: int) -> list[list[int]]:
+        found = parts(parquet, world_size, shuffle=True, seed=seed, batch_size=batch_size)
+        return [rows_of(part if batch_size else [part]) for part in found]
+
+    found = shares(1)
+    assert len({len(rows) for rows in found}) == 1
+    assert {row for rows in found for row in rows} == set(range(23))
+    assert sum(map(len, found)) - 23 < world_size
+    assert found == shares(1) != shares(2)
+    assert found[0] != sorted(found[0])
+
+
+def rows_of(tables: Any) -> list[int]:
+    return [row for table in tables for row in table["x"].to_pylist()]
+
+
+def test_a_share_as_a_stream_of_tables(parquet: Path) -> None:
+    for rank, part in enumerate(parts(parquet, 2, batch_size=5)):
+        sizes = [len(table) for table in part]
+        assert sizes == [5, 5, 2] and part.n_rows == 12
+        assert rows_of(part) == rows_of([parts(parquet, 2)[rank]])
+        assert rows_of(pickle.loads(pickle.dumps(part))) == rows_of(part)
+
+
+def test_an_epoch_has_an_order_of_its_own(parquet: Path) -> None:
+    part = hm.shard(parquet, batch_size=5, shuffle=True)
+    first, again = rows_of(part), rows_of(part)
+    part.set_epoch(1)
+    assert first == again != rows_of(part)
+    assert sorted(rows_of(part)) == list(range(23))
+
+
+def test_workers_of_a_loader_divide_a_stream(
+    parquet: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch.utils.data
+
+    part = hm.shard(parquet, batch_size=5)
+    loaded = torch.utils.data.DataLoader(part, batch_size=None)
+    assert rows_of(loaded) == list(range(23))
+    rows = []
+    for number in range(3):
+        worker = SimpleNamespace(id=number, num_workers=3)
+        monkeypatch.setattr(torch.utils.data, "get_worker_info", lambda worker=worker: worker)
+        rows.append(rows_of(part))
+    assert [len(each) for each in rows] == [7, 8, 8]
+    assert [row for each in rows for row in each] == list(range(23))
+
+
+def test_a_stream_reads_one_row_group_at_a_time(parquet: Path) -> None:
+    """The second group is damaged: the rows before it arrive."""
+    file = parquet / "year=2025" / "part-0.parquet"
+    data = bytearray(file.read_bytes())
+    group = pytest.importorskip("pyarrow.parquet").ParquetFile(file).metadata.row_group(1)
+    start = group.column(0).dictionary_page_offset or group.column(0).data_page_offset
+    data[start : start + 20] = b"\xff" * 20
+    file.write_bytes(data)
+    tables = iter(hm.shard(file, batch_size=4))
+    assert next(tables)["x"].to_pylist() == [0, 1, 2, 3]
+    with pytest.raises(OSError, match="deserialize"):
+        next(tables)
+
+
+def test_globs_urls_and_datasets(parquet: Path) -> None:
+    ds, fsspec = pytest.importorskip("pyarrow.dataset"), pytest.importorskip("fsspec")
+    memory = fsspec.filesystem("memory")
+    memory.put(str(parquet), "/lake/data", recursive=True)
+    try:
+        for data in (parquet.as_uri(), "memory://lake/data", "memory://lake/*/year=*/*.parquet"):
+            assert rows_of(parts(data, 3)) == rows_of(parts(parquet, 3))
+            assert rows_of(hm.shard(data, batch_size=4)) == list(range(23))
+        assert rows_of([hm.shard(f"{parquet}/*2026/*.parquet")]) == list(range(10, 23))
+        assert rows_of([hm.shard(ds.dataset(parquet, format="parquet"))]) == list(range(23))
+        with pytest.raises(FileNotFoundError) as missing:
+            hm.shard("memory://lake/date/year=2026")
+        assert str(missing.value) == (
+            "there is no file or folder memory://lake/date/year=2026; the nearest existing folder is "
+            "memory://lake"
+        )
+    finally:
+        memory.store.clear()
+        memory.pseudo_dirs[:] = [""]
+
+
+def test_urls_without_their_driver() -> None:
+    pytest.importorskip("fsspec")
+    with pytest.raises(
+        ImportError, match=r"^smb://host/x cannot be read: smb:// needs a package .*smb"
+    ):
+        hm.shard("smb://host/x")
+    with pytest.raises(OSError, match="nowhere://x cannot be read: Protocol not known"):
+        hm.shard("nowhere://x")
 
 
 # ── what has no parts ────────────────────────────────────────────────────────────────────────────
@@ -284,11 +385,12 @@ def test_data_without_parts_is_refused(
     assert said in str(caught.value)
 
 
-def test_a_loader_and_shuffled_streams_are_refused(parquet: Path) -> None:
+def test_a_loader_and_shuffled_streams_are_refused() -> None:
     import torch
 
     with pytest.raises(TypeError, match="shard its dataset"):
         hm.shard(torch.utils.data.DataLoader(dataset()))
-    for data in (stream(9), parquet):
-        with pytest.raises(ValueError, match="read in its own order"):
-            hm.shard(data, shuffle=True)
+    with pytest.raises(ValueError, match="read in its own order"):
+        hm.shard(stream(9), shuffle=True)
+    with pytest.raises(TypeError, match="streams Parquet data, not a list"):
+        hm.shard([1, 2], batch_size=2)

@@ -15,13 +15,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydrogen_magic.node.worker import api, sharded_streams
+from hydrogen_magic.node.worker import api, parquet_shard, sharded_streams
 from hydrogen_magic.serialization.pickling_errors import describe
 
 _TAKEN = (
     "It accepts a list, tuple, range or other sequence, a NumPy array, a torch tensor or "
-    "Dataset, a pandas, Polars or Arrow frame or column, a dict of these, or the path of Parquet "
-    "data."
+    "Dataset, a pandas, Polars or Arrow frame or column, a dict of these, or the path, URL or "
+    "glob of Parquet data."
 )
 
 _REMEDIES = {
@@ -36,7 +36,14 @@ _REMEDIES = {
 """Advice for objects that cannot be sharded directly."""
 
 
-def shard(data: Any, *, drop_last: bool = False, shuffle: bool = False, seed: int = 0) -> Any:
+def shard(
+    data: Any,
+    *,
+    drop_last: bool = False,
+    shuffle: bool = False,
+    seed: int = 0,
+    batch_size: int | None = None,
+) -> Any:
     """Return this rank's share of ``data``, which has the same length on every rank.
 
     Rank ``r`` gets the ``r``-th slice of ``data``, in its order; a view if the kind of data has views. In a
@@ -53,19 +60,29 @@ def shard(data: Any, *, drop_last: bool = False, shuffle: bool = False, seed: in
               Face: gives one,
             * a torch IterableDataset: gives one that goes through all of it and yields every
               ``world_size``-th item, so all ranks must see the same items in the same order,
-            * the path of a Parquet file or a directory of them: gives a ``pyarrow.Table``; only
-              row groups with rows of this rank are read.
+            * the path, URL or glob of Parquet data, or a PyArrow Dataset of Parquet files: gives a
+              ``pyarrow.Table``; only row groups with rows of this rank are read. URLs are those of
+              object stores (``s3://`` or ``s3a://``, ``abfss://``, ``gs://``, ``hdfs://``), ``dbfs:/``, and
+              those that fsspec knows; credentials are those of the rank's environment.
         drop_last: What happens when the length cannot be divided. False: no item is left out, and
             at most ``world_size - 1`` items are on two ranks, as in ``DistributedSampler``;
             they are at the borders of two slices (of an IterableDataset: in its last round). True: the
             last ``len % world_size`` items are on no rank.
         shuffle: Distribute the items in random order, the same on all ranks; for data that is sorted
-            by its labels. This copies, and takes half a second per million items.
+            by its labels. This copies, and takes half a second per million items. Of Parquet data, row
+            groups are distributed in random order, and the rows of a share mixed.
         seed: The seed of the random order.
+        batch_size: For Parquet data only. Return an iterable of tables with this many rows, the last one
+            with the rest, in place of one table. It reads one row group at a time, so that the share
+            may be larger than memory; with ``shuffle=True`` it mixes the rows of at least 65,536 rows'
+            row groups at a time, and ``set_epoch(epoch)``, called on all ranks alike, chooses another
+            order. A ``DataLoader(part, batch_size=None)`` takes it, with any number of workers.
 
     Raises:
-        TypeError: Such data cannot be divided.
+        TypeError: Such data cannot be divided, or it cannot be streamed in batches.
         ValueError: There are fewer items than ranks, or a dict's values differ in length.
+        FileNotFoundError: There is nothing at the path; names the nearest existing folder.
+        ImportError: The package that reads URLs of this scheme is not installed.
 
     Example::
 
@@ -73,24 +90,24 @@ def shard(data: Any, *, drop_last: bool = False, shuffle: bool = False, seed: in
     """
     share = IndexShare(api.rank(), api.world_size(), drop_last)
     order = seed if shuffle else None
-    if isinstance(data, (str, os.PathLike)):
-        _refuse_shuffle(shuffle, "Parquet data", "shard the table that pyarrow.parquet reads")
-        return sharded_streams.parquet_rows(os.fspath(data), share.bounds)
+    if isinstance(data, (str, os.PathLike)) or _is_arrow_dataset(data):
+        dataset = parquet_shard.open_dataset(data)
+        if batch_size is not None:
+            return parquet_shard.stream(dataset, share.bounds, order, batch_size)
+        return parquet_shard.table(dataset, share.bounds, order)
+    if batch_size is not None:
+        raise TypeError(f"hm.shard(batch_size=…) streams Parquet data, not a {describe(data)}")
     if _is_torch(data, "IterableDataset"):
-        _refuse_shuffle(shuffle, "an IterableDataset", "shuffle what it reads")
+        if shuffle:
+            raise ValueError(
+                "hm.shard(shuffle=True) cannot shuffle an IterableDataset, which is read in its own "
+                "order: shuffle what it reads"
+            )
         return sharded_streams.every_nth(data, share.rank, share.world_size, drop_last)
     if isinstance(data, Mapping):
         return _shard_mapping(data, share, order)
     kind = _kind_of(data)
     return _part(data, kind, kind.count(data), share, order)
-
-
-def _refuse_shuffle(shuffle: bool, what: str, remedy: str) -> None:
-    if shuffle:
-        raise ValueError(
-            f"hm.shard(shuffle=True) cannot shuffle {what}, which is read in its own order: "
-            f"{remedy}"
-        )
 
 
 # ── which items ──────────────────────────────────────────────────────────────────────────────────
@@ -185,6 +202,11 @@ def _kind_of(data: Any) -> _Kind:
 def _is_torch(data: Any, name: str) -> bool:
     """Return whether ``data`` is of a class of ``torch.utils.data``, without importing it."""
     kind = getattr(sys.modules.get("torch.utils.data"), name, None)
+    return kind is not None and isinstance(data, kind)
+
+
+def _is_arrow_dataset(data: Any) -> bool:
+    kind = getattr(sys.modules.get("pyarrow.dataset"), "Dataset", None)
     return kind is not None and isinstance(data, kind)
 
 

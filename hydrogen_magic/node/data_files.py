@@ -1,0 +1,238 @@
+"""Data files at a path, a URL or a glob: found on disks and in object stores, and opened by PyArrow.
+
+| path | read by |
+|---|---|
+| ``/data``, ``file:///data``, ``/Volumes/…``; ``dbfs:/data`` is ``/dbfs/data`` | the operating system |
+| ``s3://``, ``s3a://``, ``gs://``, ``abfss://``, ``hdfs://`` | PyArrow, or fsspec if configured for it |
+| other URLs | fsspec and its driver package |
+
+Credentials are those of the user's environment and configuration files.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+AnyPath = str | os.PathLike[str]
+
+_HIDDEN = (".", "_")
+"""Readers of Parquet ignore files whose names begin so: ``_SUCCESS``, ``.part-0.crc``."""
+_MAGIC = frozenset("*[")
+"""Characters of a glob in a URL, in which a question mark begins the options."""
+_SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
+_BY_ARROW = ("abfs", "abfss", "gs", "hdfs", "s3", "viewfs")
+
+
+@dataclass(frozen=True)
+class DataFiles:
+    """Files of one file system."""
+
+    filesystem: Any
+    """``pyarrow.fs.FileSystem``, None for this machine's own."""
+    root: Path
+    """The folder that contains all files."""
+    files: tuple[Path, ...]
+    """Sorted by path; those of a list in its order."""
+    patterns: tuple[tuple[str, ...], ...] = ()
+    """Parts of each glob, or of each folder and ``**``; empty for a single file."""
+
+    @property
+    def is_single(self) -> bool:
+        """Whether the path of one file was given."""
+        return not self.patterns
+
+    def contains(self, path: Path) -> bool:
+        """Return whether the next reader of the data would read ``path``, of this machine, as well."""
+        if self.filesystem is not None:
+            return False
+        both = path.parts, path.resolve().parts
+        return any(_is_at_or_below(each, found) for each in both for found in self.patterns)
+
+
+def find(paths: AnyPath | Sequence[AnyPath]) -> DataFiles:
+    """Return the files at a path, a URL or a glob, or at all of a list.
+
+    Raises:
+        FileNotFoundError: There are none; names the nearest existing folder.
+        ImportError: The driver of the URL's scheme is not installed.
+        OSError: The store does not answer, or refuses access.
+        ValueError: A list is empty or names several stores.
+    """
+    if isinstance(paths, (str, os.PathLike)):
+        return _find(os.fspath(paths))
+    found = [_find(os.fspath(path)) for path in paths]
+    if not found:
+        raise ValueError("the list of paths is empty")
+    if any(each.filesystem != found[0].filesystem for each in found):
+        raise ValueError("the list of paths names several file systems: read each one on its own")
+    files = tuple(dict.fromkeys(file for each in found for file in each.files))
+    root = Path(os.path.commonpath([each.root for each in found]))
+    patterns = (each.patterns or (each.files[0].parts,) for each in found)
+    return DataFiles(found[0].filesystem, root, files, tuple(p for some in patterns for p in some))
+
+
+def is_url(path: AnyPath) -> bool:
+    """Return whether the path is of another file system than this machine's own."""
+    return "://" in str(local_path(path))
+
+
+def local_path(path: AnyPath) -> str:
+    """Return the path on this machine if the URL of one was given, and other paths unchanged."""
+    text = os.fspath(path)
+    if text.startswith("dbfs:/"):
+        return f"/dbfs/{text.removeprefix('dbfs:').lstrip('/')}"
+    return unquote(urlsplit(text).path) if text.startswith("file:/") else text
+
+
+def absolute(path: AnyPath) -> Path:
+    return Path(os.path.abspath(os.path.expanduser(local_path(path))))
+
+
+def _find(path: str) -> DataFiles:
+    return _find_remote(path) if is_url(path) else _find_here(local_path(path))
+
+
+# ── on this machine ──────────────────────────────────────────────────────────────────────────────
+
+
+def _find_here(path: str) -> DataFiles:
+    place = absolute(path)
+    if place.is_file():
+        return DataFiles(None, place.parent, (place,))
+    if place.is_dir():
+        root, matches = place, [place]
+        pattern = (*place.resolve().parts, "**")
+    elif glob.has_magic(path):
+        root = Path(*takewhile(lambda part: not glob.has_magic(part), place.parts))
+        matches = [Path(match) for match in glob.glob(str(place), recursive=True)]
+        pattern = place.parts
+    else:
+        nearest = next(folder for folder in place.parents if folder.is_dir())
+        raise _missing(f"{path} (from {os.getcwd()})", str(nearest))
+    inside = (file for match in matches for file in (match, *match.rglob("*")) if file.is_file())
+    return _visible(None, root, inside, pattern, f"{path} (from {os.getcwd()})")
+
+
+def _missing(what: str, nearest: str) -> FileNotFoundError:
+    return FileNotFoundError(
+        f"there is no file or folder {what}; the nearest existing folder is {nearest}"
+    )
+
+
+def _visible(
+    filesystem: Any, root: Path, files: Iterator[Path], pattern: tuple[str, ...], what: str
+) -> DataFiles:
+    visible = sorted({file for file in files if not _is_hidden(file.relative_to(root))})
+    if not visible:
+        raise FileNotFoundError(f"there are no files in {what}")
+    return DataFiles(filesystem, root, tuple(visible), (pattern,))
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(_HIDDEN) for part in path.parts)
+
+
+def _is_at_or_below(parts: tuple[str, ...], pattern: tuple[str, ...]) -> bool:
+    """Return whether a glob matches a path or one of its parent folders."""
+    if not pattern:
+        return True
+    if pattern[0] == "**":
+        is_here = _is_at_or_below(parts, pattern[1:])
+        return is_here or (bool(parts) and _is_at_or_below(parts[1:], pattern))
+    is_match = bool(parts) and fnmatch.fnmatchcase(parts[0], pattern[0])
+    return is_match and _is_at_or_below(parts[1:], pattern[1:])
+
+
+# ── in stores ────────────────────────────────────────────────────────────────────────────────────
+
+
+def _find_remote(url: str) -> DataFiles:
+    fixed, wanted = _split(url)
+    try:
+        filesystem, folder = _opened(fixed)
+        return _listed(filesystem, Path(folder), wanted, url)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise OSError(f"{url} cannot be read: {error}") from error
+
+
+def _split(url: str) -> tuple[str, tuple[str, ...]]:
+    """Return a URL without the parts from the first one that is a glob, and these parts."""
+    scheme, _, rest = url.partition("://")
+    parts = rest.split("/")
+    fixed = list(takewhile(_MAGIC.isdisjoint, parts))
+    return f"{_SAME.get(scheme, scheme)}://{'/'.join(fixed)}", tuple(parts[len(fixed) :])
+
+
+def _opened(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path in it."""
+    from pyarrow import fs
+
+    scheme = url.partition("://")[0]
+    if scheme not in _BY_ARROW or _has_settings(scheme):
+        return _opened_by_fsspec(url, scheme)
+    try:
+        found: tuple[Any, str] = fs.FileSystem.from_uri(url)
+    except NotImplementedError:  # PyArrow was built without it
+        return _opened_by_fsspec(url, scheme)
+    return found
+
+
+def _has_settings(scheme: str) -> bool:
+    """Return whether the user has configured fsspec for the scheme."""
+    try:
+        from fsspec.config import conf
+    except ImportError:
+        return False
+    return bool(conf.get(scheme))
+
+
+def _opened_by_fsspec(url: str, scheme: str) -> tuple[Any, str]:
+    from pyarrow import fs
+
+    try:
+        from fsspec.core import url_to_fs
+
+        filesystem, path = url_to_fs(url)
+    except ImportError as error:
+        raise ImportError(
+            f"{url} cannot be read: {scheme}:// needs a package that is not installed here: {error}"
+        ) from error
+    except ValueError as error:  # of fsspec, for an unknown scheme
+        raise OSError(str(error)) from error
+    return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), path
+
+
+def _listed(filesystem: Any, folder: Path, wanted: tuple[str, ...], url: str) -> DataFiles:
+    from pyarrow import fs
+
+    kind = filesystem.get_file_info(str(folder)).type
+    if kind == fs.FileType.NotFound:
+        raise _missing(url, _nearest(filesystem, folder, url))
+    if kind == fs.FileType.File:
+        return DataFiles(filesystem, folder.parent, (folder,))
+    found = filesystem.get_file_info(fs.FileSelector(str(folder), recursive=True))
+    files = (Path(info.path) for info in found if info.type == fs.FileType.File)
+    pattern = (*folder.parts, *(wanted or ("**",)))
+    matching = (file for file in files if _is_at_or_below(file.parts, pattern))
+    return _visible(filesystem, folder, matching, pattern, url)
+
+
+def _nearest(filesystem: Any, folder: Path, url: str) -> str:
+    """Return the URL of the nearest folder above that exists, at least of the store."""
+    from pyarrow import fs
+
+    scheme = url.partition("://")[0]
+    above = [parent for parent in folder.parents if parent.name]
+    there = (p for p in above if filesystem.get_file_info(str(p)).type != fs.FileType.NotFound)
+    nearest = next(there, None)
+    return f"{scheme}://" if nearest is None else f"{scheme}://{str(nearest).lstrip('/')}"
