@@ -1,0 +1,260 @@
+"""Simulated cluster: what gangs of up to 800 ranks on 100 hosts cost the kernel, without a cluster.
+
+    python benchmarks/simulated_cluster.py --ranks 16 64 256 800
+
+Hosts are objects in a few processes (``_simulated_hosts.py``). They speak the protocol of agents on other
+machines to this process, which is the kernel: launcher, controller, encrypted channel, state, run log and
+the model of the live view are the real ones. There are no ranks, and no page: events as ranks of a training
+send them are made up, at the intervals of real ranks.
+
+    start    call to the first line of the last rank
+    kernel   processor time of this process while ranks train, of one core
+    view     the part of it that the live view takes
+    memory   growth of this process's memory from before the launch to the end, with the gang's events
+    stop     Stop to the end of the gang
+
+``--closure`` sends that many MB to the hosts: ``start`` has the transfer then, and ``sent`` the bytes that
+left the kernel for it. ``--profile`` prints where the kernel's event loop spends its time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import json
+import os
+import pstats
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from hydrogen_magic.core.events import Event
+from hydrogen_magic.core.job import JobSpec, Plan
+from hydrogen_magic.core.messages import FilePart
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.placements import Attempt, EventSink, local_agents
+from hydrogen_magic.driver.placements.remote import (
+    HostProvider,
+    HostTasks,
+    RemoteAgentGroup,
+    unassigned,
+)
+from hydrogen_magic.driver.state.gang_state import GangState
+from hydrogen_magic.plugins import Placement
+from hydrogen_magic.testing.entry_points import declare
+from hydrogen_magic.transport.channel import Hub
+from hydrogen_magic.views.widget.feed import PageFeed
+
+RANKS_PER_HOST = 8
+_HOSTS = Path(__file__).with_name("_simulated_hosts.py")
+_PROCESSES = 2
+_PATIENCE_S = 300.0
+
+
+class SimulatedPlacement(Placement):
+    """Eight ranks on every host."""
+
+    on_this_machine = False
+    behaviour = (10.0, 1.0)
+    """Points and lines that each rank sends per second."""
+
+    def plan(self, spec: JobSpec) -> Plan:
+        return unassigned(spec, "simulated")
+
+    def open(self, spec: JobSpec) -> RemoteAgentGroup:
+        return RemoteAgentGroup(SimulatedHosts)
+
+
+class SimulatedHosts(HostProvider):
+    """See :class:`hydrogen_magic.driver.placements.remote.HostProvider`."""
+
+    def __init__(self) -> None:
+        self._running: list[subprocess.Popen[str]] = []
+
+    async def acquire(self, attempt: Attempt, sink: EventSink) -> None: ...
+
+    async def start_agents(self, tasks: HostTasks, sink: EventSink) -> None:
+        n_hosts = tasks.attempt.job.spec.np // RANKS_PER_HOST
+        boot = tasks.instructions(tasks.pool.listen(["127.0.0.1"]))
+        shares = [list(range(n, n_hosts, _PROCESSES)) for n in range(min(_PROCESSES, n_hosts))]
+        self._running = [_started(boot, hosts) for hosts in shares]
+        while any(process.poll() is None for process in self._running):
+            await asyncio.sleep(0.05)
+
+    async def release(self) -> None:
+        for process in self._running:
+            process.kill()
+            process.wait()
+
+
+def _started(boot: object, hosts: Sequence[int]) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, str(_HOSTS)], stdin=subprocess.PIPE, text=True)
+    behaviour = SimulatedPlacement.behaviour
+    asked = {"boot": boot, "hosts": hosts, "ranks_per_host": RANKS_PER_HOST, "behaviour": behaviour}
+    assert process.stdin is not None
+    with process.stdin as stdin:
+        json.dump(asked, stdin)
+    return process
+
+
+class ModelView:
+    """The live view without a page: what it would send."""
+
+    interval_s = 0.1
+
+    def __init__(self) -> None:
+        self._feed = PageFeed()
+        self._began_s = time.monotonic()
+        self.spent_s = 0.0
+
+    def update(self, state: GangState, fresh: Sequence[Event]) -> None:
+        began_s = time.thread_time()
+        message = self._feed.update(state, fresh, time.monotonic() - self._began_s)
+        if message is not None:
+            json.dumps(message.content)
+        self.spent_s += time.thread_time() - began_s
+
+    def close(self, state: GangState) -> None: ...
+
+
+@dataclass
+class Found:
+    """What one gang costs."""
+
+    ranks: int
+    start_s: float
+    kernel: float
+    view: float
+    events_per_s: float
+    memory_bytes: int
+    stop_s: float
+    instructions_bytes: int
+    """Size of what each task is sent, apart from the package."""
+    sent_bytes: int
+
+
+def measured(np: int, seconds: float, closure_bytes: int, profile: bool) -> Found:
+    """Run one gang."""
+    counted = _count_closure_bytes()
+    before_bytes, view, data = _memory_bytes(), ModelView(), os.urandom(closure_bytes)
+    began_s = time.monotonic()
+    gang = launcher.launch(len, data, np=np, on="simulated", start_timeout=_PATIENCE_S)
+    launcher.follow(gang, view)
+    _wait(gang, lambda state: all(rank.phase == "running" for rank in state.ranks))
+    start_s = time.monotonic() - began_s
+    time.sleep(1.0)
+    n_events, spent_s, view_s, since_s = _readings(gang, view)
+    _profiled(seconds) if profile else time.sleep(seconds)
+    n_events_after, spent_after_s, view_after_s, now_s = _readings(gang, view)
+    lasted_s = now_s - since_s
+    stopped_s = time.monotonic()
+    gang.stop()
+    if not gang.wait(_PATIENCE_S):
+        raise RuntimeError("the gang did not end")
+    stop_s = time.monotonic() - stopped_s
+    return Found(
+        np,
+        start_s,
+        (spent_after_s - spent_s) / lasted_s,
+        (view_after_s - view_s) / lasted_s,
+        (n_events_after - n_events) / lasted_s,
+        _memory_bytes() - before_bytes,
+        stop_s,
+        _instructions_bytes[-1],
+        sum(counted),
+    )
+
+
+def _readings(gang: Gang, view: ModelView) -> tuple[int, float, float, float]:
+    return len(gang.events()), time.process_time(), view.spent_s, time.monotonic()
+
+
+def _wait(gang: Gang, condition: Callable[[GangState], bool]) -> None:
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while not condition(gang.snapshot()):
+        if gang.wait(0.02) or time.monotonic() > deadline_s:
+            gang.raise_for_state()
+            raise RuntimeError(f"the gang came no further than {gang!r}")
+
+
+def _memory_bytes() -> int:
+    pages = Path("/proc/self/statm").read_text().split()[1]
+    return int(pages) * resource.getpagesize()
+
+
+def _profiled(seconds: float) -> None:
+    """Profile the event loop for a while, and print where it spends its time."""
+    profile, loop = cProfile.Profile(), local_agents.hub().loop
+    loop.call_soon_threadsafe(profile.enable)
+    time.sleep(seconds)
+    loop.call_soon_threadsafe(profile.disable)
+    time.sleep(0.5)
+    pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+
+
+_instructions_bytes: list[int] = []
+
+
+def _count_closure_bytes() -> list[int]:
+    """Count what the kernel sends of closures from now on, and the size of instructions."""
+    counted: list[int] = []
+    send, instructions = Hub.send, HostTasks.instructions
+
+    def counting(hub: Hub, key: str, message: object, blob: object = None) -> None:
+        if isinstance(message, FilePart) and isinstance(blob, memoryview):
+            counted.append(blob.nbytes)
+        send(hub, key, message, blob)  # type: ignore[arg-type]
+
+    def noting(tasks: HostTasks, *arguments: object) -> dict[str, object]:
+        found = instructions(tasks, *arguments)  # type: ignore[arg-type]
+        _instructions_bytes.append(len(json.dumps(found)))
+        return found
+
+    Hub.send, HostTasks.instructions = counting, noting  # type: ignore[method-assign, assignment]
+    return counted
+
+
+def _parsed() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[16, 64, 256, 800])
+    parser.add_argument("--seconds", type=float, default=10.0, help="of training to measure")
+    parser.add_argument("--closure", type=float, default=0.0, help="MB that every host is sent")
+    parser.add_argument("--points", type=float, default=10.0, help="per rank and second")
+    parser.add_argument("--lines", type=float, default=1.0, help="per rank and second")
+    parser.add_argument("--profile", action="store_true", help="of the kernel's event loop")
+    return parser.parse_args()
+
+
+def main() -> None:
+    asked = _parsed()
+    SimulatedPlacement.behaviour = (asked.points, asked.lines)
+    with tempfile.TemporaryDirectory(prefix="hydrogen-bench-") as folder, suppress(KeyboardInterrupt):
+        os.environ["HYDROGEN_MAGIC_HOME"] = folder
+        entry_point = "simulated_cluster:SimulatedPlacement"
+        declare(Path(folder), "hydrogen_magic.placements", {"simulated": entry_point})
+        sys.path.insert(0, folder)
+        sys.modules["simulated_cluster"] = sys.modules["__main__"]
+        print("| ranks | hosts | start s | kernel | view | events/s | memory MB | stop s | instructions kB | sent MB |")
+        print("|---|---|---|---|---|---|---|---|---|---|")
+        for np in asked.ranks:
+            found = measured(np, asked.seconds, int(asked.closure * 1e6), asked.profile)
+            print(
+                f"| {np} | {np // RANKS_PER_HOST} | {found.start_s:.2f} | {found.kernel:.1%} "
+                f"| {found.view:.1%} | {found.events_per_s:,.0f} | {found.memory_bytes / 1e6:.0f} "
+                f"| {found.stop_s:.2f} | {found.instructions_bytes / 1e3:.1f} "
+                f"| {found.sent_bytes / 1e6:.1f} |",
+                flush=True,
+            )
+        local_agents.close()
+
+
+if __name__ == "__main__":
+    main()
