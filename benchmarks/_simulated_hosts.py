@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import resource
 import sys
 import time
 from collections.abc import Iterator
@@ -197,6 +198,8 @@ class FakeHost:
 
 async def main() -> None:
     asked = json.load(sys.stdin)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)  # every host has sockets of its own
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     hosts = [
         FakeHost(asked["boot"], host, asked["ranks_per_host"], asked["behaviour"])
         for host in asked["hosts"]

@@ -241,7 +241,7 @@ def main() -> None:
         entry_point = "simulated_cluster:SimulatedPlacement"
         declare(Path(folder), "hydrogen_magic.placements", {"simulated": entry_point})
         sys.path.insert(0, folder)
-        sys.modules["simulated_cluster"] = sys.modules["__main__"]
+        sys.modules["simulated_cluster"] = sys.modules[measured.__module__]
         print("| ranks | hosts | start s | kernel | view | events/s | memory MB | stop s | instructions kB | sent MB |")
         print("|---|---|---|---|---|---|---|---|---|---|")
         for np in asked.ranks:

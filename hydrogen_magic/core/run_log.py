@@ -169,8 +169,11 @@ class Record:
             self._fd = None
 
 
+_as_json = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def _line(event: ev.Event) -> bytes:
-    return json.dumps(ev.encode(event), separators=(",", ":")).encode() + b"\n"
+    return _as_json(ev.encode(event)).encode() + b"\n"
 
 
 def _new_file(path: Path, on_problem: Callable[[str], None]) -> int | None:

@@ -10,7 +10,6 @@ import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from functools import cache
 from typing import Any, Union
 
@@ -28,6 +27,7 @@ _SCALARS: Mapping[Any, frozenset[type]] = {
 """Item types of columns that are checked as a whole: ranks send thousands of numbers a second."""
 
 _PLAIN = frozenset({bool, float, str})
+_AS_THEY_ARE = _PLAIN | {int, type(None)}
 _LEAST, _MOST = -(2**63), 2**63 - 1
 """Range of 64-bit integers, which columns of numbers hold."""
 
@@ -151,8 +151,11 @@ def _checked_union(declared: Any, value: Any, where: str) -> Any:
 
 def plain(value: Any) -> Any:
     """Return what ``json.dumps`` takes for a dataclass: the reverse of :func:`checked`."""
-    if hasattr(type(value), "__dataclass_fields__"):
-        return {f.name: plain(getattr(value, f.name)) for f in fields(value)}
+    kind = type(value)
+    if kind in _AS_THEY_ARE:
+        return value
+    if hasattr(kind, "__dataclass_fields__"):
+        return {name: plain(getattr(value, name)) for name in kind.__dataclass_fields__}
     if isinstance(value, tuple):
         # Columns of a type: where the first is a plain value all are, thousands of them perhaps.
         is_nested = bool(value) and hasattr(type(value[0]), "__dataclass_fields__")

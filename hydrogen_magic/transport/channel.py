@@ -57,6 +57,8 @@ _FAILED_HANDSHAKES = (
 _FATES = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_DISCONNECTED
 _ENTRY_S = 90.0
 """How long an agent tries to authenticate, which needs Python in the kernel: it may be busy for a minute."""
+_TURN_S = 0.01
+"""How long messages that have arrived may keep everything else on the loop waiting, such as a Stop."""
 _END_S = 1.0
 """How long pending work on the loop may take to finish."""
 
@@ -194,7 +196,12 @@ class Hub:
         return key.decode() in self._receivers
 
     async def _receive(self) -> None:
+        began_s = self.loop.time()
         while True:
+            # Messages that are there already are returned without a turn of the loop.
+            if self.loop.time() - began_s > _TURN_S:
+                await asyncio.sleep(0)
+                began_s = self.loop.time()
             parts = await self._socket.recv_multipart(copy=False)
             # The key that the handshake proved, not a claim in the message.
             key = str(parts[-1].get("User-Id"))

@@ -7,11 +7,12 @@ in a test, in a saved notebook or after a kernel restart. Views depend only on :
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.frozen_values import replaced
 from hydrogen_magic.driver.state.collective_waits import RankWaits, added, has_waits
 
 TERMINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
@@ -157,14 +158,14 @@ def fold(state: GangState, event: ev.Event) -> GangState:
     now_s = max(state.now_s, event.at_s)
     number = getattr(event, "rank", None)
     if number is None:
-        return _GANG_RULES[type(event)](replace(state, now_s=now_s), event)
+        return _GANG_RULES[type(event)](replaced(state, now_s=now_s), event)
     if not 0 <= number < len(state.ranks):
-        return replace(state, now_s=now_s)
+        return replaced(state, now_s=now_s)
     ranks = list(state.ranks)
     after = ranks[number] = _RANK_RULES[type(event)](ranks[number], event)
     running = state.state == "PENDING" and after.phase in ("loading", "running")
     # One copy of the gang per event: a thousand ranks make thousands of events a second.
-    return replace(
+    return replaced(
         state, now_s=now_s, ranks=tuple(ranks), state="RUNNING" if running else state.state
     )
 
@@ -181,7 +182,7 @@ def replay(events: Iterable[ev.Event]) -> GangState:
 
 
 def _launched(state: GangState, e: ev.GangLaunched) -> GangState:
-    return replace(
+    return replaced(
         state,
         gang=e.gang,
         title=e.title,
@@ -200,50 +201,50 @@ def _attempt_started(state: GangState, e: ev.AttemptStarted) -> GangState:
     )
     # A failure of the last attempt is reset; a request to end the gang is not.
     if state.stop_reason == "failure":
-        state = replace(state, stop_reason="", killed=False)
-    return replace(state, attempt=e.attempt, queued=None, ranks=ranks, state="PENDING", fault=None)
+        state = replaced(state, stop_reason="", killed=False)
+    return replaced(state, attempt=e.attempt, queued=None, ranks=ranks, state="PENDING", fault=None)
 
 
 def _attempt_failed(state: GangState, e: ev.AttemptFailed) -> GangState:
-    return replace(state, fault=state.fault or e.error)
+    return replaced(state, fault=state.fault or e.error)
 
 
 def _queued(state: GangState, e: ev.Queued) -> GangState:
-    return replace(state, queued=(e.have, e.wanted) if e.have < e.wanted else None)
+    return replaced(state, queued=(e.have, e.wanted) if e.have < e.wanted else None)
 
 
 def _rows_done(state: GangState, e: ev.RowsDone) -> GangState:
-    return replace(state, rows=e)
+    return replaced(state, rows=e)
 
 
 def _stop_requested(state: GangState, e: ev.StopRequested) -> GangState:
     # A request takes precedence over a failed rank: it prevents further attempts.
     known = state.stop_reason not in ("", "failure")
     reason = state.stop_reason if known else e.reason
-    return replace(state, stop_reason=reason, killed=state.killed or e.kill)
+    return replaced(state, stop_reason=reason, killed=state.killed or e.kill)
 
 
 def _noticed(state: GangState, e: ev.Notice) -> GangState:
-    return replace(state, notices=(*state.notices, e))
+    return replaced(state, notices=(*state.notices, e))
 
 
 def _recording(state: GangState, e: ev.Recording) -> GangState:
-    return replace(state, is_recording=e.on)
+    return replaced(state, is_recording=e.on)
 
 
 def _profiling(state: GangState, e: ev.Profiling) -> GangState:
-    return replace(state, profiling=e.phase, profile_path=e.path or state.profile_path)
+    return replaced(state, profiling=e.phase, profile_path=e.path or state.profile_path)
 
 
 def _ended(state: GangState, e: ev.GangEnded) -> GangState:
-    return replace(state, state=e.state, reason=e.reason, culprit=e.culprit, queued=None)
+    return replaced(state, state=e.state, reason=e.reason, culprit=e.culprit, queued=None)
 
 
 # ── rules for one rank ───────────────────────────────────────────────────────────────────────────
 
 
 def _started(rank: RankState, e: ev.RankStarted) -> RankState:
-    return replace(
+    return replaced(
         rank,
         pid=e.pid,
         host=e.host,
@@ -256,14 +257,14 @@ def _started(rank: RankState, e: ev.RankStarted) -> RankState:
 
 def _phase(rank: RankState, e: ev.RankPhase) -> RankState:
     if rank.is_over:  # its results are still on their way
-        return replace(rank, detail=e.detail)
+        return replaced(rank, detail=e.detail)
     since = rank.phase_since_s if rank.phase == e.phase else e.at_s
-    return replace(rank, phase=e.phase, detail=e.detail, phase_since_s=since, active_s=e.at_s)
+    return replaced(rank, phase=e.phase, detail=e.detail, phase_since_s=since, active_s=e.at_s)
 
 
 def _output(rank: RankState, e: ev.Output) -> RankState:
     size = rank.output_bytes + len(e.text) + e.skipped_bytes
-    return replace(rank, output_bytes=size, active_s=e.at_s)
+    return replaced(rank, output_bytes=size, active_s=e.at_s)
 
 
 def _metrics(rank: RankState, e: ev.Metrics) -> RankState:
@@ -272,7 +273,7 @@ def _metrics(rank: RankState, e: ev.Metrics) -> RankState:
         newest = next((value for value in reversed(column) if value is not None), None)
         if newest is not None and (name in last or len(last) < _MOST_METRICS):
             last[name] = newest
-    return replace(
+    return replaced(
         rank,
         n_points=rank.n_points + len(e.steps) + e.skipped,
         last_metrics=MappingProxyType(last),
@@ -286,27 +287,27 @@ def _progress(rank: RankState, e: ev.Progress) -> RankState:
     started = known.started_s if known else e.at_s
     bar = ProgressBar(e.desc, e.n, e.total, e.unit, started, e.at_s, e.closed)
     kept = {key: old for key, old in rank.bars.items() if not old.closed or key == e.bar}
-    return replace(rank, bars=MappingProxyType({**kept, e.bar: bar}), active_s=e.at_s)
+    return replaced(rank, bars=MappingProxyType({**kept, e.bar: bar}), active_s=e.at_s)
 
 
 def _steps(rank: RankState, e: ev.Steps) -> RankState:
     marks = (*rank.step_marks, (e.at_s, e.count))
     recent = tuple(mark for mark in marks if mark[0] >= e.at_s - _RATE_WINDOW_S)
-    return replace(rank, steps=e.count, step_marks=recent, active_s=e.at_s)
+    return replaced(rank, steps=e.count, step_marks=recent, active_s=e.at_s)
 
 
 def _seen(rank: RankState, e: ev.Spans) -> RankState:
     waits = added(rank.waits, e) if has_waits(e) else rank.waits
-    return replace(rank, active_s=e.at_s, waits=waits)
+    return replaced(rank, active_s=e.at_s, waits=waits)
 
 
 def _collective(rank: RankState, e: ev.CollectiveWait) -> RankState:
     name = f"{e.name} #{e.seq}" if e.name else ""
-    return replace(rank, waiting_in=name, waiting_since_s=e.since_s)
+    return replaced(rank, waiting_in=name, waiting_since_s=e.since_s)
 
 
 def _health(rank: RankState, e: ev.RankHealth) -> RankState:
-    return replace(
+    return replaced(
         rank,
         rss_bytes=e.rss_bytes,
         cpu_percent=e.cpu_percent,
@@ -326,15 +327,15 @@ def _failed(rank: RankState, e: ev.RankFailed) -> RankState:
         e.error.message,
     )
     began_s = before.at_s if before is not None and same else e.at_s
-    return replace(rank, failure=replace(e, at_s=began_s), active_s=e.at_s)
+    return replaced(rank, failure=replaced(e, at_s=began_s), active_s=e.at_s)
 
 
 def _stacks(rank: RankState, e: ev.RankStacks) -> RankState:
-    return replace(rank, stacks=e.text)
+    return replaced(rank, stacks=e.text)
 
 
 def _result(rank: RankState, e: ev.RankResult) -> RankState:
-    return replace(rank, result_bytes=e.result_bytes, active_s=e.at_s)
+    return replaced(rank, result_bytes=e.result_bytes, active_s=e.at_s)
 
 
 def _exited(rank: RankState, e: ev.RankExited) -> RankState:
@@ -347,7 +348,7 @@ def _exited(rank: RankState, e: ev.RankExited) -> RankState:
         phase = "stopped"
     else:
         phase = "failed"
-    return replace(
+    return replaced(
         rank,
         exited=e,
         exited_in=rank.phase,
