@@ -62,9 +62,8 @@ class AgentConfig(Message):
     endpoint: str
     """Where the kernel listens."""
     server_key: str
-    key: str
-    """The agent's own key pair, with :attr:`secret`."""
     secret: str = field(repr=False)
+    """Of the agent's own key pair."""
     bind: str
     """Address for the rendezvous service."""
     env: Mapping[str, str] = field(repr=False)

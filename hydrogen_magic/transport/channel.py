@@ -13,6 +13,7 @@ import asyncio
 import json
 import logging
 import os
+import secrets
 import shutil
 import tempfile
 import threading
@@ -24,6 +25,7 @@ from typing import Any
 import zmq
 import zmq.asyncio
 from zmq.auth.asyncio import AsyncioAuthenticator
+from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from hydrogen_magic.core import processes
@@ -66,41 +68,58 @@ _END_S = 1.0
 class AgentKeys:
     """Credentials of one agent; ``secret`` is never in argv, the environment or a file."""
 
-    def __init__(self, endpoint: str, server_key: bytes) -> None:
-        public, secret = zmq.curve_keypair()
+    def __init__(self, endpoint: str, server_key: bytes, secret: str) -> None:
+        """``secret``: 32 random bytes in hexadecimal digits."""
         self.endpoint = endpoint
         self.server_key = server_key.decode()
-        self.key = public.decode()
-        self.secret = secret.decode()
+        self.key = _pair(secret)[0].decode()
+        self.secret = secret
 
 
-class Hub:
-    """The kernel's end: an event loop in its own thread, and the socket that agents connect to.
+def _pair(secret: str) -> tuple[bytes, bytes]:
+    """Return the public and the secret key as ZeroMQ takes them."""
+    encoded = z85.encode(bytes.fromhex(secret))
+    return zmq.curve_public(encoded), encoded
 
-    All control of gangs runs on this loop, one callback at a time, so it needs no locks.
-    """
+
+class Listener:
+    """A socket that agents connect to, on the running event loop."""
 
     def __init__(self) -> None:
         self.rejected = 0
         """Connections that failed to authenticate."""
-        self._directory = _short_private_directory()
-        self._endpoint = f"ipc://{self._directory}/hub"
         self._endpoints: dict[str, str] = {}
         """Address -> endpoint for agents of other machines."""
         self._server_key, self._server_secret = zmq.curve_keypair()
         self._receivers: dict[str, Receiver] = {}
         self._routes: dict[str, bytes] = {}
-        self.loop = asyncio.new_event_loop()
-        self._failure: BaseException | None = None
-        self._started = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hydrogen-hub", daemon=True)
-        self._thread.start()
-        self._started.wait()
-        if self._failure is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-            raise PlacementError(f"cannot listen for agents: {self._failure}") from self._failure
+        self._tasks: list[asyncio.Future[None]] = []
 
-    # ── called on the loop ──
+    @property
+    def server_key(self) -> str:
+        return self._server_key.decode()
+
+    def open(self) -> None:
+        """Accept messages from now on."""
+        self._context = context = zmq.asyncio.Context()
+        self._authenticator = AsyncioAuthenticator(context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback(_DOMAIN, credentials_provider=self)
+        self._socket = context.socket(zmq.ROUTER)
+        self._configure(self._socket)
+        monitor = self._socket.get_monitor_socket(_FAILED_HANDSHAKES)
+        self._tasks = [
+            asyncio.ensure_future(self._receive()),
+            asyncio.ensure_future(self._count_rejected(monitor)),
+        ]
+
+    def close(self) -> None:
+        """Break all connections."""
+        for task in self._tasks:
+            task.cancel()
+        self._authenticator.stop()
+        self._socket.disable_monitor()
+        self._context.destroy(linger=0)
 
     def listen(self, address: str) -> str:
         """Listen for agents of other machines too; return the endpoint (``tcp://address:port``).
@@ -115,11 +134,9 @@ class Hub:
             self._endpoints[address] = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         return self._endpoints[address]
 
-    def admit(self, on_message: Receiver) -> AgentKeys:
-        """Return keys for a new agent, whose messages go to ``on_message`` on the loop."""
-        keys = AgentKeys(self._endpoint, self._server_key)
-        self._receivers[keys.key] = on_message
-        return keys
+    def admit_key(self, key: str, on_message: Receiver) -> None:
+        """Let in the agent with this public key, whose messages go to ``on_message``."""
+        self._receivers[key] = on_message
 
     def revoke_key(self, key: str) -> None:
         """Revoke the key of this agent."""
@@ -132,10 +149,86 @@ class Hub:
         if route is not None:
             self._socket.send_multipart([route, *_parts(message, blob)])
 
-    # ── called from any thread ──
+    def _configure(self, sock: zmq.asyncio.Socket) -> None:
+        sock.curve_server = True
+        sock.curve_secretkey = self._server_secret
+        sock.curve_publickey = self._server_key
+        sock.zap_domain = _DOMAIN.encode()
+        sock.maxmsgsize = _MAX_MESSAGE_BYTES
+        sock.handshake_ivl = _HANDSHAKE_MS
+        # Hundreds of unauthenticated connections at once must not block an agent.
+        sock.backlog = 1024
+        sock.linger = 0
+        sock.rcvhwm = sock.sndhwm = 0
+        sock.router_handover = True
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Decide whether a client's public key may connect (pyzmq's interface for credentials)."""
+        return key.decode() in self._receivers
+
+    async def _receive(self) -> None:
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        while True:
+            # Messages that are there already are returned without a turn of the loop.
+            if loop.time() - began_s > _TURN_S:
+                await asyncio.sleep(0)
+                began_s = loop.time()
+            parts = await self._socket.recv_multipart(copy=False)
+            # The key that the handshake proved, not a claim in the message.
+            key = str(parts[-1].get("User-Id"))
+            receiver = self._receivers.get(key)
+            if receiver is None:  # a dismissed agent, which would wait for answers forever
+                self._socket.send_multipart([parts[0].bytes, *_parts(Quit(), None)])
+            if receiver is None or len(parts) not in (2, 3):
+                continue
+            self._routes[key] = parts[0].bytes
+            try:
+                receiver(*_received(parts[1:]))
+            except Exception:  # one agent's bad message must not deafen us to the others
+                _log.exception("a message of an agent could not be taken")
+
+    async def _count_rejected(self, monitor: zmq.asyncio.Socket) -> None:
+        while True:
+            parse_monitor_message(await monitor.recv_multipart())
+            self.rejected += 1
+
+
+class Hub(Listener):
+    """The kernel's end: an event loop in its own thread, and the socket that agents connect to.
+
+    All control of gangs runs on this loop, one callback at a time, so it needs no locks: other methods than
+    :meth:`close` are called there.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._directory = _short_private_directory()
+        self._endpoint = f"ipc://{self._directory}/hub"
+        self.loop = asyncio.new_event_loop()
+        self._failure: BaseException | None = None
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hydrogen-hub", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self._failure is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            raise PlacementError(f"cannot listen for agents: {self._failure}") from self._failure
+
+    def admit(self, on_message: Receiver, secret: str = "") -> AgentKeys:
+        """Return keys for a new agent, whose messages go to ``on_message`` on the loop.
+
+        ``secret``: see :class:`AgentKeys`; empty: a new one.
+        """
+        keys = AgentKeys(self._endpoint, self._server_key, secret or secrets.token_hex(32))
+        self.admit_key(keys.key, on_message)
+        return keys
 
     def close(self) -> None:
-        """End the thread and remove the socket's directory. All agents must have been dismissed before."""
+        """End the thread and remove the socket's directory. Called from any thread.
+
+        All agents must have been dismissed before.
+        """
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self._closing.set)
             self._thread.join(timeout=5)
@@ -156,70 +249,15 @@ class Hub:
 
     async def _serve(self) -> None:
         self._closing = asyncio.Event()
-        context = zmq.asyncio.Context()
-        authenticator = AsyncioAuthenticator(context)
-        authenticator.start()
-        authenticator.configure_curve_callback(_DOMAIN, credentials_provider=self)
-        self._socket = context.socket(zmq.ROUTER)
-        self._configure(self._socket)
-        monitor = self._socket.get_monitor_socket(_FAILED_HANDSHAKES)
+        self.open()
         self._socket.bind(self._endpoint)
-        tasks = [
-            asyncio.ensure_future(self._receive()),
-            asyncio.ensure_future(self._count_rejected(monitor)),
-        ]
         self._started.set()
         await self._closing.wait()
         tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in tasks:  # everything that gangs have left on this loop
             task.cancel()
         await asyncio.wait(tasks, timeout=_END_S)
-        authenticator.stop()
-        self._socket.disable_monitor()
-        context.destroy(linger=0)
-
-    def _configure(self, sock: zmq.asyncio.Socket) -> None:
-        sock.curve_server = True
-        sock.curve_secretkey = self._server_secret
-        sock.curve_publickey = self._server_key
-        sock.zap_domain = _DOMAIN.encode()
-        sock.maxmsgsize = _MAX_MESSAGE_BYTES
-        sock.handshake_ivl = _HANDSHAKE_MS
-        # Hundreds of unauthenticated connections at once must not block an agent.
-        sock.backlog = 1024
-        sock.linger = 0
-        sock.rcvhwm = sock.sndhwm = 0
-        sock.router_handover = True
-
-    def callback(self, domain: str, key: bytes) -> bool:
-        """Decide whether a client's public key may connect (pyzmq's interface for credentials)."""
-        return key.decode() in self._receivers
-
-    async def _receive(self) -> None:
-        began_s = self.loop.time()
-        while True:
-            # Messages that are there already are returned without a turn of the loop.
-            if self.loop.time() - began_s > _TURN_S:
-                await asyncio.sleep(0)
-                began_s = self.loop.time()
-            parts = await self._socket.recv_multipart(copy=False)
-            # The key that the handshake proved, not a claim in the message.
-            key = str(parts[-1].get("User-Id"))
-            receiver = self._receivers.get(key)
-            if receiver is None:  # a dismissed agent, which would wait for answers forever
-                self._socket.send_multipart([parts[0].bytes, *_parts(Quit(), None)])
-            if receiver is None or len(parts) not in (2, 3):
-                continue
-            self._routes[key] = parts[0].bytes
-            try:
-                receiver(*_received(parts[1:]))
-            except Exception:  # one agent's bad message must not deafen us to the others
-                _log.exception("a message of an agent could not be taken")
-
-    async def _count_rejected(self, monitor: zmq.asyncio.Socket) -> None:
-        while True:
-            parse_monitor_message(await monitor.recv_multipart())
-            self.rejected += 1
+        super().close()
 
 
 def _parts(message: Message, blob: Blob | None) -> list[Any]:
@@ -241,22 +279,25 @@ def _short_private_directory() -> str:
 
 
 class AgentLink:
-    """The agent's end of the connection."""
+    """The agent's end of a connection."""
 
-    def __init__(self, endpoint: str, server_key: str, key: str, secret: str) -> None:
+    def __init__(
+        self, endpoint: str, server_key: str, secret: str, silence_ms: int = _SILENCE_MS
+    ) -> None:
+        """``secret``: :attr:`AgentKeys.secret`. ``silence_ms``: after this time without a message or an answered
+        ping, the connection is closed."""
         self._endpoint = endpoint
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.curve_serverkey = server_key.encode()
-        self._socket.curve_publickey = key.encode()
-        self._socket.curve_secretkey = secret.encode()
+        self._socket.curve_publickey, self._socket.curve_secretkey = _pair(secret)
         self._socket.zap_domain = _DOMAIN.encode()
         self._socket.maxmsgsize = _MAX_MESSAGE_BYTES
         self._socket.linger = 500
         self._socket.rcvhwm = self._socket.sndhwm = 0
         if not endpoint.startswith("ipc:"):
             self._socket.heartbeat_ivl = _BEAT_MS
-            self._socket.heartbeat_timeout = _SILENCE_MS
+            self._socket.heartbeat_timeout = silence_ms
         self._monitor = self._socket.get_monitor_socket(_FATES)
         self._socket.connect(endpoint)
 
@@ -276,15 +317,14 @@ class AgentLink:
         """Return the next message of the kernel, to be decoded, and the bytes that came with it."""
         return _received(await self._socket.recv_multipart(copy=False))
 
-    async def lost(self) -> None:
-        """Return when there is no reason left to wait for the kernel.
+    async def lost(self, entry_s: float = _ENTRY_S) -> None:
+        """Return when there is no reason left to wait for the other end.
 
         Either an established connection has ended, and messages on their way may be lost with it,
-        or none will be established: our key was revoked, or the kernel has not answered for a
-        minute and a half.
+        or none will be established: our key was revoked, or there was no answer for ``entry_s``.
         """
         with suppress(asyncio.TimeoutError):
-            if await asyncio.wait_for(self._was_let_in(), _ENTRY_S):
+            if await asyncio.wait_for(self._was_let_in(), entry_s):
                 while await self._fate() != zmq.EVENT_DISCONNECTED:
                     pass
 

@@ -60,7 +60,7 @@ def connect(
     """Connect as an agent, say hello, and stay as long as ``until`` takes."""
 
     async def talk() -> None:
-        link = AgentLink(keys.endpoint, server_key or keys.server_key, keys.key, keys.secret)
+        link = AgentLink(keys.endpoint, server_key or keys.server_key, keys.secret)
         link.send(Pong())
         assert await asyncio.to_thread(until)
         link.close()
@@ -76,7 +76,7 @@ def test_an_admitted_agent_is_heard_and_answered(hub: Hub) -> None:
     keys, received = admitted(hub)
 
     async def talk() -> AgentCommand:
-        link = AgentLink(keys.endpoint, keys.server_key, keys.key, keys.secret)
+        link = AgentLink(keys.endpoint, keys.server_key, keys.secret)
         link.send(Pong())
         assert await asyncio.to_thread(received.get, True, PATIENCE_S) == encode(Pong())
         hub.loop.call_soon_threadsafe(hub.send, keys.key, StopRanks("cafe"))
@@ -105,7 +105,7 @@ def test_an_agent_that_was_dismissed_is_asked_to_quit(hub: Hub) -> None:
     keys, received = admitted(hub)
 
     async def talk() -> AgentCommand:
-        link = AgentLink(keys.endpoint, keys.server_key, keys.key, keys.secret)
+        link = AgentLink(keys.endpoint, keys.server_key, keys.secret)
         link.send(Pong())
         assert await asyncio.to_thread(received.get, True, PATIENCE_S) == encode(Pong())
         hub.loop.call_soon_threadsafe(hub.revoke_key, keys.key)
@@ -123,7 +123,7 @@ def test_an_agent_that_is_not_admitted_learns_it(hub: Hub) -> None:
     hub.loop.call_soon_threadsafe(hub.revoke_key, keys.key)
 
     async def knock() -> None:
-        link = AgentLink(keys.endpoint, keys.server_key, keys.key, keys.secret)
+        link = AgentLink(keys.endpoint, keys.server_key, keys.secret)
         await asyncio.wait_for(link.lost(), PATIENCE_S)
         link.close()
 
@@ -137,7 +137,7 @@ def test_an_agent_is_admitted_by_a_kernel_that_was_busy(hub: Hub) -> None:
     hub.loop.call_soon_threadsafe(time.sleep, 3.5)
 
     async def knock() -> None:
-        link = AgentLink(endpoint, keys.server_key, keys.key, keys.secret)
+        link = AgentLink(endpoint, keys.server_key, keys.secret)
         lost = asyncio.ensure_future(link.lost())
         link.send(Pong())
         assert await asyncio.to_thread(received.get, True, PATIENCE_S) == encode(Pong())
@@ -154,7 +154,7 @@ async def listening(hub: Hub) -> str:
 
 def test_strangers_are_not_heard(hub: Hub) -> None:
     keys, received = admitted(hub)
-    stranger = AgentKeys(keys.endpoint, keys.server_key.encode())  # own key pair, right server key
+    stranger = AgentKeys(keys.endpoint, keys.server_key.encode(), "00" * 32)  # own key pair, right server key
     connect(stranger)
     wrong_server, _ = zmq.curve_keypair()
     connect(keys, server_key=wrong_server.decode())

@@ -290,7 +290,7 @@ def test_agents_and_hub_find_each_other(spark: Any) -> None:
     async def talk(address: tuple[str, int]) -> AgentCommand:
         large = Hello("x" * MB, Address("", 0))
         reached = "tcp://{}:{}".format(*address)
-        link = AgentLink(reached, keys.server_key, keys.key, keys.secret)
+        link = AgentLink(reached, keys.server_key, keys.secret)
         link.send(large)
         assert await asyncio.to_thread(received.get, True, PATIENCE_S) == encode(large)
         hub.loop.call_soon_threadsafe(hub.send, keys.key, Quit())

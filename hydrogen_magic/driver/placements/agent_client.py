@@ -41,7 +41,8 @@ machine under heavy load it may take seconds."""
 class AgentClient(ABC):
     """The kernel's view of one agent. Created, used and ended on the hub's loop."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, secret: str = "") -> None:
+        """``secret``: as for :meth:`Hub.admit`."""
         self.hub = hub
         self.sink: EventSink | None = None
         self.attempt: tuple[str, int] | None = None
@@ -53,7 +54,7 @@ class AgentClient(ABC):
         self._message_arrived = asyncio.Event()
         self.held: tuple[str, int] = ("", 0)
         """Address for the rendezvous service."""
-        self.keys = hub.admit(self._on_message)
+        self.keys = hub.admit(self._on_message, secret)
         self.greeted: asyncio.Future[None] = hub.loop.create_future()
         self._swept: asyncio.Future[None] | None = None
 

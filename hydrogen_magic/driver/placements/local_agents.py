@@ -113,7 +113,6 @@ class LocalAgent(AgentClient):
         return LocalAgentConfig(
             endpoint=self.keys.endpoint,
             server_key=self.keys.server_key,
-            key=self.keys.key,
             secret=self.keys.secret,
             bind=_LOOPBACK,
             env={**os.environ, **self._marks},

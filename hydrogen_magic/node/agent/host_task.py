@@ -11,6 +11,7 @@ import array
 import base64
 import contextlib
 import hashlib
+import hmac
 import importlib.metadata
 import importlib.util
 import io
@@ -230,6 +231,14 @@ def _start(name: str, start: dict[str, Any], about: dict[str, Any]) -> None:
             raise
 
 
+def agent_secret(seed: str, number: int) -> str:
+    """Return the secret key of the agent that task ``number`` may start, as hexadecimal digits.
+
+    All keys follow from one ``seed``: a list of them would make every task as large as the gang.
+    """
+    return hmac.new(bytes.fromhex(seed), str(number).encode(), "sha256").hexdigest()
+
+
 def _reachable(start: dict[str, Any]) -> tuple[str, str]:
     """Return an address of the kernel that can be reached from here, and our own address on that route."""
     tried = []
@@ -255,15 +264,13 @@ def _start_agent(
     package = os.path.join(folder, "code")
     with zipfile.ZipFile(io.BytesIO(start["code"])) as packed:
         packed.extractall(package)
-    key, secret = start["keys"][about["number"]]
     sys_path = [package, *_sys_path()]
     marks = {"HYDROGEN_MAGIC_AGENT": secrets.token_hex(16), "HYDROGEN_MAGIC_OWNER": start["owner"]}
     env = {**os.environ, **marks}
     config = {
         "endpoint": endpoint,
         "server_key": start["server_key"],
-        "key": key,
-        "secret": secret,
+        "secret": agent_secret(start["seed"], about["number"]),
         "bind": _bind_address(start["address"], own),
         "env": env,
         "sys_path": sys_path,

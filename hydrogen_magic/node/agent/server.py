@@ -66,7 +66,7 @@ class AgentServer:
         self._pool = pool
         self._retained = RetainedWorkers()
         self._group: RankGroup | None = None
-        self._link = AgentLink(config.endpoint, config.server_key, config.key, config.secret)
+        self._link = AgentLink(config.endpoint, config.server_key, config.secret)
         self._outbox: list[list[Any]] = []
         self._flushing: asyncio.TimerHandle | None = None
         self._reserved_port = _reserved(kernel_link.bind)

@@ -104,7 +104,7 @@ class TaskReporter:
         endpoint = _reachable(self._report_to["endpoints"])
         if endpoint is None:
             return
-        keys = (str(self._report_to[name]) for name in ("server_key", "key", "secret"))
+        keys = (str(self._report_to[name]) for name in ("server_key", "secret"))
         link = AgentLink(endpoint, *keys)
         try:
             await self._report(link)

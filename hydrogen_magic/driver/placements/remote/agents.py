@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -39,6 +39,7 @@ from hydrogen_magic.core.messages import (
 from hydrogen_magic.driver.placements import Attempt, ClosureFile, EventSink, local_agents
 from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
 from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.node.agent import host_task
 from hydrogen_magic.transport.channel import Hub
 from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, Part, keep
 
@@ -62,8 +63,8 @@ class AttemptWaiter(Protocol):
 class RemoteAgent(AgentClient):
     """A possible agent: its keys are sent with a task, which starts it if there is none yet."""
 
-    def __init__(self, hub: Hub, agent_pool: RemoteAgentPool) -> None:
-        super().__init__(hub)
+    def __init__(self, hub: Hub, agent_pool: RemoteAgentPool, secret: str) -> None:
+        super().__init__(hub, secret)
         self.host = ""
         self.interface = ""
         """The network interface that faces the other hosts."""
@@ -207,6 +208,16 @@ class RelayRoute:
     """Closes the relay; called in a thread."""
 
 
+@dataclass(frozen=True)
+class Invitation:
+    """Keys of possible agents."""
+
+    seed: str = field(repr=False)
+    """Their secret keys follow from it, see :func:`~.host_task.agent_secret`."""
+    agents: tuple[RemoteAgent, ...]
+    """By the number of the task that may start them."""
+
+
 class RemoteAgentPool:
     """The remote agents of this kernel: warm ones and those whose keys have just been sent."""
 
@@ -239,15 +250,17 @@ class RemoteAgentPool:
             raise refused[0] if refused else none
         return endpoints
 
-    def invite(self, count: int) -> list[RemoteAgent]:
+    def invite(self, count: int) -> Invitation:
         """Create keys for all agents that tasks may have to start."""
-        invited = [RemoteAgent(self.hub, self) for _ in range(count)]
-        self._agents.update(invited)
+        seed = secrets.token_hex(32)
+        made = (host_task.agent_secret(seed, number) for number in range(count))
+        invited = Invitation(seed, tuple(RemoteAgent(self.hub, self, secret) for secret in made))
+        self._agents.update(invited.agents)
         return invited
 
-    def uninvite(self, invited: list[RemoteAgent]) -> None:
+    def uninvite(self, invited: Invitation) -> None:
         """Revoke the keys of those agents that did not connect."""
-        for agent in invited:
+        for agent in invited.agents:
             if not agent.is_ready:
                 self.drop(agent)
 

@@ -14,7 +14,7 @@ from hydrogen_magic.core.messages import TaskProblem, decode
 from hydrogen_magic.driver.placements import Attempt, Job, local_agents
 from hydrogen_magic.driver.placements.remote import forwarded_settings, packaging
 from hydrogen_magic.driver.placements.remote.addresses import own_addresses
-from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, RemoteAgentPool
+from hydrogen_magic.driver.placements.remote.agents import Invitation, RemoteAgentPool
 from hydrogen_magic.node.agent import host_task
 
 _SHIPPED = {"cloudpickle", "hydrogen_magic"}
@@ -31,8 +31,8 @@ class HostTasks:
     hosts: str
     """What the hosts are called in messages."""
     pool: RemoteAgentPool
-    invited: Sequence[RemoteAgent]
-    """The agents that the tasks may start, by number."""
+    invited: Invitation
+    """The agents that the tasks may start."""
     have_begun: Callable[[], bool]
     """Whether a task has attached to its agent."""
 
@@ -68,8 +68,8 @@ class HostTasks:
             "with": job.spec.rendezvous,
             "library": packaging.source(job.rendezvous.library),
             "endpoints": list(endpoints),
-            "server_key": self.invited[0].keys.server_key,
-            "keys": [(agent.keys.key, agent.keys.secret) for agent in self.invited],
+            "server_key": self.pool.hub.server_key,
+            "seed": self.invited.seed,
             "fingerprint": fingerprint(job),
             "preload": list(job.preload),
             "preload_when_idle": list(local_agents.PRELOADED_WHEN_IDLE),
