@@ -1,6 +1,6 @@
 """Small cells from a grammar of Python's scopes, run plainly and as ``%%distributed`` runs them.
 
-A rank is simulated in this process: the cell is captured, and its closure restored into a fresh module.
+A rank may be simulated in this process: the closure of the cell is restored into a fresh module.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from hydrogen_magic.capture import CellText, capture_cell
+from hydrogen_magic.capture import Captured, CellText, capture_cell
 from hydrogen_magic.capture.scopes import assigned_in_source
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.worker import namespace
@@ -332,10 +332,8 @@ def plainly(text: str, notebook: types.ModuleType) -> Outcome:
     return outcome(run, names)
 
 
-def on_a_rank(text: str, notebook: types.ModuleType) -> Outcome:
-    """Capture a cell, and run it in another module. Raises CaptureError."""
-    cell = CellText(text, "<cell>", "Cell In[2]", 1, lambda body: body)
-    captured = capture_cell(cell, notebook.__dict__, [NOTEBOOK])
+def inline(captured: Captured) -> Outcome:
+    """Run a closure in a module of this process."""
     module = types.ModuleType("__main__")
     loaded = namespace.load(captured.payload, module)
     return outcome(loaded.run, module.__dict__)
@@ -387,27 +385,54 @@ def open_module() -> Iterator[types.ModuleType]:
         sys.modules["__main__"] = before
 
 
-def difference(text: str) -> str:
-    """Return how a cell on a rank differs from the same cell in the notebook; empty if it does not."""
+@dataclass(frozen=True)
+class Case:
+    """A cell of the grammar that has run plainly."""
+
+    text: str
+    before: Outcome
+    plain: Outcome
+    captured: Captured | None
+    refusal: str = ""
+
+    def difference(self, rank: Outcome) -> str:
+        """Return how the cell differs on a rank; empty if it does not."""
+        plain = self.plain
+        if plain.problem == "RecursionError" == rank.problem:
+            return ""
+        if (plain.problem, plain.value) != (rank.problem, rank.value):
+            return f"plainly {plain.problem} {plain.value}, on a rank {rank.problem} {rank.value}"
+        for name in [*NAMES, "seen"]:
+            theirs = rank.names.get(name, self.before.names.get(name))
+            if name in plain.names and theirs != plain.names[name]:
+                return f"{name} is plainly {plain.names[name]}, on a rank {theirs}"
+            if name not in plain.names and name in rank.names:
+                return f"{name} is plainly undefined, on a rank {theirs}"
+        return ""
+
+
+def prepare(text: str) -> Case:
+    """Capture a cell, then run it plainly in the same notebook."""
     with open_module() as notebook, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         before = outcome(lambda: None, notebook.__dict__)
+        cell = CellText(text, "<cell>", "Cell In[2]", 1, lambda body: body)
         try:
-            rank = on_a_rank(text, notebook)
+            captured = capture_cell(cell, notebook.__dict__, [NOTEBOOK])
         except CaptureError as error:
-            return needless(str(error), text, plainly(text, notebook))
-        plain = plainly(text, notebook)
-    if plain.problem == "RecursionError" == rank.problem:
-        return ""
-    if (plain.problem, plain.value) != (rank.problem, rank.value):
-        return f"plainly {plain.problem} {plain.value}, on a rank {rank.problem} {rank.value}"
-    for name in [*NAMES, "seen"]:
-        theirs = rank.names.get(name, before.names.get(name))
-        if name in plain.names and theirs != plain.names[name]:
-            return f"{name} is plainly {plain.names[name]}, on a rank {theirs}"
-        if name not in plain.names and name in rank.names:
-            return f"{name} is plainly undefined, on a rank {theirs}"
-    return ""
+            plain = plainly(text, notebook)
+            return Case(text, before, plain, None, needless(str(error), text, plain))
+        return Case(text, before, plainly(text, notebook), captured)
+
+
+def difference(text: str) -> str:
+    """Return how a cell on a simulated rank differs from the same cell in the notebook."""
+    case = prepare(text)
+    if case.captured is None:
+        return case.refusal
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return case.difference(inline(case.captured))
 
 
 def needless(message: str, text: str, plain: Outcome) -> str:

@@ -9,6 +9,7 @@ the object itself (``self.__dict__ = self``), stays one object.
 from __future__ import annotations
 
 import copyreg
+import struct
 import sys
 import weakref
 from typing import Any
@@ -17,7 +18,8 @@ from hydrogen_magic.serialization.reducers import restore_object
 
 _HOOKS = ("__reduce__", "__reduce_ex__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 _HEAP_TYPE = 1 << 9
-"""Of ``type.__flags__``: it is defined by a ``class`` statement."""
+"""Of ``type.__flags__``: a ``class`` statement makes it, or a C library on import."""
+_POINTER_BYTES = struct.calcsize("P")
 
 
 class _Probe:
@@ -59,7 +61,16 @@ def _is_default(kind: type) -> bool:
     if any(find_on_type(kind, name) is not find_on_type(object, name) for name in _HOOKS):
         return False
     builtin = [base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE]
-    return kind not in builtin and set(builtin) <= {object, dict, list}
+    if kind in builtin or not set(builtin) <= {object, dict, list}:
+        return False
+    return len(builtin) > 1 or not _has_hidden_state(kind)
+
+
+def _has_hidden_state(kind: type) -> bool:
+    """Whether instances of a class from C have more than attributes; pickle refuses them by the same rule."""
+    n_pointers = bool(kind.__dictoffset__) + bool(kind.__weakrefoffset__)
+    n_pointers += len(copyreg._slotnames(kind))  # type: ignore[attr-defined]  # typeshed lacks it
+    return kind.__basicsize__ > object.__basicsize__ + n_pointers * _POINTER_BYTES
 
 
 def _answers_more(kind: type) -> bool:

@@ -9,11 +9,16 @@ import io
 import os
 import pickle
 import sys
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-from hydrogen_magic.serialization.instances import reduce_instance, restore_attributes
+from hydrogen_magic.serialization.instances import (
+    find_on_type,
+    reduce_instance,
+    restore_attributes,
+)
 from hydrogen_magic.serialization.reducers import restore_object
 
 Handler = Callable[[Any], Any]
@@ -26,6 +31,46 @@ def handler_of(kind: type) -> Handler | None:
         if isinstance(base, type) and issubclass(kind, base):
             return handler
     return _reduce_parametrized if _is_parametrized(kind) else None
+
+
+# ── Python ───────────────────────────────────────────────────────────────────────────────────────
+
+OF_SYS: dict[type, Handler] = {
+    type(getattr(sys, name)): lambda obj, name=name: (getattr, (sys, name))  # type: ignore[misc]  # a default
+    for name in ("version_info", "flags", "float_info", "int_info", "hash_info", "thread_info")
+}
+"""Reduces the records of ``sys``, whose classes have no name to be found by."""
+
+
+def reduce_memoryview(view: memoryview) -> Any:
+    """Reduce a view to a view of a copy; cloudpickle would make it ``bytes``."""
+    contents = view.tobytes() if view.readonly else bytearray(view.tobytes())
+    return restore_memoryview, (contents, view.format, view.shape)
+
+
+def restore_memoryview(contents: Any, form: str, shape: tuple[int, ...]) -> memoryview:
+    """Make a view of a form that ``memoryview.cast`` knows."""
+    view = memoryview(contents)
+    return view if form == "B" and len(shape) == 1 else view.cast(form, shape)  # type: ignore[call-overload]
+
+
+def _reduce_exception(error: Any) -> Any:
+    """Reduce an exception without a call of its class, whose ``__init__`` may take other arguments."""
+    kind = type(error)
+    own = find_on_type(kind, "__reduce__"), find_on_type(kind, "__reduce_ex__")
+    is_default = not any(isinstance(one, types.FunctionType) for one in own)
+    if not (is_default and isinstance(find_on_type(kind, "__init__"), types.FunctionType)):
+        return NotImplemented
+    reduced = error.__reduce__()
+    return (restore_exception, (kind, *reduced[1]), *reduced[2:])
+
+
+def restore_exception(kind: type[BaseException], *args: Any) -> BaseException:
+    """Make an exception with the arguments that Python keeps; the state has its other attributes."""
+    error = kind.__new__(kind, *args)
+    initial = (vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base))
+    next(one for one in initial if not isinstance(one, types.FunctionType))(error, *args)
+    return error
 
 
 # ── files ────────────────────────────────────────────────────────────────────────────────────────
@@ -112,6 +157,7 @@ def restore_script_tensors(module: Any, tensors: dict[str, Any]) -> None:
 
 
 _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
+    ("builtins", "BaseException", _reduce_exception),
     ("torch.utils.data", "DataLoader", _reduce_loader),
     ("torch.jit", "ScriptModule", _reduce_script_module),
     ("torch.jit", "ScriptFunction", _reduce_script_function),

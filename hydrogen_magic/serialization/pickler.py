@@ -68,6 +68,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             functools.cached_property: _reduce_cached_property,
             _CachedFunction: _reduce_cached_function,
             typing.NewType: _reduce_new_type,
+            memoryview: library_objects.reduce_memoryview,
+            **library_objects.OF_SYS,
         }
         self._add_storage_handlers()
         self._add_numpy_handlers()
@@ -173,8 +175,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _reduce_class(self, cls: type, reduced: Any) -> Any:
         make, args, state, _, _, set_state = reduced
         *head, tracker, extra = args
-        if len(head) == reducers.SKELETON_CLASS_ARGS and "." in cls.__qualname__:
-            head[3].setdefault("__qualname__", cls.__qualname__)
+        if len(head) == reducers.SKELETON_CLASS_ARGS:
+            head[3].update(_layout_of(cls))
         if self.tracks_classes:
             reducers.complete_classes.add(cls)
         tracker = tracker if self.tracks_classes else None
@@ -291,6 +293,19 @@ def _function_slots(func: types.FunctionType) -> dict[str, Any]:
     if sys.version_info >= (3, 12):
         names.append("__type_params__")
     return {name: getattr(func, name) for name in names}
+
+
+def _layout_of(cls: type) -> dict[str, Any]:
+    """Return what a class must be made with, since it cannot be set later."""
+    slots = vars(cls).get("__slots__", UNBOUND)
+    if typing.NamedTuple in vars(cls).get("__orig_bases__", ()):  # which sets them itself
+        slots = UNBOUND
+    found = (
+        {}
+        if slots is UNBOUND
+        else {"__slots__": [slots] if isinstance(slots, str) else list(slots)}
+    )
+    return {**found, "__qualname__": cls.__qualname__} if "." in cls.__qualname__ else found
 
 
 def _reduce_cached_property(obj: Any) -> Any:

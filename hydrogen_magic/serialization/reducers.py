@@ -88,6 +88,8 @@ def _make_quietly(make: Callable[..., type], args: tuple[Any, ...]) -> type:
 class _Quiet:
     """A first base class that prevents the hooks of the other bases from running."""
 
+    __slots__ = ()
+
     def __init_subclass__(cls, **options: Any) -> None:
         """Do nothing."""
 

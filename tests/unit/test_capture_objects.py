@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from hydrogen_magic.errors import CaptureError
 from tests.capture_rig import Notebook, inline, open_notebook
 
 
@@ -108,6 +109,48 @@ def test_objects_are_inspected_by_their_type(notebook: Notebook, setup: str) -> 
     notebook.cell(setup)
     cell, value = ANSWERING[setup]
     assert inline(notebook.capture(cell)) == value
+
+
+# ── objects that cloudpickle changes ─────────────────────────────────────────────────────────────
+
+CHANGED: dict[str, tuple[str, Any]] = {
+    """
+    class Point:
+        __slots__ = ("x", "_Point__y", "__weakref__")
+        def __init__(self): self.x, self.__y = 1, 2
+        def y(self): return self.__y
+    x = Point()
+    """: ("x.x, x.y(), hasattr(x, '__dict__')", (1, 2, False)),
+    """
+    import typing
+    class Pair(typing.NamedTuple): a: int = 1
+    class Same(Pair): __slots__ = ()
+    x = Same()
+    """: ("x.a, hasattr(x, '__dict__'), repr(x)", (1, False, "Same(a=1)")),
+    """
+    class Failed(OSError):
+        def __init__(self, code, *, why):
+            super().__init__(code, f"failed: {why}")
+            self.why = why
+    x = Failed(5, why="disk")
+    """: ("x.errno, x.strerror, x.why, x.args", (5, "failed: disk", "disk", (5, "failed: disk"))),
+    "x = memoryview(bytearray(b'abc'))[1:]": ("x[0] = 9\nx.tolist(), x.readonly", ([9, 99], False)),
+    "import sys\nx = {'python': sys.version_info}": ("x['python'] is sys.version_info", True),
+}
+
+
+@pytest.mark.parametrize("setup", CHANGED)
+def test_objects_arrive_unchanged(notebook: Notebook, setup: str) -> None:
+    notebook.cell(setup)
+    cell, value = CHANGED[setup]
+    assert inline(notebook.capture(cell)) == value
+
+
+@pytest.mark.parametrize("made", ["threading.local()", "mmap.mmap(-1, 9)", "struct.Struct('i')"])
+def test_state_that_only_c_code_sees_is_refused(notebook: Notebook, made: str) -> None:
+    notebook.cell(f"import mmap, struct, threading\nx = [{made}]")
+    with pytest.raises(CaptureError, match=r"`x\[0\]` .* cannot be sent"):
+        notebook.capture("x")
 
 
 # ── memory that objects share ────────────────────────────────────────────────────────────────────

@@ -21,13 +21,6 @@ def test_generated_cells(random: Random) -> None:
     assert difference(text) == "", text
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("hundred", range(20))
-def test_two_thousand_generated_cells(hundred: int) -> None:
-    texts = [write_cell(Random(hundred * 100 + number)) for number in range(100)]
-    assert [(text, found) for text in texts if (found := difference(text))] == []
-
-
 @pytest.fixture
 def notebook() -> Iterator[Notebook]:
     with open_notebook() as notebook:

@@ -1,0 +1,1226 @@
+"""Objects as notebooks have them.
+
+An entry is a cell that makes ``x``, and behind the arrow another one whose value shows what ``x`` is.
+"""
+
+from __future__ import annotations
+
+IMPORTS = """
+import abc, argparse, array, ast, asyncio, calendar, collections, collections.abc
+import concurrent.futures, configparser, contextlib, copy, dataclasses, datetime, decimal, difflib
+import enum, fractions, functools, graphlib, gzip, hashlib, inspect, io, ipaddress, itertools, json
+import logging, math, mmap, multiprocessing, operator, os, os.path, pathlib, queue, random, re
+import shlex, socket, sqlite3, statistics, string, struct, subprocess, sys, tempfile, textwrap
+import threading, traceback, types, typing, urllib.parse, uuid, warnings, weakref
+import xml.etree.ElementTree, zipfile, zoneinfo
+import numpy as np, pandas as pd, polars as pl, pyarrow as pa, torch, torch.fx
+import torch.utils.data
+k = 3
+"""
+"""First cell of the notebook."""
+
+_PYTHON = r"""
+x = 2**200, -0.0, float('inf'), 1j, True, None, ..., NotImplemented
+-> x
+
+x = 'ä', '\ud800', b'b', bytearray(b'c'), range(9, 0, -2), slice(1, None)
+-> repr(x)
+
+x = []; x.append(x)
+-> x[0] is x
+
+x = {}; x['x'] = (x, [x])
+-> x['x'][0] is x, x['x'][1][0] is x
+
+y = [1]; x = {'a': y, 'b': y}
+-> x['a'].append(2)
+-> x, y
+
+x = {frozenset({1}): {2, 3}}, frozenset()
+-> x
+
+x = {'a': 1}; y = x
+-> y['b'] = 2
+-> x
+
+x = sys.maxsize, sys.version_info, sys.flags
+-> x[1] is sys.version_info, x[0]
+
+x = object()
+-> type(x)
+
+x = object(); y = {'key': x}
+-> y['key'] is x
+
+x = print, len, [].append, str.upper, dict.fromkeys
+-> x[1]('ab'), x[3]('a'), x[4]('ab')
+
+x = int, list[int], dict[str, int], int | None, tuple[int, ...]
+-> x
+
+x = typing.Optional[int], typing.Callable[[int], str], typing.Literal['a']
+-> repr(x)
+
+x = typing.TypeVar('x')
+-> x.__name__, x.__constraints__
+
+x = typing.NewType('x', int)
+-> x(3), x.__name__, x.__supertype__
+
+class x(typing.TypedDict): a: int
+-> x(a=1), x.__annotations__
+
+class x(typing.Protocol):
+    def m(self): ...
+-> x.__name__, issubclass(x, typing.Protocol)
+
+T = typing.TypeVar('T')
+class x(typing.Generic[T]):
+    v = 1
+-> x[int]().v, x.__parameters__ == (T,)
+
+class x(typing.NamedTuple):
+    a: int
+    b: str = 'b'
+-> x(1), x(1)._asdict(), x._fields
+
+x = collections.namedtuple('x', 'a b', defaults=[2])
+-> x(1), x(1)._replace(b=3)
+
+P = collections.namedtuple('Q', 'a'); x = P(1)
+-> x.a, type(x) is P
+
+x = collections.OrderedDict(b=1, a=2); x.move_to_end('b')
+-> list(x.items())
+
+x = collections.defaultdict(lambda: [k]); k = 5
+-> x['new'], len(x)
+
+x = collections.defaultdict(list, a=[1])
+-> x['b'], dict(x)
+
+x = collections.Counter('hello')
+-> x.most_common(1), x['z']
+
+x = collections.deque([1, 2, 3], maxlen=3); x.append(4)
+-> list(x), x.maxlen
+
+x = collections.ChainMap({'a': 1}, {'a': 2, 'b': 3})
+-> x['a'], x['b'], len(x.maps)
+
+x = types.SimpleNamespace(a=1); x.me = x
+-> x.a, x.me is x
+
+x = types.MappingProxyType({'a': 1})
+-> x['a'], type(x).__name__
+
+x = memoryview(b'abc')[1:]
+-> x[0], x.tobytes(), type(x).__name__
+
+x = array.array('d', [1, 2])
+-> x.tolist(), x.typecode
+
+x = enum.Enum('x', 'A B')
+-> x.A, x['B'].value, list(x)
+
+class x(enum.IntFlag):
+    A = 1
+    B = 2
+-> x.A | x.B, x(3) == x.A | x.B
+
+class x(enum.Enum):
+    A = 'a'
+    def up(self): return self.value.upper()
+-> x.A.up(), x('a') is x.A
+
+class E(enum.Enum):
+    A = 1
+x = {E.A: 1}
+-> x[E.A], E.A in x
+
+class x(enum.StrEnum):
+    A = enum.auto()
+-> x.A == 'a'
+"""
+
+_DATA = r"""
+@dataclasses.dataclass
+class P:
+    a: int
+    b: list = dataclasses.field(default_factory=list)
+x = P(1)
+-> x, x == P(1), dataclasses.asdict(x)
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class P:
+    a: int = 1
+x = {P(): 2}
+-> x[P()], repr(x)
+
+@dataclasses.dataclass(order=True, kw_only=True)
+class P:
+    a: int
+x = P(a=1)
+-> x < P(a=2)
+
+@dataclasses.dataclass
+class P:
+    a: dataclasses.InitVar[int]
+    def __post_init__(self, a): self.b = a * k
+k = 3
+x = P(2)
+-> x.b, P(3).b
+
+@dataclasses.dataclass
+class A:
+    a: int = 1
+@dataclasses.dataclass
+class B(A):
+    b: 'A' = None
+x = B(b=A())
+-> x, dataclasses.fields(x)[1].name
+
+x = dataclasses.make_dataclass('x', ['a', ('b', int, 2)])
+-> repr(x(1))
+
+import attr
+@attr.s(auto_attribs=True)
+class P:
+    a: int = attr.ib(converter=int)
+x = P('4')
+-> x.a, x == P(4), hash is None
+
+import attrs
+@attrs.frozen
+class P:
+    a: int = attrs.field(validator=attrs.validators.gt(0))
+x = P(4)
+-> x, attrs.evolve(x, a=5), hash(x) == hash(P(4))
+
+import attrs
+@attrs.define
+class A:
+    a: int = 1
+@attrs.define
+class B(A):
+    b: int = attrs.Factory(lambda self: self.a + 1, takes_self=True)
+x = B(3)
+-> x.b, attrs.asdict(x)
+
+import pydantic
+class P(pydantic.BaseModel):
+    a: int = 1
+    b: list[str] = []
+x = P(a='3')
+-> x.a, x.model_dump(), x == P(a=3)
+
+import pydantic
+class A(pydantic.BaseModel):
+    a: int = pydantic.Field(1, gt=0)
+class B(pydantic.BaseModel):
+    a: A
+x = B(a={'a': 2})
+-> x.a.a, B.model_validate({'a': {'a': 3}}).a.a
+
+class x(dict):
+    __getattr__ = dict.get
+    __setattr__ = dict.__setitem__
+x = x(a=1)
+-> x.a, x.b, x.__class__.__name__
+
+class D(dict):
+    def __init__(self, **k): super().__init__(k); self.__dict__ = self
+x = D(a=1)
+-> x.b = 2
+-> x['b'], x.a, x.__dict__ is x
+
+class D(dict):
+    def __missing__(self, key): return [key]
+x = D(a=1)
+-> x['b'], x
+
+class L(list):
+    def first(self): return self[0]
+x = L([1, 2]); x.tag = 't'
+-> x.first(), x.tag, x[:]
+
+class T(tuple):
+    def __new__(cls, *a): return super().__new__(cls, a)
+x = T(1, 2)
+-> x, type(x) is T
+
+class S(str): unit = 'm'
+x = S('5')
+-> x + '1', x.unit, type(x) is S
+
+class I(int):
+    def __add__(self, o): return I(int(self) + o + 1)
+x = I(1)
+-> x + 1
+
+class P:
+    __slots__ = ('a', '__weakref__')
+x = P(); x.a = 1
+-> x.a, hasattr(x, '__dict__'), weakref.ref(x)() is x
+
+class P:
+    def __init__(self, i): self.i = i
+    def __getattr__(self, n): return getattr(self.i, n)
+x = P([1, 2])
+-> x.count(1), x.i
+
+class P:
+    def __getstate__(self): return {'a': 5}
+x = P(); x.a = 1
+-> x.a > 0
+
+class P:
+    def __reduce__(self): return P, ()
+    v = 3
+x = P()
+-> x.v, type(x) is P
+
+class P:
+    def __init__(self, a): self.a = a
+    def __getnewargs__(self): return (1,)
+    def __new__(cls, a): return super().__new__(cls)
+x = P(4)
+-> x.a
+
+class P:
+    def __eq__(self, o): return o.a == self.a
+    def __hash__(self): return hash(self.a)
+x = P(); x.a = 1; y = {x: 'v'}
+-> y[x], len(y)
+
+class P: pass
+P.a = property(lambda self: self.b * 2)
+x = P(); x.b = 2
+-> x.a
+
+class M(type):
+    def __call__(cls, *a): return super().__call__()
+    def twice(cls): return cls.n * 2
+class x(metaclass=M): n = 2
+-> x.twice()
+
+class D:
+    def __get__(self, o, t): return 7
+    def __set_name__(self, o, n): self.n = n
+class x: a = D()
+-> x.a, vars(x)['a'].n
+
+class B:
+    subs = []
+    def __init_subclass__(cls, **k): B.subs.append(cls.__name__)
+class x(B): pass
+-> B.subs
+
+class A:
+    def f(self): return [A]
+class B(A):
+    def f(self): return [*super().f(), B]
+x = B().f
+-> x() == [A, B]
+
+class x:
+    class y:
+        class z: v = 1
+y = x.y.z()
+-> y.v, type(y) is x.y.z, type(y).__qualname__
+
+import abc
+class A(abc.ABC):
+    @abc.abstractmethod
+    def f(self): ...
+class x(A):
+    def f(self): return 1
+-> x().f(), A.__abstractmethods__
+
+class x:
+    @staticmethod
+    def s(): return 1
+    @classmethod
+    def c(cls): return cls.__name__
+    @property
+    def p(self): return 3
+-> x.s(), x.c(), x().p
+
+class x:
+    @functools.cached_property
+    def p(self): return [1]
+x = x()
+-> x.p is x.p, x.p
+
+class P:
+    state = {}
+    def __init__(self): self.__dict__ = self.state
+x, y = P(), P()
+-> x.a = 1
+-> y.a
+
+class N:
+    def __init__(self): self.children = []
+x = N(); x.children.append(N()); x.children[0].parent = x
+-> x.children[0].parent is x
+
+x = n = []
+for _ in range(400): n.append([]); n = n[0]
+-> str(x).count('[')
+"""
+
+_FUNCTIONS = r"""
+x = lambda a, *b, k=2, **c: (a, b, k, c)
+-> x(1, 2, z=3)
+
+x = [lambda: i for i in range(3)]
+-> [f() for f in x]
+
+x = [lambda i=i: i for i in range(3)]
+-> [f() for f in x]
+
+fs = []
+for i in range(3): fs.append(lambda: i)
+x = fs
+-> [f() for f in x], i
+
+def make():
+    n = 0
+    def up():
+        nonlocal n
+        n += 1
+        return n
+    def get(): return n
+    return up, get
+x, y = make()
+-> x(), x(), y()
+
+def x(n): return n * x(n - 1) if n else 1
+-> x(5)
+
+def a(n): return b(n)
+def b(n): return a(n - 1) if n else 'end'
+x = a
+-> x(3)
+
+def x(a: int = k, *, b: 'str' = 'c') -> list: 'doc'
+x.tag = 1
+-> x.__annotations__, x.__doc__, x.tag, x.__defaults__
+
+x = functools.partial(int, base=2)
+-> x('11'), x.keywords
+
+def f(a, b): return a - b
+x = functools.partial(functools.partial(f, 9), b=k)
+-> x()
+
+class C:
+    def m(self, a): return self.v + a
+    p = functools.partialmethod(m, 5)
+    v = 1
+x = C()
+-> x.p()
+
+@functools.cache
+def x(a): return [a]
+x(1)
+-> x(2) is x(2), x(1)
+
+@functools.lru_cache(maxsize=1)
+def x(a): return [a, k]
+-> x(1), x.cache_info().maxsize, x.cache_parameters()
+
+@functools.singledispatch
+def x(a): return 'any'
+@x.register
+def _(a: int): return 'int'
+@x.register(list)
+def _(a): return x(a[0])
+-> x(1), x([1]), x('')
+
+class C:
+    @functools.singledispatchmethod
+    def m(self, a): return 'any'
+    @m.register
+    def _(self, a: int): return 'int'
+x = C()
+-> x.m(1), x.m('')
+
+def d(f):
+    @functools.wraps(f)
+    def w(*a): return [f(*a)]
+    return w
+@d
+def x(a): 'doc'; return a
+-> x(1), x.__name__, x.__doc__, x.__wrapped__(2)
+
+class D:
+    def __init__(self, f): self.f = f
+    def __call__(self, *a): return self.f(*a), k
+@D
+def x(a): return a
+-> x(1)
+
+@contextlib.contextmanager
+def x(): yield k
+-> with x() as v: pass
+-> v
+
+x = contextlib.nullcontext(3), contextlib.suppress(KeyError)
+-> with x[0] as v, x[1]: {}[1]
+-> v
+
+x = operator.itemgetter(1), operator.attrgetter('real'), operator.methodcaller('upper')
+-> x[0]([1, 2]), x[1](3), x[2]('a')
+
+def x():
+    yield k
+    yield from range(2)
+-> list(x())
+
+async def x(): return k
+-> await x()
+
+async def x():
+    yield k
+-> [v async for v in x()]
+
+names = {'__builtins__': __builtins__, 'q': 4}
+exec('def x(): return q', names); x = names['x']
+-> x()
+
+x = 'abc'.upper, [3, 1].sort, {}.get
+-> x[0](), x[2](1, 5)
+
+class C:
+    def __init__(self): self.f = lambda: self.v
+    v = 8
+x = C()
+-> x.f()
+
+class C:
+    def m(self): return self.v
+x = C(); x.v = 3; y = x.m
+-> x.v = 4
+-> y(), y.__self__ is x
+
+import numpy as np
+x = np.vectorize(lambda a: a + k)
+-> x([1, 2]).tolist()
+
+from concurrent.futures import ThreadPoolExecutor as TPE
+def x(): return list(TPE(2).map(f, [1, 2]))
+def f(a): return a * k
+-> x()
+
+x = string.Template('$a-$b'), '{:>{w}}'.format
+-> x[0].substitute(a=1, b=2), x[1](1, w=3)
+
+def outer():
+    class C:
+        def me(self): return C
+    return C
+x = outer()
+-> x().me() is x, x.__qualname__
+
+def outer():
+    class A: pass
+    class B(A):
+        def __init__(self): super().__init__(); self.v = 1
+    return A, B
+x, y = outer()
+-> y().v, issubclass(y, x)
+
+x = copy.copy, json.dumps, os.path.join
+-> x[1]([1]), x[2]('a', 'b')
+
+def x():
+    import json as j
+    return j.dumps(k)
+-> x()
+
+def x(): return __name__, globals() is x.__globals__
+-> x()
+
+def f(): return g()
+def g(): return h
+h = 1; x = [f]; h = 2
+-> x[0]()
+"""
+
+_STANDARD = r"""
+x = datetime.datetime(2024, 3, 31, 2, 30, tzinfo=zoneinfo.ZoneInfo('Europe/Berlin'), fold=1)
+-> x.isoformat(), x.tzname(), x.fold
+
+x = datetime.timezone(datetime.timedelta(hours=2), 'mine'), datetime.UTC
+-> repr(x)
+
+x = datetime.date(2024, 2, 29), datetime.time(1, 2), datetime.timedelta(1, 2, 3)
+-> repr(x)
+
+x = decimal.Decimal('1.10'), decimal.Decimal('NaN'), decimal.Context(prec=3)
+-> repr(x)
+
+x = fractions.Fraction(1, 3)
+-> x + 1
+
+x = re.compile(r'(?P<a>\d+)', re.I | re.X)
+-> x.findall('1 22'), x.flags
+
+x = pathlib.Path('/a') / 'b', pathlib.PurePosixPath('c.txt'), pathlib.PureWindowsPath('d')
+-> repr(x)
+
+x = uuid.UUID(int=5)
+-> x
+
+x = random.Random(3); x.random()
+-> x.random(), x.choice('abc')
+
+x = ipaddress.ip_network('10.0.0.0/8')
+-> x.num_addresses
+
+x = ValueError('a', 1); x.add_note('note'); x.extra = 2
+-> x.args, x.__notes__, x.extra
+
+class E(Exception):
+    def __init__(self, code): super().__init__(f'code {code}'); self.code = code
+x = E(3)
+-> str(x), x.code
+
+class E(OSError):
+    def __init__(self, n, *, why): super().__init__(n, why); self.why = why
+x = E(2, why='gone')
+-> x.errno, x.strerror, x.why, x.args
+
+class E(Exception):
+    def __init__(self, a, b): self.b = b
+x = E(1, b=2)
+-> x.args, x.b, str(x)
+
+x = ExceptionGroup('g', [ValueError(1), KeyError('k')])
+-> x.message, repr(x.exceptions)
+
+x = OSError(2, 'gone', 'file'), UnicodeDecodeError('utf8', b'x', 0, 1, 'why'), SystemExit(3)
+-> x[0].filename, str(x[1]), x[2].code
+
+try: 1 / 0
+except Exception as error: x = error
+-> repr(x)
+
+class C: v = 1
+y = C(); x = weakref.WeakSet([y])
+-> y in x, len(x)
+
+class C: v = 1
+y = C(); x = weakref.proxy(y)
+-> x.v
+
+x = logging.getLogger('mine.part')
+-> x.name, x is logging.getLogger('mine.part')
+
+x = logging.Formatter('%(message)s')
+-> x._fmt
+
+x = argparse.Namespace(lr=0.1, layers=[1])
+-> vars(x)
+
+x = argparse.ArgumentParser(prog='p'); x.add_argument('--lr', type=float, default=k)
+-> x.parse_args(['--lr', '2']).lr, x.parse_args([]).lr
+
+x = configparser.ConfigParser(); x.read_string('[a]\nb = 1')
+-> x['a'].getint('b')
+
+x = io.StringIO('text'); x.read(2)
+-> x.read(), x.getvalue()
+
+x = io.BytesIO(b'text'); x.read(2)
+-> x.read(), x.getvalue()
+
+x = open('/etc/hostname'); x.close()
+-> x.closed, x.name
+
+x = gzip.compress(b'a'); y = hashlib.sha256(x).digest()
+-> gzip.decompress(x), y == hashlib.sha256(x).digest()
+
+x = sys.stdout, sys.stderr
+-> x[0] is sys.stdout, x[1] is sys.stderr
+
+x = itertools.chain, itertools.islice, itertools.product
+-> list(x[0]([1], [2])), list(x[1]('abc', 2))
+
+x = os.environ.get('HOME'), os.sep
+-> x
+
+x = inspect.signature(lambda a, b=1: 0)
+-> str(x), list(x.parameters)
+
+x = ast.parse('a + 1')
+-> ast.unparse(x)
+
+x = traceback.extract_stack()[-1].name
+-> x
+
+x = statistics.NormalDist(1, 2)
+-> x.mean, x.cdf(1)
+
+x = urllib.parse.urlparse('http://a/b?c')
+-> x.netloc, x._replace(path='d').geturl()
+
+x = xml.etree.ElementTree.fromstring('<a b="1"><c/></a>')
+-> x.attrib, x[0].tag
+
+x = graphlib.TopologicalSorter({'a': ['b']}), calendar.TextCalendar(2)
+-> list(x[0].static_order()), x[1].firstweekday
+
+x = types.ModuleType('mine'); x.v = 3
+-> x.v, x.__name__
+
+x = json, os.path, collections.abc
+-> x[0].dumps(1), x[1].sep, x[2].Mapping.__name__
+
+x = math.pi, math.sqrt
+-> x[0], x[1](4)
+
+x = difflib.SequenceMatcher(None, 'ab', 'abc')
+-> x.ratio()
+
+x = threading.Thread, queue.Queue
+-> x[0].__name__, x[1].__name__
+
+x = shlex.split('a "b c"'), textwrap.TextWrapper(width=5)
+-> x[0], x[1].wrap('aa bb cc')
+
+x = warnings.catch_warnings, UserWarning('w')
+-> str(x[1])
+"""
+
+_ARRAYS = r"""
+x = np.arange(6).reshape(2, 3)
+-> x.tolist(), x.dtype, x.flags.writeable
+
+x = np.float32(1.5), np.int8(3), np.datetime64('2024-01-01'), np.bool_(True), np.str_('s')
+-> repr(x)
+
+x = np.zeros(0), np.zeros((3, 0)), np.array(5)
+-> [(a.shape, a.tolist()) for a in x]
+
+x = np.array(['a', None, 3], object)
+-> x.tolist()
+
+x = np.array(['ab', 'c']), np.array([b'q'])
+-> x[0].tolist(), x[0].dtype.str, x[1].tolist()
+
+x = np.zeros(3, [('a', int), ('b', 'f4', 2)])
+-> x['b'][1] = 5
+-> x.tolist(), x.dtype.names
+
+x = np.rec.array([(1, 'a')], names='n,s')
+-> x.n[0], x[0].s
+
+x = np.ma.array([1, 2], mask=[0, 1])
+-> x.sum(), x.mask.tolist()
+
+x = np.matrix([[1, 2]])
+-> (x * x.T).tolist(), type(x).__name__
+
+a = np.zeros(10); x = a[2:5]; y = a[::-1]
+-> x[:] = 1
+-> a.tolist(), y.tolist()
+
+a = np.zeros(20_000); x = a[5:9], a[7:20]
+-> x[0][:] = 1
+-> x[1].tolist()
+
+x = np.zeros((1000, 1000))[3]
+-> x.shape, x.sum()
+
+x = np.broadcast_to(np.arange(3), (100_000, 3))
+-> x.shape, x.strides, x[7].tolist(), x.flags.writeable
+
+x = np.arange(4); x.flags.writeable = False
+-> x.flags.writeable, x.tolist()
+
+x = np.asfortranarray(np.arange(6).reshape(2, 3))
+-> x.flags.f_contiguous, x.tolist()
+
+x = np.arange(10)[::3].astype('>i4')
+-> x.dtype.str, x.tolist()
+
+class A(np.ndarray): pass
+x = np.arange(3).view(A)
+-> type(x) is A, x.tolist()
+
+x = np.random.default_rng(3); x.random()
+-> x.random(), x.integers(9)
+
+x = np.random.RandomState(3); x.rand()
+-> x.rand()
+
+x = np.random.SeedSequence(3)
+-> x.generate_state(2).tolist()
+
+x = np.dtype('f4'), np.float32, np.newaxis, np.sin
+-> x[0], x[1](2), x[3](0.0)
+
+x = np.poly1d([1, 2])
+-> x(3)
+
+x = np.nditer([1, 2]).itersize
+-> x
+
+x = np.lib.stride_tricks.sliding_window_view(np.arange(5000), 4)
+-> x.shape, x[9].tolist()
+
+x = [np.arange(3)] * 2
+-> x[0][0] = 9
+-> x[1].tolist(), x[0] is x[1]
+
+x = np.memmap(tempfile.TemporaryFile(), float, 'w+', shape=(3,)); x[:] = 2
+-> x.tolist()
+
+x = np.finfo(np.float32).eps, np.iinfo('i2').max
+-> repr(x)
+"""
+
+_TORCH = r"""
+x = torch.arange(6).view(2, 3)
+-> x.tolist(), x.dtype, x.stride()
+
+x = torch.ones(2, requires_grad=True)
+-> (x * 2).sum().backward()
+-> x.grad.tolist(), x.is_leaf
+
+x = torch.ones(1, requires_grad=True) * 2
+-> x.tolist(), x.requires_grad
+
+a = np.zeros(9); x = torch.from_numpy(a)
+-> x[:] = 1
+-> a.tolist()
+
+a = torch.zeros(9); x = a.numpy()
+-> x[:] = 1
+-> a.tolist()
+
+a = torch.zeros(9); x = a[2:5], a.view(3, 3).t()
+-> x[0][:] = 1
+-> a.tolist(), x[1].tolist(), x[1].stride()
+
+x = torch.zeros(1000, 1000)[3]
+-> x.shape, x.sum().item()
+
+x = torch.ones(3).expand(10_000, 3)
+-> x.shape, x.stride()
+
+x = torch.tensor([1.0]).to(torch.bfloat16), torch.tensor([1], dtype=torch.uint16)
+-> [(t.dtype, t.tolist()) for t in x]
+
+x = torch.tensor([1 + 2j]).conj(), torch.tensor([1j]).imag
+-> x[0].tolist(), x[0].is_conj(), x[1].tolist()
+
+x = torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr()
+-> [t.to_dense().tolist() for t in x]
+
+x = torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8)
+-> x.dequantize().tolist()
+
+x = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
+-> x.is_contiguous(memory_format=torch.channels_last)
+
+x = torch.float32, torch.device('cpu'), torch.Size([1, 2]), torch.strided
+-> x
+
+x = torch.zeros(2, device='meta')
+-> x.device, x.shape
+
+x = torch.Generator().manual_seed(3); torch.rand(1, generator=x)
+-> torch.rand(2, generator=x).tolist()
+
+class T(torch.Tensor): pass
+x = torch.ones(2).as_subclass(T); x.tag = 3
+-> type(x) is T, x.tolist(), x.tag
+
+x = torch.nn.Linear(2, 2)
+y = torch.optim.Adam(x.parameters())
+x(torch.ones(2)).sum().backward()
+y.step()
+-> all(a is b for a, b in zip(x.parameters(), y.param_groups[0]['params']))
+
+x = torch.nn.Linear(2, 2); y = torch.optim.Adam(x.parameters())
+x(torch.ones(2)).sum().backward()
+y.step()
+-> [v['step'].item() for v in y.state.values()]
+
+x = torch.nn.Linear(2, 2); x.other = torch.nn.Linear(2, 2); x.other.weight = x.weight
+-> x.weight is x.other.weight
+
+class N(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l = torch.nn.Linear(2, 1)
+        self.register_buffer('b', torch.ones(1), False)
+    def forward(self, v): return self.l(v) * k + self.b
+x = N().eval()
+-> x(torch.ones(2)).shape, x.training, list(x.state_dict()), x.b.item()
+
+x = torch.nn.utils.weight_norm(torch.nn.Linear(2, 2)).eval()
+-> x(torch.ones(2)).tolist()
+
+x = torch.nn.utils.spectral_norm(torch.nn.Linear(2, 2)).eval()
+-> x(torch.ones(2)).tolist()
+
+x = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2)).eval()
+-> x(torch.ones(2)).tolist(), type(x).__name__
+
+x = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(2, 2)).eval()
+-> x(torch.ones(2)).tolist()
+
+x = torch.nn.Sequential(torch.nn.utils.parametrizations.orthogonal(torch.nn.Linear(2, 2))).eval()
+-> x(torch.ones(2)).tolist()
+
+import torch.nn.utils.prune as prune
+x = prune.l1_unstructured(torch.nn.Linear(2, 2), 'weight', amount=1)
+-> x(torch.ones(2)).tolist(), sorted(n for n, _ in x.named_buffers())
+
+x = torch.nn.Linear(2, 2); h = x.register_forward_hook(lambda m, i, o: o * 0 + k)
+-> x(torch.ones(2)).tolist()
+
+x = torch.nn.Linear(1, 1)
+h = x.register_full_backward_hook(lambda m, i, o: seen.append(1))
+seen = []
+-> x(torch.ones(1)).sum().backward()
+-> seen
+
+x = torch.ones(1, requires_grad=True); h = x.register_hook(lambda g: g * k)
+-> x.sum().backward()
+-> x.grad.item()
+
+x = torch.jit.script(torch.nn.Linear(2, 1))
+-> x(torch.ones(2)).tolist()
+
+x = torch.jit.trace(torch.nn.Linear(2, 1), torch.ones(2))
+-> x(torch.ones(2)).tolist()
+
+@torch.jit.script
+def x(a: int): return a + 1
+-> x(1)
+
+x = torch.fx.symbolic_trace(torch.nn.Linear(2, 1))
+-> x(torch.ones(2)).tolist()
+
+x = torch.compile(torch.nn.Linear(2, 1), backend='eager')
+-> x(torch.ones(2)).shape
+
+m = torch.nn.Linear(1, 1)
+y = torch.optim.SGD(m.parameters(), 0.1, 0.9)
+x = torch.optim.lr_scheduler.StepLR(y, 1)
+-> x.optimizer is y
+-> y.step(); x.step()
+-> y.param_groups[0]['lr']
+
+m = torch.nn.Linear(1, 1)
+y = torch.optim.SGD(m.parameters(), 1.0)
+x = torch.optim.lr_scheduler.LambdaLR(y, lambda e: 1 / (e + k))
+-> y.step(); x.step()
+-> x.get_last_lr()
+
+x = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(1, 1))
+-> x.n_averaged.item(), x(torch.ones(1)).shape
+
+x = torch.amp.GradScaler('cpu', enabled=False)
+-> x.is_enabled()
+
+d = torch.utils.data.TensorDataset(torch.arange(4)); x = torch.utils.data.DataLoader(d, 2)
+-> [b[0].tolist() for b in x]
+
+class D(torch.utils.data.Dataset):
+    def __len__(self): return 3
+    def __getitem__(self, i): return i * k
+x = torch.utils.data.DataLoader(D(), 3, collate_fn=lambda b: b)
+-> list(x)
+
+class D(torch.utils.data.IterableDataset):
+    def __iter__(self): return iter(range(k))
+x = D()
+-> list(x)
+
+x = torch.utils.data.random_split(range(4), [2, 2], torch.Generator().manual_seed(1))
+-> [list(s) for s in x]
+
+x = torch.utils.data.WeightedRandomSampler([1.0, 0.0], 3)
+-> list(x)
+
+x = torch.utils.data.Subset(list('abc'), [2, 0])
+-> list(x)
+
+x = torch.distributions.Normal(torch.zeros(1), torch.ones(1))
+-> x.log_prob(torch.zeros(1)).tolist()
+
+class F(torch.autograd.Function):
+    @staticmethod
+    def forward(c, v): return v * 2
+    @staticmethod
+    def backward(c, g): return g * k
+x = F.apply
+-> v = torch.ones(1, requires_grad=True); x(v).backward()
+-> v.grad.item()
+
+x = torch.nn.functional.relu, torch.nn.CrossEntropyLoss(weight=torch.ones(2))
+-> x[0](torch.tensor([-1.0])).tolist(), x[1].weight.tolist()
+
+x = copy.deepcopy(torch.nn.LSTM(2, 3)).eval()
+-> x(torch.ones(1, 1, 2))[0].shape, x._flat_weights[0] is x.weight_ih_l0
+
+x = torch.nn.ParameterDict({'a': torch.ones(1)}), torch.nn.ModuleDict({'b': torch.nn.ReLU()})
+-> x[0]['a'].tolist(), list(x[1])
+
+x = torch.nn.LazyLinear(2)
+-> x(torch.ones(1, 3)).shape
+
+x = torch.vmap(lambda a: a * k)
+-> x(torch.ones(2)).tolist()
+
+x = torch.nn.Linear(2, 2).half().state_dict()
+-> [v.dtype for v in x.values()], type(x).__name__
+
+x = torch.nn.utils.rnn.pack_sequence([torch.ones(2), torch.ones(1)])
+-> x.data.tolist(), x.batch_sizes.tolist()
+"""
+
+_TABLES = r"""
+x = pd.DataFrame({'a': [1, 2], 'b': ['u', None]}, index=['r', 's'])
+-> repr(x), x.dtypes.astype(str).tolist()
+
+x = pd.DataFrame({'a': pd.Categorical(['u', 'v'], ['v', 'u'], ordered=True)})
+-> x.a.cat.categories.tolist(), x.a.max()
+
+x = pd.Series(pd.to_datetime(['2024-01-01']).tz_localize('Europe/Berlin'))
+-> x.dt.tz, x.tolist()
+
+x = pd.Series([1, None], dtype='Int64'), pd.Series(['a'], dtype='string')
+-> repr(x)
+
+x = pd.Series([1, 2], dtype='int64[pyarrow]')
+-> x.sum(), str(x.dtype)
+
+x = pd.MultiIndex.from_product([['a', 'b'], [1, 2]], names=['l', 'n'])
+-> x.tolist(), x.names
+
+x = pd.DataFrame({'a': [1, 1, 2]}).groupby('a')
+-> x.size().to_dict()
+
+x = pd.Series([1, 2, 3]).rolling(2)
+-> x.sum().tolist()[1:]
+
+x = pd.Timestamp('2024-01-01', tz='UTC'), pd.Timedelta('1D'), pd.NaT, pd.NA, pd.Period('2024-01')
+-> repr(x)
+
+x = pd.Interval(1, 2), pd.DateOffset(months=1), pd.tseries.offsets.BDay(2)
+-> repr(x)
+
+a = pd.DataFrame({'a': [1, 2]}); x = a.attrs; x['unit'] = 'm'
+-> a.attrs, x
+
+class D(pd.DataFrame):
+    _metadata = ['tag']
+    @property
+    def _constructor(self): return D
+x = D({'a': [1]}); x.tag = 't'
+-> type(x) is D, x.tag, x.a.tolist()
+
+x = pd.DataFrame({'a': [[1], {'k': 2}]})
+-> x.a.tolist()
+
+x = pl.DataFrame({'a': [1, None], 'b': ['u', 'v']})
+-> x.to_dicts(), x.schema
+
+x = pl.LazyFrame({'a': [1, 2]}).filter(pl.col('a') > 1)
+-> x.collect().to_dicts()
+
+x = pl.col('a') * 2, pl.Series('s', [1, 2]), pl.Int8, pl.Enum(['a'])
+-> pl.DataFrame({'a': [1]}).select(x[0]).to_dicts(), x[1].to_list(), x[2], str(x[3])
+
+x = pa.table({'a': [1, 2], 'b': [['x'], None]})
+-> x.to_pylist(), str(x.schema)
+
+x = pa.array([1, None]), pa.scalar(3), pa.chunked_array([[1], [2]]), pa.schema([('a', pa.int8())])
+-> [v.to_pylist() for v in (x[0], x[2])], x[1].as_py(), str(x[3])
+
+x = pa.record_batch({'a': [1]}), pa.array(['u', 'u']).dictionary_encode()
+-> x[0].to_pylist(), x[1].to_pylist()
+
+x = pa.array(np.arange(100_000))[5:8]
+-> x.to_pylist()
+
+import pyarrow.compute as pc
+x = pc.field('a') > 1
+-> pa.table({'a': [1, 2]}).filter(x).to_pylist()
+
+x = pa.fixed_shape_tensor(pa.float32(), [2]), pa.timestamp('us', 'UTC')
+-> str(x[0]), str(x[1])
+
+from sklearn.linear_model import LogisticRegression
+x = LogisticRegression().fit([[0], [1]], [0, 1])
+-> x.predict([[0], [1]]).tolist(), x.coef_.shape
+
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler, FunctionTransformer
+x = make_pipeline(StandardScaler(), FunctionTransformer(lambda v: v * k)).fit([[0], [2]])
+-> x.transform([[4]]).tolist()
+
+from sklearn.base import BaseEstimator
+class E(BaseEstimator):
+    def __init__(self, a=1): self.a = a
+x = E(2)
+-> x.get_params(), repr(x)
+
+from sklearn.utils import Bunch
+x = Bunch(data=[1], me='a')
+-> x.data, x['me']
+
+from tqdm import tqdm
+x = tqdm
+-> list(x([1], disable=True))
+"""
+
+_REFUSED = r"""
+x = (n for n in [1])
+-> generator
+
+x = [threading.Lock()]
+-> lock
+
+x = {'a': threading.RLock()}
+-> RLock
+
+class C: pass
+x = C(); x.lock = threading.Condition()
+-> lock
+
+x = threading.Event()
+-> lock
+
+x = threading.local()
+-> local
+
+x = threading.Thread(target=print)
+-> lock
+
+x = queue.Queue()
+-> lock
+
+x = open('/etc/hostname')
+-> open file
+
+x = [open('/etc/hostname', 'rb', 0)]
+-> open file
+
+x = socket.socket()
+-> socket
+
+x = sqlite3.connect(':memory:')
+-> sqlite3
+
+x = zipfile.ZipFile(io.BytesIO(), 'w')
+-> RLock
+
+class C: v = 1
+y = C(); x = weakref.ref(y)
+-> weakref
+
+class C: v = 1
+y = C(); x = weakref.WeakValueDictionary(a=y)
+-> weakref
+
+class C: v = 1
+y = C(); x = weakref.WeakKeyDictionary({y: 2})
+-> weakref
+
+x = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
+-> NestedTensor
+
+x = sys._getframe()
+-> frame
+
+try: 1 / 0
+except Exception as e: x = e.__traceback__
+-> traceback
+
+async def f(): pass
+x = f()
+-> coroutine
+
+from tqdm import tqdm
+x = tqdm([1], disable=True)
+-> progress bar
+
+import contextvars
+x = contextvars.ContextVar('x', default=3)
+-> ContextVar
+
+import contextvars
+x = contextvars.copy_context()
+-> Context
+
+x = torch.nn.Linear(1, 1); x.lock = threading.Lock()
+-> x.lock
+
+x = iter(torch.utils.data.DataLoader([1]))
+-> cannot be sent
+
+x = concurrent.futures.ThreadPoolExecutor(1)
+-> cannot be sent
+
+x = concurrent.futures.Future()
+-> lock
+
+x = subprocess.Popen(['true']); x.wait()
+-> lock
+
+x = multiprocessing.Queue()
+-> cannot be sent
+
+x = re.finditer('a', 'aa')
+-> callable_iterator
+
+x = os.scandir('/')
+-> ScandirIterator
+
+x = mmap.mmap(-1, 10)
+-> mmap
+
+x = struct.Struct('<i')
+-> Struct
+
+x = hashlib.sha256()
+-> HASH
+
+x = asyncio.Queue().__class__, asyncio.new_event_loop()
+-> cannot be sent
+
+def f():
+    lock = threading.Lock()
+    def g(): return lock
+    return g
+x = f()
+-> lock
+
+lock = threading.Lock()
+class x:
+    held = lock
+-> lock
+"""
+
+
+def _entries(*texts: str) -> dict[str, str]:
+    """Return the cells that make objects, and the cells that use them."""
+    found = {}
+    for text in texts:
+        for entry in text.strip().split("\n\n"):
+            setup, *use = entry.split("\n-> ")
+            found[setup] = "\n".join(use)
+    return found
+
+
+OBJECTS = _entries(_PYTHON, _DATA, _FUNCTIONS, _STANDARD, _ARRAYS, _TORCH, _TABLES)
+REFUSED = _entries(_REFUSED)
+"""Objects that are refused: a word of the refusal."""
