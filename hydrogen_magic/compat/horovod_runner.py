@@ -47,6 +47,7 @@ class HorovodRunner:
         retries: int | None = None,
         timeout: float | None = None,
         start_timeout: float | None = None,
+        pack: bool | None = None,
     ) -> None:
         """Validate the arguments before anything runs.
 
@@ -61,8 +62,9 @@ class HorovodRunner:
             retries: how often to start all ranks again after a failure.
             timeout: seconds after which the ranks are stopped.
             start_timeout: seconds a rank may take until the function is called.
+            pack: True: on as few hosts of a cluster as possible. False: on as many as possible.
 
-        The last four are not in the original. Without a value, ``%config Distributed.*`` applies, as to all
+        The last five are not in the original. Without a value, ``%config Distributed.*`` applies, as to all
         options that have no argument here.
 
         Raises:
@@ -76,7 +78,7 @@ class HorovodRunner:
                 f" {driver_log_verbosity!r}"
             )
         self._driver_log_only = driver_log_verbosity == "log_callback_only"
-        self._options = GangOptions(env, retries, timeout, start_timeout)
+        self._options = GangOptions(env, retries, timeout, start_timeout, pack)
 
     def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
         """Call ``main(**kwargs)`` on every rank and return rank 0's value.

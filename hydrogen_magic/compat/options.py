@@ -19,6 +19,8 @@ Words = Sequence[tuple[str, str]]
 
 _COMMON: Words = (
     (r"--timeout ([\d.]+) s", r"timeout=\1 s"),
+    (r"`--pack`", "`pack=True`"),
+    (r"`--spread`", "`pack=False`"),
     (r"`?--max-closure`?", "`%config Distributed.max_closure`"),
     (r"`--on inline --np 1`", "`%%distributed --on inline --np 1`"),
 )
@@ -32,6 +34,7 @@ class GangOptions:
     retries: int | None = None
     timeout: float | None = None
     start_timeout: float | None = None
+    pack: bool | None = None
 
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError for invalid values."""
@@ -47,6 +50,7 @@ class GangOptions:
             "retries": self.retries,
             "timeout_s": self.timeout,
             "start_timeout_s": self.start_timeout,
+            "pack": self.pack,
         }
         return {name: value for name, value in given.items() if value is not None}
 

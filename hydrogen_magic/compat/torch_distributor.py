@@ -77,6 +77,7 @@ class TorchDistributor:
         retries: int | None = None,
         timeout: float | None = None,
         start_timeout: float | None = None,
+        pack: bool | None = None,
     ) -> None:
         """Validate the arguments before anything runs.
 
@@ -89,8 +90,9 @@ class TorchDistributor:
             retries: how often to start all ranks again after a failure.
             timeout: seconds after which the ranks are stopped.
             start_timeout: seconds a rank may take until the function is called.
+            pack: True: on as few hosts of a cluster as possible. False: on as many as possible.
 
-        The last four are not in the original. Without a value, ``%config Distributed.*`` applies, as to all
+        The last five are not in the original. Without a value, ``%config Distributed.*`` applies, as to all
         options that have no argument here.
 
         Raises:
@@ -104,7 +106,7 @@ class TorchDistributor:
         self.local_mode = local_mode
         self.use_gpu = use_gpu
         self.ssl_conf = _ssl_conf
-        self._options = GangOptions(env, retries, timeout, start_timeout)
+        self._options = GangOptions(env, retries, timeout, start_timeout, pack)
         if not local_mode:
             with reworded(_WORDS):
                 _session_settings()

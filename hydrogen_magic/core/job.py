@@ -30,6 +30,9 @@ class JobSpec:
     """Name of a rendezvous, see :mod:`hydrogen_magic.plugins`."""
     gpu: bool | None = None
     """True: every rank needs its own GPU. False: no GPUs. None: GPUs if there are enough for all ranks."""
+    pack: bool | None = None
+    """Hosts of a cluster. True: as few as possible. False: as many as possible. None: as few as possible for
+    ranks with GPUs of their own, otherwise the cluster's choice."""
     env: tuple[tuple[str, str], ...] = ()
     """Environment of every rank, on top of the notebook's; takes precedence over our own variables."""
     out: tuple[str, ...] = ()

@@ -413,6 +413,7 @@ def launch(
     on: str = "local",
     rendezvous: str = "torch",
     gpu: bool | None = None,
+    pack: bool | None = None,
     env: Mapping[str, str] | None = None,
     retries: int = 0,
     timeout: float | None = None,
@@ -430,6 +431,8 @@ def launch(
         on: name of a placement: ``"local"``, ``"spark"``, ``"inline"``, or one of a plug-in.
         rendezvous: how ranks find each other: ``"torch"``, or what a plug-in provides.
         gpu: True: a GPU for every rank; False: none; None: GPUs if every rank can have one.
+        pack: hosts of a cluster. True: as few as possible; False: as many as possible; None: as few as
+            possible for ranks with GPUs of their own, otherwise the cluster's choice.
         env: environment variables of every rank.
         retries: how often to start all ranks again after a failure.
         timeout: seconds after which the gang is stopped; None: never.
@@ -449,6 +452,7 @@ def launch(
         placement=on,
         rendezvous=rendezvous,
         gpu=gpu,
+        pack=pack,
         env=tuple((env or {}).items()),
         retries=retries,
         timeout_s=timeout,

@@ -57,6 +57,11 @@ class Distributed(Magics):
         allow_none=True,
         help="True: a GPU for every rank; False: none; None: if there are enough",
     ).tag(config=True)
+    pack = Bool(
+        None,
+        allow_none=True,
+        help="True: --pack; False: --spread; None: --pack for ranks with GPUs of their own",
+    ).tag(config=True)
     retries = Int(JobSpec.retries, min=0, help="restarts of the gang after a failure").tag(
         config=True
     )
@@ -127,6 +132,7 @@ class Distributed(Magics):
             placement=self.on,
             rendezvous=self.rendezvous,
             gpu=self.gpu,
+            pack=self.pack,
             retries=self.retries,
             timeout_s=self.timeout,
             start_timeout_s=self.start_timeout,

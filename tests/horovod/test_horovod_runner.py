@@ -152,7 +152,8 @@ def test_signatures_are_the_originals() -> None:
     assert init.args == ["self", "np"]
     assert init.kwonlyargs[0] == "driver_log_verbosity" and init.kwonlydefaults
     assert init.kwonlydefaults.pop("driver_log_verbosity") == "log_callback_only"
-    assert init.kwonlydefaults == dict.fromkeys(("env", "retries", "timeout", "start_timeout"))
+    options = ("env", "retries", "timeout", "start_timeout", "pack")
+    assert init.kwonlydefaults == dict.fromkeys(options)
     run = inspect.getfullargspec(HorovodRunner.run)
     assert (run.args, run.varkw, run.kwonlyargs) == (["self", "main"], "kwargs", [])
 

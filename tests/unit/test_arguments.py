@@ -18,7 +18,7 @@ from hydrogen_magic.notebook.arguments import (
 
 def test_every_option_reaches_the_spec() -> None:
     line = (
-        "-n 4 --on local --with torch --gpu --out model,history --out loss --retries 2 "
+        "-n 4 --on local --with torch --gpu --spread --out model,history --out loss --retries 2 "
         "--timeout 5m --start-timeout 30 --grace 1.5 --env A=1 --env 'B=x y' --env C=#fff "
         "--max-closure 2GiB --timeline trace.json --detach --quiet --dry-run --save train.py --seed 7"
     )
@@ -28,6 +28,7 @@ def test_every_option_reaches_the_spec() -> None:
         placement="local",
         rendezvous="torch",
         gpu=True,
+        pack=False,
         out=("model", "history", "loss"),
         retries=2,
         timeout_s=300.0,
@@ -78,6 +79,7 @@ def test_a_comment_ends_the_line() -> None:
         ("np=4", "did you mean --np 4?"),
         ("train.py", "write %distributed train.py"),
         ("--gpu --cpu", "not allowed with argument --gpu"),
+        ("--pack --spread", "not allowed with argument --pack"),
         (
             "--on inline --np 2",
             "--on inline runs one rank inside the kernel, so --np 2 is not possible",

@@ -27,14 +27,18 @@ def test_options_win_over_the_notebooks_defaults(
 ) -> None:
     class Distributed:
         def defaults(self) -> JobSpec:
-            return JobSpec(np=7, placement="inline", retries=2, timeout_s=9.0, grace_s=1.0)
+            return JobSpec(
+                np=7, placement="inline", pack=True, retries=2, timeout_s=9.0, grace_s=1.0
+            )
 
     magics = types.SimpleNamespace(Distributed=Distributed)
     shell = types.SimpleNamespace(configurables=[Distributed()])
     monkeypatch.setitem(sys.modules, "hydrogen_magic.notebook.magics", magics)  # type: ignore[arg-type]
     monkeypatch.setattr(ipython_cells, "shell_here", lambda: shell)
     HorovodRunner(2).run(print)
-    options: dict[str, Any] = {"env": {"A": "1"}, "retries": 0, "timeout": 5, "start_timeout": 6}
+    options: dict[str, Any] = {
+        "env": {"A": "1"}, "retries": 0, "timeout": 5, "start_timeout": 6, "pack": False,
+    }  # fmt: skip
     HorovodRunner(np=-3, **options).run(print)
     TorchDistributor(4, use_gpu=False, **options).run(print)
     given = {
@@ -42,10 +46,11 @@ def test_options_win_over_the_notebooks_defaults(
         "retries": 0,
         "timeout_s": 5,
         "start_timeout_s": 6,
+        "pack": False,
         "grace_s": 1.0,
     }
     assert asked == [
-        JobSpec(2, "spark", "horovod", retries=2, timeout_s=9.0, grace_s=1.0),
+        JobSpec(2, "spark", "horovod", pack=True, retries=2, timeout_s=9.0, grace_s=1.0),
         JobSpec(3, "local", "horovod", **given),
         JobSpec(4, "local", "torch", gpu=False, **given),
     ]

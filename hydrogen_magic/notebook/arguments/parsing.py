@@ -51,6 +51,10 @@ def add_where(parser: LineParser) -> None:
     gpu = parser.add_mutually_exclusive_group()
     gpu.add_argument("--gpu", action="store_true", default=None, help="a GPU for every rank")
     gpu.add_argument("--cpu", dest="gpu", action="store_false", default=None, help="no GPU visible")
+    hosts = parser.add_mutually_exclusive_group()
+    few, many = (f"as {n} hosts of a cluster as possible" for n in ("few", "many"))
+    hosts.add_argument("--pack", action="store_true", default=None, help=few)
+    hosts.add_argument("--spread", dest="pack", action="store_false", default=None, help=many)
     add(
         "--env",
         action="append",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
@@ -48,6 +48,12 @@ def unassigned(
     slot = Slot(0, 0, 0, spec.np, spec.np, 1, where, gpu, address="")
     slots = tuple(replace(slot, rank=rank) for rank in range(spec.np))
     return Plan(slots, notes, forwarded_settings.forwarded())
+
+
+def expected(plan: Plan, hosts: Sequence[str]) -> Plan:
+    """Return ``plan`` with the host that each rank will most likely get."""
+    slots = (replace(slot, host=host) for slot, host in zip(plan.slots, hosts, strict=True))
+    return replace(plan, slots=tuple(slots))
 
 
 def plan(spec: JobSpec, places: Mapping[int, AttachedTask], uses_gpus: bool) -> RankAssignment:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydrogen_magic.driver.placements import AgentLostError
@@ -25,17 +25,22 @@ class BarrierJob:
         self._description = description
 
     def start(
-        self, instructions: Mapping[str, Any], n_tasks: int, profile: Any
+        self,
+        instructions: Mapping[str, Any],
+        n_tasks: int,
+        profile: Any,
+        hosts: Sequence[str] = (),
     ) -> asyncio.Future[SparkJobError | None]:
         """Submit the stage; return a future of its end, with its error.
 
-        Its tasks follow the same ``instructions`` (:class:`~.host_tasks.HostTasks`).
+        Its tasks follow the same ``instructions`` (:class:`~.host_tasks.HostTasks`). ``hosts``: as in
+        :meth:`Session.run_tasks`.
         """
         task = _task(instructions)
 
         def run() -> SparkJobError | None:
             try:
-                self._session.run_tasks(task, n_tasks, profile, self._tag, self._description)
+                self._session.run_tasks(task, n_tasks, profile, self._tag, self._description, hosts)
             except SparkJobError as error:
                 return error
             except BaseException as error:  # whatever it is, the gang must get the error

@@ -96,12 +96,32 @@ def free_slots(session: Session, capacity: ClusterCapacity) -> int | None:
     return free if capacity.slots is None else min(free, capacity.slots)
 
 
+def slots_by_host(session: Session, capacity: ClusterCapacity) -> dict[str, tuple[int, int]]:
+    """Return the number of free slots and of all slots by host, for a classic session."""
+    seen = roster(session, _GLANCE_S)
+    cpus = SessionSettings.read(session).task_cpus
+    running = _running_by_executor(session)
+    found: dict[str, tuple[int, int]] = {}
+    for executor in () if seen is None else seen.executors:
+        n_all = executor.slots(cpus, int(capacity.gpus))
+        n_free = max(0, n_all - running.get(executor.id, 0))
+        before = found.get(executor.host, (0, 0))
+        found[executor.host] = (before[0] + n_free, before[1] + n_all)
+    return found
+
+
 def _running_tasks(session: Session) -> int:
-    counts = session.context().taskScheduler().runningTasksByExecutors().valuesIterator()
-    total = 0
+    return sum(_running_by_executor(session).values())
+
+
+def _running_by_executor(session: Session) -> dict[str, int]:
+    """Return the number of running tasks by executor, according to the scheduler."""
+    counts = session.context().taskScheduler().runningTasksByExecutors().iterator()
+    found: dict[str, int] = {}
     while counts.hasNext():
-        total += int(counts.next())
-    return total
+        entry = counts.next()
+        found[str(entry._1())] = int(entry._2())
+    return found
 
 
 def _refuse_dynamic_allocation(settings: SessionSettings) -> None:

@@ -23,6 +23,7 @@ from hydrogen_magic.driver.placements.spark.capacity_check import (
     free_slots,
     slots_now,
 )
+from hydrogen_magic.driver.placements.spark.host_choice import choose
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
 from hydrogen_magic.driver.placements.spark.relay import Relay
 from hydrogen_magic.driver.placements.spark.session import Session
@@ -109,7 +110,9 @@ class SparkHosts(HostProvider):
         description = f"hydrogen_magic gang {attempt.gang}, {ranks}"
         self._job = job = BarrierJob(self._session, tag, description)
         instructions = tasks.instructions(endpoints(self._session))
-        ended = job.start(instructions, np, self._capacity.profile)
+        chosen = await asyncio.to_thread(choose, self._session, self._capacity, attempt.job.spec)
+        hosts = () if chosen is None else chosen.hosts
+        ended = job.start(instructions, np, self._capacity.profile, hosts)
         watching = asyncio.ensure_future(self._watch_queue(job, free, tasks, sink))
         try:
             return await ended

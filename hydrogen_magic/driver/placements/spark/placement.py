@@ -9,7 +9,7 @@ from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver.placements import Placement
 from hydrogen_magic.driver.placements.remote import rank_assignment
 from hydrogen_magic.driver.placements.remote.agent_group import RemoteAgentGroup
-from hydrogen_magic.driver.placements.spark import capacity_check, session
+from hydrogen_magic.driver.placements.spark import capacity_check, host_choice, session
 from hydrogen_magic.driver.placements.spark.hosts import SparkHosts
 from hydrogen_magic.errors import PlacementError
 
@@ -20,13 +20,15 @@ class SparkPlacement(Placement):
     on_this_machine = False
 
     def plan(self, spec: JobSpec) -> Plan:
-        """Return a plan without hosts: Spark decides which host a rank gets."""
+        """Return a plan whose hosts are preferences at most: Spark decides which host a rank gets."""
         if not hasattr(os, "pidfd_open"):
             raise PlacementError("`--on spark` needs Linux 5.3 or newer, here and on the executors")
         found, capacity = _look(spec)
         gpu = "assigned by Spark" if capacity.gpus else None
-        notes = (*capacity.notes, *filter(None, [found.version_note()]))
-        return rank_assignment.unassigned(spec, found.where, gpu, notes)
+        chosen = host_choice.choose(found, capacity, spec)
+        notes = [*capacity.notes, found.version_note(), None if chosen is None else chosen.note]
+        plan = rank_assignment.unassigned(spec, found.where, gpu, tuple(filter(None, notes)))
+        return plan if chosen is None else rank_assignment.expected(plan, chosen.hosts)
 
     def open(self, spec: JobSpec) -> RemoteAgentGroup:
         found, capacity = _look(spec)

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -62,13 +62,20 @@ class Session:
     """For messages: ``spark://host:7077``, ``local[4]``, ``sc://host:15002``."""
 
     def run_tasks(
-        self, task: Callable[[Any], Any], n: int, profile: Any, tag: str, description: str = ""
+        self,
+        task: Callable[[Any], Any],
+        n: int,
+        profile: Any,
+        tag: str,
+        description: str = "",
+        hosts: Sequence[str] = (),
     ) -> list[bytes]:
         """Run a barrier stage of ``n`` tasks; return the values of its one binary column, ``o``.
 
-        ``task`` takes and yields Arrow batches as in ``mapInArrow``; see :meth:`run` for the rest.
+        ``task`` takes and yields Arrow batches as in ``mapInArrow``. ``hosts``: the preferred host of each
+        task, for classic sessions; empty: none. See :meth:`run` for the rest.
         """
-        rows = self.run(lambda: self._stage(task, n, profile).collect(), tag, description)
+        rows = self.run(lambda: self._stage(task, n, profile, hosts).collect(), tag, description)
         return [bytes(row[0]) for row in rows]
 
     def run(self, action: Callable[[], T], tag: str, description: str = "") -> T:
@@ -187,12 +194,28 @@ class Session:
 
     # ── one stage ────────────────────────────────────────────────────────────────────────────────
 
-    def _stage(self, task: Callable[[Any], Any], n: int, profile: Any) -> Any:
+    def _stage(self, task: Callable[[Any], Any], n: int, profile: Any, hosts: Sequence[str]) -> Any:
         with warnings.catch_warnings():
             # pyspark checks its pandas on first use, although no gang uses it.
             warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
-            rows = self.spark.range(0, n, 1, n)
+            rows = self._rows_at(hosts) if hosts else self.spark.range(0, n, 1, n)
             return rows.mapInArrow(task, "o binary", barrier=True, profile=profile)
+
+    def _rows_at(self, hosts: Sequence[str]) -> Any:
+        """Return a DataFrame with one partition for each of ``hosts``, its preferred location.
+
+        Only the JVM's ``SparkContext.makeRDD`` takes locations; the rows are of no use.
+        """
+        from pyspark.sql import DataFrame
+
+        context = self.spark.sparkContext
+        jvm = context._jvm
+        sql, as_seq = jvm.org.apache.spark.sql, jvm.PythonUtils.toSeq
+        row = sql.RowFactory.create(context._gateway.new_array(jvm.java.lang.Object, 1))
+        located = as_seq([jvm.scala.Tuple2(row, as_seq([host])) for host in hosts])
+        rows = self.context().makeRDD(located, jvm.scala.reflect.ClassTag.apply(row.getClass()))
+        schema = sql.types.StructType.fromDDL("n int")
+        return DataFrame(self.spark._jsparkSession.createDataFrame(rows, schema), self.spark)
 
     @contextmanager
     def _tagged(self, tag: str, description: str) -> Iterator[None]:

@@ -1,0 +1,94 @@
+"""Which hosts ranks are packed onto or spread over, and when Spark chooses instead."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver.placements.spark import host_choice
+from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity
+from hydrogen_magic.driver.placements.spark.host_choice import HostChoice, choose, packed, spread
+from hydrogen_magic.driver.placements.spark.session import Session
+from hydrogen_magic.errors import PlacementError
+
+SLOTS = {"a": 2, "b": 4, "c": 3, "d": 2}
+
+
+@pytest.mark.parametrize(
+    ("np", "few", "many"),
+    [
+        (1, {"a": 1}, {"b": 1}),
+        (2, {"a": 2}, {"b": 1, "c": 1}),
+        (3, {"c": 3}, {"b": 1, "c": 1, "a": 1}),
+        (5, {"b": 4, "a": 1}, {"b": 2, "c": 1, "a": 1, "d": 1}),
+        (11, SLOTS, SLOTS),
+    ],
+)
+def test_fewest_and_most_hosts(np: int, few: dict[str, int], many: dict[str, int]) -> None:
+    assert packed(np, SLOTS) == few
+    assert spread(np, SLOTS) == many
+
+
+def chosen(
+    monkeypatch: pytest.MonkeyPatch,
+    spec: JobSpec,
+    slots: dict[str, tuple[int, int]],
+    *,
+    gpus: bool = False,
+    is_connect: bool = False,
+    **settings: str,
+) -> HostChoice | None:
+    """Return the choice on a cluster with so many slots of each host, free ones and all."""
+    monkeypatch.setattr(host_choice, "slots_by_host", lambda session, capacity: slots)
+    spark: Any = SimpleNamespace(conf={k.replace("__", "."): v for k, v in settings.items()})
+    session = Session(spark, is_connect, "app", "spark://there:7077")
+    return choose(session, ClusterCapacity(None, gpus, None), spec)
+
+
+TWO = {"a": (1, 4), "b": (2, 2)}
+
+
+def test_hosts_are_chosen_by_free_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = chosen(monkeypatch, JobSpec(np=2, pack=True), TWO)
+    why = "of the cluster's 2 hosts, by their free slots"
+    assert few == HostChoice(("b", "b"), f"`--pack`: 1 {why}")
+    many = chosen(monkeypatch, JobSpec(np=2, pack=False), TWO)
+    assert many == HostChoice(("b", "a"), f"`--spread`: 2 {why}")
+    queued = chosen(monkeypatch, JobSpec(np=4, pack=True), TWO)
+    assert queued is not None and queued.hosts == ("a",) * 4
+    assert queued.note.endswith("by all their slots, since too few are free")
+
+
+def test_ranks_with_gpus_are_packed_unless_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen(monkeypatch, JobSpec(np=2), TWO) is None
+    packs = chosen(monkeypatch, JobSpec(np=2), TWO, gpus=True)
+    assert packs is not None and packs.hosts == ("b", "b")
+    assert packs.note.startswith("ranks with GPUs are packed: 1 of")
+    spreads = chosen(monkeypatch, JobSpec(np=2, pack=False), TWO, gpus=True)
+    assert spreads is not None and spreads.hosts == ("b", "a")
+
+
+def test_there_is_no_choice_of_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert chosen(monkeypatch, JobSpec(np=2, pack=True), {"a": (4, 4)}) is None
+    assert chosen(monkeypatch, JobSpec(np=9, pack=True), TWO) is None, "executors are starting"
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"is_connect": True}, "`--spread` is not possible: Spark Connect has no way to choose"),
+        (
+            {"spark__locality__wait__legacyResetOnTaskLaunch": "true"},
+            r"spark\.locality\.wait\.legacyResetOnTaskLaunch=true Spark aborts",
+        ),
+    ],
+)
+def test_hosts_that_spark_cannot_be_given_are_refused_only_if_requested(
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(PlacementError, match=why):
+        chosen(monkeypatch, JobSpec(np=2, pack=False), TWO, **settings)
+    assert chosen(monkeypatch, JobSpec(np=2), TWO, gpus=True, **settings) is None
