@@ -1,4 +1,4 @@
-"""Hosts of ``simulated_cluster.py``, many in one process: agents that speak the kernel's protocol, without ranks.
+"""Hosts of ``simulated_cluster.py``, many in one process: agents without ranks that speak the real protocol.
 
 Read from stdin: the instructions for tasks, the numbers of hosts, and how their ranks behave.
 """
@@ -23,6 +23,7 @@ from hydrogen_magic.core.messages import (
     AgentReport,
     ClockReading,
     EventBatch,
+    FetchClosure,
     FilePart,
     Heartbeat,
     Hello,
@@ -32,12 +33,14 @@ from hydrogen_magic.core.messages import (
     PartTaken,
     Quit,
     ReleaseTasks,
+    ServeClosure,
     StopRanks,
     Swept,
     TaskAttached,
     TaskHello,
     decode,
 )
+from hydrogen_magic.node.agent.held_closure import HeldClosure
 from hydrogen_magic.node.agent.host_task import agent_secret
 from hydrogen_magic.node.worker.send_interval import SendInterval
 from hydrogen_magic.transport.channel import AgentLink
@@ -97,7 +100,6 @@ class FakeHost:
         self._request: LaunchRequest | None = None
         self._ranks: list[FakeRank] = []
         self._clock_zero_s = 0.0
-        self._has_closure = asyncio.Event()
         self._over = asyncio.Event()
         """The ranks were asked to end."""
         self._left = asyncio.Event()
@@ -105,14 +107,16 @@ class FakeHost:
 
     async def run(self) -> None:
         """Serve until the tasks are released."""
-        secret = agent_secret(self._boot["seed"], self._tasks[0])
-        self._link = AgentLink(self._boot["endpoints"][0], self._boot["server_key"], secret)
+        self._secret = agent_secret(self._boot["seed"], self._tasks[0])
+        self._link = AgentLink(self._boot["endpoints"][0], self._boot["server_key"], self._secret)
+        self._closure = HeldClosure(self._boot["gang"], self._send)
         held = Address(f"127.1.{self._host // 250}.{self._host % 250 + 1}", 1)
         self._send(Hello(f"host-{self._host}", held, "eth0"))
         work = [asyncio.ensure_future(each) for each in (self._beat(), self._receive())]
         await self._left.wait()
         for each in work:
             each.cancel()
+        self._closure.close()
         self._link.close()
 
     def _send(self, report: AgentReport, data: memoryview | None = None) -> None:
@@ -146,8 +150,11 @@ class FakeHost:
                 self._ranks_work = asyncio.ensure_future(self._run_ranks(command))
             case FilePart():
                 self._send(PartTaken())
-                if command.offset + (0 if data is None else data.nbytes) == command.size:
-                    self._has_closure.set()
+                self._closure.take(command, memoryview(b"") if data is None else data)
+            case ServeClosure():
+                self._closure.serve(command, "127.0.0.1")
+            case FetchClosure():
+                self._closure.fetch(command, self._secret)
             case StopRanks() | KillRanks():
                 self._over.set()
             case ReleaseTasks() | Quit():
@@ -158,7 +165,8 @@ class FakeHost:
         self._report(ev.RankPhase(self._now_s(), n, "starting") for n in numbers)
         host = f"host-{self._host}"
         self._report(ev.RankStarted(self._now_s(), n, 1000 + n, host, "cuda:0") for n in numbers)
-        await self._has_closure.wait()
+        while not self._closure.file.is_complete:
+            await self._closure.file.changed()
         self._report(ev.RankPhase(self._now_s(), n, "loading") for n in numbers)
         self._report(ev.RankPhase(self._now_s(), n, "running") for n in numbers)
         world = int(request.ranks[0].env["WORLD_SIZE"])

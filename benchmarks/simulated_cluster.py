@@ -57,6 +57,10 @@ RANKS_PER_HOST = 8
 _HOSTS = Path(__file__).with_name("_simulated_hosts.py")
 _PROCESSES = 2
 _PATIENCE_S = 300.0
+_COLUMNS = (
+    "ranks", "hosts", "start s", "kernel", "view", "events/s", "memory MB", "stop s",
+    "instructions kB", "sent MB",
+)  # fmt: skip
 
 
 class SimulatedPlacement(Placement):
@@ -236,14 +240,16 @@ def _parsed() -> argparse.Namespace:
 def main() -> None:
     asked = _parsed()
     SimulatedPlacement.behaviour = (asked.points, asked.lines)
-    with tempfile.TemporaryDirectory(prefix="hydrogen-bench-") as folder, suppress(KeyboardInterrupt):
+    with (
+        tempfile.TemporaryDirectory(prefix="hydrogen-bench-") as folder,
+        suppress(KeyboardInterrupt),
+    ):
         os.environ["HYDROGEN_MAGIC_HOME"] = folder
         entry_point = "simulated_cluster:SimulatedPlacement"
         declare(Path(folder), "hydrogen_magic.placements", {"simulated": entry_point})
         sys.path.insert(0, folder)
         sys.modules["simulated_cluster"] = sys.modules[measured.__module__]
-        print("| ranks | hosts | start s | kernel | view | events/s | memory MB | stop s | instructions kB | sent MB |")
-        print("|---|---|---|---|---|---|---|---|---|---|")
+        print("| " + " | ".join(_COLUMNS) + " |\n" + "|---" * len(_COLUMNS) + "|")
         for np in asked.ranks:
             found = measured(np, asked.seconds, int(asked.closure * 1e6), asked.profile)
             print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
 import os
@@ -24,6 +25,10 @@ def host_and_package() -> tuple[str, str]:
     import hydrogen_magic
 
     return os.environ["GROUP_RANK"], hydrogen_magic.__file__
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def parent() -> int:

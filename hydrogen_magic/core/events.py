@@ -117,6 +117,18 @@ class Queued:
 
 
 @dataclass(frozen=True)
+class ClosureSent:
+    """How much of the closure has arrived on other machines; the last one reports all of it."""
+
+    at_s: float
+    sent_bytes: int
+    """On all hosts together."""
+    total_bytes: int
+    hosts_done: int
+    hosts: int
+
+
+@dataclass(frozen=True)
 class StopRequested:
     at_s: float
     reason: str
@@ -387,6 +399,7 @@ Event = (
     | AttemptStarted
     | AttemptFailed
     | Queued
+    | ClosureSent
     | RowsDone
     | StopRequested
     | Notice

@@ -256,6 +256,24 @@ class ForgetCheckpoints(AgentCommand):
 
 
 @dataclass(frozen=True)
+class ServeClosure(AgentCommand):
+    """Listen for other agents that fetch the gang's closure here; answer with :class:`ClosureServed`."""
+
+    gang: str
+    clients: tuple[str, ...]
+    """Public keys of these agents."""
+
+
+@dataclass(frozen=True)
+class FetchClosure(AgentCommand):
+    """Fetch the gang's closure from another agent; what that does not send, from the kernel."""
+
+    gang: str
+    endpoint: str
+    server_key: str
+
+
+@dataclass(frozen=True)
 class ReleaseTasks(AgentCommand):
     """Let the tasks of an attempt return."""
 
@@ -308,6 +326,35 @@ class Heartbeat(AgentReport):
 
     sent_s: float
     """``time.monotonic()`` of the agent."""
+
+
+@dataclass(frozen=True)
+class ClosureServed(AgentReport):
+    """Other agents can connect."""
+
+    gang: str
+    endpoint: str
+    """Empty: no port is free."""
+    server_key: str
+
+
+@dataclass(frozen=True)
+class SendClosure(AgentReport):
+    """From an agent to another agent or to the kernel: send the gang's closure from this byte on."""
+
+    gang: str
+    offset: int
+
+
+@dataclass(frozen=True)
+class ClosureArriving(AgentReport):
+    """How much of the gang's closure the agent has."""
+
+    gang: str
+    arrived: int
+    """Bytes."""
+    size: int
+    """Bytes of the whole closure."""
 
 
 @dataclass(frozen=True)

@@ -284,8 +284,10 @@ class AgentLink:
     def __init__(
         self, endpoint: str, server_key: str, secret: str, silence_ms: int = _SILENCE_MS
     ) -> None:
-        """``secret``: :attr:`AgentKeys.secret`. ``silence_ms``: after this time without a message or an answered
-        ping, the connection is closed."""
+        """``secret``: :attr:`AgentKeys.secret`.
+
+        ``silence_ms``: after this time without a message or an answered ping, the connection is closed.
+        """
         self._endpoint = endpoint
         self._context = zmq.asyncio.Context()
         self._socket = self._context.socket(zmq.DEALER)

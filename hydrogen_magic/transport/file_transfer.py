@@ -53,8 +53,9 @@ class Outgoing:
         label: RankFile | ClosureLabel | CheckpointCopy,
         fd: int,
         on_sent: Callable[[int, int], None] = lambda sent, size: None,
+        start: int = 0,
     ) -> None:
-        """Send the contents of file ``fd``, which may be closed after this returns.
+        """Send the contents of file ``fd`` from byte ``start`` on; it may be closed after this returns.
 
         ``on_sent``: called after every part with the bytes sent so far and the size of the file.
         """
@@ -65,11 +66,61 @@ class Outgoing:
             await self.send(FilePart(label, number, size, 0), memoryview(b""))
             return
         with mmap.mmap(fd, 0, access=mmap.ACCESS_READ) as mapped:
-            for offset in range(0, size, PART_BYTES):
+            for offset in range(start, size, PART_BYTES):
                 # A copy: queued messages must not refer to memory that is unmapped by then.
                 data = memoryview(mapped[offset : offset + PART_BYTES])
                 await self.send(FilePart(label, number, size, offset), data)
                 on_sent(offset + len(data), size)
+
+    async def pass_on(self, label: ClosureLabel, file: ArrivingFile, start: int) -> None:
+        """Send a file from byte ``start`` on, each part as soon as it has arrived here."""
+        self._next += 1
+        number, offset = self._next, start
+        while not file.has(offset):
+            await file.changed()
+        while offset < file.size:
+            while file.arrived == offset:
+                await file.changed()
+            data = os.pread(file.fd, min(PART_BYTES, file.arrived - offset), offset)
+            await self.send(FilePart(label, number, file.size, offset), memoryview(data))
+            offset += len(data)
+
+
+class ArrivingFile:
+    """A file of which parts arrive in their order, possibly from one sender after the other."""
+
+    def __init__(self) -> None:
+        self.fd = memory_file("arriving")
+        self.arrived = 0
+        """Bytes."""
+        self.size = -1
+        """Bytes of the whole file; -1 until its first part has arrived."""
+        self._changed = asyncio.Event()
+
+    @property
+    def is_complete(self) -> bool:
+        return self.arrived == self.size
+
+    def has(self, offset: int) -> bool:
+        """Whether its size is known, and the bytes up to ``offset`` have arrived."""
+        return self.size >= 0 and self.arrived >= offset
+
+    async def changed(self) -> None:
+        """Return after the next part has arrived."""
+        await self._changed.wait()
+
+    def take(self, part: FilePart, data: memoryview) -> None:
+        """Add a part; one that does not follow the last one is left out."""
+        if part.offset != self.arrived:
+            return
+        self.size = part.size
+        _write(self.fd, data, part.offset)
+        self.arrived += data.nbytes
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def close(self) -> None:
+        os.close(self.fd)
 
 
 class Incoming:
@@ -89,10 +140,7 @@ class Incoming:
                 return None  # remaining parts of a file that was dropped
             self._files[number] = memory_file("parts")
         fd = self._files[number]
-        rest, position = data, offset
-        while rest.nbytes:
-            written = os.pwrite(fd, rest, position)
-            rest, position = rest[written:], position + written
+        _write(fd, data, offset)
         if offset + data.nbytes < size:
             return None
         return self._files.pop(number)
@@ -101,6 +149,12 @@ class Incoming:
         """Drop an incomplete file, and its remaining parts."""
         while self._files:
             os.close(self._files.popitem()[1])
+
+
+def _write(fd: int, data: memoryview, offset: int) -> None:
+    while data.nbytes:
+        written = os.pwrite(fd, data, offset)
+        data, offset = data[written:], offset + written
 
 
 def keep(fd: int, path: Path) -> None:

@@ -13,6 +13,7 @@ from hydrogen_magic.core.units import size_text
 from hydrogen_magic.driver.state.collective_waits import late_by_now
 from hydrogen_magic.driver.state.culprit import is_victim_error
 from hydrogen_magic.driver.state.formatting import (
+    closure_text,
     duration,
     late_text,
     number,
@@ -97,6 +98,8 @@ def _state_text(state: GangState, now_s: float) -> str:
     if state.queued is not None:
         have, wanted = state.queued
         return f"queued, {have} of {wanted} slots · {duration(now_s)}"
+    if state.closure is not None:
+        return f"{closure_text(state.closure)} · {duration(now_s)}"
     return f"{'starting' if state.state == 'PENDING' else 'running'} · {duration(now_s)}"
 
 

@@ -154,7 +154,9 @@ async def listening(hub: Hub) -> str:
 
 def test_strangers_are_not_heard(hub: Hub) -> None:
     keys, received = admitted(hub)
-    stranger = AgentKeys(keys.endpoint, keys.server_key.encode(), "00" * 32)  # own key pair, right server key
+    stranger = AgentKeys(
+        keys.endpoint, keys.server_key.encode(), "00" * 32
+    )  # own key pair, right server key
     connect(stranger)
     wrong_server, _ = zmq.curve_keypair()
     connect(keys, server_key=wrong_server.decode())

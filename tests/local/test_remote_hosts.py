@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import hashlib
+import json
 import os
+import select
 import signal
+import socket
+import threading
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,16 +22,30 @@ import pytest
 
 import hydrogen_magic as hm
 from hydrogen_magic.core import processes
-from hydrogen_magic.driver.placements import local_agents
-from hydrogen_magic.driver.placements.remote import HostTasks, attempt, host_tasks
+from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.core.messages import (
+    AgentReport,
+    ClosureLabel,
+    ClosureServed,
+    FilePart,
+    Message,
+)
+from hydrogen_magic.driver.placements import Attempt, Job, local_agents
+from hydrogen_magic.driver.placements.remote import HostTasks, attempt, host_tasks, unassigned
+from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, agent_pool
 from hydrogen_magic.driver.placements.remote.provider import HostsRevokedError
+from hydrogen_magic.driver.rendezvous.torch import TorchRendezvous
 from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.entry_points import declare
+from hydrogen_magic.transport.channel import Blob, Hub
+from hydrogen_magic.transport.file_transfer import _ON_THE_WAY, PART_BYTES
 from tests import directory_hosts, ranks, spark_ranks
 from tests.contracts import DOES_NOT_JOIN, FINISHES_EARLY, LIBRARY, SILENT_END, STANDS_STILL, rarely
 from tests.directory_hosts import DirectoryHosts
 from tests.gangs import (
+    PATIENCE_S,
     ended,
     failure_of,
     family_of,
@@ -46,7 +66,7 @@ def directories(
     folder = tmp_path_factory.mktemp("remote")
     entry_point = "tests.directory_hosts:DirectoryPlacement"
     declare(folder, "hydrogen_magic.placements", {"directories": entry_point})
-    for name in ("one", "other"):
+    for name in ("one", "other", "third", "third-but-one"):
         (folder / "hosts" / name).mkdir(parents=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
@@ -144,3 +164,124 @@ def test_an_agent_exits_though_its_rank_removed_its_files(monkeypatch: pytest.Mo
         patch.setattr(host_tasks, "IDLE_S", 1.0)
         agent = ended(launch(spark_ranks.removes_its_log, np=1)).result
     wait_until_gone([agent])
+
+
+# ── the closure ──────────────────────────────────────────────────────────────────────────────────
+
+_N_BYTES = 40_000_000
+
+
+@pytest.fixture
+def sent_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of each part of a closure that leaves the kernel."""
+    sent: list[int] = []
+    send = Hub.send
+
+    def counting(hub: Hub, key: str, message: Message, blob: Blob | None = None) -> None:
+        if isinstance(message, FilePart) and isinstance(message.label, ClosureLabel):
+            assert blob is not None
+            sent.append(len(blob))
+        send(hub, key, message, blob)
+
+    monkeypatch.setattr(Hub, "send", counting)
+    return sent
+
+
+def digests(gang: hm.Gang) -> set[str]:
+    return set(ended(gang).results)
+
+
+def launch_with_data(np: int) -> tuple[hm.Gang, str]:
+    data = os.urandom(_N_BYTES)
+    gang = launch(spark_ranks.digest, data, np=np)
+    return gang, hashlib.sha256(data).hexdigest()
+
+
+def test_a_large_closure_leaves_the_kernel_once(sent_bytes: list[int]) -> None:
+    gang, digest = launch_with_data(np=4)
+    assert digests(gang) == {digest}
+    assert _N_BYTES <= sum(sent_bytes) < 1.1 * _N_BYTES
+
+
+def test_a_small_closure_is_sent_to_each_host(sent_bytes: list[int]) -> None:
+    assert ended(launch(ranks.gather, np=2)).result == [0, 1]
+    assert len(sent_bytes) == 2
+
+
+@pytest.mark.parametrize("after_bytes", [0, _N_BYTES // 2])
+def test_a_host_whose_source_is_lost_gets_the_rest_from_the_kernel(
+    sent_bytes: list[int], monkeypatch: pytest.MonkeyPatch, after_bytes: int
+) -> None:
+    """The first host serves two others through a connection that breaks, at once or halfway."""
+    served: list[object] = []
+    take = RemoteAgent.take
+
+    def through_proxy(agent: RemoteAgent, report: AgentReport, data: memoryview | None) -> None:
+        if isinstance(report, ClosureServed) and not served:
+            served.append(report)
+            report = replace(report, endpoint=breaking_proxy(report.endpoint, after_bytes))
+        take(agent, report, data)
+
+    monkeypatch.setattr(RemoteAgent, "take", through_proxy)
+    gang, digest = launch_with_data(np=4)
+    assert digests(gang) == {digest}
+    from_kernel = 3 * _N_BYTES - 2 * after_bytes  # the fourth one gets it from the second
+    assert from_kernel <= sum(sent_bytes) + 2 * PART_BYTES
+    assert sum(sent_bytes) < 1.1 * from_kernel + 2 * PART_BYTES * _ON_THE_WAY
+
+
+def breaking_proxy(endpoint: str, after_bytes: int) -> str:
+    """Return an endpoint in front of ``endpoint``: each connection breaks after so many bytes towards us."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    listening = socket.create_server(("127.0.0.1", 0))
+    if after_bytes == 0:
+        with listening:  # nothing listens there any more
+            return f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+
+    def serve() -> None:
+        with listening:
+            pairs = []
+            for _ in range(2):
+                ours = listening.accept()[0]
+                pairs.append((ours, socket.create_connection((host, int(port)))))
+        left = {theirs: after_bytes for _, theirs in pairs}
+        other = {one: two for pair in pairs for one, two in (pair, pair[::-1])}
+        while other:
+            for sock in select.select(list(other), [], [])[0]:
+                if sock not in other:
+                    continue
+                data = sock.recv(1 << 16)
+                left[sock] = left.get(sock, 1 << 62) - len(data)
+                if data and left[sock] > 0:
+                    other[sock].sendall(data)
+                    continue
+                for each in (sock, other[sock]):
+                    other.pop(each)
+                    each.close()
+
+    threading.Thread(target=serve, daemon=True).start()
+    return f"tcp://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def test_instructions_of_a_task_do_not_grow_with_the_gang() -> None:
+    """All tasks get the same ones: together, they must not grow with the square of the ranks."""
+    small, large = (instructions_of(np) for np in (8, 800))
+    assert len(large) < len(small) + 100
+
+
+def instructions_of(np: int) -> str:
+    async def made() -> str:
+        spec = JobSpec(np=np)
+        job = Job(
+            spec, unassigned(spec, "x"), Payload(b""), (), (), TorchRendezvous(), Path("/x"), 0.0
+        )
+        pool = agent_pool()
+        invited = pool.invite(np)
+        tasks = HostTasks(Attempt("cafe", 0, job), "hosts", pool, invited, lambda: False)
+        try:
+            return json.dumps(tasks.instructions(["tcp://127.0.0.1:1"]))
+        finally:
+            pool.uninvite(invited)
+
+    loop = local_agents.hub().loop
+    return asyncio.run_coroutine_threadsafe(made(), loop).result(PATIENCE_S)

@@ -87,6 +87,11 @@ class ClosureFile:
     def __init__(self, closure: Payload) -> None:
         self._fd = to_memfd(closure, "closure")
 
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return os.fstat(self._fd).st_size
+
     def dup(self) -> int:
         """Return a descriptor of the file, owned by the caller."""
         return os.dup(self._fd)
@@ -120,6 +125,12 @@ class Job:
     """What the ranks attach."""
     feed: WorkFeed | None = None
     """Source of data for the ranks after the cell has run, None if the cell is all."""
+
+    @property
+    def closure_bytes(self) -> int:
+        """Size of the closure's file."""
+        assert isinstance(self.closure, ClosureFile)
+        return self.closure.size
 
     def now_s(self) -> float:
         """Return the gang's time for events."""

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from hydrogen_magic import plugins
-from hydrogen_magic.core.events import RowsDone
+from hydrogen_magic.core.events import ClosureSent, RowsDone
+from hydrogen_magic.core.units import size_text
 from hydrogen_magic.driver.state.collective_waits import LateRanks
 
 
@@ -92,3 +93,9 @@ def rows_left_s(rows: RowsDone) -> float | None:
         done, total = rows.tasks_done or 0, rows.tasks
     elapsed_s = rows.at_s - rows.began_s
     return (total - done) * elapsed_s / done if done and total and elapsed_s > 0 else None
+
+
+def closure_text(sent: ClosureSent) -> str:
+    """Return ``sending the closure: 3.1 GB of 100 GB, complete on 12 of 100 hosts``."""
+    sizes = f"{size_text(sent.sent_bytes)} of {size_text(sent.total_bytes)}"
+    return f"sending the closure: {sizes}, complete on {sent.hosts_done} of {sent.hosts} hosts"

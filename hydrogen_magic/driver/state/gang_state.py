@@ -128,6 +128,8 @@ class GangState:
     attempt: int = 0
     queued: tuple[int, int] | None = None
     """Available and needed slots while the attempt waits for them, None otherwise."""
+    closure: ev.ClosureSent | None = None
+    """How much of the closure has arrived on the hosts while it is sent, None otherwise."""
     ranks: tuple[RankState, ...] = ()
     now_s: float = 0.0
     """Time of the newest event."""
@@ -202,7 +204,15 @@ def _attempt_started(state: GangState, e: ev.AttemptStarted) -> GangState:
     # A failure of the last attempt is reset; a request to end the gang is not.
     if state.stop_reason == "failure":
         state = replaced(state, stop_reason="", killed=False)
-    return replaced(state, attempt=e.attempt, queued=None, ranks=ranks, state="PENDING", fault=None)
+    return replaced(
+        state,
+        attempt=e.attempt,
+        queued=None,
+        closure=None,
+        ranks=ranks,
+        state="PENDING",
+        fault=None,
+    )
 
 
 def _attempt_failed(state: GangState, e: ev.AttemptFailed) -> GangState:
@@ -211,6 +221,10 @@ def _attempt_failed(state: GangState, e: ev.AttemptFailed) -> GangState:
 
 def _queued(state: GangState, e: ev.Queued) -> GangState:
     return replaced(state, queued=(e.have, e.wanted) if e.have < e.wanted else None)
+
+
+def _closure_sent(state: GangState, e: ev.ClosureSent) -> GangState:
+    return replaced(state, closure=e if e.hosts_done < e.hosts else None)
 
 
 def _rows_done(state: GangState, e: ev.RowsDone) -> GangState:
@@ -237,7 +251,9 @@ def _profiling(state: GangState, e: ev.Profiling) -> GangState:
 
 
 def _ended(state: GangState, e: ev.GangEnded) -> GangState:
-    return replaced(state, state=e.state, reason=e.reason, culprit=e.culprit, queued=None)
+    return replaced(
+        state, state=e.state, reason=e.reason, culprit=e.culprit, queued=None, closure=None
+    )
 
 
 # ── rules for one rank ───────────────────────────────────────────────────────────────────────────
@@ -364,6 +380,7 @@ _GANG_RULES: Mapping[type, Callable[[GangState, Any], GangState]] = {
     ev.AttemptStarted: _attempt_started,
     ev.AttemptFailed: _attempt_failed,
     ev.Queued: _queued,
+    ev.ClosureSent: _closure_sent,
     ev.RowsDone: _rows_done,
     ev.StopRequested: _stop_requested,
     ev.Notice: _noticed,

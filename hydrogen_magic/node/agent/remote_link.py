@@ -31,6 +31,7 @@ from hydrogen_magic.core.messages import (
     CheckpointCopy,
     ClockReading,
     ClosureLabel,
+    FetchClosure,
     FilePart,
     ForgetCheckpoints,
     Heartbeat,
@@ -43,6 +44,7 @@ from hydrogen_magic.core.messages import (
     ReleaseTasks,
     RemoteAgentConfig,
     ResultPart,
+    ServeClosure,
     TaskAccepted,
     TaskAnswer,
     TaskAttached,
@@ -56,6 +58,7 @@ from hydrogen_magic.core.messages import (
 )
 from hydrogen_magic.core.timeline_files import given_path, path_of_given
 from hydrogen_magic.core.units import size_text
+from hydrogen_magic.node.agent.held_closure import HeldClosure
 from hydrogen_magic.node.agent.log_shipping import Clock, LogShipper, usable_directory
 from hydrogen_magic.node.agent.network import interface_of
 from hydrogen_magic.node.agent.rank_group import RankGroup
@@ -63,7 +66,7 @@ from hydrogen_magic.node.worker import checkpoint
 from hydrogen_magic.serialization.payload import memory_file
 from hydrogen_magic.transport import framing
 from hydrogen_magic.transport.channel import AgentLink
-from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, keep
+from hydrogen_magic.transport.file_transfer import ArrivingFile, Incoming, Outgoing, keep
 
 _BEAT_S = 2.0
 _POLL_S = 0.02
@@ -110,7 +113,8 @@ class RemoteLink:
         """The task's number -> rank."""
         self._parents: dict[int, int] = {}
         """Process id -> pidfd."""
-        self._closures: dict[str, int] = {}
+        self._closure: HeldClosure | None = None
+        """Of the gang that is served, or was last."""
         self._incoming = Incoming()
         self._shipping: set[asyncio.Task[None]] = set()
         self._background: list[asyncio.Task[None]] = []
@@ -200,8 +204,8 @@ class RemoteLink:
         self._stop_listening()
         for task in list(self._connections):
             self._hang_up(task)
-        for fd in self._closures.values():
-            os.close(fd)
+        if self._closure is not None:
+            self._closure.close()
         self._incoming.drop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -291,7 +295,8 @@ class RemoteLink:
                 self._hang_up(task)
         if self._serving == key:
             self._serving = None
-            self._incoming.drop()  # a closure that was on its way when the gang was stopped
+            self._incoming.drop()
+            self._drop_partial_closure()
         if self._is_retiring:
             self._exit()
 
@@ -308,6 +313,10 @@ class RemoteLink:
                 self._accept_tasks() if is_sure else self._link.send(Heartbeat(time.monotonic()))
             case ForgetCheckpoints():
                 shutil.rmtree(self._own_checkpoints(command.gang), ignore_errors=True)
+            case ServeClosure():
+                self._closure_of(command.gang).serve(command, self.bind)
+            case FetchClosure():
+                self._closure_of(command.gang).fetch(command, self._config.secret)
             case ReleaseTasks():
                 self._release((command.gang, command.attempt))
             case _:
@@ -315,23 +324,36 @@ class RemoteLink:
         return True
 
     def _take_part(self, part: FilePart, data: memoryview) -> None:
-        fd = self._incoming.take(part, data)
         self._link.send(PartTaken())
+        if isinstance(part.label, ClosureLabel):
+            self._closure_of(part.label.closure_of).take(part, data)
+            return
+        fd = self._incoming.take(part, data)
         if fd is None:
             return
         match part.label:
-            case ClosureLabel():
-                self._store_closure(part.label.closure_of, fd)
             case CheckpointCopy():
                 self._store_checkpoint(part.label, fd)
             case RankFile():
                 os.close(fd)
                 raise MessageError("a file of a rank must go to the kernel")
 
-    def _store_closure(self, gang: str, fd: int) -> None:
-        for old in self._closures.values():
-            os.close(old)
-        self._closures = {gang: fd}
+    def _closure_of(self, gang: str) -> HeldClosure:
+        """Return the gang's closure, whatever of it has arrived."""
+        if self._closure is None or self._closure.gang != gang:
+            self._forget_other_gangs(gang)
+            self._closure = HeldClosure(gang, self._link.send)
+        return self._closure
+
+    def _drop_partial_closure(self) -> None:
+        """Drop a closure that was on its way when the gang was stopped."""
+        if self._closure is not None and not self._closure.file.is_complete:
+            self._closure.close()
+            self._closure = None
+
+    def _forget_other_gangs(self, gang: str) -> None:
+        if self._closure is not None:
+            self._closure.close()
         for folder in self._folder.glob("checkpoints/*"):
             if folder.name != gang:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -399,10 +421,14 @@ class RemoteLink:
         folder, timelines = Path(group.record_dir), group.timelines.kept
         self._logs = LogShipper(group.gang, folder, timelines, self._send_log)
         self._logs.begin()
-        while group.gang not in self._closures and not group.is_cancelled:
+        while (closure := self._whole_closure(group.gang)) is None and not group.is_cancelled:
             await asyncio.sleep(_POLL_S)
-        fd = self._closures.get(group.gang)
-        return [memory_file("nothing") if fd is None else os.dup(fd)]
+        return [memory_file("nothing") if closure is None else os.dup(closure.fd)]
+
+    def _whole_closure(self, gang: str) -> ArrivingFile | None:
+        closure = self._closure
+        is_whole = closure is not None and closure.gang == gang and closure.file.is_complete
+        return closure.file if closure is not None and is_whole else None
 
     def send_file(self, file: RankFile, fd: int) -> None:
         self._in_background(self._ship_file(file, os.dup(fd)))

@@ -11,7 +11,7 @@ import numpy as np
 
 from hydrogen_magic.core.events import RowsDone
 from hydrogen_magic.driver.state.culprit import evidence
-from hydrogen_magic.driver.state.formatting import rows_left_s, rows_per_s
+from hydrogen_magic.driver.state.formatting import closure_text, rows_left_s, rows_per_s
 from hydrogen_magic.driver.state.gang_state import GangState, ProgressBar, RankState
 from hydrogen_magic.driver.state.stragglers import is_waiting, progress, remaining_s
 from hydrogen_magic.views.curves import metric_name
@@ -54,6 +54,7 @@ def gang_row(state: GangState, now_s: float) -> dict[str, Any]:
         "attempt": state.attempt,
         "placement": plain(state.placement, 40),
         "rendezvous": plain(state.rendezvous, 40),
+        "sending": "" if state.closure is None else closure_text(state.closure),
         "queued": None if state.queued is None else list(state.queued),
         "wall_time": state.wall_time,
         "ended_s": round(state.now_s, 3) if state.is_terminal else None,

@@ -85,6 +85,7 @@ class StateDiff:
             state.is_recording,
             state.profiling,
             state.queued,
+            state.closure,
             len(state.ranks),
         )
         every_s = _EVERY_S if len(state.ranks) <= MOST_ROWS else _EVERY_S_OF_MANY

@@ -17,7 +17,9 @@ from hydrogen_magic.core.messages import (
     AgentReport,
     CheckpointCopy,
     ClockReading,
+    ClosureArriving,
     ClosureLabel,
+    ClosureServed,
     FilePart,
     ForgetCheckpoints,
     Heartbeat,
@@ -31,6 +33,7 @@ from hydrogen_magic.core.messages import (
     RankFile,
     ReleaseTasks,
     SavedCheckpoint,
+    SendClosure,
     TaskAttached,
     TaskDetached,
     TaskHello,
@@ -42,6 +45,12 @@ from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.agent import host_task
 from hydrogen_magic.transport.channel import Hub
 from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, Part, keep
+
+
+class ClosureTransfer(Protocol):
+    """The receiver of reports about a closure that is on its way."""
+
+    def take(self, agent: RemoteAgent, report: AgentReport) -> None: ...
 
 
 class AttemptWaiter(Protocol):
@@ -73,7 +82,10 @@ class RemoteAgent(AgentClient):
         """The gang that runs there."""
         self._agent_pool = agent_pool
         self._incoming = Incoming()
-        self._closure_of = ""
+        self.closure_of = ""
+        """The gang whose whole closure is there."""
+        self.closure_transfer: ClosureTransfer | None = None
+        """What brings a closure there now."""
         self._log_problem = ""
 
     def _send_part(self, part: Part, data: memoryview) -> None:
@@ -95,6 +107,9 @@ class RemoteAgent(AgentClient):
                 self._take_part(report, memoryview(b"") if data is None else data)
             case Leaving():
                 self._agent_pool.drop(self)
+            case ClosureServed() | SendClosure() | ClosureArriving():
+                if self.closure_transfer is not None and report.gang == self.gang:
+                    self.closure_transfer.take(self, report)
             case TaskAttached():
                 self._agent_pool.attached(self, report.task)
             case TaskDetached():
@@ -174,16 +189,18 @@ class RemoteAgent(AgentClient):
                 label = CheckpointCopy(attempt.gang, path.name)
                 await self.outgoing.send_file(label, file.fileno())
 
-    async def send_closure(self, attempt: Attempt) -> None:
-        """Send the closure, once for all attempts of a gang."""
-        if self._closure_of != attempt.gang:
-            assert isinstance(attempt.job.closure, ClosureFile)
-            fd = attempt.job.closure.dup()
-            try:
-                await self.outgoing.send_file(ClosureLabel(attempt.gang), fd)
-                self._closure_of = attempt.gang
-            finally:
-                os.close(fd)
+    def has_closure_of(self, gang: str) -> bool:
+        """Whether it has the whole closure of the gang, maybe from an earlier attempt."""
+        return self.closure_of == gang
+
+    async def send_closure(self, attempt: Attempt, start: int = 0) -> None:
+        """Send the closure from byte ``start`` on."""
+        assert isinstance(attempt.job.closure, ClosureFile)
+        fd = attempt.job.closure.dup()
+        try:
+            await self.outgoing.send_file(ClosureLabel(attempt.gang), fd, start=start)
+        finally:
+            os.close(fd)
 
     def let_go(self) -> None:
         """The attempt is over."""

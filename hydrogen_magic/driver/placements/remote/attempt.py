@@ -21,6 +21,7 @@ from hydrogen_magic.driver.placements.remote import (
     rank_assignment,
 )
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, agent_pool
+from hydrogen_magic.driver.placements.remote.closure_transfer import ClosureTransfer
 from hydrogen_magic.driver.placements.remote.host_tasks import HostTasks
 from hydrogen_magic.driver.placements.remote.provider import (
     HostLostError,
@@ -178,7 +179,8 @@ class RemoteAttempt:
         self._sweeps = [
             agent.launch(self._attempt, self._sink, request) for agent, request in requests.items()
         ]
-        sending = [asyncio.ensure_future(agent.send_closure(self._attempt)) for agent in requests]
+        transfer = ClosureTransfer(self._attempt, self._running, self._sink)
+        transfer.start()
         watching = asyncio.ensure_future(self._watch(assignment))
         over: list[asyncio.Future[Any]] = [
             _without_report(asyncio.gather(*self._sweeps)),
@@ -187,8 +189,8 @@ class RemoteAttempt:
         try:
             await asyncio.wait(over, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (*sending, watching):
-                task.cancel()
+            watching.cancel()
+            transfer.stop()
             for agent in requests:
                 agent.let_go()
             self._running = []

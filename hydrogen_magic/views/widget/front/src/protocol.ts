@@ -33,6 +33,8 @@ export interface Gang {
   rendezvous: string;
   /** Available and needed slots while the gang waits for them. */
   queued: [number, number] | null;
+  /** How much of the closure has arrived on other machines while it is sent; otherwise empty. */
+  sending: string;
   /** Unix time of the launch, seconds. */
   wall_time: number;
   /** The end; null while it runs. */

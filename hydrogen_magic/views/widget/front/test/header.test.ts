@@ -24,6 +24,14 @@ describe("the header", () => {
     expect(pill.getAttribute("role")).toBe("status");
   });
 
+  test("says how much of the closure has arrived while the gang starts", () => {
+    const sending = "sending the closure: 3.1 GB of 100 GB, complete on 12 of 100 hosts";
+    stage.say({ gang: gangWith({ state: "starting", sending }) });
+    expect(stage.find(".hm-pill").textContent).toBe(`starting · ${sending}`);
+    stage.say({ gang: gangWith({ state: "running", sending }) });
+    expect(stage.find(".hm-pill").textContent).toBe("running");
+  });
+
   test("tells how far all ranks are where rows are counted", () => {
     const rows = {
       done: 1200,

@@ -60,6 +60,7 @@ export const gangWith = (changes: Partial<Gang> = {}): Gang => ({
   placement: "local",
   rendezvous: "torch",
   queued: null,
+  sending: "",
   rows: null,
   wall_time: 1_790_000_000,
   ended_s: null,

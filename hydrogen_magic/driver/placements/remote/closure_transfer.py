@@ -1,0 +1,108 @@
+"""The way of an attempt's closure to its agents.
+
+A small closure is sent to each. A large one leaves the kernel once: the agents form a binary tree, and pass
+the bytes on while they arrive, so that all have it in little more than twice the time of one. An agent that
+cannot reach its parent, or loses it, is sent the rest from here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.messages import (
+    AgentReport,
+    ClosureArriving,
+    ClosureServed,
+    FetchClosure,
+    SendClosure,
+    ServeClosure,
+)
+from hydrogen_magic.driver.placements import Attempt, EventSink
+from hydrogen_magic.driver.placements.remote.agents import RemoteAgent
+
+_PASSED_ON_BYTES = 8 << 20
+"""From this size on, agents pass a closure on: a smaller one takes a fraction of a second on each line."""
+_SERVE_S = 5.0
+"""How long an agent may take to listen for others."""
+_REPORT_S = 0.5
+
+
+class ClosureTransfer:
+    """One transfer, to those of ``agents`` that do not have the closure from an earlier attempt."""
+
+    def __init__(self, attempt: Attempt, agents: Sequence[RemoteAgent], sink: EventSink) -> None:
+        self._attempt = attempt
+        self._sink = sink
+        self._agents = [agent for agent in agents if not agent.has_closure_of(attempt.gang)]
+        self._served: dict[RemoteAgent, asyncio.Future[ClosureServed]] = {}
+        self._arrived = dict.fromkeys(self._agents, 0)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._reported_s = time.monotonic()
+        self._has_reported = False
+
+    def start(self) -> None:
+        """Start sending."""
+        for agent in self._agents:
+            agent.closure_transfer = self
+        if self._attempt.job.closure_bytes < _PASSED_ON_BYTES:
+            for agent in self._agents:
+                self._in_background(agent.send_closure(self._attempt))
+            return
+        for number, agent in enumerate(self._agents):
+            if clients := self._agents[2 * number + 1 : 2 * number + 3]:
+                self._served[agent] = asyncio.get_running_loop().create_future()
+                keys = tuple(client.keys.key for client in clients)
+                agent.send(ServeClosure(self._attempt.gang, keys))
+        for number, agent in enumerate(self._agents):
+            parent = self._agents[(number - 1) // 2] if number else None
+            self._in_background(self._bring(agent, parent))
+
+    def stop(self) -> None:
+        """Send no more."""
+        for task in self._tasks:
+            task.cancel()
+        for agent in self._agents:
+            agent.closure_transfer = None
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _bring(self, agent: RemoteAgent, parent: RemoteAgent | None) -> None:
+        """Have ``agent`` fetch the closure from ``parent``; send it from here without one."""
+        found = None
+        if parent is not None:
+            await asyncio.wait([self._served[parent]], timeout=_SERVE_S)
+            found = self._served[parent].result() if self._served[parent].done() else None
+        if found is not None and found.endpoint:
+            agent.send(FetchClosure(self._attempt.gang, found.endpoint, found.server_key))
+        else:
+            await agent.send_closure(self._attempt)
+
+    def take(self, agent: RemoteAgent, report: AgentReport) -> None:
+        """Take an agent's report about the closure."""
+        match report:
+            case ClosureServed() if agent in self._served and not self._served[agent].done():
+                self._served[agent].set_result(report)
+            case SendClosure():
+                self._in_background(agent.send_closure(self._attempt, report.offset))
+            case ClosureArriving():
+                self._on_progress(agent, report)
+
+    def _on_progress(self, agent: RemoteAgent, report: ClosureArriving) -> None:
+        self._arrived[agent] = report.arrived
+        if report.arrived == report.size:
+            agent.closure_of = self._attempt.gang
+        now_s, n_agents = time.monotonic(), len(self._agents)
+        n_complete = sum(arrived == report.size for arrived in self._arrived.values())
+        is_last = self._has_reported and n_complete == n_agents
+        if now_s - self._reported_s > _REPORT_S or is_last:
+            self._reported_s, self._has_reported = now_s, True
+            at_s, n_bytes = self._attempt.job.now_s(), sum(self._arrived.values())
+            total = report.size * n_agents
+            self._sink.emit(ev.ClosureSent(at_s, n_bytes, total, n_complete, n_agents))

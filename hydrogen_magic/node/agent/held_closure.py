@@ -1,0 +1,127 @@
+"""The closure of one gang on a host: arrives from the kernel or from another agent, and is passed on.
+
+A large closure leaves the kernel once. The agents form a tree, in which each passes the bytes on while they
+arrive. An agent whose parent is lost asks the kernel for the rest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from hydrogen_magic.core.messages import (
+    AgentCommand,
+    AgentReport,
+    ClosureArriving,
+    ClosureLabel,
+    ClosureServed,
+    FetchClosure,
+    FilePart,
+    MessageError,
+    PartTaken,
+    SendClosure,
+    ServeClosure,
+    decode,
+)
+from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.transport.channel import AgentLink, Listener, Receiver
+from hydrogen_magic.transport.file_transfer import ArrivingFile, Outgoing
+
+_REPORT_S = 0.5
+_ENTRY_S = 5.0
+"""How long the connection to another agent may take, where a firewall may drop its packets."""
+_SILENCE_MS = 6000
+"""After this time without an answered ping, another agent is lost. ZeroMQ's own threads answer pings."""
+
+
+class HeldClosure:
+    """A closure, complete or not. ``report``: sends a message to the kernel."""
+
+    def __init__(self, gang: str, report: Callable[[AgentReport], None]) -> None:
+        self.gang = gang
+        self.file = ArrivingFile()
+        self._report = report
+        self._reported_s = time.monotonic()
+        self._listener: Listener | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def take(self, part: FilePart, data: memoryview) -> None:
+        """Add a part."""
+        self.file.take(part, data)
+        if self.file.is_complete or time.monotonic() - self._reported_s > _REPORT_S:
+            self._reported_s = time.monotonic()
+            self._report(ClosureArriving(self.gang, self.file.arrived, self.file.size))
+
+    def close(self) -> None:
+        """Break connections to other agents, and let go of the file."""
+        for task in self._tasks:
+            task.cancel()
+        if self._listener is not None:
+            self._listener.close()
+        self.file.close()
+
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ── to other agents ──
+
+    def serve(self, command: ServeClosure, address: str) -> None:
+        """Listen on ``address`` for other agents."""
+        if self._listener is None:
+            self._listener = Listener()
+            self._listener.open()
+        for key in command.clients:
+            self._listener.admit_key(key, self._receiver(self._listener, key))
+        try:
+            endpoint = self._listener.listen(address)
+        except PlacementError:
+            endpoint = ""
+        self._report(ClosureServed(self.gang, endpoint, self._listener.server_key))
+
+    def _receiver(self, listener: Listener, key: str) -> Receiver:
+        """Return what takes the messages of the agent with this key."""
+        outgoing = Outgoing(lambda part, data: listener.send(key, part, data))
+
+        def on_message(message: object, data: memoryview | None) -> None:
+            match decode(message, AgentReport):
+                case SendClosure(offset=offset):
+                    work = outgoing.pass_on(ClosureLabel(self.gang), self.file, offset)
+                    self._in_background(work)
+                case PartTaken():
+                    outgoing.acknowledged()
+
+        return on_message
+
+    # ── from another agent ──
+
+    def fetch(self, command: FetchClosure, secret: str) -> None:
+        """Fetch the closure from another agent, or from the kernel if that is not possible."""
+        self._in_background(self._fetch(command, secret))
+
+    async def _fetch(self, command: FetchClosure, secret: str) -> None:
+        link = AgentLink(command.endpoint, command.server_key, secret, _SILENCE_MS)
+        lost = asyncio.ensure_future(link.lost(_ENTRY_S))
+        receiving = asyncio.ensure_future(self._receive(link))
+        try:
+            await asyncio.wait([lost, receiving], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (lost, receiving):
+                task.cancel()
+            await asyncio.gather(lost, receiving, return_exceptions=True)
+            link.close()
+        if not self.file.is_complete:
+            self._report(SendClosure(self.gang, self.file.arrived))
+
+    async def _receive(self, link: AgentLink) -> None:
+        link.send(SendClosure(self.gang, self.file.arrived))
+        while not self.file.is_complete:
+            message, data = await link.receive()
+            part = decode(message, AgentCommand)
+            if not isinstance(part, FilePart):  # it serves this gang no longer
+                raise MessageError(f"expected a part of a closure, got {type(part).__name__}")
+            self.take(part, memoryview(b"") if data is None else data)
+            link.send(PartTaken())
