@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+__all__ = ["replaced"]
+
 if TYPE_CHECKING:  # type checkers know the fields that it takes
     from dataclasses import replace as replaced
 else:

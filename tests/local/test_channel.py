@@ -29,7 +29,7 @@ from hydrogen_magic.core.messages import (
     encode,
 )
 from hydrogen_magic.transport.channel import AgentKeys, AgentLink, Hub
-from tests.gangs import PATIENCE_S
+from tests.gangs import PATIENCE_S, wait_until
 
 
 @pytest.fixture
@@ -99,6 +99,33 @@ def test_a_system_without_scheduling_policies_has_it_too(monkeypatch: pytest.Mon
         admitted(hub)
     finally:
         hub.close()
+
+
+def test_messages_that_come_too_fast_delay_no_stop(hub: Hub) -> None:
+    """A Stop is a callback on the hub's loop; messages that wait must not keep it waiting."""
+    n_messages = 1000
+    seen: list[str] = []
+
+    def take_slowly(message: object, data: memoryview | None) -> None:
+        time.sleep(0.001)
+        seen.append("message")
+
+    async def admit() -> AgentKeys:
+        return hub.admit(take_slowly)
+
+    keys = asyncio.run_coroutine_threadsafe(admit(), hub.loop).result(PATIENCE_S)
+
+    async def flood() -> None:
+        link = AgentLink(keys.endpoint, keys.server_key, keys.secret)
+        for _ in range(n_messages):
+            link.send(Pong())
+        await asyncio.to_thread(wait_until, lambda: len(seen) > 20)
+        hub.loop.call_soon_threadsafe(seen.append, "stop")
+        await asyncio.to_thread(wait_until, lambda: len(seen) > n_messages)
+        link.close()
+
+    asyncio.run(flood())
+    assert seen.index("stop") < n_messages // 2
 
 
 def test_an_agent_that_was_dismissed_is_asked_to_quit(hub: Hub) -> None:

@@ -73,6 +73,17 @@ def test_pages_hear_of_every_slot_at_once() -> None:
     assert message is not None and message.content["gang"]["queued"] == [3, 4]
 
 
+def test_views_say_how_much_of_the_closure_has_arrived() -> None:
+    before = [ev.Queued(3.0, 4, 4), ev.ClosureSent(4.0, 3_100_000_000, 100_000_000_000, 12, 100)]
+    state = waiting(*before)
+    text = "sending the closure: 3.1 GB of 100 GB, complete on 12 of 100 hosts"
+    assert headline(state, 12.0) == f"gang cafe · 4 ranks · {text} · 12 s"
+    gang = rank_rows.gang_row(state, 12.0)
+    assert gang["state"] == "starting" and gang["sending"] == text
+    all_of_it = waiting(*before, ev.ClosureSent(5.0, 10**11, 10**11, 100, 100))
+    assert rank_rows.gang_row(all_of_it, 12.0)["sending"] == ""
+
+
 # ── the time that ranks have to start ────────────────────────────────────────────────────────────
 
 
@@ -81,6 +92,8 @@ class WaitingAgentGroup:
 
     def __init__(self) -> None:
         self.has_room = threading.Event()
+        self.closure_parts = 0
+        """Parts of the closure that arrive; the last one is missing."""
         self._over = asyncio.Event()
 
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
@@ -88,6 +101,9 @@ class WaitingAgentGroup:
         sink.emit(ev.Queued(time.monotonic() - zero_s, 1, 2))
         await asyncio.to_thread(self.has_room.wait, 10)
         sink.emit(ev.Queued(time.monotonic() - zero_s, 2, 2))
+        for part in range(1, self.closure_parts + 1):
+            sink.emit(ev.ClosureSent(time.monotonic() - zero_s, part, self.closure_parts + 1, 0, 2))
+            await asyncio.sleep(START_TIMEOUT_S / 5)
         await asyncio.wait_for(self._over.wait(), 10)
 
     def stop(self) -> None:
@@ -135,6 +151,20 @@ def test_ranks_are_late_only_from_when_there_is_room(agent_group: WaitingAgentGr
         "not from the launch"
     )
     assert gang.state == "FAILED"
+
+
+def test_ranks_are_late_only_from_when_the_closure_stands_still(
+    agent_group: WaitingAgentGroup,
+) -> None:
+    agent_group.has_room.set()
+    agent_group.closure_parts = 15
+    gang = hm.launch(ranks.environment, np=2, start_timeout=START_TIMEOUT_S)
+    assert gang.wait(60)
+    sent = [event for event in gang.events() if isinstance(event, ev.ClosureSent)]
+    late = [event for event in gang.events() if isinstance(event, ev.RankFailed)]
+    assert len(sent) == agent_group.closure_parts
+    assert [event.error.type for event in late] == ["StartTimeout"] * 2
+    assert all(event.at_s > sent[-1].at_s for event in late)
 
 
 def test_a_gang_that_waits_for_room_can_be_stopped(agent_group: WaitingAgentGroup) -> None:

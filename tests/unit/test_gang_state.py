@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.frozen_values import replaced
 from hydrogen_magic.driver.state.culprit import MissingRanks, is_victim_error, missing, verdict
 from hydrogen_magic.driver.state.gang_state import GangState, fold, replay
 
@@ -154,6 +157,19 @@ def test_events_survive_json_and_strangers_are_refused() -> None:
     ):
         with pytest.raises(ev.EventError):
             ev.decode(bad)
+
+
+def test_a_copy_with_changes_is_that_of_the_standard_library() -> None:
+    """``replaced`` runs neither ``__init__`` nor ``__post_init__``."""
+    state = replay([*running(2), ev.Steps(1.0, 1, 5)])
+    cases: list[tuple[Any, dict[str, Any]]] = [
+        (state, {"now_s": 2.0}),
+        (state.ranks[1], {"steps": 6, "detail": "x"}),
+    ]
+    for value, changes in cases:
+        made = replaced(value, **changes)
+        assert made == replace(value, **changes) and vars(made) == vars(replace(value, **changes))
+        assert made != value
 
 
 def test_the_fold_takes_any_order_of_events() -> None:

@@ -104,8 +104,8 @@ class TaskReporter:
         endpoint = _reachable(self._report_to["endpoints"])
         if endpoint is None:
             return
-        keys = (str(self._report_to[name]) for name in ("server_key", "secret"))
-        link = AgentLink(endpoint, *keys)
+        server_key, secret = (str(self._report_to[name]) for name in ("server_key", "secret"))
+        link = AgentLink(endpoint, server_key, secret)
         try:
             await self._report(link)
         finally:
