@@ -21,10 +21,22 @@ from hydrogen_magic.serialization import payload
 from hydrogen_magic.serialization.payload import Payload
 
 _MAX_CELLS = 8
-"""Cells whose broadcast can be used again; DataFrames keep their own."""
+"""Cells that need not be sent again; lazy DataFrames keep their own."""
+_KEPT_BYTES = 1 << 30
+"""Their total size: each takes disk of the driver and of every executor. The last one may be larger."""
 
-_sent: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
+_packages: weakref.WeakKeyDictionary[Any, dict[str, Any]] = weakref.WeakKeyDictionary()
 """SparkSession -> digest -> broadcast variable or name of a file."""
+_cells: weakref.WeakKeyDictionary[Any, dict[str, _KeptCell]] = weakref.WeakKeyDictionary()
+"""SparkSession -> digest -> cell; the newest is the last."""
+
+
+@dataclass(frozen=True)
+class _KeptCell:
+    sent: Any
+    """Broadcast variable, or name of a file."""
+    nbytes: int
+    """0 for a file: it stays as long as the session, whatever is kept here."""
 
 
 @dataclass(frozen=True)
@@ -42,14 +54,27 @@ def send(session: Session, closure: Payload) -> SentCell:
     """Send the package and ``closure`` to the session's executors, unless they have equal ones."""
     code = packaging.code()
     digests = hashlib.sha256(code).hexdigest(), payload.digest(closure)
-    known = _sent.setdefault(session.spark, {})
-    if digests[0] not in known:
-        known[digests[0]] = _send_package(session, code, digests[0])
-    sent = known.pop(digests[1], None) or _send_closure(session, closure, digests[1])
-    known[digests[1]] = sent  # the last one is the newest
-    for old in [digest for digest in known if digest != digests[0]][:-_MAX_CELLS]:
-        del known[old]
-    return SentCell(known[digests[0]], sent, *digests)
+    packages = _packages.setdefault(session.spark, {})
+    if digests[0] not in packages:
+        packages[digests[0]] = _send_package(session, code, digests[0])
+    cells = _cells.setdefault(session.spark, {})
+    cell = cells.pop(digests[1], None) or _KeptCell(
+        _send_closure(session, closure, digests[1]), 0 if session.is_connect else closure.nbytes
+    )
+    cells[digests[1]] = cell
+    _forget_old(cells)
+    return SentCell(packages[digests[0]], cell.sent, *digests)
+
+
+def _forget_old(cells: dict[str, _KeptCell]) -> None:
+    """Let go of the oldest cells; Spark deletes a broadcast when no DataFrame needs it any more.
+
+    It is not destroyed: a lazy DataFrame may load it on an executor at any time.
+    """
+    while len(cells) > 1 and (
+        len(cells) > _MAX_CELLS or sum(cell.nbytes for cell in cells.values()) > _KEPT_BYTES
+    ):
+        del cells[next(iter(cells))]
 
 
 def _send_package(session: Session, code: bytes, digest: str) -> Any:
