@@ -10,11 +10,14 @@ send them are made up, at the intervals of real ranks.
     start    call to the first line of the last rank
     kernel   processor time of this process while ranks train, of one core
     view     the part of it that the live view takes
-    memory   growth of this process's memory from before the launch to the end, with the gang's events
+    memory   growth of this process's memory while ranks train, for the gang's events
+    log      growth of the run log on disk, the same events
     stop     Stop to the end of the gang
+    task     size of the instructions that each task is sent, apart from the package
 
-``--closure`` sends that many MB to the hosts: ``start`` has the transfer then, and ``sent`` the bytes that
-left the kernel for it. ``--profile`` prints where the kernel's event loop spends its time.
+``--closure`` sends that many MB to the hosts: ``start`` has the transfer then, ``launch`` the processor time
+of this process until then, and ``sent`` the bytes that left it. ``--profile`` prints where the kernel's event
+loop spends its time.
 """
 
 from __future__ import annotations
@@ -58,8 +61,8 @@ _HOSTS = Path(__file__).with_name("_simulated_hosts.py")
 _PROCESSES = 2
 _PATIENCE_S = 300.0
 _COLUMNS = (
-    "ranks", "hosts", "start s", "kernel", "view", "events/s", "memory MB", "stop s",
-    "instructions kB", "sent MB",
+    "ranks", "hosts", "start s", "launch s", "kernel", "view", "events/s", "memory MB/min",
+    "log MB/min", "stop s", "task kB", "sent MB",
 )  # fmt: skip
 
 
@@ -130,55 +133,61 @@ class ModelView:
 
 
 @dataclass
-class Found:
-    """What one gang costs."""
+class Reading:
+    """What has been spent at one moment."""
 
-    ranks: int
-    start_s: float
-    kernel: float
-    view: float
-    events_per_s: float
+    now_s: float
+    n_events: int
+    processor_s: float
+    view_s: float
     memory_bytes: int
-    stop_s: float
-    instructions_bytes: int
-    """Size of what each task is sent, apart from the package."""
-    sent_bytes: int
+    log_bytes: int
 
 
-def measured(np: int, seconds: float, closure_bytes: int, profile: bool) -> Found:
-    """Run one gang."""
+def _reading(gang: Gang, view: ModelView) -> Reading:
+    log_bytes = (gang.folder / "events.jsonl").stat().st_size
+    spent = time.process_time(), view.spent_s
+    return Reading(time.monotonic(), len(gang.events()), *spent, _memory_bytes(), log_bytes)
+
+
+def measured(np: int, seconds: float, closure_bytes: int, profile: bool) -> tuple[str, ...]:
+    """Run one gang; return a row of the table."""
     counted = _count_closure_bytes()
-    before_bytes, view, data = _memory_bytes(), ModelView(), os.urandom(closure_bytes)
-    began_s = time.monotonic()
-    gang = launcher.launch(len, data, np=np, on="simulated", start_timeout=_PATIENCE_S)
+    view, data = ModelView(), os.urandom(closure_bytes)
+    began_s, spent_s = time.monotonic(), time.process_time()
+    gang = launcher.launch(len, data, np=np, on="simulated")
     launcher.follow(gang, view)
     _wait(gang, lambda state: all(rank.phase == "running" for rank in state.ranks))
-    start_s = time.monotonic() - began_s
+    start_s, launch_s = time.monotonic() - began_s, time.process_time() - spent_s
     time.sleep(1.0)
-    n_events, spent_s, view_s, since_s = _readings(gang, view)
+    first = _reading(gang, view)
     _profiled(seconds) if profile else time.sleep(seconds)
-    n_events_after, spent_after_s, view_after_s, now_s = _readings(gang, view)
-    lasted_s = now_s - since_s
-    stopped_s = time.monotonic()
-    gang.stop()
-    if not gang.wait(_PATIENCE_S):
-        raise RuntimeError("the gang did not end")
-    stop_s = time.monotonic() - stopped_s
-    return Found(
-        np,
-        start_s,
-        (spent_after_s - spent_s) / lasted_s,
-        (view_after_s - view_s) / lasted_s,
-        (n_events_after - n_events) / lasted_s,
-        _memory_bytes() - before_bytes,
-        stop_s,
-        _instructions_bytes[-1],
-        sum(counted),
+    last = _reading(gang, view)
+    stop_s = _stopped(gang)
+    s = last.now_s - first.now_s
+    return (
+        str(np),
+        str(np // RANKS_PER_HOST),
+        f"{start_s:.2f}",
+        f"{launch_s:.2f}",
+        f"{(last.processor_s - first.processor_s) / s:.1%}",
+        f"{(last.view_s - first.view_s) / s:.1%}",
+        f"{(last.n_events - first.n_events) / s:,.0f}",
+        f"{(last.memory_bytes - first.memory_bytes) * 60 / s / 1e6:.0f}",
+        f"{(last.log_bytes - first.log_bytes) * 60 / s / 1e6:.0f}",
+        f"{stop_s:.2f}",
+        f"{_instructions_bytes[-1] / 1e3:.1f}",
+        f"{sum(counted) / 1e6:.1f}",
     )
 
 
-def _readings(gang: Gang, view: ModelView) -> tuple[int, float, float, float]:
-    return len(gang.events()), time.process_time(), view.spent_s, time.monotonic()
+def _stopped(gang: Gang) -> float:
+    """Stop the gang; return the seconds to its end."""
+    began_s = time.monotonic()
+    gang.stop()
+    if not gang.wait(_PATIENCE_S):
+        raise RuntimeError("the gang did not end")
+    return time.monotonic() - began_s
 
 
 def _wait(gang: Gang, condition: Callable[[GangState], bool]) -> None:
@@ -251,14 +260,8 @@ def main() -> None:
         sys.modules["simulated_cluster"] = sys.modules[measured.__module__]
         print("| " + " | ".join(_COLUMNS) + " |\n" + "|---" * len(_COLUMNS) + "|")
         for np in asked.ranks:
-            found = measured(np, asked.seconds, int(asked.closure * 1e6), asked.profile)
-            print(
-                f"| {np} | {np // RANKS_PER_HOST} | {found.start_s:.2f} | {found.kernel:.1%} "
-                f"| {found.view:.1%} | {found.events_per_s:,.0f} | {found.memory_bytes / 1e6:.0f} "
-                f"| {found.stop_s:.2f} | {found.instructions_bytes / 1e3:.1f} "
-                f"| {found.sent_bytes / 1e6:.1f} |",
-                flush=True,
-            )
+            row = measured(np, asked.seconds, int(asked.closure * 1e6), asked.profile)
+            print("| " + " | ".join(row) + " |", flush=True)
         local_agents.close()
 
 

@@ -171,9 +171,11 @@ class Mask:
         return self._masked_fields(value) if is_dataclass(value) else value
 
     def _masked_fields(self, value: Any) -> Any:
+        # Not by vars(): that makes a dict, which the event would keep.
+        every = {name: getattr(value, name) for name in value.__dataclass_fields__}
         old = {
             name: item
-            for name, item in vars(value).items()
+            for name, item in every.items()
             if type(item) not in _NUMBERS and name not in _EXACT
         }
         new = {name: self._masked(item) for name, item in old.items()}
