@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference.memory_result import (
@@ -46,7 +47,7 @@ def arrow_source(frame: Any) -> ArrowSource | None:
     if is_a(frame, "datasets", "Dataset"):  # of Hugging Face
         rows = frame.with_format("arrow")
         return _read_once(frame.features.arrow_schema, lambda: rows.iter(_READ_ROWS), type(frame))
-    if not hasattr(frame, "__arrow_c_stream__"):
+    if not hasattr(type(frame), "__arrow_c_stream__"):  # an Ibis group answers every attribute
         return None
     try:
         reader = pa.RecordBatchReader.from_stream(frame)
@@ -107,7 +108,8 @@ def _from_table(frame: pa.Table | pa.RecordBatch) -> ArrowSource:
 
     def join(kept: list[str], rows: pa.Table, predicted: pa.Table, done: RowRanges) -> Any:
         own = [table.select(kept).slice(first, end - first) for first, end in done]
-        whole = side_by_side(pa.concat_tables(own or [table.select(kept).slice(0, 0)]), predicted)
+        rows = pa.concat_tables(own or [table.select(kept).slice(0, 0)])
+        whole = _with_predicted(rows, predicted)
         return one_batch(whole) if is_batch else whole
 
     return ArrowSource(table.schema, cut, join, table.num_rows)
@@ -116,17 +118,61 @@ def _from_table(frame: pa.Table | pa.RecordBatch) -> ArrowSource:
 def _read_once(
     schema: pa.Schema,
     read: Callable[[], Iterable[Any]],
-    convert: Callable[[pa.Table], Any] = lambda table: table,
+    convert: Callable[[pa.Table], Any] | None = None,
 ) -> ArrowSource:
-    """Return a source of batches or tables; ``convert`` makes the result from a Table."""
+    """Return a source of batches or tables; ``convert`` makes the result from a Table, if it is not one."""
 
     def cut(batch_size: int) -> Iterator[pa.Table]:
         return chunking.rebatched(read(), schema, chunking.ChunkSizer(batch_size))
 
     def join(kept: list[str], rows: pa.Table, predicted: pa.Table, done: RowRanges) -> Any:
+        if convert is None:
+            return _with_predicted(rows, predicted)
         return convert(side_by_side(rows, predicted))
 
     return ArrowSource(schema, cut, join)
+
+
+def _with_predicted(rows: pa.Table, predicted: pa.Table) -> pa.Table:
+    """Return a Table with the predicted columns beside the others, and arrays among them as tensors."""
+    columns = [_as_tensors(column) for column in predicted.columns]
+    return side_by_side(rows, pa.Table.from_arrays(columns, predicted.column_names))
+
+
+def _as_tensors(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column of arrays of one shape as tensors; others, and those with nulls inside, as they are."""
+    shape, kind = [], column.type
+    while pa.types.is_fixed_size_list(kind):
+        shape.append(kind.list_size)
+        kind = kind.value_type
+    if len(shape) < 2 or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+        return column
+    tensor = pa.fixed_shape_tensor(kind, shape)
+    flat = [_flattened(chunk, tensor.storage_type) for chunk in column.chunks]
+    if any(array is None for array in flat):
+        return column
+    return pa.chunked_array([pa.ExtensionArray.from_storage(tensor, one) for one in flat], tensor)
+
+
+def _flattened(lists: pa.Array, kind: pa.DataType) -> pa.Array | None:
+    """Return lists of lists as lists of all their numbers, None if an inner list is null."""
+    values = lists.drop_null()
+    n_rows = len(values)
+    while pa.types.is_fixed_size_list(values.type):
+        values = values.flatten()
+        if pa.types.is_fixed_size_list(values.type) and values.null_count:
+            return None
+    if len(values) != n_rows * kind.list_size:
+        return None
+    flat = pa.FixedSizeListArray.from_arrays(values, type=kind)
+    return flat if n_rows == len(lists) else flat.take(_places(lists))
+
+
+def _places(lists: pa.Array) -> pa.Array:
+    """Return where each value is among those that are not null; null for null."""
+    is_valid = lists.is_valid()
+    counted = pc.subtract(pc.cumulative_sum(is_valid.cast(pa.int64())), 1)
+    return pc.if_else(is_valid, counted, None)
 
 
 def scanned(dataset: Any) -> Iterator[pa.RecordBatch]:

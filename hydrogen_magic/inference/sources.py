@@ -52,6 +52,7 @@ _REMEDIES = {
     "dict": "convert it: pd.DataFrame(…)",
     "list": "convert it: pd.DataFrame(…)",
     "DataFrameGroupBy": "pass the DataFrame before groupby()",
+    "GroupedTable": "pass the table before group_by()",
     "DatasetDict": "pass one of its splits, such as df['train']",
     "IterableDataset": "convert it: Dataset.from_generator(…)",
 }
