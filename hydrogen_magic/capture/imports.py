@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydrogen_magic.capture.lines import code_in_magics
-from hydrogen_magic.capture.modules import local_paths
+from hydrogen_magic.capture.modules import local_paths, only_defines
 
 _MISSING = object()
 
@@ -96,8 +96,8 @@ class Imports:
         """Return imports whose names no code reads: most likely they are needed for their side effects.
 
         ``used``: names that the cell reads. ``imported``: modules that it imports itself. Imports that
-        failed in the notebook are left out, those of modules that it removed since, and names from local
-        modules, which no cell has used yet.
+        failed in the notebook are left out, those of modules that it removed since, names from local
+        modules, which no cell has used yet, and local modules that only define names.
         """
         read, own = self._loaded.union(used), set(imported)
         return [
@@ -108,13 +108,20 @@ class Imports:
             and s.module not in own
             and s.module in sys.modules
             and s.module.partition(".")[0] not in _FRONT_ENDS
-            and not (s.attribute and local_paths(s.module.partition(".")[0]))
+            and not _is_unused_code(s)
         ]
 
     def order(self, statements: Iterable[Statement]) -> list[Statement]:
         """Return ``statements`` in the order of the notebook; unknown ones first."""
         places = {text: place for place, text in enumerate(self._statements)}
         return sorted(statements, key=lambda s: places.get(s.text, -1))
+
+
+def _is_unused_code(statement: Statement) -> bool:
+    """Whether an import that no cell uses gives code of a local module, and has no other effect."""
+    if not local_paths(statement.module.partition(".")[0]):
+        return False
+    return bool(statement.attribute) or only_defines(statement.module)
 
 
 def _segment(source: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:

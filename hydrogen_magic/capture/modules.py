@@ -269,3 +269,58 @@ def find_without_importing(module: str) -> importlib.machinery.ModuleSpec | None
 
 def _find_in(name: str, path: list[str]) -> importlib.machinery.ModuleSpec | None:
     return importlib.machinery.PathFinder.find_spec(name, path)
+
+
+# ── effects of an import ─────────────────────────────────────────────────────────────────────────
+
+
+def only_defines(module: str) -> bool:
+    """Whether the import of a local module has no effect but the names that it defines.
+
+    Its files, and those of the local modules that it imports, have only constants, functions without
+    decorators and classes without bases at the top level. Effects of installed modules do not count.
+    """
+    todo, seen = [module], set()
+    while todo:
+        name = todo.pop()
+        if name in seen or not local_paths(name.partition(".")[0]):
+            continue
+        seen.add(name)
+        tree = _tree_of(name)
+        if tree is None or not all(map(_is_definition, tree.body)):
+            return False
+        is_package = bool(getattr(find_without_importing(name), "submodule_search_locations", None))
+        todo += imported_modules(tree, name if is_package else name.rpartition(".")[0])
+        todo += filter(None, [name.rpartition(".")[0]])
+    return True
+
+
+def _tree_of(module: str) -> ast.Module | None:
+    """Return the parsed source, empty for a name that is not a module; None if it cannot be read."""
+    spec = find_without_importing(module)
+    origin = None if spec is None else spec.origin
+    if origin is None:
+        return ast.Module([], [])
+    try:
+        with tokenize.open(origin) as file:
+            return ast.parse(file.read())
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def _is_definition(statement: ast.stmt) -> bool:
+    """Whether a statement only binds names of its module."""
+    if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return not statement.decorator_list and not _has_call(statement.args)
+    if isinstance(statement, ast.ClassDef):
+        has_hooks = statement.bases or statement.keywords or statement.decorator_list
+        return not has_hooks and all(map(_is_definition, statement.body))
+    if isinstance(statement, (ast.Assign, ast.AnnAssign)):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        return all(isinstance(target, ast.Name) for target in targets) and not _has_call(statement)
+    is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+    return is_text or isinstance(statement, (ast.Import, ast.ImportFrom, ast.Pass))
+
+
+def _has_call(node: ast.AST) -> bool:
+    return any(isinstance(part, ast.Call) for part in ast.walk(node))

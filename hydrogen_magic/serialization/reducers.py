@@ -80,7 +80,9 @@ def _make_quietly(make: Callable[..., type], args: tuple[Any, ...]) -> type:
     if len(args) != SKELETON_CLASS_ARGS + 2 or not _has_notebooks_hook(args[2]):
         return make(*args)
     kind, name, bases, *rest = args
-    cls = make(kind, name, (_Quiet, *bases), *rest)
+    first = types.resolve_bases(bases)[0]
+    quiet = _Quiet if first.__dictoffset__ else _QuietWithSlots  # Python compares their layouts
+    cls = make(kind, name, (quiet, *bases), *rest)
     cls.__bases__ = types.resolve_bases(bases)
     return cls
 
@@ -88,10 +90,16 @@ def _make_quietly(make: Callable[..., type], args: tuple[Any, ...]) -> type:
 class _Quiet:
     """A first base class that prevents the hooks of the other bases from running."""
 
-    __slots__ = ()
-
     def __init_subclass__(cls, **options: Any) -> None:
         """Do nothing."""
+
+
+class _QuietWithSlots:
+    """The same beside bases without attribute dictionaries."""
+
+    __slots__ = ()
+
+    __init_subclass__ = vars(_Quiet)["__init_subclass__"]
 
 
 def _has_notebooks_hook(bases: tuple[Any, ...]) -> bool:

@@ -77,13 +77,32 @@ def test_a_package_edited_after_its_import(
     assert type(model) is notebook.names["Model"]
 
 
-def test_names_from_local_modules_that_no_cell_uses_are_not_sent(
-    notebook: Notebook, tmp_path: Path
-) -> None:
-    write(tmp_path, {"plots.py": "def draw(): pass", "registers.py": "", "used.py": "X = 1"})
-    notebook.cell("from plots import draw\nimport registers\nfrom used import X")
+def test_local_modules_that_no_cell_uses_are_not_sent(notebook: Notebook, tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        {
+            "plots.py": "'''Plots.'''\nimport json, used\nSIZE = (3, 4)\ndef draw(size=SIZE): pass",
+            "shapes/__init__.py": "from .round import Circle",
+            "shapes/round.py": "class Circle:\n    n: int = 0\n    def area(self): return max(1, 2)",
+            "loud.py": "from reports import add",
+            "reports.py": "def add(x): pass\nadd(1)",
+            "registers.py": "import shapes\nshapes.n = 2",
+            "derived.py": "from shapes import Circle\nclass C(Circle): pass",
+            "used.py": "X = 1",
+        },
+    )
+    notebook.cell(
+        "import plots, shapes.round, loud, registers, derived\nfrom reports import add as a"
+    )
+    notebook.cell("from used import X")
     inventory = notebook.capture("X").inventory
-    assert {item.name for item in inventory if item.kind == "module"} == {"registers", "used"}
+    sent = {item.name.partition(".")[0] for item in inventory if item.kind == "module"}
+    assert sent == {"loud", "reports", "registers", "derived", "shapes", "used"}
+    notebook.names.pop("registers"), notebook.names.pop("derived")
+    for name in ("loud", "registers", "derived"):
+        del sys.modules[name]
+    inventory = notebook.capture("X").inventory
+    assert [item.name for item in inventory if item.kind == "module"] == ["used"]
 
 
 def test_a_reloaded_module(notebook: Notebook, ranks: Ranks, tmp_path: Path) -> None:

@@ -128,6 +128,18 @@ CHANGED: dict[str, tuple[str, Any]] = {
     x = Same()
     """: ("x.a, hasattr(x, '__dict__'), repr(x)", (1, False, "Same(a=1)")),
     """
+    class Base:
+        __slots__ = ()
+        made = []
+        def __init_subclass__(cls): cls.made.append(cls.__name__)
+    class Small(Base): __slots__ = ("a",)
+    class Large(Small): pass
+    x = Large()
+    """: (
+        "x.made, hasattr(x, '__dict__'), hasattr(Small(), '__dict__')",
+        (["Small", "Large"], True, False),
+    ),
+    """
     class Failed(OSError):
         def __init__(self, code, *, why):
             super().__init__(code, f"failed: {why}")
