@@ -177,11 +177,14 @@ class Builder:
             self._preload(modules),
             self.stream.originals,
             self._digests,
+            lambda: self._digests_of(self._settings.of_objects()),
         )
 
     def _digests(self) -> dict[str, str]:
         values = {name: self.needs.namespace[name] for name in self.needs.values}
-        found = {**values, **self.call, **self._settings.of_results()}
+        return self._digests_of({**values, **self.call, **self._settings.of_results()})
+
+    def _digests_of(self, found: Mapping[str, Any]) -> dict[str, str]:
         return {
             name: digest_of(value, self.needs, self.local.is_local) for name, value in found.items()
         }

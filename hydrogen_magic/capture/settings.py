@@ -256,8 +256,12 @@ class SortedSettings:
 
     def of_results(self) -> dict[str, Any]:
         """Return those on which results may depend, by their names for the user."""
-        providers = ("attribute", "keras", "torch")
-        found = (one for one in (*self.plain, *self.pickled) if one.provider in providers)
+        found = filter(_affects_results, (*self.plain, *self.pickled))
+        return {name_of(setting): setting.value for setting in found}
+
+    def of_objects(self) -> dict[str, Any]:
+        """Return the others whose values are objects: formatters, functions."""
+        found = (one for one in self.pickled if not _affects_results(one))
         return {name_of(setting): setting.value for setting in found}
 
     def inventory(self, nbytes: Mapping[str, int]) -> list[CapturedItem]:
@@ -297,6 +301,21 @@ def name_of(setting: Setting) -> str:
     """Return the name by which the user knows a setting; it is not the name of a variable."""
     is_own = setting.provider == "attribute"
     return f"{setting.module}.{setting.key}" if is_own else f"{setting.provider}: {setting.key}"
+
+
+_OF_RESULTS = ("attribute", "decimal", "keras", "pandas", "torch")
+_NOT_OF_RESULTS = (
+    "pandas: display.",
+    "pandas: plotting.",
+    "pandas: styler.",
+    "torch: anomaly",
+    "torch: number of threads",
+)
+
+
+def _affects_results(setting: Setting) -> bool:
+    """Whether results may depend on the setting."""
+    return setting.provider in _OF_RESULTS and not name_of(setting).startswith(_NOT_OF_RESULTS)
 
 
 def _is_users(setting: Setting) -> bool:

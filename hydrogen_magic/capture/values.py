@@ -59,3 +59,5 @@ class Captured:
     """The notebook's objects that ``--out`` variables refer to."""
     digests: Callable[[], Mapping[str, str]] = dict
     """Returns a digest of every captured value by its name; see :mod:`hydrogen_magic.capture.fingerprint`."""
+    setting_digests: Callable[[], Mapping[str, str]] = dict
+    """Returns those of settings that are objects and do not affect results."""

@@ -52,7 +52,8 @@ def of_ranks(captured: Captured, cell: Mapping[str, str]) -> str:
     """
     header, _ = unbundle(captured.payload)
     shown = sorted(header.sources.values()), header.line_offset
-    return _digest((sorted(cell.items()), header.settings, header.seed, shown))
+    objects = sorted(captured.setting_digests().items())
+    return _digest((sorted(cell.items()), header.settings, objects, header.seed, shown))
 
 
 def of_options(options: InferOptions, env: Sequence[tuple[str, str]]) -> dict[str, str]:

@@ -185,6 +185,24 @@ def test_changes_of_modules_travel(notebook: Notebook, ranks: Ranks, tmp_path: P
     assert "unused" not in {item.name for item in captured.inventory}
 
 
+def test_changes_reach_modules_that_are_imported_late(
+    notebook: Notebook, ranks: Ranks, tmp_path: Path
+) -> None:
+    write(tmp_path, LOCAL | {"between.py": "def rate():\n    import mylib\n    return mylib.LR"})
+    notebook.cell("import between, mylib\nmylib.LR = 0.5")
+    notebook.cell("""
+        import importlib
+        def here():
+            from mylib import LR
+            return LR
+        def by_name(): return importlib.import_module("mylib").LR
+    """)
+    cells = ["here()", "by_name()", "between.rate()"]
+    assert [ranks.run(notebook.capture(cell)).value for cell in cells] == [0.5] * 3
+    write(tmp_path, {"mylib.py": "LR, NEW = 0.9, 1"})
+    assert ranks.run(notebook.capture("here(), mylib.NEW")).value == (0.5, 1)
+
+
 def test_a_changed_module_shares_memory_with_the_notebooks_values(
     notebook: Notebook, ranks: Ranks, tmp_path: Path
 ) -> None:
@@ -247,15 +265,39 @@ def ranks_of(captured: Captured) -> str:
     return fingerprints.of_ranks(captured, fingerprints.of_cell(captured))
 
 
-def test_ranks_are_kept_only_for_the_same_settings(notebook: Notebook) -> None:
-    notebook.cell("import numpy as np")
-    before = ranks_of(notebook.capture("np"))
-    assert ranks_of(notebook.capture("np")) == before
-    notebook.cell("np.set_printoptions(precision=3)")
+KEPT = {
+    "np.set_printoptions(precision=3)": ("np.set_printoptions(precision=8)", False),
+    "np.set_printoptions(formatter={'int': hex})": (
+        "np.set_printoptions(formatter=None)",
+        False,
+    ),
+    "pd.set_option('display.max_rows', 7)": ("pd.reset_option('display.max_rows')", False),
+    "pd.set_option('mode.sim_interactive', True)": (
+        "pd.reset_option('mode.sim_interactive')",
+        True,
+    ),
+    "torch.set_num_threads(7)": ("torch.set_num_threads(n)", False),
+    "torch.set_default_dtype(torch.float64)": ("torch.set_default_dtype(torch.float32)", True),
+    "decimal.getcontext().prec = 5": ("decimal.getcontext().prec = 28", True),
+}
+"""Settings that differ for ranks: how to undo them, and whether results may depend on them."""
+
+
+@pytest.mark.parametrize("change", KEPT)
+def test_ranks_and_results_are_kept_only_for_the_same_settings(
+    notebook: Notebook, change: str
+) -> None:
+    notebook.cell("import decimal, numpy as np, pandas as pd, torch\nn = torch.get_num_threads()")
+    undo, affects_results = KEPT[change]
+    before = notebook.capture("np")
+    assert ranks_of(notebook.capture("np")) == ranks_of(before)
+    notebook.cell(change)
     try:
-        assert ranks_of(notebook.capture("np")) != before
+        after = notebook.capture("np")
+        assert ranks_of(after) != ranks_of(before)
+        assert (fingerprints.of_cell(after) != fingerprints.of_cell(before)) is affects_results
     finally:
-        notebook.cell("np.set_printoptions(precision=8)")
+        notebook.cell(undo)
 
 
 DRAW = """
