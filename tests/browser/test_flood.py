@@ -21,15 +21,19 @@ FLOOD = """import pathlib
 kernel = get_ipython().kernel
 send = kernel.iopub_thread._really_send
 def send_unless_flooded(message, *rest, **more):
-    if not pathlib.Path("flood").exists():
+    is_on, is_late = pathlib.Path("flood").exists(), pathlib.Path("late").exists()
+    if not is_on and not is_late:
         return send(message, *rest, **more)
-    kernel.session.message_count += 1000
+    kernel.session.message_count += 1000 * is_on
     parts = [bytes(part) for part in message]
+    if is_late and b'"msg_type": "comm_open"' in b"".join(parts):
+        pathlib.Path("opening-is-lost").touch()
     is_end = parts[-1] == b'{"execution_state": "idle"}' and b"execute_request" in parts[-3]
     pathlib.Path("end-is-lost" if is_end else "is-flooded").touch()
 kernel.iopub_thread._really_send = send_unless_flooded
 """
-"""As long as there is a file ``flood``, the kernel counts a thousand messages for each, and sends none."""
+"""As long as there is a file ``flood``, the kernel counts a thousand messages for each, and sends none. With
+a file ``late`` it sends none either: the server has not read enough yet."""
 FLOODED = """%%distributed --np 1
 import pathlib, time
 print("started", flush=True)
@@ -50,7 +54,11 @@ def test_first_and_last_messages_of_a_gang_are_shown_though_they_were_dropped(
     page.start(FLOODED)
     wait_until((server.notebooks / "is-running").exists, "a running gang")
     expect(page.widget(FLOODED)).to_have_count(0)
+    late = server.notebooks / "late"
+    late.touch()
     flood.unlink()
+    wait_until((server.notebooks / "opening-is-lost").exists, "a repetition that is lost, too")
+    late.unlink()
     expect(page.state(FLOODED)).to_have_attribute("data-state", "running")
     expect(page.widget(FLOODED)).to_contain_text("started")
     (server.notebooks / "is-flooded").unlink()

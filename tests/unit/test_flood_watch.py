@@ -23,11 +23,13 @@ class Sender:
         return found
 
 
-def test_the_end_of_a_flood_is_found_once() -> None:
+def test_it_is_time_to_send_again_several_times_after_a_flood() -> None:
     sender = Sender()
     assert not any(sender.send(1000, 5)) and sender.watch.is_on
-    assert sender.send(20, 3).count(True) == 1 and not sender.watch.is_on
-    assert sender.watch.is_recent
+    found = sender.send(20, 12)
+    assert not sender.watch.is_on and sender.watch.is_recent and sender.watch.is_over
+    times = [0.1 * number for number, is_due in enumerate(found) if is_due]
+    assert [round(time - times[0]) for time in times] == [0, 1, 3, 7]
     assert not any(sender.send(20, 60)) and not sender.watch.is_recent
 
 
@@ -40,4 +42,12 @@ def test_what_a_view_and_a_progress_bar_send_is_no_flood() -> None:
 def test_a_short_burst_is_a_flood() -> None:
     sender = Sender()
     sender.send(5000, 0.1)
-    assert sender.watch.is_on and sender.send(0, 3).count(True) == 1
+    assert sender.watch.is_on and any(sender.send(0, 3))
+
+
+def test_another_flood_postpones_it() -> None:
+    sender = Sender()
+    sender.send(1000, 5)
+    assert any(sender.send(20, 2)) and not sender.watch.is_over
+    assert not any(sender.send(1000, 10)[10:]) and sender.watch.is_on
+    assert sender.send(20, 12).count(True) == 4

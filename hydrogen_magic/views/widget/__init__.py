@@ -8,12 +8,14 @@ A gang is shown in up to three ways, one after another:
   printed and a block of text updated in place, from the first event on;
 - at the end: a picture of static HTML, which a saved notebook and nbconvert show.
 
-A flood of other messages makes the server drop messages, ours among them. A page that has the widget
+A flood of other messages makes messages disappear, ours among them: Jupyter's server drops all but
+``status``, ``comm_open`` and ``execute_input``, and the kernel's socket drops any. A page that has the widget
 requests missing data. After the flood, a widget that has reached no page is opened again, and the end of
-its cell is reported again (:meth:`WidgetView._resend`). Two limits remain. Messages that a slow server
-has queued are shown after those before them, however late. An output that was dropped is displayed again
-only in JupyterLab and Notebook 7: other front ends do not let a page see whether the notebook has it, and
-an output that is displayed twice stays in the notebook twice.
+its cell is reported again, several times (:meth:`WidgetView._resend`). Two limits remain. A page handles its
+messages in their order, replies of the shell channel among them, so ours are shown after all that the flood
+has queued there, however late. An output that was dropped is displayed again only in JupyterLab and Notebook
+7: other front ends do not let a page see whether the notebook has it, and an output that is displayed twice
+stays in the notebook twice.
 
 Commands of pages arrive in other threads while a cell waits, see
 :mod:`~hydrogen_magic.views.widget.shell_interceptor`. :meth:`WidgetView.update` answers their requests;

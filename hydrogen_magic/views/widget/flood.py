@@ -21,8 +21,8 @@ _RECENT_S = 30.0
 """A busy server has read a flood's last messages by then."""
 _LOOK_S = 0.25
 """Between two looks whether a flood is over."""
-_RESEND_AFTER_S = (0.0, 1.0, 2.0)
-"""After a flood, when the server may still drop messages, or have many to read before ours."""
+_RESEND_S = (0.0, 1.0, 3.0, 7.0)
+"""When to send again after a flood: the kernel's socket drops messages until the server has read some."""
 
 
 def messages_sent() -> int:
@@ -45,10 +45,11 @@ class FloodWatch:
         """Beginning of the present window."""
         self._last_s = -math.inf
         """When the last flood was seen."""
+        self._resend_at: list[float] = []
         self.is_on = False
 
     def poll(self) -> bool:
-        """Take a look, several times a second; return True when a flood has ended since the last one."""
+        """Take a look, several times a second; return True when it is time to send again."""
         now, count = self._clock(), self._count()
         since, before = self._mark
         was_on = self.is_on
@@ -58,7 +59,21 @@ class FloodWatch:
             self.is_on = False
         if now - since >= _WINDOW_S:
             self._mark = now, count
-        return was_on and not self.is_on
+        if was_on and not self.is_on:
+            self.send_again()
+        is_due = not self.is_on and bool(self._resend_at) and now >= self._resend_at[0]
+        if is_due:
+            del self._resend_at[0]
+        return is_due
+
+    def send_again(self) -> None:
+        """Make :meth:`poll` return True several times from now on, as it does after a flood."""
+        self._resend_at = [self._clock() + after_s for after_s in _RESEND_S]
+
+    @property
+    def is_over(self) -> bool:
+        """True when everything has been sent again."""
+        return not (self.is_on or self._resend_at)
 
     @property
     def is_recent(self) -> bool:
@@ -70,14 +85,12 @@ def resend_after(flood: FloodWatch, resend: Callable[[], bool]) -> None:
     """After a recent flood, call ``resend`` several times in a thread, until it returns False."""
 
     def wait_and_resend() -> None:
-        while flood.is_on:
+        while not flood.is_over:
             time.sleep(_LOOK_S)
-            flood.poll()
-        for wait_s in _RESEND_AFTER_S:
-            time.sleep(wait_s)
-            if not resend():
+            if flood.poll() and not resend():
                 return
 
     flood.poll()
     if flood.is_recent:
+        flood.send_again()
         threading.Thread(target=wait_and_resend, daemon=True).start()
