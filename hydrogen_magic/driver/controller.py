@@ -303,7 +303,8 @@ class GangController:
     def _reason(self, outcome: str) -> str:
         state = self._run.state
         if outcome == "SUCCEEDED":
-            return f"{len(state.ranks)} ranks finished"
+            np = len(state.ranks)
+            return f"{'1 rank' if np == 1 else f'{np} ranks'} finished"
         if outcome == "STOPPED":
             return _STOP_WORDS[state.stop_reason].format(timeout=self._job.spec.timeout_s or 0)
         if self._culprit is None:

@@ -132,7 +132,7 @@ def test_a_forked_child_sends_no_results() -> None:
 
 def test_packing_a_result_may_take_longer_than_exiting() -> None:
     gang = ended(hm.launch(result_ranks.Slow, 6.0, np=1))
-    assert gang.result.seconds == 6.0
+    assert (gang.result.seconds, gang.snapshot().reason) == (6.0, "1 rank finished")
     phases = [event for event in gang.events() if isinstance(event, ev.RankPhase)]
     assert any(event.detail == "packing the value" for event in phases), "the view shows why"
 
