@@ -104,6 +104,24 @@ def test_a_task_that_is_killed_ends_its_rank(directories: list[Path]) -> None:
     wait_until_gone(family)
 
 
+def test_hosts_that_were_taken_away_are_named_though_agents_report_lost_tasks_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def revoked(hosts: DirectoryHosts) -> None:
+        for process in hosts._running:
+            process.kill()
+        if "TaskLost" in str(gang.events()):
+            raise HostsRevokedError("the directories were taken away")
+
+    gang = launch(ranks.hang, "sleep", np=2)
+    until(gang, said(gang, "about to hang"))
+    family = family_of(gang)
+    monkeypatch.setattr(DirectoryHosts, "_check", revoked)
+    with pytest.raises(HostsRevokedError, match="taken away"):
+        ended(gang).raise_for_state()
+    wait_until_gone(family)
+
+
 def test_tasks_of_a_gang_that_has_succeeded_are_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a busy host they return late; the provider would count them as failed."""
     seen: list[str] = []

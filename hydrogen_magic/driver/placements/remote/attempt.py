@@ -38,7 +38,8 @@ _LOST_S = 45.0
 _LATE_S = 5.0
 """This process itself was suspended for so long: silence of others then means nothing."""
 _LATE_REPORTS_S = 1.0
-"""How much later than the provider's report of the tasks' end the agents' own reports may arrive."""
+"""How much later than the provider's report of the tasks' end the agents' own reports may arrive, and the
+other way round."""
 _END_S = 5.0
 """How long hosts may take to end their ranks after their tasks have ended."""
 _LOOK_S = 0.1
@@ -85,10 +86,13 @@ class RemoteAttempt:
         """An agent is unresponsive."""
         self._has_failed = False
         """A rank has failed, so the reason of the attempt's end is known."""
+        self._has_lost_tasks = False
+        """An agent has reported that a task has ended before its rank."""
         self._releasing: asyncio.Future[None] | None = None
 
     def _emit(self, event: ev.Event) -> None:
         self._has_failed |= isinstance(event, (ev.RankFailed, ev.AttemptFailed))
+        self._has_lost_tasks |= isinstance(event, ev.RankFailed) and event.error.type == "TaskLost"
         if isinstance(event, ev.Queued):
             self._is_queued = event.have < event.wanted
         self._to_gang.emit(event)
@@ -200,6 +204,14 @@ class RemoteAttempt:
         for one in over:
             if one.done() and not one.cancelled():
                 one.result()  # raises the error that ended it
+        if self._has_lost_tasks:
+            await self._raise_if_revoked()
+
+    async def _raise_if_revoked(self) -> None:
+        """Raise HostsRevokedError if that is why tasks were lost: agents may report that first."""
+        await asyncio.wait([self._tasks], timeout=_LATE_REPORTS_S)
+        if self._tasks.done() and isinstance(error := self._tasks.exception(), HostsRevokedError):
+            raise error
 
     async def _bring_checkpoint(self, assignment: rank_assignment.RankAssignment) -> None:
         """Send the last checkpoint to all hosts, as long as the gang is wanted and has its tasks."""
