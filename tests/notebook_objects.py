@@ -1165,7 +1165,7 @@ x = torch.nn.Linear(1, 1); x.lock = threading.Lock()
 -> x.lock
 
 x = iter(torch.utils.data.DataLoader([1]))
--> cannot be sent
+-> call iter() inside the cell
 
 x = concurrent.futures.ThreadPoolExecutor(1)
 -> cannot be sent

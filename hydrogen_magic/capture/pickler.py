@@ -56,6 +56,11 @@ _SPARK_CLASSES = (
 
 _REFUSED = (
     (
+        ("torch.utils.data.dataloader", "_BaseDataLoaderIter"),
+        "an iterator of a DataLoader has its place in the data in its own process",
+        "send the DataLoader, and call iter() inside the cell",
+    ),
+    (
         ("tqdm.std", "tqdm"),
         "a progress bar is tied to the output of its own process",
         "create the bar inside the cell",

@@ -34,7 +34,7 @@ class ScopeAnalysis:
     """Others, that happen only if unknown code calls a function at once, suppresses an exception, or
     evaluates a text."""
     guarded: frozenset[int]
-    """Lines where a NameError is caught."""
+    """Lines where a NameError is caught, and those of functions that the cell only defines."""
     assigned: frozenset[str]
     """Every name that the cell may assign."""
     has_unknown_names: bool
@@ -61,19 +61,33 @@ def analyse(
         DefiniteAssignment(is_cautious=is_cautious, called=called, magics=magics)
         for is_cautious in (False, True)
     )
-    reads.run(code)
+    reads.run(code, used=_used_by_others(tree))
     possible.run(code)
+    used, unused = ({read.line for read in part} for part in _divided(reads))
     certain = [read for read in reads.reads if not read.is_text]
     names = {name for inner in code_objects(code) for name in inner.co_names}
     return ScopeAnalysis(
         tuple(sorted(certain, key=lambda read: read.line)),
         tuple(_uncovered(possible.reads, certain)),
-        frozenset(_guarded_lines(tree)),
+        frozenset(_guarded_lines(tree)) | (unused - used),
         frozenset(assigned_in_source(source)).union(*map(assigned_in_magic, calls)),
         not _BINDS_UNKNOWN_NAMES.isdisjoint(names) or _imports_star(tree),
         tuple(imported_modules(tree)),
         frozenset(names),
     )
+
+
+def _used_by_others(tree: ast.Module) -> Iterator[str]:
+    """Yield the functions that the cell defines for others: ``predict``, and what decorators get."""
+    yield "predict"
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield from [node.name] if node.decorator_list else []
+
+
+def _divided(found: DefiniteAssignment) -> tuple[Sequence[GlobalRead], Sequence[GlobalRead]]:
+    """Return the reads of code that the cell uses, and those of functions that it only defines."""
+    return found.reads[: found.n_used], found.reads[found.n_used :]
 
 
 def _uncovered(possible: Sequence[GlobalRead], reads: Sequence[GlobalRead]) -> Iterator[GlobalRead]:

@@ -81,6 +81,8 @@ class DefiniteAssignment:
         magics: Mapping[int, Sequence[str]] | None = None,
     ) -> None:
         self.reads: list[GlobalRead] = []
+        self.n_used = 0
+        """How many of these are not in functions that the cell only defines."""
         self._is_cautious = is_cautious
         self._called = called
         self._magics = magics or {}
@@ -89,10 +91,16 @@ class DefiniteAssignment:
         self._scanned: dict[int, tuple[_Graph, list[frozenset[str]]]] = {}
         """By the ``id`` of the code: its hash is slow, and it is looked up often."""
 
-    def run(self, cell: types.CodeType, at_end: bool = True) -> None:
-        """Follow a cell. ``at_end``: functions that it does not use count as called at its end."""
+    def run(self, cell: types.CodeType, at_end: bool = True, used: Iterable[str] = ()) -> None:
+        """Follow a cell. ``at_end``: functions that it does not use count as called at its end.
+
+        ``used``: functions that others call then.
+        """
         self._register(cell, "")
         assigned = self.scan(cell, frozenset())
+        for name in used:
+            self._call(name, assigned)
+        self.n_used = len(self.reads)
         for functions in self._functions.values() if at_end else ():
             for function in functions:
                 self.scan(function, assigned)

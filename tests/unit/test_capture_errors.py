@@ -12,7 +12,7 @@ import pytest
 
 from hydrogen_magic.capture import capture_script
 from hydrogen_magic.errors import CaptureError
-from tests.capture_rig import Notebook, open_notebook
+from tests.capture_rig import Notebook, inline, open_notebook
 
 
 @pytest.fixture
@@ -229,3 +229,23 @@ def test_a_jax_array_is_refused(notebook: Notebook, monkeypatch: pytest.MonkeyPa
     notebook.cell("import sys\nparams = {'w': sys.modules['jax._src.array'].ArrayImpl()}")
     message = refusal(notebook, "params")
     assert "`params['w']`" in message and "numpy.asarray" in message and "initialize()" in message
+
+
+def test_names_of_functions_that_the_cell_only_defines_may_come_later(notebook: Notebook) -> None:
+    notebook.cell("k = 2\ndef same(function): return function")
+    captured = notebook.capture("""
+        def show(): return report(), k
+        def report(): return device
+        class Model:
+            def forward(self): return device
+        k
+    """)
+    assert inline(captured) == 2
+    for use in ("show()", "[report]", "same(Model)", "@same\ndef f(): return device"):
+        with pytest.raises(CaptureError, match="`device`"):
+            notebook.capture(
+                "def report(): return device\ndef show(): return report()\n"
+                "class Model:\n    def forward(self): return device\n" + use
+            )
+    with pytest.raises(CaptureError, match="`device`"):
+        notebook.capture("def predict(batch): return device")
