@@ -51,8 +51,11 @@ class HeldClosure:
         """Add a part."""
         self.file.take(part, data)
         if self.file.is_complete or time.monotonic() - self._reported_s > _REPORT_S:
-            self._reported_s = time.monotonic()
-            self._report(ClosureArriving(self.gang, self.file.arrived, self.file.size))
+            self._report_progress()
+
+    def _report_progress(self) -> None:
+        self._reported_s = time.monotonic()
+        self._report(ClosureArriving(self.gang, self.file.arrived, self.file.size))
 
     def close(self) -> None:
         """Break connections to other agents, and let go of the file."""
@@ -100,7 +103,10 @@ class HeldClosure:
 
     def fetch(self, command: FetchClosure, secret: str) -> None:
         """Fetch the closure from another agent, or from the kernel if that is not possible."""
-        self._in_background(self._fetch(command, secret))
+        if self.file.is_complete:  # of an earlier attempt, which was over before the kernel knew
+            self._report_progress()
+        else:
+            self._in_background(self._fetch(command, secret))
 
     async def _fetch(self, command: FetchClosure, secret: str) -> None:
         link = AgentLink(command.endpoint, command.server_key, secret, _SILENCE_MS)

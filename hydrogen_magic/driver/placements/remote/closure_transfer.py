@@ -98,11 +98,13 @@ class ClosureTransfer:
         self._arrived[agent] = report.arrived
         if report.arrived == report.size:
             agent.closure_of = self._attempt.gang
-        now_s, n_agents = time.monotonic(), len(self._agents)
-        n_complete = sum(arrived == report.size for arrived in self._arrived.values())
-        is_last = self._has_reported and n_complete == n_agents
-        if now_s - self._reported_s > _REPORT_S or is_last:
+        now_s, is_complete = time.monotonic(), report.arrived == report.size
+        if now_s - self._reported_s > _REPORT_S or (self._has_reported and is_complete):
             self._reported_s, self._has_reported = now_s, True
-            at_s, n_bytes = self._attempt.job.now_s(), sum(self._arrived.values())
-            total = report.size * n_agents
-            self._sink.emit(ev.ClosureSent(at_s, n_bytes, total, n_complete, n_agents))
+            self._emit(report.size)
+
+    def _emit(self, size: int) -> None:
+        arrived = self._arrived.values()
+        n_complete = sum(each == size for each in arrived)
+        at_s, total = self._attempt.job.now_s(), size * len(arrived)
+        self._sink.emit(ev.ClosureSent(at_s, sum(arrived), total, n_complete, len(arrived)))

@@ -28,8 +28,8 @@ describe("the header", () => {
     const sending = "sending the closure: 3.1 GB of 100 GB, complete on 12 of 100 hosts";
     stage.say({ gang: gangWith({ state: "starting", sending }) });
     expect(stage.find(".hm-pill").textContent).toBe(`starting · ${sending}`);
-    stage.say({ gang: gangWith({ state: "running", sending }) });
-    expect(stage.find(".hm-pill").textContent).toBe("running");
+    stage.say({ gang: gangWith({ state: "stopping", stop_reason: "user", sending }) });
+    expect(stage.find(".hm-pill").textContent).toBe("stopping");
   });
 
   test("tells how far all ranks are where rows are counted", () => {

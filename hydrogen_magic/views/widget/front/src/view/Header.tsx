@@ -48,7 +48,7 @@ function Pill({ gang, isLost, isAsked }: PillProps) {
   const word = isLost ? "no contact" : isStopping ? "stopping" : gang.state;
   const { shape, tone } = STATES[word];
   const places = gang.queued && gang.state === "queued" ? ` ${gang.queued.join("/")}` : "";
-  const sending = gang.sending && gang.state === "starting" ? ` · ${gang.sending}` : "";
+  const sending = gang.sending && !isLost && !gang.stop_reason ? ` · ${gang.sending}` : "";
   return (
     <span class={`hm-pill hm-${tone}`} role="status" data-state={word}>
       <Shape name={shape} />
