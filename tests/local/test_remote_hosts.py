@@ -84,7 +84,7 @@ class TestDirectories(GangContract):
 def test_every_host_has_an_agent_and_is_sent_the_package(directories: list[Path]) -> None:
     found = ended(launch(spark_ranks.host_and_package, np=2)).results
     assert [number for number, _ in found] == ["0", "1"]
-    for (_, package), host in zip(found, directories, strict=True):
+    for (_, package), host in zip(found, directories[:2], strict=True):
         assert Path(package).is_relative_to(host)
 
 
@@ -231,12 +231,11 @@ def test_a_host_whose_source_is_lost_gets_the_rest_from_the_kernel(
     sent_bytes: list[int], monkeypatch: pytest.MonkeyPatch, after_bytes: int
 ) -> None:
     """The first host serves two others through a connection that breaks, at once or halfway."""
-    served: list[object] = []
     take = RemoteAgent.take
 
     def through_proxy(agent: RemoteAgent, report: AgentReport, data: memoryview | None) -> None:
-        if isinstance(report, ClosureServed) and not served:
-            served.append(report)
+        transfer: Any = agent.closure_transfer
+        if isinstance(report, ClosureServed) and agent is transfer._agents[0]:
             report = replace(report, endpoint=breaking_proxy(report.endpoint, after_bytes))
         take(agent, report, data)
 
