@@ -27,6 +27,10 @@ from hydrogen_magic.plugins import Placement
 
 ROOT = "TEST_DIRECTORY_HOSTS"
 """Variable: the folder of the hosts, which are its folders."""
+ADDRESSES = ["127.0.0.1"]
+"""Where the hosts' agents reach the kernel; none: where the package says."""
+PREFIXES: dict[str, tuple[str, ...]] = {}
+"""Name of a host -> command that runs the rest of its arguments there, if it is another machine."""
 _POLL_S = 0.02
 
 
@@ -82,10 +86,10 @@ def hosts() -> list[Path]:
 
 def _started(tasks: HostTasks, number: int, host: Path) -> subprocess.Popen[bytes]:
     with tempfile.TemporaryFile() as program, (host / "stderr").open("wb") as stderr:
-        program.write(tasks.program(["127.0.0.1"], host.name).encode())
+        program.write(tasks.program(ADDRESSES, host.name).encode())
         program.seek(0)
         return subprocess.Popen(
-            [sys.executable, "-I", "-", str(number)],
+            [*PREFIXES.get(host.name, ()), sys.executable, "-I", "-", str(number)],
             cwd=host,
             env={**os.environ, "TMPDIR": str(host)},
             stdin=program,

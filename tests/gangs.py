@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+import socket
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
 
 import pytest
 
@@ -108,3 +111,14 @@ def until_reported_again(gang: Gang, n: int) -> None:
         return [event.rank for event in gang.events(before) if isinstance(event, ev.Steps)]
 
     until(gang, lambda: all(reports().count(rank.rank) >= n for rank in gang.ranks))
+
+
+def free_ports(count: int) -> list[int]:
+    """Return adjacent ports that are free on loopback, below those that the system gives away."""
+    while True:
+        first = random.randrange(10_000, 30_000)
+        ports = list(range(first, first + count))
+        with ExitStack() as stack, suppress(OSError):
+            for port in ports:
+                stack.enter_context(socket.create_server(("127.0.0.1", port)))
+            return ports

@@ -31,6 +31,11 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def meeting_place() -> tuple[str, list[int]]:
+    """Return the address of the rendezvous, and what a collective of those who met there returns."""
+    return os.environ["MASTER_ADDR"], ranks.gather()
+
+
 def parent() -> int:
     return os.getppid()
 

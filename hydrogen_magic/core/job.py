@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 
+from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.errors import OptionTypeError, OptionValueError
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -56,6 +57,8 @@ class JobSpec:
     """Return a handle at once instead of waiting."""
     quiet: bool = False
     """No live view; only output and result."""
+    ports: PortRange | None = None
+    """Ports for what the kernel and agents on other machines listen on; None: any."""
     max_closure_bytes: int = DEFAULT_MAX_CLOSURE_BYTES
     """Size limit of all captured data, in bytes."""
 
@@ -97,7 +100,7 @@ class Slot:
     gpu: str | None = None
     """Index or UUID of the rank's own GPU on its host, None without one."""
     address: str = "127.0.0.1"
-    """IPv4 address of the host among the gang's hosts; empty until the host is chosen."""
+    """Address of the host among the gang's hosts; empty until the host is chosen."""
     interface: str = ""
     """Network interface for traffic to other ranks; empty: the libraries' own choice."""
 

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any, TypeVar
 
+from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.core.timeline_files import LibraryTimeline
 from hydrogen_magic.core.validation import EventError, checked, plain
 
@@ -94,6 +95,8 @@ class RemoteAgentConfig(AgentConfig):
     """How long it waits for another gang."""
     parent_pid: int | None
     """:attr:`TaskHello.parent_pid` of that task."""
+    ports: PortRange | None
+    """For the rendezvous service; None: any."""
 
 
 # ── launch ───────────────────────────────────────────────────────────────────────────────────────
@@ -443,7 +446,8 @@ class TaskProblem(Message):
     """Why a task ends its stage: for the kernel, in the message of the task's exception."""
 
     kind: str
-    """``python``, ``system``, ``library``, ``missing``, ``unreachable``, ``agent`` or ``agent_ended``."""
+    """``python``, ``system``, ``library``, ``missing``, ``unreachable``, ``ports``, ``agent`` or
+    ``agent_ended``."""
     text: str
     host: str
 

@@ -39,6 +39,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import file_limit, processes, run_log
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
 from hydrogen_magic.core.masking import Mask, holds, secret_values
+from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver.controller import GangController
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.gang_run import GangRun
@@ -54,7 +55,12 @@ from hydrogen_magic.driver.placements import (
 )
 from hydrogen_magic.driver.placements.local_agents import IMPORTED_ON_FIRST_USE, hub
 from hydrogen_magic.driver.state import gang_results
-from hydrogen_magic.errors import HydrogenError, PlacementError
+from hydrogen_magic.errors import (
+    HydrogenError,
+    OptionTypeError,
+    OptionValueError,
+    PlacementError,
+)
 from hydrogen_magic.node.worker.nesting import refuse_nested
 from hydrogen_magic.views import View, pick_view, static_picture
 
@@ -420,6 +426,7 @@ def launch(
     wait: float | None = None,
     start_timeout: float = JobSpec.start_timeout_s,
     grace: float = JobSpec.grace_s,
+    ports: str | None = None,
     max_closure: int = DEFAULT_MAX_CLOSURE_BYTES,
     **kwargs: Any,
 ) -> Gang:
@@ -440,6 +447,7 @@ def launch(
             cluster, and wait for slots that other jobs hold without limit.
         start_timeout: seconds a rank may take until the function is called.
         grace: seconds a rank that reacts to a stop may clean up.
+        ports: range of ports to listen on for other machines, such as ``"40000-40100"``; None: any.
         max_closure: size limit of captured data, in bytes.
 
     Raises:
@@ -459,6 +467,7 @@ def launch(
         wait_s=wait,
         start_timeout_s=start_timeout,
         grace_s=grace,
+        ports=None if ports is None else _port_range(ports),
         max_closure_bytes=max_closure,
     )
     planned = plan(spec)
@@ -470,6 +479,15 @@ def launch(
         ranks_have_gpu=planned.uses_gpu,
     )
     return launch_captured(captured, spec, title=getattr(function, "__qualname__", repr(function)))
+
+
+def _port_range(text: str) -> PortRange:
+    if not isinstance(text, str):
+        raise OptionTypeError(f"ports should be str, got {text!r}, a {type(text).__name__}")
+    try:
+        return PortRange.parse(text)
+    except ValueError as error:
+        raise OptionValueError(f"ports {error}") from None
 
 
 def run(function: Callable[..., Any], *args: Any, quiet: bool = False, **options: Any) -> Any:

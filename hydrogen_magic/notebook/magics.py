@@ -20,6 +20,7 @@ from hydrogen_magic import capture, plugins
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.argument_types import parse_size_bytes
 from hydrogen_magic.core.job import DEFAULT_MAX_CLOSURE_BYTES, JobSpec, Plan
+from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver import launcher, result_assignment
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import local_agents
@@ -81,6 +82,9 @@ class Distributed(Magics):
         help="size limit of captured data: bytes, or a text like '2GB'",
     ).tag(config=True)
 
+    ports = Unicode(
+        "", help="range of ports to listen on for other machines, like '40000-40100'; empty: any"
+    ).tag(config=True)
     warm_up = Bool(
         True, help="prepare for gangs in the background once the notebook has imported torch"
     ).tag(config=True)
@@ -122,11 +126,9 @@ class Distributed(Magics):
         return self._infer(arguments, cell, f"%%infer {line}".strip())
 
     def defaults(self) -> JobSpec:
-        """Return the options set by ``%config``. Raises ArgumentsError for an invalid size."""
-        try:
-            max_closure_bytes = parse_size_bytes(str(self.max_closure))
-        except ValueError as error:
-            raise ArgumentsError(f"Distributed.max_closure {error}") from None
+        """Return the options set by ``%config``. Raises ArgumentsError for an invalid size or range."""
+        max_closure_bytes = _setting("max_closure", parse_size_bytes, str(self.max_closure))
+        ports = _setting("ports", PortRange.parse, self.ports) if self.ports else None
         return JobSpec(
             np=self.np,
             placement=self.on,
@@ -138,6 +140,7 @@ class Distributed(Magics):
             start_timeout_s=self.start_timeout,
             grace_s=self.grace,
             quiet=self.quiet,
+            ports=ports,
             max_closure_bytes=max_closure_bytes,
         )
 
@@ -258,6 +261,14 @@ class Distributed(Magics):
         """Update the view of a detached gang while other cells run."""
         view = pick_view(quiet=spec.quiet, detached=True, actions=gang)
         launcher.follow(gang, view, lambda: _write_timeline(gang, spec))
+
+
+def _setting(name: str, parse: Callable[[str], T], text: str) -> T:
+    """Return the value of a setting. Raises ArgumentsError if ``parse`` rejects it."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise ArgumentsError(f"Distributed.{name} {error}") from None
 
 
 def _checked(parsed: Callable[[], T]) -> T:

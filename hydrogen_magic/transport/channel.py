@@ -15,6 +15,7 @@ import logging
 import os
 import secrets
 import shutil
+import socket
 import tempfile
 import threading
 import warnings
@@ -28,8 +29,9 @@ from zmq.auth.asyncio import AsyncioAuthenticator
 from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
-from hydrogen_magic.core import processes
+from hydrogen_magic.core import network, processes
 from hydrogen_magic.core.messages import Message, Quit, encode
+from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.errors import PlacementError
 
 _log = logging.getLogger(__name__)
@@ -88,8 +90,8 @@ class Listener:
     def __init__(self) -> None:
         self.rejected = 0
         """Connections that failed to authenticate."""
-        self._endpoints: dict[str, str] = {}
-        """Address -> endpoint for agents of other machines."""
+        self._endpoints: dict[tuple[str, PortRange | None], str] = {}
+        """Address and ports -> endpoint for agents of other machines."""
         self._server_key, self._server_secret = zmq.curve_keypair()
         self._receivers: dict[str, Receiver] = {}
         self._routes: dict[str, bytes] = {}
@@ -121,18 +123,27 @@ class Listener:
         self._socket.disable_monitor()
         self._context.destroy(linger=0)
 
-    def listen(self, address: str) -> str:
+    def listen(self, address: str, ports: PortRange | None = None) -> str:
         """Listen for agents of other machines too; return the endpoint (``tcp://address:port``).
 
         ``address``: an address or name of this machine. Raises PlacementError on failure.
         """
-        if address not in self._endpoints:
+        key = address, ports
+        if key not in self._endpoints:
+            self._socket.ipv6 = network.family_of(address) == socket.AF_INET6
             try:
-                self._socket.bind(f"tcp://{address}:*")
-            except zmq.ZMQError as error:
-                raise PlacementError(f"cannot listen on {address} for agents: {error}") from None
-            self._endpoints[address] = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        return self._endpoints[address]
+                network.bind(ports, lambda port: self._bind(address, port))
+            except OSError as error:
+                text = f"cannot listen on {address} for agents: {error.strerror}"
+                raise PlacementError(text) from None
+            self._endpoints[key] = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        return self._endpoints[key]
+
+    def _bind(self, address: str, port: int) -> None:
+        try:
+            self._socket.bind(network.endpoint(address, port or "*"))
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, error.strerror) from None
 
     def admit_key(self, key: str, on_message: Receiver) -> None:
         """Let in the agent with this public key, whose messages go to ``on_message``."""
@@ -300,6 +311,7 @@ class AgentLink:
         if not endpoint.startswith("ipc:"):
             self._socket.heartbeat_ivl = _BEAT_MS
             self._socket.heartbeat_timeout = silence_ms
+        self._socket.ipv6 = endpoint.startswith("tcp://[")
         self._monitor = self._socket.get_monitor_socket(_FATES)
         self._socket.connect(endpoint)
 

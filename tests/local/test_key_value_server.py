@@ -219,6 +219,14 @@ def test_the_environment_of_unequal_hosts() -> None:
     assert meeting.service.options["hosts"] == ["10.0.0.0", "10.0.0.1", "10.0.0.2"]
 
 
+def test_hosts_without_ipv4_are_refused() -> None:
+    slots = tuple(Slot(n, n, 0, 2, 2, 1, "here", address="fd00::1") for n in range(2))
+    with pytest.raises(PlacementError, match="Horovod connects by IPv4 only, and host here has"):
+        HorovodRendezvous().prepare(
+            Plan(slots), "fd00::1", 4321, spec=JobSpec(), gang="a1b2", attempt=0
+        )
+
+
 def bound_of(spec: JobSpec) -> str:
     """Return how long Gloo waits, for ranks to come and in every collective."""
     plan = Plan((Slot(0, 0, 0, 1, 1, 1, "a"),))

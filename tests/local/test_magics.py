@@ -22,6 +22,7 @@ from hydrogen_magic import capture
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages, run_log
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
+from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.gang_run import GangRun
@@ -176,10 +177,15 @@ def test_config_sets_defaults_and_the_line_wins(
 ) -> None:
     run(shell, "%config Distributed.np = 4")
     run(shell, "%config Distributed.max_closure = '2GiB'")
+    run(shell, "%config Distributed.ports = '40000-40100'")
     run(shell, "%%distributed --retries 1\n1")
     run(shell, "%%gang --np 3\n1")
-    assert launched.specs[0] == JobSpec(np=4, retries=1, max_closure_bytes=2 << 30)
+    ports = PortRange(40000, 40100)
+    assert launched.specs[0] == JobSpec(np=4, retries=1, ports=ports, max_closure_bytes=2 << 30)
     assert launched.specs[1].np == 3
+    run(shell, "%config Distributed.ports = '40000'")
+    with pytest.raises(UsageError, match=r"Distributed\.ports should be a range of ports like"):
+        run(shell, "%%distributed\n1")
 
 
 def test_dry_run_shows_the_inventory_and_the_places_and_runs_nothing(

@@ -30,7 +30,9 @@ from hydrogen_magic.core.messages import (
     FilePart,
     Message,
 )
+from hydrogen_magic.core.network import PortRange, host_and_port
 from hydrogen_magic.driver.placements import Attempt, Job, local_agents
+from hydrogen_magic.driver.placements.local_agents import hub
 from hydrogen_magic.driver.placements.remote import HostTasks, attempt, host_tasks, unassigned
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent, agent_pool
 from hydrogen_magic.driver.placements.remote.provider import HostsRevokedError
@@ -49,6 +51,7 @@ from tests.gangs import (
     ended,
     failure_of,
     family_of,
+    free_ports,
     said,
     until,
     wait_until,
@@ -302,3 +305,45 @@ def instructions_of(np: int) -> str:
 
     loop = local_agents.hub().loop
     return asyncio.run_coroutine_threadsafe(made(), loop).result(PATIENCE_S)
+
+
+# ── ports and addresses ──────────────────────────────────────────────────────────────────────────
+
+
+def in_row(count: int) -> PortRange:
+    ports = free_ports(count)
+    return PortRange(ports[0], ports[-1])
+
+
+def rendezvous_port(**options: Any) -> int:
+    """Return the port at which the ranks of a gang meet."""
+    return int(launch(ranks.environment, **options).result["MASTER_PORT"])
+
+
+def test_listeners_for_other_machines_have_ports_of_the_range(directories: list[Path]) -> None:
+    ports = in_row(4)
+    assert ports.first < rendezvous_port(ports=str(ports)) <= ports.last
+    listening = [endpoint for (_, found), endpoint in hub()._endpoints.items() if found == ports]
+    assert [host_and_port(endpoint)[1] for endpoint in listening] == [ports.first]
+    warm = rendezvous_port()
+    assert not ports.first <= warm <= ports.last, "agents with ports of a range are for that range"
+
+
+def test_a_range_without_a_free_port_is_named(directories: list[Path]) -> None:
+    ports = in_row(1)
+    with pytest.raises(PlacementError, match=f"all ports of {ports} are in use at 127.0.0.1"):
+        _ = launch(
+            spark_ranks.meeting_place, ports=str(ports)
+        ).result  # the kernel itself has the only one
+    taken = in_row(1)
+    with socket.create_server(("127.0.0.1", taken.first)):
+        expected = f"cannot listen on 127.0.0.1 .*: all ports of {taken} are in use"
+        with pytest.raises(PlacementError, match=expected):
+            rendezvous_port(ports=str(taken))
+
+
+def test_addresses_of_ipv6(directories: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(directory_hosts, "ADDRESSES", ["::1"])
+    local_agents.close()  # warm agents have addresses of IPv4
+    assert launch(spark_ranks.meeting_place).result == ("::1", [0, 1])
+    local_agents.close()

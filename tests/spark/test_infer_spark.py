@@ -608,7 +608,9 @@ def test_rows_of_a_retried_task_count_once(spark: Any, tmp_path: Path) -> None:
 def test_tasks_that_cannot_reach_the_kernel_go_on(
     spark: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RemoteAgentPool, "listen", lambda self, addresses: ["tcp://127.0.0.1:9"])
+    monkeypatch.setattr(
+        RemoteAgentPool, "listen", lambda self, addresses, ports: ["tcp://127.0.0.1:9"]
+    )
     run = launched(spark, SLEEPS)
     assert run.gang.wait(PATIENCE_S)
     assert run.result.count() == N_ROWS

@@ -18,10 +18,10 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 def test_sparks_scheduler_gets_the_preferred_host_of_each_task(classic: Any) -> None:
     session = sessions._session(classic)
-    hosts = ("one", "two", "two")
-    stage = session._stage(_empty, 3, None, hosts)._jdf.queryExecution().toRdd()
+    wanted = ("one", "two", "two")
+    stage = session._stage(_empty, 3, None, wanted)._jdf.queryExecution().toRdd()
     locations = [session.context().getPreferredLocs(stage, n).head().host() for n in range(3)]
-    assert tuple(locations) == hosts
+    assert tuple(locations) == wanted
     here = (spark_rig.HOST,) * 2
     assert session.run_tasks(_one_row(), 2, None, "located", hosts=here) == [b"0", b"1"]
 

@@ -144,3 +144,14 @@ def test_a_notebook_that_no_executor_reaches_goes_through_the_server(tmp_path: P
     assert told["hosts"] == ["one", "two"]
     assert any("executors cannot reach this machine" in text for text in told["notices"])
     assert told["n_processes"] >= 4
+
+
+def test_machines_without_ipv4(tmp_path: Path) -> None:
+    """The kernel, its agents, torch's store and Gloo, on hosts of a provider that is not Spark."""
+    if reason := spark_machines.why_not():
+        pytest.skip(reason)
+    machines = Machines(tmp_path, "tests.ipv6_machines")
+    try:
+        assert machines.answer() == [["fd77::2", [0, 1]]] * 2
+    finally:
+        machines.close()

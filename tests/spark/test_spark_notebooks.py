@@ -35,7 +35,7 @@ from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgentPool
 local_agents.close()  # those that are warm have found their way
 direct = RemoteAgentPool.listen
-RemoteAgentPool.listen = lambda pool, addresses: ["tcp://127.0.0.1:9"]
+RemoteAgentPool.listen = lambda pool, addresses, ports: ["tcp://127.0.0.1:9"]
 """
 A_WAY = """
 local_agents.close()

@@ -20,12 +20,13 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.core.messages import Address, AgentCommand, Hello, Quit, decode, encode
+from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver.placements.spark.relay import Relay
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.spark import relay_daemon
 from hydrogen_magic.transport.channel import AgentKeys, AgentLink, Hub
 from tests import leaks
-from tests.gangs import PATIENCE_S
+from tests.gangs import PATIENCE_S, free_ports
 from tests.spark_rig import HOST, ConnectServer, Site, connected, marked, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -411,3 +412,22 @@ def test_an_address_that_is_not_the_drivers_is_refused(
     with pytest.raises(PlacementError, match="Cannot assign requested address"):
         Relay(spark, target.address).start()
     assert daemons(server) == []
+
+
+def test_executors_connect_to_a_port_of_the_range(
+    server: ConnectServer, spark: Any, target: Target
+) -> None:
+    taken, free = free_ports(2)
+    with socket.create_server((HOST, taken)):
+        relay = Relay(spark, target.address, PortRange(taken, free))
+        try:
+            address = relay.start()
+            assert address == (HOST, free)
+            with connect(address) as sock:
+                assert round_trip(sock, b"x") == b"x"
+            full = f"all ports of {taken}-{free} are in use there"
+            with pytest.raises(PlacementError, match=full):
+                Relay(spark, target.address, PortRange(taken, free)).start()
+        finally:
+            relay.close()
+    until(lambda: not daemons(server), PATIENCE_S)

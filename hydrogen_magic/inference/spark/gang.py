@@ -20,6 +20,7 @@ from hydrogen_magic.capture import Captured
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.core.messages import EndTask, ReportStacks, ResultPart, TaskStatus, decode
+from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink, Placement
 from hydrogen_magic.driver.placements.local_agents import hub
@@ -148,7 +149,7 @@ class TaskAgentGroup:
         keys = hub().admit(self._receive)
         self._key = keys.key
         try:
-            await self._attempt(self._report_to(keys), attempt, sink)
+            await self._attempt(self._report_to(keys, attempt.job.spec.ports), attempt, sink)
         finally:
             hub().revoke_key(keys.key)
 
@@ -165,10 +166,10 @@ class TaskAgentGroup:
             if not job.done():  # the kernel ends
                 self._run.stop()
 
-    def _report_to(self, keys: Any) -> dict[str, Any] | None:
+    def _report_to(self, keys: Any, ports: PortRange | None) -> dict[str, Any] | None:
         """Return where and how tasks report their progress, None if they cannot."""
         try:
-            reachable = endpoints(self._session)
+            reachable = endpoints(self._session, ports)
         except PlacementError:
             return None
         return {

@@ -25,6 +25,7 @@ from hydrogen_magic.core.messages import (
     ServeClosure,
     decode,
 )
+from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.transport.channel import AgentLink, Listener, Receiver
 from hydrogen_magic.transport.file_transfer import ArrivingFile, Outgoing
@@ -72,15 +73,15 @@ class HeldClosure:
 
     # ── to other agents ──
 
-    def serve(self, command: ServeClosure, address: str) -> None:
-        """Listen on ``address`` for other agents."""
+    def serve(self, command: ServeClosure, address: str, ports: PortRange | None) -> None:
+        """Listen on ``address`` for other agents, at one of ``ports``."""
         if self._listener is None:
             self._listener = Listener()
             self._listener.open()
         for key in command.clients:
             self._listener.admit_key(key, self._receiver(self._listener, key))
         try:
-            endpoint = self._listener.listen(address)
+            endpoint = self._listener.listen(address, ports)
         except PlacementError:
             endpoint = ""
         self._report(ClosureServed(self.gang, endpoint, self._listener.server_key))

@@ -240,13 +240,18 @@ def agent_secret(seed: str, number: int) -> str:
 
 
 def _reachable(start: dict[str, Any]) -> tuple[str, str]:
-    """Return an address of the kernel that can be reached from here, and our own address on that route."""
+    """Return an address of the kernel that can be reached from here, and our own address on that route.
+
+    It is the address itself, since a name may have others that cannot be reached.
+    """
     tried = []
     for endpoint in start["endpoints"]:
         host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
         try:
             with socket.create_connection((host.strip("[]"), int(port)), _REACH_S) as sock:
-                return endpoint, sock.getsockname()[0]
+                found = sock.getpeername()[0]
+                found = f"[{found}]" if sock.family == socket.AF_INET6 else found
+                return f"tcp://{found}:{port}", sock.getsockname()[0]
         except OSError as error:
             tried.append(f"{host}:{port} ({error})")
     text = f"{start['hosts']} cannot reach the notebook at {', '.join(tried)}"
@@ -271,7 +276,8 @@ def _start_agent(
         "endpoint": endpoint,
         "server_key": start["server_key"],
         "secret": agent_secret(start["seed"], about["number"]),
-        "bind": _bind_address(start["address"], own),
+        "bind": _bind_address(start["address"], own, start["ports"]),
+        "ports": start["ports"],
         "env": env,
         "sys_path": sys_path,
         "fingerprint": start["fingerprint"],
@@ -295,17 +301,38 @@ def _start_agent(
         _send(ours, ["RemoteAgentConfig", config], [listening.fileno()])
 
 
-def _bind_address(given: str, on_the_way: str) -> str:
-    """Return our address among hosts: the given one, if it really is ours."""
-    for candidate in filter(None, (given, on_the_way)):
+def _bind_address(given: str, on_the_way: str, ports: dict[str, int] | None) -> str:
+    """Return our address among hosts: the given one, if it really is ours.
+
+    Of a name's addresses IPv4 is preferred, as by the kernel. One of ``ports`` must be free there.
+    """
+    for candidate in filter(None, (given.strip("[]"), on_the_way)):
         try:
-            address = socket.gethostbyname(candidate)
-            with socket.socket() as probe:
-                probe.bind((address, 0))
-            return address
+            found = socket.getaddrinfo(candidate, 0, type=socket.SOCK_STREAM)
+            family, *_, where = min(found)
+            address = str(where[0])
+            _try_port(family, address, 0)
         except OSError:
             continue
+        if ports is not None:
+            _check_ports(family, address, ports)
+        return address
     return "127.0.0.1"
+
+
+def _try_port(family: int, address: str, port: int) -> None:
+    with socket.socket(family) as probe:
+        probe.bind((address, port))
+
+
+def _check_ports(family: int, address: str, ports: dict[str, int]) -> None:
+    """Report ports that are all in use here: the agent itself has no way to."""
+    for port in range(ports["first"], ports["last"] + 1):
+        with contextlib.suppress(OSError):
+            _try_port(family, address, port)
+            return
+    text = f"all ports of {ports['first']}-{ports['last']} are in use at {address}"
+    raise _ProblemError("ports", text)
 
 
 # ── messages: the JSON of classes in core/messages.py ───────────────────────────────────────────

@@ -25,6 +25,7 @@ from hydrogen_magic.core.messages import (
     RankFile,
     decode,
 )
+from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.node.agent.rank_group import RankGroup
 from hydrogen_magic.transport import framing
 from hydrogen_magic.transport.channel import AgentLink
@@ -38,6 +39,8 @@ class KernelLink(Protocol):
 
     bind: str
     """Address on which the rendezvous is served."""
+    ports: PortRange | None
+    """Its possible ports; None: any."""
     interface: str
     """The network interface that faces the other hosts; empty on the kernel's machine."""
 
@@ -89,6 +92,7 @@ class LocalLink:
     """See :class:`KernelLink`."""
 
     interface = ""
+    ports: PortRange | None = None
 
     def __init__(self, config: LocalAgentConfig, handover: socket.socket) -> None:
         self.bind = config.bind

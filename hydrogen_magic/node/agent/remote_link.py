@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hydrogen_magic.core import processes
+from hydrogen_magic.core import network, processes
 from hydrogen_magic.core.events import ErrorReport
 from hydrogen_magic.core.messages import (
     AgentBusy,
@@ -60,7 +60,6 @@ from hydrogen_magic.core.timeline_files import given_path, path_of_given
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.node.agent.held_closure import HeldClosure
 from hydrogen_magic.node.agent.log_shipping import Clock, LogShipper, usable_directory
-from hydrogen_magic.node.agent.network import interface_of
 from hydrogen_magic.node.agent.rank_group import RankGroup
 from hydrogen_magic.node.worker import checkpoint
 from hydrogen_magic.serialization.payload import memory_file
@@ -99,7 +98,8 @@ class RemoteLink:
 
     def __init__(self, config: RemoteAgentConfig, listening: socket.socket) -> None:
         self.bind = config.bind
-        self.interface = interface_of(self.bind)
+        self.ports = config.ports
+        self.interface = network.interface_of(self.bind)
         self._config = config
         self._folder = Path(config.folder)
         self._listening = listening
@@ -314,7 +314,7 @@ class RemoteLink:
             case ForgetCheckpoints():
                 shutil.rmtree(self._own_checkpoints(command.gang), ignore_errors=True)
             case ServeClosure():
-                self._closure_of(command.gang).serve(command, self.bind)
+                self._closure_of(command.gang).serve(command, self.bind, self.ports)
             case FetchClosure():
                 self._closure_of(command.gang).fetch(command, self._config.secret)
             case ReleaseTasks():

@@ -15,6 +15,7 @@ import sys
 from typing import Any
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import network
 from hydrogen_magic.core.messages import (
     Address,
     AgentCommand,
@@ -69,7 +70,7 @@ class AgentServer:
         self._link = AgentLink(config.endpoint, config.server_key, config.secret)
         self._outbox: list[list[Any]] = []
         self._flushing: asyncio.TimerHandle | None = None
-        self._reserved_port = _reserved(kernel_link.bind)
+        self._reserved_port = _reserved(kernel_link)
         self._closing = asyncio.Event()
         self._prepared_service: RunningService | None = None
         """The running service for the next gang's rendezvous, if it fits."""
@@ -209,7 +210,7 @@ class AgentServer:
         self._group = None
         self._reserved_port.close()  # a store must never serve two attempts
         try:
-            self._reserved_port = _reserved(self._kernel_link.bind)
+            self._reserved_port = _reserved(self._kernel_link)
         except OSError:
             self._send(Swept(group.gang, group.attempt, None))
             self._closing.set()  # of no use without a port; the kernel starts another agent
@@ -327,14 +328,14 @@ class AgentServer:
         self._pool.end()
 
 
-def _reserved(address: str) -> socket.socket:
+def _reserved(link: KernelLink) -> socket.socket:
     """Reserve a port for the next gang's rendezvous.
 
     Until ranks are expected, it rejects connections: those of other users would fill the queue.
     Without ``SO_REUSEADDR``, which would let others bind the port too.
     """
-    sock = socket.socket()
-    sock.bind((address, 0))
+    sock = socket.socket(network.family_of(link.bind))
+    network.bind(link.ports, lambda port: sock.bind((link.bind, port)))
     return sock
 
 

@@ -91,14 +91,14 @@ class _Guard:
         clients = self._accepted()
         own = self._own_clients()
         for sock, peer in clients:
-            if peer[0] in self._others or _hexadecimal(*peer) in own:
+            if peer[0] in self._others or _hexadecimal(*peer[:2]) in own:
                 self._admit(sock)
             else:
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 sock.close()
 
-    def _accepted(self) -> list[tuple[socket.socket, tuple[str, int]]]:
-        clients: list[tuple[socket.socket, tuple[str, int]]] = []
+    def _accepted(self) -> list[tuple[socket.socket, Any]]:
+        clients: list[tuple[socket.socket, Any]] = []
         try:
             while len(clients) < _ACCEPTED_AT_ONCE:
                 clients.append(self._listening.accept())
@@ -128,6 +128,7 @@ class _Guard:
         """
         own: set[str] = set()
         server_end = _hexadecimal(*self.address)
+        length = len(server_end)  # /proc/net/tcp6 has IPv4 addresses too, behind a prefix
         for table in self._tables:
             table.seek(0)
             for line in table:
@@ -135,8 +136,8 @@ class _Guard:
                     continue
                 _, local, remote, state, _, _, _, uid, _, inode, *_ = line.split()
                 is_living = state == _ESTABLISHED and inode != "0"
-                if is_living and remote[-13:] == server_end and int(uid) == self._own_uid:
-                    own.add(local[-13:])
+                if is_living and remote[-length:] == server_end and int(uid) == self._own_uid:
+                    own.add(local[-length:])
         return own
 
 
@@ -192,9 +193,12 @@ async def _readable(sock: socket.socket) -> None:
 
 
 def _hexadecimal(address: str, port: int) -> str:
-    """Return an IPv4 address in the form of ``/proc/net/tcp``: in the machine's byte order."""
-    (number,) = struct.unpack("=I", socket.inet_aton(address))
-    return f"{number:08X}:{port:04X}"
+    """Return an address in the form of ``/proc/net/tcp`` and ``tcp6``: words in the machine's byte order."""
+    address, _, _ = address.partition("%")  # without the zone of a link-local address
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    packed = socket.inet_pton(family, address)
+    words = struct.unpack(f"={len(packed) // 4}I", packed)
+    return "".join(f"{word:08X}" for word in words) + f":{port:04X}"
 
 
 def _connection_tables() -> list[IO[str]]:

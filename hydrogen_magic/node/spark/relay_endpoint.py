@@ -13,6 +13,7 @@ sent, so it uses only the standard library, and little of it: it is loaded again
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import socket
@@ -54,7 +55,7 @@ def answer(options: Any, modules: dict[str, str]) -> dict[str, str]:
     action = int(options["do"])
     try:
         if action == START:
-            _start(name, options["host"], modules)
+            _start(name, options["host"], options["ports"], modules)
         body = base64.b64decode(options.get("body", ""))
         reply = _ask(name, action, int(options["number"]), body)
     except (OSError, EOFError, subprocess.SubprocessError) as error:
@@ -78,15 +79,16 @@ def _ask(name: str, action: int, number: int, body: bytes = b"") -> bytes:
     return reply[len(ALIVE) :]
 
 
-def _start(name: str, host: str, modules: dict[str, str]) -> None:
-    """Start the daemon, which does not run yet, unless this is a repeated request."""
+def _start(name: str, host: str, ports: str, modules: dict[str, str]) -> None:
+    """Start the daemon, which does not run yet, unless this is a repeated request.
+
+    ``ports``: ``40000-40100``, or ``0-0`` for any port.
+    """
     with suppress(EOFError):
         _ask(name, START, 0)
         return
-    # IPv4 if there is a choice: agents resolve names to it.
-    family, *_, address = min(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM))
     with (
-        socket.create_server(address[:2], family=family, backlog=_BACKLOG) as port,
+        _listening(host, ports) as port,
         socket.socket(socket.AF_UNIX) as requests,
     ):
         requests.bind(name)
@@ -94,6 +96,20 @@ def _start(name: str, host: str, modules: dict[str, str]) -> None:
         port.setblocking(False)
         fds = (port.fileno(), requests.fileno())
         _spawn({"modules": modules, "arguments": [*fds, _jvm()]}, fds)
+
+
+def _listening(host: str, ports: str) -> socket.socket:
+    """Listen on the first port that is free."""
+    # IPv4 if there is a choice: agents resolve names to it.
+    family, *_, (address, *_) = min(socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM))
+    first, last = map(int, ports.split("-"))
+    for port in range(first, last + 1):
+        try:
+            return socket.create_server((address, port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+    raise OSError(f"all ports of {ports} are in use there (`%config Distributed.ports`)")
 
 
 def _spawn(given: dict[str, Any], fds: tuple[int, ...]) -> None:

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+from hydrogen_magic.core import network
 from hydrogen_magic.core.messages import (
     EndTask,
     Quit,
@@ -171,12 +172,11 @@ class TaskReporter:
 
 
 def _reachable(endpoints: Sequence[str]) -> str | None:
-    """Return the first of ``tcp://host:port`` that accepts a connection."""
+    """Return the first of ``tcp://host:port`` that accepts a connection, as an address."""
     for endpoint in endpoints:
-        host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-        with suppress(OSError):
-            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
-            return endpoint
+        host, port = network.host_and_port(endpoint)
+        with suppress(OSError), socket.create_connection((host, port), _CONNECT_S) as sock:
+            return network.endpoint(*sock.getpeername()[:2])
     return None
 
 

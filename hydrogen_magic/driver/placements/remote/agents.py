@@ -39,6 +39,7 @@ from hydrogen_magic.core.messages import (
     TaskHello,
     TimelinePart,
 )
+from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver.placements import Attempt, ClosureFile, EventSink, local_agents
 from hydrogen_magic.driver.placements.agent_client import AgentClient, take_file
 from hydrogen_magic.errors import PlacementError
@@ -250,7 +251,7 @@ class RemoteAgentPool:
         self._closing: asyncio.Future[None] | None = None
         local_agents.before_closing(self.close)
 
-    def listen(self, addresses: Sequence[str]) -> list[str]:
+    def listen(self, addresses: Sequence[str], ports: PortRange | None = None) -> list[str]:
         """Listen on those addresses that belong to this machine; a name may belong to another one.
 
         Returns the endpoints for agents, in the same order. Raises PlacementError if there are none.
@@ -259,7 +260,7 @@ class RemoteAgentPool:
         refused: list[PlacementError] = []
         for address in addresses:
             try:
-                endpoints.append(self.hub.listen(address))
+                endpoints.append(self.hub.listen(address, ports))
             except PlacementError as error:
                 refused.append(error)
         if not endpoints:

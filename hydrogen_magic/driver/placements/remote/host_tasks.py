@@ -6,7 +6,7 @@ import base64
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from hydrogen_magic import plugins
@@ -47,7 +47,7 @@ class HostTasks:
                 loopback.
             host: tells hosts apart that share a machine.
         """
-        endpoints = self.pool.listen(addresses or own_addresses())
+        endpoints = self.pool.listen(addresses or own_addresses(), self.attempt.job.spec.ports)
         boot = json.dumps(self.instructions(endpoints, host))
         code = base64.b64encode(packaging.code()).decode()
         source = packaging.source(host_task.__name__)
@@ -56,11 +56,13 @@ class HostTasks:
     def instructions(self, endpoints: Sequence[str], host: str = "") -> dict[str, Any]:
         """Return the argument of ``host_task.hold``, for a task that is not a program of its own."""
         attempt, job = self.attempt, self.attempt.job
+        ports = job.spec.ports
         needs = {"zmq", *(name.partition(".")[0] for name in job.needs)}
         return {
             "gang": attempt.gang,
             "attempt": attempt.number,
-            "token": self.pool.token + host,
+            # A warm agent holds a port already: one of other ports is not for this gang.
+            "token": f"{self.pool.token}{host}{ports or ''}",
             "owner": self.pool.owner,
             "hosts": self.hosts,
             "python": list(sys.version_info[:2]),
@@ -68,6 +70,7 @@ class HostTasks:
             "with": job.spec.rendezvous,
             "library": packaging.source(job.rendezvous.library),
             "endpoints": list(endpoints),
+            "ports": None if ports is None else asdict(ports),
             "server_key": self.pool.hub.server_key,
             "seed": self.invited.seed,
             "fingerprint": fingerprint(job),

@@ -107,5 +107,7 @@ def _all_of(error: SparkJobError) -> str:
 _ADVICE = {
     "missing": "install it in the executors' Python, or remove the code that imports it from the cell",
     "python": "create a new session with PYSPARK_PYTHON set to an interpreter of the same minor version",
-    "unreachable": "set spark.driver.host to an address of this machine that executors can reach",
+    "unreachable": "set spark.driver.host to an address of this machine that executors can reach, and "
+    "open the ports of `%config Distributed.ports` in its firewall",
+    "ports": "set a larger range by `%config Distributed.ports`",
 }

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core import network
+from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver.placements import Attempt, EventSink
 from hydrogen_magic.driver.placements.remote.agents import RelayRoute, agent_pool
 from hydrogen_magic.driver.placements.remote.host_tasks import HostTasks
@@ -84,7 +86,7 @@ class SparkHosts(HostProvider):
     async def start_agents(self, tasks: HostTasks, sink: EventSink) -> None:
         error = await self._run_stage(tasks, sink)
         if is_unreachable(error) and self._session.is_connect:
-            where = await _use_relay(self._session)
+            where = await _use_relay(self._session, tasks.attempt.job.spec.ports)
             text = f"executors cannot reach this machine; they connect through a relay at {where}"
             sink.emit(ev.Notice(tasks.attempt.job.now_s(), "info", text))
             error = await self._run_stage(tasks, sink)
@@ -109,7 +111,7 @@ class SparkHosts(HostProvider):
         ranks = "1 rank" if np == 1 else f"{np} ranks"
         description = f"hydrogen_magic gang {attempt.gang}, {ranks}"
         self._job = job = BarrierJob(self._session, tag, description)
-        instructions = tasks.instructions(endpoints(self._session))
+        instructions = tasks.instructions(endpoints(self._session, attempt.job.spec.ports))
         chosen = await asyncio.to_thread(choose, self._session, self._capacity, attempt.job.spec)
         hosts = () if chosen is None else chosen.hosts
         ended = job.start(instructions, np, self._capacity.profile, hosts)
@@ -182,26 +184,28 @@ def _report(slots: int | None, attempt: Attempt, sink: EventSink) -> None:
 # ── the way from executors to this process ───────────────────────────────────────────────────────
 
 
-def endpoints(session: Session) -> list[str]:
+def endpoints(session: Session, ports: PortRange | None) -> list[str]:
     """Return where executors may reach this process, the best first."""
-    relay = agent_pool().relays.get(session.application)
-    return agent_pool().listen(session.addresses()) if relay is None else [relay.endpoint]
+    pool = agent_pool()
+    relay = pool.relays.get(session.application)
+    if relay is not None:
+        return [relay.endpoint]
+    return pool.listen(session.addresses(), ports)
 
 
-async def _use_relay(session: Session) -> str:
+async def _use_relay(session: Session, ports: PortRange | None) -> str:
     """Connect this application's executors through the Spark Connect server; return the address.
 
-    Raises PlacementError if the server does not allow that.
+    ``ports``: of the relay. Raises PlacementError if the server does not allow that.
     """
     pool = agent_pool()
-    host, _, port = pool.hub.listen("127.0.0.1").removeprefix("tcp://").rpartition(":")
-    relay = Relay(session.spark, (host, int(port)))
+    relay = Relay(session.spark, network.host_and_port(pool.hub.listen("127.0.0.1")), ports)
 
     def forget(text: str) -> None:
         """Called in a thread of the relay. The agents behind it detect its failure themselves."""
         pool.hub.loop.call_soon_threadsafe(pool.relays.pop, session.application, None)
 
     relay.on_failure = forget
-    address = "{}:{}".format(*await asyncio.to_thread(relay.start))
-    pool.relays[session.application] = RelayRoute(f"tcp://{address}", relay.close)
-    return f"{address}, on the Spark driver's host"
+    where = network.endpoint(*await asyncio.to_thread(relay.start))
+    pool.relays[session.application] = RelayRoute(where, relay.close)
+    return f"{where.removeprefix('tcp://')}, on the Spark driver's host"

@@ -25,6 +25,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
+from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.spark import relay_daemon, relay_endpoint
 from hydrogen_magic.transport import multiplexer
@@ -43,11 +44,13 @@ _CLOSE_S = 3.0
 class Relay:
     """Lets executors reach a TCP address of this process through Spark Connect's server."""
 
-    def __init__(self, spark: Any, target: tuple[str, int]) -> None:
+    def __init__(self, spark: Any, target: tuple[str, int], ports: PortRange | None = None) -> None:
+        """``target``: where the hub listens. ``ports``: for executors, on the driver's host."""
         self.on_failure: Callable[[str], None] | None = None
         """Called once, in a thread of the relay, with the error that broke it; not after :meth:`close`."""
         self._spark = spark
         self._target = target
+        self._ports = ports
         self._address: Future[tuple[str, int]] = Future()
         self._line: _RelayRequests | None = None
         self._loop = asyncio.new_event_loop()
@@ -124,7 +127,7 @@ class Relay:
     def _open(self) -> tuple[_RelayRequests, tuple[str, int]]:
         host = self._spark.conf.get("spark.driver.host")
         self._line = _RelayRequests(self._spark)
-        return self._line, (host, self._line.start(host))
+        return self._line, (host, self._line.start(host, self._ports))
 
     async def _fetch(self, line: _RelayRequests, pump: multiplexer.Pump) -> None:
         for number in itertools.count(1):
@@ -150,12 +153,14 @@ class _RelayRequests:
         self._session.client.set_retry_policies([])  # its own last ten minutes and cannot be ended
         self._relay = secrets.token_hex(16)
 
-    def start(self, host: str) -> int:
+    def start(self, host: str, ports: PortRange | None) -> int:
         """Start the relay at an address of the driver's host; return its port."""
         with suppress(Exception):  # only saves the server the memory of the last five requests
             self._session.conf.set("spark.connect.session.planCache.enabled", "false")
         self._session.dataSource.register(_courier())
-        reply = self._request(relay_endpoint.START, 0, b"", host=host.strip("[]"))
+        reply = self._request(
+            relay_endpoint.START, 0, b"", host=host.strip("[]"), ports=str(ports or "0-0")
+        )
         return int.from_bytes(reply, "big")
 
     async def ask(self, action: int, number: int, body: bytes = b"") -> bytes:

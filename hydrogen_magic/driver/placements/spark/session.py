@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from hydrogen_magic.core.network import family_of
 from hydrogen_magic.driver.placements.remote.addresses import own_addresses
 from hydrogen_magic.driver.placements.spark.console import progress_bar_off
 from hydrogen_magic.driver.placements.spark.job_errors import STOPPED, SparkJobError, explained
@@ -375,8 +376,8 @@ def _active() -> Any:
 def _route_to(host: str) -> str | None:
     """Return this machine's address on the route to a host, None without a route."""
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))  # no packet is sent
+        with socket.socket(family_of(host), socket.SOCK_DGRAM) as probe:
+            probe.connect((host.strip("[]"), 9))  # no packet is sent
             return str(probe.getsockname()[0])
     except OSError:
         return None
