@@ -107,7 +107,8 @@ def _all_of(error: SparkJobError) -> str:
 _ADVICE = {
     "missing": "install it in the executors' Python, or remove the code that imports it from the cell",
     "python": "create a new session with PYSPARK_PYTHON set to an interpreter of the same minor version",
-    "unreachable": "set spark.driver.host to an address of this machine that executors can reach, and "
-    "open the ports of `%config Distributed.ports` in its firewall",
+    "unreachable": "set spark.driver.host to an address at which executors reach this machine, and open the "
+    "ports of `%config Distributed.ports` in firewalls; in a container also set "
+    "spark.driver.bindAddress=0.0.0.0 and publish these ports",
     "ports": "set a larger range by `%config Distributed.ports`",
 }

@@ -15,6 +15,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import network
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver.placements import Attempt, EventSink
+from hydrogen_magic.driver.placements.remote.addresses import own_addresses
 from hydrogen_magic.driver.placements.remote.agents import RelayRoute, agent_pool
 from hydrogen_magic.driver.placements.remote.host_tasks import HostTasks
 from hydrogen_magic.driver.placements.remote.provider import HostProvider
@@ -35,6 +36,7 @@ _QUEUED_S = 1.0
 """How often the number of free slots is reported to a gang that waits for slots."""
 _ROOM_S = 0.5
 """How often to check for new executors."""
+_WILDCARDS = ("0.0.0.0", "::")
 _STARTING_S = 15.0
 """How long tasks that have slots may take to attach, where they cannot be told from those of other jobs."""
 _UNSEEN_S = 5.0
@@ -185,12 +187,23 @@ def _report(slots: int | None, attempt: Attempt, sink: EventSink) -> None:
 
 
 def endpoints(session: Session, ports: PortRange | None) -> list[str]:
-    """Return where executors may reach this process, the best first."""
+    """Return where executors may reach this process, the best first.
+
+    With ``spark.driver.bindAddress`` that is ``spark.driver.host``, as for Spark, and then the machine's
+    own addresses: a service may pass on other ports only.
+    """
     pool = agent_pool()
     relay = pool.relays.get(session.application)
     if relay is not None:
         return [relay.endpoint]
-    return pool.listen(session.addresses(), ports)
+    bind = session.bind_address()
+    if not bind:
+        return pool.listen(session.addresses(), ports)
+    (own,) = pool.listen([bind], ports)
+    _, port = network.host_and_port(own)
+    behind = own_addresses() if bind in _WILDCARDS else (bind,)
+    reachable = (network.endpoint(host, port) for host in (session.server_host(), *behind))
+    return list(dict.fromkeys(reachable))
 
 
 async def _use_relay(session: Session, ports: PortRange | None) -> str:

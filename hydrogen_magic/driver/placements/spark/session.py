@@ -163,6 +163,16 @@ class Session:
             return str(self.spark.client.host)
         return str(self.spark.conf.get("spark.driver.host"))
 
+    def bind_address(self) -> str:
+        """Return ``spark.driver.bindAddress`` of a classic session; empty if it is not set.
+
+        Executors reach the driver at ``spark.driver.host``, which may be the address of a container's
+        host or of a service.
+        """
+        if self.is_connect:
+            return ""
+        return str(self.spark.conf.get("spark.driver.bindAddress", "")).strip("[]")
+
     def says_of_python(self) -> str:
         """Return which Python executors run, or where it is set, for the end of a message."""
         if self.is_connect:
