@@ -114,6 +114,8 @@ class Plan:
     """Information for the user about this plan ("no GPU found: ranks use the CPU")."""
     forwarded: tuple[tuple[str, str], ...] = ()
     """Variables of the notebook's environment that are forwarded to ranks on other machines."""
+    hosts_note: str = ""
+    """Why ranks have these hosts, where there is a choice."""
 
     @property
     def uses_gpu(self) -> bool:

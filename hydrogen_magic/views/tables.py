@@ -52,7 +52,8 @@ def plan_table(plan: Plan) -> list[str]:
     hidden = Mask(secret_values(dict(plan.forwarded)))
     forwarded = [(name, hidden.text(value)) for name, value in plan.forwarded]
     more = ["", *table(("forwarded variable", "value"), forwarded)] if forwarded else []
-    return [*table(("rank", "host", "local_rank", "device"), rows), *plan.notes, *more]
+    notes = [*filter(None, [plan.hosts_note]), *plan.notes]
+    return [*table(("rank", "host", "local_rank", "device"), rows), *notes, *more]
 
 
 def _plan_row(slot: Slot) -> tuple[str, str, str, str]:

@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
+from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver.placements.local_agents import hub
 from hydrogen_magic.driver.placements.spark import hosts
 from hydrogen_magic.driver.placements.spark import session as sessions
+from hydrogen_magic.driver.placements.spark.capacity_check import capacity
 from tests import spark_rig
 from tests.gangs import free_ports
 
@@ -30,8 +32,9 @@ def test_sparks_scheduler_gets_the_preferred_host_of_each_task(classic: Any) -> 
     stage = session._stage(_empty, 3, None, wanted)._jdf.queryExecution().toRdd()
     locations = [session.context().getPreferredLocs(stage, n).head().host() for n in range(3)]
     assert tuple(locations) == wanted
-    here = (spark_rig.HOST,) * 2
-    assert session.run_tasks(_one_row(), 2, None, "located", hosts=here) == [b"0", b"1"]
+    here, profile = (spark_rig.HOST,) * 2, capacity(session, JobSpec(np=2, gpu=True)).profile
+    assert profile is not None
+    assert session.run_tasks(_one_row(), 2, profile, "located", hosts=here) == [b"0", b"1"]
 
 
 def _empty(batches: Any) -> Iterator[Any]:
@@ -217,6 +220,7 @@ assert sorted(hosts_of(4, pack=False)[0].values()) == [1, 1, 2]
 plan = launcher.plan(JobSpec(np=2, placement="spark", pack=True))
 (packed,) = {slot.host for slot in plan.slots}
 assert packed.startswith("127.0.0."), plan
+assert plan.hosts_note.startswith("`--pack`: 1 of the cluster's 3 hosts"), plan
 with TemporaryDirectory() as folder, spark_gangs.busy(spark, 3, Path(folder)):
     slots = slots_by_host(session, ClusterCapacity(None, False, None))
     free = {host for host, (n_free, _) in slots.items() if n_free == 2}

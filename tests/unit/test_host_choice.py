@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver.placements.remote.rank_assignment import expected, unassigned
 from hydrogen_magic.driver.placements.spark import host_choice
 from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity
 from hydrogen_magic.driver.placements.spark.host_choice import HostChoice, choose, packed, spread
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.views.tables import plan_table
 
 SLOTS = {"a": 2, "b": 4, "c": 3, "d": 2}
 
@@ -92,3 +94,12 @@ def test_hosts_that_spark_cannot_be_given_are_refused_only_if_requested(
     with pytest.raises(PlacementError, match=why):
         chosen(monkeypatch, JobSpec(np=2, pack=False), TWO, **settings)
     assert chosen(monkeypatch, JobSpec(np=2), TWO, gpus=True, **settings) is None
+
+
+def test_a_dry_run_shows_the_hosts_and_the_reason() -> None:
+    plan = expected(unassigned(JobSpec(np=2), "spark://there:7077"), ("a", "b"), "the reason")
+    assert plan_table(plan)[1:4] == [
+        "0     a     ?           CPU",
+        "1     b     ?           CPU",
+        "the reason",
+    ]

@@ -50,10 +50,10 @@ def unassigned(
     return Plan(slots, notes, forwarded_settings.forwarded())
 
 
-def expected(plan: Plan, hosts: Sequence[str]) -> Plan:
-    """Return ``plan`` with the host that each rank will most likely get."""
+def expected(plan: Plan, hosts: Sequence[str], note: str) -> Plan:
+    """Return ``plan`` with the host that each rank will most likely get, and why."""
     slots = (replace(slot, host=host) for slot, host in zip(plan.slots, hosts, strict=True))
-    return replace(plan, slots=tuple(slots))
+    return replace(plan, slots=tuple(slots), hosts_note=note)
 
 
 def plan(spec: JobSpec, places: Mapping[int, AttachedTask], uses_gpus: bool) -> RankAssignment:

@@ -114,14 +114,22 @@ class SparkHosts(HostProvider):
         description = f"hydrogen_magic gang {attempt.gang}, {ranks}"
         self._job = job = BarrierJob(self._session, tag, description)
         instructions = tasks.instructions(endpoints(self._session, attempt.job.spec.ports))
-        chosen = await asyncio.to_thread(choose, self._session, self._capacity, attempt.job.spec)
-        hosts = () if chosen is None else chosen.hosts
+        hosts = await self._preferred_hosts(attempt, sink)
         ended = job.start(instructions, np, self._capacity.profile, hosts)
         watching = asyncio.ensure_future(self._watch_queue(job, free, tasks, sink))
         try:
             return await ended
         finally:
             watching.cancel()
+
+    async def _preferred_hosts(self, attempt: Attempt, sink: EventSink) -> tuple[str, ...]:
+        """Return the host for each task, and report the reason; empty: Spark chooses."""
+        spec = attempt.job.spec
+        chosen = await asyncio.to_thread(choose, self._session, self._capacity, spec)
+        if chosen is None:
+            return ()
+        sink.emit(ev.Notice(attempt.job.now_s(), "info", chosen.note))
+        return chosen.hosts
 
     async def _watch_queue(
         self, job: BarrierJob, free: int | None, tasks: HostTasks, sink: EventSink

@@ -25,10 +25,10 @@ class SparkPlacement(Placement):
             raise PlacementError("`--on spark` needs Linux 5.3 or newer, here and on the executors")
         found, capacity = _look(spec)
         gpu = "assigned by Spark" if capacity.gpus else None
+        notes = (*capacity.notes, *filter(None, [found.version_note()]))
+        plan = rank_assignment.unassigned(spec, found.where, gpu, notes)
         chosen = host_choice.choose(found, capacity, spec)
-        notes = [*capacity.notes, found.version_note(), None if chosen is None else chosen.note]
-        plan = rank_assignment.unassigned(spec, found.where, gpu, tuple(filter(None, notes)))
-        return plan if chosen is None else rank_assignment.expected(plan, chosen.hosts)
+        return plan if chosen is None else rank_assignment.expected(plan, chosen.hosts, chosen.note)
 
     def open(self, spec: JobSpec) -> RemoteAgentGroup:
         found, capacity = _look(spec)
