@@ -17,7 +17,7 @@ import pytest
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver.placements.local_agents import hub
-from hydrogen_magic.driver.placements.spark import hosts
+from hydrogen_magic.driver.placements.spark import hosts, private_calls
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.capacity_check import capacity
 from tests import spark_rig
@@ -30,11 +30,28 @@ def test_sparks_scheduler_gets_the_preferred_host_of_each_task(classic: Any) -> 
     session = sessions._session(classic)
     wanted = ("one", "two", "two")
     stage = session._stage(_empty, 3, None, wanted)._jdf.queryExecution().toRdd()
-    locations = [session.context().getPreferredLocs(stage, n).head().host() for n in range(3)]
+    locations = [
+        private_calls._context(session).getPreferredLocs(stage, n).head().host() for n in range(3)
+    ]
     assert tuple(locations) == wanted
     here, profile = (spark_rig.HOST,) * 2, capacity(session, JobSpec(np=2, gpu=True)).profile
     assert profile is not None
     assert session.run_tasks(_one_row(), 2, profile, "located", hosts=here) == [b"0", b"1"]
+
+
+def test_ranks_run_where_spark_refuses_locations(
+    classic: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(session: object) -> Any:
+        raise RuntimeError("forbidden")
+
+    monkeypatch.setattr(private_calls, "_context", refuse)
+    monkeypatch.setattr(private_calls, "_refused", {})
+    session = sessions._session(classic)
+    assert session.run_tasks(_one_row(), 2, None, "anywhere", hosts=("a", "b")) == [b"0", b"1"]
+    assert any(
+        "--pack and --spread have no effect" in note for note in private_calls.notes(session)
+    )
 
 
 def _empty(batches: Any) -> Iterator[Any]:

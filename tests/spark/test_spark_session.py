@@ -306,6 +306,10 @@ SAID = [
          "executors' Python has no module pyarrow: install it there, or create a new session "
          "with PYSPARK_PYTHON set to an interpreter that has it"
      )),
+    ("An error occurred while calling o412.sc. Trace:\npy4j.security.Py4JSecurityException: Method public "
+     "org.apache.spark.SparkContext org.apache.spark.api.java.JavaSparkContext.sc() is not whitelisted on "
+     "class class org.apache.spark.api.java.JavaSparkContext\n\tat py4j.security.WhitelistingPy4J",
+     "forbidden", "this cluster forbids JavaSparkContext.sc (Py4J security)"),
     ("An error occurred while calling o61.collectToPython.\n: org.apache.spark.SparkException: Job "
      "aborted due to stage failure: Could not recover from a failed barrier ResultStage.\n"
      'java.io.IOException: Cannot run program "/opt/py/python": error=2, No such file or directory'

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from hydrogen_magic.driver.placements.spark import private_calls
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
 from hydrogen_magic.errors import GangStoppedError
 from hydrogen_magic.inference.spark.prepared import PreparedRun, as_error
@@ -80,16 +81,9 @@ class SparkRun:
 
         Connect reports a stage only after its first task has finished.
         """
-        return dict(self._reported) if self._session.is_connect else dict(self._tracked())
-
-    def _tracked(self) -> Iterator[tuple[int, TaskCount]]:
-        tracker = self._session.context().statusTracker()
-        for number in tracker.getJobIdsForTag(self._tag):
-            job = tracker.getJobInfo(number)
-            for stage in job.get().stageIds() if job.isDefined() else ():
-                info = tracker.getStageInfo(stage)
-                if info.isDefined() and info.get().submissionTime() > 0:
-                    yield stage, (info.get().numCompletedTasks(), info.get().numTasks())
+        if self._session.is_connect:
+            return dict(self._reported)
+        return private_calls.stages_of(self._session, self._tag) or {}
 
     @contextmanager
     def _progress_handler(self) -> Iterator[None]:

@@ -7,14 +7,12 @@ refused without waiting for the last one.
 from __future__ import annotations
 
 import re
-from typing import Any
-from urllib.parse import urlsplit
 
+from hydrogen_magic.driver.placements.spark import private_calls
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 
 _SPLITS = re.compile(r"\bRange\b.*\bsplits=(?:Some\()?(\d+)")
-_MASTER = "org.apache.spark.deploy.DeployMessages"
 _GUESS = 2
 """Spark's number of cores if there are fewer."""
 
@@ -23,7 +21,7 @@ def most_cores(session: Session, settings: SessionSettings) -> int | None:
     """Return the maximum number of cores of the application's executors; None if unknown."""
     known = [settings.most_cores]
     if not session.is_connect and settings.master.startswith("spark://"):
-        known.append(_cores_of_workers(session, settings.master))
+        known.append(private_calls.cores_of_workers(session, settings.master))
     return min((cores for cores in known if cores is not None), default=None)
 
 
@@ -39,46 +37,3 @@ def registered_cores(session: Session, settings: SessionSettings) -> int | None:
     (plan,) = session.spark.sql("EXPLAIN SELECT id FROM range(1)").collect()
     found = _SPLITS.search(plan[0])
     return int(found[1]) if found and int(found[1]) > _GUESS else None
-
-
-# ── a standalone master ──────────────────────────────────────────────────────────────────────────
-
-
-def _cores_of_workers(session: Session, master: str) -> int | None:
-    """Return the cores of a standalone cluster's living workers, as its master reports them to the driver.
-
-    Uses Spark's own messages, which are not a public interface: None if they have changed.
-    """
-    try:
-        workers = _ask_master(session, master)
-        return sum(int(w.cores()) for w in workers if w.state().toString() == "ALIVE")
-    except Exception:  # Py4J's exceptions, and Java's that pyspark translates, have no common base
-        return None
-
-
-def _ask_master(session: Session, master: str) -> Any:
-    """Return the master's ``WorkerInfo`` objects. It does not report usage by other applications."""
-    jvm = session.spark.sparkContext._jvm
-    java = jvm.java.lang.Class.forName
-    first = urlsplit(master.partition(",")[0])
-    address = jvm.org.apache.spark.rpc.RpcAddress(first.hostname, first.port)
-    question = java(f"{_MASTER}$RequestMasterState$").getField("MODULE$").get(None)
-    answer = jvm.scala.reflect.ClassTag.apply(java(f"{_MASTER}$MasterStateResponse"))
-    return (
-        _rpc(session, jvm).setupEndpointRef(address, "Master").askSync(question, answer).workers()
-    )
-
-
-def _rpc(session: Session, jvm: Any) -> Any:
-    """Return ``SparkEnv.rpcEnv``, by a handle to this one method.
-
-    Py4J would inspect all methods of the class, one of which refers to a class that pyspark's jars contain
-    only under another name; that breaks Py4J's connection.
-    """
-    java, handles = jvm.java.lang.Class.forName, jvm.java.lang.invoke
-    kind = handles.MethodType.methodType(java("org.apache.spark.rpc.RpcEnv"))
-    environment = java("org.apache.spark.SparkEnv")
-    method = handles.MethodHandles.publicLookup().findVirtual(environment, "rpcEnv", kind)
-    receiver = jvm.java.util.ArrayList()
-    receiver.add(session.context().env())
-    return method.invokeWithArguments(receiver)

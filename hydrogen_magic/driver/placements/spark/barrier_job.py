@@ -93,6 +93,8 @@ def as_error(error: SparkJobError, session: Session) -> HydrogenError:
         return task_error(problem, _ADVICE)
     if error.kind == "python":
         return PlacementError(f"{error}{session.says_of_python()}")
+    if error.kind == "forbidden":
+        return PlacementError(f"{error}, and gangs need it: {_ALLOWING}")
     if error.kind in ("executor_lost", "worker_lost"):
         return AgentLostError(str(error))
     if error.kind in ("cancelled", "stopped"):
@@ -104,6 +106,9 @@ def _all_of(error: SparkJobError) -> str:
     return f"{error}\n{error.details}"
 
 
+_ALLOWING = (
+    "use a cluster that does not restrict Python, on Databricks one with dedicated access mode"
+)
 _ADVICE = {
     "missing": "install it in the executors' Python, or remove the code that imports it from the cell",
     "python": "create a new session with PYSPARK_PYTHON set to an interpreter of the same minor version",

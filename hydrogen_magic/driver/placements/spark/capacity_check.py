@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver.placements.spark import private_calls
 from hydrogen_magic.driver.placements.spark.application_limits import most_cores, registered_cores
 from hydrogen_magic.driver.placements.spark.executors import ExecutorList, roster
 from hydrogen_magic.driver.placements.spark.gpu_resources import TaskResources, share
@@ -87,7 +88,10 @@ def free_slots(session: Session, capacity: ClusterCapacity) -> int | None:
     Classic sessions ask the scheduler itself: the UI's values may be ten seconds old.
     """
     if not session.is_connect:
-        return max(0, _slots_by_scheduler(session, capacity.profile) - _running_tasks(session))
+        slots = private_calls.most_tasks_at_once(session, capacity.profile)
+        running = private_calls.running_tasks(session)
+        if slots is not None and running is not None:
+            return max(0, slots - sum(running.values()))
     seen = roster(session, _GLANCE_S)
     if seen is None:
         return None
@@ -100,27 +104,13 @@ def slots_by_host(session: Session, capacity: ClusterCapacity) -> dict[str, tupl
     """Return the number of free slots and of all slots by host, for a classic session."""
     seen = roster(session, _GLANCE_S)
     cpus = SessionSettings.read(session).task_cpus
-    running = _running_by_executor(session)
+    running = private_calls.running_tasks(session) or {}
     found: dict[str, tuple[int, int]] = {}
     for executor in () if seen is None else seen.executors:
         n_all = executor.slots(cpus, int(capacity.gpus))
         n_free = max(0, n_all - running.get(executor.id, 0))
         before = found.get(executor.host, (0, 0))
         found[executor.host] = (before[0] + n_free, before[1] + n_all)
-    return found
-
-
-def _running_tasks(session: Session) -> int:
-    return sum(_running_by_executor(session).values())
-
-
-def _running_by_executor(session: Session) -> dict[str, int]:
-    """Return the number of running tasks by executor, according to the scheduler."""
-    counts = session.context().taskScheduler().runningTasksByExecutors().iterator()
-    found: dict[str, int] = {}
-    while counts.hasNext():
-        entry = counts.next()
-        found[str(entry._1())] = int(entry._2())
     return found
 
 
@@ -175,21 +165,15 @@ def _slots(
     seen: ExecutorList | None,
 ) -> int | None:
     if not session.is_connect:
-        return _slots_by_scheduler(session, profile)
+        by_scheduler = private_calls.most_tasks_at_once(session, profile)
+        if by_scheduler is not None:
+            return by_scheduler
     if seen is not None:
         return seen.slots(settings.task_cpus, gpus_per_task)
     if settings.slots is not None or gpus_per_task:
         return settings.slots
     cores = registered_cores(session, settings)
     return None if cores is None else cores // settings.task_cpus
-
-
-def _slots_by_scheduler(session: Session, profile: Any) -> int:
-    """Return the number that Spark compares with the number of tasks of a barrier stage."""
-    context = session.context()
-    manager = context.resourceProfileManager()
-    java = manager.defaultResourceProfile() if profile is None else profile._java_resource_profile
-    return int(context.maxNumConcurrentTasks(java))
 
 
 # ── messages ─────────────────────────────────────────────────────────────────────────────────────

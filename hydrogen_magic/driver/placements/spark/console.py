@@ -24,21 +24,20 @@ _n_gangs: Counter[str] = Counter()
 
 
 @contextlib.contextmanager
-def progress_bar_off(context: Any) -> Iterator[None]:
-    """Hide the bar of this SparkContext (a Py4J object).
+def progress_bar_off(bar: Any, application: str) -> Iterator[None]:
+    """Hide the bar of an application: a Scala Option of Spark's object, or None if it cannot be had.
 
     The bar is not drawn within half a second of a job's end (``ConsoleProgressBar.refresh``), so the last
     job's end is set to a time in the future. Spark corrects it at the end of every job, so the bar cannot
     stay hidden. This includes the end of a gang's stage while the gang of the next cell runs, for which it
     is hidden again; a job of the user that ends meanwhile shows the bar again.
     """
-    bar = context.progressBar()
-    if bar.isEmpty():
+    if bar is None or bar.isEmpty():
         yield
         return
-    application = str(context.applicationId())
     _count(application, 1)
-    _set_last_finish(bar.get(), _NEVER_MS)
+    with contextlib.suppress(Exception):  # private to Spark: then the bar is seen
+        _set_last_finish(bar.get(), _NEVER_MS)
     try:
         yield
     except BaseException:

@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any
 
+from hydrogen_magic.driver.placements.spark import private_calls
 from hydrogen_magic.driver.placements.spark.session import Session
 
 _FIRST_UI_PORT = 4040
@@ -68,9 +69,10 @@ class ExecutorList:
 
 
 def roster(session: Session, within_s: float) -> ExecutorList | None:
-    """Return the executors; None if unknown (Connect, with the UI off or not reachable)."""
-    if not session.is_connect:
-        return _parsed(_from_store(session), time.time())
+    """Return the executors; None if unknown (without the JVM, with the UI off or not reachable)."""
+    text = None if session.is_connect else private_calls.executors(session)
+    if text is not None:
+        return _parsed(text, time.time())
     return _from_ui(session, time.monotonic() + within_s)
 
 
@@ -98,14 +100,7 @@ def _seconds(text: str) -> float:
     return datetime.strptime(text, _ADDED).replace(tzinfo=timezone.utc).timestamp()
 
 
-def _from_store(session: Session) -> str:
-    """Return the REST interface's JSON, by its own writer: one call for any number of executors."""
-    rows = session.context().statusStore().executorList(False)
-    api = session.spark.sparkContext._jvm.org.apache.spark.status.api.v1
-    return str(api.JacksonMessageWriter().mapper().writeValueAsString(rows))
-
-
-# ── the UI of a remote driver ────────────────────────────────────────────────────────────────────
+# ── the UI ────────────────────────────────────────────────────────────────────
 
 
 def _from_ui(session: Session, deadline_s: float) -> ExecutorList | None:

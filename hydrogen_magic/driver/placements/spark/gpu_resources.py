@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver.placements.spark import private_calls
 from hydrogen_magic.driver.placements.spark.executors import ExecutorList
 from hydrogen_magic.driver.placements.spark.job_errors import explained
 from hydrogen_magic.driver.placements.spark.session import Session
@@ -151,28 +152,6 @@ def _profile(session: Session, cpus: int, n_gpus: int) -> Any:
     if n_gpus:
         requests[_RESOURCE] = TaskResourceRequest(_RESOURCE, n_gpus)
     try:
-        return (_made_by_server if session.is_connect else _made_here)(session, requests)
+        return private_calls.add_profile(session, requests)
     except Exception as error:  # exceptions of Java, gRPC and pyspark have no common base
         raise PlacementError(str(explained(error))) from error
-
-
-def _made_here(session: Session, requests: dict[str, Any]) -> Any:
-    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
-
-    jvm = session.spark.sparkContext._jvm
-    profile = ResourceProfileBuilder().require(TaskResourceRequests(jvm, requests)).build
-    session.context().resourceProfileManager().addResourceProfile(profile._java_resource_profile)
-    return profile
-
-
-def _made_by_server(session: Session, requests: dict[str, Any]) -> Any:
-    """Make the server create one now: pyspark does so on use, in its thread's active session."""
-    from pyspark.sql.connect.resource.profile import ResourceProfile
-
-    active = type(session.spark)._active_session  # a threading.local
-    before = getattr(active, "session", None)
-    active.session = session.spark
-    try:
-        return ResourceProfile({}, requests)
-    finally:
-        active.session = before

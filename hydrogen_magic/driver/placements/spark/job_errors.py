@@ -18,7 +18,8 @@ class SparkJobError(Exception):
         super().__init__(message)
         self.kind = kind
         """``cancelled``, ``executor_lost``, ``worker_lost`` (a Python worker ended), ``slots``, ``python``
-        (executors run one that cannot serve), ``stopped`` (the session or its SparkContext) or ``other``."""
+        (executors run one that cannot serve), ``forbidden`` (a call, by Py4J's security), ``stopped`` (the
+        session or its SparkContext) or ``other``."""
         self.details = details
         """Spark's complete error: Java and Python stacks, many lines."""
 
@@ -42,6 +43,11 @@ _SHUT_DOWN = re.compile(
 _MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 _PROGRAM = re.compile(r'Cannot run program "([^"]+)".*?: error=\d+, ([^\n]+)')
 _PYTHON = re.compile(r"^(?!org\.|java)(\w[\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.M)
+_FORBIDDEN = re.compile(
+    r"Py4JSecurityException: (?:Method|Constructor) [^(]*?([\w$]+\.[\w$]+)\(.*?"
+    r"is not (?:white|allow)listed",
+    re.S,
+)
 _FRAME = re.compile(r"^\s+at [\w.$]+|^JVM stacktrace|^\s*\(|^Traceback")
 _LONGEST = 300
 """Characters of a sentence; the rest is in the details."""
@@ -127,6 +133,11 @@ def _no_python(text: str) -> str | None:
     )
 
 
+def _forbidden(text: str) -> str | None:
+    call = _FORBIDDEN.search(text)
+    return None if call is None else f"this cluster forbids {call[1]} (Py4J security)"
+
+
 def _crashed(text: str) -> str | None:
     if "Python worker exited unexpectedly" in text:
         return "a Python worker on an executor exited unexpectedly (killed, or out of memory)"
@@ -134,6 +145,7 @@ def _crashed(text: str) -> str | None:
 
 
 _READERS = (
+    ("forbidden", _forbidden),
     ("python", _other_version),
     ("slots", _slots),
     ("stopped", _stopped),

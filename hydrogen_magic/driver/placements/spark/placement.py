@@ -9,7 +9,12 @@ from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver.placements import Placement
 from hydrogen_magic.driver.placements.remote import rank_assignment
 from hydrogen_magic.driver.placements.remote.agent_group import RemoteAgentGroup
-from hydrogen_magic.driver.placements.spark import capacity_check, host_choice, session
+from hydrogen_magic.driver.placements.spark import (
+    capacity_check,
+    host_choice,
+    private_calls,
+    session,
+)
 from hydrogen_magic.driver.placements.spark.hosts import SparkHosts
 from hydrogen_magic.errors import PlacementError
 
@@ -25,7 +30,11 @@ class SparkPlacement(Placement):
             raise PlacementError("`--on spark` needs Linux 5.3 or newer, here and on the executors")
         found, capacity = _look(spec)
         gpu = "assigned by Spark" if capacity.gpus else None
-        notes = (*capacity.notes, *filter(None, [found.version_note()]))
+        notes = (
+            *capacity.notes,
+            *filter(None, [found.version_note()]),
+            *private_calls.notes(found),
+        )
         plan = rank_assignment.unassigned(spec, found.where, gpu, notes)
         chosen = host_choice.choose(found, capacity, spec)
         return plan if chosen is None else rank_assignment.expected(plan, chosen.hosts, chosen.note)

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from hydrogen_magic.core.network import family_of
 from hydrogen_magic.driver.placements.remote.addresses import own_addresses
+from hydrogen_magic.driver.placements.spark import private_calls
 from hydrogen_magic.driver.placements.spark.console import progress_bar_off
 from hydrogen_magic.driver.placements.spark.job_errors import STOPPED, SparkJobError, explained
 from hydrogen_magic.errors import PlacementError
@@ -106,7 +107,7 @@ class Session:
         found = explained(error)
         try:
             is_ending = _is_stopped(self.spark) or (
-                not self.is_connect and bool(self.context().isStopped())
+                not self.is_connect and private_calls.is_ending(self)
             )
         except Exception:  # the server no longer answers
             is_ending = False
@@ -127,18 +128,8 @@ class Session:
         insisting.start()
 
     def running_tasks(self, tag: str) -> int | None:
-        """Return how many tasks of the job under this tag hold slots; None if unknown (Connect).
-
-        By Spark's scheduler: its status tracker lags behind until the next event. The scheduler's pools
-        are not a public interface, so the number is unknown where they differ.
-        """
-        if self.is_connect:
-            return None
-        try:
-            sets = _task_sets(self.context().taskScheduler().rootPool())
-            return sum(int(each.runningTasks()) for each in sets if tag in _tags_of(each))
-        except Exception:  # of Py4J, or Java's that pyspark translates: they have no common base
-            return None
+        """Return how many tasks of the job under this tag hold slots; None if unknown (Connect)."""
+        return None if self.is_connect else private_calls.running_tasks_of(self, tag)
 
     def version_note(self) -> str | None:
         """Return a note for the user if this version of Spark is newer than any that was tested."""
@@ -179,10 +170,6 @@ class Session:
             return " (in the environment of the Spark Connect server)"
         return f" (it is now {self.spark.sparkContext.pythonExec})"
 
-    def context(self) -> Any:
-        """Return the SparkContext of the JVM, a Py4J object. Classic sessions only."""
-        return self.spark.sparkContext._jsc.sc()
-
     @contextmanager
     def python_workers(self, environment: Mapping[str, str]) -> Iterator[None]:
         """Run functions that are created meanwhile in Python workers that start with these variables.
@@ -196,7 +183,10 @@ class Session:
             return
         context = self.spark.sparkContext
         with _environment_lock:
-            before = context.environment
+            before = private_calls.worker_environment(self)
+            if before is None:
+                yield
+                return
             context.environment = {**environment, **before}
             try:
                 yield
@@ -209,24 +199,10 @@ class Session:
         with warnings.catch_warnings():
             # pyspark checks its pandas on first use, although no gang uses it.
             warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
-            rows = self._rows_at(hosts) if hosts else self.spark.range(0, n, 1, n)
+            rows = private_calls.rows_at(self, hosts) if hosts else None
+            if rows is None:
+                rows = self.spark.range(0, n, 1, n)
             return rows.mapInArrow(task, "o binary", barrier=True, profile=profile)
-
-    def _rows_at(self, hosts: Sequence[str]) -> Any:
-        """Return a DataFrame with one partition for each of ``hosts``, its preferred location.
-
-        Only the JVM's ``SparkContext.makeRDD`` takes locations; the rows are of no use.
-        """
-        from pyspark.sql import DataFrame
-
-        context = self.spark.sparkContext
-        jvm = context._jvm
-        sql, as_seq = jvm.org.apache.spark.sql, jvm.PythonUtils.toSeq
-        row = sql.RowFactory.create(context._gateway.new_array(jvm.java.lang.Object, 1))
-        located = as_seq([jvm.scala.Tuple2(row, as_seq([host])) for host in hosts])
-        rows = self.context().makeRDD(located, jvm.scala.reflect.ClassTag.apply(row.getClass()))
-        schema = sql.types.StructType.fromDDL("n int")
-        return DataFrame(self.spark._jsparkSession.createDataFrame(rows, schema), self.spark)
 
     @contextmanager
     def _tagged(self, tag: str, description: str) -> Iterator[None]:
@@ -245,7 +221,7 @@ class Session:
         try:
             yield
         finally:
-            if context._jsc is not None:  # it was not stopped meanwhile
+            if not _is_stopped(self.spark):  # meanwhile
                 context.removeJobTag(tag)
                 context.setJobDescription(before)
 
@@ -254,7 +230,7 @@ class Session:
         if self.is_connect:
             yield
             return
-        with progress_bar_off(self.context()):
+        with progress_bar_off(private_calls.progress_bar(self), self.application):
             yield
 
     # ── cancel ───────────────────────────────────────────────────────────────────────────────────
@@ -275,20 +251,6 @@ class Session:
             self.spark.interruptTag(tag)
         else:
             self.spark.sparkContext.cancelJobsWithTag(tag)
-
-
-def _task_sets(pool: Any) -> Iterator[Any]:
-    """Yield the ``TaskSetManager`` objects of a scheduler's pool, and of the pools in it."""
-    for each in pool.schedulableQueue().toArray():
-        if each.schedulableQueue() is None:
-            yield each
-        else:
-            yield from _task_sets(each)
-
-
-def _tags_of(task_set: Any) -> list[str]:
-    tags = task_set.taskSet().properties().getProperty("spark.job.tags")
-    return tags.split(",") if tags else []
 
 
 # ── finding the session ──────────────────────────────────────────────────────────────────────────
@@ -366,7 +328,7 @@ def _is_connect(spark: Any) -> bool:
 def _is_stopped(spark: Any) -> bool:
     if _is_connect(spark):
         return bool(spark.is_stopped)
-    return spark.sparkContext._jsc is None
+    return private_calls.is_stopped(spark)
 
 
 def _active() -> Any:

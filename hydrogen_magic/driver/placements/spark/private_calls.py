@@ -1,0 +1,258 @@
+"""Calls of Spark's JVM and of pyspark that are not part of the public interface.
+
+Other distributions and versions of Spark may lack them, or forbid them: a driver with Py4J's security
+raises ``Py4JSecurityException`` for methods of the JVM that it does not know to be harmless. So no gang
+depends on them. Each returns None if it is refused, which means unknown, and :func:`notes` tells the user
+what is lost.
+
+On Spark Connect there is no JVM: :func:`add_profile` alone is called there. The relay's requests are in
+:mod:`~hydrogen_magic.driver.placements.spark.relay`; their refusal is an error with its reason.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from hydrogen_magic.driver.placements.spark.job_errors import explained
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AnySession(Protocol):
+    """What is needed of a ``Session`` of :mod:`~hydrogen_magic.driver.placements.spark.session`."""
+
+    @property
+    def spark(self) -> Any: ...
+
+    @property
+    def is_connect(self) -> bool: ...
+
+    @property
+    def application(self) -> str: ...
+
+
+_MASTER = "org.apache.spark.deploy.DeployMessages"
+
+_refused: dict[tuple[str, str], str] = {}
+"""(application, what is lost) -> Spark's error."""
+
+
+def notes(session: AnySession) -> tuple[str, ...]:
+    """Return what this session has refused so far, one sentence each, with the consequence."""
+    found = ((lost, error) for (of, lost), error in _refused.items() if of == session.application)
+    return tuple(f"{lost} (Spark refuses the call: {error})" for lost, error in found)
+
+
+def _or_none(
+    lost: str,
+) -> Callable[
+    [Callable[Concatenate[AnySession, P], T]], Callable[Concatenate[AnySession, P], T | None]
+]:
+    """Let a call return None if Spark refuses it. ``lost``: the consequence, as a sentence."""
+
+    def decorate(
+        call: Callable[Concatenate[AnySession, P], T],
+    ) -> Callable[Concatenate[AnySession, P], T | None]:
+        @functools.wraps(call)
+        def guarded(session: AnySession, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
+            try:
+                return call(session, *args, **kwargs)
+            except Exception as error:  # Py4J's, Java's and Python's have no common base
+                found = explained(error)
+                if found.kind != "stopped":  # an ended session has refused nothing
+                    _refused.setdefault((session.application, lost), str(found))
+                return None
+
+        return guarded
+
+    return decorate
+
+
+def _context(session: AnySession) -> Any:
+    """Return the SparkContext of the JVM, a Py4J object. Classic sessions only."""
+    return session.spark.sparkContext._jsc.sc()
+
+
+# ── the session ──────────────────────────────────────────────────────────────────────────────────
+
+
+def is_stopped(spark: Any) -> bool:
+    """Return whether a classic session was stopped; False if that is unknown: its jobs will tell."""
+    return getattr(spark.sparkContext, "_jsc", spark) is None
+
+
+def is_ending(session: AnySession) -> bool:
+    """Return whether the SparkContext of a classic session has stopped, by itself or by its driver."""
+    try:
+        return bool(_context(session).isStopped())
+    except Exception:  # unknown: the error of the job itself says it
+        return False
+
+
+@_or_none("Python workers of %%infer lack the settings of the memory allocator")
+def worker_environment(session: AnySession) -> dict[str, str]:
+    """Return the variables of the Python workers of functions that are created next."""
+    return dict(session.spark.sparkContext.environment)
+
+
+@_or_none("Spark's progress bar is shown beside the live view")
+def progress_bar(session: AnySession) -> Any:
+    """Return the console's progress bar, a Scala Option."""
+    return _context(session).progressBar()
+
+
+# ── executors and slots ──────────────────────────────────────────────────────────────────────────
+
+
+@_or_none("executors are found by Spark's UI, if it is on and reachable")
+def executors(session: AnySession) -> str:
+    """Return the JSON of the REST interface, by its own writer: one call for any number of executors."""
+    rows = _context(session).statusStore().executorList(False)
+    api = session.spark.sparkContext._jvm.org.apache.spark.status.api.v1
+    return str(api.JacksonMessageWriter().mapper().writeValueAsString(rows))
+
+
+@_or_none("slots are counted by the cores of executors, not by Spark's scheduler")
+def most_tasks_at_once(session: AnySession, profile: Any) -> int:
+    """Return the number that Spark compares with the number of tasks of a barrier stage."""
+    context = _context(session)
+    manager = context.resourceProfileManager()
+    java = manager.defaultResourceProfile() if profile is None else profile._java_resource_profile
+    return int(context.maxNumConcurrentTasks(java))
+
+
+@_or_none("free slots are those of Spark's UI, which lags by up to ten seconds")
+def running_tasks(session: AnySession) -> dict[str, int]:
+    """Return how many tasks of all jobs hold slots, by executor."""
+    counts = _context(session).taskScheduler().runningTasksByExecutors().iterator()
+    found: dict[str, int] = {}
+    while counts.hasNext():
+        entry = counts.next()
+        found[str(entry._1())] = int(entry._2())
+    return found
+
+
+@_or_none("a gang whose tasks start slowly is shown as queued")
+def running_tasks_of(session: AnySession, tag: str) -> int:
+    """Return how many tasks of the jobs under a tag hold slots.
+
+    By Spark's scheduler: its status tracker lags behind until the next event.
+    """
+    sets = _task_sets(_context(session).taskScheduler().rootPool())
+    return sum(int(each.runningTasks()) for each in sets if tag in _tags_of(each))
+
+
+def _task_sets(pool: Any) -> Iterator[Any]:
+    """Yield the ``TaskSetManager`` objects of a scheduler's pool, and of the pools in it."""
+    for each in pool.schedulableQueue().toArray():
+        if each.schedulableQueue() is None:
+            yield each
+        else:
+            yield from _task_sets(each)
+
+
+def _tags_of(task_set: Any) -> list[str]:
+    tags = task_set.taskSet().properties().getProperty("spark.job.tags")
+    return tags.split(",") if tags else []
+
+
+@_or_none("%%infer does not count Spark's tasks")
+def stages_of(session: AnySession, tag: str) -> dict[int, tuple[int, int]]:
+    """Return the number of completed and of all tasks of each stage that has begun, by its number."""
+    tracker = _context(session).statusTracker()
+    found = {}
+    for number in tracker.getJobIdsForTag(tag):
+        job = tracker.getJobInfo(number)
+        for stage in job.get().stageIds() if job.isDefined() else ():
+            info = tracker.getStageInfo(stage)
+            if info.isDefined() and info.get().submissionTime() > 0:
+                found[stage] = info.get().numCompletedTasks(), info.get().numTasks()
+    return found
+
+
+@_or_none("Spark chooses the hosts of ranks: --pack and --spread have no effect")
+def rows_at(session: AnySession, hosts: Sequence[str]) -> Any:
+    """Return a DataFrame with one partition for each of ``hosts``, its preferred location.
+
+    Only the JVM's ``SparkContext.makeRDD`` takes locations; the rows are of no use.
+    """
+    from pyspark.sql import DataFrame
+
+    context = session.spark.sparkContext
+    jvm = context._jvm
+    sql, as_seq = jvm.org.apache.spark.sql, jvm.PythonUtils.toSeq
+    row = sql.RowFactory.create(context._gateway.new_array(jvm.java.lang.Object, 1))
+    located = as_seq([jvm.scala.Tuple2(row, as_seq([host])) for host in hosts])
+    rows = _context(session).makeRDD(located, jvm.scala.reflect.ClassTag.apply(row.getClass()))
+    schema = sql.types.StructType.fromDDL("n int")
+    return DataFrame(session.spark._jsparkSession.createDataFrame(rows, schema), session.spark)
+
+
+# ── resource profiles ────────────────────────────────────────────────────────────────────────────
+
+
+def add_profile(session: AnySession, requests: dict[str, Any]) -> Any:
+    """Return a TaskResourceProfile that Spark has accepted. Raises Spark's error."""
+    return (_made_by_server if session.is_connect else _made_here)(session, requests)
+
+
+def _made_here(session: AnySession, requests: dict[str, Any]) -> Any:
+    from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
+
+    jvm = session.spark.sparkContext._jvm
+    profile = ResourceProfileBuilder().require(TaskResourceRequests(jvm, requests)).build
+    manager = _context(session).resourceProfileManager()
+    manager.addResourceProfile(profile._java_resource_profile)
+    return profile
+
+
+def _made_by_server(session: AnySession, requests: dict[str, Any]) -> Any:
+    """Make the server create one now: pyspark does so on use, in its thread's active session."""
+    from pyspark.sql.connect.resource.profile import ResourceProfile
+
+    active = type(session.spark)._active_session  # a threading.local
+    before = getattr(active, "session", None)
+    active.session = session.spark
+    try:
+        return ResourceProfile({}, requests)
+    finally:
+        active.session = before
+
+
+# ── a standalone master ──────────────────────────────────────────────────────────────────────────
+
+
+@_or_none("a gang that is larger than the cluster is refused only when no more executors start")
+def cores_of_workers(session: AnySession, master: str) -> int:
+    """Return the cores of a standalone cluster's living workers, as its master reports them to the driver.
+
+    Uses Spark's own messages. The master does not report usage by other applications.
+    """
+    jvm = session.spark.sparkContext._jvm
+    java = jvm.java.lang.Class.forName
+    first = urlsplit(master.partition(",")[0])
+    address = jvm.org.apache.spark.rpc.RpcAddress(first.hostname, first.port)
+    question = java(f"{_MASTER}$RequestMasterState$").getField("MODULE$").get(None)
+    answer = jvm.scala.reflect.ClassTag.apply(java(f"{_MASTER}$MasterStateResponse"))
+    reference = _rpc(session, jvm).setupEndpointRef(address, "Master")
+    workers = reference.askSync(question, answer).workers()
+    return sum(int(w.cores()) for w in workers if w.state().toString() == "ALIVE")
+
+
+def _rpc(session: AnySession, jvm: Any) -> Any:
+    """Return ``SparkEnv.rpcEnv``, by a handle to this one method.
+
+    Py4J would inspect all methods of the class, one of which refers to a class that pyspark's jars contain
+    only under another name; that breaks Py4J's connection.
+    """
+    java, handles = jvm.java.lang.Class.forName, jvm.java.lang.invoke
+    kind = handles.MethodType.methodType(java("org.apache.spark.rpc.RpcEnv"))
+    environment = java("org.apache.spark.SparkEnv")
+    method = handles.MethodHandles.publicLookup().findVirtual(environment, "rpcEnv", kind)
+    receiver = jvm.java.util.ArrayList()
+    receiver.add(_context(session).env())
+    return method.invokeWithArguments(receiver)

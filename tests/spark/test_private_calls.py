@@ -1,0 +1,97 @@
+"""Gangs on a Spark that refuses what is not part of its public interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+import hydrogen_magic as hm
+from hydrogen_magic.driver.placements.spark import gpu_resources, placement, private_calls
+from hydrogen_magic.errors import PlacementError
+from tests import ranks
+from tests.gangs import ended
+from tests.spark_gangs import launch
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.usefixtures("spark", "warm_agents"),
+    pytest.mark.timeout(300),
+]
+
+_SAYS = (
+    "py4j.security.Py4JSecurityException: Method public java.lang.Object "
+    "org.apache.spark.SparkContext.{}() is not whitelisted on class class org.apache.spark.SparkContext"
+)
+LOST = {
+    "statusStore": "executors are found by Spark's UI",
+    "resourceProfileManager": "slots are counted by the cores of executors",
+    "maxNumConcurrentTasks": "slots are counted by the cores of executors",
+    "taskScheduler": "free slots are those of Spark's UI",
+    "progressBar": "Spark's progress bar is shown",
+}
+"""Method of Spark's SparkContext -> the beginning of what its refusal costs."""
+
+
+class Forbidding:
+    """A SparkContext without one of its methods, or without any."""
+
+    def __init__(self, context: Any, method: str) -> None:
+        self._context = context
+        self._method = method
+
+    def __getattr__(self, name: str) -> Any:
+        if self._method in ("", name):
+            return self._refuse
+        return getattr(self._context, name)
+
+    def _refuse(self, *_: Any) -> Any:
+        raise RuntimeError(_SAYS.format(self._method or "any"))
+
+
+@pytest.fixture
+def forbid(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """A function that forbids a method of the SparkContext; an empty name forbids all."""
+    real = private_calls._context
+
+    def forbid(method: str) -> None:
+        monkeypatch.setattr(private_calls, "_context", lambda s: Forbidding(real(s), method))
+        monkeypatch.setattr(placement, "_seen", None)
+        gpu_resources._profile.cache_clear()
+
+    yield forbid
+    private_calls._refused.clear()
+
+
+def test_a_gang_runs_where_all_of_them_are_refused(forbid: Callable[[str], None]) -> None:
+    forbid("")
+    gang = launch(ranks.gather, np=2)
+    assert ended(gang).result == [0, 1]
+    with pytest.raises(PlacementError, match=r"np 8, the cluster has 4 slots \(1 core per task\)"):
+        launch(ranks.gather, np=8)
+    plan = hm.launch(ranks.gather, np=2, on="spark", gpu=False)
+    assert ended(plan).result == [0, 1]
+    notes = " ".join(notice.text for notice in plan.snapshot().notices)
+    assert all(lost in notes for lost in LOST.values()), notes
+    assert (
+        "(Spark refuses the call: this cluster forbids SparkContext.any (Py4J security))" in notes
+    )
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("method", [*LOST, "isStopped", "env", "statusTracker"])
+def test_a_gang_runs_where_one_is_refused(method: str, forbid: Callable[[str], None]) -> None:
+    forbid(method)
+    assert ended(launch(ranks.gather, np=2)).result == [0, 1]
+    said = [lost for _, lost in private_calls._refused]
+    assert any(lost.startswith(LOST[method]) for lost in said) if method in LOST else not said
+
+
+def test_gpus_are_refused_where_profiles_are(forbid: Callable[[str], None]) -> None:
+    forbid("resourceProfileManager")
+    with pytest.raises(
+        PlacementError, match=r"forbids SparkContext\.resourceProfileManager"
+    ) as error:
+        launch(ranks.gather, np=2, gpu=True)
+    assert "start the session with spark.task.resource.gpu.amount 1" in str(error.value)
