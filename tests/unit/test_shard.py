@@ -385,7 +385,7 @@ def test_data_without_parts_is_refused(
     assert said in str(caught.value)
 
 
-def test_a_loader_and_shuffled_streams_are_refused() -> None:
+def test_a_loader_and_shuffled_streams_are_refused(parquet: Path) -> None:
     import torch
 
     with pytest.raises(TypeError, match="shard its dataset"):
@@ -394,3 +394,8 @@ def test_a_loader_and_shuffled_streams_are_refused() -> None:
         hm.shard(stream(9), shuffle=True)
     with pytest.raises(TypeError, match="streams Parquet data, not a list"):
         hm.shard([1, 2], batch_size=2)
+    in_memory = pytest.importorskip("pyarrow.dataset").dataset(arrow())
+    with pytest.raises(TypeError, match=r"of Parquet files only: pass its to_table\(\)"):
+        hm.shard(in_memory)
+    with pytest.raises(ValueError, match="batch_size of at least 1, got 0"):
+        hm.shard(parquet, batch_size=0)

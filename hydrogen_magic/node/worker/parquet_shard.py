@@ -33,6 +33,10 @@ def open_dataset(source: Any) -> Any:
     import pyarrow.dataset as ds
 
     if isinstance(source, ds.Dataset):
+        if not isinstance(getattr(source, "format", None), ds.ParquetFileFormat):
+            raise TypeError(
+                "hm.shard() takes a PyArrow Dataset of Parquet files only: pass its to_table()"
+            )
         return source
     found = data_files.find(source)
     return ds.dataset(
@@ -53,6 +57,8 @@ def table(dataset: Any, bounds: Bounds, seed: int | None) -> Any:
 
 def stream(dataset: Any, bounds: Bounds, seed: int | None, batch_size: int) -> Any:
     """Return the share as an iterable of ``pyarrow.Table``; see ``hm.shard``."""
+    if batch_size < 1:
+        raise ValueError(f"hm.shard() needs a batch_size of at least 1, got {batch_size}")
     return _stream_class()(dataset, bounds, seed, batch_size)
 
 
