@@ -152,6 +152,26 @@ def who(stage: Stage) -> Any:
     return hm.run(spark_ranks.where, np=4, on="spark")
 
 
+def passed_on(stage: Stage) -> Any:
+    """Say how often the bytes of a large closure leave the kernel, and whether all ranks have them."""
+    import hydrogen_magic as hm
+    from hydrogen_magic.core.messages import FilePart
+    from hydrogen_magic.transport.channel import Hub
+
+    data, sent, send = os.urandom(20_000_000), [0], Hub.send
+
+    def counting(hub: Hub, key: str, message: Any, blob: Any = None) -> None:
+        sent[0] += len(blob) if isinstance(message, FilePart) else 0
+        send(hub, key, message, blob)
+
+    Hub.send = counting  # type: ignore[method-assign]
+    try:
+        digests = set(hm.launch(spark_ranks.digest, data, np=4, on="spark").results)
+    finally:
+        Hub.send = send  # type: ignore[method-assign]
+    return {"times": sent[0] / len(data), "whole": digests == {spark_ranks.digest(data)}}
+
+
 def _running(n_steps: int) -> Any:
     """Start a gang that counts, and return it once all its ranks do."""
     import hydrogen_magic as hm
@@ -283,6 +303,7 @@ SCENES: dict[str, Callable[[Stage], Any]] = {
     scene.__name__: scene
     for scene in (
         who,
+        passed_on,
         carried,
         by_horovod,
         committed,

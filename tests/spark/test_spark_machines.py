@@ -88,6 +88,12 @@ def test_ranks_are_contiguous_on_each_machine(machines: Machines) -> None:
     assert {rank["gloo"] for rank in everyone} == {"eth0"}, "the one link that others can reach"
 
 
+def test_a_machine_passes_a_large_closure_on(machines: Machines) -> None:
+    """By the address that the other one can reach; else the kernel would send it twice."""
+    found = machines.play("passed_on")
+    assert found["whole"] and found["times"] < 1.2
+
+
 def test_a_checkpoint_travels_by_the_kernel_to_machines_that_share_no_disk(
     machines: Machines,
 ) -> None:
