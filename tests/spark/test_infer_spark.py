@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import decimal
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -212,6 +212,53 @@ def test_nothing_runs_before_an_action_and_the_cell_once_per_worker(
     assert again.agg({"twice": "sum"}).collect()[0][0] == 249_500
     pids = (tmp_path / "runs").read_text().split()
     assert 1 <= len(pids) == len(set(pids)) <= 4
+
+
+@pytest.fixture
+def predicted(tmp_path: Path) -> Any:
+    """A frame of 1000 rows with predictions, and a function for the number of predicted rows so far."""
+    log = tmp_path / "rows"
+    log.touch()
+    body = (
+        "def predict(batch):\n"
+        f"    with open({str(log)!r}, 'a') as file:\n"
+        "        print(len(batch), file=file)\n"
+        "    return {'twice': 2 * batch['id'], 'text': batch['id'].astype(str)}\n"
+    )
+
+    def made(spark: Any) -> tuple[Any, Callable[[], int]]:
+        frame = inferred(spark.range(0, 1000, 1, 2), body, schema="twice bigint, text string")
+        return frame, lambda: sum(map(int, log.read_text().split()))
+
+    return made
+
+
+@mostly_on_classic
+def test_an_action_predicts_only_the_rows_that_it_needs(spark: Any, predicted: Any) -> None:
+    frame, n_rows = predicted(spark)
+    assert (frame.count(), len(frame.select("id").collect())) == (1000, 1000)
+    assert n_rows() == 0, "no prediction was needed"
+    assert [row.twice for row in frame.where("id < 3").orderBy("id").collect()] == [0, 2, 4]
+    assert n_rows() <= 6, "sorting may read the three rows twice"
+    before = n_rows()
+    assert len(frame.limit(5).collect()) == 5
+    assert n_rows() == before + 5
+
+
+@mostly_on_classic
+def test_each_row_is_predicted_once_whatever_uses_its_predictions(
+    spark: Any, predicted: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frame, n_rows = predicted(spark)
+    used = frame.where("twice < 10 AND text <> '1' AND id < 900")
+    assert {tuple(row) for row in used.selectExpr("twice + id", "twice || text").collect()} == {
+        (3 * n, f"{2 * n}{n}") for n in (0, 2, 3, 4)
+    }
+    assert n_rows() == 900
+    used.explain()
+    plan = capsys.readouterr().out
+    assert plan.count("ArrowEvalPython") == 1
+    assert plan.index("twice") < plan.index("ArrowEvalPython") < plan.rindex("< 900")
 
 
 @mostly_on_classic

@@ -2,7 +2,7 @@
 
     kernel ── package and cell, once per executor ──► a Python worker per task slot
        │                                                  cell runs once, then predict per batch
-       └─ frame.mapInArrow(task, schema) ─► a lazy DataFrame
+       └─ frame with predict as a column ─► a lazy DataFrame
 
 There is no barrier: Spark schedules and retries each partition by itself. Without ``--schema`` the first
 batch is predicted at once, to know the columns that ``predict`` returns.
@@ -13,20 +13,16 @@ from __future__ import annotations
 import importlib
 import re
 import secrets
-import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from inspect import signature
 from typing import Any
 
 import pyarrow as pa
 
-from hydrogen_magic import plugins
 from hydrogen_magic.capture.values import Captured
-from hydrogen_magic.core import memory_settings
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.driver.placements.remote import forwarded_settings, packaging
 from hydrogen_magic.driver.placements.spark import gpu_resources
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.placements.spark.executors import roster
@@ -35,6 +31,7 @@ from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 from hydrogen_magic.errors import HydrogenError, InferError, PlacementError
 from hydrogen_magic.inference.spark import shipping
+from hydrogen_magic.inference.spark.cell_task import CellTask, quoted, task_config
 from hydrogen_magic.node.prediction.arrow_types import has_null_type
 from hydrogen_magic.node.prediction.ddl import parse_schema, spark_schema
 from hydrogen_magic.node.prediction.options import InferOptions
@@ -42,7 +39,6 @@ from hydrogen_magic.node.spark.inference_task import END
 
 _GPU_QUERY_S = 0.5
 """Timeout of the query for the executors' GPUs."""
-_SENT_MODULES = {"cloudpickle", "hydrogen_magic"}
 _MESSAGE = re.compile(rf"(?:InferError: )+(.*?)\n{END}", re.DOTALL)
 """Connect repeats the name of an error."""
 
@@ -69,15 +65,15 @@ def prepare(frame: Any, captured: Captured, spec: JobSpec, options: InferOptions
     kept = _checked(frame, options)
     session = sessions.of(frame)
     frame = _with_arrays(frame, session)
-    share = _share(session, spec)
+    share = task_resources(session, spec)
     if options.schema is not None:
         predicted = parse_schema(options.schema)
         options.check_names(predicted.names, frame.columns)
-        _schemas(frame, kept, options.result_schema(predicted))
+        _stored(frame, kept, options.result_schema(predicted))
     sent = shipping.send(session, captured.payload)
-    return PreparedRun(
-        frame, session, options, share, sent, kept, _config(captured, spec, options, sent, share)
-    )
+    config = task_config(captured, spec, sent, has_gpu=share.for_ranks)
+    task = CellTask(session, sent, {**config, "options": asdict(options)}, share.profile)
+    return PreparedRun(frame, session, options, share, task, kept)
 
 
 @dataclass(frozen=True)
@@ -89,10 +85,9 @@ class PreparedRun:
     options: InferOptions
     share: gpu_resources.TaskResources
     """Resources of each task."""
-    sent: shipping.SentCell
+    task: CellTask
     kept: list[str]
     """Columns of the frame that come back."""
-    config: Mapping[str, Any]
 
     def predicted(self, tag: str, report_to: Mapping[str, Any] | None = None) -> Any:
         """Return the frame with its predictions, lazy.
@@ -101,31 +96,28 @@ class PreparedRun:
         tasks report their progress (:mod:`hydrogen_magic.node.worker.task_status`), if at all. Raises
         SparkJobError and InferError.
         """
-        config = {**self.config, "report_to": report_to}
+        task = self.task.with_config(report_to=report_to)
         if self.options.schema is None:
-            predicted = self._first_columns(_task(config, self.sent), tag)
-            config["columns"] = predicted.serialize().to_pybytes()
+            predicted = self._first_columns(task, tag)
+            columns = predicted.serialize().to_pybytes()
         else:
-            predicted, config["columns"] = parse_schema(self.options.schema), b""
+            predicted, columns = parse_schema(self.options.schema), b""
             self.options.check_replaced(predicted.names)
         self.options.check_names(predicted.names, self.frame.columns)
         added = self.options.result_schema(predicted)
-        schema, config["of_spark"] = _schemas(self.frame, self.kept, added)
-        config["kept"] = self.kept
-        result = _mapped(
-            self.session, self.frame, _task(config, self.sent), schema, self.share.profile
-        )
+        stored = _stored(self.frame, self.kept, added)
+        result = task.with_config(columns=columns).scored(self.frame, self.kept, stored)
         if not self.options.replace:
             return result
         order = self.options.order(self.frame.columns, added.names)
-        return result.select(*map(_quoted, order))
+        return result.select(*map(quoted, order))
 
-    def _first_columns(self, task: Callable[..., Any], tag: str) -> pa.Schema:
+    def _first_columns(self, task: CellTask, tag: str) -> pa.Schema:
         """Run the cell and predict the first batch on an executor; return the predicted columns.
 
         ``limit(1)`` makes Spark run one task, and more only for partitions without rows.
         """
-        rows = _mapped(self.session, self.frame, task, "o binary", self.share.profile).limit(1)
+        rows = task.mapped(self.frame, "o binary").limit(1)
         found = self.session.run(rows.collect, tag, "hydrogen_magic %%infer: the first batch")
         if not found:
             raise InferError(
@@ -161,12 +153,7 @@ def _with_arrays(frame: Any, session: Session) -> Any:
     # Spark's own choice between them is for the process, which may have sessions of both kinds.
     functions = "pyspark.ml.connect.functions" if session.is_connect else "pyspark.ml.functions"
     as_array = importlib.import_module(functions).vector_to_array
-    return frame.withColumns({name: as_array(frame[_quoted(name)]) for name in vectors})
-
-
-def _quoted(name: str) -> str:
-    """Return the name of a column as an identifier of Spark SQL."""
-    return f"`{name.replace('`', '``')}`"
+    return frame.withColumns({name: as_array(frame[quoted(name)]) for name in vectors})
 
 
 def _refuse_same_names(frame: Any, names: list[str], owner: str) -> None:
@@ -199,7 +186,7 @@ def _refuse_unsupported(schema: Any) -> None:
             ) from None
 
 
-def _share(session: Session, spec: JobSpec) -> gpu_resources.TaskResources:
+def task_resources(session: Session, spec: JobSpec) -> gpu_resources.TaskResources:
     """Return the resources of each task. Spark decides how many run at a time, not ``--np``."""
     settings = SessionSettings.read(session)
     may_have_gpus = bool(settings.executor_gpus) and spec.gpu is not False
@@ -212,91 +199,14 @@ def _share(session: Session, spec: JobSpec) -> gpu_resources.TaskResources:
         raise PlacementError(str(error).replace("`--np 1 --gpu`", "`--gpu`")) from None
 
 
-# ── tasks ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _config(
-    captured: Captured,
-    spec: JobSpec,
-    options: InferOptions,
-    sent: shipping.SentCell,
-    share: gpu_resources.TaskResources,
-) -> dict[str, Any]:
-    """Return the message to a task. Without ``columns``, it returns those of the first batch."""
-    needs = {name.partition(".")[0] for name in captured.required_modules}
-    needs -= _SENT_MODULES.union(plugins.shipped())
-    return {
-        "package": sent.package_digest,
-        "closure": sent.closure_digest,
-        "env": [*forwarded_settings.forwarded(), *spec.env],
-        "gpu": share.for_ranks,
-        "needs": sorted(needs),
-        "cells": dict(captured.cells),
-        "options": asdict(options),
-        "columns": None,
-        "of_worker": memory_settings.ENVIRONMENT,
-    }
-
-
-def _task(
-    config: dict[str, Any], sent: shipping.SentCell
-) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return a function that is pickled by value, since executors do not have this package."""
-    source = packaging.source("hydrogen_magic.node.spark.inference_task")
-    config, package, closure = dict(config), sent.package, sent.closure
-
-    def hydrogen_magic_infer(batches: Iterator[Any]) -> Iterator[Any]:
-        namespace: dict[str, Any] = {"__name__": "hydrogen_magic_infer"}
-        exec(compile(source, "hydrogen_magic/node/spark/inference_task.py", "exec"), namespace)
-        yield from namespace["serve"](batches, config, package, closure)
-
-    return hydrogen_magic_infer
-
-
-def _mapped(
-    session: Session, frame: Any, task: Callable[..., Any], schema: Any, profile: Any
-) -> Any:
-    with warnings.catch_warnings(), session.python_workers(memory_settings.ENVIRONMENT):
-        # pyspark checks the version of pandas, which is not used here.
-        warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas")
-        names = frame.columns
-        if any("." in name or "`" in name for name in names):  # mapInArrow would take these apart
-            frame = frame.toDF(*(f"column_{number}" for number in range(len(names))))
-            task = _with_names(task, names)
-        return frame.mapInArrow(task, schema, profile=profile)
-
-
-def _with_names(
-    task: Callable[[Iterator[Any]], Iterator[Any]], names: list[str]
-) -> Callable[[Iterator[Any]], Iterator[Any]]:
-    """Return a task for batches whose columns have other names; pickled by value, as ``task`` is."""
-
-    def hydrogen_magic_infer(batches: Iterator[Any]) -> Iterator[Any]:
-        import pyarrow
-
-        def renamed() -> Iterator[Any]:
-            for batch in batches:
-                fields = [f.with_name(name) for f, name in zip(batch.schema, names, strict=True)]
-                yield pyarrow.RecordBatch.from_arrays(batch.columns, schema=pyarrow.schema(fields))
-
-        yield from task(renamed())
-
-    return hydrogen_magic_infer
-
-
-def _schemas(frame: Any, kept: list[str], added: pa.Schema) -> tuple[Any, bytes]:
-    """Return the Spark schema of the result, and the Arrow schema of the predicted columns."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-    from pyspark.sql.types import StructType
-
+def _stored(frame: Any, kept: list[str], added: pa.Schema) -> pa.Schema:
+    """Return the predicted columns in the types by which Spark stores them."""
     for field in added:
         if has_null_type(field.type):
             raise InferError(
                 f"column {field.name!r} has no value in the first batch, so its type is not known:"
                 f' set it, for example --schema "{field.name} double"'
             )
-    of_spark = spark_schema(added)
-    _refuse_same_names(frame, [*kept, *of_spark.names], "the result")
-    of_frame = frame.schema
-    fields = [*(of_frame[name] for name in kept), *from_arrow_schema(of_spark).fields]
-    return StructType(fields), of_spark.serialize().to_pybytes()
+    stored = spark_schema(added)
+    _refuse_same_names(frame, [*kept, *stored.names], "the result")
+    return stored

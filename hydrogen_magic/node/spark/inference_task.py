@@ -45,18 +45,57 @@ def serve(batches: Any, config: dict[str, Any], package: Any, closure: Any) -> A
 
     ``package`` and ``closure``: a broadcast variable, or the name of a file that Spark distributes.
     """
-    first = next((batch for batch in batches if batch.num_rows), None)
-    if first is None:
-        return  # no model is needed
     try:
-        guest = _guest(config)
-        with guest:
-            yield from guest.serve(itertools.chain([first], batches), config, package, closure)
+        yield from _served(_named(batches, config["names"]), config, package, closure)
     except Exception as error:
         text = str(error) if isinstance(error, InferError) else f"{type(error).__name__}: {error}"
         # The worker prints the exception and exits; without this, below twenty frames of Spark.
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
         raise InferError(f"{text}\n{END}") from None
+
+
+def serve_arrays(arrays: Any, config: dict[str, Any], package: Any, closure: Any) -> Any:
+    """Yield the predictions for the arguments of an Arrow UDF, one array or a tuple of them for a batch.
+
+    If ``config["of_structs"]``, one array of structs has all columns. If ``config["is_column"]``, the
+    predictions are the values of the only predicted column; otherwise they are structs.
+    """
+    batches = (_batch(each, config["of_structs"]) for each in arrays)
+    for batch in serve(batches, config, package, closure):
+        yield batch.column(0) if config["is_column"] else batch.to_struct_array()
+
+
+def _batch(arguments: Any, of_structs: bool) -> Any:
+    from pyarrow import RecordBatch, StructArray
+
+    if of_structs and isinstance(arguments, StructArray):
+        return RecordBatch.from_struct_array(arguments)
+    columns = list(arguments) if isinstance(arguments, tuple) else [arguments]
+    return RecordBatch.from_arrays(columns, [""] * len(columns))
+
+
+def _named(batches: Any, names: Any) -> Iterator[Any]:
+    """Yield ``batches`` with the columns ``names``; None: they have their own."""
+    for batch in batches:
+        own = batch.schema.names
+        if names is None and "" in own:
+            raise InferError(
+                "SQL passes columns without their names: write struct(a, b) instead of a, b, or name"
+                ' them, as in hm.udf(predict, schema, columns=["a", "b"])'
+            )
+        if names is not None and len(own) != len(names):
+            raise InferError(
+                f"{len(own)} columns were passed to a function that has names for {len(names)}:"
+                f" {', '.join(names)}"
+            )
+        yield batch if names is None else batch.rename_columns(names)
+
+
+def _served(batches: Iterator[Any], config: dict[str, Any], package: Any, closure: Any) -> Any:
+    first = next((batch for batch in batches if batch.num_rows), None)
+    if first is not None:  # otherwise no model is needed
+        with _guest(config) as guest:
+            yield from guest.serve(itertools.chain([first], batches), config, package, closure)
 
 
 # ── guests ───────────────────────────────────────────────────────────────────────────────────────
@@ -139,7 +178,7 @@ class _CellGuest:
 
     # ── loading and unloading ──
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> _CellGuest:
         self._before = dict(os.environ), list(sys.path), list(sys.meta_path)
         self._main_before = sys.modules["__main__"]
         self._hidden = _taken(self._names)
@@ -148,6 +187,7 @@ class _CellGuest:
         sys.meta_path[:0] = self._finders
         sys.path[:0] = self._paths
         _change_environment(self._env)
+        return self
 
     def __exit__(self, *error: object) -> None:
         env, path, finders = self._before

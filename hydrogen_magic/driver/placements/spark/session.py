@@ -8,6 +8,7 @@ address by which executors reach this process.
 
 from __future__ import annotations
 
+import importlib
 import re
 import socket
 import sys
@@ -138,6 +139,20 @@ class Session:
             return None
         newest = ".".join(map(str, _NEWEST))
         return f"Spark {version} is newer than the newest version that was tested, {newest}"
+
+    def is_at_least(self, version: tuple[int, int]) -> bool:
+        """Return whether both Spark and pyspark, which may differ on Connect, have this version."""
+        import pyspark
+
+        return min(_numbers(_version(self)), _numbers(pyspark.__version__)) >= version
+
+    def sql_module(self, name: str) -> Any:
+        """Return ``pyspark.sql.NAME`` for this kind of session.
+
+        Spark's own choice between the kinds is for the process, which may have sessions of both.
+        """
+        home = "pyspark.sql.connect" if self.is_connect else "pyspark.sql"
+        return importlib.import_module(f"{home}.{name}")
 
     def addresses(self) -> tuple[str, ...]:
         """Return addresses where executors may reach this process, best first.
