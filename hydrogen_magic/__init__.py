@@ -1,8 +1,8 @@
 """Train on many ranks from a notebook cell: ``%load_ext hydrogen_magic``, then ``%%distributed --np 4``.
 
-In a notebook: the magics. From Python: :func:`run`, :func:`launch` and :class:`Gang`. On a rank:
-``rank local_rank world_size device log track span shard checkpoint``, which also work in a plain
-process.
+In a notebook: the magics. From Python: :func:`run`, :func:`launch` and :class:`Gang`, and for Spark
+:func:`udf`. On a rank: ``rank local_rank world_size device log track span shard checkpoint``, which also
+work in a plain process.
 
 Names are loaded on first use, so that a rank that imports this package imports neither IPython nor
 other modules of the notebook's side.
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hydrogen_magic import errors
     from hydrogen_magic.driver.gang import Gang
     from hydrogen_magic.driver.launcher import gangs, launch, load_results, run
+    from hydrogen_magic.inference.spark.function import udf
     from hydrogen_magic.node.worker import checkpoint
     from hydrogen_magic.node.worker.api import (
         device,
@@ -48,6 +49,7 @@ __all__ = [
     "shard",
     "span",
     "track",
+    "udf",
     "world_size",
 ]
 
@@ -58,6 +60,7 @@ _HOMES = {
     "load_results": "hydrogen_magic.driver.launcher",
     "run": "hydrogen_magic.driver.launcher",
     "shard": "hydrogen_magic.node.worker.shard",
+    "udf": "hydrogen_magic.inference.spark.function",
     **dict.fromkeys(
         ("device", "local_rank", "log", "rank", "span", "track", "world_size"),
         "hydrogen_magic.node.worker.api",

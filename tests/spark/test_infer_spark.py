@@ -417,6 +417,51 @@ def test_a_first_batch_of_nulls_has_no_type(spark: Any) -> None:
         inferred(spark.range(10), body)
 
 
+# ── functions ────────────────────────────────────────────────────────────────────────────────────
+
+
+IN_A_NOTEBOOK = """
+import hydrogen_magic as hm
+OFFSET = 7
+def shifted(values):
+    return values + OFFSET
+def predict(batch):
+    if list(batch.columns) != ["id", "a.b"]:
+        raise ValueError(f"columns {list(batch.columns)}")
+    return shifted(batch["id"] + batch["a.b"])
+score = hm.udf(predict, "score double")
+both = hm.udf(lambda b: {"x": b["id"], "y": b["id"].astype(str)}, "x bigint, y string")
+"""
+
+
+def test_a_predict_is_a_function_of_dataframes_and_of_sql(spark: Any) -> None:
+    with shells.loaded_shell() as shell:
+        frame = spark.range(0, 4, 1, 2).selectExpr("id", "10 * id as `a.b`")
+        frame.createOrReplaceTempView("rows_of_udf")
+        shell.push({"spark": spark, "df": frame})
+        shell.run_cell(IN_A_NOTEBOOK).raise_error()
+        score, both = shell.user_ns["score"], shell.user_ns["both"]
+        expected = [7.0, 18.0, 29.0, 40.0]
+        added = frame.withColumn("p", score("id", "`a.b`"))
+        assert [row.p for row in added.collect()] == expected
+        renamed = frame.select(score(frame["id"], (frame["id"] * 10).alias("a.b")).alias("p"))
+        assert [row.p for row in renamed.collect()] == expected
+        structs = frame.select(both.asNondeterministic()("id").alias("p")).select("p.*")
+        assert [tuple(row) for row in structs.collect()] == [(n, str(n)) for n in range(4)]
+        with pytest.raises(Exception, match=r"columns \['id'\]") as caught:
+            frame.select(score("id")).collect()
+        assert "in predict" in str(caught.value)
+        spark.udf.register("score", score)
+        by_sql = spark.sql("SELECT score(struct(id, `a.b`)) AS p FROM rows_of_udf")
+        assert [row.p for row in by_sql.collect()] == expected
+        with pytest.raises(Exception, match=r"write struct\(a, b\) instead of a, b"):
+            spark.sql("SELECT score(id, `a.b`) FROM rows_of_udf").collect()
+        shell.run_cell("named = hm.udf(predict, 'p double', columns=['id', 'a.b'])").raise_error()
+        spark.udf.register("named", shell.user_ns["named"])
+        by_place = spark.sql("SELECT named(id, `a.b`) AS p FROM rows_of_udf")
+        assert [row.p for row in by_place.collect()] == expected
+
+
 # ── GPUs, and runs of our own ────────────────────────────────────────────────────────────────────
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import hydrogen_magic as hm
@@ -25,3 +27,28 @@ def test_options_are_checked_before_anything_starts(options: dict[str, object], 
         hm.launch(ranks.gather, **options)  # type: ignore[arg-type]
     (shown,) = caught.value._render_traceback_()  # one line in a notebook
     assert shown in (f"TypeError: {caught.value}", f"ValueError: {caught.value}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((3, "score double"), "hm.udf expects a function as predict, got 3"),
+        ((lambda: 0, "score double"), "batch"),
+        ((len, 3), 'a schema such as "score double", got 3'),
+        ((len, "double"), "^schema 'double' has its end instead of a type"),
+        ((len, "score money"), "schema 'score money' has 'money' instead of a type"),
+        ((len, "score double", {"columns": "a"}), r'columns such as \["a", "b"\], got \'a\''),
+        ((len, "score double", {"batch_size": 0}), "^batch_size should be 1 or more rows, got 0"),
+    ],
+)
+def test_arguments_of_udf_are_checked_before_a_session_is_needed(
+    arguments: tuple[Any, ...], said: str
+) -> None:
+    predict, schema, *options = arguments
+    with pytest.raises((TypeError, ValueError), match=said):
+        hm.udf(predict, schema, **(options[0] if options else {}))
+
+
+def test_a_udf_needs_a_session() -> None:
+    with pytest.raises(hm.errors.PlacementError, match=r"^hm\.udf needs a Spark session"):
+        hm.udf(len, "n long")
