@@ -29,19 +29,43 @@ def peers(df: Any, stack: ExitStack) -> list[Peer]:
         "spark mapInPandas": by_pandas,
         BY_HAND: by_arrow,
         "spark pandas_udf iterator": by_udf,
-        "spark predict_batch_udf": by_batch_udf,
+        BATCH_UDF: by_batch_udf,
     }
     if missing:
         return [Peer(name, lambda: 0.0, missing) for name in ways]
     cached = _cached(df, stack)
 
     def peer(name: str, way: Callable[[Any], Any]) -> Peer:
-        def write() -> None:
-            way(cached).write.format("noop").mode("overwrite").save()
-
-        return Peer(name, lambda: timed(write))
+        return Peer(name, lambda: timed(lambda: _write(way(cached))))
 
     return [peer(name, way) for name, way in ways.items()]
+
+
+BATCH_UDF = "spark predict_batch_udf"
+ACTIONS: dict[str, Callable[[Any], Any]] = {
+    "count()": lambda scored: scored.count(),
+    'select("x1")': lambda scored: _write(scored.select("x1")),
+    "filter x0 < 0.01": lambda scored: _write(scored.where("x0 < 0.01")),
+    "filter score > 0": lambda scored: _write(scored.where("score > 0")),
+    "show()": lambda scored: scored.take(20),
+    "all rows": lambda scored: _write(scored),
+}
+"""What is done with a lazy frame of predictions."""
+
+
+def lazy_peers(df: Any, stack: ExitStack) -> dict[str, tuple[Peer, Peer]]:
+    """Return ``%%infer --out`` and ``predict_batch_udf`` for each of :data:`ACTIONS`."""
+    cached = _cached(df, stack)
+    ways = {OURS: by_infer(cached), BATCH_UDF: by_batch_udf(cached)}
+
+    def peer(name: str, action: str) -> Peer:
+        return Peer(name, lambda: timed(lambda: ACTIONS[action](ways[name])))
+
+    return {action: (peer(OURS, action), peer(BATCH_UDF, action)) for action in ACTIONS}
+
+
+def _write(rows: Any) -> None:
+    rows.write.format("noop").mode("overwrite").save()
 
 
 def wide_peer(df: Any, stack: ExitStack) -> Peer:
@@ -59,11 +83,9 @@ def wide_peer(df: Any, stack: ExitStack) -> Peer:
         for batch in batches:
             yield pd.DataFrame(predict(batch))
 
-    def write() -> None:
-        predicted = cached.mapInPandas(work, "score float")
-        predicted.write.format("noop").mode("overwrite").save()
-
-    return Peer("spark mapInPandas", lambda: timed(write))
+    return Peer(
+        "spark mapInPandas", lambda: timed(lambda: _write(cached.mapInPandas(work, "score float")))
+    )
 
 
 def _cached(df: Any, stack: ExitStack) -> Any:

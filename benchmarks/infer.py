@@ -2,16 +2,19 @@
 
     python benchmarks/infer.py --rounds 5
     python benchmarks/infer.py --only bare %%infer pandas        # without Spark
+    python benchmarks/infer.py --only lazy                       # actions on lazy Spark frames alone
 
 Two million rows of 16 float32 and a small perceptron, in turn: two bare processes that only run the
 model over arrays in memory, ``%%infer`` with two ranks, one process of pandas with two torch threads,
 joblib, and Spark's own ways on ``local[2]``. Then fewer rows and a ``predict`` that holds the GIL. Then
 frames of 3,000 float32 columns and a ``predict`` that only reads them: the way of the rows is the work.
+Last, actions on a lazy Spark frame, of which only some need predictions, beside ``predict_batch_udf``.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -243,14 +246,33 @@ def measure_wide_frames(n_rows: int, rounds: int, only: list[str], with_spark: b
     print(f"the kernel's first chunk takes {seconds:.3f} s (goal {WIDE_OVERHEAD_GOAL_S})")
 
 
+def measure_lazy(n_rows: int, rounds: int) -> None:
+    """Print the time of each action, as a ratio to ``predict_batch_udf``."""
+    from _infer_spark import BATCH_UDF, lazy_peers
+
+    with ExitStack() as stack:
+        found = lazy_peers(frame(n_rows), stack)
+        for action, peers in found.items():
+            for peer in peers:
+                peer.measure()
+            round_robin(peers, rounds)
+            print_table(f"{n_rows:,} rows, lazy: {action}", peers, BATCH_UDF)
+            ours, theirs = (peer.median_s for peer in peers)
+            print(f"{action}: {ours / theirs:.2f} of the time of {BATCH_UDF} (goal 1.0)")
+
+
 def main() -> None:
     arguments = parse_arguments(__doc__.splitlines()[0], rounds=5, quick_rounds=2)
     n_rows = 400_000 if arguments.quick else 2_000_000
     print(f"inference: {machine()}", flush=True)
     wants_spark = not arguments.only or any("spark" in word.lower() for word in arguments.only)
-    measure(n_rows, arguments.rounds, arguments.only, wants_spark)
-    measure_gil(n_rows // 5, arguments.rounds)
-    measure_wide_frames(n_rows // 20, arguments.rounds, arguments.only, wants_spark)
+    if list(arguments.only) != ["lazy"]:
+        measure(n_rows, arguments.rounds, arguments.only, wants_spark)
+        measure_gil(n_rows // 5, arguments.rounds)
+        measure_wide_frames(n_rows // 20, arguments.rounds, arguments.only, wants_spark)
+    if not arguments.only or "lazy" in arguments.only:
+        missing = lacks("pyspark") or ("" if shutil.which("java") else "no Java runtime")
+        print(missing) if missing else measure_lazy(n_rows, arguments.rounds)
 
 
 if __name__ == "__main__":
