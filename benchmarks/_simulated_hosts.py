@@ -40,7 +40,7 @@ from hydrogen_magic.core.messages import (
     TaskHello,
     decode,
 )
-from hydrogen_magic.node.agent.held_closure import HeldClosure
+from hydrogen_magic.node.agent.host_closure import HostClosure
 from hydrogen_magic.node.agent.host_task import agent_secret
 from hydrogen_magic.node.worker.send_interval import SendInterval
 from hydrogen_magic.transport.channel import AgentLink
@@ -109,7 +109,7 @@ class FakeHost:
         """Serve until the tasks are released."""
         self._secret = agent_secret(self._boot["seed"], self._tasks[0])
         self._link = AgentLink(self._boot["endpoints"][0], self._boot["server_key"], self._secret)
-        self._closure = HeldClosure(self._boot["gang"], self._send)
+        self._closure = HostClosure(self._boot["gang"], self._send)
         held = Address(f"127.1.{self._host // 250}.{self._host % 250 + 1}", 1)
         self._send(Hello(f"host-{self._host}", held, "eth0"))
         work = [asyncio.ensure_future(each) for each in (self._beat(), self._receive())]

@@ -36,6 +36,15 @@ def meeting_place() -> tuple[str, list[int]]:
     return os.environ["MASTER_ADDR"], ranks.gather()
 
 
+def wait_unless_first(over: str) -> str:
+    """Return at once on rank 0 of several; others wait for the file ``over``."""
+    if os.environ["WORLD_SIZE"] == "1" or os.environ["RANK"] != "0":
+        print("waiting", flush=True)
+        while not Path(over).exists():
+            time.sleep(0.02)
+    return "over"
+
+
 def parent() -> int:
     return os.getppid()
 

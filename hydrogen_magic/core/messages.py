@@ -96,7 +96,7 @@ class RemoteAgentConfig(AgentConfig):
     parent_pid: int | None
     """:attr:`TaskHello.parent_pid` of that task."""
     ports: PortRange | None
-    """For the rendezvous service; None: any."""
+    """For the rendezvous service, and for agents that fetch a closure here; None: any."""
 
 
 # ── launch ───────────────────────────────────────────────────────────────────────────────────────
@@ -337,7 +337,7 @@ class ClosureServed(AgentReport):
 
     gang: str
     endpoint: str
-    """Empty: no port is free."""
+    """Empty: the agent cannot listen."""
     server_key: str
 
 

@@ -1,8 +1,9 @@
-"""The connection between kernel and agent: ZeroMQ with CURVE, with authentication of both sides.
+"""Connections of agents, to the kernel and to each other: ZeroMQ with CURVE, both sides authenticated.
 
 The kernel listens (:class:`Hub`), agents connect (:class:`AgentLink`). Every agent has a key pair of
-its own, made by the kernel for it and handed over by an inherited descriptor or with the task on its
-host; the kernel lets in only keys it made and that are still valid. A message of
+its own, made by the kernel and handed over by an inherited descriptor, or computed from a seed that comes
+with the task on its host; the kernel lets in only keys it made and that are still valid. An agent that
+passes on a closure listens too (:class:`Listener`), for agents that the kernel names. A message of
 :mod:`~hydrogen_magic.core.messages` is one frame of JSON; some have bytes in a second frame. Receivers
 decode it; nothing is unpickled.
 """
@@ -35,6 +36,9 @@ from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.errors import PlacementError
 
 _log = logging.getLogger(__name__)
+
+LinkError = zmq.ZMQError
+"""Of the system: a process has no descriptors or threads left, or cannot use an address."""
 
 Blob = bytes | memoryview
 Received = tuple[object, memoryview | None]
@@ -328,7 +332,7 @@ class AgentLink:
         self._socket.send_multipart(parts)
 
     async def receive(self) -> Received:
-        """Return the next message of the kernel, to be decoded, and the bytes that came with it."""
+        """Return the next message of the other end, to be decoded, and the bytes that came with it."""
         return _received(await self._socket.recv_multipart(copy=False))
 
     async def lost(self, entry_s: float = _ENTRY_S) -> None:

@@ -1,4 +1,4 @@
-"""Transfer of files in parts: closures to agents, results and logs to the kernel.
+"""Transfer of files in parts: closures to and between agents, results and logs to the kernel.
 
 Every part is acknowledged, and the number of unacknowledged parts is limited: ZeroMQ would silently
 queue a gigabyte, and need twice its memory.

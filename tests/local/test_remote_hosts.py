@@ -187,6 +187,18 @@ def test_an_agent_exits_though_its_rank_removed_its_files(monkeypatch: pytest.Mo
     wait_until_gone([agent])
 
 
+def test_the_next_gang_of_a_host_goes_on_when_the_one_before_is_stopped(tmp_path: Path) -> None:
+    """The agent of a host serves it as soon as its own ranks of the first gang have ended."""
+    first = launch(spark_ranks.wait_unless_first, str(tmp_path / "first"), np=2)
+    until(first, lambda: first.ranks and first.ranks[0].phase == "done")
+    second = launch(spark_ranks.wait_unless_first, str(tmp_path / "second"), np=1)
+    until(second, said(second, "waiting"))
+    first.stop()
+    assert ended(first).state == "STOPPED"
+    (tmp_path / "second").touch()
+    assert ended(second).result == "over"
+
+
 # ── the closure ──────────────────────────────────────────────────────────────────────────────────
 
 _N_BYTES = 40_000_000
@@ -237,7 +249,7 @@ def test_a_host_whose_source_is_lost_gets_the_rest_from_the_kernel(
     take = RemoteAgent.take
 
     def through_proxy(agent: RemoteAgent, report: AgentReport, data: memoryview | None) -> None:
-        transfer: Any = agent.closure_transfer
+        transfer: Any = getattr(agent.on_closure_report, "__self__", None)
         if isinstance(report, ClosureServed) and agent is transfer._agents[0]:
             report = replace(report, endpoint=breaking_proxy(report.endpoint, after_bytes))
         take(agent, report, data)

@@ -17,11 +17,10 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from hydrogen_magic.core import network, processes
 from hydrogen_magic.core.events import ErrorReport
@@ -58,12 +57,13 @@ from hydrogen_magic.core.messages import (
 )
 from hydrogen_magic.core.timeline_files import given_path, path_of_given
 from hydrogen_magic.core.units import size_text
-from hydrogen_magic.node.agent.held_closure import HeldClosure
+from hydrogen_magic.node.agent.host_closure import HostClosure
 from hydrogen_magic.node.agent.log_shipping import Clock, LogShipper, usable_directory
 from hydrogen_magic.node.agent.rank_group import RankGroup
 from hydrogen_magic.node.worker import checkpoint
 from hydrogen_magic.serialization.payload import memory_file
 from hydrogen_magic.transport import framing
+from hydrogen_magic.transport.background_tasks import BackgroundTasks
 from hydrogen_magic.transport.channel import AgentLink
 from hydrogen_magic.transport.file_transfer import ArrivingFile, Incoming, Outgoing, keep
 
@@ -113,10 +113,10 @@ class RemoteLink:
         """The task's number -> rank."""
         self._parents: dict[int, int] = {}
         """Process id -> pidfd."""
-        self._closure: HeldClosure | None = None
+        self._closure: HostClosure | None = None
         """Of the gang that is served, or was last."""
         self._incoming = Incoming()
-        self._shipping: set[asyncio.Task[None]] = set()
+        self._shipping = BackgroundTasks()
         self._background: list[asyncio.Task[None]] = []
         self._clock = Clock()
         self._logs: LogShipper | None = None
@@ -196,8 +196,9 @@ class RemoteLink:
 
     def close(self) -> None:
         loop = asyncio.get_running_loop()
-        for work in (*self._background, *self._shipping):
+        for work in self._background:
             work.cancel()
+        self._shipping.cancel()
         for fd in self._parents.values():
             loop.remove_reader(fd)
             os.close(fd)
@@ -318,6 +319,8 @@ class RemoteLink:
             case FetchClosure():
                 self._closure_of(command.gang).fetch(command, self._config.secret)
             case ReleaseTasks():
+                if self._closure is not None and self._closure.gang == command.gang:
+                    self._closure.stop_serving()
                 self._release((command.gang, command.attempt))
             case _:
                 return False
@@ -338,11 +341,11 @@ class RemoteLink:
                 os.close(fd)
                 raise MessageError("a file of a rank must go to the kernel")
 
-    def _closure_of(self, gang: str) -> HeldClosure:
+    def _closure_of(self, gang: str) -> HostClosure:
         """Return the gang's closure, whatever of it has arrived."""
         if self._closure is None or self._closure.gang != gang:
             self._forget_other_gangs(gang)
-            self._closure = HeldClosure(gang, self._link.send)
+            self._closure = HostClosure(gang, self._link.send)
         return self._closure
 
     def _drop_partial_closure(self) -> None:
@@ -427,16 +430,12 @@ class RemoteLink:
 
     def _whole_closure(self, gang: str) -> ArrivingFile | None:
         closure = self._closure
-        is_whole = closure is not None and closure.gang == gang and closure.file.is_complete
-        return closure.file if closure is not None and is_whole else None
+        if closure is None or closure.gang != gang or not closure.file.is_complete:
+            return None
+        return closure.file
 
     def send_file(self, file: RankFile, fd: int) -> None:
-        self._in_background(self._ship_file(file, os.dup(fd)))
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._shipping.add(task)
-        task.add_done_callback(self._shipping.discard)
+        self._shipping.start(self._ship_file(file, os.dup(fd)))
 
     async def _ship_file(self, file: RankFile, fd: int) -> None:
         try:
@@ -465,8 +464,7 @@ class RemoteLink:
 
     async def finish(self, group: RankGroup) -> None:
         try:
-            while self._shipping:
-                await asyncio.wait(self._shipping)
+            await self._shipping.wait()
             if self._logs is not None:
                 await self._logs.finish()
         finally:  # an agent that has a group does not exit

@@ -48,12 +48,6 @@ from hydrogen_magic.transport.channel import Hub
 from hydrogen_magic.transport.file_transfer import Incoming, Outgoing, Part, keep
 
 
-class ClosureTransfer(Protocol):
-    """The receiver of reports about a closure that is on its way."""
-
-    def take(self, agent: RemoteAgent, report: AgentReport) -> None: ...
-
-
 class AttemptWaiter(Protocol):
     """The receiver of an attempt's tasks."""
 
@@ -85,8 +79,8 @@ class RemoteAgent(AgentClient):
         self._incoming = Incoming()
         self.closure_of = ""
         """The gang whose whole closure is there."""
-        self.closure_transfer: ClosureTransfer | None = None
-        """What brings a closure there now."""
+        self.on_closure_report: Callable[[RemoteAgent, AgentReport], None] | None = None
+        """Takes reports about a closure that is on its way there."""
         self._log_problem = ""
 
     def _send_part(self, part: Part, data: memoryview) -> None:
@@ -109,8 +103,8 @@ class RemoteAgent(AgentClient):
             case Leaving():
                 self._agent_pool.drop(self)
             case ClosureServed() | SendClosure() | ClosureArriving():
-                if self.closure_transfer is not None and report.gang == self.gang:
-                    self.closure_transfer.take(self, report)
+                if self.on_closure_report is not None and report.gang == self.gang:
+                    self.on_closure_report(self, report)
             case TaskAttached():
                 self._agent_pool.attached(self, report.task)
             case TaskDetached():
@@ -190,10 +184,6 @@ class RemoteAgent(AgentClient):
                 label = CheckpointCopy(attempt.gang, path.name)
                 await self.outgoing.send_file(label, file.fileno())
 
-    def has_closure_of(self, gang: str) -> bool:
-        """Whether it has the whole closure of the gang, maybe from an earlier attempt."""
-        return self.closure_of == gang
-
     async def send_closure(self, attempt: Attempt, start: int = 0) -> None:
         """Send the closure from byte ``start`` on."""
         assert isinstance(attempt.job.closure, ClosureFile)
@@ -203,8 +193,10 @@ class RemoteAgent(AgentClient):
         finally:
             os.close(fd)
 
-    def let_go(self) -> None:
-        """The attempt is over."""
+    def let_go(self, attempt: Attempt) -> None:
+        """The attempt is over. The agent may serve another one already: its own ranks ended before."""
+        if self.job is not attempt:
+            return
         self.sink = self.attempt = self.job = None
         self._log_problem = ""
 

@@ -196,7 +196,7 @@ class RemoteAttempt:
             watching.cancel()
             transfer.stop()
             for agent in requests:
-                agent.let_go()
+                agent.let_go(self._attempt)
             self._running = []
         problem = await asyncio.to_thread(forwarded_settings.leave_timeline, self._attempt)
         if problem:
@@ -319,12 +319,12 @@ class RemoteAttempt:
 
     def stop(self) -> None:
         self._give_up_waiting()
-        for agent in self._running:
+        for agent in self._serving():
             agent.stop_ranks()
 
     def kill(self) -> None:
         self._give_up_waiting()
-        for agent in self._running:
+        for agent in self._serving():
             agent.kill_ranks()
 
     def _give_up_waiting(self) -> None:
@@ -334,8 +334,12 @@ class RemoteAttempt:
 
     def send(self, command: Callable[[str], AgentCommand]) -> None:
         """Send ``command(gang)`` to every agent whose ranks run."""
-        for agent in self._running:
+        for agent in self._serving():
             agent.send(command(agent.gang))
+
+    def _serving(self) -> list[RemoteAgent]:
+        """Return the agents that still run ranks of this attempt."""
+        return [agent for agent in self._running if agent.job is self._attempt]
 
 
 _F = TypeVar("_F", bound="asyncio.Future[Any]")

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.messages import (
@@ -23,6 +22,7 @@ from hydrogen_magic.core.messages import (
 )
 from hydrogen_magic.driver.placements import Attempt, EventSink
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent
+from hydrogen_magic.transport.background_tasks import BackgroundTasks
 
 _PASSED_ON_BYTES = 8 << 20
 """From this size on, agents pass a closure on: a smaller one takes a fraction of a second on each line."""
@@ -37,20 +37,21 @@ class ClosureTransfer:
     def __init__(self, attempt: Attempt, agents: Sequence[RemoteAgent], sink: EventSink) -> None:
         self._attempt = attempt
         self._sink = sink
-        self._agents = [agent for agent in agents if not agent.has_closure_of(attempt.gang)]
+        self._agents = [agent for agent in agents if agent.closure_of != attempt.gang]
         self._served: dict[RemoteAgent, asyncio.Future[ClosureServed]] = {}
         self._arrived = dict.fromkeys(self._agents, 0)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
         self._reported_s = time.monotonic()
         self._has_reported = False
 
     def start(self) -> None:
         """Start sending."""
         for agent in self._agents:
-            agent.closure_transfer = self
+            agent.closure_of = ""  # it drops the one of another gang
+            agent.on_closure_report = self.take
         if self._attempt.job.closure_bytes < _PASSED_ON_BYTES:
             for agent in self._agents:
-                self._in_background(agent.send_closure(self._attempt))
+                self._tasks.start(agent.send_closure(self._attempt))
             return
         for number, agent in enumerate(self._agents):
             if clients := self._agents[2 * number + 1 : 2 * number + 3]:
@@ -59,19 +60,14 @@ class ClosureTransfer:
                 agent.send(ServeClosure(self._attempt.gang, keys))
         for number, agent in enumerate(self._agents):
             parent = self._agents[(number - 1) // 2] if number else None
-            self._in_background(self._bring(agent, parent))
+            self._tasks.start(self._bring(agent, parent))
 
     def stop(self) -> None:
         """Send no more."""
-        for task in self._tasks:
-            task.cancel()
+        self._tasks.cancel()
         for agent in self._agents:
-            agent.closure_transfer = None
-
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+            if agent.on_closure_report == self.take:
+                agent.on_closure_report = None
 
     async def _bring(self, agent: RemoteAgent, parent: RemoteAgent | None) -> None:
         """Have ``agent`` fetch the closure from ``parent``; send it from here without one."""
@@ -90,7 +86,7 @@ class ClosureTransfer:
             case ClosureServed() if agent in self._served and not self._served[agent].done():
                 self._served[agent].set_result(report)
             case SendClosure():
-                self._in_background(agent.send_closure(self._attempt, report.offset))
+                self._tasks.start(agent.send_closure(self._attempt, report.offset))
             case ClosureArriving():
                 self._on_progress(agent, report)
 

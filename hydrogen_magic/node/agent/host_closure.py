@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Callable
+from contextlib import suppress
 
 from hydrogen_magic.core.messages import (
     AgentCommand,
@@ -27,7 +27,8 @@ from hydrogen_magic.core.messages import (
 )
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.transport.channel import AgentLink, Listener, Receiver
+from hydrogen_magic.transport.background_tasks import BackgroundTasks
+from hydrogen_magic.transport.channel import AgentLink, LinkError, Listener, Receiver
 from hydrogen_magic.transport.file_transfer import ArrivingFile, Outgoing
 
 _REPORT_S = 0.5
@@ -37,7 +38,7 @@ _SILENCE_MS = 6000
 """After this time without an answered ping, another agent is lost. ZeroMQ's own threads answer pings."""
 
 
-class HeldClosure:
+class HostClosure:
     """A closure, complete or not. ``report``: sends a message to the kernel."""
 
     def __init__(self, gang: str, report: Callable[[AgentReport], None]) -> None:
@@ -46,7 +47,7 @@ class HeldClosure:
         self._report = report
         self._reported_s = time.monotonic()
         self._listener: Listener | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def take(self, part: FilePart, data: memoryview) -> None:
         """Add a part."""
@@ -60,31 +61,31 @@ class HeldClosure:
 
     def close(self) -> None:
         """Break connections to other agents, and let go of the file."""
-        for task in self._tasks:
-            task.cancel()
-        if self._listener is not None:
-            self._listener.close()
+        self.stop_serving()
         self.file.close()
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    def stop_serving(self) -> None:
+        """Break connections to other agents: all agents of the attempt have the closure, or need none."""
+        self._tasks.cancel()
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
     # ── to other agents ──
 
     def serve(self, command: ServeClosure, address: str, ports: PortRange | None) -> None:
         """Listen on ``address`` for other agents, at one of ``ports``."""
-        if self._listener is None:
-            self._listener = Listener()
-            self._listener.open()
-        for key in command.clients:
-            self._listener.admit_key(key, self._receiver(self._listener, key))
         try:
-            endpoint = self._listener.listen(address, ports)
-        except PlacementError:
-            endpoint = ""
-        self._report(ClosureServed(self.gang, endpoint, self._listener.server_key))
+            listener = self._listener or Listener()
+            if self._listener is None:
+                listener.open()
+                self._listener = listener
+            for key in command.clients:
+                listener.admit_key(key, self._receiver(listener, key))
+            found = ClosureServed(self.gang, listener.listen(address, ports), listener.server_key)
+        except (PlacementError, LinkError):  # the kernel sends it to them
+            found = ClosureServed(self.gang, "", "")
+        self._report(found)
 
     def _receiver(self, listener: Listener, key: str) -> Receiver:
         """Return what takes the messages of the agent with this key."""
@@ -94,7 +95,7 @@ class HeldClosure:
             match decode(message, AgentReport):
                 case SendClosure(offset=offset):
                     work = outgoing.pass_on(ClosureLabel(self.gang), self.file, offset)
-                    self._in_background(work)
+                    self._tasks.start(work)
                 case PartTaken():
                     outgoing.acknowledged()
 
@@ -107,10 +108,17 @@ class HeldClosure:
         if self.file.is_complete:  # of an earlier attempt, which was over before the kernel knew
             self._report_progress()
         else:
-            self._in_background(self._fetch(command, secret))
+            self._tasks.start(self._fetch(command, secret))
 
     async def _fetch(self, command: FetchClosure, secret: str) -> None:
-        link = AgentLink(command.endpoint, command.server_key, secret, _SILENCE_MS)
+        with suppress(LinkError):
+            await self._fetch_from(
+                AgentLink(command.endpoint, command.server_key, secret, _SILENCE_MS)
+            )
+        if not self.file.is_complete:
+            self._report(SendClosure(self.gang, self.file.arrived))
+
+    async def _fetch_from(self, link: AgentLink) -> None:
         lost = asyncio.ensure_future(link.lost(_ENTRY_S))
         receiving = asyncio.ensure_future(self._receive(link))
         try:
@@ -120,8 +128,6 @@ class HeldClosure:
                 task.cancel()
             await asyncio.gather(lost, receiving, return_exceptions=True)
             link.close()
-        if not self.file.is_complete:
-            self._report(SendClosure(self.gang, self.file.arrived))
 
     async def _receive(self, link: AgentLink) -> None:
         link.send(SendClosure(self.gang, self.file.arrived))

@@ -15,7 +15,7 @@ from hydrogen_magic.core.messages import (
     FetchClosure,
     FilePart,
 )
-from hydrogen_magic.node.agent.held_closure import HeldClosure
+from hydrogen_magic.node.agent.host_closure import HostClosure
 
 _WHOLE = b"0123456789"
 
@@ -26,19 +26,19 @@ def reports() -> list[AgentReport]:
 
 
 @pytest.fixture
-def closure(reports: list[AgentReport]) -> Iterator[HeldClosure]:
-    held = HeldClosure("cafe", reports.append)
+def closure(reports: list[AgentReport]) -> Iterator[HostClosure]:
+    held = HostClosure("cafe", reports.append)
     yield held
     held.close()
 
 
-def take(closure: HeldClosure, start: int, until: int) -> None:
+def take(closure: HostClosure, start: int, until: int) -> None:
     part = FilePart(ClosureLabel("cafe"), 1, len(_WHOLE), start)
     closure.take(part, memoryview(_WHOLE[start:until]))
 
 
 def test_parts_of_a_source_that_was_given_up_do_no_harm(
-    closure: HeldClosure, reports: list[AgentReport]
+    closure: HostClosure, reports: list[AgentReport]
 ) -> None:
     take(closure, 0, 4)
     take(closure, 6, 10)
@@ -50,7 +50,7 @@ def test_parts_of_a_source_that_was_given_up_do_no_harm(
 
 
 def test_a_whole_closure_is_not_fetched_again(
-    closure: HeldClosure, reports: list[AgentReport]
+    closure: HostClosure, reports: list[AgentReport]
 ) -> None:
     """The kernel must still learn that it is there."""
     take(closure, 0, 10)
