@@ -229,7 +229,8 @@ def hosts_of(np, **options):
 for _ in range(3):
     found, notices = hosts_of(2, pack=True)
     assert list(found.values()) == [2], found
-    assert any(text.startswith("`--pack`: 1 of the cluster's 3 hosts") for text in notices), notices
+    asked = "`--pack`: Spark is asked for 1 of the cluster's 3 hosts"
+    assert any(text.startswith(asked) for text in notices), notices
     assert list(hosts_of(2, pack=False)[0].values()) == [1, 1]
 assert sorted(hosts_of(4, pack=True)[0].values()) == [2, 2]
 assert sorted(hosts_of(4, pack=False)[0].values()) == [1, 1, 2]
@@ -237,7 +238,7 @@ assert sorted(hosts_of(4, pack=False)[0].values()) == [1, 1, 2]
 plan = launcher.plan(JobSpec(np=2, placement="spark", pack=True))
 (packed,) = {slot.host for slot in plan.slots}
 assert packed.startswith("127.0.0."), plan
-assert plan.hosts_note.startswith("`--pack`: 1 of the cluster's 3 hosts"), plan
+assert plan.hosts_note.startswith("`--pack`: Spark is asked for 1 of the cluster's 3 hosts"), plan
 with TemporaryDirectory() as folder, spark_gangs.busy(spark, 3, Path(folder)):
     slots = slots_by_host(session, ClusterCapacity(None, False, None))
     free = {host for host, (n_free, _) in slots.items() if n_free == 2}

@@ -56,9 +56,9 @@ TWO = {"a": (1, 4), "b": (2, 2)}
 def test_hosts_are_chosen_by_free_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     few = chosen(monkeypatch, JobSpec(np=2, pack=True), TWO)
     why = "of the cluster's 2 hosts, by their free slots"
-    assert few == HostChoice(("b", "b"), f"`--pack`: 1 {why}")
+    assert few == HostChoice(("b", "b"), f"`--pack`: Spark is asked for 1 {why}")
     many = chosen(monkeypatch, JobSpec(np=2, pack=False), TWO)
-    assert many == HostChoice(("b", "a"), f"`--spread`: 2 {why}")
+    assert many == HostChoice(("b", "a"), f"`--spread`: Spark is asked for 2 {why}")
     queued = chosen(monkeypatch, JobSpec(np=4, pack=True), TWO)
     assert queued is not None and queued.hosts == ("a",) * 4
     assert queued.note.endswith("by all their slots, since too few are free")
@@ -68,7 +68,7 @@ def test_ranks_with_gpus_are_packed_unless_spread(monkeypatch: pytest.MonkeyPatc
     assert chosen(monkeypatch, JobSpec(np=2), TWO) is None
     packs = chosen(monkeypatch, JobSpec(np=2), TWO, gpus=True)
     assert packs is not None and packs.hosts == ("b", "b")
-    assert packs.note.startswith("ranks with GPUs are packed: 1 of")
+    assert packs.note.startswith("ranks with GPUs are packed: Spark is asked for 1 of")
     spreads = chosen(monkeypatch, JobSpec(np=2, pack=False), TWO, gpus=True)
     assert spreads is not None and spreads.hosts == ("b", "a")
 

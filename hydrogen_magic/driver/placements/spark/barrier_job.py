@@ -94,7 +94,7 @@ def as_error(error: SparkJobError, session: Session) -> HydrogenError:
     if error.kind == "python":
         return PlacementError(f"{error}{session.says_of_python()}")
     if error.kind == "forbidden":
-        return PlacementError(f"{error}, and gangs need it: {_ALLOWING}")
+        return PlacementError(f"{error}, which gangs need: {_ALLOWING}")
     if error.kind in ("executor_lost", "worker_lost"):
         return AgentLostError(str(error))
     if error.kind in ("cancelled", "stopped"):

@@ -95,7 +95,7 @@ def free_slots(session: Session, capacity: ClusterCapacity) -> int | None:
     seen = roster(session, _GLANCE_S)
     if seen is None:
         return None
-    cpus = int(session.spark.conf.get("spark.task.cpus", "1"))
+    cpus = SessionSettings.read(session).task_cpus
     free = seen.free_slots(cpus, int(capacity.gpus))
     return free if capacity.slots is None else min(free, capacity.slots)
 
@@ -104,11 +104,12 @@ def slots_by_host(session: Session, capacity: ClusterCapacity) -> dict[str, tupl
     """Return the number of free slots and of all slots by host, for a classic session."""
     seen = roster(session, _GLANCE_S)
     cpus = SessionSettings.read(session).task_cpus
-    running = private_calls.running_tasks(session) or {}
+    running = private_calls.running_tasks(session)
     found: dict[str, tuple[int, int]] = {}
     for executor in () if seen is None else seen.executors:
         n_all = executor.slots(cpus, int(capacity.gpus))
-        n_free = max(0, n_all - running.get(executor.id, 0))
+        held = executor.active_tasks if running is None else running.get(executor.id, 0)
+        n_free = max(0, n_all - held)
         before = found.get(executor.host, (0, 0))
         found[executor.host] = (before[0] + n_free, before[1] + n_all)
     return found

@@ -53,7 +53,8 @@ def choose(session: Session, capacity: ClusterCapacity, spec: JobSpec) -> HostCh
     hosts = tuple(host for host, count in ranks.items() for _ in range(count))
     why = _option(packs) if spec.pack is not None else "ranks with GPUs are packed"
     by = "by their free slots" if is_free else "by all their slots, since too few are free"
-    return HostChoice(hosts, f"{why}: {len(ranks)} of the cluster's {len(slots)} hosts, {by}")
+    asked = f"Spark is asked for {len(ranks)} of the cluster's {len(slots)} hosts"
+    return HostChoice(hosts, f"{why}: {asked}, {by}")
 
 
 def packed(np: int, slots: Mapping[str, int]) -> dict[str, int]:

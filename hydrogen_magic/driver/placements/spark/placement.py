@@ -30,13 +30,13 @@ class SparkPlacement(Placement):
             raise PlacementError("`--on spark` needs Linux 5.3 or newer, here and on the executors")
         found, capacity = _look(spec)
         gpu = "assigned by Spark" if capacity.gpus else None
+        chosen = host_choice.choose(found, capacity, spec)
         notes = (
             *capacity.notes,
             *filter(None, [found.version_note()]),
             *private_calls.notes(found),
         )
         plan = rank_assignment.unassigned(spec, found.where, gpu, notes)
-        chosen = host_choice.choose(found, capacity, spec)
         return plan if chosen is None else rank_assignment.expected(plan, chosen.hosts, chosen.note)
 
     def open(self, spec: JobSpec) -> RemoteAgentGroup:

@@ -59,13 +59,16 @@ def _or_none(
     ) -> Callable[Concatenate[AnySession, P], T | None]:
         @functools.wraps(call)
         def guarded(session: AnySession, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
+            key = session.application, lost
             try:
-                return call(session, *args, **kwargs)
+                result = call(session, *args, **kwargs)
             except Exception as error:  # Py4J's, Java's and Python's have no common base
                 found = explained(error)
                 if found.kind != "stopped":  # an ended session has refused nothing
-                    _refused.setdefault((session.application, lost), str(found))
+                    _refused.setdefault(key, str(found))
                 return None
+            _refused.pop(key, None)  # it has failed for a reason that is over
+            return result
 
         return guarded
 

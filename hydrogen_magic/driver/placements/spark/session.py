@@ -167,7 +167,7 @@ class Session:
         """Return the driver's host: of ``sc://host:port``, or ``spark.driver.host``."""
         if self.is_connect:
             return str(self.spark.client.host)
-        return str(self.spark.conf.get("spark.driver.host"))
+        return str(self.spark.conf.get("spark.driver.host")).strip("[]")
 
     def bind_address(self) -> str:
         """Return ``spark.driver.bindAddress`` of a classic session; empty if it is not set.
