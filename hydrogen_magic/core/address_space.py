@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Mapping
 
 from hydrogen_magic.core.units import size_text
 
@@ -14,16 +15,21 @@ _SIGNS = (
     "std::bad_alloc",
 )
 """Parts of what the dynamic loader, the system, Python, torch and C++ say when they get no memory."""
+_SPARK_LIMIT = "PYSPARK_EXECUTOR_MEMORY_MB"
+"""Environment variable of Python workers whose limit pyspark's ``worker.py`` has set."""
 _LOADER_FAILED = 127
 """Exit status by which glibc's loader ends a process if it cannot load all of a library."""
 
 
-def raise_limit() -> None:
-    """Remove the limit of this process and those that it starts, or raise it as far as the system allows.
+def raise_limit_of_workers(environment: Mapping[str, str]) -> None:
+    """Remove the limit of a Python worker of Spark from this process, as far as the system allows.
 
     pyspark's ``worker.py`` sets the soft and the hard limit from ``spark.executor.pyspark.memory``. Only a
-    process with CAP_SYS_RESOURCE may raise the hard limit.
+    process with CAP_SYS_RESOURCE may raise the hard limit. Other limits are those of a user or an
+    administrator, and stay. ``environment``: of the worker.
     """
+    if _SPARK_LIMIT not in environment:
+        return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     for limit in (resource.RLIM_INFINITY, hard):
         try:

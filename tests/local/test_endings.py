@@ -155,11 +155,14 @@ def test_a_limit_of_the_address_space_is_raised() -> None:
 import resource
 from hydrogen_magic.core import address_space
 name, hard = resource.RLIMIT_AS, resource.getrlimit(resource.RLIMIT_AS)[1]
+spark = {"PYSPARK_EXECUTOR_MEMORY_MB": "8192"}
 resource.setrlimit(name, (8 << 30, hard))
-address_space.raise_limit()
+address_space.raise_limit_of_workers({})
+assert resource.getrlimit(name) == (8 << 30, hard), "of the user"
+address_space.raise_limit_of_workers(spark)
 assert resource.getrlimit(name) == (hard, hard), resource.getrlimit(name)
 resource.setrlimit(name, (8 << 30, 8 << 30))
-address_space.raise_limit()  # only a privileged process may do it: no error elsewhere
+address_space.raise_limit_of_workers(spark)  # only a privileged process may do it: no error elsewhere
 """
     subprocess.run([sys.executable, "-c", code], check=True)
 

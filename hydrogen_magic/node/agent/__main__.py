@@ -41,8 +41,7 @@ def main(arguments: Sequence[str]) -> None:
         kernel = os.pidfd_open(config.kernel_pid) if isinstance(config, LocalAgentConfig) else -1
     except ProcessLookupError:
         return
-    if isinstance(config, RemoteAgentConfig):
-        address_space.raise_limit()  # of the task that started it; that of a notebook is its user's
+    address_space.raise_limit_of_workers(config.env)
     processes.become_subreaper()
     processes.use_batch_scheduling()  # and the ranks with this process
     gc.set_threshold(_GARBAGE)
