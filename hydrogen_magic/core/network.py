@@ -25,8 +25,10 @@ class PortRange:
     def parse(cls, text: str) -> PortRange:
         """Return the range in ``40000-40100``, or raise ValueError."""
         match = _RANGE.fullmatch(text.replace(" ", ""))
-        if match is None or not 1 <= int(match[1]) <= int(match[2]) <= 65535:
-            raise ValueError(f"should be a range of ports like 40000-40100, got {text!r}")
+        if match is None or not 1024 <= int(match[1]) <= int(match[2]) <= 65535:
+            raise ValueError(
+                f"should be a range of ports like 40000-40100, from 1024 on, got {text!r}"
+            )
         return cls(int(match[1]), int(match[2]))
 
     def __str__(self) -> str:
@@ -49,7 +51,7 @@ def bind(ports: PortRange | None, to_port: Callable[[int], object]) -> None:
                 raise
         else:
             return
-    text = f"all ports of {ports} are in use (`%config Distributed.ports`)"
+    text = f"all ports of {ports} are in use; set a larger range"
     raise OSError(errno.EADDRINUSE, text)
 
 

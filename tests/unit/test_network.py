@@ -14,7 +14,7 @@ from hydrogen_magic.node.rendezvous.connection_guard import _hexadecimal
 def test_a_range_of_ports() -> None:
     assert PortRange.parse("40000 - 40100") == PortRange(40000, 40100)
     assert str(PortRange(40000, 40100)) == "40000-40100"
-    for wrong in ("40000", "40100-40000", "0-10", "1-65536", "a-b", ""):
+    for wrong in ("40000", "40100-40000", "80-90", "1024-65536", "a-b", ""):
         with pytest.raises(ValueError, match="a range of ports like 40000-40100"):
             PortRange.parse(wrong)
 
@@ -31,9 +31,7 @@ def test_the_first_free_port_is_taken() -> None:
     assert tried == [5, 6, 7]
     network.bind(None, to_port)
     assert tried[3:] == [0]
-    with pytest.raises(
-        OSError, match=r"all ports of 5-6 are in use \(`%config Distributed.ports`\)"
-    ):
+    with pytest.raises(OSError, match="all ports of 5-6 are in use; set a larger range"):
         network.bind(PortRange(5, 6), to_port)
 
 
