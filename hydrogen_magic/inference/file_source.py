@@ -34,6 +34,8 @@ _COMPRESSED = {".gz", ".bz2", ".zst"}
 
 _READ_ROWS = 1 << 14
 _READ_BYTES = 1 << 16
+_READ_BYTES_OF_STORES = 8 << 20
+"""Each read is a request there."""
 """Read buffer of each column, so that no row group has to be in memory as a whole."""
 
 
@@ -186,8 +188,9 @@ class _File:
         path = self.fragment.path
         if _format_of(Path(path)) == "parquet":
             # A Dataset would decode whole row groups, and read ahead while its batches are not taken.
+            n_bytes = _READ_BYTES if self.filesystem is None else _READ_BYTES_OF_STORES
             with pq.ParquetFile(
-                path, pre_buffer=False, buffer_size=_READ_BYTES, filesystem=self.filesystem
+                path, pre_buffer=False, buffer_size=n_bytes, filesystem=self.filesystem
             ) as file:
                 yield from file.iter_batches(_READ_ROWS)
             return

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 AnyPath = str | os.PathLike[str]
 
@@ -27,6 +27,8 @@ _HIDDEN = (".", "_")
 """Readers of Parquet ignore files whose names begin so: ``_SUCCESS``, ``.part-0.crc``."""
 _MAGIC = frozenset("*[")
 """Characters of a glob in a URL, in which a question mark begins the options."""
+_NOT_QUOTED = "/:@?&=%+,"
+"""Characters of a URL that have a meaning, or are escaped already."""
 _SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 _BY_ARROW = ("abfs", "abfss", "gs", "hdfs", "s3", "viewfs")
 
@@ -168,9 +170,13 @@ def _find_remote(url: str) -> DataFiles:
 def _split(url: str) -> tuple[str, tuple[str, ...]]:
     """Return a URL without the parts from the first one that is a glob, and these parts."""
     scheme, _, rest = url.partition("://")
-    parts = rest.split("/")
+    path, mark, options = rest.partition("?")
+    parts = path.rstrip("/").split("/")
     fixed = list(takewhile(_MAGIC.isdisjoint, parts))
-    return f"{_SAME.get(scheme, scheme)}://{'/'.join(fixed)}", tuple(parts[len(fixed) :])
+    return (
+        f"{_SAME.get(scheme, scheme)}://{'/'.join(fixed)}{mark}{options}",
+        tuple(parts[len(fixed) :]),
+    )
 
 
 def _opened(url: str) -> tuple[Any, str]:
@@ -181,7 +187,7 @@ def _opened(url: str) -> tuple[Any, str]:
     if scheme not in _BY_ARROW or _has_settings(scheme):
         return _opened_by_fsspec(url, scheme)
     try:
-        found: tuple[Any, str] = fs.FileSystem.from_uri(url)
+        found: tuple[Any, str] = fs.FileSystem.from_uri(quote(url, safe=_NOT_QUOTED))
     except NotImplementedError:  # PyArrow was built without it
         return _opened_by_fsspec(url, scheme)
     return found
@@ -209,6 +215,8 @@ def _opened_by_fsspec(url: str, scheme: str) -> tuple[Any, str]:
         ) from error
     except ValueError as error:  # of fsspec, for an unknown scheme
         raise OSError(str(error)) from error
+    if "://" in path:  # as of fsspec's HTTP
+        raise OSError(f"{scheme}:// has no folders: download the data, and pass its path")
     return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), path
 
 

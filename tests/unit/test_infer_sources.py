@@ -182,7 +182,7 @@ def test_files_of_other_file_systems_and_lists(tmp_path: Path) -> None:
         for n, (data, expected) in enumerate(
             (
                 ("memory://lake/rows", table),
-                ("memory://lake/*/country=fr/*", table.slice(10)),
+                ("memory://lake/*/country=fr/", table.slice(10)),
                 ("memory://lake/rows/country=de/part.parquet", table.slice(0, 10).select(["x"])),
                 (
                     [str(french), f"{tmp_path}/rows/*=de/*"],
