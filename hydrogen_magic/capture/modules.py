@@ -195,7 +195,7 @@ def _imported(text: str, name: str, is_package: bool) -> list[str]:
     except (SyntaxError, ValueError):  # the rank reports it when it imports the module
         return []
     package = name if is_package else name.rpartition(".")[0]
-    return [*imported_modules(tree, package), *_accessed(tree)]
+    return [*dict.fromkeys((*imported_modules(tree, package), *_accessed(tree)))]
 
 
 def imported_modules(tree: ast.AST, package: str = "") -> list[str]:
@@ -286,26 +286,29 @@ def only_defines(module: str) -> bool:
         if name in seen or not local_paths(name.partition(".")[0]):
             continue
         seen.add(name)
-        tree = _tree_of(name)
-        if tree is None or not all(map(_is_definition, tree.body)):
+        spec = find_without_importing(name)
+        if spec is None or spec.origin is None:
+            continue  # not a module, or one without a file
+        try:
+            version = os.stat(spec.origin).st_mtime_ns
+            imported = _imported_by_definitions(name, spec.origin, version)
+        except (OSError, SyntaxError, ValueError):
             return False
-        is_package = bool(getattr(find_without_importing(name), "submodule_search_locations", None))
-        todo += imported_modules(tree, name if is_package else name.rpartition(".")[0])
-        todo += filter(None, [name.rpartition(".")[0]])
+        if imported is None:
+            return False
+        todo += [*imported, *filter(None, [name.rpartition(".")[0]])]
     return True
 
 
-def _tree_of(module: str) -> ast.Module | None:
-    """Return the parsed source, empty for a name that is not a module; None if it cannot be read."""
-    spec = find_without_importing(module)
-    origin = None if spec is None else spec.origin
-    if origin is None:
-        return ast.Module([], [])
-    try:
-        with tokenize.open(origin) as file:
-            return ast.parse(file.read())
-    except (OSError, SyntaxError, ValueError):
+@functools.lru_cache(maxsize=1024)
+def _imported_by_definitions(name: str, path: str, version: int) -> tuple[str, ...] | None:
+    """Return what a module imports, None if its import does more. ``version``: of its file."""
+    with tokenize.open(path) as file:
+        tree = ast.parse(file.read())
+    if not all(map(_is_definition, tree.body)):
         return None
+    is_package = Path(path).name == "__init__.py"
+    return tuple(imported_modules(tree, name if is_package else name.rpartition(".")[0]))
 
 
 def _is_definition(statement: ast.stmt) -> bool:
