@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference.memory_result import (
     MemoryResult,
@@ -19,7 +20,6 @@ from hydrogen_magic.inference.memory_result import (
 from hydrogen_magic.node.prediction import chunking
 from hydrogen_magic.node.prediction.chunking import one_batch, side_by_side
 from hydrogen_magic.node.prediction.column_names import refuse_repeated
-from hydrogen_magic.node.prediction.column_values import is_a
 
 if TYPE_CHECKING:
     import polars as pl

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.node.prediction.arrow_copies import copied_column
 from hydrogen_magic.node.prediction.arrow_types import family
 from hydrogen_magic.node.prediction.schema_unify import MisfitError
@@ -18,12 +19,6 @@ _SINGLE = (str, bytes, bool, int, float, complex, type(None), np.generic)
 _PLAIN = {str, bytes, bool, int, float, type(None), dict}
 """Types of values that Arrow reads as they are."""
 _MAX_DIGITS = 38
-
-
-def is_a(value: Any, library: str, name: str) -> bool:
-    """Return whether ``value`` is of a library's class; does not import the library."""
-    found = getattr(sys.modules.get(library), name, None)
-    return found is not None and isinstance(value, found)
 
 
 def is_single(value: Any) -> bool:

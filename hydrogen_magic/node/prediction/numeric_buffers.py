@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hydrogen_magic.node.prediction.column_values import is_a, of_tensor
+from hydrogen_magic.core.library_types import is_a
+from hydrogen_magic.node.prediction.column_values import of_tensor
 from hydrogen_magic.node.prediction.outputs import PREDICTION
 
 

@@ -23,7 +23,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from hydrogen_magic.node.prediction.column_values import array_from, is_a, is_single
+from hydrogen_magic.core.library_types import is_a
+from hydrogen_magic.node.prediction.column_values import array_from, is_single
 from hydrogen_magic.node.prediction.schema_unify import MisfitError
 from hydrogen_magic.serialization.pickling_errors import describe
 

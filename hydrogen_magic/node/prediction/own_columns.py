@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.node.prediction import annotations as kinds
 from hydrogen_magic.node.prediction.arrow_copies import written
 from hydrogen_magic.node.prediction.arrow_types import is_number
-from hydrogen_magic.node.prediction.column_values import is_a
 from hydrogen_magic.node.prediction.inputs import BatchConverter
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.outputs import columns_of, in_order

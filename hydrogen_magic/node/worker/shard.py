@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.node.worker import api, parquet_shard, sharded_streams
 from hydrogen_magic.serialization.pickling_errors import describe
 
@@ -90,14 +91,14 @@ def shard(
     """
     share = IndexShare(api.rank(), api.world_size(), drop_last)
     order = seed if shuffle else None
-    if isinstance(data, (str, os.PathLike)) or _is_arrow_dataset(data):
+    if isinstance(data, (str, os.PathLike)) or is_a(data, "pyarrow.dataset", "Dataset"):
         dataset = parquet_shard.open_dataset(data)
         if batch_size is not None:
             return parquet_shard.stream(dataset, share.bounds, order, batch_size)
         return parquet_shard.table(dataset, share.bounds, order)
     if batch_size is not None:
         raise TypeError(f"hm.shard(batch_size=…) streams Parquet data, not a {describe(data)}")
-    if _is_torch(data, "IterableDataset"):
+    if is_a(data, "torch.utils.data", "IterableDataset"):
         if shuffle:
             raise ValueError(
                 "hm.shard(shuffle=True) cannot shuffle an IterableDataset, which is read in its own "
@@ -177,7 +178,7 @@ class _Kind:
 def _kind_of(data: Any) -> _Kind:
     """Return the kind of data that can be sliced; raise TypeError for other data."""
     packages = {base.__module__.partition(".")[0] for base in type(data).__mro__}
-    if _is_torch(data, "Dataset") and hasattr(data, "__len__"):
+    if is_a(data, "torch.utils.data", "Dataset") and hasattr(data, "__len__"):
         return _DATASET
     if "pyspark" in packages:
         raise TypeError(
@@ -197,17 +198,6 @@ def _kind_of(data: Any) -> _Kind:
         _refuse_tuple_of_arrays(data)
         return _SEQUENCE
     raise TypeError(_refusal(data))
-
-
-def _is_torch(data: Any, name: str) -> bool:
-    """Return whether ``data`` is of a class of ``torch.utils.data``, without importing it."""
-    kind = getattr(sys.modules.get("torch.utils.data"), name, None)
-    return kind is not None and isinstance(data, kind)
-
-
-def _is_arrow_dataset(data: Any) -> bool:
-    kind = getattr(sys.modules.get("pyarrow.dataset"), "Dataset", None)
-    return kind is not None and isinstance(data, kind)
 
 
 def _refuse_tuple_of_arrays(data: Any) -> None:
