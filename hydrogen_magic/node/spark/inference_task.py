@@ -88,7 +88,7 @@ def _named(batches: Any, names: Any) -> Iterator[Any]:
                 f"{len(own)} columns were passed to a function that has names for {len(names)}:"
                 f" {', '.join(names)}"
             )
-        yield batch if names is None else batch.rename_columns(names)
+        yield type(batch).from_arrays(batch.columns, list(names)) if names else batch
 
 
 def _served(batches: Iterator[Any], config: dict[str, Any], package: Any, closure: Any) -> Any:
