@@ -45,7 +45,12 @@ OF_SYS: dict[type, Handler] = {
 def reduce_memoryview(view: memoryview) -> Any:
     """Reduce a view to a view of a copy; cloudpickle would make it ``bytes``."""
     contents = view.tobytes() if view.readonly else bytearray(view.tobytes())
-    return restore_memoryview, (contents, view.format, view.shape)
+    form, shape = view.format, view.shape or ()
+    try:
+        restore_memoryview(contents, form, shape)
+    except (TypeError, ValueError):  # of ctypes, or of an array without elements
+        return bytes, (view.tobytes(),)
+    return restore_memoryview, (contents, form, shape)
 
 
 def restore_memoryview(contents: Any, form: str, shape: tuple[int, ...]) -> memoryview:

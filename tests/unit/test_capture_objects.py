@@ -147,6 +147,10 @@ CHANGED: dict[str, tuple[str, Any]] = {
     x = Failed(5, why="disk")
     """: ("x.errno, x.strerror, x.why, x.args", (5, "failed: disk", "disk", (5, "failed: disk"))),
     "x = memoryview(bytearray(b'abc'))[1:]": ("x[0] = 9\nx.tolist(), x.readonly", ([9, 99], False)),
+    "import ctypes\nx = memoryview((ctypes.c_int * 2)(1, 2))": (
+        "bytes(x)[0], len(bytes(x))",
+        (1, 8),
+    ),
     "import sys\nx = {'python': sys.version_info}": ("x['python'] is sys.version_info", True),
 }
 
