@@ -73,5 +73,5 @@ def test_first_and_last_messages_of_a_gang_are_shown_though_they_were_dropped(
     page.finish(FLOODED)
     saved = page.save(FLOODED, "text/html", "data:image/svg+xml;base64,")
     outputs = json.loads(saved.read_text())["cells"][2]["outputs"]
-    assert [output["output_type"] for output in outputs] == ["display_data"]
+    assert [output["output_type"] for output in outputs] == ["display_data"], outputs
     page.close()

@@ -191,7 +191,7 @@ def parameters(function: Any) -> list[tuple[Any, ...]]:
     return [(each.name, each.kind, each.default) for each in found]
 
 
-ADDED = {"__init__": ["env", "retries", "timeout", "start_timeout"]}
+ADDED = {"__init__": ["env", "retries", "timeout", "start_timeout", "pack"]}
 
 
 @pytest.mark.spark
