@@ -121,6 +121,9 @@ def test_a_frame_is_a_name_an_expression_or_a_path(line: str, frame: str) -> Non
         ("df --on-error ignore", "choose fail, null or collect"),
         ("df --on inline", "predict(df.head())"),
         ("df --with horovod", "unknown option --with"),
+        ("df --pack", "unknown option --pack"),
+        ("df --spread", "unknown option --spread"),
+        ("df --wait 5m", "unknown option --wait"),
     ],
 )
 def test_a_wrong_line_says_what_would_be_right(line: str, said: str) -> None:

@@ -11,6 +11,7 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.notebook.arguments.parsing import (
     ArgumentsError,
     LineParser,
+    add_cluster,
     add_display,
     add_limits,
     add_out,
@@ -76,6 +77,7 @@ def _parser(is_cell: bool) -> LineParser:
         allow_abbrev=False,
     )
     add_where(parser)
+    add_cluster(parser)
     add_rendezvous(parser)
     add_limits(parser)
     add_out(parser)

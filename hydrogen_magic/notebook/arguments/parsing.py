@@ -51,10 +51,6 @@ def add_where(parser: LineParser) -> None:
     gpu = parser.add_mutually_exclusive_group()
     gpu.add_argument("--gpu", action="store_true", default=None, help="a GPU for every rank")
     gpu.add_argument("--cpu", dest="gpu", action="store_false", default=None, help="no GPU visible")
-    hosts = parser.add_mutually_exclusive_group()
-    few, many = (f"as {n} hosts of a cluster as possible" for n in ("few", "many"))
-    hosts.add_argument("--pack", action="store_true", default=None, help=few)
-    hosts.add_argument("--spread", dest="pack", action="store_false", default=None, help=many)
     add(
         "--env",
         action="append",
@@ -68,6 +64,21 @@ def add_where(parser: LineParser) -> None:
         type=typed(count),
         metavar="N",
         help="rank r seeds Python, NumPy and torch with N + r",
+    )
+
+
+def add_cluster(parser: LineParser) -> None:
+    """Add options for the hosts and slots of a cluster."""
+    hosts = parser.add_mutually_exclusive_group()
+    few, many = (f"as {n} hosts of a cluster as possible" for n in ("few", "many"))
+    hosts.add_argument("--pack", action="store_true", default=None, help=few)
+    hosts.add_argument("--spread", dest="pack", action="store_false", default=None, help=many)
+    parser.add_argument(
+        "--wait",
+        dest="wait_s",
+        type=typed(parse_duration_s),
+        metavar="S",
+        help="wait for hosts and slots of a cluster",
     )
 
 
@@ -88,7 +99,6 @@ def add_limits(parser: LineParser) -> None:
     add("--retries", type=typed(count), metavar="N", help="restarts of the gang after a failure")
     for option, dest, text in (
         ("--timeout", "timeout_s", "stop the gang after S seconds (also 5m, 1h)"),
-        ("--wait", "wait_s", "wait for hosts and slots of a cluster"),
         ("--start-timeout", "start_timeout_s", "how long a rank may take to its first line"),
         ("--grace", "grace_s", "how long a stopped rank may clean up"),
     ):
