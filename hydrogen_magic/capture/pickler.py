@@ -57,7 +57,7 @@ _SPARK_CLASSES = (
 _REFUSED = (
     (
         ("torch.utils.data.dataloader", "_BaseDataLoaderIter"),
-        "an iterator of a DataLoader has its place in the data in its own process",
+        "an iterator of a DataLoader belongs to the process that created it",
         "send the DataLoader, and call iter() inside the cell",
     ),
     (

@@ -62,7 +62,7 @@ def _limit_text() -> str | None:
     if limit == resource.RLIM_INFINITY:
         return None
     return (
-        f"this process may map at most {size_text(limit)}, libraries included (RLIMIT_AS); on Spark, "
-        "spark.executor.pyspark.memory sets this limit: start the session without it, or with a larger "
-        "value"
+        f"the address space of this process is limited to {size_text(limit)}, libraries included "
+        "(RLIMIT_AS), which may be the cause; on Spark, spark.executor.pyspark.memory sets this limit: "
+        "start the session without it, or with a larger value"
     )

@@ -97,8 +97,8 @@ class HorovodRendezvous(Rendezvous):
         service = None
         if len(plan.slots) > 1 and ":" in address:
             raise PlacementError(
-                f"Horovod connects by IPv4 only, and host {plan.slots[0].host} has the address "
-                f"{address} among the hosts: give hosts IPv4 addresses, or use `--with torch`"
+                f"Horovod connects by IPv4 only, but the other hosts know host {plan.slots[0].host} "
+                f"by {address}: give hosts IPv4 addresses, or use `--with torch`"
             )
         if len(plan.slots) > 1:  # Gloo uses memory for its rendezvous if no server is given
             # It contains the attempt, so that a rank of an earlier one is never taken for one of

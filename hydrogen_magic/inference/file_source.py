@@ -130,8 +130,8 @@ def _find(path: AnyPath | Sequence[AnyPath]) -> DataFiles:
 def _absolute_target(target: AnyPath) -> Path:
     if data_files.is_url(target):
         raise InferError(
-            f"--out {target}: the result is written to a disk of this machine, or one that is mounted"
-            " there: choose a path, and copy it from there"
+            f"--out {target}: the result cannot be written to a URL: choose a path on this machine, and"
+            " copy the result from there"
         )
     return data_files.absolute(target)
 
@@ -139,9 +139,9 @@ def _absolute_target(target: AnyPath) -> Path:
 def _default_target(found: DataFiles, *, is_list: bool) -> Path:
     """Return the path of a result that got none: next to the data, never inside it."""
     if found.filesystem is not None or is_list:
-        what = "a list of paths" if is_list else "data that is not on this machine"
+        what = "a list of paths" if is_list else "data at a URL"
         raise InferError(
-            f"the result of {what} needs a path on this machine: choose one with --out"
+            f"the result of {what} has no default path: set one on this machine with --out PATH"
         )
     if found.is_single:
         file = found.files[0]

@@ -221,7 +221,9 @@ def test_the_environment_of_unequal_hosts() -> None:
 
 def test_hosts_without_ipv4_are_refused() -> None:
     slots = tuple(Slot(n, n, 0, 2, 2, 1, "here", address="fd00::1") for n in range(2))
-    with pytest.raises(PlacementError, match="Horovod connects by IPv4 only, and host here has"):
+    with pytest.raises(
+        PlacementError, match="IPv4 only, but the other hosts know host here by fd00::1"
+    ):
         HorovodRendezvous().prepare(
             Plan(slots), "fd00::1", 4321, spec=JobSpec(), gang="a1b2", attempt=0
         )

@@ -70,7 +70,8 @@ def test_settings_that_ranks_inherit(
     assert found["again"]
     assert "2 slots (2 executors x 2 cores, 2 cores per task)" in found["refused"]
     for failed in ("memory", "abort"):
-        assert "(RLIMIT_AS); on Spark, spark.executor.pyspark.memory sets" in found[failed]
+        said = "(RLIMIT_AS), which may be the cause; on Spark, spark.executor.pyspark.memory sets"
+        assert said in found[failed]
 
 
 def test_an_environment_that_spark_unpacks(

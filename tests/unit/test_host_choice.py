@@ -9,7 +9,7 @@ import pytest
 
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.placements.remote.rank_assignment import expected, unassigned
-from hydrogen_magic.driver.placements.spark import host_choice
+from hydrogen_magic.driver.placements.spark import host_choice, placement
 from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity
 from hydrogen_magic.driver.placements.spark.host_choice import HostChoice, choose, packed, spread
 from hydrogen_magic.driver.placements.spark.session import Session
@@ -76,6 +76,20 @@ def test_ranks_with_gpus_are_packed_unless_spread(monkeypatch: pytest.MonkeyPatc
 def test_there_is_no_choice_of_one_host(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen(monkeypatch, JobSpec(np=2, pack=True), {"a": (4, 4)}) is None
     assert chosen(monkeypatch, JobSpec(np=9, pack=True), TWO) is None, "executors are starting"
+
+
+def test_hosts_that_are_unknown_are_reported_if_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = chosen(monkeypatch, JobSpec(np=2, pack=True), {})
+    assert few is not None and few.hosts == ()
+    assert few.note.startswith("`--pack` has no effect while the hosts")
+    assert chosen(monkeypatch, JobSpec(np=2), {}, gpus=True) is None
+    session = Session(
+        SimpleNamespace(conf={}, version="4.0.0"), False, "of a plan", "spark://there:7077"
+    )
+    cluster = session, ClusterCapacity(None, False, None)
+    monkeypatch.setattr(placement, "_look", lambda spec: cluster)
+    plan = placement.SparkPlacement().plan(JobSpec(np=2, pack=True))
+    assert (plan.hosts_note, plan.slots[1].host) == (few.note, session.where)
 
 
 @pytest.mark.parametrize(

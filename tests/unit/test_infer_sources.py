@@ -194,11 +194,11 @@ def test_files_of_other_file_systems_and_lists(tmp_path: Path) -> None:
             assert ds.dataset(done, partitioning="hive").to_table()["x"].to_pylist() == sorted(
                 expected["x"].to_pylist()
             ), data
-            with pytest.raises(InferError, match="choose one with --out"):
+            with pytest.raises(InferError, match="set one on this machine with --out PATH"):
                 predicted(data)
         with pytest.raises(InferError, match="nearest existing folder is memory://lake/rows"):
             sources.source("memory://lake/rows/country=it")
-        with pytest.raises(InferError, match="written to a disk of this machine"):
+        with pytest.raises(InferError, match="cannot be written to a URL: choose a path"):
             sources.source("memory://lake/rows", "memory://lake/done")
     finally:
         memory.store.clear()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import hydrogen_magic as hm
+from hydrogen_magic.driver.placements.spark import session
+from hydrogen_magic.driver.placements.spark.session import Session
 from tests import ranks
 
 
@@ -47,6 +50,14 @@ def test_arguments_of_udf_are_checked_before_a_session_is_needed(
     predict, schema, *options = arguments
     with pytest.raises((TypeError, ValueError), match=said):
         hm.udf(predict, schema, **(options[0] if options else {}))
+
+
+def test_a_udf_names_versions_that_are_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    spark = SimpleNamespace(version="4.0.1")
+    old = Session(spark, False, "with Spark 4.0.1", "spark://there:7077")
+    monkeypatch.setattr(session, "find", lambda: old)
+    with pytest.raises(hm.errors.PlacementError, match=r"found Spark 4\.0\.1 and pyspark \d"):
+        hm.udf(len, "n long")
 
 
 def test_a_udf_needs_a_session() -> None:

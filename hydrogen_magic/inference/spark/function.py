@@ -113,8 +113,11 @@ def _session() -> Session:
     except PlacementError as error:
         raise PlacementError(str(error).replace("`--on spark`", "hm.udf")) from None
     if not session.is_at_least(_ARROW_UDFS_SINCE):
+        import pyspark
+
         raise PlacementError(
-            "hm.udf needs Spark and pyspark 4.1 or newer; use %%infer with older versions"
+            f"hm.udf needs Spark and pyspark 4.1 or newer, found Spark {session.spark.version} and "
+            f"pyspark {pyspark.__version__}: use %%infer there"
         )
     return session
 

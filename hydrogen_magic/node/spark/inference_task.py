@@ -85,8 +85,8 @@ def _named(batches: Any, names: Any) -> Iterator[Any]:
             )
         if names is not None and len(own) != len(names):
             raise InferError(
-                f"{len(own)} columns were passed to a function that has names for {len(names)}:"
-                f" {', '.join(names)}"
+                f"predict was called with {len(own)} columns, but `columns` of hm.udf names"
+                f" {len(names)} ({', '.join(names)}): pass as many columns as names"
             )
         yield type(batch).from_arrays(batch.columns, list(names)) if names else batch
 

@@ -112,8 +112,8 @@ _ALLOWING = (
 _ADVICE = {
     "missing": "install it in the executors' Python, or remove the code that imports it from the cell",
     "python": "create a new session with PYSPARK_PYTHON set to an interpreter of the same minor version",
-    "unreachable": "set spark.driver.host to an address at which executors reach this machine, and open the "
-    "ports of `%config Distributed.ports` in firewalls; in a container also set "
-    "spark.driver.bindAddress=0.0.0.0 and publish these ports",
+    "unreachable": "set spark.driver.host to an address at which executors reach this machine; behind a "
+    'firewall set `%config Distributed.ports = "40000-40100"` and open these ports; in a container also '
+    "set spark.driver.bindAddress=0.0.0.0 and publish them",
     "ports": "set a larger range by `%config Distributed.ports`",
 }

@@ -24,7 +24,7 @@ class HostChoice:
     """The preferred host of each task."""
 
     hosts: tuple[str, ...]
-    """By the task's number; tasks of one host follow each other, as the ranks will."""
+    """By the task's number; tasks of one host follow each other, as the ranks will. Empty: Spark chooses."""
     note: str
     """What was chosen and why, for the user."""
 
@@ -44,6 +44,9 @@ def choose(session: Session, capacity: ClusterCapacity, spec: JobSpec) -> HostCh
             return None
         raise PlacementError(f"{_option(packs)} is not possible: {obstacle}")
     slots = slots_by_host(session, capacity)
+    if not slots and spec.pack is not None:
+        unknown = "while the hosts of the cluster's executors are unknown"
+        return HostChoice((), f"{_option(packs)} has no effect {unknown}")
     free = {host: n_free for host, (n_free, _) in slots.items()}
     every = {host: n_all for host, (_, n_all) in slots.items()}
     is_free = sum(free.values()) >= spec.np

@@ -37,7 +37,10 @@ class SparkPlacement(Placement):
             *private_calls.notes(found),
         )
         plan = rank_assignment.unassigned(spec, found.where, gpu, notes)
-        return plan if chosen is None else rank_assignment.expected(plan, chosen.hosts, chosen.note)
+        if chosen is None:
+            return plan
+        hosts = chosen.hosts or [slot.host for slot in plan.slots]
+        return rank_assignment.expected(plan, hosts, chosen.note)
 
     def open(self, spec: JobSpec) -> RemoteAgentGroup:
         found, capacity = _look(spec)

@@ -44,7 +44,7 @@ _refused: dict[tuple[str, str], str] = {}
 def notes(session: AnySession) -> tuple[str, ...]:
     """Return what this session has refused so far, one sentence each, with the consequence."""
     found = ((lost, error) for (of, lost), error in _refused.items() if of == session.application)
-    return tuple(f"{lost} (Spark refuses the call: {error})" for lost, error in found)
+    return tuple(f"{lost} (the call failed: {error})" for lost, error in found)
 
 
 def _or_none(
