@@ -77,7 +77,8 @@ def shard(
             with the rest, in place of one table. It reads one row group at a time, so that the share
             may be larger than memory; with ``shuffle=True`` it mixes the rows of at least 65,536 rows'
             row groups at a time, and ``set_epoch(epoch)``, called on all ranks alike, chooses another
-            order. A ``DataLoader(part, batch_size=None)`` takes it, with any number of workers.
+            order. A ``DataLoader(part, batch_size=None)`` takes it, with any number of workers; with
+            ``persistent_workers=True`` they keep the order of the first epoch.
 
     Raises:
         TypeError: Such data cannot be divided, or it cannot be streamed in batches.
