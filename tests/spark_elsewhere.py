@@ -14,13 +14,14 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from tests import leaks, spark_machines, spark_ranks
 from tests import spark_rig as rig
-from tests.gangs import alive, family_of
+from tests.gangs import alive
 
 SERVER = "10.78.0.1"
 """The server's address as the notebook knows it."""
@@ -41,11 +42,16 @@ def main(folder: Path) -> None:
     with closing(cluster), closing(server):
         rig.until(lambda: len(cluster.executors()) == 2, spark_machines.AWAY_S)
         port = server.url.rpartition(":")[2]
-        told = visit(notebook, f"sc://{SERVER}:{port}", folder)
+        told = visit(notebook, executors, f"sc://{SERVER}:{port}", folder)
     print(f"{spark_machines.ANSWER}{json.dumps({'value': told})}", flush=True)
 
 
-def visit(notebook: spark_machines.Machine, url: str, folder: Path) -> dict[str, Any]:
+def visit(
+    notebook: spark_machines.Machine,
+    executors: Sequence[spark_machines.Machine],
+    url: str,
+    folder: Path,
+) -> dict[str, Any]:
     """Return what the notebook saw, once its ranks have ended after it."""
     process = subprocess.Popen(
         [*notebook.prefix, sys.executable, "-m", "tests.spark_elsewhere", "notebook", url],
@@ -56,10 +62,12 @@ def visit(notebook: spark_machines.Machine, url: str, folder: Path) -> dict[str,
     assert process.stdout is not None
     lines = (line for line in process.stdout if line.startswith(spark_machines.ANSWER))
     told: dict[str, Any] = json.loads(next(lines).removeprefix(spark_machines.ANSWER))
-    os.kill(told["pid"], signal.SIGKILL)
+    family = [pid for machine in executors for pid in machine.gang_pids()]
+    for pid in notebook.pids().values():
+        os.kill(pid, signal.SIGKILL)
     process.communicate()
-    rig.until(lambda: not alive(told["family"]), spark_machines.AWAY_S)
-    return {**told, "n_processes": len(told["family"])}
+    rig.until(lambda: not alive(family), spark_machines.AWAY_S)
+    return {**told, "n_processes": len(family)}
 
 
 # ── on the notebook's machine ────────────────────────────────────────────────────────────────────
@@ -85,8 +93,6 @@ def be_notebook(url: str) -> None:
         "refused": refusal(),
         "hosts": sorted({rank["host"] for rank in everyone}),
         "notices": notices,
-        "pid": os.getpid(),
-        "family": family_of(again),
     }
     print(f"{spark_machines.ANSWER}{json.dumps(told)}", flush=True)
     again.wait()

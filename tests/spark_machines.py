@@ -1,12 +1,10 @@
-"""Two machines with addresses of their own, for tests: network namespaces on one bridge.
+"""Machines of their own on one bridge, for tests: each has a network, processes, a name and, where asked
+for, a control group to itself.
 
 All of it is in namespaces that end with their first process, this module's, run by
-
-    unshare --net --mount --pid --fork --mount-proc --kill-child python -m tests.spark_machines FOLDER
-
-so that nothing of it can reach, or stay in, the system that runs the tests. It is the driver of a
-standalone cluster whose workers are on the two machines. It reads names of scenes line by line, plays
-them, and answers each with a line of JSON.
+:class:`MachineProcess`, so that nothing of it can reach, or stay in, the system that runs the tests. It is
+the driver of a standalone cluster whose workers are on the machines. It reads names of scenes line by line,
+plays them, and answers each with a line of JSON.
 """
 
 from __future__ import annotations
@@ -19,15 +17,18 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from hydrogen_magic.core import processes
+from hydrogen_magic.driver.gang import Gang
 from tests import horovod_ranks, leaks, spark_ranks
 from tests import spark_rig as rig
-from tests.gangs import alive, family_of
+from tests.gangs import alive
 
 KERNEL = "10.77.0.1"
 ANSWER = "answer: "
@@ -35,24 +36,86 @@ UNSHARE = ("unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--
 BRIDGE = "hm-bridge"
 AWAY_S = 180.0
 """Bound of every wait: a machine is given up after 45 s of silence."""
+_HIERARCHIES = ("/sys/fs/cgroup/memory", "/sys/fs/cgroup")
+"""Of control groups: version 1's for memory, and version 2's only one."""
+_GROUPS = "HYDROGEN_MAGIC_TEST_GROUPS"
+"""Variable: the control group in which the machines' own are."""
+_ENTER_GROUP = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
 
 
 def why_not() -> str:
     """Return why there can be no such machines here, empty when there can."""
-    for tool in ("unshare", "ip", "mount", "hostname"):
+    for tool in ("unshare", "nsenter", "ip", "mount", "hostname"):
         if shutil.which(tool) is None:
             return f"needs {tool}"
     # What a container may refuse: namespaces, mounts, links between namespaces.
-    trial = "mount -t tmpfs tmpfs /run && mkdir /run/netns && ip netns add t && hostname t"
-    command = [
-        *UNSHARE,
-        "--uts",
-        "sh",
-        "-c",
-        f"{trial} && ip link add name t0 type veth peer name t1",
-    ]
+    trial = "mount -t tmpfs tmpfs /dev/shm && mount -t sysfs sysfs /sys && hostname t"
+    command = [*UNSHARE, "--uts", "unshare", "--net", "--pid", "--fork", "--mount-proc", "sh", "-c"]
+    command += [f"{trial} && ip link add t0 type veth peer name t1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    return f"no network namespaces: {done.stderr.strip()}" if done.returncode else ""
+    return f"no namespaces: {done.stderr.strip()}" if done.returncode else ""
+
+
+class MachineProcess:
+    """The process that has the machines in namespaces of its own, seen from outside."""
+
+    def __init__(self, folder: Path, module: str, groups: Path | None = None) -> None:
+        """Run ``module`` in a folder. ``groups``: of :func:`control_groups`."""
+        self._log = folder / "log.txt"
+        self._errors = self._log.open("wb")
+        around = {} if groups is None else {_GROUPS: str(groups)}
+        self._process = subprocess.Popen(
+            [*UNSHARE, sys.executable, "-m", module, str(folder / "site")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.getcwd(), **around},
+        )
+
+    def answer(self) -> Any:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith(ANSWER):
+                answer = json.loads(line.removeprefix(ANSWER))
+                assert "error" not in answer, answer["error"]
+                return answer["value"]
+        raise AssertionError(f"it ended: {self._log.read_text()[-3000:]}")
+
+    def play(self, scene: str) -> Any:
+        assert self._process.stdin is not None
+        print(scene, file=self._process.stdin, flush=True)
+        return self.answer()
+
+    def close(self) -> None:
+        self._process.kill()  # and with it the namespaces and all that runs in them
+        self._process.communicate()
+        self._errors.close()
+
+
+@contextmanager
+def control_groups() -> Iterator[Path | None]:
+    """Give a control group for those of machines, which end before it; None if there can be none."""
+    group = next(
+        (Path(top, f"hydrogen-test-{os.getpid()}-machines") for top in _HIERARCHIES
+         if os.access(Path(top, "cgroup.procs"), os.W_OK)), None,
+    )  # fmt: skip
+    try:
+        if group is not None:
+            group.mkdir()
+    except OSError:
+        group = None
+    yield group
+    if group is not None:
+        for each in (*filter(Path.is_dir, group.iterdir()), group):
+            rig.until(partial(_is_removed, each), AWAY_S)
+
+
+def _is_removed(group: Path) -> bool:
+    """Remove a group unless a process is left in it; return whether it is gone."""
+    with suppress(OSError):
+        group.rmdir()
+    return not group.exists()
 
 
 # ── machines ─────────────────────────────────────────────────────────────────────────────────────
@@ -64,9 +127,7 @@ def _run(*command: str) -> None:
 
 def prepare_network() -> None:
     """Make the kernel's own machine: loopback and the bridge that the others hang on."""
-    _run("mount", "-t", "tmpfs", "tmpfs", "/run")
     _run("mount", "-t", "tmpfs", "tmpfs", "/dev/shm")
-    Path("/run/netns").mkdir()
     _run("ip", "link", "set", "lo", "up")
     add_network(BRIDGE, KERNEL)
 
@@ -79,14 +140,20 @@ def add_network(bridge: str, address: str) -> None:
 
 
 class Machine:
-    """A host with a network, a name and an address of its own; it shares the file system."""
+    """A host with a network, processes, a name and an address of its own; it shares the file system.
 
-    def __init__(self, name: str, address: str, bridge: str = BRIDGE) -> None:
+    With ``group`` all its processes are in a control group of that name, too.
+    """
+
+    def __init__(
+        self, name: str, address: str, bridge: str = BRIDGE, *, group: str = "", n_gpus: int = 0
+    ) -> None:
         self.name, self.address = name, address
-        self._bridge = bridge
-        self._port = f"hm-{name}"
-        _run("ip", "netns", "add", name)
-        peer = ("peer", "name", "eth0", "netns", name)
+        self._bridge, self._n_gpus = bridge, n_gpus
+        self._group = _new_group(group) if group else None
+        self._pid = self._start()
+        self._port = f"hm-{self._pid}"
+        peer = ("peer", "name", "eth0", "netns", str(self._pid))
         _run("ip", "link", "add", self._port, "type", "veth", *peer)
         self.run("ip", "address", "add", f"{address}/24", "dev", "eth0")
         for link in ("lo", "eth0"):
@@ -94,14 +161,49 @@ class Machine:
         _run("ip", "link", "set", self._port, "up")
         self.mend()
 
+    def _start(self) -> int:
+        """Start the machine's first process, which takes in orphans; return its pid here."""
+        first = (
+            f"hostname {self.name} && mount -t sysfs sysfs /sys && echo up; sleep infinity; true"
+        )
+        unshare = [*UNSHARE, "--uts", "sh", "-c", first]
+        started = subprocess.Popen([*self._entered, *unshare], stdout=subprocess.PIPE, text=True)
+        assert started.stdout is not None and started.stdout.readline() == "up\n"
+        return next(p.pid for p in processes.processes() if p.ppid == started.pid)
+
+    @property
+    def _entered(self) -> tuple[str, ...]:
+        return () if self._group is None else ("sh", "-c", _ENTER_GROUP, str(self._group))
+
     def run(self, *command: str) -> None:
         _run(*self.prefix, *command)
 
     @property
     def prefix(self) -> tuple[str, ...]:
         """Command that runs the rest of its arguments on this machine."""
-        inside = f'hostname {self.name} && exec "$@"'
-        return ("ip", "netns", "exec", self.name, "unshare", "--uts", "sh", "-c", inside, "sh")
+        spaces = ("--net", "--uts", "--pid", "--mount")
+        return (*self._entered, "nsenter", f"--target={self._pid}", *spaces, f"--wd={os.getcwd()}")
+
+    @property
+    def control_group(self) -> str:
+        """``/proc/self/cgroup`` there."""
+        return Path(f"/proc/{self._pid}/cgroup").read_text()
+
+    @property
+    def pid_space(self) -> str:
+        """What ``/proc/self/ns/pid`` links to there."""
+        return os.readlink(f"/proc/{self._pid}/ns/pid")
+
+    def pids(self) -> dict[int, int]:
+        """Return pid there -> pid here of what runs there besides the first process."""
+        living = (process.pid for process in processes.processes() if process.state != "Z")
+        there = (pid for pid in living if pid != self._pid and _pid_space(pid) == self.pid_space)
+        return {_innermost(pid): pid for pid in there}
+
+    def gang_pids(self) -> list[int]:
+        """Return the pids here of agents there, and of what they started."""
+        mark = f"{processes.AGENT}=".encode()
+        return [pid for pid in self.pids().values() if mark in rig.environment(pid)]
 
     def cut(self) -> None:
         """Have the network lose every packet to and from it, and say so to nobody."""
@@ -112,37 +214,81 @@ class Machine:
 
     @property
     def place(self) -> rig.Place:
-        return rig.Place(self.address, self.prefix)
+        return rig.Place(self.address, self.prefix, self._n_gpus)
 
 
-@contextmanager
-def stage(folder: Path) -> Iterator[Stage]:
-    """Give the two machines, a cluster on them and this process's session on it."""
-    prepare_network()
-    machines = (Machine("one", "10.77.0.2"), Machine("two", "10.77.0.3"))
-    site = rig.Site.create(folder, KERNEL)
-    cluster = rig.Standalone(site, [machine.place for machine in machines])
-    with rig.session(site, cluster.url) as spark:
-        yield Stage(spark, machines)
+def _new_group(name: str) -> Path:
+    group = Path(os.environ[_GROUPS], name)
+    group.mkdir()
+    return group
 
 
-# ── scenes ───────────────────────────────────────────────────────────────────────────────────────
+def _pid_space(pid: int) -> str:
+    with suppress(OSError):
+        return os.readlink(f"/proc/{pid}/ns/pid")
+    return ""
 
 
+def _innermost(pid: int) -> int:
+    """Return the pid of a process in its own namespace; -1 if it is gone."""
+    with suppress(OSError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        return int(status.partition("NSpid:")[2].partition("\n")[0].split()[-1])
+    return -1
+
+
+# ── a cluster on them ────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
 class Stage:
     """What scenes are played on."""
 
-    def __init__(self, spark: Any, machines: tuple[Machine, Machine]) -> None:
-        self.spark = spark
-        self.machines = machines
+    machines: Sequence[Machine]
+    site: rig.Site
+    cluster: rig.Standalone
+    spark: Any
 
     def wait_for_slots(self) -> None:
-        """Wait until the cluster runs four plain tasks on both machines."""
+        """Wait until the cluster runs two plain tasks on each machine."""
+        n_slots = 2 * len(self.machines)
+        rig.until(lambda: len(rig.process_ids(self.spark, n_slots)) == n_slots, AWAY_S)
 
-        def both() -> bool:
-            return len(rig.process_ids(self.spark, 4)) == 4
+    def family_of(self, gang: Gang) -> list[int]:
+        """Return the pids, as seen from here, of all ranks and of their descendants."""
+        known = {machine.name: machine.pids() for machine in self.machines}
+        ranks = [known[rank.host][rank.pid] for rank in gang.ranks if rank.pid is not None]
+        return [*ranks, *(child.pid for pid in ranks for child in processes.descendants(pid))]
 
-        rig.until(both, AWAY_S)
+
+@contextmanager
+def stage(folder: Path, machines: Sequence[Machine]) -> Iterator[Stage]:
+    """Give a cluster on the machines and this process's session on it, with two slots of each."""
+    site = rig.Site.create(folder, KERNEL)
+    cluster = rig.Standalone(site, [machine.place for machine in machines])
+    size = {"spark.cores.max": str(2 * len(machines))}
+    with rig.session(site, cluster.url, n_executors=len(machines), **size) as spark:
+        yield Stage(machines, site, cluster, spark)
+
+
+Scenes = Mapping[str, Callable[[Stage], Any]]
+
+
+def play(folder: Path, machines: Sequence[Machine], scenes: Scenes) -> None:
+    """Play the scenes whose names arrive, on the machines."""
+    leaks.mark_session()
+    os.environ["HYDROGEN_MAGIC_HOME"] = str(folder / "home")
+    with stage(folder, machines) as stage_:
+        print(f"{ANSWER}{json.dumps({'value': 'ready'})}", flush=True)
+        for line in sys.stdin:
+            try:
+                answer = {"value": scenes[line.strip()](stage_)}
+            except Exception:  # of a scene: the test that asked for it shows this
+                answer = {"error": traceback.format_exc()}
+            print(f"{ANSWER}{json.dumps(answer)}", flush=True)
+
+
+# ── scenes ───────────────────────────────────────────────────────────────────────────────────────
 
 
 def who(stage: Stage) -> Any:
@@ -201,7 +347,7 @@ def _steps(text: str) -> list[str]:
 def away_for_ever(stage: Stage) -> Any:
     """Cut one machine off for good; say how long its ranks lived, on this side and on that."""
     gang = _running(100_000)
-    family = family_of(gang)
+    family = stage.family_of(gang)
     stage.machines[1].cut()
     begun = time.monotonic()
     ended_s: list[float] = []
@@ -299,7 +445,7 @@ def links(stage: Stage) -> Any:
     return {"while_cut": while_cut, "after": [reaches(machine) for machine in stage.machines]}
 
 
-SCENES: dict[str, Callable[[Stage], Any]] = {
+SCENES: Scenes = {
     scene.__name__: scene
     for scene in (
         who,
@@ -316,16 +462,8 @@ SCENES: dict[str, Callable[[Stage], Any]] = {
 
 
 def main(folder: Path) -> None:
-    leaks.mark_session()
-    os.environ["HYDROGEN_MAGIC_HOME"] = str(folder / "home")
-    with stage(folder) as stage_:
-        print(f"{ANSWER}{json.dumps({'value': 'ready'})}", flush=True)
-        for line in sys.stdin:
-            try:
-                answer = {"value": SCENES[line.strip()](stage_)}
-            except Exception:  # of a scene: the test that asked for it shows this
-                answer = {"error": traceback.format_exc()}
-            print(f"{ANSWER}{json.dumps(answer)}", flush=True)
+    prepare_network()
+    play(folder, [Machine("one", "10.77.0.2"), Machine("two", "10.77.0.3")], SCENES)
 
 
 if __name__ == "__main__":

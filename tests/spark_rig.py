@@ -287,6 +287,8 @@ class Place:
     address: str = HOST
     prefix: tuple[str, ...] = ()
     """Command that runs the rest of its arguments there."""
+    n_gpus: int = GPUS
+    """That the worker says it has."""
 
 
 GPU_OPTIONS = {"spark.executor.resource.gpu.amount": "2"}
@@ -327,17 +329,18 @@ class Standalone:
             self.close()
             raise
 
-    def _report_gpus(self, name: str) -> Path:
+    def _report_gpus(self, name: str, n_gpus: int) -> Path:
         """Return the settings of a worker that says it has the next GPUs of this machine."""
         first = GPUS * len(self.workers)
         script = self.folder / f"{name}-gpus.sh"
-        script.write_text(_DISCOVERY % ", ".join(f'"{first + index}"' for index in range(GPUS)))
+        script.write_text(_DISCOVERY % ", ".join(f'"{first + index}"' for index in range(n_gpus)))
         script.chmod(0o755)
         properties = self.folder / f"{name}.conf"
-        properties.write_text(
-            f"spark.worker.resource.gpu.amount {GPUS}\n"
+        lines = (
+            f"spark.worker.resource.gpu.amount {n_gpus}\n"
             f"spark.worker.resource.gpu.discoveryScript {script}\n"
         )
+        properties.write_text(lines if n_gpus else "")
         return properties
 
     def _start(self, name: str, of: str, says: str, place: Place, *arguments: str) -> Daemon:
@@ -359,7 +362,7 @@ class Standalone:
             name, "worker.Worker", r"Successfully registered with master (\S+)", place,
             "--cores", str(CORES), "--memory", "8g",
             "--work-dir", str(self.folder / f"{name}-work"),
-            "--properties-file", str(self._report_gpus(name)), self.url,
+            "--properties-file", str(self._report_gpus(name, place.n_gpus)), self.url,
         )  # fmt: skip
         self.workers.append(worker)
 
@@ -469,8 +472,11 @@ def wait_for_executors(spark: Any, count: int) -> None:
     until(lambda: context.getExecutorMemoryStatus().size() == count + 1, _START_S)
 
 
-def process_ids(spark: Any, n_tasks: int) -> set[int]:
-    """Return the pids of the Python workers in which the tasks of a plain job ran, all at once."""
+def process_ids(spark: Any, n_tasks: int) -> list[int]:
+    """Return the pids of the Python workers in which the tasks of a plain job ran, all at once.
+
+    On several machines some may be equal.
+    """
     meet = meeting(n_tasks)
 
     def report(batches: Any) -> Iterator[Any]:
@@ -481,21 +487,23 @@ def process_ids(spark: Any, n_tasks: int) -> set[int]:
         for _ in batches:
             pass
         meet()
-        yield pyarrow.RecordBatch.from_pydict({"pid": [os.getpid()]})
+        found = {"pid": [os.getpid()], "space": [os.stat("/proc/self/ns/pid").st_ino]}
+        yield pyarrow.RecordBatch.from_pydict(found)
 
-    rows = spark.range(0, n_tasks, 1, n_tasks).mapInArrow(report, "pid long").collect()
-    return {row.pid for row in rows}
+    rows = spark.range(0, n_tasks, 1, n_tasks).mapInArrow(report, "pid long, space long").collect()
+    return [pid for pid, _ in {(row.pid, row.space) for row in rows}]
 
 
 def meeting(n_tasks: int) -> Callable[[], None]:
-    """Return a function by which tasks on this machine wait until all have a worker of their own."""
+    """Return a function by which tasks that share this disk wait until all have a worker of their own."""
     folder = tempfile.mkdtemp(prefix="hydrogen-meeting-")
 
     def meet() -> None:
         import os
         import time
 
-        open(f"{folder}/{os.getpid()}", "w").close()
+        space = os.stat("/proc/self/ns/pid").st_ino
+        open(f"{folder}/{os.getpid()}-{space}", "w").close()
         deadline = time.monotonic() + 15  # there may be fewer slots than tasks
         while len(os.listdir(folder)) < n_tasks and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests import spark_machines
+from tests.spark_machines import MachineProcess
 
 pytestmark = [
     pytest.mark.spark,
@@ -22,47 +18,13 @@ pytestmark = [
 ]
 
 
-class Machines:
-    """The process that has the machines in namespaces of its own."""
-
-    def __init__(self, folder: Path, module: str = "tests.spark_machines") -> None:
-        command = [*spark_machines.UNSHARE, sys.executable, "-m", module]
-        self._log = folder / "log.txt"
-        self._errors = self._log.open("wb")
-        self._process = subprocess.Popen(
-            [*command, str(folder / "site")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.getcwd()},
-        )
-
-    def answer(self) -> Any:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith(spark_machines.ANSWER):
-                answer = json.loads(line.removeprefix(spark_machines.ANSWER))
-                assert "error" not in answer, answer["error"]
-                return answer["value"]
-        raise AssertionError(f"it ended: {self._log.read_text()[-3000:]}")
-
-    def play(self, scene: str) -> Any:
-        assert self._process.stdin is not None
-        print(scene, file=self._process.stdin, flush=True)
-        return self.answer()
-
-    def close(self) -> None:
-        self._process.kill()  # and with it the namespaces and all that runs in them
-        self._process.communicate()
-        self._errors.close()
-
-
 @pytest.fixture(scope="module")
-def machines(warm_agents: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+def machines(
+    warm_agents: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[MachineProcess]:
     if reason := spark_machines.why_not():
         pytest.skip(reason)
-    machines = Machines(tmp_path_factory.mktemp("machines"))
+    machines = MachineProcess(tmp_path_factory.mktemp("machines"), "tests.spark_machines")
     try:
         assert machines.answer() == "ready"
         yield machines
@@ -70,12 +32,12 @@ def machines(warm_agents: None, tmp_path_factory: pytest.TempPathFactory) -> Ite
         machines.close()
 
 
-def test_a_cut_loses_one_machine_alone(machines: Machines) -> None:
+def test_a_cut_loses_one_machine_alone(machines: MachineProcess) -> None:
     """A test of the rig itself: the others rely on it."""
     assert machines.play("links") == {"while_cut": [True, False], "after": [True, True]}
 
 
-def test_ranks_are_contiguous_on_each_machine(machines: Machines) -> None:
+def test_ranks_are_contiguous_on_each_machine(machines: MachineProcess) -> None:
     everyone = machines.play("who")
     assert [rank["RANK"] for rank in everyone] == ["0", "1", "2", "3"]
     assert {rank["WORLD_SIZE"] for rank in everyone} == {"4"}
@@ -95,7 +57,7 @@ def test_a_machine_passes_a_large_closure_on(machines: Machines) -> None:
 
 
 def test_a_checkpoint_travels_by_the_kernel_to_machines_that_share_no_disk(
-    machines: Machines,
+    machines: MachineProcess,
 ) -> None:
     everyone = machines.play("carried")
     assert [(step, n_bytes) for step, n_bytes, _ in everyone] == [(3, 20_000_000)] * 4
@@ -103,7 +65,7 @@ def test_a_checkpoint_travels_by_the_kernel_to_machines_that_share_no_disk(
 
 
 @pytest.mark.horovod
-def test_horovod_knows_who_is_where(machines: Machines) -> None:
+def test_horovod_knows_who_is_where(machines: MachineProcess) -> None:
     """Three ranks: two on one machine, or one; across machines only equals have each other."""
     places = machines.play("by_horovod")
     assert [rank for rank, *_ in places] == [0, 1, 2] and {place[-1] for place in places} == {3.0}
@@ -115,18 +77,18 @@ def test_horovod_knows_who_is_where(machines: Machines) -> None:
 
 
 @pytest.mark.horovod
-def test_elastic_commits_travel_to_machines_that_share_no_disk(machines: Machines) -> None:
+def test_elastic_commits_travel_to_machines_that_share_no_disk(machines: MachineProcess) -> None:
     everyone = machines.play("committed")
     assert [found["begun_at"] for found in everyone] == [4] * 4
     assert {found["spread"] for found in everyone} == {0}
 
 
-def test_a_machine_that_comes_back_loses_nothing(machines: Machines) -> None:
+def test_a_machine_that_comes_back_loses_nothing(machines: MachineProcess) -> None:
     ended = machines.play("away_for_a_while")
     assert ended == {"state": "SUCCEEDED", "lost": []}
 
 
-def test_a_machine_that_stays_away_ends_the_gang_on_both_sides(machines: Machines) -> None:
+def test_a_machine_that_stays_away_ends_the_gang_on_both_sides(machines: MachineProcess) -> None:
     ended = machines.play("away_for_ever")
     assert ended["n_processes"] >= 4
     assert ended["state"] == "FAILED", ended
@@ -134,14 +96,14 @@ def test_a_machine_that_stays_away_ends_the_gang_on_both_sides(machines: Machine
     assert "two" in ended["reason"] or ended["culprit_host"] == "two", ended
 
 
-def test_the_next_gang_runs_when_the_machine_is_back(machines: Machines) -> None:
+def test_the_next_gang_runs_when_the_machine_is_back(machines: MachineProcess) -> None:
     assert machines.play("again") == 2
 
 
 def test_a_notebook_that_no_executor_reaches_goes_through_the_server(tmp_path: Path) -> None:
     if reason := spark_machines.why_not():
         pytest.skip(reason)
-    elsewhere = Machines(tmp_path, "tests.spark_elsewhere")
+    elsewhere = MachineProcess(tmp_path, "tests.spark_elsewhere")
     try:
         told = elsewhere.answer()
     finally:
@@ -156,7 +118,7 @@ def test_machines_without_ipv4(tmp_path: Path) -> None:
     """The kernel, its agents, torch's store and Gloo, on hosts of a provider that is not Spark."""
     if reason := spark_machines.why_not():
         pytest.skip(reason)
-    machines = Machines(tmp_path, "tests.ipv6_machines")
+    machines = MachineProcess(tmp_path, "tests.ipv6_machines")
     try:
         assert machines.answer() == [["fd77::2", [0, 1]]] * 2
     finally:
