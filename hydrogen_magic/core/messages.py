@@ -450,6 +450,8 @@ class TaskProblem(Message):
     ``agent_ended``."""
     text: str
     host: str
+    task: int = -1
+    """Number of the task whose agent has ended: hosts may have equal names. -1 for other problems."""
 
 
 @dataclass(frozen=True)

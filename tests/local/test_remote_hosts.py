@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 import hydrogen_magic as hm
+from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.messages import (
@@ -103,8 +104,18 @@ def test_a_task_that_is_killed_ends_its_rank(directories: list[Path]) -> None:
     os.kill(task, signal.SIGKILL)
     error = failure_of(gang)
     assert error.rank == 1
-    assert "the Python process of its task ended" in str(error)
-    wait_until_gone(family)
+
+
+def test_the_end_of_an_agent_is_not_that_of_another_host_of_its_name(
+    directories: list[Path],
+) -> None:
+    gang = launch(ranks.hang, "sleep", np=2)
+    until(gang, said(gang, "about to hang"))
+    (rank,) = processes.processes([gang.ranks[1].pid or 0])
+    os.kill(rank.ppid, signal.SIGKILL)
+    failure_of(gang)
+    exits = (event for event in gang.events() if isinstance(event, ev.RankExited))
+    assert [exit_.rank for exit_ in exits if exit_.hint == "its host was lost"] == [1]
 
 
 def test_hosts_that_were_taken_away_are_named_though_agents_report_lost_tasks_first(

@@ -54,8 +54,8 @@ _DISTRIBUTIONS = ("torch", "pyzmq", "numpy")
 class _ProblemError(Exception):
     """Ends the task, and so its attempt; the kernel reads the text after :data:`PROBLEM`."""
 
-    def __init__(self, kind: str, text: str) -> None:
-        found = {"kind": kind, "text": text, "host": os.uname().nodename}
+    def __init__(self, kind: str, text: str, task: int = -1) -> None:
+        found = {"kind": kind, "text": text, "host": os.uname().nodename, "task": task}
         super().__init__(PROBLEM + json.dumps(["TaskProblem", found]) + "\n")
 
 
@@ -81,7 +81,7 @@ def hold(
     start = {**boot, "code": code, "address": address, "folder": folder}
     sock, agent = _attached(start, _about(boot, task))
     with sock:
-        _wait(sock, agent)
+        _wait(sock, agent, task["number"])
 
 
 # ── requirements ─────────────────────────────────────────────────────────────────────────────────
@@ -377,7 +377,7 @@ def _say(sock: socket.socket, about: dict[str, Any]) -> Any:
         return ["AgentBusy", {}]
 
 
-def _wait(sock: socket.socket, agent: dict[str, Any]) -> None:
+def _wait(sock: socket.socket, agent: dict[str, Any], task: int) -> None:
     """Wait until this task's rank is over and its processes have been cleaned up."""
     sock.settimeout(None)
     ready = select.poll()
@@ -391,17 +391,18 @@ def _wait(sock: socket.socket, agent: dict[str, Any]) -> None:
             continue
         answer = _receive(sock)
         if answer is None:
-            _fail_after_sweep(agent, "exited unexpectedly")
+            _fail_after_sweep(agent, task, "exited unexpectedly")
         if answer[0] != "TaskPong":
             return
         unanswered = 0
-    _fail_after_sweep(agent, f"did not respond for {unanswered * _PING_S:.0f} s and was killed")
+    silence_s = unanswered * _PING_S
+    _fail_after_sweep(agent, task, f"did not respond for {silence_s:.0f} s and was killed")
 
 
-def _fail_after_sweep(agent: dict[str, Any], what: str) -> NoReturn:
+def _fail_after_sweep(agent: dict[str, Any], task: int, what: str) -> NoReturn:
     text = f"the agent process {what}{_last_words(agent)}"  # read before its folder is removed
     _sweep_after(agent)
-    raise _ProblemError("agent_ended", text)
+    raise _ProblemError("agent_ended", text, task)
 
 
 def _last_words(agent: dict[str, Any]) -> str:

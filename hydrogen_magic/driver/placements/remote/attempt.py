@@ -284,10 +284,8 @@ class RemoteAttempt:
         reports.
         """
         error = self._why_tasks_ended()
-        if isinstance(error, HostLostError):
-            for agent in assignment.agents:
-                if agent.host == error.host:
-                    self._lose_host(agent, "AgentLost", error.text, assignment)
+        if isinstance(error, HostLostError) and (task := self._attached.get(error.problem.task)):
+            self._lose_host(task.agent, "AgentLost", error.problem.text, assignment)
             return
         if not isinstance(error, HostsRevokedError):
             await asyncio.sleep(_LATE_REPORTS_S)

@@ -16,10 +16,9 @@ from hydrogen_magic.errors import HydrogenError, PlacementError
 class HostLostError(AgentLostError):
     """The agent of one host has ended; those of other hosts may be alive."""
 
-    def __init__(self, text: str, host: str) -> None:
-        super().__init__(f"{text} (host {host})")
-        self.text = text
-        self.host = host
+    def __init__(self, problem: TaskProblem) -> None:
+        super().__init__(f"{problem.text} (host {problem.host})")
+        self.problem = problem
 
 
 class HostsRevokedError(HydrogenError):
@@ -64,6 +63,6 @@ def task_error(
 ) -> HydrogenError:
     """Return the user's error for a task's problem. ``advice``: kind of the problem -> its remedy."""
     if problem.kind == "agent_ended":
-        return HostLostError(problem.text, problem.host)
+        return HostLostError(problem)
     remedy = advice.get(problem.kind, "")
     return PlacementError(f"{problem.text} (host {problem.host}){remedy and f': {remedy}'}")
