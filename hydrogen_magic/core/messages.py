@@ -401,6 +401,9 @@ class TaskHello(TaskMessage):
     """What the task is called in messages: ``Spark task``."""
     place: str = ""
     """Where it runs on its host, in messages: ``executor 3``; empty: nothing more precise is known."""
+    host: str = ""
+    """The host's name or address for its provider, which may choose others when this one is lost; empty: the
+    provider does not choose."""
     parent: str = ""
     """What :attr:`parent_pid` is called in messages: ``Spark executor``."""
     parent_pid: int | None = None

@@ -26,10 +26,7 @@ from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.messages import (
     AgentReport,
-    ClosureLabel,
     ClosureServed,
-    FilePart,
-    Message,
 )
 from hydrogen_magic.core.network import PortRange, host_and_port
 from hydrogen_magic.driver.placements import Attempt, Job, local_agents
@@ -42,9 +39,8 @@ from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.entry_points import declare
-from hydrogen_magic.transport.channel import Blob, Hub
 from hydrogen_magic.transport.file_transfer import _ON_THE_WAY, PART_BYTES
-from tests import directory_hosts, ranks, spark_ranks
+from tests import closure_bytes, directory_hosts, ranks, spark_ranks
 from tests.contracts import DOES_NOT_JOIN, FINISHES_EARLY, LIBRARY, SILENT_END, STANDS_STILL, rarely
 from tests.directory_hosts import DirectoryHosts
 from tests.gangs import (
@@ -104,6 +100,8 @@ def test_a_task_that_is_killed_ends_its_rank(directories: list[Path]) -> None:
     os.kill(task, signal.SIGKILL)
     error = failure_of(gang)
     assert error.rank == 1
+    assert "the Python process of its task ended" in str(error)
+    wait_until_gone(family)
 
 
 def test_the_end_of_an_agent_is_not_that_of_another_host_of_its_name(
@@ -216,19 +214,10 @@ _N_BYTES = 40_000_000
 
 
 @pytest.fixture
-def sent_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def sent_bytes() -> Iterator[list[int]]:
     """Bytes of each part of a closure that leaves the kernel."""
-    sent: list[int] = []
-    send = Hub.send
-
-    def counting(hub: Hub, key: str, message: Message, blob: Blob | None = None) -> None:
-        if isinstance(message, FilePart) and isinstance(message.label, ClosureLabel):
-            assert blob is not None
-            sent.append(len(blob))
-        send(hub, key, message, blob)
-
-    monkeypatch.setattr(Hub, "send", counting)
-    return sent
+    with closure_bytes.counted() as sent:
+        yield sent
 
 
 def digests(gang: hm.Gang) -> set[str]:

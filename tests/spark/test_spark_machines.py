@@ -50,7 +50,7 @@ def test_ranks_are_contiguous_on_each_machine(machines: MachineProcess) -> None:
     assert {rank["gloo"] for rank in everyone} == {"eth0"}, "the one link that others can reach"
 
 
-def test_a_machine_passes_a_large_closure_on(machines: Machines) -> None:
+def test_a_machine_passes_a_large_closure_on(machines: MachineProcess) -> None:
     """By the address that the other one can reach; else the kernel would send it twice."""
     found = machines.play("passed_on")
     assert found["whole"] and found["times"] < 1.2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.placements.remote.rank_assignment import expected, unassigned
-from hydrogen_magic.driver.placements.spark import host_choice, placement
+from hydrogen_magic.driver.placements.spark import host_choice, hosts, placement
 from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity
 from hydrogen_magic.driver.placements.spark.host_choice import HostChoice, choose, packed, spread
 from hydrogen_magic.driver.placements.spark.session import Session
@@ -41,13 +42,14 @@ def chosen(
     *,
     gpus: bool = False,
     is_connect: bool = False,
+    avoided: tuple[str, ...] = (),
     **settings: str,
 ) -> HostChoice | None:
     """Return the choice on a cluster with so many slots of each host, free ones and all."""
     monkeypatch.setattr(host_choice, "slots_by_host", lambda session, capacity: slots)
     spark: Any = SimpleNamespace(conf={k.replace("__", "."): v for k, v in settings.items()})
     session = Session(spark, is_connect, "app", "spark://there:7077")
-    return choose(session, ClusterCapacity(None, gpus, None), spec)
+    return choose(session, ClusterCapacity(None, gpus, None), spec, avoided)
 
 
 TWO = {"a": (1, 4), "b": (2, 2)}
@@ -90,6 +92,33 @@ def test_hosts_that_are_unknown_are_reported_if_requested(monkeypatch: pytest.Mo
     monkeypatch.setattr(placement, "_look", lambda spec: cluster)
     plan = placement.SparkPlacement().plan(JobSpec(np=2, pack=True))
     assert (plan.hosts_note, plan.slots[1].host) == (few.note, session.where)
+
+
+def test_a_lost_host_is_avoided_if_there_is_room_on_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    three = {**TWO, "c": (4, 4)}
+    for pack, wanted in ((None, ("b", "a")), (True, ("b", "b")), (False, ("b", "a"))):
+        found = chosen(monkeypatch, JobSpec(np=2, pack=pack), three, avoided=("c",))
+        assert found is not None and found.hosts == wanted
+        assert "of the cluster's 3 hosts" in found.note and "without c, which" in found.note
+    one = chosen(monkeypatch, JobSpec(np=2), TWO, avoided=("b",))
+    assert one is not None and one.hosts == ("a", "a")
+    assert chosen(monkeypatch, JobSpec(np=7), three, avoided=("c",)) is None
+    assert chosen(monkeypatch, JobSpec(np=2), three, avoided=("c",), is_connect=True) is None
+
+
+@pytest.mark.parametrize(("since_s", "usable"), [(10.0, 10), (50.0, 6), (200.0, 10)])
+def test_slots_of_a_host_that_is_cut_off_count_once_spark_must_have_noticed(
+    monkeypatch: pytest.MonkeyPatch, since_s: float, usable: int
+) -> None:
+    slots = {**TWO, "c": (4, 4)}
+    monkeypatch.setattr(hosts, "slots_by_host", lambda session, capacity: slots)
+    monkeypatch.setattr(hosts, "slots_now", lambda session, capacity: 10)
+    spark: Any = SimpleNamespace(conf={})
+    session = Session(spark, False, "app", "spark://there:7077")
+    capacity = ClusterCapacity(None, False, None)
+    provider = hosts.SparkHosts(session, capacity)
+    provider.lost_hosts = {"c": time.monotonic() - since_s}
+    assert provider._usable_slots(session, capacity) == usable
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def serve(batches: Any, boot: dict[str, Any], code: bytes, host_task: Any) -> An
     assert context is not None
     address = context.getTaskInfos()[context.partitionId()].address.rpartition(":")[0]
     env = {"HYDROGEN_MAGIC_SPARK_FILES": os.path.abspath(SparkFiles.getRootDirectory())}
-    about = {**_about(context, host_task.read), "env": env}
+    about = {**_about(context, host_task.read), "host": address, "env": env}
     host_task.hold(boot, code, about, address, _local_dir())
     import pyarrow
 

@@ -23,14 +23,19 @@ class RemoteAgentGroup:
         """``hosts``: returns the provider of an attempt's hosts."""
         self._hosts = hosts
         self._running: RemoteAttempt | None = None
+        self._lost_hosts: dict[str, float] = {}
+        """See :attr:`HostProvider.lost_hosts`."""
         self._is_recording: bool | None = None
         """Requested recording state; None: as in the job."""
 
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
-        self._running = RemoteAttempt(attempt, sink, self._hosts(), self._is_recording)
+        hosts = self._hosts()
+        hosts.lost_hosts = dict(self._lost_hosts)
+        self._running = RemoteAttempt(attempt, sink, hosts, self._is_recording)
         try:
             await self._running.run()
         finally:
+            self._lost_hosts.update(self._running.lost_hosts)
             self._running = None
 
     def stop(self) -> None:

@@ -65,6 +65,8 @@ class RemoteAttempt:
     ) -> None:
         self.is_recording = is_recording
         """As in :func:`hydrogen_magic.driver.placements.launch_request.build`."""
+        self.lost_hosts: dict[str, float] = {}
+        """Hosts that stopped responding; see :attr:`HostProvider.lost_hosts`."""
         self._attempt = attempt
         self._job = attempt.job
         self._to_gang = sink
@@ -270,6 +272,9 @@ class RemoteAttempt:
                 " (network failure, or the agent is stopped or has crashed)"
             )
             self._notice("warning", f"{why}; {_ENDS_BY_ITSELF}")
+            tasks = (task for task in self._attached.values() if task.agent is agent)
+            names = {task.about.host for task in tasks} - {""}
+            self.lost_hosts.update(dict.fromkeys(names, agent.last_message_s))
             self._lose_host(agent, "HostLost", why, assignment)
         elif silence_s > _SILENCE_S and agent not in silent:
             silent.add(agent)

@@ -30,6 +30,10 @@ class HostProvider(ABC):
 
     noun: ClassVar[str] = "hosts"
     """What its hosts are called in messages."""
+    lost_hosts: Mapping[str, float] = MappingProxyType({})
+    """Hosts that stopped responding in earlier attempts of the gang: ``TaskHello.host`` -> the monotonic time
+    of the last message. A provider that may not have noticed should choose others.
+    """
 
     @property
     def gives_gpus(self) -> bool:

@@ -7,7 +7,7 @@ Locations are preferences: Spark's scheduler follows them where slots are free, 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from hydrogen_magic.core.job import JobSpec
@@ -29,35 +29,48 @@ class HostChoice:
     """What was chosen and why, for the user."""
 
 
-def choose(session: Session, capacity: ClusterCapacity, spec: JobSpec) -> HostChoice | None:
+def choose(
+    session: Session, capacity: ClusterCapacity, spec: JobSpec, avoided: Collection[str] = ()
+) -> HostChoice | None:
     """Return the hosts for this gang by the slots that are free now; None: Spark chooses.
 
-    Slots that other jobs hold count if the free ones are not enough. Raises PlacementError if the user
-    has requested hosts and Spark accepts no locations.
+    Slots that other jobs hold count if the free ones are not enough. Hosts in ``avoided`` are not chosen.
+    Raises PlacementError if the user has requested hosts and Spark accepts no locations.
     """
     packs = spec.pack if spec.pack is not None else (capacity.gpus or None)
-    if packs is None:
+    if packs is None and not avoided:
         return None
-    obstacle = _obstacle(session)
+    obstacle = obstacle_to_choice(session)
     if obstacle:
         if spec.pack is None:
             return None
-        raise PlacementError(f"{_option(packs)} is not possible: {obstacle}")
+        raise PlacementError(f"{_option(spec.pack)} is not possible: {obstacle}")
     slots = slots_by_host(session, capacity)
     if not slots and spec.pack is not None:
         unknown = "while the hosts of the cluster's executors are unknown"
-        return HostChoice((), f"{_option(packs)} has no effect {unknown}")
+        return HostChoice((), f"{_option(spec.pack)} has no effect {unknown}")
+    n_hosts = len(slots)
+    slots = {host: count for host, count in slots.items() if host not in avoided}
     free = {host: n_free for host, (n_free, _) in slots.items()}
     every = {host: n_all for host, (_, n_all) in slots.items()}
     is_free = sum(free.values()) >= spec.np
-    if len(slots) == 1 or sum(every.values()) < spec.np:
+    if n_hosts == 1 or sum(every.values()) < spec.np:
         return None
     ranks = (packed if packs else spread)(spec.np, free if is_free else every)
     hosts = tuple(host for host, count in ranks.items() for _ in range(count))
-    why = _option(packs) if spec.pack is not None else "ranks with GPUs are packed"
     by = "by their free slots" if is_free else "by all their slots, since too few are free"
-    asked = f"Spark is asked for {len(ranks)} of the cluster's {len(slots)} hosts"
-    return HostChoice(hosts, f"{why}: {asked}, {by}")
+    asked = f"Spark is asked for {len(ranks)} of the cluster's {n_hosts} hosts"
+    note = f"{_why(spec, packs)}: {asked}, {by}"
+    without = ", ".join(sorted(avoided))
+    return HostChoice(
+        hosts, f"{note}, without {without}, which did not respond" if without else note
+    )
+
+
+def _why(spec: JobSpec, packs: bool | None) -> str:
+    if packs is None:
+        return "a lost host is avoided"
+    return _option(packs) if spec.pack is not None else "ranks with GPUs are packed"
 
 
 def packed(np: int, slots: Mapping[str, int]) -> dict[str, int]:
@@ -83,7 +96,7 @@ def spread(np: int, slots: Mapping[str, int]) -> dict[str, int]:
     return dict(ranks)
 
 
-def _obstacle(session: Session) -> str:
+def obstacle_to_choice(session: Session) -> str:
     """Return why Spark cannot be given locations, with the remedy; empty if it can."""
     if session.is_connect:
         return (

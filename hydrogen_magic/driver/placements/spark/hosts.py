@@ -24,9 +24,10 @@ from hydrogen_magic.driver.placements.spark.capacity_check import (
     ClusterCapacity,
     capacity,
     free_slots,
+    slots_by_host,
     slots_now,
 )
-from hydrogen_magic.driver.placements.spark.host_choice import choose
+from hydrogen_magic.driver.placements.spark.host_choice import choose, obstacle_to_choice
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
 from hydrogen_magic.driver.placements.spark.relay import Relay
 from hydrogen_magic.driver.placements.spark.session import Session
@@ -36,6 +37,11 @@ _QUEUED_S = 1.0
 """How often the number of free slots is reported to a gang that waits for slots."""
 _ROOM_S = 0.5
 """How often to check for new executors."""
+_UNNOTICED_S = 180.0
+"""How long Spark may count an executor that does not respond: by default ``spark.network.timeout`` is two
+minutes, and Spark checks it every minute."""
+_CUT_OFF_S = 45.0
+"""A host without a message for so long is cut off or has crashed; before, only its agent may be stopped."""
 _WILDCARDS = ("0.0.0.0", "::")
 _STARTING_S = 15.0
 """How long tasks that have slots may take to attach, where they cannot be told from those of other jobs."""
@@ -75,7 +81,7 @@ class SparkHosts(HostProvider):
         if wait_s is not None:
             self._late_s = time.monotonic() + wait_s
         while not (is_first and self._capacity.slots is not None):
-            slots = await self._slots(slots_now)
+            slots = await self._slots(self._usable_slots)
             _report(slots, attempt, sink)
             if slots is None or slots >= attempt.job.spec.np:
                 return
@@ -125,11 +131,30 @@ class SparkHosts(HostProvider):
     async def _preferred_hosts(self, attempt: Attempt, sink: EventSink) -> tuple[str, ...]:
         """Return the host for each task, and report the reason; empty: Spark chooses."""
         spec = attempt.job.spec
-        chosen = await asyncio.to_thread(choose, self._session, self._capacity, spec)
+        chosen = await asyncio.to_thread(
+            choose, self._session, self._capacity, spec, self._avoided()
+        )
         if chosen is None:
             return ()
         sink.emit(ev.Notice(attempt.job.now_s(), "info", chosen.note))
         return chosen.hosts
+
+    def _avoided(self, silence_s: float = 0.0) -> list[str]:
+        """Return the lost hosts to which Spark may still assign tasks, which would never start.
+
+        Only those without a message for ``silence_s`` or longer.
+        """
+        now_s = time.monotonic()
+        lost = self.lost_hosts.items()
+        return [host for host, at_s in lost if silence_s <= now_s - at_s < _UNNOTICED_S]
+
+    def _usable_slots(self, session: Session, capacity: ClusterCapacity) -> int | None:
+        """Return the number of slots, without those of hosts that are cut off where others can be chosen."""
+        avoided = self._avoided(_CUT_OFF_S)
+        if not avoided or obstacle_to_choice(session):
+            return slots_now(session, capacity)
+        slots = slots_by_host(session, capacity)
+        return sum(n_all for host, (_, n_all) in slots.items() if host not in avoided)
 
     async def _watch_queue(
         self, job: BarrierJob, free: int | None, tasks: HostTasks, sink: EventSink
