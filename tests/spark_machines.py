@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -204,6 +205,13 @@ class Machine:
         """Return the pids here of agents there, and of what they started."""
         mark = f"{processes.AGENT}=".encode()
         return [pid for pid in self.pids().values() if mark in rig.environment(pid)]
+
+    def kill_gangs(self) -> int:
+        """Kill them, agents before what they would report the end of; return how many there were."""
+        pids = sorted(self.gang_pids())
+        for pid in pids:
+            processes.send_signal(pid, signal.SIGKILL)
+        return len(pids)
 
     def cut(self) -> None:
         """Have the network lose every packet to and from it, and say so to nobody."""

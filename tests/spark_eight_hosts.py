@@ -1,0 +1,205 @@
+"""Eight machines of two slots each, of which two have GPUs and two have the same host name.
+
+Like :mod:`tests.spark_machines`, whose process plays these scenes; each machine has a control group, too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.messages import AgentReport, ClosureServed
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.placements.remote.agents import RemoteAgent
+from tests import closure_bytes, leaks, spark_machines, spark_ranks
+from tests import spark_rig as rig
+from tests.spark_machines import ANSWER, AWAY_S, Machine, Stage
+
+NAMES = ("one", "two", "three", "four", "five", "six", "twin", "twin")
+WITH_GPUS = ("two", "five")
+N_BYTES = 40_000_000
+"""Of a closure: as large as agents pass on to each other."""
+
+
+def machines() -> Iterator[Machine]:
+    """Make the machines."""
+    for number, name in enumerate(NAMES):
+        n_gpus = 2 if name in WITH_GPUS else 0
+        yield Machine(name, f"10.77.0.{number + 2}", group=f"host-{number}", n_gpus=n_gpus)
+
+
+def launch(function: Callable[..., Any], *arguments: Any, **options: Any) -> Gang:
+    import hydrogen_magic as hm
+
+    return hm.launch(function, *arguments, on="spark", **options)
+
+
+# ── scenes ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def sixteen(stage: Stage) -> Any:
+    """Say where sixteen ranks are and how long they took, cold and warm; and what the machines are."""
+    took_s = []
+    for _ in range(2):
+        begun_s = time.monotonic()
+        everyone = launch(spark_ranks.where, np=16).result
+        took_s.append(time.monotonic() - begun_s)
+    return {
+        "ranks": everyone,
+        "took_s": took_s,
+        "machines": {machine.pid_space: machine.control_group for machine in stage.machines},
+    }
+
+
+def packed_and_spread(stage: Stage) -> Any:
+    """Say on how many machines gangs are, by their size and option."""
+    sizes = {"pack": (2, 4), "spread": (8,)}
+    return {
+        f"{option} {np}": _n_machines(stage, np, option == "pack")
+        for option, every in sizes.items()
+        for np in every
+    }
+
+
+def _n_machines(stage: Stage, np: int, pack: bool) -> int:
+    rig.until(lambda: _free_slots(stage) == 2 * len(stage.machines), AWAY_S)
+    return len(set(launch(spark_ranks.pid_space, np=np, pack=pack).results))
+
+
+def _free_slots(stage: Stage) -> int:
+    """Return what a gang finds that is packed or spread: tasks return a moment after their gang's end."""
+    from hydrogen_magic.driver.placements.spark import session as sessions
+    from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity, slots_by_host
+
+    session = sessions._session(stage.spark)
+    slots = slots_by_host(session, ClusterCapacity(None, False, None))
+    return sum(free for free, _ in slots.values())
+
+
+def closure(stage: Stage) -> Any:
+    """Say how many bytes left the kernel for a closure of sixteen ranks, and whether all had it."""
+    with closure_bytes.counted() as sent:
+        found = _digests(retries=0)
+    return {"sent_bytes": sum(sent), **found}
+
+
+def closure_with_a_loss(stage: Stage) -> Any:
+    """The same where the host that passes the closure on dies as soon as it could."""
+    with _first_host_dies_once(stage) as killed:
+        found = _digests(retries=1)
+    return {"n_killed": sum(killed), **found}
+
+
+def _digests(retries: int) -> dict[str, Any]:
+    data = os.urandom(N_BYTES)
+    gang = launch(spark_ranks.machine_and_digest, data, np=16, retries=retries)
+    machines, digests = zip(*gang.results, strict=True)
+    return {
+        "n_machines": len(set(machines)),
+        "is_right": set(digests) == {spark_ranks.digest(data)},
+        "attempts": gang.snapshot().attempt + 1,
+    }
+
+
+@contextmanager
+def _first_host_dies_once(stage: Stage) -> Iterator[list[int]]:
+    """Kill what gangs run on the first host that can pass a closure on; give their number."""
+    take, killed = RemoteAgent.take, list[int]()
+
+    def killing(agent: RemoteAgent, report: AgentReport, data: memoryview | None) -> None:
+        transfer: Any = agent.closure_transfer
+        if isinstance(report, ClosureServed) and agent is transfer._agents[0] and not killed:
+            machine = next(m for m in stage.machines if m.address == agent.held[0])
+            killed.append(machine.kill_gangs())
+        take(agent, report, data)
+
+    with mock.patch.object(RemoteAgent, "take", killing):
+        yield killed
+
+
+def gpus(stage: Stage) -> Any:
+    """Say where ranks with GPUs are, in a session of its own that has two GPUs in each executor."""
+    size = {"spark.cores.max": "4", **rig.GPU_OPTIONS}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.spark_eight_hosts", "gpus", stage.cluster.url],
+        env={**os.environ, **stage.site.driver(**size)}, stdout=subprocess.PIPE, text=True,
+        timeout=AWAY_S, check=True,
+    )  # fmt: skip
+    (answer,) = (line for line in done.stdout.splitlines() if line.startswith(ANSWER))
+    return json.loads(answer.removeprefix(ANSWER))
+
+
+def with_gpus(master: str) -> None:
+    """Print where four ranks with GPUs are, and two."""
+    from pyspark.sql import SparkSession
+
+    from hydrogen_magic.driver.placements import local_agents
+
+    leaks.mark_session()
+    spark = SparkSession.builder.master(master).getOrCreate()
+    rig.wait_for_executors(spark, 2)
+    found = [launch(spark_ranks.where, np=np, gpu=True).result for np in (4, 2)]
+    local_agents.close()
+    spark.stop()
+    print(f"{ANSWER}{json.dumps(found)}", flush=True)
+
+
+def twins(stage: Stage) -> Any:
+    """Kill a gang's processes on one of the hosts of the same name; say which ranks count as lost there."""
+    gang = launch(spark_ranks.count, 1_000_000, np=16)
+    rig.until(lambda: all("step 5" in text for text in gang.logs.values()), AWAY_S)
+    twin = next(machine for machine in stage.machines if machine.name == "twin")
+    twin.kill_gangs()
+    is_over = gang.wait(AWAY_S)
+    ended = [event for event in gang.events() if isinstance(event, ev.RankExited)]
+    lost = [event.rank for event in ended if event.hint == "its host was lost"]
+    found = {"is_over": is_over, "lost": lost, "hosts": [gang.ranks[rank].host for rank in lost]}
+    return {**found, "works": len(set(launch(spark_ranks.pid_space, np=16).results))}
+
+
+def lost(stage: Stage) -> Any:
+    """Cut one machine off for good from a gang that may start again; say what came of both."""
+    gang = launch(spark_ranks.count_until_attempt, 1, np=8, pack=False, retries=1)
+    away = stage.machines[0]
+    rig.until(lambda: all("step 5" in text for text in gang.logs.values()), AWAY_S)
+    n_there = len(away.gang_pids())
+    away.cut()
+    is_over = gang.wait(AWAY_S)
+    snapshot = gang.snapshot()
+    rig.until(lambda: not away.gang_pids(), AWAY_S)
+    return {
+        "n_there": n_there,
+        "is_over": is_over,
+        "state": gang.state,
+        "reason": snapshot.reason,
+        "notices": [notice.text for notice in snapshot.notices],
+        "machines": gang.results if gang.state == "SUCCEEDED" else [],
+        "away": away.pid_space,
+    }
+
+
+SCENES: spark_machines.Scenes = {
+    scene.__name__: scene
+    for scene in (sixteen, packed_and_spread, closure, closure_with_a_loss, twins, gpus, lost)
+}
+
+
+def main(folder: Path) -> None:
+    spark_machines.prepare_network()
+    spark_machines.play(folder, list(machines()), SCENES)
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "gpus":
+        with_gpus(sys.argv[2])
+    else:
+        main(Path(sys.argv[1]))
