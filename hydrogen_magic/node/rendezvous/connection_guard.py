@@ -8,6 +8,7 @@ connections from other machines it forwards those from the addresses of the gang
 process cannot be determined here, and torch's protocol has no authentication.
 
 If the system allows no namespaces (some containers, macOS), the server is as open as its protocol.
+A server that can listen on a Unix socket needs none: the mode of the socket's directory protects it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import fcntl
+import functools
 import os
 import socket
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import IO, Any
 
 _CLONE_NEWUSER = 0x10000000
@@ -33,6 +35,8 @@ _ACCEPTED_AT_ONCE = 256
 """Below a common limit of descriptors."""
 _RETRY_S = 0.1
 """When to accept again after the system had no descriptor left."""
+_BOUND_S = 0.02
+"""How soon a socket is noticed that a rank has bound."""
 _RESET = struct.pack("ii", 1, 0)
 """``SO_LINGER``: closing the socket resets the connection, and the system keeps no state of it."""
 
@@ -47,40 +51,81 @@ def serve_guarded(
     """
     tables = _connection_tables()
     own_uid = os.getuid()
-    guarded = _enter_private_network()
-    asyncio.run(_Guard(listen_fd, start, tables, own_uid, hosts).serve(guarded))
+    listening = socket.socket(fileno=listen_fd)
+    if _enter_private_network():
+        server = _InnerServer(start, listening.getsockname()[1])
+        asyncio.run(_Guard(listening, server.connect, tables, own_uid, hosts).serve())
+    else:
+        asyncio.run(_serve_openly(listening, start))
+
+
+def forward_guarded(listen_fd: int, path: str, hosts: Sequence[str] = ()) -> None:
+    """Forward connections to the Unix socket ``path``, which may be bound later.
+
+    Returns when this process is ended. ``hosts``: addresses of other machines that are accepted too.
+    """
+    listening = socket.socket(fileno=listen_fd)
+    connect = functools.partial(_connect_when_bound, path)
+    guard = _Guard(listening, connect, _connection_tables(), os.getuid(), hosts)
+    asyncio.run(guard.serve())
+
+
+class _InnerServer:
+    """The real server in the private network; started for the first client, and kept alive."""
+
+    def __init__(self, start: Callable[[int], object], port: int) -> None:
+        self._start = start
+        self._address = ("127.0.0.1", port)
+        self._server: object = None
+
+    async def connect(self) -> _Connected:
+        if self._server is None:
+            listening = socket.create_server(self._address, backlog=512)
+            self._server = self._start(listening.detach())
+        return await asyncio.get_running_loop().create_connection(_End, *self._address)
+
+
+async def _connect_when_bound(path: str) -> _Connected:
+    """Connect to a socket in a directory of this user: another one may have made a directory of its name."""
+    while True:
+        try:
+            if os.lstat(os.path.dirname(path)).st_uid == os.getuid():
+                return await asyncio.get_running_loop().create_unix_connection(_End, path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            pass  # it is not bound yet
+        await asyncio.sleep(_BOUND_S)
+
+
+async def _serve_openly(listening: socket.socket, start: Callable[[int], object]) -> None:
+    await _readable(listening)
+    server = start(listening.detach())
+    await asyncio.get_running_loop().create_future()
+    del server
 
 
 class _Guard:
     def __init__(
         self,
-        listen_fd: int,
-        start: Callable[[int], object],
+        listening: socket.socket,
+        connect: Callable[[], Awaitable[_Connected]],
         tables: list[IO[str]],
         own_uid: int,
         hosts: Sequence[str],
     ) -> None:
-        self._listening = socket.socket(fileno=listen_fd)
-        self._start = start
+        self._listening = listening
+        self._connect = connect
         self._tables = tables
         self._own_uid = own_uid
         self.address: tuple[str, int] = self._listening.getsockname()[:2]
-        self.inner = ("127.0.0.1", self.address[1])
-        """Address of the real server: the private network has no other."""
         self._others = set(hosts) - {self.address[0]}
-        self._server: object = None
         self._admitting: set[asyncio.Future[Any]] = set()
 
-    async def serve(self, guarded: bool) -> None:
+    async def serve(self) -> None:
         """Serve until this process is ended."""
         loop = asyncio.get_running_loop()
-        if guarded:
-            self._listening.listen(_BACKLOG)
-            self._listening.setblocking(False)
-            loop.add_reader(self._listening, self._accept)
-        else:
-            await _readable(self._listening)
-            self._server = self._start(self._listening.detach())
+        self._listening.listen(_BACKLOG)
+        self._listening.setblocking(False)
+        loop.add_reader(self._listening, self._accept)
         await loop.create_future()
 
     def _accept(self) -> None:
@@ -111,11 +156,9 @@ class _Guard:
         return clients
 
     def _admit(self, sock: socket.socket) -> None:
-        if self._server is None:  # the real server, at the same port of the private network
-            self._server = self._start(socket.create_server(self.inner, backlog=512).detach())
         loop = asyncio.get_running_loop()
         admitting = asyncio.ensure_future(
-            loop.connect_accepted_socket(lambda: _GuardedConnection(self.inner), sock)
+            loop.connect_accepted_socket(lambda: _GuardedConnection(self._connect), sock)
         )
         self._admitting.add(admitting)
         admitting.add_done_callback(self._admitting.discard)
@@ -165,11 +208,11 @@ class _End(asyncio.Protocol):
 
 
 class _GuardedConnection(_End):
-    """The outer end. ``inner``: address of the real server."""
+    """The outer end. ``connect``: connects to the real server."""
 
-    def __init__(self, inner: tuple[str, int]) -> None:
+    def __init__(self, connect: Callable[[], Awaitable[_Connected]]) -> None:
         super().__init__()
-        self._inner = inner
+        self._connect = connect
         self._linking: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -178,10 +221,12 @@ class _GuardedConnection(_End):
         self._linking = asyncio.ensure_future(self._link())
 
     async def _link(self) -> None:
-        loop = asyncio.get_running_loop()
-        _, self.other = await loop.create_connection(_End, *self._inner)
+        _, self.other = await self._connect()
         self.other.other = self
         self.transport.resume_reading()
+
+
+_Connected = tuple[asyncio.Transport, _End]
 
 
 async def _readable(sock: socket.socket) -> None:
