@@ -216,6 +216,14 @@ def waits_in(name: str) -> str:
         return Rendezvous.waits_in
 
 
+def aborts(name: str) -> bool:
+    """Return whether the library ends waiting ranks by SIGABRT; as :func:`waits_in`."""
+    try:
+        return rendezvous(name).victims.aborts
+    except PlacementError:
+        return False
+
+
 def owned_variables() -> frozenset[str]:
     """Return the variables by which ranks find each other, which users may not set."""
     return frozenset(name for one in every_rendezvous() for name in one.variables)

@@ -39,9 +39,13 @@ class VictimErrors:
     types: tuple[str, ...] = ()
     """Names of exception classes, without their modules."""
     messages: tuple[str, ...] = ()
-    """Regular expressions, searched in the message of a ``RuntimeError``."""
+    """Regular expressions, searched in the message of an error of :attr:`message_types`."""
+    message_types: tuple[str, ...] = ("RuntimeError",)
+    """Names of exception classes, without their modules, that also have other causes."""
     files: tuple[str, ...] = ()
     """Parts of the file names of the library's own code: a connection error raised there counts too."""
+    aborts: bool = False
+    """The library ends processes by SIGABRT when another rank no longer responds."""
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hydrogen_magic import plugins
 from hydrogen_magic.core.events import ErrorReport, Frame
+from hydrogen_magic.driver.rendezvous import VictimErrors
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 
 _SETTLE_S = 0.15
@@ -48,7 +49,8 @@ class _LibraryRules:
     """Patterns for errors and functions of the libraries that a rendezvous uses."""
 
     types: frozenset[str]
-    message: re.Pattern[str]
+    messages: Mapping[str, re.Pattern[str]]
+    """By the name of the exception's class."""
     files: tuple[str, ...]
     collective: re.Pattern[str]
 
@@ -63,10 +65,17 @@ def _rules_of(libraries: tuple[plugins.Rendezvous, ...]) -> _LibraryRules:
     victims = [library.victims for library in libraries]
     return _LibraryRules(
         frozenset(name for one in victims for name in one.types),
-        _any_of(text for one in victims for text in one.messages),
+        _messages(victims),
         tuple(part for one in victims for part in one.files),
         _any_of(name for library in libraries for name in library.collectives),
     )
+
+
+def _messages(victims: Sequence[VictimErrors]) -> dict[str, re.Pattern[str]]:
+    return {
+        name: _any_of(text for one in victims if name in one.message_types for text in one.messages)
+        for name in {name for one in victims for name in one.message_types}
+    }
 
 
 def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
@@ -132,8 +141,8 @@ def _type(error: ErrorReport) -> str:
 def _is_library_error(error: ErrorReport) -> bool:
     """True for what a library of collectives raises when other ranks do not take part."""
     name, rules = _type(error), _rules()
-    if name == "RuntimeError":
-        return rules.message.search(error.message) is not None
+    if name in rules.messages:
+        return rules.messages[name].search(error.message) is not None
     return name in rules.types or (
         name in _CONNECTION_TYPES and any(map(_is_in_library, error.frames))
     )
@@ -171,12 +180,17 @@ def missed_collective(state: GangState) -> MissedCollective | None:
     Ranks whose cell has ended take precedence over those that still compute: one of the latter may have
     just entered and not have been noticed yet.
     """
-    if not all(_was_waiting(rank) for rank in state.ranks if evidence(rank) is not None):
+    finished = _finished(state)
+    failed = [rank for rank in state.ranks if evidence(rank) is not None]
+    # Of a library that ends waiting ranks; elsewhere, and if all respond, such a rank failed on its own.
+    has_ended = plugins.aborts(state.rendezvous) and bool(finished or _stopped(state))
+    waiting = [rank for rank in state.ranks if _was_waiting(rank) or (has_ended and _aborted(rank))]
+    if not all(rank in waiting for rank in failed):
         return None  # one of them failed for another reason
-    waiting = [rank for rank in state.ranks if _was_waiting(rank)]
+    waiting = [rank for rank in waiting if rank not in finished]
     names = [name for name in map(collective_of, waiting) if name]
     name = names[0] if names else "collective"
-    absent = _finished(state) or _outside(state)
+    absent = finished or _outside(state)
     if not waiting or not absent or (_PAIRWISE.search(name) and len(state.ranks) > 2):
         return None
     return MissedCollective(name, _numbers(absent), _numbers(waiting))
@@ -185,9 +199,12 @@ def missed_collective(state: GangState) -> MissedCollective | None:
 def _was_waiting(rank: RankState) -> bool:
     if rank.failure is not None:
         return any(map(_is_library_error, _with_causes(rank.failure.error)))
-    # Only NCCL ends a waiting rank by this signal.
-    has_aborted = rank.exited is not None and rank.exited.signal_name == "SIGABRT"
-    return bool(rank.waiting_in) or (has_aborted and rank.device.startswith("cuda"))
+    # Of torch's libraries, only NCCL ends a waiting rank by this signal.
+    return bool(rank.waiting_in) or (_aborted(rank) and rank.device.startswith("cuda"))
+
+
+def _aborted(rank: RankState) -> bool:
+    return rank.exited is not None and rank.exited.signal_name == "SIGABRT"
 
 
 def _finished(state: GangState) -> list[RankState]:
@@ -196,9 +213,15 @@ def _finished(state: GangState) -> list[RankState]:
 
 def _outside(state: GangState) -> list[RankState]:
     """Return the living ranks outside of collectives; only the stopped ones, if there are any."""
-    alive = [rank for rank in state.ranks if evidence(rank) is None and not rank.is_over]
-    stopped = [rank for rank in alive if rank.process_state == "T"]
-    return stopped or [rank for rank in alive if not rank.waiting_in]
+    return _stopped(state) or [rank for rank in _alive(state) if not rank.waiting_in]
+
+
+def _stopped(state: GangState) -> list[RankState]:
+    return [rank for rank in _alive(state) if rank.process_state == "T"]
+
+
+def _alive(state: GangState) -> list[RankState]:
+    return [rank for rank in state.ranks if evidence(rank) is None and not rank.is_over]
 
 
 def _numbers(ranks: Iterable[RankState]) -> tuple[int, ...]:
