@@ -19,6 +19,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.horovod import installation
+from hydrogen_magic.jax import installation as jax_installation
 from tests import leaks, shells, spark_rig
 
 leaks.mark_session()
@@ -77,6 +78,7 @@ def _skip_what_cannot_run(items: list[pytest.Item]) -> None:
         "gpu": None if _has_gpu() else "no CUDA device",
         "spark": _lacks("pyspark") or (None if shutil.which("java") else "no Java runtime"),
         "horovod": installation.fault(),
+        "jax": jax_installation.fault(),
         "browser": None if shutil.which("chromium") else "no chromium",
     }
     for item in items:

@@ -18,7 +18,15 @@ import pytest
 
 from hydrogen_magic.core import processes
 from hydrogen_magic.testing.contract import GangContract
-from tests.contracts import DOES_NOT_JOIN, LIBRARY, SILENT_END, STANDS_STILL, rarely
+from tests.contracts import (
+    DOES_NOT_JOIN,
+    FINISHES_EARLY,
+    JAX,
+    LIBRARY,
+    SILENT_END,
+    STANDS_STILL,
+    rarely,
+)
 from tests.scripted_kernel import Kernel
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
@@ -37,6 +45,14 @@ class TestLocalHorovod(GangContract):
     library = LIBRARY
     absent = (1, 3)
     short_limit: ClassVar[Mapping[str, str]] = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "10"}
+
+
+@rarely(STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY)  # ten seconds each
+@pytest.mark.jax
+class TestLocalJax(GangContract):
+    rendezvous = "jax"
+    library = JAX
+    absent = (1, 3)
 
 
 @pytest.mark.spark

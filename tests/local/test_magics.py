@@ -168,8 +168,8 @@ def test_what_is_not_there_is_refused_before_anything_is_captured(
     monkeypatch.setattr(sessions, "_session_classes", lambda: ())  # of other tests
     with pytest.raises(PlacementError, match="spark"):
         run(shell, "%%distributed --on spark\nundefined_name")
-    with pytest.raises(UsageError, match="jax"):
-        run(shell, "%%distributed --with jax\nundefined_name")
+    with pytest.raises(UsageError, match="mpi"):
+        run(shell, "%%distributed --with mpi\nundefined_name")
 
 
 def test_config_sets_defaults_and_the_line_wins(

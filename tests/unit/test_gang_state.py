@@ -12,7 +12,13 @@ import pytest
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.frozen_values import replaced
-from hydrogen_magic.driver.state.culprit import MissingRanks, is_victim_error, missing, verdict
+from hydrogen_magic.driver.state.culprit import (
+    MissingRanks,
+    is_victim_error,
+    missed_collective,
+    missing,
+    verdict,
+)
 from hydrogen_magic.driver.state.gang_state import GangState, fold, replay
 
 GLOO_CLOSED = ev.ErrorReport(
@@ -21,12 +27,17 @@ GLOO_CLOSED = ev.ErrorReport(
 GLOO_TIMEOUT = ev.ErrorReport(
     "RuntimeError", "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 10000ms for recv"
 )
+GLOO_OF_JAX = ev.ErrorReport(
+    "ValueError",
+    "UNKNOWN: Gloo AllGather failed: [external/gloo/gloo/transport/tcp/pair.cc:547] Connection closed "
+    "by peer [127.0.0.1]:1",
+)
 USERS_OWN = ev.ErrorReport("ValueError", "bad batch 17")
 
 
-def running(np: int) -> list[ev.Event]:
+def running(np: int, rendezvous: str = "torch") -> list[ev.Event]:
     started: list[ev.Event] = [
-        ev.GangLaunched(0.0, "a1b2", "--np 4", np, "local", "torch", 1e9, "boot:1:2", {}),
+        ev.GangLaunched(0.0, "a1b2", "--np 4", np, "local", rendezvous, 1e9, "boot:1:2", {}),
         ev.AttemptStarted(0.0, 0),
     ]
     for rank in range(np):
@@ -120,6 +131,25 @@ def test_a_stopped_rank_is_to_blame_for_others_timeouts() -> None:
     assert found is not None and found.culprit == 2
 
 
+def test_jax_aborts_the_peers_of_a_rank_that_is_stopped_or_has_finished() -> None:
+    aborted = [ev.RankExited(10.0, rank, None, "SIGABRT") for rank in (0, 1)]
+    stopped = replay([*running(3, "jax"), ev.RankHealth(5.0, 2, 1, 0.0, "T"), *aborted])
+    found = verdict(stopped, math.inf)
+    assert found is not None and found.culprit == 2
+    finished = replay([*running(2, "jax"), ev.RankResult(5.0, 1, 10), *aborted])
+    missed = missed_collective(finished)
+    assert missed is not None and (missed.absent, missed.waiting) == ((1,), (0,))
+
+
+def test_a_rank_that_aborts_in_jax_is_to_blame_while_another_one_computes() -> None:
+    aborted = ev.RankExited(1.0, 1, None, "SIGABRT")
+    broken = ev.RankFailed(1.1, 0, GLOO_OF_JAX, "running")
+    state = replay([*running(3, "jax"), aborted, broken])
+    assert missed_collective(state) is None
+    found = verdict(state, math.inf)
+    assert found is not None and found.culprit == 1
+
+
 def test_an_exception_that_is_handled_is_no_failure() -> None:
     flying = ev.RankFailed(1.0, 0, USERS_OWN, "running", in_flight=True)
     assert verdict(replay([*running(2), flying]), math.inf) is None
@@ -130,7 +160,7 @@ def test_an_exception_that_is_handled_is_no_failure() -> None:
 
 def test_errors_raised_from_a_victims_error_are_victims() -> None:
     wrapped = ev.ErrorReport("TrainingError", "step failed", cause=GLOO_CLOSED)
-    assert is_victim_error(wrapped)
+    assert is_victim_error(wrapped) and is_victim_error(GLOO_OF_JAX)
     assert not is_victim_error(ev.ErrorReport("RuntimeError", "mat1 and mat2 shapes"))
     assert is_victim_error(ev.ErrorReport("torch.distributed.DistBackendError", "NCCL error"))
 

@@ -26,7 +26,7 @@ LAYERS = (
     ("errors", "core"),
     ("serialization",),
     ("transport",),
-    ("node", "horovod.node", "testing.ranks"),
+    ("node", "horovod.node", "jax.node", "testing.ranks"),
     (
         "plugins",
         "capture",
@@ -35,6 +35,7 @@ LAYERS = (
         "driver.rendezvous",
         "driver.placements",
         "horovod",
+        "jax",
     ),
     ("driver",),
     ("views",),
@@ -43,7 +44,16 @@ LAYERS = (
 )
 """Rooms of the package, lowest first. A room imports its own layer and those below."""
 
-SENT = ("errors", "core", "serialization", "transport", "node", "horovod.node", "testing.ranks")
+SENT = (
+    "errors",
+    "core",
+    "serialization",
+    "transport",
+    "node",
+    "horovod.node",
+    "jax.node",
+    "testing.ranks",
+)
 """What machines with ranks have: it imports nothing else of this package.
 
 ``compat`` is sent, too, and imports more where it starts gangs, which ranks refuse.
@@ -276,7 +286,7 @@ def test_what_is_sent_to_other_machines_imports_nothing_that_stays() -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", ["torch", "horovod"])
+@pytest.mark.parametrize("name", ["torch", "horovod", "jax"])
 def test_what_a_rendezvous_serves_is_sent_to_other_machines(name: str) -> None:
     spec = JobSpec(np=2, gpu=False, rendezvous=name)
     plan = plugins.placement("local").plan(spec)

@@ -1,0 +1,1 @@
+"""JAX support: :mod:`.rendezvous` makes ``jax.distributed.initialize()`` work without arguments."""

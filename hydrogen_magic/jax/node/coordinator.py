@@ -1,0 +1,67 @@
+"""The Unix socket of JAX's coordination service, and the process that forwards connections to it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from hydrogen_magic.node.rendezvous.connection_guard import forward_guarded
+
+_FOLDERS = Path("/tmp")
+"""Not ``$TMPDIR``: the path of a Unix socket has at most 107 bytes."""
+_PREFIX = "hydrogen_magic-jax-"
+_UNIX = "unix:"
+
+
+def socket_path(token: str, port: int) -> str:
+    """Return the path of the socket behind a port of this machine; ``token``: the kernel's."""
+    return str(_FOLDERS / f"{_PREFIX}{token}-{port}" / "coordinator")
+
+
+def forward(listen_fd: int, token: str, hosts: Sequence[str] = ()) -> None:
+    """Forward connections to the coordination service of rank 0 until this process is ended.
+
+    ``hosts``: addresses of other machines with ranks of the gang.
+    """
+    with socket.socket(fileno=os.dup(listen_fd)) as bound:
+        port = bound.getsockname()[1]
+    forward_guarded(listen_fd, socket_path(token, port), hosts)
+
+
+@contextmanager
+def private_directory(bind_address: str) -> Iterator[None]:
+    """Make the directory of the socket meanwhile. Once all ranks are connected, nothing looks for it again:
+    JAX ends a process that loses its connection.
+    """
+    if not bind_address.startswith(_UNIX):
+        yield
+        return
+    folder = Path(bind_address.removeprefix(_UNIX)).parent
+    _remove_stale(folder)
+    folder.mkdir(mode=0o700)  # raises FileExistsError if it is another user's
+    try:
+        yield
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_stale(own: Path) -> None:
+    """Remove the directories of this user's ranks that were killed while they waited for others."""
+    for folder in own.parent.glob(f"{_PREFIX}*"):
+        if folder == own or _is_stale(folder):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_stale(folder: Path) -> bool:
+    try:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.connect(str(folder / "coordinator"))
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # it is not bound yet, or another user's
+        return False
+    return False

@@ -1,0 +1,57 @@
+"""Observers of JAX: the arguments of ``jax.distributed.initialize()``, and in which collective a rank waits.
+
+Collectives inside of compiled functions are not observed: they run after the Python code that started them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from hydrogen_magic.jax.node import BIND_ADDRESS, INITIALIZE, MULTIHOST_COLLECTIVES
+from hydrogen_magic.jax.node.coordinator import private_directory
+from hydrogen_magic.node.worker.observe.collectives import tracked_collective
+
+_JOIN_S = 86_400
+"""JAX aborts a process that waits for longer. The kernel ends the gang earlier, and names missing ranks."""
+
+
+def attach(module: ModuleType) -> None:
+    """Wrap ``initialize`` of ``jax.distributed``."""
+    joining = with_place(module.initialize)
+    module.initialize = tracked_collective(INITIALIZE, joining, is_joining=True)  # type: ignore[attr-defined]
+
+
+def attach_to_multihost_utils(module: ModuleType) -> None:
+    """Wrap the collectives of ``jax.experimental.multihost_utils``."""
+    for name in MULTIHOST_COLLECTIVES:
+        if hasattr(module, name):
+            setattr(module, name, tracked_collective(name, getattr(module, name)))
+
+
+def with_place(initialize: Callable[..., None]) -> Callable[..., None]:
+    """Return JAX's ``initialize`` with this rank's place in its gang as defaults."""
+
+    @functools.wraps(initialize)
+    def call(
+        coordinator_address: str | None = None,
+        num_processes: int | None = None,
+        process_id: int | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        if coordinator_address is not None or "JAX_COORDINATOR_ADDRESS" not in os.environ:
+            initialize(coordinator_address, num_processes, process_id, *args, **kwargs)
+            return
+        num_processes = int(os.environ["WORLD_SIZE"]) if num_processes is None else num_processes
+        process_id = int(os.environ["RANK"]) if process_id is None else process_id
+        if len(args) < 3:  # not given by its place
+            kwargs.setdefault("initialization_timeout", _JOIN_S)
+        bind_address = os.environ.get(BIND_ADDRESS, "") if process_id == 0 else ""
+        with private_directory(bind_address):
+            initialize(None, num_processes, process_id, *args, **kwargs)
+
+    return call

@@ -1,0 +1,26 @@
+"""What tests run on ranks with JAX. Imported only in functions: ranks are forked without JAX."""
+
+from __future__ import annotations
+
+
+def join(timeout_s: float) -> int:
+    """Join the other ranks; return this one's number."""
+    import jax
+
+    limit_s = max(1, int(timeout_s))
+    jax.distributed.initialize(heartbeat_timeout_seconds=limit_s, shutdown_timeout_seconds=limit_s)
+    return int(jax.process_index())
+
+
+def numbers(rank: int) -> list[int]:
+    """Return the numbers that all ranks pass, in rank order."""
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    found: list[int] = multihost_utils.process_allgather(np.array(rank)).tolist()
+    return found
+
+
+def all_reduce() -> None:
+    """Wait for all ranks in one collective."""
+    numbers(0)
