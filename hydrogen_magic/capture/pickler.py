@@ -15,8 +15,11 @@ from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.serialization.code_names import code_objects, global_names, imported_names
 from hydrogen_magic.serialization.identity import Originals, numbered, restore_numbered
 from hydrogen_magic.serialization.library_objects import (
+    is_jax_array,
     reduce_tensor,
     restore_closed_file,
+    restore_read_only,
+    values_of_jax_array,
     with_hooks,
 )
 from hydrogen_magic.serialization.memory_layout import MemoryLayout, Region, extent_of
@@ -64,11 +67,6 @@ _REFUSED = (
         ("tqdm.std", "tqdm"),
         "a progress bar is tied to the output of its own process",
         "create the bar inside the cell",
-    ),
-    (
-        ("jax._src.array", "ArrayImpl"),
-        "reading a jax.Array starts JAX's backend, before jax.distributed.initialize() can run",
-        "send numpy.asarray(…) of it, or of each leaf with jax.tree.map, and use jax.numpy inside the cell",
     ),
 )
 """Classes with their subclasses, why their objects are not sent, and the remedy."""
@@ -215,7 +213,7 @@ class CapturePickler(Pickler):
             base = getattr(sys.modules.get(module), name, None)
             if isinstance(base, type) and issubclass(kind, base):
                 return partial(_refuse, why=why, remedy=remedy)
-        return super().handler_of(kind)
+        return _reduce_jax_array if is_jax_array(kind) else super().handler_of(kind)
 
     def _handle(self, module: str, name: str, handler: Callable[[Any], Any]) -> None:
         """Reduce the objects of a class with ``handler`` if its module is imported."""
@@ -334,6 +332,13 @@ def _refuse_spark_object(obj: Any) -> Any:
     if kind in ("DataFrame", "RDD"):
         remedy = "send its data (.toPandas(), .collect()), or use %%infer"
     raise RefusedError(obj, f"a {kind} exists only in the notebook's process", remedy)
+
+
+def _reduce_jax_array(array: Any) -> Any:
+    """Reduce to a read-only NumPy array: making a jax.Array would start JAX's backend on the rank, and
+    then ``jax.distributed.initialize()`` is refused there.
+    """
+    return restore_read_only, (values_of_jax_array(array),)
 
 
 def _refuse(obj: Any, *, why: str, remedy: str) -> Any:

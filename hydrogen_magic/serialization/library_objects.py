@@ -5,6 +5,7 @@ Streams call the ``restore_*`` functions when they are read; the kernel and the 
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import os
 import pickle
@@ -19,6 +20,7 @@ from hydrogen_magic.serialization.instances import (
     reduce_instance,
     restore_attributes,
 )
+from hydrogen_magic.serialization.pickling_errors import RefusedError
 from hydrogen_magic.serialization.reducers import restore_object
 
 Handler = Callable[[Any], Any]
@@ -161,8 +163,67 @@ def restore_script_tensors(module: Any, tensors: dict[str, Any]) -> None:
         setattr(owner, name, tensor)
 
 
+# ── JAX ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def is_jax_array(kind: type) -> bool:
+    """Whether ``kind`` is the class of arrays of JAX, or of its keys of random numbers."""
+    base = getattr(sys.modules.get("jax"), "Array", None)
+    return isinstance(base, type) and issubclass(kind, base)
+
+
+def values_of_jax_array(array: Any) -> Any:
+    """Return a NumPy array with the values. Raises RefusedError for objects without values here."""
+    import jax
+    import numpy
+
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+        why = "it is a typed key of random numbers, which only JAX's backend can hold"
+        raise RefusedError(
+            array, why, "use jax.random.key_data(key) and jax.random.wrap_key_data()"
+        )
+    if not (array.is_fully_addressable or array.is_fully_replicated):
+        why = "it is sharded over the ranks, and every rank holds only a part of it"
+        remedy = (
+            "call jax.experimental.multihost_utils.process_allgather(x, tiled=True) on all ranks"
+        )
+        raise RefusedError(array, why, f"{remedy}, and bring back its result")
+    return numpy.asarray(array)
+
+
+def restore_read_only(values: Any) -> Any:
+    """Make a NumPy array that cannot be changed, like the jax.Array that it stands for."""
+    values.flags.writeable = False
+    return values
+
+
+def _reduce_jax_array(array: Any) -> Any:
+    return restore_jax_array, (values_of_jax_array(array),)
+
+
+def restore_jax_array(values: Any) -> Any:
+    """Make a jax.Array where JAX runs on the CPU; elsewhere return the NumPy array itself.
+
+    With an accelerator, JAX would reserve most of its memory in a process that may not need it.
+    """
+    try:
+        import jax
+    except ImportError:
+        return values
+    is_same = jax.dtypes.canonicalize_dtype(values.dtype) == values.dtype  # jax_enable_x64
+    return jax.numpy.asarray(values) if is_same and _uses_cpu(jax.config.jax_platforms) else values
+
+
+def _uses_cpu(platforms: str | None) -> bool:
+    """Whether JAX uses the CPU by default; asking JAX itself would start its backend."""
+    if platforms:
+        return platforms.split(",")[0] == "cpu"
+    return not any(map(importlib.util.find_spec, ("jax_plugins", "libtpu")))
+
+
 _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("builtins", "BaseException", _reduce_exception),
+    ("jax", "Array", _reduce_jax_array),
     ("torch.utils.data", "DataLoader", _reduce_loader),
     ("torch.jit", "ScriptModule", _reduce_script_module),
     ("torch.jit", "ScriptFunction", _reduce_script_function),

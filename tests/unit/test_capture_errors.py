@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import time
-import types
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -220,15 +218,6 @@ def test_objects_of_libraries_have_their_own_remedies(
     message = refusal(notebook, "bar.update()")
     assert "`bar` (tqdm.std.tqdm) cannot be sent: a progress bar" in message
     assert "create the bar inside the cell" in message
-
-
-def test_a_jax_array_is_refused(notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in = types.ModuleType("jax._src.array")
-    exec("class ArrayImpl: pass", stand_in.__dict__)
-    monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
-    notebook.cell("import sys\nparams = {'w': sys.modules['jax._src.array'].ArrayImpl()}")
-    message = refusal(notebook, "params")
-    assert "`params['w']`" in message and "numpy.asarray" in message and "initialize()" in message
 
 
 def test_names_of_functions_that_the_cell_only_defines_may_come_later(notebook: Notebook) -> None:
