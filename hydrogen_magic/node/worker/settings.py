@@ -323,6 +323,27 @@ _KERAS = {
 }
 
 
+def _jax_option(name: str, default: Any) -> _Value:
+    return _Value(
+        lambda jax: getattr(jax.config, name),
+        lambda jax, value: jax.config.update(name, value),
+        default,
+    )
+
+
+_JAX = {
+    name: _jax_option(name, default)
+    for name, default in {
+        "jax_enable_x64": False,
+        "jax_default_matmul_precision": None,
+        "jax_default_prng_impl": "threefry2x32",
+        "jax_numpy_dtype_promotion": "standard",
+        "jax_debug_nans": False,
+        "jax_debug_infs": False,
+    }.items()
+}
+
+
 # ── logging ──────────────────────────────────────────────────────────────────────────────────────
 
 _OWN_LOGGERS = re.compile(
@@ -515,6 +536,7 @@ _PROVIDERS = {
     "pandas": _Provider("pandas", _read_pandas, _apply_pandas),
     "matplotlib": _Provider("matplotlib", _read_matplotlib, _apply_matplotlib),
     "keras": _Provider("keras", *_table("keras", _KERAS)),
+    "jax": _Provider("jax", *_table("jax", _JAX)),
     # The kernel finds these in the notebook's cells: see ``capture.settings``.
     "attribute": _Provider("sys", _none, _apply_attribute),
 }

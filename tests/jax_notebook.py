@@ -1,0 +1,98 @@
+"""A notebook with JAX, as a program: ``python -m tests.jax_notebook`` prints what it found as JSON.
+
+A process of its own: JAX keeps its threads for ever.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import hydrogen_magic as hm
+from hydrogen_magic.errors import CaptureError
+from hydrogen_magic.serialization import payload
+from hydrogen_magic.serialization.pickling_errors import RefusedError
+
+jax.config.update("jax_enable_x64", True)
+N_STEPS = 5
+X = np.random.default_rng(0).normal(size=(8, 3)).astype(np.float32)
+Y = X @ np.array([1.0, -2.0, 0.5], np.float32)
+PARAMS = {"w": jnp.zeros(3), "b": jnp.zeros(()), "half": jnp.ones(2000, jnp.bfloat16)}
+KEY = jax.random.key(0)
+
+
+def loss_of(params: Any, x: Any, y: Any, axis: str | None = None) -> Any:
+    loss = jnp.mean((x @ params["w"] + params["b"] - y) ** 2)
+    return loss if axis is None else jax.lax.pmean(loss, axis)
+
+
+def step(params: Any, x: Any, y: Any, axis: str | None = None) -> Any:
+    loss, grads = jax.value_and_grad(loss_of)(params, x, y, axis)
+    return jax.tree.map(lambda p, g: p - 0.1 * g, params, grads), loss
+
+
+def train(step: Any, params: Any, x: Any, y: Any) -> Any:
+    losses = []
+    for _ in range(N_STEPS):
+        params, loss = step(params, x, y)
+        losses.append(loss)
+    return params, losses
+
+
+def train_on_ranks() -> Any:
+    """Train data-parallel; every rank has half of the rows."""
+    arrived = [type(leaf).__name__ for leaf in jax.tree.leaves(PARAMS)]
+    is_fixed = not any(leaf.flags.writeable for leaf in PARAMS.values())
+    jax.distributed.initialize()
+    mesh = jax.make_mesh((jax.device_count(),), ("data",))
+    mine = slice(jax.process_index(), None, jax.process_count())
+    sharded = partial(jax.make_array_from_process_local_data, NamedSharding(mesh, P("data")))
+    x, y = sharded(X[mine]), sharded(Y[mine])
+    specs = {"in_specs": (P(), P("data"), P("data")), "out_specs": (P(), P())}
+    parallel = jax.jit(jax.shard_map(partial(step, axis="data"), mesh=mesh, **specs))
+    trained = train(parallel, PARAMS, x, y)
+    try:
+        payload.pack({"x": x})
+    except RefusedError as error:
+        return arrived, is_fixed, jax.device_count(), trained, error.remedy
+    raise AssertionError("an array that is sharded over the ranks was pickled")
+
+
+def refusal_of_a_key() -> str:
+    try:
+        hm.launch(lambda: KEY, np=1, rendezvous="jax")
+    except CaptureError as error:
+        return str(error)
+    raise AssertionError("a key of random numbers was sent")
+
+
+def main() -> None:
+    expected_params, expected = train(jax.jit(step), PARAMS, X, Y)
+    result = hm.run(train_on_ranks, np=2, rendezvous="jax", quiet=True)
+    arrived, is_fixed, n_devices, (params, losses), refusal = result
+    found = {
+        "arrived": arrived,
+        "is_fixed": is_fixed,
+        "n_devices": n_devices,
+        "is_close": bool(np.allclose(losses, expected, rtol=1e-5)),
+        "is_learning": bool(losses[-1] < losses[0]),
+        "are_params_close": all(
+            np.allclose(a, b, rtol=1e-5) and a.dtype == b.dtype
+            for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(expected_params), strict=True)
+        ),
+        "are_jax": all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((params, losses))),
+        "of_sharded": refusal,
+        "of_key": refusal_of_a_key(),
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""JAX on ranks: training, arrays that are captured and returned, the socket of its coordinator."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hydrogen_magic.core import processes
+from hydrogen_magic.jax.node import coordinator
+from tests.gangs import PATIENCE_S
+
+GUARD = """
+import sys
+from hydrogen_magic.jax.node import coordinator
+coordinator.forward(int(sys.argv[1]), "ab")
+"""
+CONNECT = """
+import socket, sys
+try:
+    with socket.create_connection(("127.0.0.1", int(sys.argv[1])), 60) as sock:
+        print("closed" if sock.recv(1) == b"" else "answered")
+except ConnectionResetError:
+    print("closed")
+"""
+
+
+@pytest.mark.jax
+def test_two_ranks_learn_what_one_process_learns() -> None:
+    """The notebook is a process of its own. Its arrays arrive as NumPy's, and return as JAX's."""
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environ.pop(processes.OWNER, None)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.jax_notebook"],
+        capture_output=True,
+        text=True,
+        env=environ,
+        timeout=2 * PATIENCE_S,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    of_sharded, of_key = found.pop("of_sharded"), found.pop("of_key")
+    assert found.pop("arrived") == ["ndarray"] * 3
+    assert found.pop("n_devices") == 2
+    assert found == dict.fromkeys(found, True)
+    assert "process_allgather(x, tiled=True)" in of_sharded
+    assert "`KEY`" in of_key and "jax.random.key_data" in of_key
+
+
+def test_the_coordinators_socket_is_reached_by_its_own_user_alone() -> None:
+    """A rank may connect before rank 0 serves."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        path = coordinator.socket_path("ab", port)
+        fd = listening.fileno()
+        guard = subprocess.Popen([sys.executable, "-c", GUARD, str(fd)], pass_fds=[fd])
+        try:
+            with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as early:
+                with coordinator.private_directory(f"unix:{path}"):
+                    assert Path(path).parent.stat().st_mode & 0o777 == 0o700
+                    _answers(path, early)
+                    _refuses_another_user(port)
+                assert not Path(path).parent.exists()
+        finally:
+            guard.kill()
+            guard.wait()
+
+
+def _answers(path: str, client: socket.socket) -> None:
+    with socket.socket(socket.AF_UNIX) as serving:
+        serving.bind(path)
+        serving.listen()
+        serving.settimeout(PATIENCE_S)
+        with serving.accept()[0] as accepted:
+            accepted.sendall(b"hello")
+            assert client.recv(9) == b"hello"
+
+
+def _refuses_another_user(port: int) -> None:
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("becoming another user needs root")
+    python = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else sys.executable
+    prefix = ["setpriv", "--reuid=65534", "--clear-groups", python, "-c", CONNECT, str(port)]
+    done = subprocess.run(prefix, capture_output=True, text=True, cwd="/", timeout=2 * PATIENCE_S)
+    assert done.stdout.strip() == "closed", done.stderr
+
+
+def test_a_directory_of_a_rank_that_was_killed_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "_FOLDERS", tmp_path)
+    stale, used, own = (coordinator.socket_path("ab", port) for port in (1, 2, 3))
+    with socket.socket(socket.AF_UNIX) as killed, socket.socket(socket.AF_UNIX) as living:
+        for path, sock in ((stale, killed), (used, living)):
+            Path(path).parent.mkdir()
+            sock.bind(path)
+        living.listen()
+        with coordinator.private_directory(f"unix:{own}"):
+            left = {each.name for each in tmp_path.iterdir()}
+    assert left == {Path(path).parent.name for path in (used, own)}
