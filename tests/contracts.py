@@ -20,6 +20,8 @@ JAX = Library(jax_ranks.join, jax_ranks.numbers, jax_ranks.all_reduce)
 SILENT_END = "test_the_rank_that_ends_silently_is_named"
 STANDS_STILL = "test_the_rank_that_stands_still_is_named"
 DOES_NOT_JOIN = "test_ranks_that_do_not_join_are_named"
+HAS_VALUES = "test_every_rank_has_its_value"
+STARTS_AGAIN = "test_all_ranks_are_started_again_after_a_failure"
 FINISHES_EARLY = "test_the_rank_that_finishes_before_a_collective_of_the_others_is_named"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 
 def join(timeout_s: float) -> int:
     """Join the other ranks; return this one's number."""
@@ -19,6 +21,17 @@ def numbers(rank: int) -> list[int]:
 
     found: list[int] = multihost_utils.process_allgather(np.array(rank)).tolist()
     return found
+
+
+def hosts() -> list[str]:
+    """Return the host of every rank, in rank order, as collectives give them."""
+    import numpy as np
+    from jax.experimental import multihost_utils
+
+    join(60.0)
+    name = np.frombuffer(socket.gethostname().encode().ljust(64), np.uint8)
+    found = multihost_utils.process_allgather(name)
+    return [row.tobytes().decode().strip() for row in found]
 
 
 def all_reduce() -> None:

@@ -27,7 +27,7 @@ from typing import Any
 
 from hydrogen_magic.core import processes
 from hydrogen_magic.driver.gang import Gang
-from tests import horovod_ranks, leaks, spark_ranks
+from tests import horovod_ranks, jax_ranks, leaks, spark_ranks
 from tests import spark_rig as rig
 from tests.gangs import alive
 
@@ -424,6 +424,13 @@ def by_horovod(stage: Stage) -> Any:
     return hm.launch(horovod_ranks.places, np=3, on="spark", rendezvous="horovod").results
 
 
+def by_jax(stage: Stage) -> Any:
+    """Return the machines of four ranks, as each rank sees them by JAX."""
+    import hydrogen_magic as hm
+
+    return hm.launch(jax_ranks.hosts, np=4, on="spark", rendezvous="jax").results
+
+
 def committed(stage: Stage) -> Any:
     """Say what elastic training on two machines that share no disk goes on from."""
     import hydrogen_magic as hm
@@ -460,6 +467,7 @@ SCENES: Scenes = {
         passed_on,
         carried,
         by_horovod,
+        by_jax,
         committed,
         away_for_a_while,
         away_for_ever,

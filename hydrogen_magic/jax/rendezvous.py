@@ -13,9 +13,11 @@ from __future__ import annotations
 import functools
 import secrets
 from collections.abc import Mapping
+from importlib.metadata import version
 
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.driver.rendezvous import (
+    Diagnosis,
     Rendezvous,
     RendezvousInfo,
     ServiceSpec,
@@ -23,7 +25,7 @@ from hydrogen_magic.driver.rendezvous import (
 )
 from hydrogen_magic.driver.rendezvous.torchrun import RANK_VARIABLES, place
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.jax.node import BIND_ADDRESS, INITIALIZE, MULTIHOST_COLLECTIVES
+from hydrogen_magic.jax.node import BIND_ADDRESS, INITIALIZE, INTERFACE, MULTIHOST_COLLECTIVES
 from hydrogen_magic.jax.node.coordinator import socket_path
 
 _VICTIM_MESSAGES = (
@@ -39,7 +41,7 @@ class JaxRendezvous(Rendezvous):
 
     library = "hydrogen_magic.jax.installation"
     variables = RANK_VARIABLES | {"JAX_COORDINATOR_ADDRESS", BIND_ADDRESS}
-    forwarded = ("JAX_", "XLA_", "NCCL_")
+    forwarded = ("GLOO_", "JAX_", "NCCL_", "XLA_")
     not_preloaded = (
         "jax", "jaxlib", "flax", "optax", "orbax", "chex", "equinox", "haiku", "keras", "numpyro",
     )  # fmt: skip
@@ -55,6 +57,11 @@ class JaxRendezvous(Rendezvous):
         files=("/jax/experimental/multihost_utils",),
         aborts=True,
     )
+
+    def diagnose(self) -> Diagnosis:
+        """JAX need not be installed."""
+        missing = self.fault()
+        return Diagnosis("JAX", True, missing or f"{version('jax')}, for `--with jax`")
 
     def join_timeout_s(self, spec: JobSpec) -> float:
         return spec.start_timeout_s
@@ -72,7 +79,8 @@ class JaxRendezvous(Rendezvous):
             BIND_ADDRESS: f"unix:{socket_path(_token(), port)}",
         }
         environments = tuple(
-            {**place(slot), **shared, **_devices(plan, slot)} for slot in plan.slots
+            {**place(slot), **shared, **_devices(plan, slot), **_interface(slot)}
+            for slot in plan.slots
         )
         hosts = sorted({slot.address for slot in plan.slots}) if plan.slots[0].n_nodes > 1 else []
         options = {"token": _token(), "hosts": hosts}
@@ -85,6 +93,11 @@ def _devices(plan: Plan, slot: Slot) -> Mapping[str, str]:
     gpus = plan.gpus_of(slot)
     names = ("JAX_CUDA_VISIBLE_DEVICES", "JAX_ROCM_VISIBLE_DEVICES")
     return dict.fromkeys(names, str(slot.local_rank % len(gpus))) if gpus else {}
+
+
+def _interface(slot: Slot) -> Mapping[str, str]:
+    names = (INTERFACE, "NCCL_SOCKET_IFNAME")
+    return dict.fromkeys(names, slot.interface) if slot.interface else {}
 
 
 @functools.cache

@@ -21,10 +21,12 @@ from hydrogen_magic.testing.contract import GangContract
 from tests.contracts import (
     DOES_NOT_JOIN,
     FINISHES_EARLY,
+    HAS_VALUES,
     JAX,
     LIBRARY,
     SILENT_END,
     STANDS_STILL,
+    STARTS_AGAIN,
     rarely,
 )
 from tests.scripted_kernel import Kernel
@@ -47,7 +49,8 @@ class TestLocalHorovod(GangContract):
     short_limit: ClassVar[Mapping[str, str]] = {"HOROVOD_GLOO_TIMEOUT_SECONDS": "10"}
 
 
-@rarely(STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY)  # ten seconds each
+# Ranks import JAX, which takes seconds; ``test_jax`` has their values.
+@rarely(HAS_VALUES, SILENT_END, STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY, STARTS_AGAIN)
 @pytest.mark.jax
 class TestLocalJax(GangContract):
     rendezvous = "jax"
@@ -67,6 +70,15 @@ class TestSparkTorch(GangContract):
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 class TestSparkHorovod(TestLocalHorovod):
+    placement = "spark"
+    sees_processes = True
+
+
+@pytest.mark.exhaustive
+@pytest.mark.jax
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+class TestSparkJax(TestLocalJax):
     placement = "spark"
     sees_processes = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,6 +75,14 @@ def test_horovod_knows_who_is_where(machines: MachineProcess) -> None:
         [(0, 1, 0, 2), (0, 2, 1, 2), (1, 2, 0, 1)],
         [(0, 1, 1, 2), (0, 2, 0, 2), (1, 2, 0, 1)],
     )
+
+
+@pytest.mark.exhaustive
+@pytest.mark.jax
+def test_ranks_of_jax_meet_across_machines(machines: MachineProcess) -> None:
+    """The names of these machines lead nowhere: Gloo has to be given the interface."""
+    seen = machines.play("by_jax")
+    assert seen == [seen[0]] * 4 and sorted(Counter(seen[0]).values()) == [2, 2]
 
 
 @pytest.mark.horovod

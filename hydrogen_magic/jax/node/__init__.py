@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["BIND_ADDRESS", "INITIALIZE", "MULTIHOST_COLLECTIVES"]
+__all__ = ["BIND_ADDRESS", "INITIALIZE", "INTERFACE", "MULTIHOST_COLLECTIVES"]
 
 BIND_ADDRESS = "JAX_COORDINATOR_BIND_ADDRESS"
 """Variable with the address on which rank 0 serves the coordination service."""
 INITIALIZE = "jax.distributed.initialize"
 """The function in which ranks wait for all others at the start."""
+INTERFACE = "GLOO_SOCKET_IFNAME"
+"""Variable with the network interface of Gloo, as torch names it."""
 MULTIHOST_COLLECTIVES = (
     "assert_equal",
     "broadcast_one_to_all",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hydrogen_magic.jax.node import BIND_ADDRESS, INITIALIZE, MULTIHOST_COLLECTIVES
+from hydrogen_magic.jax.node import BIND_ADDRESS, INITIALIZE, INTERFACE, MULTIHOST_COLLECTIVES
 from hydrogen_magic.jax.node.coordinator import private_directory
 from hydrogen_magic.node.worker.observe.collectives import tracked_collective
 
@@ -23,6 +23,7 @@ def attach(module: ModuleType) -> None:
     """Wrap ``initialize`` of ``jax.distributed``."""
     joining = with_place(module.initialize)
     module.initialize = tracked_collective(INITIALIZE, joining, is_joining=True)  # type: ignore[attr-defined]
+    _choose_interface()
 
 
 def attach_to_multihost_utils(module: ModuleType) -> None:
@@ -30,6 +31,25 @@ def attach_to_multihost_utils(module: ModuleType) -> None:
     for name in MULTIHOST_COLLECTIVES:
         if hasattr(module, name):
             setattr(module, name, tracked_collective(name, getattr(module, name)))
+
+
+def _choose_interface() -> None:
+    """Have Gloo use the interface that the gang names. JAX has no setting for it, so that Gloo would listen
+    on the address of the host's name: for ranks of one host that need not be loopback, and on some hosts it
+    is an address that other hosts cannot reach.
+    """
+    from jax._src import xla_bridge
+
+    jaxlib: Any = getattr(xla_bridge, "_jax", None)
+    original = getattr(jaxlib, "make_gloo_tcp_collectives", None)
+    if original is None:
+        return  # another version of JAX
+
+    @functools.wraps(original)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **{"interface": os.environ.get(INTERFACE), **kwargs})
+
+    jaxlib.make_gloo_tcp_collectives = make
 
 
 def with_place(initialize: Callable[..., None]) -> Callable[..., None]:
