@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from hydrogen_magic.core import processes
 from hydrogen_magic.jax.node import coordinator
-from tests.gangs import PATIENCE_S
+from tests.gangs import PATIENCE_S, wait_until
 
 GUARD = """
 import sys
@@ -53,23 +56,28 @@ def test_two_ranks_learn_what_one_process_learns() -> None:
     assert "`KEY`" in of_key and "jax.random.key_data" in of_key
 
 
-def test_the_coordinators_socket_is_reached_by_its_own_user_alone() -> None:
-    """A rank may connect before rank 0 serves."""
+@contextmanager
+def guarded() -> Iterator[int]:
+    """The port of a process that forwards connections."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-        path = coordinator.socket_path("ab", port)
         fd = listening.fileno()
         guard = subprocess.Popen([sys.executable, "-c", GUARD, str(fd)], pass_fds=[fd])
         try:
-            with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as early:
-                with coordinator.private_directory(f"unix:{path}"):
-                    assert Path(path).parent.stat().st_mode & 0o777 == 0o700
-                    _answers(path, early)
-                    _refuses_another_user(port)
-                assert not Path(path).parent.exists()
+            yield listening.getsockname()[1]
         finally:
             guard.kill()
             guard.wait()
+
+
+def test_the_coordinators_socket_is_reached_by_its_own_user_alone() -> None:
+    """A rank may connect before rank 0 serves."""
+    with guarded() as port, socket.create_connection(("127.0.0.1", port), PATIENCE_S) as early:
+        path = coordinator.socket_path("ab", port)
+        with coordinator.private_directory(f"unix:{path}"):
+            assert Path(path).parent.stat().st_mode & 0o777 == 0o700
+            _answers(path, early)
+            _refuses_another_user(port)
+        assert not Path(path).parent.exists()
 
 
 def _answers(path: str, client: socket.socket) -> None:
@@ -91,16 +99,21 @@ def _refuses_another_user(port: int) -> None:
     assert done.stdout.strip() == "closed", done.stderr
 
 
-def test_a_directory_of_a_rank_that_was_killed_is_removed_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(coordinator, "_FOLDERS", tmp_path)
-    stale, used, own = (coordinator.socket_path("ab", port) for port in (1, 2, 3))
-    with socket.socket(socket.AF_UNIX) as killed, socket.socket(socket.AF_UNIX) as living:
-        for path, sock in ((stale, killed), (used, living)):
-            Path(path).parent.mkdir()
-            sock.bind(path)
-        living.listen()
-        with coordinator.private_directory(f"unix:{own}"):
-            left = {each.name for each in tmp_path.iterdir()}
-    assert left == {Path(path).parent.name for path in (used, own)}
+def test_a_directory_of_a_rank_that_was_killed_is_removed_by_the_next_gang() -> None:
+    paths = [Path(coordinator.socket_path(secrets.token_hex(8), 1)) for _ in range(3)]
+    killed, binding, serving = sockets = [socket.socket(socket.AF_UNIX) for _ in paths]
+    try:
+        for path, sock in zip(paths, sockets, strict=True):
+            path.parent.mkdir()
+            sock.bind(str(path))
+            if sock is not binding:
+                os.utime(path.parent, (0, 0))
+        serving.listen()
+        killed.close()
+        with guarded():
+            wait_until(lambda: not paths[0].parent.exists())
+        assert [path.parent.exists() for path in paths] == [False, True, True]
+    finally:
+        for path, sock in zip(paths, sockets, strict=True):
+            sock.close()
+            shutil.rmtree(path.parent, ignore_errors=True)

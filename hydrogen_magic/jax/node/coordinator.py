@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ _FOLDERS = Path("/tmp")
 """Not ``$TMPDIR``: the path of a Unix socket has at most 107 bytes."""
 _PREFIX = "hydrogen_magic-jax-"
 _UNIX = "unix:"
+_STALE_S = 10.0
+"""Age from which a socket that refuses connections is stale: a younger one may not listen yet."""
 
 
 def socket_path(token: str, port: int) -> str:
@@ -27,6 +30,7 @@ def forward(listen_fd: int, token: str, hosts: Sequence[str] = ()) -> None:
 
     ``hosts``: addresses of other machines with ranks of the gang.
     """
+    _remove_stale()
     with socket.socket(fileno=os.dup(listen_fd)) as bound:
         port = bound.getsockname()[1]
     forward_guarded(listen_fd, socket_path(token, port), hosts)
@@ -41,7 +45,7 @@ def private_directory(bind_address: str) -> Iterator[None]:
         yield
         return
     folder = Path(bind_address.removeprefix(_UNIX)).parent
-    _remove_stale(folder)
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier attempt
     folder.mkdir(mode=0o700)  # raises FileExistsError if it is another user's
     try:
         yield
@@ -49,15 +53,17 @@ def private_directory(bind_address: str) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _remove_stale(own: Path) -> None:
+def _remove_stale() -> None:
     """Remove the directories of this user's ranks that were killed while they waited for others."""
-    for folder in own.parent.glob(f"{_PREFIX}*"):
-        if folder == own or _is_stale(folder):
+    for folder in _FOLDERS.glob(f"{_PREFIX}*"):
+        if _is_stale(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_stale(folder: Path) -> bool:
     try:
+        if time.time() - folder.stat().st_mtime < _STALE_S:
+            return False
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(str(folder / "coordinator"))
     except ConnectionRefusedError:
