@@ -29,7 +29,7 @@ from hydrogen_magic.jax.node import BIND_ADDRESS, INITIALIZE, INTERFACE, MULTIHO
 from hydrogen_magic.jax.node.coordinator import socket_path
 
 _VICTIM_MESSAGES = (
-    r"Gloo \w+ failed",
+    r"Gloo [\w-]+ failed",
     r"[Cc]oordination ?[Ss]ervice",
     "heartbeat timeout",
     "NCCL operation",

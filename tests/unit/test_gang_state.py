@@ -29,7 +29,7 @@ GLOO_TIMEOUT = ev.ErrorReport(
 )
 GLOO_OF_JAX = ev.ErrorReport(
     "ValueError",
-    "UNKNOWN: Gloo AllGather failed: [external/gloo/gloo/transport/tcp/pair.cc:547] Connection closed "
+    "UNKNOWN: Gloo all-reduce failed: [external/gloo/gloo/transport/tcp/pair.cc:547] Connection closed "
     "by peer [127.0.0.1]:1",
 )
 USERS_OWN = ev.ErrorReport("ValueError", "bad batch 17")
