@@ -1,4 +1,4 @@
-"""What tests run on ranks with JAX. Imported only in functions: ranks are forked without JAX."""
+"""What tests run on ranks with JAX. Imported only in functions: JAX reads variables of its rank."""
 
 from __future__ import annotations
 

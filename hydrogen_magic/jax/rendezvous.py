@@ -42,6 +42,7 @@ class JaxRendezvous(Rendezvous):
     library = "hydrogen_magic.jax.installation"
     variables = RANK_VARIABLES | {"JAX_COORDINATOR_ADDRESS", BIND_ADDRESS}
     forwarded = ("GLOO_", "JAX_", "NCCL_", "XLA_")
+    # JAX reads variables when it is imported, of which each rank has its own.
     not_preloaded = (
         "jax", "jaxlib", "flax", "optax", "orbax", "chex", "equinox", "haiku", "keras", "numpyro",
     )  # fmt: skip
@@ -91,7 +92,8 @@ class JaxRendezvous(Rendezvous):
 def _devices(plan: Plan, slot: Slot) -> Mapping[str, str]:
     """Return the variables by which a rank uses its own GPU alone; every rank sees those of its host."""
     gpus = plan.gpus_of(slot)
-    names = ("JAX_CUDA_VISIBLE_DEVICES", "JAX_ROCM_VISIBLE_DEVICES")
+    # The first also where another module has imported JAX too early, the others without initialize().
+    names = ("JAX_LOCAL_DEVICE_IDS", "JAX_CUDA_VISIBLE_DEVICES", "JAX_ROCM_VISIBLE_DEVICES")
     return dict.fromkeys(names, str(slot.local_rank % len(gpus))) if gpus else {}
 
 

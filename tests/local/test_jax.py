@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from hydrogen_magic import plugins
 from hydrogen_magic.core import processes
+from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.jax.node import coordinator
 from tests.gangs import PATIENCE_S, wait_until
 
@@ -117,3 +119,25 @@ def test_a_directory_of_a_rank_that_was_killed_is_removed_by_the_next_gang() -> 
         for path, sock in zip(paths, sockets, strict=True):
             sock.close()
             shutil.rmtree(path.parent, ignore_errors=True)
+
+
+def test_each_rank_uses_its_own_gpu_and_the_network_of_its_hosts() -> None:
+    hosts = (("10.0.0.1", "GPU-a", 0, 0), ("10.0.0.1", "GPU-b", 1, 0), ("10.0.0.2", "3", 0, 1))
+    slots = tuple(
+        Slot(rank, local, node, 3, 2 - node, 2, address, gpu, address, "eth0")
+        for rank, (address, gpu, local, node) in enumerate(hosts)
+    )
+    spec = JobSpec(np=3, rendezvous="jax")
+    where = {"spec": spec, "gang": "a1b2", "attempt": 0}
+    info = plugins.rendezvous("jax").prepare(Plan(slots), "10.0.0.1", 4567, **where)
+    of = {name: [rank.get(name) for rank in info.environments] for name in info.environments[0]}
+    for name in ("JAX_LOCAL_DEVICE_IDS", "JAX_CUDA_VISIBLE_DEVICES"):
+        assert of[name] == ["0", "1", "0"], "indices into CUDA_VISIBLE_DEVICES of the host"
+    assert of["JAX_COORDINATOR_ADDRESS"] == ["10.0.0.1:4567"] * 3
+    assert of["GLOO_SOCKET_IFNAME"] == of["NCCL_SOCKET_IFNAME"] == ["eth0"] * 3
+    assert info.service is not None
+    assert info.service.options["hosts"] == ["10.0.0.1", "10.0.0.2"]
+    token = info.service.options["token"]
+    assert (
+        of["JAX_COORDINATOR_BIND_ADDRESS"] == [f"unix:{coordinator.socket_path(token, 4567)}"] * 3
+    )
