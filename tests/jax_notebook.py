@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 import hydrogen_magic as hm
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.serialization import payload
+from hydrogen_magic.serialization.library_objects import restore_jax_array
 from hydrogen_magic.serialization.pickling_errors import RefusedError
 
 jax.config.update("jax_enable_x64", True)
@@ -73,6 +74,17 @@ def refusal_of_a_key() -> str:
     raise AssertionError("a key of random numbers was sent")
 
 
+def stays_numpy(option: str, value: Any) -> bool:
+    """Whether an array of float64 comes back as NumPy's with an option of JAX, and as JAX's without it."""
+    numbers, before = np.ones(2), getattr(jax.config, option)
+    is_jax = isinstance(restore_jax_array(numbers), jax.Array)
+    jax.config.update(option, value)
+    try:
+        return is_jax and restore_jax_array(numbers) is numbers
+    finally:
+        jax.config.update(option, before)
+
+
 def main() -> None:
     expected_params, expected = train(jax.jit(step), PARAMS, X, Y)
     result = hm.run(train_on_ranks, np=2, rendezvous="jax", quiet=True)
@@ -88,6 +100,8 @@ def main() -> None:
             for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(expected_params), strict=True)
         ),
         "are_jax": all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((params, losses))),
+        "is_kept_from_a_gpu": stays_numpy("jax_platforms", "cuda,cpu"),
+        "is_precise": stays_numpy("jax_enable_x64", False),
         "of_sharded": refusal,
         "of_key": refusal_of_a_key(),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import secrets
@@ -19,11 +20,13 @@ from hydrogen_magic import plugins
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.jax.node import coordinator
+from hydrogen_magic.node.rendezvous import connection_guard
 from tests.gangs import PATIENCE_S, wait_until
 
 GUARD = """
 import sys
 from hydrogen_magic.jax.node import coordinator
+from hydrogen_magic.node.rendezvous import connection_guard
 coordinator.forward(int(sys.argv[1]), "ab")
 """
 CONNECT = """
@@ -99,6 +102,23 @@ def _refuses_another_user(port: int) -> None:
     prefix = ["setpriv", "--reuid=65534", "--clear-groups", python, "-c", CONNECT, str(port)]
     done = subprocess.run(prefix, capture_output=True, text=True, cwd="/", timeout=2 * PATIENCE_S)
     assert done.stdout.strip() == "closed", done.stderr
+
+
+def test_another_users_socket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not connected to, although its directory has the right name."""
+
+    async def stop(seconds: float) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(asyncio, "sleep", stop)
+    path = str(tmp_path / "coordinator")
+    with socket.socket(socket.AF_UNIX) as theirs:
+        theirs.bind(path)
+        theirs.listen()
+        uid = os.getuid()
+        monkeypatch.setattr(os, "getuid", lambda: uid + 1)
+        with pytest.raises(TimeoutError):
+            asyncio.run(connection_guard._connect_when_bound(path))
 
 
 def test_a_directory_of_a_rank_that_was_killed_is_removed_by_the_next_gang() -> None:
