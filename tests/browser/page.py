@@ -265,14 +265,16 @@ class NotebookPage:
         """Save until a cell has such an output in the file; return the file."""
 
         def saved() -> bool:
-            # again each time: an output that comes just now may not be in the page's notebook yet
-            self.page.keyboard.press("Control+s")
             try:
                 outputs = _cells(self._path)[self._codes.index(code)]["outputs"]
             except ValueError:
                 return False  # still being written
             data = [output.get("data", {}) for output in outputs]
-            return any(text in "".join(each.get(mime, "")) for each in data)
+            if any(text in "".join(each.get(mime, "")) for each in data):
+                return True
+            # again each time: an output that comes just now may not be in the page's notebook yet
+            self.page.keyboard.press("Control+s")
+            return False
 
         wait_until(saved, f"{mime} with {text!r} in the saved notebook", every_s=0.5)
         return self._path
