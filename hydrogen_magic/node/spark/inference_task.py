@@ -203,7 +203,8 @@ class _CellGuest:
 
 def _taken(names: set[str]) -> dict[str, types.ModuleType]:
     """Remove the modules below these top-level names from ``sys.modules``."""
-    found = [name for name in sys.modules if name.partition(".")[0] in names]
+    # a copy: threads of a task that was interrupted may still import modules
+    found = [name for name in list(sys.modules) if name.partition(".")[0] in names]
     return {name: sys.modules.pop(name) for name in found}
 
 

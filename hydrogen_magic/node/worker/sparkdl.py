@@ -40,7 +40,7 @@ def install_if_asked() -> None:
         isinstance(each, _SparkdlFinder) for each in sys.meta_path
     ):
         return
-    for name in [name for name in sys.modules if name.partition(".")[0] == "sparkdl"]:
+    for name in [name for name in list(sys.modules) if name.partition(".")[0] == "sparkdl"]:
         del sys.modules[name]  # the original
     sys.meta_path.insert(0, _SparkdlFinder())
 
