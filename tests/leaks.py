@@ -101,6 +101,21 @@ def command(pid: int) -> str:
         return ""
 
 
+def marked(variable: str, value: str) -> list[int]:
+    """Return the pids of live processes that have this in their environment."""
+    wanted = f"{variable}={value}".encode()
+    living = [process.pid for process in processes.processes() if process.state != "Z"]
+    return [pid for pid in living if wanted in environment(pid).split(b"\0")]
+
+
+def environment(pid: int) -> bytes:
+    """Return what a process was started with, empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
 def _is_ours(environment: dict[str, str]) -> bool:
     owner = environment.get(processes.OWNER, "").split(":")
     return environment.get(SESSION) == os.environ.get(SESSION) or owner[:2] == [

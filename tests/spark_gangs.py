@@ -14,7 +14,7 @@ import hydrogen_magic as hm
 from hydrogen_magic.core.processes import AGENT, OWNER
 from hydrogen_magic.core.run_log import owner_of_this_process
 from hydrogen_magic.driver.gang import Gang
-from tests import spark_rig
+from tests import leaks, spark_rig
 from tests.gangs import PATIENCE_S
 
 
@@ -27,8 +27,8 @@ def agent_pids() -> list[int]:
     """Return what agents of this process started on the cluster, and the agents."""
     return [
         pid
-        for pid in spark_rig.marked(OWNER, owner_of_this_process())
-        if f"{AGENT}=".encode() in spark_rig.environment(pid)
+        for pid in leaks.marked(OWNER, owner_of_this_process())
+        if f"{AGENT}=".encode() in leaks.environment(pid)
     ]
 
 

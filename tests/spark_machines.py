@@ -204,7 +204,7 @@ class Machine:
     def gang_pids(self) -> list[int]:
         """Return the pids here of agents there, and of what they started."""
         mark = f"{processes.AGENT}=".encode()
-        return [pid for pid in self.pids().values() if mark in rig.environment(pid)]
+        return [pid for pid in self.pids().values() if mark in leaks.environment(pid)]
 
     def kill_gangs(self) -> int:
         """Kill them, agents before what they would report the end of; return how many there were."""

@@ -140,21 +140,6 @@ def _log_into(folder: Path) -> str:
 # ── processes ────────────────────────────────────────────────────────────────────────────────────
 
 
-def marked(variable: str, value: str) -> list[int]:
-    """Return the pids of live processes that have this in their environment."""
-    wanted = f"{variable}={value}".encode()
-    living = [process.pid for process in processes.processes() if process.state != "Z"]
-    return [pid for pid in living if wanted in environment(pid).split(b"\0")]
-
-
-def environment(pid: int) -> bytes:
-    """Return what a process was started with, empty when it is gone."""
-    try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return b""
-
-
 def until(holds: Callable[[], Any], within_s: float, otherwise: Callable[[], str] = str) -> None:
     """Wait until something holds; AssertionError with what ``otherwise`` says after ``within_s``."""
     deadline = time.monotonic() + within_s
@@ -166,7 +151,7 @@ def until(holds: Callable[[], Any], within_s: float, otherwise: Callable[[], str
 def kill_all(variable: str, value: str) -> None:
     """Kill everything with this in its environment until nothing of it is left."""
     deadline = time.monotonic() + _END_S
-    while left := marked(variable, value):
+    while left := leaks.marked(variable, value):
         assert time.monotonic() < deadline, f"cannot be killed: {left}"
         for pid in left:
             processes.send_signal(pid, signal.SIGKILL)
@@ -368,7 +353,7 @@ class Standalone:
 
     def executors(self) -> list[int]:
         """Return the pids of the executors that run now."""
-        lent = marked(leaks.LENT, self.mark)
+        lent = leaks.marked(leaks.LENT, self.mark)
         return [pid for pid in lent if "CoarseGrainedExecutorBackend" in leaks.command(pid)]
 
     def close(self) -> None:

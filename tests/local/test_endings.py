@@ -26,7 +26,7 @@ from hydrogen_magic.errors import (
     HydrogenError,
     PlacementError,
 )
-from tests import ranks, spark_rig
+from tests import leaks, ranks
 from tests.failure_checks import check_ranks_that_fail_together
 from tests.gangs import (
     alive,
@@ -402,7 +402,7 @@ def test_an_agent_that_does_not_respond_is_ended(stopped: str, kill: bool) -> No
     until(gang, said(gang, "batch"))
     agent = next(agent for agent in local_agents.pool().all if agent.gang == gang.id)
     mark = processes.AGENT, agent.marks[processes.AGENT]
-    family = set(spark_rig.marked(*mark))
+    family = set(leaks.marked(*mark))
     assert family > set(family_of(gang)) and agent.process.pid in family
     for pid in stopped_with(agent.process.pid, stopped, family):
         os.kill(pid, signal.SIGSTOP)
@@ -411,7 +411,7 @@ def test_an_agent_that_does_not_respond_is_ended(stopped: str, kill: bool) -> No
         gang.stop(kill=True)
     with pytest.raises(GangStoppedError, match="stopped by you"):
         ended(gang).raise_for_state()
-    assert not spark_rig.marked(*mark) and not alive(family)
+    assert not leaks.marked(*mark) and not alive(family)
     assert {rank.phase for rank in gang.ranks} == {"stopped"}
     assert f"(pid {agent.process.pid}) did not respond" in notices_of(gang)
 

@@ -166,7 +166,7 @@ def test_a_session_that_is_stopped_on_a_local_cluster(
         mark = owner(kernel)
 
         def agents() -> list[int]:
-            ours = spark_rig.marked(OWNER, mark)  # those on the notebook's own machine too
+            ours = leaks.marked(OWNER, mark)  # those on the notebook's own machine too
             return [pid for pid in ours if leaks.command(pid).startswith(str(spark_site.python))]
 
         assert agents(), "they are warm"
@@ -193,16 +193,16 @@ def test_a_session_that_is_stopped_while_its_agent_is(
 
         (agent,) = [
             pid
-            for pid in spark_rig.marked(OWNER, mark)
+            for pid in leaks.marked(OWNER, mark)
             if leaks.command(pid).startswith(str(spark_site.python))
             and leaks.command(pid).partition(" -m ")[2].startswith("hydrogen_magic.node.agent ")
         ]
-        _, _, rest = spark_rig.environment(agent).partition(f"{AGENT}=".encode())
+        _, _, rest = leaks.environment(agent).partition(f"{AGENT}=".encode())
         agents_own = rest.partition(b"\0")[0].decode()
-        assert len(spark_rig.marked(AGENT, agents_own)) >= 5, "two ranks with a helper each"
+        assert len(leaks.marked(AGENT, agents_own)) >= 5, "two ranks with a helper each"
         os.kill(agent, signal.SIGSTOP)
         assert not kernel.run("spark.stop()").error
-        spark_rig.until(lambda: not spark_rig.marked(AGENT, agents_own), PATIENCE_S)
+        spark_rig.until(lambda: not leaks.marked(AGENT, agents_own), PATIENCE_S)
         assert kernel.value(f"{gang}.wait(60), {gang}.state") == "(True, 'FAILED')"
         assert "Spark session was stopped" in kernel.value(f"{gang}.snapshot().reason")
 
@@ -256,12 +256,12 @@ def everything_ends_with(kernel: Kernel) -> None:
     """Kill the kernel while a gang runs; nothing of the gang, nor an agent, may be left."""
     mark = owner(kernel)
     training(kernel)
-    assert len(spark_rig.marked(OWNER, mark)) >= 5, "an agent, two ranks with a helper each"
+    assert len(leaks.marked(OWNER, mark)) >= 5, "an agent, two ranks with a helper each"
     os.kill(kernel.pid, signal.SIGKILL)
     spark_rig.until(
-        lambda: not spark_rig.marked(OWNER, mark),
+        lambda: not leaks.marked(OWNER, mark),
         PATIENCE_S,
-        lambda: "\n".join(f"{pid} {leaks.command(pid)}" for pid in spark_rig.marked(OWNER, mark)),
+        lambda: "\n".join(f"{pid} {leaks.command(pid)}" for pid in leaks.marked(OWNER, mark)),
     )
 
 
@@ -294,7 +294,7 @@ def ends_with_its_driver(kernel: Kernel, executors_python: str) -> None:
     os.kill(driver, signal.SIGKILL)
 
     def left() -> list[int]:
-        ours = spark_rig.marked(OWNER, mark)  # agents of the notebook's own machine stay
+        ours = leaks.marked(OWNER, mark)  # agents of the notebook's own machine stay
         return [pid for pid in ours if leaks.command(pid).startswith(executors_python)]
 
     spark_rig.until(lambda: not left(), PATIENCE_S, lambda: str([*map(leaks.command, left())]))

@@ -27,7 +27,7 @@ from hydrogen_magic.node.spark import relay_daemon
 from hydrogen_magic.transport.channel import AgentKeys, AgentLink, Hub
 from tests import leaks
 from tests.gangs import PATIENCE_S, free_ports
-from tests.spark_rig import HOST, ConnectServer, Site, connected, marked, until
+from tests.spark_rig import HOST, ConnectServer, Site, connected, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -117,7 +117,7 @@ def relaying(spark: Any, target: tuple[str, int]) -> Iterator[tuple[str, int]]:
 
 
 def daemons(server: ConnectServer) -> list[int]:
-    mine = marked(leaks.LENT, server.mark)
+    mine = leaks.marked(leaks.LENT, server.mark)
     return [pid for pid in mine if "hydrogen_magic relay" in leaks.command(pid)]
 
 
@@ -399,7 +399,7 @@ def test_a_driver_that_is_killed_leaves_nothing(spark_site: Site, target: Target
 
 
 def jvm(server: ConnectServer) -> int:
-    mine = marked(leaks.LENT, server.mark)
+    mine = leaks.marked(leaks.LENT, server.mark)
     return next(pid for pid in mine if "SparkConnectServer" in leaks.command(pid))
 
 
