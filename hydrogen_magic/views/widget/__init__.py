@@ -4,7 +4,7 @@ A gang is shown in up to three ways, one after another:
 
 - a front end is expected (``display.is_widget_expected``): a widget is displayed, and after its page has
   said hello, the page gets everything, then at most ten messages a second;
-- no page has said hello after three seconds, or no front end is expected: the ranks' output is
+- no page has said hello in the three seconds after that, or no front end is expected: the ranks' output is
   printed and a block of text updated in place, from the first event on;
 - at the end: a picture of static HTML, which a saved notebook and nbconvert show.
 
@@ -210,6 +210,7 @@ class WidgetView:
             return False
         if not self._is_connected.is_set() and not is_view_needed():
             page.reopen()
+            self._opened_at = self._clock()
         page.resend_idle_status()
         return True
 
