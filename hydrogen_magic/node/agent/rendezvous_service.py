@@ -39,9 +39,9 @@ class RunningService:
         self._ended = False
 
     def fits(self, request: LaunchRequest) -> bool:
-        """Whether this is what the launch would have served, by the same code."""
+        """Whether this is what the launch would have served, by the same code; it may not have begun."""
         same_code = self._start.sys_path == request.sys_path
-        return self._start.service == request.service and same_code and self._worker is not None
+        return self._start.service == request.service and same_code and not self._ended
 
     async def begin(self) -> None:
         """Start to serve; does nothing if that was done before."""
@@ -72,5 +72,5 @@ class RunningService:
         if self._worker is None or self._pid != pid:
             return False
         self._worker.close()
-        self._worker = None
+        self._worker, self._ended = None, True
         return True

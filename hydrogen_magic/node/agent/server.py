@@ -221,13 +221,12 @@ class AgentServer:
     async def _prepare(self, request: LaunchRequest) -> None:
         """Get ready for another gang like this one: the most likely next."""
         try:
-            if request.service is not None:
-                self._prepared_service = RunningService(
-                    request.service, request, self._reserved_port, self._pool
-                )
-                await self._prepared_service.begin()
             n_spares = min(len(request.ranks), _MAX_SPARES)
-            await self._pool.stock(n_spares)
+            service = self._prepared_service = self._new_service(request)
+            # All at once: each request is one more fork of a large process.
+            await self._pool.stock(n_spares + (service is not None))
+            if service is not None:
+                await service.begin()
             self._when_idle(n_spares)
         except OSError:
             pass  # the forkserver was ended, or forks are refused: the next launch reports it
@@ -239,6 +238,9 @@ class AgentServer:
             return prepared
         if prepared is not None:
             prepared.end()
+        return self._new_service(request)
+
+    def _new_service(self, request: LaunchRequest) -> RunningService | None:
         if request.service is None:
             return None
         return RunningService(request.service, request, self._reserved_port, self._pool)
