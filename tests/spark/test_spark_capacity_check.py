@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -62,7 +63,8 @@ def sleep() -> Callable[[Any], Any]:
 # ── on clusters ──────────────────────────────────────────────────────────────────────────────────
 
 
-def test_gpus_by_a_profile(classic: Any) -> None:
+def test_gpus_by_a_profile(classic: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(surveys, "_SETTLED_S", 0.0)  # the executors may have just started
     session = sessions._session(classic)
     found = capacity(session, JobSpec(np=4, gpu=True))
     assert (found.slots, found.gpus, found.notes) == (4, True, ())
@@ -168,10 +170,12 @@ def test_what_never_fits_is_refused_while_executors_are_still_coming(
 def test_slots_without_sparks_ui(kind: str, request: pytest.FixtureRequest) -> None:
     """The question is the same SQL for executors of a cluster and through Connect."""
     session = sessions._session(request.getfixturevalue(kind))
-    assert registered_cores(session, SessionSettings.read(session)) == 4
+    assert registered_cores(session) == 4
 
 
 # ── imagined clusters ──────────────────────────────────────────────────────────────────
+
+_numbers = itertools.count()
 
 
 def imagined(
@@ -180,7 +184,10 @@ def imagined(
     """Return a Connect session of which no more is known than its settings and executors."""
     monkeypatch.setattr(surveys, "roster", lambda session, within_s: seen)
     known = {name.replace("__", "."): value for name, value in settings.items()}
-    return Session(_Imagined(SimpleNamespace(getAll=known)), True, "app", "sc://there")
+    application = f"app-{next(_numbers)}"
+    return Session(
+        _Imagined(SimpleNamespace(getAll=known, get=known.get)), True, application, "sc://there"
+    )
 
 
 @dataclass(frozen=True, eq=False)

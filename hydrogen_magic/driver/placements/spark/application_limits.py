@@ -12,6 +12,7 @@ from hydrogen_magic.driver.placements.spark import private_calls
 from hydrogen_magic.driver.placements.spark.session import Session
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 
+_PARALLELISM = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
 _SPLITS = re.compile(r"\bRange\b.*\bsplits=(?:Some\()?(\d+)")
 _GUESS = 2
 """Spark's number of cores if there are fewer."""
@@ -25,14 +26,15 @@ def most_cores(session: Session, settings: SessionSettings) -> int | None:
     return min((cores for cores in known if cores is not None), default=None)
 
 
-def registered_cores(session: Session, settings: SessionSettings) -> int | None:
+def registered_cores(session: Session) -> int | None:
     """Return the current number of cores of all executors, by the number of partitions of a range.
 
     Every session provides this number, even if the UI is off or not reachable: it is in a query plan,
     without running a job (``CoarseGrainedSchedulerBackend.defaultParallelism``). None if a setting
     overrides it.
     """
-    if settings.has_own_parallelism:
+    settings = (session.spark.conf.get(name, None) for name in _PARALLELISM)
+    if any(value is not None for value in settings):
         return None
     (plan,) = session.spark.sql("EXPLAIN SELECT id FROM range(1)").collect()
     found = _SPLITS.search(plan[0])

@@ -173,7 +173,7 @@ def _slots(
         return seen.slots(settings.task_cpus, gpus_per_task)
     if settings.slots is not None or gpus_per_task:
         return settings.slots
-    cores = registered_cores(session, settings)
+    cores = registered_cores(session)
     return None if cores is None else cores // settings.task_cpus
 
 

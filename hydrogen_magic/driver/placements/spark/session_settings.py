@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hydrogen_magic.driver.placements.spark.session import Session
@@ -10,7 +11,8 @@ from hydrogen_magic.driver.placements.spark.session import Session
 _LOCAL = re.compile(r"local(?:\[(\d+|\*)(?:,.*)?\])?")
 _LOCAL_CLUSTER = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,.*\]")
 
-_PARALLELISM = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
+_read: dict[str, SessionSettings] = {}
+"""By application. To list all settings of a classic session is some hundred calls of Py4J."""
 
 
 @dataclass(frozen=True)
@@ -31,12 +33,16 @@ class SessionSettings:
     """``spark.cores.max``: of all executors together."""
     executor_cores: int | None = None
     """``spark.executor.cores``."""
-    has_own_parallelism: bool = False
-    """The default number of partitions is set explicitly."""
 
     @classmethod
     def read(cls, session: Session) -> SessionSettings:
-        found = session.spark.conf.getAll
+        """Return the settings of a session."""
+        if session.application not in _read:
+            _read[session.application] = cls._of(session.spark.conf.getAll)
+        return _read[session.application]
+
+    @classmethod
+    def _of(cls, found: Mapping[str, str]) -> SessionSettings:
         master = found.get("spark.master", "")
         cluster = _LOCAL_CLUSTER.fullmatch(master)
         asked = cluster[1] if cluster else found.get("spark.executor.instances")
@@ -51,7 +57,6 @@ class SessionSettings:
             n_executors=int(asked) if asked else None,
             max_cores=int(most) if most else None,
             executor_cores=int(each) if each else None,
-            has_own_parallelism=any(name in found for name in _PARALLELISM),
         )
 
     @property
