@@ -3,6 +3,7 @@
     python benchmarks/spark.py --rounds 5
 
 Start: from the call to rank 0's result after one all_reduce of two ranks, beside pyspark's TorchDistributor.
+Cell to cell: the same for a gang that is called as soon as the one before it has returned.
 Refusal: from the call with more ranks than slots to its PlacementError; once in a session that has just
 started, where more executors might still register, and in each round. Stop: as in ``benchmarks/stop.py``,
 to the end of the last rank on the executors.
@@ -14,6 +15,8 @@ and each way was taken once before anything is counted, except the first refusal
 from __future__ import annotations
 
 import shutil
+import statistics
+import sys
 import tempfile
 from contextlib import closing
 from functools import partial
@@ -36,8 +39,11 @@ from stop import product as stopped
 
 PRODUCT = "hydrogen_magic"
 PEER = "TorchDistributor"
-GOAL = 15
+GOAL = 20
 """How many times faster than its peer this should be."""
+CELL_TO_CELL = "cell to cell"
+CELL_TO_CELL_GOAL_S = 0.25
+N_CELLS = 20
 REFUSAL_GOAL_S = 1.0
 N_SLOTS = 4
 
@@ -62,6 +68,12 @@ def product() -> float:
 
     with shown_elsewhere():
         return checked(lambda: hm.run(all_reduce_once, np=NP, on="spark"))
+
+
+def cell_to_cell() -> float:
+    """Return the median of gangs that follow one another without a pause, as ``Run All`` starts cells."""
+    product()
+    return statistics.median(product() for _ in range(N_CELLS))
 
 
 def torch_distributor() -> float:
@@ -90,20 +102,22 @@ def main() -> None:
     arguments = parse_arguments(__doc__.splitlines()[0], rounds=5, quick_rounds=2)
     missing = lacks("pyspark") or ("" if shutil.which("java") else "no Java runtime")
     starts = [Peer(PRODUCT, product, missing), Peer(PEER, torch_distributor, missing)]
+    series = [Peer(CELL_TO_CELL, cell_to_cell, missing)]
     early = [Peer("refusal, new session", refused, missing)]
     later = [Peer("refusal, later", refused, missing)]
     stops = [Peer(f"stop, {way}", partial(stopped, way, "spark"), missing) for way in WAYS]
-    starts, early, later, stops = (
-        chosen(peers, arguments.only) for peers in (starts, early, later, stops)
+    starts, series, early, later, stops = (
+        chosen(peers, arguments.only) for peers in (starts, series, early, later, stops)
     )
     print(f"spark: np {NP}, {machine()}", flush=True)
     if not missing:
-        measure(early, [*starts, *later, *stops], arguments.rounds)
+        measure(early, [*starts, *series, *later, *stops], arguments.rounds)
     print_table("on Spark, warm: call to rank 0's result after one all_reduce", starts, PRODUCT)
     by_name = {peer.name: peer for peer in starts if peer.seconds}
     if len(by_name) == 2:
         ratio = by_name[PEER].median_s / by_name[PRODUCT].median_s
         print(f"\n{ratio:.1f} times faster than {PEER} (goal: {GOAL})")
+    print_table(f"on Spark: the next gang at once (goal: {CELL_TO_CELL_GOAL_S} s)", series)
     print_table(f"on Spark: call to the refusal (goal: {REFUSAL_GOAL_S:.0f} s)", [*early, *later])
     print_table(f"on Spark: Stop to the end of the last rank (goal: {GOAL_S:.0f} s)", stops)
 
@@ -116,8 +130,9 @@ def measure(early: list[Peer], peers: list[Peer], rounds: int) -> None:
         site = spark_rig.Site.create(Path(folder) / "site")
         with (
             closing(spark_rig.Standalone(site)) as cluster,
-            spark_rig.session(site, cluster.url),
+            spark_rig.session(site, cluster.url) as spark,
         ):
+            vars(sys.modules["__main__"])["spark"] = spark  # where a notebook has its session
             round_robin(early, 1)
             for peer in peers:
                 peer.measure()  # what starts processes and JVM code that stay warm
