@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from hydrogen_magic import errors
     from hydrogen_magic.driver.gang import Gang
+    from hydrogen_magic.driver.history import history
     from hydrogen_magic.driver.launcher import gangs, launch, load_results, run
     from hydrogen_magic.inference.spark.function import udf
     from hydrogen_magic.node.worker import checkpoint
@@ -40,6 +41,7 @@ __all__ = [
     "device",
     "errors",
     "gangs",
+    "history",
     "launch",
     "load_results",
     "local_rank",
@@ -56,6 +58,7 @@ __all__ = [
 _HOMES = {
     "Gang": "hydrogen_magic.driver.gang",
     "gangs": "hydrogen_magic.driver.launcher",
+    "history": "hydrogen_magic.driver.history",
     "launch": "hydrogen_magic.driver.launcher",
     "load_results": "hydrogen_magic.driver.launcher",
     "run": "hydrogen_magic.driver.launcher",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import linecache
 import os
 import sys
 import types
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from hydrogen_magic.capture.fingerprint import digest_of
@@ -26,6 +28,7 @@ from hydrogen_magic.capture.settings import (
 )
 from hydrogen_magic.capture.stream import NamedPickles
 from hydrogen_magic.capture.values import Captured, CapturedItem
+from hydrogen_magic.core.masking import is_secret_name
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.worker import settings
 from hydrogen_magic.serialization.closure import ClosureManifest, ImportLine, bundle
@@ -33,6 +36,9 @@ from hydrogen_magic.serialization.memory_layout import MemoryLayout
 
 _MAX_POSSIBLE_BYTES = 1 << 20
 """A larger value that the cell most likely replaces before it reads it is not worth sending."""
+
+_LONGEST_PARAM = 100
+"""Characters of a text that tells runs apart."""
 
 
 class Builder:
@@ -176,9 +182,21 @@ class Builder:
             (*warnings, *self.local.warnings),
             self._preload(modules),
             self.stream.originals,
+            self._params(),
             self._digests,
             lambda: self._digests_of(self._settings.of_objects()),
         )
+
+    def _params(self) -> dict[str, bool | int | float | str]:
+        """Return the plain values among the captured ones, and among the arguments of a call."""
+        found = {name: self.needs.namespace[name] for name in self.needs.values}
+        if self.call:
+            function, args, kwargs = self.call[""]
+            with suppress(
+                TypeError, ValueError
+            ):  # no signature, or none that fits: the rank says so
+                found |= inspect.signature(function).bind_partial(*args, **kwargs).arguments
+        return {name: value for name, value in found.items() if _is_param(name, value)}
 
     def _digests(self) -> dict[str, str]:
         values = {name: self.needs.namespace[name] for name in self.needs.values}
@@ -227,6 +245,14 @@ class Builder:
             for name, module in self.local.sources.items()
         ]
         return tuple(items)
+
+
+def _is_param(name: str, value: Any) -> bool:
+    """Whether a value is small enough for a list of runs, and no secret."""
+    if type(value) is int:
+        return value.bit_length() < 64 and not is_secret_name(name)
+    is_text = type(value) is str and len(value) <= _LONGEST_PARAM
+    return (is_text or type(value) in (bool, float)) and not is_secret_name(name)
 
 
 def _bound_module(statement: Statement) -> str:

@@ -57,6 +57,8 @@ class Captured:
     """Those of :attr:`preload` without which the ranks cannot run the closure."""
     originals: Originals = field(default_factory=Originals)
     """The notebook's objects that ``--out`` variables refer to."""
+    params: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    """Numbers, flags and short texts among the captured values, which tell runs apart."""
     digests: Callable[[], Mapping[str, str]] = dict
     """Returns a digest of every captured value by its name; see :mod:`hydrogen_magic.capture.fingerprint`."""
     setting_digests: Callable[[], Mapping[str, str]] = dict

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+_LONGEST_NAME = 100
+
 
 def typed(convert: Callable[[str], Any]) -> Callable[[str], Any]:
     """Return ``convert`` so that argparse shows the message of its ValueError."""
@@ -78,6 +80,14 @@ def variable_names(text: str) -> tuple[str, ...]:
     if wrong or not names:
         raise ValueError(f"should be variable names, like model,history; got {text!r}")
     return names
+
+
+def run_name(text: str) -> str:
+    """Return the name without surrounding space; ValueError for an empty one or one of several lines."""
+    name = text.strip()
+    if not name.isprintable() or not 0 < len(name) <= _LONGEST_NAME:
+        raise ValueError(f"should be a name of 1 to {_LONGEST_NAME} characters, got {text!r}")
+    return name
 
 
 def python_file(text: str) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hydrogen_magic.core.validation import EventError as EventError
@@ -87,6 +87,10 @@ class GangLaunched:
     """``boot id:pid:start time`` of the kernel: shows after a restart whether it is still alive."""
     cells: Mapping[str, str]
     """File name in tracebacks -> the label shown to the user ("Cell In[5]")."""
+    name: str = ""
+    """Name of the run: of ``--name``, or of its notebook and cell."""
+    params: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    """Plain values that the cell captured, such as ``lr``, by name."""
 
 
 @dataclass(frozen=True)
@@ -201,6 +205,8 @@ class GangEnded:
     """The reason, in one line."""
     culprit: int | None = None
     """Rank that failed first, when it failed."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Last values of what the ranks logged, of the first rank that did: lists of runs need no other event."""
 
 
 # ── events of one rank ───────────────────────────────────────────────────────────────────────────

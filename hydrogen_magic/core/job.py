@@ -23,6 +23,8 @@ DEFAULT_MAX_CLOSURE_BYTES = 1 << 30
 class JobSpec:
     """The user's request, with validated arguments."""
 
+    name: str = ""
+    """Name of the run in lists; empty: of its notebook and cell."""
     np: int = 2
     """Number of ranks, 1 or more."""
     placement: str = "local"

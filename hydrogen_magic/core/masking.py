@@ -66,6 +66,11 @@ def secret_values(
     return tuple(dict.fromkeys(value.strip() for value in found))
 
 
+def is_secret_name(name: str) -> bool:
+    """Return whether a variable of this name holds a secret."""
+    return _SECRET_NAME.search(name) is not None and _COUNT_NAME.search(name) is None
+
+
 def holds(data: bytes | bytearray | memoryview, secret: str) -> bool:
     """Whether ``data``, a pickle, holds the text ``secret``."""
     return re.search(re.escape(_encoded(secret)), data) is not None

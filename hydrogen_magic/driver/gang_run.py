@@ -9,7 +9,7 @@ import threading
 from dataclasses import replace
 
 from hydrogen_magic.core import run_log
-from hydrogen_magic.core.events import Event
+from hydrogen_magic.core.events import Event, GangEnded
 from hydrogen_magic.core.masking import Mask
 from hydrogen_magic.core.messages import ResultPart
 from hydrogen_magic.driver.event_log import EventLog
@@ -50,6 +50,8 @@ class GangRun:
 
     def emit(self, event: Event) -> None:
         """Add an event."""
+        if isinstance(event, GangEnded):
+            event = replace(event, metrics=dict(self.state.last_metrics))
         self.log.append(event)
 
     def deliver(self, rank: int, part: ResultPart, section: Payload) -> None:

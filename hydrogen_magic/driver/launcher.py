@@ -179,6 +179,8 @@ def _new_run(
             wall_time,
             run_log.owner_of_this_process(),
             dict(captured.cells),
+            spec.name or title,
+            dict(captured.params),
         )
     )
     record.on_problem = lambda text: run.emit(ev.Notice(run.state.now_s, "warning", text))

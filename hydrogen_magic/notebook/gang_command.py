@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.events import Event
-from hydrogen_magic.driver import chrome_trace, launcher
+from hydrogen_magic.driver import chrome_trace, history, launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.metrics import frame
 from hydrogen_magic.driver.rank_logs import RankLogs
@@ -41,7 +41,7 @@ class RecordedGang:
 
     def snapshot(self) -> GangState:
         """Return its last state."""
-        return _as_of_now(replay(self.events()))
+        return history.as_of_now(replay(self.events()))
 
     @property
     def logs(self) -> Mapping[int, str]:
@@ -92,20 +92,6 @@ class RecordedGang:
         )
 
 
-def _last_state(found: run_log.Summary) -> GangState:
-    """Return the state for a list; for a finished run, the first and last event are sufficient."""
-    if found.ended is None:
-        return RecordedGang(found.gang).snapshot()
-    return replay([found.launched, found.last])
-
-
-def _as_of_now(state: GangState) -> GangState:
-    """Return a recorded state; a run whose kernel died was stopped by that."""
-    if state.is_terminal or run_log.is_alive(state.owner):
-        return state
-    return replace(state, state="STOPPED", reason="its kernel ended")
-
-
 def manage(command: GangCommand, write: Callable[[str], Any] = sys.stdout.write) -> Any:
     """Carry out ``command``, writing text with ``write``.
 
@@ -115,10 +101,7 @@ def manage(command: GangCommand, write: Callable[[str], Any] = sys.stdout.write)
 
 
 def _list(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
-    live = launcher.gangs()
-    earlier = [found for found in run_log.recent() if found.gang not in live][:_LISTED_RUNS]
-    past = [_last_state(found) for found in reversed(earlier)]
-    states = [*past, *(gang.snapshot() for gang in live.values())]
+    states = history.states(_LISTED_RUNS)
     say(gangs_table(states) if states else ["no gang has run yet: start one with %%distributed"])
 
 
@@ -222,7 +205,7 @@ def _live(name: str | None) -> Gang:
     gangs = launcher.gangs()
     if not gangs:
         raise ArgumentsError("this kernel has started no gang yet")
-    return gangs[_complete(name, list(gangs), "of this kernel")]
+    return gangs[_complete(name, _named(gangs), "of this kernel")]
 
 
 def _find(name: str | None) -> Gang | RecordedGang:
@@ -230,23 +213,37 @@ def _find(name: str | None) -> Gang | RecordedGang:
     live = launcher.gangs()
     if name is None and live:
         return live[next(reversed(live))]
-    recorded = [found.gang for found in reversed(run_log.recent()) if found.gang not in live]
+    recorded = {
+        found.gang: found.launched.name
+        for found in reversed(run_log.recent())
+        if found.gang not in live
+    }
     if not recorded and not live:
         raise ArgumentsError("no gang has run yet: start one with %%distributed")
-    found = _complete(name, [*recorded, *live], "")
+    found = _complete(name, {**recorded, **_named(live)}, "")
     return live.get(found) or RecordedGang(found)
 
 
-def _complete(name: str | None, known: list[str], whose: str) -> str:
-    """Return the one of ``known`` (newest last) that ``name`` begins."""
+def _named(gangs: Mapping[str, Gang]) -> dict[str, str]:
+    return {gang_id: gang.snapshot().name for gang_id, gang in gangs.items()}
+
+
+def _complete(name: str | None, known: Mapping[str, str], whose: str) -> str:
+    """Return the id that ``name`` begins, or else that of the newest run of this name.
+
+    ``known``: names of runs by their ids, newest last.
+    """
     if name is None:
-        return known[-1]
+        return list(known)[-1]
     if name in known:
         return name
     matching = [each for each in known if each.startswith(name)]
+    named = [each for each, of in known.items() if of == name]
+    if named and not matching:
+        return named[-1]
     if len(matching) == 1:
         return matching[0]
-    shown = ", ".join((matching or known)[-8:])
+    shown = ", ".join((matching or list(known))[-8:])
     problem = "several gangs" if matching else f"no gang {whose}".strip()
     raise ArgumentsError(f"{problem} {'begin' if matching else 'begins'} with {name!r}: {shown}")
 

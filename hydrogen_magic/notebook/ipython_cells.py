@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hydrogen_magic.capture import CellText
@@ -26,6 +28,14 @@ def cell_text(shell: InteractiveShell, body: str) -> CellText:
         first_line=first_line_of(body, _raw_sources(shell)[-1:]),
         transform=shell.transform_cell,
     )
+
+
+def run_name(shell: InteractiveShell) -> str:
+    """Return ``lab.ipynb, cell 7``; without the notebook where the front end does not name it."""
+    # VS Code sets the variable; Jupyter Server 2 sets the other one in the kernel's environment.
+    path = shell.user_ns.get("__vsc_ipynb_file__") or os.environ.get("JPY_SESSION_NAME", "")
+    notebook = f"{Path(path).name}, " if str(path).endswith(".ipynb") else ""
+    return f"{notebook}cell {shell.displayhook.prompt_count}"
 
 
 def first_line_of(body: str, raw_cells: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from IPython.core.displayhook import DisplayHook
@@ -42,6 +43,7 @@ from hydrogen_magic.views import pick_view
 from hydrogen_magic.views.tables import inventory_table, plan_table
 
 T = TypeVar("T")
+A = TypeVar("A", Arguments, InferArguments)
 
 
 @magics_class
@@ -123,7 +125,7 @@ class Distributed(Magics):
         if arguments.help:
             print(infer_usage())
             return None
-        return self._infer(arguments, cell, f"%%infer {line}".strip())
+        return self._infer(self._with_name(arguments), cell, f"%%infer {line}".strip())
 
     def defaults(self) -> JobSpec:
         """Return the options set by ``%config``. Raises ArgumentsError for an invalid size or range."""
@@ -150,6 +152,7 @@ class Distributed(Magics):
         if arguments.help:
             print(usage(is_cell=is_cell))
             return None
+        arguments = self._with_name(arguments, arguments.script)
         title = f"{'%%' if is_cell else '%'}distributed {line}".strip()
         value = self._run(arguments, cell, title)
         is_silent = value is not None and cell is not None and _ends_silently(self._ip, cell)
@@ -159,6 +162,11 @@ class Distributed(Magics):
     def _ip(self) -> Any:
         """The shell; large parts of it are untyped."""
         return self.shell
+
+    def _with_name(self, arguments: A, script: str | None = None) -> A:
+        """Return ``arguments`` with a name for the run if the line gives none."""
+        name = arguments.spec.name or script or ipython_cells.run_name(self._ip)
+        return replace(arguments, spec=replace(arguments.spec, name=name))
 
     def _run(self, arguments: Arguments, cell: str | None, title: str) -> Any:
         spec = arguments.spec

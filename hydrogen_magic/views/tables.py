@@ -11,9 +11,12 @@ from rich.cells import cell_len, set_cell_size
 from hydrogen_magic.core.job import Plan, Slot
 from hydrogen_magic.core.masking import Mask, secret_values
 from hydrogen_magic.core.units import size_text
-from hydrogen_magic.driver.state.formatting import duration
+from hydrogen_magic.driver.state.formatting import duration, number
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import clean_name
+
+_MOST_PER_RUN = 6
+"""Metrics, and captured values, of one run in a list."""
 
 
 class CapturedRow(Protocol):
@@ -68,17 +71,23 @@ def gangs_table(states: Sequence[GangState], now: float | None = None) -> list[s
     rows = [
         (
             state.gang,
+            state.name,
             state.state,
             str(len(state.ranks)),
             state.placement,
             f"{duration(now - state.wall_time)} ago",
-            duration(_length_s(state, now)),
-            state.title,
+            duration(state.length_s(now)),
+            _some(f"{name} {number(value)}" for name, value in state.last_metrics.items()),
+            _some(f"{name}={value}" for name, value in state.params.items()),
         )
         for state in states
     ]
-    return table(("gang", "state", "np", "on", "started", "took", "what"), rows)
+    header = ("gang", "name", "state", "np", "on", "started", "took", "last metrics", "values")
+    return table(header, rows)
 
 
-def _length_s(state: GangState, now: float) -> float:
-    return state.now_s if state.is_terminal else max(0.0, now - state.wall_time)
+def _some(texts: Iterable[str]) -> str:
+    """Return the first few of ``texts``, and how many more there are."""
+    every = list(texts)
+    more = len(every) - _MOST_PER_RUN
+    return ", ".join(every[:_MOST_PER_RUN]) + (f" and {more} more" if more > 0 else "")

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.gang_run import GangRun
+from hydrogen_magic.driver.history import history
 from hydrogen_magic.driver.placements.spark import session as sessions
 from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.errors import HydrogenError, PlacementError, RankFailedError
@@ -181,7 +183,8 @@ def test_config_sets_defaults_and_the_line_wins(
     run(shell, "%%distributed --retries 1\n1")
     run(shell, "%%gang --np 3\n1")
     ports = PortRange(40000, 40100)
-    assert launched.specs[0] == JobSpec(np=4, retries=1, ports=ports, max_closure_bytes=2 << 30)
+    unnamed = replace(launched.specs[0], name="")
+    assert unnamed == JobSpec(np=4, retries=1, ports=ports, max_closure_bytes=2 << 30)
     assert launched.specs[1].np == 3
     run(shell, "%config Distributed.ports = '40000'")
     with pytest.raises(UsageError, match=r"Distributed\.ports should be a range of ports like"):
@@ -312,14 +315,56 @@ def test_gangs_are_listed_shown_and_read(
 ) -> None:
     write_run("ab12", GONE, ev.GangEnded(7.0, "FAILED", "rank 0 failed: E", None))
     listed = printed_by(shell, "%gang", capsys).splitlines()
-    assert [line.split()[:2] for line in listed[1:]] == [["ab12", "FAILED"], ["3f2a", "RUNNING"]]
+    found = [(line.split()[0], "FAILED" in line, "RUNNING" in line) for line in listed[1:]]
+    assert found == [("ab12", True, False), ("3f2a", False, True)]
     assert "gang 3f2a · 2 ranks · running" in printed_by(shell, "%gang show", capsys)
     assert "failed after 7.0 s" in printed_by(shell, "%gang show ab", capsys)
     assert printed_by(shell, "%gang logs 3f --rank 1", capsys) == "hello\n"
+    assert "gang 3f2a" in printed_by(shell, "%gang show '--np 2'", capsys), "by its name"
     with pytest.raises(UsageError, match="no gang begins with 'zz': ab12, 3f2a"):
         run(shell, "%gang logs zz")
     with pytest.raises(UsageError, match="ranks: 0, 1"):
         run(shell, "%gang logs 3f --rank 7")
+
+
+def test_runs_are_told_apart_by_names_values_and_metrics(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVICE_TOKEN", "correct-horse")
+    values = "lr, wide, optimizer, note = 0.01, True, 'adam', 'correct-horse battery'"
+    run(shell, f"import hydrogen_magic as hm\n{values}\napi_token, rows = 'of the user', [1, 2]")
+    used = "hm.log(0, loss=lr * 50)\nwide, optimizer, note, api_token, rows"
+    run(shell, f"%%distributed --np 1 --on inline --name 'wide net'\n{used}")
+    run(shell, "lr = 0.1")
+    monkeypatch.setenv("JPY_SESSION_NAME", "/home/me/lab.ipynb")
+    run(shell, f"%%distributed --np 1 --on inline\n{used}")
+    number = shell.execution_count - 1
+
+    with pytest.raises(ZeroDivisionError):
+        run(shell, "%%distributed --np 1 --on inline\n1 / 0")
+    found = history().set_index("name").sort_values("started")
+    assert list(found.index) == [
+        "wide net", f"lab.ipynb, cell {number}", f"lab.ipynb, cell {number + 1}"
+    ]  # fmt: skip
+    assert list(found["state"]) == ["SUCCEEDED", "SUCCEEDED", "FAILED"]
+    assert list(found["params.lr"][:2]) == [0.01, 0.1]
+    assert list(found["metrics.loss"][:2]) == [0.5, 5.0]
+    params = {name for name in found if name.startswith("params.")}
+    assert params == {"params.lr", "params.wide", "params.optimizer", "params.note"}
+    assert found["params.note"].iloc[0] == "*** battery"
+    assert found["started"].is_monotonic_increasing and (found["duration_s"] < 60).all()
+
+    listed = printed_by(shell, "%gang", capsys)
+    line = next(line for line in listed.splitlines() if "wide net" in line)
+    assert "loss 0.5" in line and "lr=0.01, wide=True, optimizer=adam" in line
+    assert "of the user" not in listed and "correct-horse" not in listed
+    assert "succeeded" in printed_by(shell, "%gang show 'wide net'", capsys)
+
+
+def test_a_run_needs_a_name_that_fits_on_a_line(shell: InteractiveShell) -> None:
+    for name in ("''", "'  '", "x" * 101):
+        with pytest.raises(UsageError, match=r"--name.*should be a name of 1 to 100 characters"):
+            run(shell, f"%%distributed --name {name}\n1")
 
 
 def test_stop_asks_the_gangs_that_run(

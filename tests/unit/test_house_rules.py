@@ -39,7 +39,7 @@ LAYERS = (
     ),
     ("driver",),
     ("views",),
-    ("driver.launcher", "inference"),
+    ("driver.launcher", "driver.history", "inference"),
     ("compat", "notebook", "testing", "__init__"),
 )
 """Rooms of the package, lowest first. A room imports its own layer and those below."""
@@ -67,7 +67,15 @@ DOORS = {
     "ipykernel": ("notebook", "views"),
     "ipywidgets": ("views",),
     "pytest": ("testing",),
-    "pandas": ("driver.metrics", "driver.gang", "capture", "views", "inference", "node.prediction"),
+    "pandas": (
+        "driver.metrics",
+        "driver.history",
+        "driver.gang",
+        "capture",
+        "views",
+        "inference",
+        "node.prediction",
+    ),
     "polars": ("inference", "node.prediction"),
     "pynvml": ("node.agent",),
     "psutil": ("core.run_log", "driver.placements"),

@@ -118,6 +118,11 @@ class GangState:
 
     gang: str = ""
     title: str = ""
+    name: str = ""
+    params: Mapping[str, bool | int | float | str] = field(
+        default_factory=lambda: MappingProxyType({})
+    )
+    """Plain values that the cell captured, by name."""
     placement: str = ""
     rendezvous: str = ""
     state: str = "PENDING"
@@ -140,6 +145,8 @@ class GangState:
     fault: ev.ErrorReport | None = None
     """Why the attempt cannot continue although no rank failed."""
     reason: str = ""
+    final_metrics: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """:attr:`last_metrics` as recorded at the end."""
     rows: ev.RowsDone | None = None
     """Progress of ``%%infer``, None for other gangs and before its start."""
     notices: tuple[ev.Notice, ...] = ()
@@ -153,6 +160,16 @@ class GangState:
     @property
     def is_terminal(self) -> bool:
         return self.state in TERMINAL_STATES
+
+    @property
+    def last_metrics(self) -> Mapping[str, float]:
+        """Last logged values by name, of the first rank that logged any."""
+        logged = (rank.last_metrics for rank in self.ranks if rank.last_metrics)
+        return self.final_metrics or next(logged, MappingProxyType({}))
+
+    def length_s(self, now: float) -> float:
+        """Return how long the gang has run until ``now``, a Unix time, or until its end."""
+        return self.now_s if self.is_terminal else max(0.0, now - self.wall_time)
 
 
 def fold(state: GangState, event: ev.Event) -> GangState:
@@ -188,6 +205,8 @@ def _launched(state: GangState, e: ev.GangLaunched) -> GangState:
         state,
         gang=e.gang,
         title=e.title,
+        name=e.name or e.title,
+        params=e.params,
         placement=e.placement,
         rendezvous=e.rendezvous,
         wall_time=e.wall_time,
@@ -252,7 +271,13 @@ def _profiling(state: GangState, e: ev.Profiling) -> GangState:
 
 def _ended(state: GangState, e: ev.GangEnded) -> GangState:
     return replaced(
-        state, state=e.state, reason=e.reason, culprit=e.culprit, queued=None, closure=None
+        state,
+        state=e.state,
+        reason=e.reason,
+        culprit=e.culprit,
+        final_metrics=e.metrics,
+        queued=None,
+        closure=None,
     )
 
 

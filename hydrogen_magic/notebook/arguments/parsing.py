@@ -18,6 +18,7 @@ from hydrogen_magic.core.argument_types import (
     parse_duration_s,
     parse_size_bytes,
     ranks,
+    run_name,
     typed,
     variable_names,
 )
@@ -129,6 +130,7 @@ def add_display(parser: LineParser) -> None:
     add = parser.add_argument
     file = typed(lambda text: text and new_file(text))
     add("--timeline", nargs="?", const="", type=file, metavar="FILE", help="record spans")
+    add("--name", type=typed(run_name), metavar="NAME", help="name of the run in lists")
     add("--detach", action="store_true", help="return a Gang at once")
     add("--quiet", action="store_true", default=None, help="show only output and result")
     add("--dry-run", action="store_true", help="print what would run where, and exit")

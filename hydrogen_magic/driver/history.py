@@ -1,0 +1,75 @@
+"""The runs that are on record, and those of this kernel: one row each."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from hydrogen_magic.core import run_log
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.state.gang_state import GangState, replay
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def history() -> pd.DataFrame:
+    """Return one row for each of the last 50 runs, of all notebooks of this user, oldest first.
+
+    Columns: ``gang`` (its id, for ``%gang show``), ``name`` (of ``--name``, or of notebook and cell),
+    ``state`` (``PENDING RUNNING SUCCEEDED FAILED STOPPED``), ``started`` (UTC), ``duration_s`` (so far, for
+    a running gang), ``np``, ``placement``, ``rendezvous`` and ``title`` (the line of the magic). Then
+    ``params.NAME`` for each number, flag or short text that a cell captured, and ``metrics.NAME`` for the
+    last value of each logged metric, of the first rank that logged any; missing where a run has none.
+    Values whose names mark them as secret (``token``, ``password``) are left out.
+    """
+    import pandas as pd
+
+    found = states()
+    rows = [_row(state) for state in found]
+    names = [*_ROW, *_names("params", [s.params for s in found])]
+    names += _names("metrics", [s.last_metrics for s in found])
+    table: pd.DataFrame = pd.DataFrame(rows, columns=names)
+    table["started"] = pd.to_datetime(table["started"], unit="s", utc=True)
+    return table
+
+
+_ROW = ("gang", "name", "state", "started", "duration_s", "np", "placement", "rendezvous", "title")
+
+
+def _row(state: GangState) -> dict[str, Any]:
+    fixed = (
+        state.gang, state.name, state.state, state.wall_time, state.length_s(time.time()),
+        len(state.ranks), state.placement, state.rendezvous, state.title,
+    )  # fmt: skip
+    params = {f"params.{name}": value for name, value in state.params.items()}
+    metrics = {f"metrics.{name}": value for name, value in state.last_metrics.items()}
+    return {**dict(zip(_ROW, fixed, strict=True)), **params, **metrics}
+
+
+def _names(kind: str, tables: Sequence[Any]) -> list[str]:
+    return [f"{kind}.{name}" for name in dict.fromkeys(name for table in tables for name in table)]
+
+
+def states(limit: int | None = None) -> list[GangState]:
+    """Return the state of this kernel's gangs and of ``limit`` recorded ones, newest last."""
+    live = launcher.gangs()
+    earlier = [found for found in run_log.recent() if found.gang not in live][:limit]
+    past = [_last_state(found) for found in reversed(earlier)]
+    return [*past, *(gang.snapshot() for gang in live.values())]
+
+
+def as_of_now(state: GangState) -> GangState:
+    """Return a recorded state; a run whose kernel died was stopped by that."""
+    if state.is_terminal or run_log.is_alive(state.owner):
+        return state
+    return replace(state, state="STOPPED", reason="its kernel ended")
+
+
+def _last_state(found: run_log.Summary) -> GangState:
+    """Return the state for a list; for a finished run, the first and last event are sufficient."""
+    if found.ended is None:
+        return as_of_now(replay(run_log.read(found.gang)))
+    return replay([found.launched, found.last])
