@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -120,5 +121,8 @@ def test_a_full_table_of_an_agent_is_named() -> None:
         check=False,
     )
     assert not done.returncode, done.stderr
-    assert "the ranks could not be started: the start of 40 ranks needs" in done.stdout
+    # Of its 40 ranks, two may be waiting already.
+    assert re.search(
+        r"the ranks could not be started: the start of (38|40) ranks needs", done.stdout
+    )
     assert "(RLIMIT_NOFILE)" in done.stdout
