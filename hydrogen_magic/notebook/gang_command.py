@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.driver.state.output_lines import clean, final_lines
 from hydrogen_magic.errors import GangTimeoutError, HydrogenError
 from hydrogen_magic.notebook.arguments import ArgumentsError, GangCommand
-from hydrogen_magic.views import draws_widgets, pick_view
+from hydrogen_magic.views import draws_html, draws_widgets, pick_view
 from hydrogen_magic.views.tables import gangs_table
 from hydrogen_magic.views.text_table import gang_lines
 
@@ -74,6 +75,10 @@ class RecordedGang:
         """Raise HydrogenError, like all commands: only its own kernel can reach the ranks."""
         raise self._out_of_reach("stop it")
 
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Return True: this kernel cannot wait for it."""
+        return True
+
     def ask_stacks(self) -> None:
         """See :meth:`stop`."""
         raise self._out_of_reach("request its stacks")
@@ -125,6 +130,19 @@ def _draw(gang: Gang | RecordedGang, state: GangState) -> None:
         return
     view.update(state, gang.events())
     view.close(state)
+
+
+def _compare(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
+    from hydrogen_magic.views.comparison import MOST_RUNS, Comparison
+
+    gangs = list({gang.id: gang for gang in map(_find, command.compared)}.values())
+    if not 2 <= len(gangs) <= MOST_RUNS:
+        raise ArgumentsError(f"%gang compare needs 2 to {MOST_RUNS} runs, got {len(gangs)}")
+    comparison = Comparison(gangs)
+    if draws_html():
+        comparison.display()
+    else:
+        say(comparison.lines(time.time()))
 
 
 def _stop(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
@@ -191,6 +209,7 @@ _VERBS: Mapping[str, Callable[[GangCommand, Callable[[list[str]], Any]], Any]] =
     "stop": _stop,
     "logs": _logs,
     "stacks": _stacks,
+    "compare": _compare,
     "timeline": _timeline,
     "wait": _wait,
     "doctor": _doctor,

@@ -17,6 +17,7 @@ __all__ = [
     "DETACHED_S",
     "Actions",
     "View",
+    "draws_html",
     "draws_widgets",
     "pick_view",
     "static_picture",
@@ -77,12 +78,17 @@ def pick_view(
     return WidgetView(actions, blocking=not detached)
 
 
-def draws_widgets() -> bool:
-    """Tell whether :func:`pick_view` picks a live widget here."""
+def draws_html() -> bool:
+    """Tell whether output of this process may be HTML: it is a Jupyter kernel."""
     from hydrogen_magic.views.outputs import NotebookOutput
     from hydrogen_magic.views.text_view import pick_surface
 
-    if not isinstance(pick_surface(), NotebookOutput):
+    return isinstance(pick_surface(), NotebookOutput)
+
+
+def draws_widgets() -> bool:
+    """Tell whether :func:`pick_view` picks a live widget here."""
+    if not draws_html():
         return False
     from hydrogen_magic.views.widget.display import is_widget_expected
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import textwrap
 import threading
@@ -207,6 +208,25 @@ def test_an_interrupt_while_it_launches_leaves_no_gang(kernel: Kernel, delay_s: 
     kernel.interrupt()
     kernel.finish(cell)
     assert kernel.value(RUNNING) == "[]"
+
+
+def test_a_comparison_is_updated_while_its_runs_go_on(kernel: Kernel, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    kernel.run("import hydrogen_magic as hm\nlr = 0.1")
+    done = kernel.run("%%distributed --np 2 --name first\nhm.log(loss=lr)")
+    assert not done.error, done.error
+    kernel.run("lr = 0.2")
+    kernel.run(
+        "%%distributed --np 2 --name second --detach\nimport pathlib, time\nhm.log(loss=lr)\n"
+        f"while not pathlib.Path({str(go)!r}).exists():\n    time.sleep(0.05)\nhm.log(loss=0.125)"
+    )
+    compared = kernel.run("%gang compare first second")
+    shown = compared.block.splitlines()
+    assert re.match(r"first \(\w+\) +SUCCEEDED .* 0.1 ", shown[1]), shown
+    assert re.match(r"second \(\w+\) +(PENDING|RUNNING)", shown[2]), shown
+    go.touch()
+    kernel.until(compared, lambda: "0.125" in compared.block and "RUNNING" not in compared.block)
+    assert "SUCCEEDED" in compared.block.splitlines()[2]
 
 
 # ── clients come and go ──────────────────────────────────────────────────────────────────────────

@@ -93,6 +93,7 @@ OF_NUMBERS = tuple(
         "point_buckets",
         "growable_arrays",
         "curves",
+        "comparison",
         "span_tracks",
         "widget",
         "static_svg",

@@ -18,6 +18,7 @@ GANG_COMMANDS = {
     "stop": "ID | --all: stop it (--kill: at once)",
     "logs": "ID [--rank R]: everything its ranks wrote",
     "stacks": "ID: current stack of every thread of every rank",
+    "compare": "ID ID …: curves of several runs in the same charts, and the values in which they differ",
     "timeline": "ID -o FILE: its spans as Chrome trace JSON, open in Perfetto",
     "wait": "ID [--timeout S]: wait until it ends, and raise if it failed",
     "doctor": "check this machine: versions, GPUs, space, a two-rank all_reduce",
@@ -33,6 +34,8 @@ class GangCommand:
     """One of :data:`GANG_COMMANDS`."""
     gang: str | None = None
     """Id of a gang, or its beginning; None means the newest gang."""
+    compared: tuple[str, ...] = ()
+    """Ids of the runs of ``compare``, or their beginnings or names."""
     all: bool = False
     kill: bool = False
     rank: int | None = None
@@ -55,9 +58,13 @@ def parse_gang(line: str) -> GangCommand:
     if unknown:
         said = not_one_of(unknown[0], options_of(parser))
         raise ArgumentsError(f"%gang {verb} {unknown[0]}: {said}")
-    command = GangCommand(verb=verb, **vars(found))
+    given = vars(found)
+    given["compared"] = tuple(dict.fromkeys(given.get("compared", ())))
+    command = GangCommand(verb=verb, **given)
     if verb == "timeline" and command.file is None:
         raise ArgumentsError("%gang timeline needs a file: %gang timeline ID -o trace.json")
+    if verb == "compare" and len(command.compared) < 2:
+        raise ArgumentsError("%gang compare needs two or more runs: %gang compare ID ID")
     if command.all and command.gang is not None:
         raise ArgumentsError(f"%gang stop {command.gang} --all: give an id or --all, not both")
     return command
@@ -65,7 +72,9 @@ def parse_gang(line: str) -> GangCommand:
 
 def _gang_parser(verb: str) -> LineParser:
     parser = LineParser(prog=f"%gang {verb}", add_help=False, allow_abbrev=False)
-    if verb not in ("list", "doctor"):
+    if verb == "compare":
+        parser.add_argument("compared", nargs="*")
+    elif verb not in ("list", "doctor"):
         parser.add_argument("gang", nargs="?")
     if verb == "stop":
         parser.add_argument("--all", action="store_true")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -30,6 +30,8 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 282, 30, 146
 _APART = 1.5
 """Minimum distance in pixels at which a rank is visibly different from the mean."""
 _NAMES_IN_NOTE = 12
+_NAMES_IN_LINE = 4
+"""Of runs in a legend: 800 pixels at most."""
 _LONGEST_NAME = 28
 """Characters beside a value."""
 
@@ -48,14 +50,54 @@ def charts_html(curves: Curves, state: GangState) -> list[str]:
     last = _last_values(state)
     names = short_names([each.metric for each in shown], _LONGEST_NAME)
     charts = [
-        _Chart(each, name, curves.bad_steps(each.metric), points, colour).html(
-            last.get(each.metric)
-        )
+        _Chart(
+            each.metric,
+            name,
+            _lines(each, points),
+            curves.bad_steps(each.metric),
+            ranks_text,
+            colour,
+        ).html(last.get(each.metric))
         for each, name in zip(shown, names, strict=True)
     ]
-    caption = f"<p><b>Curves</b> by step{_left_out(curves.metrics())}</p>"
     has_mean = any(ALL_RANKS in each for each in series)
-    return [caption, _key(ranks, colour if has_mean else ""), "<p>", *charts, "</p>"]
+    key = _key({rank: f"rank {rank}" for rank in ranks}, colour if has_mean else "")
+    return [_caption(curves.metrics()), key, "<p>", *charts, "</p>"]
+
+
+def overlaid_html(runs: Sequence[Curves], names: Sequence[str]) -> list[str]:
+    """Return the curves of several runs, each the mean of its ranks, in the same charts.
+
+    ``names``: of the runs. Lines of HTML; none without a metric.
+    """
+    metrics = list(dict.fromkeys(metric for curves in runs for metric in curves.metrics()))
+    if not metrics:
+        return []
+    shown = metrics[:_MOST_CHARTS]
+    found = [{each.metric: each for each in curves.full(())} for curves in runs]
+    points = min(180, _MOST_POINTS // (len(shown) * (len(runs) + 2)))
+
+    def who(places: Sequence[int]) -> str:
+        return ", ".join(names[place] for place in places)
+
+    charts = []
+    for metric, name in zip(shown, short_names(shown, _LONGEST_NAME), strict=True):
+        changes = {place: run[metric] for place, run in enumerate(found) if metric in run}
+        lines = {
+            place: line
+            for place, change in changes.items()
+            for rank, line in _lines(change, points).items()
+            if rank == ALL_RANKS
+        }
+        bad = {p: min(each.bad_steps.values()) for p, each in changes.items() if each.bad_steps}
+        charts.append(_Chart(metric, name, lines, bad, who).html(None))
+    short = list(enumerate(short_names(names, _LONGEST_NAME)))
+    keys = [_key(dict(short[n : n + _NAMES_IN_LINE])) for n in range(0, len(short), _NAMES_IN_LINE)]
+    return [_caption(metrics), *keys, "<p>", *charts, "</p>"]
+
+
+def _caption(metrics: Sequence[str]) -> str:
+    return f"<p><b>Curves</b> by step{_left_out(metrics)}</p>"
 
 
 def _left_out(metrics: Sequence[str]) -> str:
@@ -76,8 +118,8 @@ def _drawn(series: Mapping[int, Buckets]) -> dict[int, Buckets]:
     return {**together, **(ranks if len(ranks) <= _MOST_LINES else {})}
 
 
-def _key(ranks: Sequence[int], colour: str) -> str:
-    """Return the legend of all charts; ``colour``: of the mean, if drawn."""
+def _key(names: Mapping[int, str], colour: str = "") -> str:
+    """Return the legend of all charts. ``names``: of the lines; ``colour``: of the mean, if drawn."""
     parts, x = [], 2.0
     if colour:
         band = svg.path(svg.box(x, 4, 22, 10), fill=colour, fill_opacity=0.22)
@@ -85,10 +127,10 @@ def _key(ranks: Sequence[int], colour: str) -> str:
         words = "mean, lowest to highest"
         parts.append(svg.label(x + 28, 13, words))
         x += 44 + svg.text_width(words)
-    for rank in ranks:
+    for rank, name in names.items():
         parts.append(svg.path(f"M{x:g} 9h22", stroke=of_rank(rank), stroke_width=1.5))
-        parts.append(svg.label(x + 28, 13, f"rank {rank}"))
-        x += 42 + svg.text_width(f"rank {rank}")
+        parts.append(svg.label(x + 28, 13, name))
+        x += 42 + svg.text_width(name)
     return f"<p>{svg.image(parts, x, 18, 'Legend')}</p>"
 
 
@@ -127,21 +169,33 @@ def _lengths(starts: NDArray[np.int64], keys: NDArray[np.float64]) -> NDArray[np
     return np.diff(starts, append=len(keys))
 
 
+def _lines(curve: CurveChange, points: int) -> dict[int, _ChartLine]:
+    """Return the lines of one metric by rank, each with at most ``points`` points."""
+    return {
+        rank: _ChartLine(buckets, curve.width, points)
+        for rank, buckets in sorted(curve.series.items())
+        if len(buckets.keys)
+    }
+
+
 class _Chart:
-    """One metric. ``colour`` is that of all ranks together."""
+    """One metric. ``colour`` is that of all ranks together; ``who`` names lines."""
 
     def __init__(
-        self, curve: CurveChange, name: str, bad: Mapping[int, int], points: int, colour: str
+        self,
+        metric: str,
+        name: str,
+        lines: Mapping[int, _ChartLine],
+        bad: Mapping[int, int],
+        who: Callable[[Sequence[int]], str],
+        colour: str = INK,
     ) -> None:
-        self._metric = curve.metric
+        self._metric = metric
         self._name = name
-        self._colour = colour
+        self._lines = lines
         self._bad = bad
-        self._lines = {
-            rank: _ChartLine(buckets, curve.width, points)
-            for rank, buckets in sorted(curve.series.items())
-            if len(buckets.keys)
-        }
+        self._who = who
+        self._colour = colour
 
     def html(self, last: float | None) -> str:
         """Return the chart; ``last`` is the newest value, beside the metric's name."""
@@ -214,7 +268,7 @@ class _Chart:
     def _note(self) -> str:
         first = min(self._bad.values())
         ranks = sorted(rank for rank, step in self._bad.items() if step == first)
-        return f"not finite at step {first} ({ranks_text(ranks)})"
+        return f"not finite at step {first} ({self._who(ranks)})"
 
     def _in_words(self) -> str:
         note = f"; {self._note()}" if self._bad else ""

@@ -1,0 +1,132 @@
+"""Several runs side by side: their curves in the same charts, and the values in which they differ."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from contextvars import copy_context
+from typing import Protocol
+
+from hydrogen_magic.core.events import Event
+from hydrogen_magic.driver.state.formatting import duration, number
+from hydrogen_magic.driver.state.gang_state import GangState, fold
+from hydrogen_magic.views.curves import Curves
+from hydrogen_magic.views.static_svg.ansi import name_html
+from hydrogen_magic.views.static_svg.charts import overlaid_html
+from hydrogen_magic.views.static_svg.colours import of_rank
+from hydrogen_magic.views.tables import table
+from hydrogen_magic.views.widget.display import Display
+
+MOST_RUNS = 8
+"""As many as there are colours."""
+_INTERVAL_S = 1.0
+"""Interval between updates: a picture of eight runs is some 100 kB."""
+_MOST_METRICS = 12
+_LONGEST_CELL = 60
+
+
+class Run(Protocol):
+    """A gang of this kernel, or one that is only on record."""
+
+    def events(self, start: int = 0) -> list[Event]: ...
+    def wait(self, timeout_s: float | None = None) -> bool: ...
+
+
+class Comparison:
+    """Runs in a fixed order, each built from its own events."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = runs
+        self._seen = [0] * len(runs)
+        """Number of processed events of each."""
+        self._states = [GangState()] * len(runs)
+        self._curves = [Curves() for _ in runs]
+        self._is_running = self._read()
+
+    def display(self) -> None:
+        """Show it under the cell of a notebook; a thread updates it until the runs have ended."""
+        output = Display()
+        self._show(output)
+        if self._is_running:
+            run = copy_context().run  # in it, ipykernel knows the cell of the thread's output
+            threading.Thread(target=run, args=(self._follow, output), daemon=True).start()
+
+    def _follow(self, output: Display) -> None:
+        while self._is_running:
+            time.sleep(_INTERVAL_S)
+            self._is_running = self._read()
+            self._show(output)
+
+    def _show(self, output: Display) -> None:
+        now = time.time()
+        output.show({"text/html": self.html(now), "text/plain": "\n".join(self.lines(now))})
+
+    def _read(self) -> bool:
+        """Process new events; return whether there may be more."""
+        running = [not run.wait(0) for run in self._runs]
+        for place, run in enumerate(self._runs):
+            fresh = run.events(self._seen[place])
+            self._seen[place] += len(fresh)
+            self._curves[place].feed(fresh)
+            for event in fresh:
+                self._states[place] = fold(self._states[place], event)
+        return any(running)
+
+    def lines(self, now: float) -> list[str]:
+        """Return a table; ``now`` is Unix time."""
+        header, *rows = self._rows(now)
+        return table(header, rows)
+
+    def html(self, now: float) -> str:
+        """Return table and charts for any page: no script, no style sheet; ``now`` is Unix time."""
+        header, *rows = self._rows(now)
+        head = "".join(_cell("th", title) for title in header)
+        body = [
+            "<tr>" + _cell("td", row[0], place) + "".join(_cell("td", x) for x in row[1:]) + "</tr>"
+            for place, row in enumerate(rows)
+        ]
+        charts = overlaid_html(self._curves, [row[0] for row in rows])
+        # MathJax would render text between two dollar signs.
+        top = '<div class="hydrogen-magic tex2jax_ignore mathjax_ignore">'
+        return "\n".join([top, f"<table><tr>{head}</tr>", *body, "</table>", *charts, "</div>"])
+
+    def _rows(self, now: float) -> list[list[str]]:
+        """Return titles, then the cells of each run."""
+        states = self._states
+        columns = [
+            ("run", [f"{state.name} ({state.gang})" for state in states]),
+            ("state", [state.state for state in states]),
+            ("took", [duration(state.length_s(now)) for state in states]),
+            *_differences(states),
+            *_metrics(states),
+        ]
+        titles, cells = [title for title, _ in columns], [each for _, each in columns]
+        return [titles, *(list(row) for row in zip(*cells, strict=True))]
+
+
+def _differences(states: Sequence[GangState]) -> list[tuple[str, list[str]]]:
+    """Return options and captured values that are not the same in all runs."""
+    options = [
+        ("np", [str(len(state.ranks)) for state in states]),
+        ("on", [state.placement for state in states]),
+        ("with", [state.rendezvous for state in states]),
+    ]
+    names = dict.fromkeys(name for state in states for name in state.params)
+    params = [(name, [str(state.params.get(name, "")) for state in states]) for name in names]
+    return [(title, cells) for title, cells in [*options, *params] if len(set(cells)) > 1]
+
+
+def _metrics(states: Sequence[GangState]) -> list[tuple[str, list[str]]]:
+    """Return the last value of each metric."""
+    last = [state.last_metrics for state in states]
+    names = list(dict.fromkeys(name for each in last for name in each))[:_MOST_METRICS]
+    return [(name, [number(each[name]) if name in each else "" for each in last]) for name in names]
+
+
+def _cell(tag: str, text: str, place: int | None = None) -> str:
+    """Return a cell of HTML, with the colour of the run at ``place``."""
+    mark = "" if place is None else f'<span style="color:{of_rank(place)}">&#9632;</span> '
+    side = "left" if place is not None or tag == "th" else "right"
+    shown = f"{mark}{name_html(text, _LONGEST_CELL)}"
+    return f'<{tag} align="{side}" style="text-align:{side}">{shown}</{tag}>'

@@ -1,0 +1,86 @@
+"""Runs side by side: what differs, and their curves, from recorded events."""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass, replace
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.views.comparison import Comparison
+from tests.pictures import ended, trained
+
+NOW = 100.0
+
+
+@dataclass
+class Run:
+    """The events of a run that is over."""
+
+    recorded: list[ev.Event]
+
+    def events(self, start: int = 0) -> list[ev.Event]:
+        return self.recorded[start:]
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return True
+
+
+def run(name: str, np: int = 2, **params: bool | int | float | str) -> Run:
+    first, *others = trained(np, 20, ("loss", "accuracy"), spans=False)
+    assert isinstance(first, ev.GangLaunched)
+    return Run(ended([replace(first, name=name, params=params), *others]))
+
+
+def charts(html: str) -> dict[str, str]:
+    """Return the SVG of each chart by its text for readers without pictures."""
+    found = re.findall(r'alt="([^"]*)" src="data:image/svg\+xml;base64,([^"]*)"', html)
+    return {alt: base64.b64decode(data).decode() for alt, data in found}
+
+
+def test_only_what_differs_is_listed() -> None:
+    same = {"width": 64, "note": "a $x$ note"}
+    compared = Comparison([run("wide", lr=0.1, **same), run("deep", np=3, lr=0.01, **same)])
+    header, *rows = compared.lines(NOW)
+    assert header.split() == ["run", "state", "took", "np", "lr", "loss", "accuracy"]
+    assert [re.split(r"\s{2,}", row)[:5:2] for row in rows] == [
+        ["wide (3f2a)", rows[0].split()[3] + " s", "0.1"],
+        ["deep (3f2a)", rows[1].split()[3] + " s", "0.01"],
+    ]
+
+
+def test_curves_of_all_runs_are_in_the_same_charts() -> None:
+    shorter = run("shorter")
+    shorter.recorded = [
+        replace(event, values={"loss": event.values["loss"]})
+        if isinstance(event, ev.Metrics)
+        else event
+        for event in shorter.recorded
+    ]
+    html = Comparison([run("wide"), run("deep"), shorter]).html(NOW)
+    drawn = charts(html)
+    assert [alt.partition(":")[0] for alt in drawn] == ["Legend", "loss", "accuracy"]
+    legend, loss, accuracy = drawn.values()
+    assert all(name in legend for name in ("wide (3f2a)", "deep (3f2a)", "shorter (3f2a)"))
+
+    def n_lines(svg: str) -> int:
+        return len(re.findall(r'fill="none" stroke="#', svg))
+
+    assert (n_lines(loss), n_lines(accuracy)) == (3, 2)
+
+
+def test_a_value_that_is_not_finite_is_blamed_on_its_run() -> None:
+    broken = run("broken")
+    broken.recorded.insert(
+        -1, ev.Metrics(5.0, 0, (20,), (5.0,), {"loss": (float("nan"),), "accuracy": (0.5,)})
+    )
+    [loss] = [alt for alt in charts(Comparison([run("fine"), broken]).html(NOW)) if "loss" in alt]
+    assert "not finite at step 20 (broken (3f2a))" in loss
+
+
+def test_names_and_values_are_text() -> None:
+    hostile = "</td><img src=x onerror=alert(1)>"
+    html = Comparison([run(hostile, note=hostile), run("x" * 100, note="<b>")]).html(NOW)
+    assert "<img src=x" not in html and "&lt;img" in html and "<b></td>" not in html
+    for svg in charts(html).values():
+        assert "<img" not in svg
