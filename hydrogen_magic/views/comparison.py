@@ -24,6 +24,8 @@ _INTERVAL_S = 1.0
 """Interval between updates: a picture of eight runs is some 100 kB."""
 _MOST_METRICS = 12
 _LONGEST_CELL = 60
+_TEXT_COLUMNS = 2
+"""Columns of text, the first ones; the others are numbers in most cases."""
 
 
 class Run(Protocol):
@@ -81,9 +83,9 @@ class Comparison:
     def html(self, now: float) -> str:
         """Return table and charts for any page: no script, no style sheet; ``now`` is Unix time."""
         header, *rows = self._rows(now)
-        head = "".join(_cell("th", title) for title in header)
+        head = "".join(_cell("th", title, n) for n, title in enumerate(header))
         body = [
-            "<tr>" + _cell("td", row[0], place) + "".join(_cell("td", x) for x in row[1:]) + "</tr>"
+            "<tr>" + "".join(_cell("td", text, n, place) for n, text in enumerate(row)) + "</tr>"
             for place, row in enumerate(rows)
         ]
         charts = overlaid_html(self._curves, [row[0] for row in rows])
@@ -124,9 +126,11 @@ def _metrics(states: Sequence[GangState]) -> list[tuple[str, list[str]]]:
     return [(name, [number(each[name]) if name in each else "" for each in last]) for name in names]
 
 
-def _cell(tag: str, text: str, place: int | None = None) -> str:
-    """Return a cell of HTML, with the colour of the run at ``place``."""
-    mark = "" if place is None else f'<span style="color:{of_rank(place)}">&#9632;</span> '
-    side = "left" if place is not None or tag == "th" else "right"
+def _cell(tag: str, text: str, column: int, place: int | None = None) -> str:
+    """Return a cell of HTML; the first has the colour of the run at ``place``."""
+    mark = ""
+    if column == 0 and place is not None:
+        mark = f'<span style="color:{of_rank(place)}">&#9632;</span> '
+    side = "left" if column < _TEXT_COLUMNS else "right"
     shown = f"{mark}{name_html(text, _LONGEST_CELL)}"
     return f'<{tag} align="{side}" style="text-align:{side}">{shown}</{tag}>'

@@ -59,9 +59,10 @@ def test_curves_of_all_runs_are_in_the_same_charts() -> None:
     ]
     html = Comparison([run("wide"), run("deep"), shorter]).html(NOW)
     drawn = charts(html)
-    assert [alt.partition(":")[0] for alt in drawn] == ["Legend", "loss", "accuracy"]
-    legend, loss, accuracy = drawn.values()
-    assert all(name in legend for name in ("wide (3f2a)", "deep (3f2a)", "shorter (3f2a)"))
+    names = [f"Legend: {name} (3f2a)" for name in ("wide", "deep", "shorter")]
+    assert list(drawn)[:3] == names
+    assert [alt.partition(":")[0] for alt in list(drawn)[3:]] == ["loss", "accuracy"]
+    loss, accuracy = list(drawn.values())[3:]
 
     def n_lines(svg: str) -> int:
         return len(re.findall(r'fill="none" stroke="#', svg))

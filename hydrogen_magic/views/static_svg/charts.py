@@ -30,8 +30,6 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 46, 282, 30, 146
 _APART = 1.5
 """Minimum distance in pixels at which a rank is visibly different from the mean."""
 _NAMES_IN_NOTE = 12
-_NAMES_IN_LINE = 4
-"""Of runs in a legend: 800 pixels at most."""
 _LONGEST_NAME = 28
 """Characters beside a value."""
 
@@ -62,7 +60,7 @@ def charts_html(curves: Curves, state: GangState) -> list[str]:
     ]
     has_mean = any(ALL_RANKS in each for each in series)
     key = _key({rank: f"rank {rank}" for rank in ranks}, colour if has_mean else "")
-    return [_caption(curves.metrics()), key, "<p>", *charts, "</p>"]
+    return [_caption(curves.metrics()), f"<p>{key}</p>", "<p>", *charts, "</p>"]
 
 
 def overlaid_html(runs: Sequence[Curves], names: Sequence[str]) -> list[str]:
@@ -91,9 +89,9 @@ def overlaid_html(runs: Sequence[Curves], names: Sequence[str]) -> list[str]:
         }
         bad = {p: min(each.bad_steps.values()) for p, each in changes.items() if each.bad_steps}
         charts.append(_Chart(metric, name, lines, bad, who).html(None))
-    short = list(enumerate(short_names(names, _LONGEST_NAME)))
-    keys = [_key(dict(short[n : n + _NAMES_IN_LINE])) for n in range(0, len(short), _NAMES_IN_LINE)]
-    return [_caption(metrics), *keys, "<p>", *charts, "</p>"]
+    # One picture per name: a narrow page breaks the line between them.
+    keys = [_key({place: name}) for place, name in enumerate(short_names(names, _LONGEST_NAME))]
+    return [_caption(metrics), "<p>", *keys, "</p>", "<p>", *charts, "</p>"]
 
 
 def _caption(metrics: Sequence[str]) -> str:
@@ -119,7 +117,7 @@ def _drawn(series: Mapping[int, Buckets]) -> dict[int, Buckets]:
 
 
 def _key(names: Mapping[int, str], colour: str = "") -> str:
-    """Return the legend of all charts. ``names``: of the lines; ``colour``: of the mean, if drawn."""
+    """Return a legend. ``names``: of the lines; ``colour``: of the mean, if drawn."""
     parts, x = [], 2.0
     if colour:
         band = svg.path(svg.box(x, 4, 22, 10), fill=colour, fill_opacity=0.22)
@@ -131,7 +129,8 @@ def _key(names: Mapping[int, str], colour: str = "") -> str:
         parts.append(svg.path(f"M{x:g} 9h22", stroke=of_rank(rank), stroke_width=1.5))
         parts.append(svg.label(x + 28, 13, name))
         x += 42 + svg.text_width(name)
-    return f"<p>{svg.image(parts, x, 18, 'Legend')}</p>"
+    words = ", ".join(names.values())
+    return svg.image(parts, x, 18, f"Legend: {words}" if words else "Legend")
 
 
 def _last_values(state: GangState) -> Mapping[str, float]:
