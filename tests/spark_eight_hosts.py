@@ -20,6 +20,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.messages import AgentReport, ClosureServed
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent
+from hydrogen_magic.driver.placements.remote.closure_transfer import ClosureTransfer
 from tests import closure_bytes, leaks, spark_machines, spark_ranks
 from tests import spark_rig as rig
 from tests.spark_machines import ANSWER, AWAY_S, Machine, Stage
@@ -113,16 +114,16 @@ def _digests(retries: int) -> dict[str, Any]:
 @contextmanager
 def _first_host_dies_once(stage: Stage) -> Iterator[list[int]]:
     """Kill what gangs run on the first host that can pass a closure on; give their number."""
-    take, killed = RemoteAgent.take, list[int]()
+    take, killed = ClosureTransfer.take, list[int]()
 
-    def killing(agent: RemoteAgent, report: AgentReport, data: memoryview | None) -> None:
-        transfer: Any = agent.closure_transfer
-        if isinstance(report, ClosureServed) and agent is transfer._agents[0] and not killed:
+    def killing(transfer: ClosureTransfer, agent: RemoteAgent, report: AgentReport) -> None:
+        is_first = agent is transfer._agents[0]
+        if isinstance(report, ClosureServed) and is_first and not killed:
             machine = next(m for m in stage.machines if m.address == agent.held[0])
             killed.append(machine.kill_gangs())
-        take(agent, report, data)
+        take(transfer, agent, report)
 
-    with mock.patch.object(RemoteAgent, "take", killing):
+    with mock.patch.object(ClosureTransfer, "take", killing):
         yield killed
 
 
