@@ -23,8 +23,6 @@ DEFAULT_MAX_CLOSURE_BYTES = 1 << 30
 class JobSpec:
     """The user's request, with validated arguments."""
 
-    name: str = ""
-    """Name of the run in lists; empty: of its notebook and cell."""
     np: int = 2
     """Number of ranks, 1 or more."""
     placement: str = "local"
@@ -63,6 +61,8 @@ class JobSpec:
     """Ports for what the kernel and agents on other machines listen on; None: any."""
     max_closure_bytes: int = DEFAULT_MAX_CLOSURE_BYTES
     """Size limit of all captured data, in bytes."""
+    name: str = ""
+    """Name of the run in lists; empty: of its notebook and cell."""
 
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError for values that no gang can run with."""

@@ -330,6 +330,7 @@ def test_gangs_are_listed_shown_and_read(
 def test_runs_are_told_apart_by_names_values_and_metrics(
     shell: InteractiveShell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = set(history()["gang"])  # of other tests in this process
     monkeypatch.setenv("SERVICE_TOKEN", "correct-horse")
     values = "lr, wide, optimizer, note = 0.01, True, 'adam', 'correct-horse battery'"
     run(shell, f"import hydrogen_magic as hm\n{values}\napi_token, rows = 'of the user', [1, 2]")
@@ -342,7 +343,8 @@ def test_runs_are_told_apart_by_names_values_and_metrics(
 
     with pytest.raises(ZeroDivisionError):
         run(shell, "%%distributed --np 1 --on inline\n1 / 0")
-    found = history().set_index("name").sort_values("started")
+    runs = history()
+    found = runs[~runs["gang"].isin(before)].set_index("name").dropna(axis=1, how="all")
     assert list(found.index) == [
         "wide net", f"lab.ipynb, cell {number}", f"lab.ipynb, cell {number + 1}"
     ]  # fmt: skip
