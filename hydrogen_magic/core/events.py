@@ -56,15 +56,16 @@ class ErrorReport:
 
 
 def without_middle(text: str, limit: int) -> str:
-    """Return at most ``limit`` characters of ``text``: its beginning, its end, and how many are missing.
+    """Return the beginning and the end of ``text``, together ``limit`` characters, and how many are missing.
 
-    A message that is too long names the error at its beginning and often the reason at its end.
+    A message that is too long names the error at its beginning and often the reason at its end. ``text``
+    is returned unchanged if that would not make it shorter.
     """
-    if len(text) <= limit:
-        return text
     tail = limit // 4
-    head = limit - tail
-    return f"{text[:head]} … ({len(text) - limit:,} characters left out) … {text[-tail:]}"
+    marker = f" … ({len(text) - limit:,} characters left out) … "
+    if len(text) <= limit + len(marker):
+        return text
+    return f"{text[: limit - tail]}{marker}{text[-tail:]}"
 
 
 # ── events of the gang, made by the kernel ───────────────────────────────────────────────────────

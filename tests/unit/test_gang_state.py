@@ -211,3 +211,12 @@ def test_the_fold_takes_any_order_of_events() -> None:
         random.Random(seed).shuffle(shuffled)
         state: GangState = replay([events[0], *shuffled])
         assert len(state.ranks) == 3 and state.now_s == 1.0
+
+
+@pytest.mark.parametrize("length", [300, 301, 330, 340, 400, 100_000])
+def test_a_message_loses_its_middle_only_if_that_makes_it_shorter(length: int) -> None:
+    text = "".join(chr(97 + n % 26) for n in range(length))
+    shown = ev.without_middle(text, 300)
+    assert shown == text or len(shown) < length
+    assert len(shown) < 350
+    assert shown[:200] == text[:200] and shown[-50:] == text[-50:]
