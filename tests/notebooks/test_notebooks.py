@@ -16,7 +16,10 @@ from tests import spark_classes, spark_rig
 FOLDER = Path(__file__).parents[2] / "example_notebooks"
 MARKERS = ("horovod", "spark")
 """A notebook that has one of these in its name needs what the marker stands for."""
-SMALLER = {"04_infer_dataframe": "N_ROWS = 5_000\nTURNS = 1"}
+SMALLER = {
+    "04_infer_dataframe": "N_ROWS = 5_000\nTURNS = 1",
+    "05_sharded_models": 'BACKEND = "aot_eager"',
+}
 """Cells that follow a notebook's cell with the tag ``parameters``, as papermill puts one there."""
 CELL_S = 240
 """A cell of a notebook on Spark starts several JVMs, on a machine that is busy with other tests."""
