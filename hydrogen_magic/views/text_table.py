@@ -310,7 +310,9 @@ def _waited_for(state: GangState, alive: Sequence[RankState], now_s: float) -> I
 def _silent(gang: str, alive: Sequence[RankState], now_s: float) -> Iterable[Warned]:
     def is_silent(rank: RankState) -> bool:
         quiet_s = now_s - max(rank.active_s, rank.phase_since_s)
-        expected = rank.phase in ("running", "finishing") and not rank.waiting_in
+        is_compiling = rank.phase == "running" and bool(rank.detail)
+        is_busy = bool(rank.waiting_in) or is_compiling
+        expected = rank.phase in ("running", "finishing") and not is_busy
         return expected and rank.process_state != "T" and quiet_s > _NO_PROGRESS_S
 
     silent = [rank for rank in alive if is_silent(rank)]

@@ -171,3 +171,31 @@ def test_steps_and_waits_of_two_ranks(tmp_path: Path) -> None:
     assert (began.name, began.at_s - began.since_s > 1.0) == ("all_gather_object", True)
     assert (left.name, left.seq) == ("", began.seq)
     assert "all_gather_object" not in {wait.name for wait in ended[1].of(ev.CollectiveWait)}
+
+
+def test_extensions_are_compiled_visibly(tmp_path: Path) -> None:
+    ended = run(
+        f"""
+        import os, threading
+        from torch.utils import cpp_extension
+
+        try:
+            cpp_extension.load("fused", ["missing.cpp"], build_directory={str(tmp_path)!r})
+        except Exception as error:
+            print(type(error).__name__)
+        lock = {str(tmp_path / "lock")!r}
+        builder = cpp_extension.FileBaton(lock)
+        for is_built_here in (True, False):
+            assert builder.try_acquire()
+            if not is_built_here:
+                os.close(builder.fd)  # as of a process that was killed
+                builder.fd = None
+            threading.Timer(0.2 if is_built_here else 4, builder.release).start()
+            cpp_extension.FileBaton(lock).wait()
+        """,
+        tmp_path,
+    )
+    details = [event.detail for event in ended.of(ev.RankPhase) if event.phase == "running"]
+    assert [text for text in details if text] == ["compiling fused"] and details[-1] == ""
+    [notice] = ended.of(ev.Notice)
+    assert f"waits for {tmp_path}/lock, which no process of this machine has open" in notice.text

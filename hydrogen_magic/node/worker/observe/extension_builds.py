@@ -1,0 +1,86 @@
+"""Observer of ``torch.utils.cpp_extension``: extensions that are compiled when a rank first uses them.
+
+DeepSpeed's operators are such extensions. One process of a machine compiles; the others wait for a lock file
+(``torch.utils.file_baton``), for ever if the compiling process was killed.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.node.worker import reporter as _reporter
+
+_REMOVED_S = 2.0
+"""A file is removed this long after it was closed, at most."""
+
+
+def attach(module: ModuleType) -> None:
+    """Show which extension is being compiled; ``module`` is ``torch.utils.cpp_extension``."""
+    for name in ("load", "load_inline"):
+        setattr(module, name, _shown(getattr(module, name)))
+    module.FileBaton.wait = _explained(module.FileBaton.wait)
+
+
+def _shown(load: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(load)
+    def showing(name: str, *args: Any, **kwargs: Any) -> Any:
+        with _activity(f"compiling {name}"):
+            return load(name, *args, **kwargs)
+
+    return showing
+
+
+def _explained(wait: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(wait)
+    def waiting(baton: Any) -> None:
+        reporter = _reporter.current()
+        if reporter is not None and _is_abandoned(Path(baton.lock_file_path)):
+            text = f"waits for {baton.lock_file_path}, which no process of this machine has open"
+            advice = "delete it, unless another machine is compiling the same extension"
+            reporter.notice("warning", f"{text}: {advice}")
+        wait(baton)
+
+    return waiting
+
+
+@contextmanager
+def _activity(text: str) -> Iterator[None]:
+    """Show ``text`` beside the rank's phase."""
+    reporter = _reporter.current()
+    if reporter is None:
+        yield
+        return
+
+    def show(detail: str) -> None:
+        reporter.report(ev.RankPhase(reporter.now_s(), reporter.rank, reporter.phase, detail))
+
+    show(text)
+    try:
+        yield
+    finally:
+        show("")
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether the file stays although no process that we may look into has it open.
+
+    The process that compiles closes the file before it removes it.
+    """
+    if any(_is_same(fd, path) for fd in Path("/proc").glob("[0-9]*/fd/*")):
+        return False
+    time.sleep(_REMOVED_S)
+    return path.exists()
+
+
+def _is_same(fd: Path, path: Path) -> bool:
+    try:
+        return fd.samefile(path)
+    except OSError:
+        return False
