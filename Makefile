@@ -145,6 +145,13 @@ $(VENV)/.stamp-horovod: $(VENV)/.stamp-torch $(VENV)/.stamp-dev $(wildcard hydro
 	elif [ $$? = 3 ]; then echo 'Tests that need Horovod are skipped.' >&2; \
 	else exit 1; fi
 
+# Built from source: without isolation it finds the torch that is installed.
+$(VENV)/.stamp-deepspeed: $(VENV)/.stamp-dev
+	@echo '· installing DeepSpeed'
+	@$(PIP) setuptools wheel ninja
+	@$(PIP) --no-build-isolation -e '.[deepspeed]'
+	@touch $@
+
 demo: $(VENV)/.stamp-demo $(BUNDLE)
 	@$(BIN)/python example_notebooks/demo.py
 
@@ -169,7 +176,7 @@ test: lint vitest $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark)
 	@echo '· pytest, $(WORKERS) workers'
 	@$(PYTEST) -m 'not exhaustive' -n $(WORKERS) $(ARGS)
 
-test-all: lint vitest $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark kernels pythons)
+test-all: lint vitest $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark kernels pythons deepspeed)
 	@echo '· pytest, all tests, $(WORKERS) workers'
 	@$(PYTEST) -n $(WORKERS) $(ARGS)
 

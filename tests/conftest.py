@@ -79,6 +79,7 @@ def _skip_what_cannot_run(items: list[pytest.Item]) -> None:
         "spark": _lacks("pyspark") or (None if shutil.which("java") else "no Java runtime"),
         "horovod": installation.fault(),
         "jax": jax_installation.fault(),
+        "deepspeed": _lacks("deepspeed"),
         "browser": None if shutil.which("chromium") else "no chromium",
     }
     for item in items:

@@ -6,9 +6,17 @@ parts are imported on use.
 
 from __future__ import annotations
 
+from hydrogen_magic.compat.deepspeed_distributor import DeepspeedTorchDistributor
 from hydrogen_magic.compat.driver_log import LogCallback, log_to_driver
 from hydrogen_magic.compat.horovod_runner import HorovodRunner
 from hydrogen_magic.compat.torch_distributor import TorchDistributor
 from hydrogen_magic.node.worker.sparkdl import install as install_sparkdl
 
-__all__ = ["HorovodRunner", "LogCallback", "TorchDistributor", "install_sparkdl", "log_to_driver"]
+__all__ = [
+    "DeepspeedTorchDistributor",
+    "HorovodRunner",
+    "LogCallback",
+    "TorchDistributor",
+    "install_sparkdl",
+    "log_to_driver",
+]

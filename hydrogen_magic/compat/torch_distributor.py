@@ -13,7 +13,7 @@ import logging
 import operator
 import os
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from hydrogen_magic.compat.options import GangOptions, Words, reworded
 from hydrogen_magic.core.job import JobSpec
@@ -26,21 +26,23 @@ _logger = logging.getLogger("TorchDistributor")
 """The original's name: notebooks may have set its level."""
 
 
-_WORDS: Words = (
-    (
-        r"`--on spark` needs a Spark session, but (.*?: )",
-        r"`local_mode=False` needs a Spark session, but \1use `local_mode=True` to run on this "
-        r"machine, or ",
-    ),
-    (r"`--np (\d+) --gpu`", r"`num_processes=\1, use_gpu=True`"),
-    (r"drop `--gpu`", "pass `use_gpu=False`"),
-    (r"--np (\d+)", r"num_processes=\1"),
-    (r"\bnp (\d+),", r"num_processes=\1,"),
-    (r"`--on spark`", "`local_mode=False`"),
-    (r"--on local", "local_mode=True"),
-    (r" ?--gpu\b", " use_gpu=True"),
-)
-"""This class's names for options of the magics."""
+def words_of(*, num_processes: str, local_mode: str, use_gpu: str) -> Words:
+    """Return a class's names for options of the magics."""
+    return (
+        (
+            r"`--on spark` needs a Spark session, but (.*?: )",
+            rf"`{local_mode}=False` needs a Spark session, but \1use `{local_mode}=True` to run on this "
+            r"machine, or ",
+        ),
+        (r"`--np (\d+) --gpu`", rf"`{num_processes}=\1, {use_gpu}=True`"),
+        (r"drop `--gpu`", f"pass `{use_gpu}=False`"),
+        (r"--np (\d+)", rf"{num_processes}=\1"),
+        (r"\bnp (\d+),", rf"{num_processes}=\1,"),
+        (r"`--on spark`", f"`{local_mode}=False`"),
+        (r"--on local", f"{local_mode}=True"),
+        (r" ?--gpu\b", f" {use_gpu}=True"),
+        (r"\buse_gpu=", f"{use_gpu}="),
+    )
 
 
 class TorchDistributor:
@@ -64,6 +66,9 @@ class TorchDistributor:
     Attributes ``num_processes``, ``local_mode``, ``use_gpu`` and ``ssl_conf`` are as in the original.
     """
 
+    _words: ClassVar[Words] = words_of(
+        num_processes="num_processes", local_mode="local_mode", use_gpu="use_gpu"
+    )
     _TORCH_SSL_CONF = "pytorch.spark.distributor.ignoreSsl"
 
     def __init__(
@@ -107,11 +112,11 @@ class TorchDistributor:
         self.use_gpu = use_gpu
         self.ssl_conf = _ssl_conf
         self._options = GangOptions(env, retries, timeout, start_timeout, pack)
-        if not local_mode:
-            with reworded(_WORDS):
+        with reworded(self._words):
+            if not local_mode:
                 _session_settings()
-        elif use_gpu:
-            self.num_processes = _at_most_one_per_gpu(self.num_processes)
+            elif use_gpu:
+                self.num_processes = _at_most_one_per_gpu(self.num_processes)
 
     def run(self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any | None:
         """Call a function on every rank and return rank 0's value, or run a script and return None.
@@ -133,7 +138,7 @@ class TorchDistributor:
 
         launcher = type(self).__name__
         if not isinstance(train_object, (str, os.PathLike)):
-            with reworded(_WORDS):
+            with reworded(self._words):
                 return gangs.call(train_object, args, kwargs, self._spec(), caller=launcher)
         path = os.fspath(train_object)
         if kwargs:
@@ -141,7 +146,7 @@ class TorchDistributor:
                 "Running pytorch file does not support key-word type arguments: got"
                 f" {', '.join(kwargs)}; write them as text: run({path!r}, '--{next(iter(kwargs))}=…')"
             )
-        with reworded(_WORDS):
+        with reworded(self._words):
             gangs.run_script(path, [*map(str, args)], self._spec(), caller=launcher)
         return None
 

@@ -23,6 +23,28 @@ from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 
 _STATE_OF_SHARDING = ("__composable_api_state_key", "_is_fsdp_managed", "_fsdp_")
 """Attributes that ``fully_shard`` and related functions add to modules (torch 2.4 to 2.13)."""
+_ADDERS_OF_HOOKS = ("torch.distributed.", "deepspeed.")
+"""Modules that add hooks to a model, for as long as it is trained on several ranks."""
+_STATE_OF_ZERO = frozenset(
+    (
+        "_dp_group",
+        "_hp_mapping",
+        "_index_in_param_group",
+        "get_full_hp_grad",
+        "get_full_hp_param",
+        "grad_accum",
+        "load_hp_checkpoint_state",
+        "param_idx_in_group",
+        "set_full_hp_grad",
+        "set_full_hp_param",
+    )
+)
+"""Attributes that DeepSpeed's ZeRO stages 1 and 2 add to parameters (0.19)."""
+_GATHERED = (
+    "copy it on all ranks inside of `with deepspeed.zero.GatheredParameters([*model.parameters()]):`"
+    ", for example `state = {name: p.detach().cpu().clone() for name, p in model.named_parameters()}`"
+    ", and bring back the copy"
+)
 _FULL_STATE = (
     "call `{}, options=StateDictOptions(full_state_dict=True))` of "
     "torch.distributed.checkpoint.state_dict on all ranks, and bring back its result"
@@ -63,7 +85,8 @@ class ResultPickler(Pickler):
             self.handlers[parallel] = _refuse_parallel
         if fsdp is not None:
             self.handlers[fsdp] = _refuse_fsdp
-            self.handlers[_class("torch.nn", "Parameter")] = _refuse_flattened
+        if fsdp is not None or "deepspeed" in sys.modules:
+            self.handlers[_class("torch.nn", "Parameter")] = _reduce_parameter
         if tensor is not None:
             self.handlers[tensor] = self._reduce_sharded
 
@@ -108,8 +131,8 @@ class ResultPickler(Pickler):
 
 
 def _is_distributed() -> bool:
-    """Whether modules may keep the additions of torch's sharding."""
-    return "torch.distributed.tensor" in sys.modules
+    """Whether modules may keep the additions of a library that distributes them."""
+    return "torch.distributed.tensor" in sys.modules or "deepspeed" in sys.modules
 
 
 def _class(module: str, name: str) -> Any:
@@ -118,7 +141,7 @@ def _class(module: str, name: str) -> Any:
 
 
 def _undistributed(module: Any) -> Any:
-    """Reduce a module to one of its original class, without the hooks of torch's sharding."""
+    """Reduce a module to one of its original class, without the hooks that distribute it."""
     kind = type(module)
     sharded = _class("torch.distributed.fsdp", "FSDPModule")
     if sharded is not None and isinstance(module, sharded):
@@ -136,7 +159,7 @@ def _undistributed(module: Any) -> Any:
 
 
 def _own_hooks(name: str, value: Any) -> Any:
-    """Return an attribute of a module; of its hooks, those that torch's sharding did not add."""
+    """Return an attribute of a module; of its hooks, those that :data:`_ADDERS_OF_HOOKS` did not add."""
     if not name.endswith("_hooks") or not isinstance(value, dict):
         return value
     kept = copy.copy(value)
@@ -149,7 +172,7 @@ def _own_hooks(name: str, value: Any) -> Any:
 def _is_of_distributed(hook: Any) -> bool:
     hook = getattr(hook, "hook", hook)
     hook = hook.func if isinstance(hook, functools.partial) else hook
-    return str(getattr(hook, "__module__", "")).startswith("torch.distributed")
+    return f"{getattr(hook, '__module__', '')}.".startswith(_ADDERS_OF_HOOKS)
 
 
 def _refuse_parallel(obj: Any) -> Any:
@@ -163,9 +186,16 @@ def _refuse_fsdp(obj: Any) -> Any:
     )
 
 
-def _refuse_flattened(parameter: Any) -> Any:
-    """Refuse a parameter that FSDP1 has flattened: this rank holds only a part of it."""
+def _reduce_parameter(parameter: Any) -> Any:
+    """Reduce a parameter without DeepSpeed's additions; refuse one of which this rank holds only a part."""
     if getattr(parameter, "_fsdp_flattened", False) or getattr(parameter, "_is_flat_param", False):
         why = "FSDP has sharded this parameter"
         raise pickling_errors.RefusedError(parameter, why, _FSDP_OPTIMIZER)
-    return NotImplemented
+    if hasattr(parameter, "ds_id"):
+        why = "DeepSpeed's ZeRO stage 3 has partitioned this parameter"
+        raise pickling_errors.RefusedError(parameter, why, _GATHERED)
+    if _STATE_OF_ZERO.isdisjoint(vars(parameter)):
+        return NotImplemented
+    own = {name: value for name, value in vars(parameter).items() if name not in _STATE_OF_ZERO}
+    rebuild, (*args, _) = parameter.__reduce_ex__(2)  # torch: the last one holds its attributes
+    return rebuild, (*args, own)

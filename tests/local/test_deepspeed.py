@@ -1,0 +1,143 @@
+"""DeepSpeed: ``DeepspeedTorchDistributor``, and models that DeepSpeed has trained."""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from hydrogen_magic.compat import DeepspeedTorchDistributor
+from hydrogen_magic.errors import ResultError
+from tests.result_checks import run_cell
+
+pytestmark = pytest.mark.usefixtures("warm_agents")
+
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 16,
+    "optimizer": {"type": "Adam", "params": {"lr": 1e-2, "torch_adam": True}},
+}
+SCRIPT = """
+import json, os, pathlib, sys
+name = "of rank " + os.environ["RANK"]
+(pathlib.Path(__file__).parent / name).write_text(json.dumps(sys.argv[1:]))
+"""
+LIKE_ZERO_1 = """%%distributed --np 2 --quiet --out net
+import sys, types
+import torch.distributed as dist
+dist.init_process_group()
+net = torch.nn.Linear(2, 1)
+sys.modules["deepspeed"] = types.ModuleType("deepspeed")
+first, second = net.parameters()
+first._dp_group, first.param_idx_in_group, second.of_user = dist.group.WORLD, 0, "kept"
+
+def after(module, args, output, group=dist.group.WORLD): ...
+after.__module__ = "deepspeed.runtime.engine"
+net.register_forward_hook(after)
+None
+"""
+TRAIN = """%%%%distributed --np 2 --quiet --out net,losses
+import deepspeed
+config = {**CONFIG, "zero_optimization": {"stage": %d}}
+engine, *_ = deepspeed.initialize(
+    model=net, model_parameters=net.parameters(), config=config
+)
+x = torch.randn(16, 8, generator=torch.Generator().manual_seed(hm.rank()))
+losses = []
+for _ in range(100):
+    loss = (engine(x) - x.sum(1, keepdim=True)).square().mean()
+    engine.backward(loss)
+    engine.step()
+    losses.append(loss.item())
+net = engine.module
+"""
+GATHER = """
+with deepspeed.zero.GatheredParameters([*net.parameters()]):
+    state = {name: p.detach().cpu().clone() for name, p in net.named_parameters()}
+"""
+FUNCTION = """
+def train(config):
+    import deepspeed
+    engine, *_ = deepspeed.initialize(
+        model=net, model_parameters=net.parameters(), config=config
+    )
+    return engine.zero_optimization_stage(), engine.world_size
+
+found = DeepspeedTorchDistributor(numGpus=2, useGpu=False).run(
+    train, {**CONFIG, "zero_optimization": {"stage": 2}}
+)
+"""
+
+
+@pytest.mark.parametrize("config", [CONFIG, "path", None], ids=["dict", "path", "none"])
+def test_a_script_gets_the_configuration(config: Any, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    DeepspeedTorchDistributor(2, useGpu=False, deepspeedConfig=config).run(str(script), "--lr", 0.1)
+    for rank in range(2):
+        arguments = json.loads((tmp_path / f"of rank {rank}").read_text())
+        assert arguments[:3] == ["--lr", "0.1", "--deepspeed"]
+        if config is None:
+            assert arguments[3:] == []
+            continue
+        option, value = arguments[3:]
+        assert option == "--deepspeed_config"
+        assert value == config or json.loads(base64.urlsafe_b64decode(value)) == config
+
+
+def test_messages_name_its_own_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match="pass useGpu=False"):
+        DeepspeedTorchDistributor(numGpus=2)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("name", ["__init__", "run"])
+def test_signatures_are_the_originals(name: str) -> None:
+    from pyspark.ml.deepspeed import deepspeed_distributor
+
+    original = getattr(deepspeed_distributor.DeepspeedTorchDistributor, name)
+    ours, theirs = (
+        [
+            (each.name, each.kind, each.default)
+            for each in inspect.signature(one).parameters.values()
+        ]
+        for one in (getattr(DeepspeedTorchDistributor, name), original)
+    )
+    assert ours[: len(theirs)] == theirs
+
+
+def test_a_model_comes_home_without_the_additions_of_deepspeed(
+    notebook_shell: InteractiveShell,
+) -> None:
+    run_cell(notebook_shell, "import torch")
+    run_cell(notebook_shell, LIKE_ZERO_1)
+    net = notebook_shell.user_ns["net"]
+    weight, bias = net.parameters()
+    assert (vars(weight), vars(bias)) == ({}, {"of_user": "kept"})
+    assert not net._forward_hooks and weight.requires_grad
+    with pytest.raises(ResultError, match="stage 3 has partitioned this parameter"):
+        run_cell(notebook_shell, LIKE_ZERO_1.replace("param_idx_in_group", "ds_id"))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.deepspeed
+@pytest.mark.timeout(600)  # an operator is compiled
+def test_models_are_trained_with_zero(notebook_shell: InteractiveShell) -> None:
+    prepare = "import torch, hydrogen_magic as hm\nnet = torch.nn.Linear(8, 1)"
+    notebook_shell.push({"CONFIG": CONFIG, "DeepspeedTorchDistributor": DeepspeedTorchDistributor})
+    for stage in (1, 2):
+        run_cell(notebook_shell, prepare)
+        run_cell(notebook_shell, TRAIN % stage)
+        losses, net = (notebook_shell.user_ns[name] for name in ("losses", "net"))
+        assert losses[-1] < 0.2 * losses[0] and not vars(net.weight)
+    run_cell(notebook_shell, prepare)
+    run_cell(notebook_shell, (TRAIN % 3).replace("--out net", "--out state") + GATHER)
+    shapes = {name: tuple(value.shape) for name, value in notebook_shell.user_ns["state"].items()}
+    assert shapes == {"weight": (1, 8), "bias": (1,)}
+    run_cell(notebook_shell, prepare + FUNCTION)
+    assert notebook_shell.user_ns["found"] == (2, 2)
