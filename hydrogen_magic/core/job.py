@@ -105,6 +105,8 @@ class Slot:
     """Address of the host among the gang's hosts; empty until the host is chosen."""
     interface: str = ""
     """Network interface for traffic to other ranks; empty: the libraries' own choice."""
+    port: int = 0
+    """Port that the host's agent holds for this rank; 0: its rendezvous needs none."""
 
 
 @dataclass(frozen=True)

@@ -227,6 +227,13 @@ class ProfileSteps(RanksCommand):
 
 
 @dataclass(frozen=True)
+class HoldPorts(AgentCommand):
+    """Hold ports for the ranks of the next attempt; answer with :class:`PortsHeld`."""
+
+    count: int
+
+
+@dataclass(frozen=True)
 class ReportStacks(AgentCommand, TaskCommand):
     """Send the stacks of all ranks as events, those of a task in its next report."""
 
@@ -301,6 +308,15 @@ class Hello(AgentReport):
 @dataclass(frozen=True)
 class Pong(AgentReport):
     """The answer to :class:`Ping`."""
+
+
+@dataclass(frozen=True)
+class PortsHeld(AgentReport):
+    """The answer to :class:`HoldPorts`."""
+
+    ports: tuple[int, ...]
+    problem: str = ""
+    """Why there are none."""
 
 
 @dataclass(frozen=True)

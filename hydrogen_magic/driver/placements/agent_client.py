@@ -20,8 +20,10 @@ from hydrogen_magic.core.messages import (
     AgentReport,
     EventBatch,
     Hello,
+    HoldPorts,
     KillRanks,
     Ping,
+    PortsHeld,
     ProfileTrace,
     RankFile,
     ResultPart,
@@ -29,7 +31,8 @@ from hydrogen_magic.core.messages import (
     Swept,
     decode,
 )
-from hydrogen_magic.driver.placements import EventSink
+from hydrogen_magic.driver.placements import AgentLostError, EventSink
+from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.transport.channel import Hub
 
@@ -57,6 +60,7 @@ class AgentClient(ABC):
         self.keys = hub.admit(self._on_message, secret)
         self.greeted: asyncio.Future[None] = hub.loop.create_future()
         self._swept: asyncio.Future[None] | None = None
+        self._ports: asyncio.Future[PortsHeld] | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -101,6 +105,23 @@ class AgentClient(ABC):
             return False
         return self.alive
 
+    async def hold_ports(self, count: int) -> tuple[int, ...]:
+        """Have so many ports held for the ranks of the next attempt.
+
+        Raises AgentLostError if the agent does not answer, PlacementError if no ports are free.
+        """
+        self._ports = self.hub.loop.create_future()
+        self.send(HoldPorts(count))
+        try:
+            held = await asyncio.wait_for(self._ports, _STOP_RESPONSE_S)
+        except asyncio.TimeoutError:
+            raise AgentLostError(
+                f"an agent has not responded for {_STOP_RESPONSE_S:.0f} s"
+            ) from None
+        if len(held.ports) < count:
+            raise PlacementError(f"{count} ports are needed for the ranks: {held.problem}")
+        return held.ports
+
     def expect_sweep(self) -> asyncio.Future[None]:
         """Return a future that is done when nothing of the launched attempt is left."""
         self._response_limit_s = math.inf
@@ -141,6 +162,9 @@ class AgentClient(ABC):
             if report.held is not None:  # else it is about to end
                 self.held = _host_and_port(report.held)
             self.finish(self._swept)
+        elif isinstance(report, PortsHeld):
+            if self._ports is not None and not self._ports.done():
+                self._ports.set_result(report)
         elif isinstance(report, EventBatch) and self.attempt == (report.gang, report.attempt):
             self._emit(report)
 

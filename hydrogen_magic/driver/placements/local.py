@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
@@ -21,6 +22,7 @@ from hydrogen_magic.core.messages import (
     ReportStacks,
 )
 from hydrogen_magic.driver.placements import (
+    AgentLostError,
     Attempt,
     ClosureFile,
     EventSink,
@@ -29,6 +31,7 @@ from hydrogen_magic.driver.placements import (
     devices,
     launch_request,
     local_agents,
+    rank_ports,
 )
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker import checkpoint
@@ -110,13 +113,15 @@ class LocalAgentGroup:
                 agent = self._take_agent(digest, job.preload)
                 is_warm = agent.is_ready
                 await self._started(agent)
+                located = None if self._cancelled.is_set() else await _located(attempt, agent)
                 if self._cancelled.is_set():
                     return None
-                handed = handed or _handed(job)
-                request = _launch_request(attempt, agent, digest, self._is_recording)
-                agent.launch(request, handed, sink)
-                if not is_warm or await agent.responds():
-                    return agent
+                if located is not None:
+                    handed = handed or _handed(job)
+                    request = _launch_request(located, agent, digest, self._is_recording)
+                    agent.launch(request, handed, sink)
+                    if not is_warm or await agent.responds():
+                        return agent
                 agent.let_go()
                 agent.kill()
         finally:
@@ -228,6 +233,16 @@ def _handed(job: Job) -> list[int]:
     assert isinstance(job.closure, ClosureFile)
     channels = job.feed.open(len(job.plan.slots)) if job.feed is not None else []
     return [job.closure.dup(), *channels]
+
+
+async def _located(attempt: Attempt, agent: local_agents.LocalAgent) -> Attempt | None:
+    """Return the attempt with ports for its ranks, if they need them; None if the agent does not respond."""
+    job = attempt.job
+    try:
+        plan = await rank_ports.with_ports(job.plan, job.rendezvous, {agent: range(job.spec.np)})
+    except AgentLostError:
+        return None
+    return replace(attempt, job=replace(job, plan=plan))
 
 
 def _launch_request(

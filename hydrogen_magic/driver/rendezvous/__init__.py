@@ -86,6 +86,9 @@ class Rendezvous(ABC):
     """The collectives by which ranks join and leave, as observers report them: no step of training."""
     collectives: tuple[str, ...] = ()
     """Parts of the names of the library's functions that wait for all ranks."""
+    needs_rank_ports = False
+    """Every rank listens on a port of its own: :attr:`Slot.port`, which its agent holds until the attempt is
+    over. The library's socket needs ``SO_REUSEPORT``, as that of the agent has."""
     waits_in = "collectives"
     """Where ranks wait for a late one, in a sentence about it."""
     victims = VictimErrors()

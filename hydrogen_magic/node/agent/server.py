@@ -24,6 +24,7 @@ from hydrogen_magic.core.messages import (
     EventBatch,
     FileContent,
     Hello,
+    HoldPorts,
     LaunchRequest,
     MessageError,
     Ping,
@@ -38,6 +39,7 @@ from hydrogen_magic.core.messages import (
 from hydrogen_magic.node.agent import rendezvous_service
 from hydrogen_magic.node.agent.kernel_link import KernelLink
 from hydrogen_magic.node.agent.rank_group import RankGroup
+from hydrogen_magic.node.agent.rank_ports import RankPorts
 from hydrogen_magic.node.agent.rendezvous_service import RunningService
 from hydrogen_magic.node.agent.worker_pool import WorkerPool
 from hydrogen_magic.node.agent.worker_reuse import RetainedWorkers
@@ -71,6 +73,7 @@ class AgentServer:
         self._outbox: list[list[Any]] = []
         self._flushing: asyncio.TimerHandle | None = None
         self._reserved_port = _reserved(kernel_link)
+        self._rank_ports = RankPorts(kernel_link.ports)
         self._closing = asyncio.Event()
         self._prepared_service: RunningService | None = None
         """The running service for the next gang's rendezvous, if it fits."""
@@ -161,6 +164,8 @@ class AgentServer:
                 self._closing.set()
             case Ping():
                 self._send(Pong())
+            case HoldPorts():
+                self._send(self._rank_ports.hold(command))
             case ReportStacks():
                 self._start(self._report_stacks())
             case RanksCommand():
@@ -208,6 +213,7 @@ class AgentServer:
         """Report to the kernel that nothing of the gang is left, and reserve a port for the next."""
         self._flush()
         self._group = None
+        self._rank_ports.release()
         self._reserved_port.close()  # a store must never serve two attempts
         try:
             self._reserved_port = _reserved(self._kernel_link)

@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.messages import AgentCommand, ReleaseTasks, TaskHello
-from hydrogen_magic.driver.placements import Attempt, EventSink
+from hydrogen_magic.driver.placements import Attempt, EventSink, rank_ports
 from hydrogen_magic.driver.placements.remote import (
     forwarded_settings,
     launch_requests,
@@ -180,6 +181,9 @@ class RemoteAttempt:
             await self._bring_checkpoint(assignment)
             if self._is_unwanted:
                 return
+        assignment = await self._with_ports(assignment)
+        if self._is_unwanted:
+            return
         requests = launch_requests.for_agents(self._attempt, assignment, self.is_recording)
         self._running = list(requests)
         self._sweeps = [
@@ -208,6 +212,13 @@ class RemoteAttempt:
                 one.result()  # raises the error that ended it
         if self._has_lost_tasks:
             await self._raise_if_revoked()
+
+    async def _with_ports(
+        self, assignment: rank_assignment.RankAssignment
+    ) -> rank_assignment.RankAssignment:
+        ranks_of = {agent: assignment.ranks_on(agent) for agent in assignment.agents}
+        plan = await rank_ports.with_ports(assignment.plan, self._job.rendezvous, ranks_of)
+        return replace(assignment, plan=plan)
 
     async def _raise_if_revoked(self) -> None:
         """Raise HostsRevokedError if that is why tasks were lost: agents may report that first."""
