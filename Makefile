@@ -3,7 +3,7 @@
 #   make demo      the first example notebook, run headless; prints what came out
 #   make quick     linters, types and the tests that start no process; a minute
 #   make test      the same, and tests of every kind: gangs, Horovod, Spark, a browser, notebooks
-#   make test-all  all tests: also older ipykernels, machines in namespaces, other Pythons
+#   make test-all  all tests: also older ipykernels, machines in namespaces, other Pythons, TensorFlow
 #   make bench     launch, closure, step, Spark and stop benchmarks, beside the peers
 #   make docs      the documentation, as a site in build/docs
 #   make front     the live view's JavaScript; the others build it when it is out of date
@@ -16,7 +16,7 @@ export PYTHONDONTWRITEBYTECODE :=
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo quick test test-all lint vitest bench docs front clean
+.PHONY: help demo quick test test-all test-tensorflow lint vitest bench docs front clean
 .DELETE_ON_ERROR:
 
 VENV := .venv
@@ -31,7 +31,8 @@ TORCH ?= torch==2.13.0
 ARGS ?=
 # Processes of pytest. Most tests wait for other processes; on two cores six take as long as four.
 WORKERS ?= 4
-PYTEST := $(BIN)/python -m pytest -p no:nbval --dist loadgroup --no-loadscope-reorder --durations 10
+PYTEST_OPTIONS := -p no:nbval --dist loadgroup --no-loadscope-reorder --durations 10
+PYTEST := $(BIN)/python -m pytest $(PYTEST_OPTIONS)
 
 # Tried in this order; a version manager's shim may exist for a Python that does not start.
 CANDIDATES := python3.11 python3.14 python3.13 python3.12 python3.10 python3
@@ -138,6 +139,11 @@ $(VENV)/.stamp-pythons: $(VENV)/.stamp-dev tests/pythons.py | $(BUNDLE)
 	@$(BIN)/python -m tests.pythons
 	@touch $@
 
+# TensorFlow, in an environment of its own above this one.
+$(VENV)/.stamp-tensorflow: $(VENV)/.stamp-dev tests/tensorflow_environment.py
+	@$(BIN)/python -m tests.tensorflow_environment
+	@touch $@
+
 # Horovod, compiled for this torch once and then out of the user's cache. Exit code 3: something is
 # missing, and said; the tests that need Horovod are skipped, and the next `make test` tries again.
 $(VENV)/.stamp-horovod: $(VENV)/.stamp-torch $(VENV)/.stamp-dev $(wildcard hydrogen_magic/horovod/build/*)
@@ -176,7 +182,11 @@ test: lint vitest $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark)
 	@echo '· pytest, $(WORKERS) workers'
 	@$(PYTEST) -m 'not exhaustive' -n $(WORKERS) $(ARGS)
 
-test-all: lint vitest $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark kernels pythons deepspeed)
+test-tensorflow: $(VENV)/.stamp-tensorflow $(VENV)/.stamp-spark $(BUNDLE)
+	@echo '· pytest, tests that need TensorFlow'
+	@$(VENV)/tensorflow/bin/python -m pytest $(PYTEST_OPTIONS) -m tensorflow -n $(WORKERS)
+
+test-all: lint vitest $(BUNDLE) $(addprefix $(VENV)/.stamp-,browser horovod spark kernels pythons deepspeed) test-tensorflow
 	@echo '· pytest, all tests, $(WORKERS) workers'
 	@$(PYTEST) -n $(WORKERS) $(ARGS)
 

@@ -20,6 +20,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.horovod import installation
 from hydrogen_magic.jax import installation as jax_installation
+from hydrogen_magic.tensorflow import installation as tensorflow_installation
 from tests import leaks, shells, spark_rig
 
 leaks.mark_session()
@@ -80,6 +81,7 @@ def _skip_what_cannot_run(items: list[pytest.Item]) -> None:
         "horovod": installation.fault(),
         "jax": jax_installation.fault(),
         "deepspeed": _lacks("deepspeed"),
+        "tensorflow": tensorflow_installation.fault(),
         "browser": None if shutil.which("chromium") else "no chromium",
     }
     for item in items:

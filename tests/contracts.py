@@ -10,13 +10,14 @@ import pytest
 
 from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.ranks import Library
-from tests import jax_ranks, ranks
+from tests import jax_ranks, ranks, tensorflow_ranks
 
 Contract = TypeVar("Contract", bound=type[GangContract])
 
 LIBRARY = Library(ranks.meet, ranks.numbers, ranks.all_reduce, ranks.leave)
 """torch, or Horovod in its gangs. A local module's imports are seen: ranks are forked with torch imported."""
 JAX = Library(jax_ranks.join, jax_ranks.numbers, jax_ranks.all_reduce)
+TENSORFLOW = Library(tensorflow_ranks.join, tensorflow_ranks.numbers, tensorflow_ranks.all_reduce)
 SILENT_END = "test_the_rank_that_ends_silently_is_named"
 STANDS_STILL = "test_the_rank_that_stands_still_is_named"
 DOES_NOT_JOIN = "test_ranks_that_do_not_join_are_named"

@@ -17,7 +17,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -98,9 +97,12 @@ def bare_python(folder: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
     libraries = folder / "libraries"
     libraries.mkdir()
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if not _NOT_THERE.fullmatch(entry.name) and entry.suffix != ".pth":
-            (libraries / entry.name).symlink_to(entry)
+    # Also of an environment below this one, as that of tests/tensorflow_environment.py has.
+    folders = [Path(path) for path in sys.path if Path(path).name == "site-packages"]
+    installed = {entry.name: entry for folder in reversed(folders) for entry in folder.iterdir()}
+    for name, entry in installed.items():
+        if not _NOT_THERE.fullmatch(name) and entry.suffix != ".pth":
+            (libraries / name).symlink_to(entry)
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     (folder / "lib" / version / "site-packages" / "libraries.pth").write_text(f"{libraries}\n")
     add_daemon(libraries)

@@ -27,6 +27,7 @@ from tests.contracts import (
     SILENT_END,
     STANDS_STILL,
     STARTS_AGAIN,
+    TENSORFLOW,
     rarely,
 )
 from tests.scripted_kernel import Kernel
@@ -58,6 +59,14 @@ class TestLocalJax(GangContract):
     absent = (1, 3)
 
 
+@pytest.mark.exhaustive  # each rank imports TensorFlow, which takes seconds
+@pytest.mark.tensorflow
+class TestLocalTensorFlow(GangContract):
+    rendezvous = "tensorflow"
+    library = TENSORFLOW
+    absent = (1, 3)
+
+
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 class TestSparkTorch(GangContract):
@@ -79,6 +88,13 @@ class TestSparkHorovod(TestLocalHorovod):
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 class TestSparkJax(TestLocalJax):
+    placement = "spark"
+    sees_processes = True
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+class TestSparkTensorFlow(TestLocalTensorFlow):
     placement = "spark"
     sees_processes = True
 

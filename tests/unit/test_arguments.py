@@ -91,7 +91,7 @@ def test_a_comment_ends_the_line() -> None:
         ("--timeout 0", "5m or 1h30m"),
         ("--env PATH", "NAME=VALUE, got 'PATH'"),
         ("--env RANK=1", "env sets RANK"),
-        ("--with tensorflow", "choose horovod, jax or torch"),
+        ("--with mpi", "choose horovod, jax, tensorflow or torch"),
         ("--out model.weight", "variable names"),
         ("--out class", "variable names"),
         ("--max-closure lots", "500MB or 2GiB"),

@@ -32,6 +32,11 @@ GLOO_OF_JAX = ev.ErrorReport(
     "UNKNOWN: Gloo all-reduce failed: [external/gloo/gloo/transport/tcp/pair.cc:547] Connection closed "
     "by peer [127.0.0.1]:1",
 )
+RESET_IN_TENSORFLOW = ev.ErrorReport(
+    "tensorflow.python.framework.errors_impl.UnavailableError",
+    "{{function_node __wrapped__CollectiveReduceV2_device_/job:worker/replica:0/task:1/device:CPU:0}} "
+    "Collective ops is aborted by: recvmsg:Connection reset by peer",
+)
 USERS_OWN = ev.ErrorReport("ValueError", "bad batch 17")
 
 
@@ -161,6 +166,7 @@ def test_an_exception_that_is_handled_is_no_failure() -> None:
 def test_errors_raised_from_a_victims_error_are_victims() -> None:
     wrapped = ev.ErrorReport("TrainingError", "step failed", cause=GLOO_CLOSED)
     assert is_victim_error(wrapped) and is_victim_error(GLOO_OF_JAX)
+    assert is_victim_error(RESET_IN_TENSORFLOW)
     assert not is_victim_error(ev.ErrorReport("RuntimeError", "mat1 and mat2 shapes"))
     assert is_victim_error(ev.ErrorReport("torch.distributed.DistBackendError", "NCCL error"))
 

@@ -26,7 +26,7 @@ LAYERS = (
     ("errors", "core"),
     ("serialization",),
     ("transport",),
-    ("node", "horovod.node", "jax.node", "testing.ranks"),
+    ("node", "horovod.node", "jax.node", "tensorflow.node", "testing.ranks"),
     (
         "plugins",
         "capture",
@@ -36,6 +36,7 @@ LAYERS = (
         "driver.placements",
         "horovod",
         "jax",
+        "tensorflow",
     ),
     ("driver",),
     ("views",),
@@ -52,6 +53,7 @@ SENT = (
     "node",
     "horovod.node",
     "jax.node",
+    "tensorflow.node",
     "testing.ranks",
 )
 """What machines with ranks have: it imports nothing else of this package.

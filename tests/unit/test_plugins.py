@@ -37,7 +37,7 @@ def installed(tmp_path: Path) -> Iterator[None]:
 def test_names_are_those_of_entry_points_ours_first(installed: None) -> None:
     assert list(plugins.PLACEMENTS)[:3] == ["inline", "local", "spark"]
     assert set(plugins.PLACEMENTS) > {"mine", "in-process"}
-    assert list(plugins.RENDEZVOUS)[:3] == ["horovod", "jax", "torch"]
+    assert list(plugins.RENDEZVOUS)[:4] == ["horovod", "jax", "tensorflow", "torch"]
     assert type(plugins.placement("mine")).__module__ == "my_plug_in"
     assert parse("--on mine --with mine", defaults=JobSpec()).spec.placement == "mine"
     assert "|mine" in usage()
@@ -51,7 +51,7 @@ def test_config_takes_names_of_plug_ins(installed: None) -> None:
 
 
 def test_without_plug_ins_only_ours_are_there() -> None:
-    assert list(plugins.RENDEZVOUS) == ["horovod", "jax", "torch"]
+    assert list(plugins.RENDEZVOUS) == ["horovod", "jax", "tensorflow", "torch"]
     with pytest.raises(PlacementError, match="`--on mine`: no placement of this name is installed"):
         plugins.placement("mine")
 
@@ -85,7 +85,13 @@ def test_an_incomplete_rendezvous_is_refused_when_it_is_loaded(installed: None) 
 
 def test_a_broken_plug_in_is_no_obstacle_to_others(installed: None) -> None:
     names = {type(one).__name__ for one in plugins.every_rendezvous()}
-    assert names == {"TorchRendezvous", "HorovodRendezvous", "JaxRendezvous", "MyRendezvous"}
+    assert names == {
+        "TorchRendezvous",
+        "HorovodRendezvous",
+        "JaxRendezvous",
+        "TensorFlowRendezvous",
+        "MyRendezvous",
+    }
     plugins.check(JobSpec(placement="mine", rendezvous="mine"))
 
 

@@ -1,0 +1,1 @@
+"""TensorFlow support: :mod:`.rendezvous` sets ``TF_CONFIG``, which ``MultiWorkerMirroredStrategy`` reads."""

@@ -1,0 +1,131 @@
+"""TensorFlow on ranks: the guide's cell, the rank's GPU, the addresses of all ranks."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+from hydrogen_magic import plugins
+from hydrogen_magic.core.job import JobSpec, Plan, Slot
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.errors import PlacementError
+from hydrogen_magic.tensorflow.node import observe
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "tensorflow.md"
+BATCH, EPOCHS = 16, 3
+
+
+def trained_in_numpy(x: Any, y: Any, weights: Any, bias: Any) -> Any:
+    """Train the guide's model on whole batches, in one process; return the losses too."""
+    losses = []
+    for start in [*range(0, len(x), BATCH)] * EPOCHS:
+        rows = slice(start, start + BATCH)
+        error = x[rows] @ weights + bias - y[rows]
+        losses.append(float((error**2).sum() / BATCH))
+        weights = weights - 0.1 * 2 * x[rows].T @ error / BATCH
+        bias = bias - 0.1 * 2 * error.sum(0) / BATCH
+    return weights, bias, losses
+
+
+@pytest.mark.exhaustive  # ranks import TensorFlow, which takes seconds
+@pytest.mark.tensorflow
+@pytest.mark.usefixtures("warm_agents")
+def test_the_guides_cell_learns_what_one_process_learns(notebook_shell: InteractiveShell) -> None:
+    """Each rank has its part of every batch, and gradients are summed."""
+    (cell,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S)
+    cell = cell.replace(
+        "keras.layers.Dense(1)", "keras.layers.Dense(1, kernel_initializer='zeros')"
+    )
+    cell = cell.replace("model.get_weights()", "strategy.num_replicas_in_sync, model.get_weights()")
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    y = x @ np.array([[1.0], [-2.0], [0.5], [3.0]], np.float32) + 1
+    names = {"X": x, "Y": y, "BATCH": BATCH, "EPOCHS": EPOCHS}
+    notebook_shell.push(names)
+    notebook_shell.run_cell("import hydrogen_magic as hm").raise_error()
+    done = notebook_shell.run_cell(cell)
+    done.raise_error()
+    n_replicas, (weights, bias) = done.result
+    assert n_replicas == 2
+    expected = trained_in_numpy(x, y, np.zeros((4, 1)), np.zeros(1))
+    np.testing.assert_allclose(weights, expected[0], rtol=1e-4)
+    np.testing.assert_allclose(bias, expected[1], rtol=1e-4)
+    gang = list(launcher.gangs().values())[-1]
+    np.testing.assert_allclose(gang.metrics.query("rank == 0")["loss"], expected[2], rtol=1e-4)
+
+
+def plan(ports: tuple[int, ...]) -> Plan:
+    hosts = (("10.0.0.1", 0, 0), ("10.0.0.1", 1, 0), ("fd00::2", 0, 1))
+    slots = (
+        Slot(rank, local, node, 3, 2 - node, 2, address, f"GPU-{rank}", address, "eth0", port)
+        for rank, ((address, local, node), port) in enumerate(zip(hosts, ports, strict=True))
+    )
+    return Plan(tuple(slots))
+
+
+def environments(ports: tuple[int, ...]) -> Any:
+    where: Any = {"spec": JobSpec(np=3, rendezvous="tensorflow"), "gang": "a1b2", "attempt": 0}
+    return (
+        plugins.rendezvous("tensorflow").prepare(plan(ports), "10.0.0.1", 9, **where).environments
+    )
+
+
+def test_ranks_know_the_addresses_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "false")
+    monkeypatch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)
+    found = environments((1234, 1235, 4567))
+    configs = [json.loads(rank["TF_CONFIG"]) for rank in found]
+    workers = ["10.0.0.1:1234", "10.0.0.1:1235", "[fd00::2]:4567"]
+    assert [config["cluster"] for config in configs] == [{"worker": workers}] * 3
+    assert [config["task"] for config in configs] == [
+        {"type": "worker", "index": rank} for rank in range(3)
+    ]
+    assert {rank["TF_GRPC_REUSE_PORT"] for rank in found} == {"true"}
+    assert {rank["NCCL_SOCKET_IFNAME"] for rank in found} == {"eth0"}
+    assert {rank["TF_FORCE_GPU_ALLOW_GROWTH"] for rank in found} == {"false"}, "the user's own"
+    assert {rank["TF_CPP_MIN_LOG_LEVEL"] for rank in found} == {"1"}
+
+
+def test_a_placement_without_ports_is_refused() -> None:
+    with pytest.raises(PlacementError, match="`--on local` does not provide"):
+        environments((0, 0, 0))
+
+
+class FakeConfig:
+    """``tf.config`` of a host with GPUs."""
+
+    def __init__(self, n_gpus: int) -> None:
+        self.gpus = [f"gpu {number}" for number in range(n_gpus)]
+        self.visible: Any = None
+
+    def list_physical_devices(self, kind: str) -> list[str]:
+        return self.gpus if kind == "GPU" else []
+
+    def set_visible_devices(self, devices: str, kind: str) -> None:
+        self.visible = (devices, kind)
+
+
+@pytest.mark.parametrize(
+    ("n_gpus", "environment", "visible"),
+    [
+        (2, {"TF_CONFIG": "{}", "LOCAL_RANK": "1"}, ("gpu 1", "GPU")),
+        (1, {"TF_CONFIG": "{}", "LOCAL_RANK": "1"}, None),
+        (2, {"LOCAL_RANK": "1"}, None),  # another rendezvous
+    ],
+)
+def test_each_rank_uses_its_own_gpu(
+    n_gpus: int, environment: dict[str, str], visible: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    config = FakeConfig(n_gpus)
+    library: Any = SimpleNamespace(config=config)
+    observe.attach(library)
+    assert config.visible == visible

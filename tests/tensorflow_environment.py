@@ -1,0 +1,41 @@
+"""TensorFlow beside the environment of the tests: Keras, transformers and TensorBoard would use it there.
+
+It has a virtual environment of its own, with the tests' environment below it. ``python -m
+tests.tensorflow_environment`` makes it; ``make test-all`` runs the tests marked ``tensorflow`` there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+REQUIREMENT = "tensorflow-cpu>=2.16"
+FOLDER = Path(sys.prefix) / "tensorflow"
+
+
+def install() -> None:
+    """Make the environment. Raises CalledProcessError, such as where there is no wheel for this Python."""
+    try:
+        subprocess.run([sys.executable, "-m", "venv", str(FOLDER)], check=True)
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        below = FOLDER / "lib" / version / "site-packages" / "below.pth"
+        # As a site, so that its own path files count too: this package is installed by one.
+        below.write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
+        pip = [str(FOLDER / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
+        subprocess.run([*pip, "install", "--quiet", REQUIREMENT], check=True)
+    except BaseException:
+        shutil.rmtree(FOLDER, ignore_errors=True)  # whole or not at all
+        raise
+
+
+def main() -> None:
+    if not FOLDER.exists():
+        print("· installing TensorFlow beside the tests' environment", flush=True)
+        install()
+
+
+if __name__ == "__main__":
+    main()
