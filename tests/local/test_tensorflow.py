@@ -13,10 +13,12 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from hydrogen_magic import plugins
+from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.tensorflow.node import observe
+from tests import observed
 
 GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "tensorflow.md"
 BATCH, EPOCHS = 16, 3
@@ -129,3 +131,45 @@ def test_each_rank_uses_its_own_gpu(
     library: Any = SimpleNamespace(config=config)
     observe.attach(library)
     assert config.visible == visible
+
+
+SUMMARIES = """
+import os, tempfile
+import numpy as np
+import tensorflow as tf
+folder = tempfile.mkdtemp()
+train, test = (tf.summary.create_file_writer(f"{folder}/{name}") for name in ("train", "test"))
+tf.summary.scalar("unwritten", 1.0, 0)
+for step in range(3):
+    with train.as_default():
+        tf.summary.scalar("loss", tf.constant(0.5) * step, step)
+        with tf.name_scope("model"):
+            tf.summary.scalar("norm", 2.0, tf.Variable(step, dtype=tf.int64))
+    with test.as_default(step):
+        tf.summary.scalar("loss", data=np.float32(step))
+x = np.zeros((8, 4), "float32")
+model = tf.keras.Sequential([tf.keras.Input((4,)), tf.keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+board = tf.keras.callbacks.TensorBoard(f"{folder}/keras", update_freq=1)
+model.fit(x, x[:, :1], batch_size=4, epochs=1, validation_split=0.5, callbacks=[board])
+print(sorted(name for name in os.listdir(folder)), len(os.listdir(f"{folder}/train")))
+"""
+
+
+@pytest.mark.exhaustive  # it imports TensorFlow, which takes seconds
+@pytest.mark.tensorflow
+def test_summaries_become_curves_and_those_of_keras_once(tmp_path: Path) -> None:
+    """``tf.keras`` is Keras 3, whose own observer has its logs and its progress."""
+    done = observed.run(SUMMARIES, tmp_path)
+    assert "['keras', 'test', 'train'] 1" in done.stdout
+    assert not done.of(ev.Notice), "each observer works"
+    curves: dict[str, list[tuple[int, float | None]]] = {}
+    for event in done.of(ev.Metrics):
+        for name, values in event.values.items():
+            points = zip(event.steps, values, strict=True)
+            curves.setdefault(name, []).extend(point for point in points if point[1] is not None)
+    assert set(curves) == {"loss", "model/norm", "test/loss", "val_loss"}
+    assert curves["model/norm"] == [(0, 2.0), (1, 2.0), (2, 2.0)]
+    assert curves["test/loss"] == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    assert curves["loss"][:3] == [(0, 0.0), (1, 0.5), (2, 1.0)]
+    assert ("Epoch 1/1", 1.0, 1.0, True) in done.bars

@@ -37,6 +37,8 @@ def attach(module: ModuleType) -> None:
             _join(self, observer)
 
     module.CallbackList.__init__ = __init__
+    for hook in ("on_train_batch_end", "on_test_end", "on_epoch_end"):
+        setattr(module.TensorBoard, hook, metrics.claiming(getattr(module.TensorBoard, hook)))
 
 
 def is_seen(model: object) -> bool:

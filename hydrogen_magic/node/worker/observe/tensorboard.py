@@ -1,13 +1,17 @@
-"""Observer of ``SummaryWriter``, of torch or tensorboardX: scalars become curves.
+"""Observer of scalars for TensorBoard, which become curves: ``SummaryWriter`` of torch or tensorboardX, and
+``tf.summary.scalar``.
 
 The writer still writes its files. Two writers with one tag, as of ``runs/train`` and ``runs/val``, make two
-curves: the first has the tag's name, the other has the name of its directory as prefix.
+curves: the first has the tag's name, the other has the name of its directory as prefix. Scalars in a
+``tf.function`` are not seen, since that is only traced.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import sys
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -19,6 +23,9 @@ _NO_CURVE = "hp_metric"
 
 _directories: dict[str, str] = {}
 """Curve -> directory of the first writer that wrote it."""
+_directory_of: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""Of writers of TensorFlow, which do not know it."""
+_WRITERS = "tensorflow.python.ops.summary_ops_v2"
 
 
 def attach(module: ModuleType) -> None:
@@ -28,6 +35,33 @@ def attach(module: ModuleType) -> None:
     writer.add_scalars = _seen(writer.add_scalars, _see_scalars)
     # Results of a whole run: it also writes them as scalars, in a separate directory.
     writer.add_hparams = metrics.claiming(writer.add_hparams)
+
+
+def attach_to_tensorflow(module: ModuleType) -> None:
+    """Patch ``tf.summary.scalar``; ``module`` is ``tensorboard.plugins.scalar.summary_v2``."""
+    original = module.scalar
+
+    @functools.wraps(original)
+    def scalar(*args: Any, **kwargs: Any) -> Any:
+        is_written = original(*args, **kwargs)
+        if not metrics.is_claimed():
+            _see_summary(is_written, *args, **kwargs)
+        return is_written
+
+    module.scalar = scalar  # type: ignore[attr-defined]
+
+
+def attach_to_tensorflow_writers(module: ModuleType) -> None:
+    """Patch ``tf.summary.create_file_writer``; ``module`` is ``tensorflow.python.ops.summary_ops_v2``."""
+    original = module.create_file_writer_v2
+
+    @functools.wraps(original)
+    def create(logdir: Any, *args: Any, **kwargs: Any) -> Any:
+        writer = original(logdir, *args, **kwargs)
+        _directory_of[writer] = os.fsdecode(logdir)
+        return writer
+
+    module.create_file_writer_v2 = create  # type: ignore[attr-defined]
 
 
 def _seen(original: Callable[..., Any], see: Callable[..., None]) -> Callable[..., Any]:
@@ -57,8 +91,26 @@ def _see_scalars(
     metrics.log(values, global_step)
 
 
+@metrics.safely
+def _see_summary(
+    is_written: Any, name: Any, data: Any, step: Any = None, *_: Any, **__: Any
+) -> None:
+    import tensorflow as tf
+
+    if not tf.executing_eagerly() or not bool(is_written):
+        return
+    writer = getattr(sys.modules[_WRITERS], "_summary_state").writer  # noqa: B009 # it has no type
+    scope = tf.get_current_name_scope()
+    tag = f"{scope}/{name}" if scope else str(name)
+    at = tf.summary.experimental.get_step() if step is None else step
+    metrics.log({_curve_in(_directory_of.get(writer, ""), tag): data}, at)
+
+
 def _curve(writer: Any, tag: str) -> str:
-    directory = str(getattr(writer, "log_dir", None) or getattr(writer, "logdir", ""))
+    return _curve_in(str(getattr(writer, "log_dir", None) or getattr(writer, "logdir", "")), tag)
+
+
+def _curve_in(directory: str, tag: str) -> str:
     if _directories.setdefault(tag, directory) == directory:
         return tag
     return f"{os.path.basename(os.path.normpath(directory))}/{tag}"
