@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-REQUIREMENT = "tensorflow-cpu>=2.16"
+REQUIREMENTS = ("tensorflow-cpu>=2.16", "tf_keras>=2.16")
 FOLDER = Path(sys.prefix) / "tensorflow"
 
 
@@ -25,7 +25,7 @@ def install() -> None:
         # As a site, so that its own path files count too: this package is installed by one.
         below.write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")
         pip = [str(FOLDER / "bin" / "python"), "-m", "pip", "--disable-pip-version-check"]
-        subprocess.run([*pip, "install", "--quiet", REQUIREMENT], check=True)
+        subprocess.run([*pip, "install", "--quiet", *REQUIREMENTS], check=True)
     except BaseException:
         shutil.rmtree(FOLDER, ignore_errors=True)  # whole or not at all
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import HydrogenError, RankFailedError
 
-__all__ = ["GangOptions", "Words", "reworded"]
+__all__ = ["GangOptions", "Words", "positive", "reworded"]
 
 Words = Sequence[tuple[str, str]]
 """Patterns of options of the magics, and a class's own names for them."""
@@ -68,6 +69,21 @@ def _configured() -> JobSpec:
     ]
     spec: JobSpec = found[-1].defaults() if found else JobSpec()
     return spec
+
+
+def positive(name: str, number: int) -> int:
+    """Return an argument, which may be of any integer type, as an int.
+
+    Raises TypeError if it is not a whole number, ValueError if it is not positive.
+    """
+    try:
+        found = operator.index(number)
+    except TypeError:
+        kind = type(number).__name__
+        raise TypeError(f"{name} should be an int, got {number!r}, a {kind}") from None
+    if found <= 0:
+        raise ValueError(f"{name} has to be a positive integer, got {found}")
+    return found
 
 
 @contextmanager

@@ -10,12 +10,12 @@ Signatures, defaults, checks and return values are those of pyspark 4.3; only th
 from __future__ import annotations
 
 import logging
-import operator
 import os
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from hydrogen_magic.compat.options import GangOptions, Words, reworded
+from hydrogen_magic.compat.options import GangOptions, Words, positive, reworded
+from hydrogen_magic.compat.spark_encryption import check_encryption, session_settings
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker.nesting import refuse_nested
@@ -107,14 +107,14 @@ class TorchDistributor:
         """
         if not local_mode:
             refuse_nested()  # a rank on an executor lacks the modules that look at the session
-        self.num_processes = _positive(num_processes)
+        self.num_processes = positive("num_processes", num_processes)
         self.local_mode = local_mode
         self.use_gpu = use_gpu
         self.ssl_conf = _ssl_conf
         self._options = GangOptions(env, retries, timeout, start_timeout, pack)
         with reworded(self._words):
             if not local_mode:
-                _session_settings()
+                session_settings()
             elif use_gpu:
                 self.num_processes = _at_most_one_per_gpu(self.num_processes)
 
@@ -153,40 +153,12 @@ class TorchDistributor:
     def _spec(self) -> JobSpec:
         """Return the spec; RuntimeError if the cluster requires something that ranks do not support."""
         if not self.local_mode:
-            self._check_encryption()
+            check_encryption(self.ssl_conf, _logger)
         placement = "local" if self.local_mode else "spark"
         gpu = bool(self.use_gpu)
         return self._options.spec(
             np=self.num_processes, placement=placement, rendezvous="torch", gpu=gpu
         )
-
-    def _check_encryption(self) -> None:
-        """Refuse a cluster with TLS: ranks communicate by Gloo and NCCL, without encryption."""
-        settings = _session_settings()
-        if not _is_true(settings, "spark.ssl.enabled"):
-            return
-        what = (
-            "this cluster has TLS enabled (spark.ssl.enabled). Code, output and results are sent "
-            "encrypted, but the traffic between ranks (gradients, parameters, possibly data) is "
-            "not"
-        )
-        if not _is_true(settings, self.ssl_conf):
-            raise PlacementError(f"{what}: set {self.ssl_conf} to true to train anyway")
-        _logger.warning("%s; %s allows it", what, self.ssl_conf)
-
-
-def _positive(num_processes: int) -> int:
-    """Return ``num_processes``, which may be of any integer type, as an int."""
-    try:
-        number = operator.index(num_processes)
-    except TypeError:
-        kind = type(num_processes).__name__
-        raise TypeError(
-            f"num_processes should be an int, got {num_processes!r}, a {kind}"
-        ) from None
-    if number <= 0:
-        raise ValueError(f"num_processes has to be a positive integer, got {number}")
-    return number
 
 
 def _at_most_one_per_gpu(num_processes: int) -> int:
@@ -207,14 +179,3 @@ def _at_most_one_per_gpu(num_processes: int) -> int:
             found,
         )
     return min(num_processes, found)
-
-
-def _session_settings() -> Any:
-    """Return the ``spark.conf`` of the notebook's session; PlacementError if there is none."""
-    from hydrogen_magic.driver.placements.spark import session
-
-    return session.find().spark.conf
-
-
-def _is_true(settings: Any, key: str) -> bool:
-    return str(settings.get(key, "false")).lower() == "true"

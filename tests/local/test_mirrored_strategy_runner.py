@@ -1,0 +1,182 @@
+"""``MirroredStrategyRunner`` as the notebooks use it that were written for ``spark_tensorflow_distributor``.
+
+The expectations are those of the original's integration tests: GPUs are split evenly, none is used twice, and
+the environment is restored.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hydrogen_magic.compat import MirroredStrategyRunner
+from hydrogen_magic.driver import launcher
+
+PAGE = Path(__file__).parents[2] / "docs" / "migrating" / "mirrored-strategy-runner.md"
+pytestmark = pytest.mark.usefixtures("warm_agents")
+
+
+def gpus_of_rank() -> tuple[str, list[str], int]:
+    """Where this rank is, the GPUs that are visible there, and which of them is its own."""
+    visible = [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name]
+    return os.environ["GROUP_RANK"], visible, int(os.environ["LOCAL_RANK"])
+
+
+def replicas(**options: Any) -> Any:
+    """The strategy around this function, as plain code of TensorFlow sees it."""
+    import tensorflow as tf
+
+    strategy = tf.distribute.get_strategy()
+    return type(strategy).__name__, strategy.num_replicas_in_sync, options
+
+
+def last_results() -> list[Any]:
+    """What every rank of the last gang returned."""
+    return list(launcher.gangs().values())[-1].results
+
+
+@pytest.fixture
+def four_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that reports four GPUs; there are none."""
+    report = "\n".join(f"echo {index}, GPU-{index}" for index in range(4))
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{report}\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+
+def test_signatures_are_the_originals() -> None:
+    """Those of version 1.0.0, and the options of a gang."""
+    found = inspect.signature(MirroredStrategyRunner).parameters.values()
+    assert {each.kind for each in found} == {inspect.Parameter.KEYWORD_ONLY}
+    assert [(each.name, each.default) for each in found][:5] == [
+        ("num_slots", inspect.Parameter.empty),
+        ("local_mode", False),
+        ("use_gpu", True),
+        ("gpu_resource_name", "gpu"),
+        ("use_custom_strategy", False),
+    ]
+    assert [each.name for each in found][5:] == [
+        "env",
+        "retries",
+        "timeout",
+        "start_timeout",
+        "pack",
+    ]
+    run = inspect.signature(MirroredStrategyRunner.run)
+    assert str(run) == "(self, train_fn: 'Callable[..., Any]', **kwargs: 'Any') -> 'Any'"
+
+
+@pytest.mark.parametrize(
+    ("number", "error"), [(0, ValueError), (-1, ValueError), ("2", TypeError), (2.0, TypeError)]
+)
+def test_num_slots_is_a_positive_number(number: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="num_slots"):
+        MirroredStrategyRunner(num_slots=number, local_mode=True)
+
+
+@pytest.mark.usefixtures("four_gpus")
+def test_more_slots_than_gpus_here_are_refused() -> None:
+    runner = MirroredStrategyRunner(num_slots=5, local_mode=True)
+    with pytest.raises(ValueError, match=r"5 slots were requested .* only 4 GPUs"):
+        runner.run(gpus_of_rank)
+
+
+def test_another_gpu_resource_is_refused() -> None:
+    with pytest.raises(RuntimeError, match="gpu_resource_name='fpga' is not supported"):
+        MirroredStrategyRunner(num_slots=2, gpu_resource_name="fpga")
+
+
+@pytest.mark.exhaustive  # ranks import TensorFlow, which takes seconds
+@pytest.mark.tensorflow
+def test_plain_code_runs_in_the_scope_of_a_strategy() -> None:
+    runner = MirroredStrategyRunner(num_slots=2, local_mode=True, use_gpu=False)
+    found = runner.run(replicas, epochs=3, timeout="the function's own")
+    options = {"epochs": 3, "timeout": "the function's own"}
+    assert found == ("CollectiveAllReduceStrategy", 2, options)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.tensorflow
+def test_the_pages_snippet_trains_on_the_rows_of_all_ranks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every rank ends with the same weights."""
+    (snippet,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    x = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+    main = sys.modules["__main__"].__dict__
+    for name, value in {"X": x, "Y": x @ np.array([[1.0], [-2.0], [0.5], [3.0]])}.items():
+        monkeypatch.setitem(main, name, value)
+    for name in ("train", "keras_2", "runner", "weights", "MirroredStrategyRunner"):
+        monkeypatch.setitem(main, name, None)
+    exec(snippet, main)
+    kernel, bias = main["weights"]
+    assert (kernel.shape, bias.shape) == ((4, 1), (1,))
+    for other_kernel, other_bias in last_results():
+        assert (kernel == other_kernel).all()
+        assert (bias == other_bias).all()
+
+
+@pytest.mark.tensorflow
+@pytest.mark.usefixtures("four_gpus")
+@pytest.mark.parametrize("given", [None, "3,1,0"])
+def test_local_ranks_have_gpus_of_their_own(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that the notebook may use; its environment stays as it is."""
+    if given is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    runner = MirroredStrategyRunner(num_slots=3, local_mode=True, use_custom_strategy=True)
+    names = ["0", "1", "2"] if given is None else given.split(",")
+    assert runner.run(gpus_of_rank) == ("0", names, 0)
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == given
+
+
+@pytest.mark.exhaustive
+@pytest.mark.spark
+@pytest.mark.tensorflow
+@pytest.mark.usefixtures("spark")
+def test_gpus_of_a_cluster_are_split_evenly_and_none_is_used_twice() -> None:
+    """Two hosts with two GPUs each."""
+    runner = MirroredStrategyRunner(num_slots=4, use_custom_strategy=True)
+    assert runner.get_num_tasks() == 4
+    runner.run(gpus_of_rank)
+    own = {(host, visible[place]) for host, visible, place in last_results()}
+    assert len(own) == 4
+    n_ranks = Counter(host for host, _, _ in last_results())
+    assert all(len(visible) == n_ranks[host] for host, visible, _ in last_results())
+
+
+@pytest.mark.exhaustive
+@pytest.mark.spark
+@pytest.mark.tensorflow
+@pytest.mark.usefixtures("spark")
+def test_ranks_of_a_cluster_without_gpus_see_none() -> None:
+    runner = MirroredStrategyRunner(num_slots=2, use_gpu=False, use_custom_strategy=True)
+    runner.run(gpus_of_rank)
+    assert [visible for _, visible, _ in last_results()] == [[], []]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.spark
+@pytest.mark.tensorflow
+def test_a_cluster_that_wants_tls_is_refused_unless_ignored(spark: Any) -> None:
+    runner = MirroredStrategyRunner(num_slots=1, use_gpu=False, use_custom_strategy=True)
+    spark.conf.set("spark.ssl.enabled", "true")
+    try:
+        with pytest.raises(RuntimeError, match=r"tensorflow\.spark\.distributor\.ignoreSsl"):
+            runner.run(gpus_of_rank)
+        spark.conf.set("tensorflow.spark.distributor.ignoreSsl", "true")
+        assert runner.run(gpus_of_rank)[1] == []
+    finally:
+        spark.conf.unset("spark.ssl.enabled")
+        spark.conf.unset("tensorflow.spark.distributor.ignoreSsl")
