@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import Any
 
 
@@ -34,3 +35,17 @@ def _of_each_rank(value: Any) -> Any:
     import tensorflow as tf
 
     return strategy().experimental_distribute_values_from_function(lambda _: tf.constant(value))
+
+
+def gpus_of_rank() -> tuple[str, list[str], int]:
+    """Where this rank is, the GPUs that are visible there, and which of them is its own."""
+    visible = [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name]
+    return os.environ["GROUP_RANK"], visible, int(os.environ["LOCAL_RANK"])
+
+
+def replicas(**options: Any) -> Any:
+    """The strategy around this function, as plain code of TensorFlow sees it."""
+    import tensorflow as tf
+
+    strategy = tf.distribute.get_strategy()
+    return type(strategy).__name__, strategy.num_replicas_in_sync, options

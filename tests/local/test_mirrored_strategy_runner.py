@@ -19,23 +19,10 @@ import pytest
 
 from hydrogen_magic.compat import MirroredStrategyRunner
 from hydrogen_magic.driver import launcher
+from tests.tensorflow_ranks import gpus_of_rank, replicas
 
 PAGE = Path(__file__).parents[2] / "docs" / "migrating" / "mirrored-strategy-runner.md"
 pytestmark = pytest.mark.usefixtures("warm_agents")
-
-
-def gpus_of_rank() -> tuple[str, list[str], int]:
-    """Where this rank is, the GPUs that are visible there, and which of them is its own."""
-    visible = [name for name in os.environ["CUDA_VISIBLE_DEVICES"].split(",") if name]
-    return os.environ["GROUP_RANK"], visible, int(os.environ["LOCAL_RANK"])
-
-
-def replicas(**options: Any) -> Any:
-    """The strategy around this function, as plain code of TensorFlow sees it."""
-    import tensorflow as tf
-
-    strategy = tf.distribute.get_strategy()
-    return type(strategy).__name__, strategy.num_replicas_in_sync, options
 
 
 def last_results() -> list[Any]:
