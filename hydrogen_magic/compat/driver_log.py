@@ -6,9 +6,10 @@ The originals are ``sparkdl.horovod.log_to_driver`` and ``sparkdl.horovod.tensor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from hydrogen_magic.compat.keras_hooks import KerasHooks
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.node.worker import api, reporter
 from hydrogen_magic.node.worker.observe import keras, metrics
@@ -32,7 +33,7 @@ def log_to_driver(message: str) -> None:
     here.report(ev.Output(here.now_s(), here.rank, ev.DRIVER, f"{text}\n"))
 
 
-class LogCallback:
+class LogCallback(KerasHooks):
     """Reports the training of a Keras model with :func:`log_to_driver`; only on rank 0.
 
     A callback for Keras 2 and 3 by its interface; Keras itself need not be installed. Metrics become curves
@@ -41,20 +42,11 @@ class LogCallback:
 
     def __init__(self, per_batch_log: bool = False) -> None:
         """``per_batch_log``: report every batch, not only epochs."""
+        super().__init__()
         self.per_batch_log = per_batch_log
-        self.model: Any = None
-        self.params: Mapping[str, Any] = {}
         self._epoch = 0
         self._n_batches = 0
         self._batch_metrics: set[str] = set()
-
-    def set_params(self, params: Mapping[str, Any]) -> None:
-        """Set Keras's parameters of the training: ``epochs``, ``steps``."""
-        self.params = params
-
-    def set_model(self, model: Any) -> None:
-        """Set the trained model."""
-        self.model = model
 
     def on_epoch_begin(self, epoch: int, logs: Mapping[str, Any] | None = None) -> None:
         """Report the start of an epoch; Keras counts from 0, the report from 1."""
@@ -81,21 +73,6 @@ class LogCallback:
         self._record(new, max(self._n_batches - 1, 0))
         self._log_epoch("ends", logs)
 
-    def _implements_train_batch_hooks(self) -> bool:
-        """Called by Keras 2, since this class is not derived from its callback."""
-        return True
-
-    def _implements_test_batch_hooks(self) -> bool:
-        return False
-
-    _implements_predict_batch_hooks = _implements_test_batch_hooks
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        # Keras calls some twenty others, and newer versions may call more.
-        if name.startswith("on_"):
-            return _nothing
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-
     def _log_epoch(self, what: str, logs: Mapping[str, Any] | None = None) -> None:
         if api.rank() == 0:
             epochs = self.params.get("epochs")
@@ -106,13 +83,6 @@ class LogCallback:
     def _record(self, logs: Mapping[str, Any], step: int) -> None:
         if not keras.is_seen(self.model):
             metrics.log(logs, step)
-
-
-def _nothing(*args: Any, **kwargs: Any) -> None:
-    """Hook for events that are not reported."""
-
-
-_nothing._is_default = True  # type: ignore[attr-defined]  # Keras's mark of hooks it need not wait for
 
 
 def _short(value: Any) -> str:

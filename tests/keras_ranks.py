@@ -1,0 +1,37 @@
+"""What tests of ``hydrogen_magic.compat.keras`` run on ranks: a plain local module that travels."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+BATCH, EPOCHS, RATE, MOMENTUM = 8, 3, 0.05, 0.9
+
+
+def train(x: Any, y: Any, **schedule: Any) -> tuple[Any, Any, Any, Any]:
+    """Train on this rank's rows from weights of its own; return those, the result, and the history.
+
+    The text is that of Horovod's example. ``schedule``: arguments of the warmup, none without it.
+    """
+    os.environ["KERAS_BACKEND"] = "torch"
+    import keras
+
+    import hydrogen_magic.compat.keras as hvd
+
+    hvd.init()
+    keras.utils.set_random_seed(hvd.rank())
+    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+    begin = model.get_weights()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(RATE, momentum=MOMENTUM))
+    model.compile(optimizer, "mse")
+    callbacks: list[Any] = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.MetricAverageCallback(),
+    ]
+    if schedule:
+        callbacks.append(hvd.callbacks.LearningRateWarmupCallback(RATE, **schedule))
+    mine = slice(hvd.rank(), None, hvd.size())
+    options = {"batch_size": BATCH, "epochs": EPOCHS, "shuffle": False, "verbose": 0}
+    history = model.fit(x[mine], y[mine], callbacks=callbacks, **options)
+    state = [variable.numpy() for variable in optimizer.variables]
+    return begin, model.get_weights(), state, history.history

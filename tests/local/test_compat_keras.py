@@ -1,0 +1,96 @@
+"""``hydrogen_magic.compat.keras``: Keras on many ranks learns what it learns in one process from all rows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+
+import hydrogen_magic as hm
+from hydrogen_magic.compat import HorovodRunner, keras
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.driver import launcher
+from tests.gangs import ended
+from tests.keras_ranks import BATCH, EPOCHS, MOMENTUM, RATE, train
+
+pytestmark = pytest.mark.usefixtures("warm_agents")
+
+GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "keras.md"
+N_RANKS, N_STEPS = 2, 4
+X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
+Y = X @ np.array([[1.0], [-2.0], [0.5], [3.0]], np.float32)
+
+
+def in_one_process(begin: Any, rates: list[float]) -> tuple[Any, Any, list[float]]:
+    """Train on the batches of all ranks together, a learning rate for each step.
+
+    Momentum is corrected as in the paper: a change of the rate does not change what was gathered.
+    """
+    kernel, bias = begin
+    moments, losses, before = [0.0, 0.0], [], RATE
+    size = BATCH * N_RANKS
+    starts = [*range(0, len(X), size)] * EPOCHS
+    for start, rate in zip(starts, rates, strict=True):
+        rows = slice(start, start + size)
+        error = X[rows] @ kernel + bias - Y[rows]
+        losses.append(float((error**2).mean()))
+        gradients = 2 * X[rows].T @ error / size, 2 * error.mean(0)
+        momentum, before = MOMENTUM * rate / before, rate
+        moments = [momentum * m - rate * g for m, g in zip(moments, gradients, strict=True)]
+        kernel, bias = kernel + moments[0], bias + moments[1]
+    return kernel, bias, losses
+
+
+def check(results: list[Any], rates: list[float]) -> None:
+    (begin, weights, state, history), (other_begin, *others) = results
+    assert not np.allclose(begin[0], other_begin[0]), "the second rank has begun elsewhere"
+    for mine, theirs in zip((*weights, *state), (*others[0], *others[1]), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    kernel, bias, losses = in_one_process(begin, rates)
+    np.testing.assert_allclose(weights[0], kernel, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(weights[1], bias, rtol=1e-4, atol=1e-6)
+    of_epochs = np.reshape(losses, (EPOCHS, -1)).mean(1)
+    np.testing.assert_allclose(history["loss"], of_epochs, rtol=1e-4)
+    np.testing.assert_allclose(others[2]["loss"], of_epochs, rtol=1e-4)
+
+
+def test_gradients_are_averaged_by_torch() -> None:
+    """Every rank ends with the weights and the optimizer's state of training in one process."""
+    gang = ended(hm.launch(train, X, Y, np=N_RANKS, warmup_epochs=2))
+    gang.raise_for_state()
+    warming = [RATE * (step / N_STEPS / 2 + 1) / 2 for step in range(1, 2 * N_STEPS + 1)]
+    rates = [*warming, *[RATE] * N_STEPS]
+    check(gang.results, rates)
+    np.testing.assert_allclose(gang.results[1][3]["lr"], rates[N_STEPS - 1 :: N_STEPS], rtol=1e-6)
+    notices = [event.text for event in gang.events() if isinstance(event, ev.Notice)]
+    assert notices == [], "such as that every rank trains a model of its own"
+
+
+def test_without_a_gang_there_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    logs = {"loss": 0.5, "accuracy": 1}
+    keras.MetricAverageCallback().on_epoch_end(0, logs)
+    assert logs == {"loss": 0.5, "accuracy": 1.0}
+    assert (keras.rank(), keras.size()) == (0, 1)
+
+
+@pytest.mark.exhaustive
+def test_the_guides_cell_runs(notebook_shell: InteractiveShell) -> None:
+    (cell,) = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.S)
+    notebook_shell.push({"X": X, "Y": Y})
+    done = notebook_shell.run_cell(cell)
+    done.raise_error()
+    (mine, theirs) = list(launcher.gangs().values())[-1].results
+    for one, other in zip(mine, theirs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.horovod
+def test_horovod_runners_example_trains_with_averaged_gradients() -> None:
+    HorovodRunner(np=-N_RANKS).run(train, x=X, y=Y)
+    check(list(launcher.gangs().values())[-1].results, [RATE] * EPOCHS * N_STEPS)
