@@ -9,6 +9,7 @@ draw it instead. With ``verbose=0`` there is no bar here either.
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import weakref
 from types import ModuleType
@@ -54,6 +55,18 @@ def _join(callbacks: Any, observer: type[Any]) -> None:
     ours.set_params(callbacks.params)
     callbacks.callbacks.append(ours)
     _seen.add(callbacks.model)
+    if _shares_arrays():
+        callbacks._async_train = callbacks._async_test = callbacks._async_predict = False
+
+
+def _shares_arrays() -> bool:
+    """Whether metrics are arrays of several processes. To read them in the thread of Keras's background calls
+    breaks the step that runs meanwhile: "Buffer has been deleted or donated" (JAX 0.10.2 on CPUs).
+    """
+    import keras
+
+    jax = sys.modules.get("jax")
+    return jax is not None and keras.config.backend() == "jax" and jax.process_count() > 1
 
 
 class _KerasHooks:
