@@ -8,18 +8,19 @@ from typing import Any
 BATCH, EPOCHS, RATE, MOMENTUM = 8, 3, 0.05, 0.9
 
 
-def train(x: Any, y: Any, **schedule: Any) -> tuple[Any, Any, Any, Any]:
+def train(x: Any, y: Any, backend: str = "torch", **schedule: Any) -> tuple[Any, Any, Any, Any]:
     """Train on this rank's rows from weights of its own; return those, the result, and the history.
 
     The text is that of Horovod's example. ``schedule``: arguments of the warmup, none without it.
     """
-    os.environ["KERAS_BACKEND"] = "torch"
+    os.environ["KERAS_BACKEND"] = backend
     import keras
 
     import hydrogen_magic.compat.keras as hvd
 
     hvd.init()
-    keras.utils.set_random_seed(hvd.rank())
+    if backend == "torch":  # of JAX, init() seeds all ranks alike
+        keras.utils.set_random_seed(hvd.rank())
     model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
     begin = model.get_weights()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(RATE, momentum=MOMENTUM))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
-from hydrogen_magic.compat import HorovodRunner, keras
+from hydrogen_magic.compat import HorovodRunner
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver import launcher
 from tests.gangs import ended
@@ -23,12 +26,19 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guides" / "keras.md"
 N_RANKS, N_STEPS = 2, 4
 X = np.random.default_rng(0).normal(size=(64, 4)).astype(np.float32)
 Y = X @ np.array([[1.0], [-2.0], [0.5], [3.0]], np.float32)
+WARMING = [
+    *(RATE * (step / N_STEPS / 2 + 1) / 2 for step in range(1, 2 * N_STEPS + 1)),
+    *[RATE] * N_STEPS,
+]
+"""The rate of each step with a warmup of two epochs."""
 
 
-def in_one_process(begin: Any, rates: list[float]) -> tuple[Any, Any, list[float]]:
+def in_one_process(
+    begin: Any, rates: list[float], is_corrected: bool
+) -> tuple[Any, Any, list[float]]:
     """Train on the batches of all ranks together, a learning rate for each step.
 
-    Momentum is corrected as in the paper: a change of the rate does not change what was gathered.
+    ``is_corrected``: momentum is scaled as in the paper, so that what was gathered follows the rate.
     """
     kernel, bias = begin
     moments, losses, before = [0.0, 0.0], [], RATE
@@ -39,18 +49,17 @@ def in_one_process(begin: Any, rates: list[float]) -> tuple[Any, Any, list[float
         error = X[rows] @ kernel + bias - Y[rows]
         losses.append(float((error**2).mean()))
         gradients = 2 * X[rows].T @ error / size, 2 * error.mean(0)
-        momentum, before = MOMENTUM * rate / before, rate
+        momentum, before = MOMENTUM * (rate / before if is_corrected else 1), rate
         moments = [momentum * m - rate * g for m, g in zip(moments, gradients, strict=True)]
         kernel, bias = kernel + moments[0], bias + moments[1]
     return kernel, bias, losses
 
 
-def check(results: list[Any], rates: list[float]) -> None:
-    (begin, weights, state, history), (other_begin, *others) = results
-    assert not np.allclose(begin[0], other_begin[0]), "the second rank has begun elsewhere"
+def check(results: list[Any], rates: list[float], *, is_corrected: bool = True) -> None:
+    (begin, weights, state, history), (_, *others) = results
     for mine, theirs in zip((*weights, *state), (*others[0], *others[1]), strict=True):
         np.testing.assert_array_equal(mine, theirs)
-    kernel, bias, losses = in_one_process(begin, rates)
+    kernel, bias, losses = in_one_process(begin, rates, is_corrected)
     np.testing.assert_allclose(weights[0], kernel, rtol=1e-4, atol=1e-6)
     np.testing.assert_allclose(weights[1], bias, rtol=1e-4, atol=1e-6)
     of_epochs = np.reshape(losses, (EPOCHS, -1)).mean(1)
@@ -62,20 +71,38 @@ def test_gradients_are_averaged_by_torch() -> None:
     """Every rank ends with the weights and the optimizer's state of training in one process."""
     gang = ended(hm.launch(train, X, Y, np=N_RANKS, warmup_epochs=2))
     gang.raise_for_state()
-    warming = [RATE * (step / N_STEPS / 2 + 1) / 2 for step in range(1, 2 * N_STEPS + 1)]
-    rates = [*warming, *[RATE] * N_STEPS]
-    check(gang.results, rates)
-    np.testing.assert_allclose(gang.results[1][3]["lr"], rates[N_STEPS - 1 :: N_STEPS], rtol=1e-6)
+    begin, other_begin = (result[0][0] for result in gang.results)
+    assert not np.allclose(begin, other_begin), "the second rank has begun elsewhere"
+    check(gang.results, WARMING)
+    rates = gang.results[1][3]["lr"]
+    np.testing.assert_allclose(rates, WARMING[N_STEPS - 1 :: N_STEPS], rtol=1e-6)
     notices = [event.text for event in gang.events() if isinstance(event, ev.Notice)]
     assert notices == [], "such as that every rank trains a model of its own"
 
 
-def test_without_a_gang_there_is_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    logs = {"loss": 0.5, "accuracy": 1}
-    keras.MetricAverageCallback().on_epoch_end(0, logs)
-    assert logs == {"loss": 0.5, "accuracy": 1.0}
-    assert (keras.rank(), keras.size()) == (0, 1)
+@pytest.mark.exhaustive
+def test_without_a_gang_there_is_one_rank() -> None:
+    program = (
+        "from tests.local.test_compat_keras import X, Y\nfrom tests.keras_ranks import train\n"
+        "print(*train(X, Y, warmup_epochs=2)[3]['loss'])"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "WORLD_SIZE"}
+    environ["PYTHONPATH"] = os.getcwd()
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, env=environ, timeout=240)
+    assert done.returncode == 0, done.stderr
+    first, *_, last = map(float, done.stdout.splitlines()[-1].split())
+    assert last < first / 2
+
+
+@pytest.mark.exhaustive
+@pytest.mark.jax
+def test_gradients_are_averaged_by_jax() -> None:
+    """Ranks begin with equal weights, and every step is one of all ranks together."""
+    schedule = {"warmup_epochs": 2, "momentum_correction": False}
+    gang = ended(hm.launch(train, X, Y, "jax", np=N_RANKS, rendezvous="jax", **schedule))
+    gang.raise_for_state()
+    check(gang.results, WARMING, is_corrected=False)
 
 
 @pytest.mark.exhaustive

@@ -87,7 +87,17 @@ DOORS = {
 }
 """Third party -> the rooms (or files) that may import it, wherever in the file."""
 
-FRAMEWORKS = {"torch", "numpy", "horovod", "tensorflow", "jax", "pyspark", "tqdm", "pyarrow"}
+FRAMEWORKS = {
+    "torch",
+    "numpy",
+    "horovod",
+    "tensorflow",
+    "jax",
+    "keras",
+    "pyspark",
+    "tqdm",
+    "pyarrow",
+}
 """Imported only inside functions: nobody pays for what a cell does not use."""
 OF_NUMBERS = tuple(
     f"views.{room}"

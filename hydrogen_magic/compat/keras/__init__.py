@@ -1,7 +1,7 @@
-"""Horovod's Keras module for Keras 3 on torch: ``import hydrogen_magic.compat.keras as hvd``.
+"""Horovod's Keras module for Keras 3 on torch or JAX: ``import hydrogen_magic.compat.keras as hvd``.
 
-Ranks exchange gradients by their gang's rendezvous, ``--with torch`` or ``--with horovod``. Names and
-behaviour are those of ``horovod.keras`` 0.28.1, which needs TensorFlow and Keras 2.
+Ranks exchange gradients by their gang's rendezvous: ``torch`` or ``horovod`` with torch, ``jax`` with JAX.
+Names and behaviour are those of ``horovod.keras`` 0.28.1, which needs TensorFlow and Keras 2.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class BroadcastGlobalVariablesCallback(KerasHooks):
         """Called by Keras once all variables exist."""
         optimizer = self.model.optimizer
         variables = [*self.model.weights, *(optimizer.variables if optimizer is not None else ())]
-        collectives.broadcast([each.value.data for each in variables], self.root_rank)
+        collectives.exchange().broadcast(variables, self.root_rank)
 
 
 class MetricAverageCallback(KerasHooks):
@@ -46,14 +46,11 @@ class MetricAverageCallback(KerasHooks):
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Replace the values in ``logs``."""
-        import torch
-
         if not logs:
             return
         names = sorted(logs)
-        values = torch.tensor([float(logs[name]) for name in names], dtype=torch.float64)
-        collectives.average([values])
-        logs.update(zip(names, values.tolist(), strict=True))
+        means = collectives.exchange().average([float(logs[name]) for name in names])
+        logs.update(zip(names, means, strict=True))
 
 
 class LearningRateScheduleCallback(KerasHooks):
@@ -77,7 +74,8 @@ class LearningRateScheduleCallback(KerasHooks):
             start_epoch: the first epoch in which the rate is set.
             end_epoch: the first one in which it is not set any more; None: it always is.
             staircase: True: set it once an epoch. False: before each batch, and the epoch is a fraction.
-            momentum_correction: scale the optimizer's momentum for the batch in which the rate changes.
+            momentum_correction: scale the optimizer's momentum for the batch in which the rate changes;
+                not possible with JAX.
             steps_per_epoch: number of batches; None: as Keras reports it.
         """
         super().__init__()
@@ -115,10 +113,11 @@ class LearningRateScheduleCallback(KerasHooks):
             self._set_rate(self._epoch)
 
     def _set_rate(self, epoch: float) -> None:
-        optimizer = self.model.optimizer
+        exchange, optimizer = collectives.exchange(), self.model.optimizer
+        exchange.before_change(self.model)
         before, rate = float(optimizer.learning_rate), self.initial_lr * self.multiplier(epoch)
         optimizer.learning_rate = rate
-        momentum = getattr(optimizer, "momentum", None)
+        momentum = None if exchange.keeps_momentum_fixed else getattr(optimizer, "momentum", None)
         if self.momentum_correction and momentum and before:
             self._momentum = momentum
             optimizer.momentum = momentum * rate / before

@@ -30,5 +30,6 @@ class _Averaging:
     """Averages gradients before they are applied."""
 
     def apply(self, grads: Sequence[Any], trainable_variables: Any = None) -> None:
-        collectives.average([gradient for gradient in grads if gradient is not None])
+        found = [gradient for gradient in grads if gradient is not None]
+        collectives.exchange().average_gradients(found)
         super().apply(grads, trainable_variables)  # type: ignore[misc]

@@ -1,0 +1,61 @@
+"""Keras on JAX: ``keras.distribution.DataParallel`` over the devices of all ranks.
+
+A step is compiled for all ranks together: it has the batches of all ranks, and so its gradients and metrics
+are of all ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from hydrogen_magic.compat.keras.exchange import Exchange
+from hydrogen_magic.node.worker import api
+
+__all__ = ["JaxExchange"]
+
+
+class JaxExchange(Exchange):
+    """See :class:`Exchange`."""
+
+    keeps_momentum_fixed = True
+
+    def init(self) -> None:
+        import jax
+        import keras
+
+        if api.world_size() == 1 or jax.distributed.is_initialized():
+            return
+        if "JAX_COORDINATOR_ADDRESS" not in os.environ:
+            raise RuntimeError("Keras uses JAX, but the ranks cannot join by it: use `--with jax`")
+        keras.distribution.initialize()
+        # Each rank passes its own rows.
+        parallel = keras.distribution.DataParallel(auto_shard_dataset=False)
+        keras.distribution.set_distribution(parallel)
+
+    def shutdown(self) -> None:
+        import jax
+
+        if jax.distributed.is_initialized():
+            jax.distributed.shutdown()
+
+    def average_gradients(self, gradients: Sequence[Any]) -> None:
+        """They are those of all ranks already."""
+
+    def average(self, values: Sequence[float]) -> Sequence[float]:
+        """They are those of all ranks already."""
+        return values
+
+    def broadcast(self, variables: Sequence[Any], root_rank: int) -> None:
+        from jax.experimental import multihost_utils
+
+        if api.world_size() == 1:
+            return
+        own = [variable.value.addressable_data(0) for variable in variables]
+        of_root = multihost_utils.broadcast_one_to_all(own, is_source=api.rank() == root_rank)
+        for variable, value in zip(variables, of_root, strict=True):
+            variable.assign(value)
+
+    def before_change(self, model: Any) -> None:
+        model.jax_state_sync()

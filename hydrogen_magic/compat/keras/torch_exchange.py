@@ -1,0 +1,97 @@
+"""Keras on torch: exchanges by Horovod in its gangs, else by ``torch.distributed``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from hydrogen_magic.compat.keras.exchange import Exchange
+from hydrogen_magic.node.worker import api
+
+__all__ = ["TorchExchange"]
+
+
+class TorchExchange(Exchange):
+    """See :class:`Exchange`."""
+
+    def init(self) -> None:
+        import torch
+
+        if torch.cuda.is_available():
+            torch.cuda.set_device(api.local_rank())
+        if _uses_horovod():
+            _horovod().init()
+        elif api.world_size() > 1 and not torch.distributed.is_initialized():
+            _check_rendezvous()
+            torch.distributed.init_process_group()
+
+    def shutdown(self) -> None:
+        import torch.distributed as dist
+
+        if _uses_horovod():
+            _horovod().shutdown()
+        elif dist.is_initialized():
+            dist.destroy_process_group()
+
+    def average_gradients(self, gradients: Sequence[Any]) -> None:
+        from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+        if api.world_size() == 1:
+            return
+        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+            alike = [gradient for gradient in gradients if gradient.dtype == dtype]
+            vector_to_parameters(_mean(parameters_to_vector(alike)), alike)
+
+    def average(self, values: Sequence[float]) -> Sequence[float]:
+        import keras
+        import torch
+
+        if api.world_size() == 1:
+            return values
+        device = keras.ops.zeros(()).device  # NCCL takes values on GPUs only
+        means: list[float] = _mean(
+            torch.tensor(values, dtype=torch.float64, device=device)
+        ).tolist()
+        return means
+
+    def broadcast(self, variables: Sequence[Any], root_rank: int) -> None:
+        if api.world_size() == 1:
+            return
+        for variable in variables:
+            if _uses_horovod():
+                _horovod().broadcast_(variable.value.data, root_rank)
+            else:
+                import torch.distributed as dist
+
+                dist.broadcast(variable.value.data, root_rank)
+
+    def before_change(self, model: Any) -> None:
+        """A step uses the variables themselves."""
+
+
+def _mean(vector: Any) -> Any:
+    if _uses_horovod():
+        return _horovod().allreduce(vector, op=_horovod().Average)
+    import torch.distributed as dist
+
+    dist.all_reduce(vector)
+    return vector / dist.get_world_size()
+
+
+def _uses_horovod() -> bool:
+    return "HOROVOD_RANK" in os.environ
+
+
+def _horovod() -> Any:
+    import horovod.torch
+
+    return horovod.torch
+
+
+def _check_rendezvous() -> None:
+    if "MASTER_ADDR" not in os.environ:
+        raise RuntimeError(
+            "Keras uses torch, but the ranks cannot join by torch.distributed: use `--with torch` or "
+            "`--with horovod`"
+        )
