@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hydrogen_magic.compat.options import Words
-from hydrogen_magic.compat.torch_distributor import TorchDistributor, words_of
+from hydrogen_magic.compat.options import Words, launch_words
+from hydrogen_magic.compat.torch_distributor import TorchDistributor
 
 __all__ = ["DeepspeedTorchDistributor"]
 
@@ -38,7 +38,7 @@ class DeepspeedTorchDistributor(TorchDistributor):
     """
 
     _DEEPSPEED_SSL_CONF = "deepspeed.spark.distributor.ignoreSsl"
-    _words: ClassVar[Words] = words_of(
+    _words: ClassVar[Words] = launch_words(
         num_processes="numGpus*nnodes", local_mode="localMode", use_gpu="useGpu"
     )
 

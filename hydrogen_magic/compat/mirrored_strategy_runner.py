@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hydrogen_magic.compat.options import GangOptions, Words, positive, reworded
+from hydrogen_magic.compat.options import GangOptions, Words, launch_words, positive, reworded
 from hydrogen_magic.compat.spark_encryption import check_encryption, session_settings
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import PlacementError
@@ -28,18 +28,7 @@ _IGNORE_SSL = "tensorflow.spark.distributor.ignoreSsl"
 _GPU = "gpu"
 """The only name of a GPU resource that placements on Spark ask for."""
 _WORDS: Words = (
-    (
-        r"`--on spark` needs a Spark session, but (.*?: )",
-        r"`local_mode=False` needs a Spark session, but \1use `local_mode=True` to run on this "
-        r"machine, or ",
-    ),
-    (r"`--np (\d+) --gpu`", r"`num_slots=\1, use_gpu=True`"),
-    (r"drop `--gpu`", "pass `use_gpu=False`"),
-    (r"--np (\d+)", r"num_slots=\1"),
-    (r"\bnp (\d+),", r"num_slots=\1,"),
-    (r"`--on spark`", "`local_mode=False`"),
-    (r"--on local", "local_mode=True"),
-    (r" ?--gpu\b", " use_gpu=True"),
+    *launch_words(num_processes="num_slots", local_mode="local_mode", use_gpu="use_gpu"),
     (r"`--with tensorflow`", "`MirroredStrategyRunner`"),
 )
 """This class's names for options of the magics."""

@@ -13,7 +13,7 @@ from typing import Any
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import HydrogenError, RankFailedError
 
-__all__ = ["GangOptions", "Words", "positive", "reworded"]
+__all__ = ["GangOptions", "Words", "launch_words", "positive", "reworded"]
 
 Words = Sequence[tuple[str, str]]
 """Patterns of options of the magics, and a class's own names for them."""
@@ -84,6 +84,25 @@ def positive(name: str, number: int) -> int:
     if found <= 0:
         raise ValueError(f"{name} has to be a positive integer, got {found}")
     return found
+
+
+def launch_words(*, num_processes: str, local_mode: str, use_gpu: str) -> Words:
+    """Return the names that a class has for options of the magics."""
+    return (
+        (
+            r"`--on spark` needs a Spark session, but (.*?: )",
+            rf"`{local_mode}=False` needs a Spark session, but \1use `{local_mode}=True` to run on this "
+            r"machine, or ",
+        ),
+        (r"`--np (\d+) --gpu`", rf"`{num_processes}=\1, {use_gpu}=True`"),
+        (r"drop `--gpu`", f"pass `{use_gpu}=False`"),
+        (r"--np (\d+)", rf"{num_processes}=\1"),
+        (r"\bnp (\d+),", rf"{num_processes}=\1,"),
+        (r"`--on spark`", f"`{local_mode}=False`"),
+        (r"--on local", f"{local_mode}=True"),
+        (r" ?--gpu\b", f" {use_gpu}=True"),
+        (r"\buse_gpu=", f"{use_gpu}="),
+    )
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from hydrogen_magic.compat.options import GangOptions, Words, positive, reworded
+from hydrogen_magic.compat.options import GangOptions, Words, launch_words, positive, reworded
 from hydrogen_magic.compat.spark_encryption import check_encryption, session_settings
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import PlacementError
@@ -24,25 +24,6 @@ __all__ = ["TorchDistributor"]
 
 _logger = logging.getLogger("TorchDistributor")
 """The original's name: notebooks may have set its level."""
-
-
-def words_of(*, num_processes: str, local_mode: str, use_gpu: str) -> Words:
-    """Return a class's names for options of the magics."""
-    return (
-        (
-            r"`--on spark` needs a Spark session, but (.*?: )",
-            rf"`{local_mode}=False` needs a Spark session, but \1use `{local_mode}=True` to run on this "
-            r"machine, or ",
-        ),
-        (r"`--np (\d+) --gpu`", rf"`{num_processes}=\1, {use_gpu}=True`"),
-        (r"drop `--gpu`", f"pass `{use_gpu}=False`"),
-        (r"--np (\d+)", rf"{num_processes}=\1"),
-        (r"\bnp (\d+),", rf"{num_processes}=\1,"),
-        (r"`--on spark`", f"`{local_mode}=False`"),
-        (r"--on local", f"{local_mode}=True"),
-        (r" ?--gpu\b", f" {use_gpu}=True"),
-        (r"\buse_gpu=", f"{use_gpu}="),
-    )
 
 
 class TorchDistributor:
@@ -66,7 +47,7 @@ class TorchDistributor:
     Attributes ``num_processes``, ``local_mode``, ``use_gpu`` and ``ssl_conf`` are as in the original.
     """
 
-    _words: ClassVar[Words] = words_of(
+    _words: ClassVar[Words] = launch_words(
         num_processes="num_processes", local_mode="local_mode", use_gpu="use_gpu"
     )
     _TORCH_SSL_CONF = "pytorch.spark.distributor.ignoreSsl"
