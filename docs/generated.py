@@ -49,6 +49,8 @@ def _default(action: argparse.Action) -> str:
         return ""
     if action.dest.endswith("_bytes"):
         return f"{int(str(value)) / 2**30:g} GiB"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
     return f"{value:g} s" if action.dest.endswith("_s") else str(value)
 
 

@@ -82,6 +82,16 @@ def variable_names(text: str) -> tuple[str, ...]:
     return names
 
 
+def rank_numbers(text: str) -> tuple[int, ...]:
+    """Return the ranks in ``0,2``, none for ``all``; ValueError for text that is not a list of ranks."""
+    if text.strip() == "all":
+        return ()
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() for part in parts):
+        raise ValueError(f"should be all, or ranks like 0,2; got {text!r}")
+    return tuple(sorted(set(map(int, parts))))
+
+
 def run_name(text: str) -> str:
     """Return the name without surrounding space; ValueError for an empty one or one of several lines."""
     name = text.strip()

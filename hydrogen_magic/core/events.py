@@ -255,6 +255,38 @@ class Output:
     """Line ends among the omitted bytes."""
 
 
+SHOW, UPDATE, CLEAR, CLEAR_LATER = "show", "update", "clear", "clear later"
+"""Actions of a :class:`Display`: a new output; other data for outputs of the same id; and the end of all
+outputs of the rank, at once or when its next one is shown."""
+
+
+@dataclass(frozen=True)
+class Display:
+    """An action of ``display``, ``update_display`` or ``clear_output``, for the outputs below the cell.
+
+    Its data is not recorded: the notebook has it.
+    """
+
+    at_s: float
+    rank: int
+    mark: int
+    """Number of the last place that the rank had marked in its output: a new output belongs there."""
+    action: str
+    """``show``, ``update``, ``clear`` or ``clear later``."""
+    data: Mapping[str, str] = field(default_factory=dict)
+    """MIME type -> content: base64 for binary types, JSON text for types of JSON."""
+    metadata: str = ""
+    """JSON of the metadata of Jupyter's message; empty if there is none."""
+    display_id: str = ""
+    """Identifies outputs of this rank for updates."""
+    label: str = ""
+    """Text above the output, if the rank has to be named."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self.data.values())) + len(self.metadata)
+
+
 @dataclass(frozen=True)
 class Metrics:
     """Values of ``hm.log`` since the last such event, by column: a batch is cheap to validate."""
@@ -416,6 +448,7 @@ Event = (
     | RankStarted
     | RankPhase
     | Output
+    | Display
     | Metrics
     | Progress
     | Steps

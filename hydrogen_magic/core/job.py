@@ -57,6 +57,8 @@ class JobSpec:
     """Return a handle at once instead of waiting."""
     quiet: bool = False
     """No live view; only output and result."""
+    display: tuple[int, ...] = (0,)
+    """Ranks whose displays are shown below the cell; empty: all."""
     ports: PortRange | None = None
     """Ports for what the kernel and agents on other machines listen on; None: any."""
     max_closure_bytes: int = DEFAULT_MAX_CLOSURE_BYTES
@@ -73,6 +75,9 @@ class JobSpec:
         for name in ("timeout_s", "wait_s"):
             if getattr(self, name) is not None:
                 _check(name, getattr(self, name), (int, float), 0)
+        if not all(0 <= rank < self.np for rank in self.display):
+            shown = ",".join(map(str, self.display))
+            raise OptionValueError(f"display {shown}: the ranks are 0 to {self.np - 1}")
         for name, value in self.env:
             if not isinstance(value, str):
                 kind = type(value).__name__

@@ -179,6 +179,8 @@ class LaunchRequest(AgentCommand):
     join_advice: JoinAdvice
     timeline: LibraryTimeline | None
     """The timeline that the library of the rendezvous writes, None if it writes none."""
+    displaying: tuple[int, ...] = (0,)
+    """Ranks whose displays are shown below the cell; empty: all."""
     checkpoint_dir: str | None = None
     """Directory of checkpoints that the kernel and all hosts share, None if they share none."""
     infer_options: Mapping[str, object] | None = None
@@ -671,6 +673,8 @@ class RankStart(WorkerStart):
     """:attr:`LibraryTimeline.recorder`; empty if the library writes none."""
     timeline_prefix: str
     """What the paths of the attempt's timelines begin with."""
+    displaying: tuple[int, ...]
+    """:attr:`LaunchRequest.displaying`."""
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from hydrogen_magic.core import run_log
-from hydrogen_magic.core.events import Event, Output
+from hydrogen_magic.core.events import Display, Event, Output
 from hydrogen_magic.core.masking import Mask
 from hydrogen_magic.driver.state.gang_state import GangState, fold
 
 _SHOWN_CHARS = 8 << 20
-"""Live output kept in memory; the ranks' log files have all of it."""
+"""Live output and displays kept in memory; the ranks' log files and the notebook have all of it."""
 
 
 class EventLog:
@@ -28,7 +28,7 @@ class EventLog:
         self._mask = mask
         self._outputs: deque[int] = deque()
         """Indices of output events that are still kept, oldest first."""
-        self._output_chars = 0
+        self._output_size = 0
         self._appending = threading.RLock()
         """Reentrant: a record that can no longer be written reports this by an event."""
         self._changed = threading.Condition()
@@ -39,9 +39,10 @@ class EventLog:
         with self._appending:  # the dispatcher has its own thread
             self.state = fold(self.state, event)
             self.events.append(event)
-            self._record.append(event)
-            if isinstance(event, Output):
-                self._thin_output(len(event.text))
+            if not isinstance(event, Display):
+                self._record.append(event)
+            if isinstance(event, (Display, Output)):
+                self._thin_output(_size(event))
         with self._changed:
             self._changed.notify_all()
 
@@ -50,15 +51,25 @@ class EventLog:
         with self._changed:
             self._changed.wait_for(condition, timeout_s)
 
-    def _thin_output(self, chars: int) -> None:
-        """Drop the oldest live output if there is too much: a rank may print for days."""
+    def _thin_output(self, size: int) -> None:
+        """Drop the content of the oldest output if there is too much: a rank may print for days."""
         self._outputs.append(len(self.events) - 1)
-        self._output_chars += chars
-        while self._output_chars > _SHOWN_CHARS:
+        self._output_size += size
+        while self._output_size > _SHOWN_CHARS:
             index = self._outputs.popleft()
             old = self.events[index]
-            assert isinstance(old, Output)
-            self._output_chars -= len(old.text)
-            skipped = old.skipped_bytes + len(old.text.encode("utf-8", "replace"))
-            lines = old.skipped_lines + old.text.count("\n")
-            self.events[index] = replace(old, text="", skipped_bytes=skipped, skipped_lines=lines)
+            assert isinstance(old, (Display, Output))
+            self._output_size -= _size(old)
+            self.events[index] = _without_content(old)
+
+
+def _size(event: Display | Output) -> int:
+    return len(event.text) if isinstance(event, Output) else event.size_bytes
+
+
+def _without_content(event: Display | Output) -> Event:
+    if isinstance(event, Display):
+        return replace(event, data={}, metadata="")
+    skipped = event.skipped_bytes + len(event.text.encode("utf-8", "replace"))
+    lines = event.skipped_lines + event.text.count("\n")
+    return replace(event, text="", skipped_bytes=skipped, skipped_lines=lines)

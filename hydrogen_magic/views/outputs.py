@@ -5,13 +5,19 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextvars import Context, copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.events import Notice
 from hydrogen_magic.driver.state.gang_state import GangState
-from hydrogen_magic.driver.state.output_lines import OutputLine, clean_name, without_colour
+from hydrogen_magic.driver.state.output_lines import (
+    OutputLine,
+    clean,
+    clean_name,
+    without_colour,
+)
+from hydrogen_magic.views.display_updates import update
 from hydrogen_magic.views.text_table import gang_lines, name_and_size, status_line, warnings
 
 if TYPE_CHECKING:
@@ -19,7 +25,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-T = TypeVar("T")
+    from hydrogen_magic.views.widget.rank_displays import RankDisplays
 
 
 class TextOutput(Protocol):
@@ -28,11 +34,23 @@ class TextOutput(Protocol):
     def write(self, lines: Sequence[OutputLine], n_ranks: int) -> None:
         """Write lines of ranks permanently."""
 
+    def display(self, displays: Sequence[ev.Display], n_ranks: int) -> None:
+        """Show displays of ranks."""
+
     def show(self, state: GangState, now_s: float) -> None:
         """Show the gang's state, at a rate and length that suit this device."""
 
     def close(self, state: GangState | None, now_s: float) -> None:
         """Show the end of the gang (None: only its output is shown) and release resources."""
+
+
+def _as_lines(displays: Sequence[ev.Display]) -> list[OutputLine]:
+    """Return displays as text, for devices without any other type."""
+    return [
+        OutputLine(display.rank, "stdout", clean(line))
+        for display in displays
+        for line in display.data.get("text/plain", "").splitlines()
+    ]
 
 
 def _prefix(line: OutputLine, n_ranks: int) -> str:
@@ -66,6 +84,9 @@ class PlainOutput:
         for line in lines:
             stream = self._stderr or sys.stderr if line.stream == "stderr" else None
             self._print(f"{_prefix(line, n_ranks)}{without_colour(line.text)}", stream)
+
+    def display(self, displays: Sequence[ev.Display], n_ranks: int) -> None:
+        self.write(_as_lines(displays), n_ranks)
 
     def show(self, state: GangState, now_s: float) -> None:
         if self._next_status_s is None:
@@ -130,6 +151,10 @@ class TerminalOutput:
         text = Text("\n").join(self._line(line, n_ranks) for line in lines)
         self._console.print(text, soft_wrap=True, highlight=False, markup=False)
 
+    def display(self, displays: Sequence[ev.Display], n_ranks: int) -> None:
+        if lines := _as_lines(displays):
+            self.write(lines, n_ranks)
+
     def show(self, state: GangState, now_s: float) -> None:
         from rich.live import Live
 
@@ -176,7 +201,8 @@ class NotebookOutput:
     """Output as stream text of the cell; the block as one display that is updated in place.
 
     A saved notebook contains the block once, in its last state, also after ``nbconvert --execute``.
-    ``send`` displays a plain text under an id, initially and for updates; ``clock`` is in seconds.
+    ``send`` displays a plain text under an id, initially and for updates; ``displays`` shows displays of
+    ranks; ``clock`` is in seconds.
     """
 
     width = 100
@@ -188,8 +214,10 @@ class NotebookOutput:
         self,
         send: Callable[[str, str | None], str] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        displays: RankDisplays | None = None,
     ) -> None:
         self._send = send or _display_text
+        self._displays = displays
         self._clock = clock
         self._display_id: str | None = None
         self._shown = ""
@@ -206,6 +234,13 @@ class NotebookOutput:
         if previous is not None:
             previous.flush()
 
+    def display(self, displays: Sequence[ev.Display], n_ranks: int) -> None:
+        if self._displays is None:
+            from hydrogen_magic.views.widget.rank_displays import RankDisplays
+
+            self._displays = RankDisplays()
+        self._displays.show(displays)
+
     def show(self, state: GangState, now_s: float) -> None:
         now = self._clock()
         if self._display_id is None or now - self._shown_at >= self.interval_s:
@@ -221,18 +256,6 @@ class NotebookOutput:
             self._shown = text
             send = partial(self._send, text, self._display_id)
             self._display_id = send() if self._display_id is None else update(send)
-
-
-def update(show: Callable[[], T]) -> T:
-    """Display data in place of the previous display, from any thread.
-
-    A thread of a detached gang carries the context of its own cell. Some clients ignore messages of a cell
-    after its end; but an update is found by its id under any cell.
-    """
-    try:
-        return Context().run(show)
-    except LookupError:  # ipykernel 7.0 sends no messages outside of a cell
-        return copy_context().run(show)
 
 
 def _display_text(text: str, display_id: str | None) -> str:

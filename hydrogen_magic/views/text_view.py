@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import groupby
 
-from hydrogen_magic.core.events import Event
+from hydrogen_magic.core.events import Display, Event
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import OutputLine, OutputLines
 from hydrogen_magic.views import ATTENDED_S
@@ -42,7 +43,12 @@ class TextView:
         """Show ``state``, and write the lines that ``fresh`` completes."""
         if not self._quiet:  # first, because in a notebook the block stays where it was first shown
             self._surface.show(state, self._clock.now_s(state))
-        self._write(state, self._output.feed(fresh, state.gang))
+        for is_display, events in groupby(fresh, lambda event: isinstance(event, Display)):
+            if is_display:
+                shown = [event for event in events if isinstance(event, Display)]
+                self._surface.display(shown, len(state.ranks))
+            else:
+                self._write(state, self._output.feed(events, state.gang))
 
     def close(self, state: GangState) -> None:
         """Write incomplete lines, then show the end."""

@@ -131,6 +131,84 @@ def test_threads_and_forks_of_the_kernel_change_nothing(kernel: Kernel) -> None:
         kernel.run("busy = False\npool.terminate()\npool.join()\n[t.join() for t in threads]")
 
 
+# ── displays of ranks ────────────────────────────────────────────────────────────────────────────
+
+SHOWS = textwrap.dedent(
+    """
+    %%distributed --np 2
+    import matplotlib.pyplot as plt
+    from IPython.display import HTML, clear_output, update_display
+    if hm.rank() == 0:
+        print("first")
+        handle = display(HTML("<b>old</b>"), display_id="note")
+        print("second")
+        update_display(HTML("<b>new</b>"), display_id="note")
+        display({"text/html": token, "text/plain": "masked"}, raw=True)
+    else:
+        display("only printed")
+    plt.plot([1, 2, 3])
+    plt.show()
+    plt.plot([3, 2, 1]);
+    """
+).lstrip()
+
+
+def outputs_of(cell: Cell) -> list[str]:
+    """Return what ranks printed and displayed, in order: text, or MIME types."""
+    found = []
+    for kind, content in cell.messages:
+        if kind == "stream":
+            found += content["text"].splitlines()
+        elif kind.endswith("display_data") and "gang" not in content["data"]["text/plain"]:
+            rich = [each for each in content["data"] if each != "text/plain"]
+            found.append(f"{kind} {' '.join(rich)} {content['data'].get('text/html', '')}".strip())
+    return found
+
+
+def test_displays_and_figures_appear_below_the_cell_in_order(kernel: Kernel) -> None:
+    kernel.run("import os, hydrogen_magic as hm\nos.environ['MY_TOKEN'] = token = 'correct horse'")
+    cell = kernel.run(SHOWS)
+    assert not cell.error, cell.error
+    found = outputs_of(cell)
+    assert "[1] 'only printed'" in found
+    assert "update_display_data text/html <b>new</b>" in found, "its place does not matter"
+    assert [each for each in found if not each.startswith(("[1]", "update"))] == [
+        "[0] first",
+        "display_data text/html <b>old</b>",
+        "[0] second",
+        "display_data text/html ***",
+        "display_data image/png",
+        "display_data image/png",
+    ]
+
+
+def test_displays_of_other_ranks_and_of_a_detached_gang(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "%%distributed --np 2 --display all --detach\nimport os\n"
+        "display({'text/html': os.environ['RANK'], 'text/plain': ''}, raw=True)"
+    )
+    kernel.run("print('another cell')")
+    kernel.until(cell, lambda: "succeeded" in cell.block)
+    shown = [c["data"] for kind, c in cell.messages if kind == "display_data"]
+    for rank in ("0", "1"):
+        label = shown.index({"text/plain": f"rank {rank}"})
+        assert shown[label + 1]["text/html"] == rank
+
+
+def test_a_flood_of_displays_costs_neither_the_gang_nor_its_last_frame(kernel: Kernel) -> None:
+    cell = kernel.run(
+        "%%distributed --np 1\nfrom IPython.display import clear_output\n"
+        "for frame in range(3000):\n    clear_output(wait=True)\n"
+        "    display({'text/html': 'x' * 10_000 + str(frame), 'text/plain': ''}, raw=True)"
+    )
+    assert not cell.error, cell.error
+    shown = [c["data"].get("text/html", "") for kind, c in cell.messages if "display" in kind]
+    frames = [text for text in shown if text.startswith("xxx")]
+    assert frames[-1].endswith("x2999")
+    assert len(frames) < 1000, "frames that no one could see are skipped"
+    assert len([1 for kind, _ in cell.messages if kind == "display_data"]) == 2, "block and frame"
+
+
 # ── interrupts ───────────────────────────────────────────────────────────────────────────────────
 
 LISTENING = textwrap.dedent(

@@ -79,6 +79,7 @@ DOORS = {
         "node.prediction",
     ),
     "polars": ("inference", "node.prediction"),
+    "matplotlib": ("node.worker.figures", "node.worker.figure_backend"),
     "pynvml": ("node.agent",),
     "psutil": ("core.run_log", "driver.placements"),
     "rich": ("views",),

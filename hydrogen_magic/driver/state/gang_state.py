@@ -337,6 +337,10 @@ def _steps(rank: RankState, e: ev.Steps) -> RankState:
     return replaced(rank, steps=e.count, step_marks=recent, active_s=e.at_s)
 
 
+def _active(rank: RankState, e: ev.Display) -> RankState:
+    return replaced(rank, active_s=e.at_s)
+
+
 def _seen(rank: RankState, e: ev.Spans) -> RankState:
     waits = added(rank.waits, e) if has_waits(e) else rank.waits
     return replaced(rank, active_s=e.at_s, waits=waits)
@@ -418,6 +422,7 @@ _RANK_RULES: Mapping[type, Callable[[RankState, Any], RankState]] = {
     ev.RankStarted: _started,
     ev.RankPhase: _phase,
     ev.Output: _output,
+    ev.Display: _active,
     ev.Metrics: _metrics,
     ev.Progress: _progress,
     ev.Steps: _steps,

@@ -255,6 +255,7 @@ def _rank_start(request: LaunchRequest, launch: RankLaunch, *, is_recording: boo
         join_advice=request.join_advice,
         timeline_recorder=timeline.recorder if timeline else "",
         timeline_prefix=prefix,
+        displaying=request.displaying,
     )
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 
+from hydrogen_magic.core import display_marks
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.masking import Mask
 from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
+from hydrogen_magic.node.agent.display_order import DisplayOrder
 from hydrogen_magic.node.agent.output import CHUNK, LivePart, LiveText, RankLog, TokenBucket
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker
 
@@ -37,9 +39,14 @@ class RankOutput:
             "stdout": _Stream(worker.stdout, reporter.mask),
             "stderr": _Stream(worker.stderr, reporter.mask),
         }
+        self._order = DisplayOrder(reporter.emit)
         loop = asyncio.get_running_loop()
         for stream in self._streams.values():
             loop.add_reader(stream.fd, self._read, stream)
+
+    def add_display(self, display: ev.Display) -> None:
+        """Emit a display of the rank with its next output, at its place there."""
+        self._order.add_display(display)
 
     def write_log(self, data: bytes) -> None:
         """Append ``data`` to the log only."""
@@ -51,6 +58,7 @@ class RankOutput:
         """Emit new output within the limit."""
         for name, stream in self._streams.items():
             self._emit(name, stream.live.take(limit))
+        self._order.emit_ready()
 
     def read_available(self) -> None:
         """Read the current contents of the pipes, not until their end: a grandchild may hold them open."""
@@ -64,6 +72,7 @@ class RankOutput:
         for name, stream in self._streams.items():
             self._take(stream, stream.masked.rest())
             self._emit(name, stream.live.rest())
+        self._order.emit_ready(is_final=True)
 
     def close(self) -> None:
         """Stop reading, and close the log; the pipes stay open."""
@@ -84,9 +93,9 @@ class RankOutput:
 
     def _take(self, stream: _Stream, data: bytes) -> None:
         if data:
-            self.write_log(data)
+            self.write_log(display_marks.without(data))
             stream.live.feed(data)
 
     def _emit(self, name: str, part: LivePart | None) -> None:
         if part is not None:
-            self._reporter.emit(ev.Output(self._reporter.now_s(), self._rank, name, *part))
+            self._order.add_output(ev.Output(self._reporter.now_s(), self._rank, name, *part))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.node.worker.display_functions import display
 from hydrogen_magic.node.worker.nesting import refuse_nested
 
 _VARIABLE = re.compile(r"\$(?:(\$)|\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
@@ -117,12 +118,6 @@ def get_ipython() -> RankShell:
     return shell
 
 
-def display(*objects: Any, **options: Any) -> None:
-    """Print objects: a rank has no front end of its own."""
-    for obj in objects:
-        print(obj if isinstance(obj, str) else repr(obj))
-
-
 def _refuse_ours(name: str) -> None:
     """Refuse magics that start gangs; IPython on the rank does not have them."""
     if name in ("distributed", "gang", "infer"):
@@ -151,7 +146,17 @@ def _plain(data: Any) -> str:
     return str(data["text/plain"] if isinstance(data, dict) else data)
 
 
-def provide(names: Sequence[str], namespace: dict[str, Any]) -> None:
-    """Add the names to ``namespace`` that IPython provides for a cell."""
-    every = {"get_ipython": get_ipython, "display": display}
+def provide(names: Sequence[str], namespace: dict[str, Any], *, own_process: bool) -> None:
+    """Add the names to ``namespace`` that IPython provides for a cell.
+
+    A rank inside the kernel displays as the kernel does.
+    """
+    every = {"get_ipython": get_ipython, "display": display if own_process else _notebooks_display}
     namespace.update({name: every[name] for name in names})
+
+
+def _notebooks_display(*objects: Any, **options: Any) -> Any:
+    from IPython.display import display
+
+    show: Any = display
+    return show(*objects, **options)

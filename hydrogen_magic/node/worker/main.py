@@ -158,6 +158,7 @@ class _Rank:
             api,
             checkpoint,
             commands,
+            displays,
             observe,
             profiler,
             reporter,
@@ -180,6 +181,9 @@ class _Rank:
             self.rank, start.clock_zero_s, self._send_events, interval=interval
         )
         self.reporter.exchanges.advice = start.join_advice
+        if not start.displaying or self.rank in start.displaying:
+            n_displaying = len(start.displaying) or api.world_size()
+            self.reporter.displays = displays.DisplayQueue(self.rank, n_displaying)
         reporter.install(self.reporter)
         observe.report_failures()
         checkpoint.install(self._send_checkpoint)
@@ -240,6 +244,7 @@ class _Rank:
             self._infer(loaded, self.infer_options)
         else:
             value = _run_script(loaded) if loaded.is_script else loaded.run()
+        self._show_displays()
         if os.getpid() != self.pid:  # the cell forked, and its child has no results to send
             process_setup.flush()
             os._exit(0)
@@ -272,6 +277,14 @@ class _Rank:
         cell_s = time.monotonic() - began_s if is_new else 0.0
         is_done = inference.serve(self.channels[0], self.set_up.predict, options, cell_s=cell_s)
         self.is_retained = is_done and self.set_up.can_stay
+
+    def _show_displays(self) -> None:
+        """Show open figures, and wait until the displays are sent, at the rate that a front end can draw."""
+        from hydrogen_magic.node.worker import figures
+
+        figures.show_open()
+        if self.reporter.displays is not None:
+            self.reporter.displays.drain()
 
     def _enter(self, phase: str) -> None:
         self.phase = phase

@@ -106,7 +106,7 @@ class LoadedClosure:
         if self._own_process:
             module_importer.install(header.modules)
             spawn.install(header)
-        ipython_shell.provide(header.provided, namespace)
+        ipython_shell.provide(header.provided, namespace, own_process=self._own_process)
         self._apply_settings(filter(settings.concerns_imports, header.settings))
         self._replay_imports(namespace)
         self._apply_settings(filterfalse(settings.concerns_imports, header.settings))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.node.worker.displays import DisplayQueue
 from hydrogen_magic.node.worker.event_sender import EventSender
 from hydrogen_magic.node.worker.main_thread import Watch
 from hydrogen_magic.node.worker.point_queue import PointQueue
@@ -50,6 +51,8 @@ class Reporter:
         """Whether activities of libraries (forward, backward, …) are recorded as spans."""
         self.on_tick: Callable[[], None] | None = None
         """Called every 50 ms by the sending thread; must not raise."""
+        self.displays: DisplayQueue | None = None
+        """What this rank displays below the cell; None if its displays are printed."""
         self.bars = ProgressBars(rank, self.now_s)
         self.steps = StepCounter()
         self.collectives = CollectiveTracker(self.now_ns)
@@ -130,6 +133,8 @@ class Reporter:
         if text := self.exchanges.warning(self.steps.count, is_over=self.phase == "finishing"):
             self.notice("warning", text)
         yield from self.bars.take()
+        if self.displays is not None:
+            yield from self.displays.take(at_s)
         while self._others:
             yield self._others.popleft()
 

@@ -17,6 +17,7 @@ from hydrogen_magic.core.argument_types import (
     not_one_of,
     parse_duration_s,
     parse_size_bytes,
+    rank_numbers,
     ranks,
     run_name,
     typed,
@@ -131,6 +132,12 @@ def add_display(parser: LineParser) -> None:
     file = typed(lambda text: text and new_file(text))
     add("--timeline", nargs="?", const="", type=file, metavar="FILE", help="record spans")
     add("--name", type=typed(run_name), metavar="NAME", help="name of the run in lists")
+    add(
+        "--display",
+        type=typed(rank_numbers),
+        metavar="RANKS",
+        help="ranks whose displays and figures are shown: all, or numbers like 0,2",
+    )
     add("--detach", action="store_true", help="return a Gang at once")
     add("--quiet", action="store_true", default=None, help="show only output and result")
     add("--dry-run", action="store_true", help="print what would run where, and exit")
@@ -145,9 +152,9 @@ def spec_of(found: argparse.Namespace, defaults: JobSpec) -> JobSpec:
     try:
         chosen = replace(defaults, **_chosen(found))
         plugins.check_variables(chosen)
+        return _checked(chosen, found)
     except ValueError as error:
         raise ArgumentsError(str(error)) from None
-    return _checked(chosen, found)
 
 
 def _chosen(found: argparse.Namespace) -> dict[str, Any]:

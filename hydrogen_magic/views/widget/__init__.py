@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from hydrogen_magic.core.events import Display as RankDisplay
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import without_colour
@@ -43,6 +44,7 @@ from hydrogen_magic.views.widget.flood import FloodWatch, resend_after
 from hydrogen_magic.views.widget.live_feed import LiveFeed
 from hydrogen_magic.views.widget.page_commands import CommandHandler, PageCommand
 from hydrogen_magic.views.widget.page_requests import PageRequests
+from hydrogen_magic.views.widget.rank_displays import RankDisplays
 from hydrogen_magic.views.widget.retained_views import retain
 from hydrogen_magic.views.widget.static_html import static_view
 from hydrogen_magic.views.widget.text_fallback import TextFallback
@@ -79,7 +81,8 @@ class WidgetView:
         self._requests = PageRequests(
             self._live, self._commands, self._send, self._display_again, clock
         )
-        self._text = TextFallback(self._display, clock)
+        self._displays = RankDisplays()
+        self._text = TextFallback(self._display, self._displays, clock)
         self._page: Page | None = None
         self._opened_at: float | None = None
         self._next_message_at = 0.0
@@ -104,6 +107,8 @@ class WidgetView:
                 self._resend()
         except Exception as error:  # a fault of ours: the gang and its output matter more
             self._give_up(error)
+        if not self._text.is_shown:  # the text has displays among its lines
+            self._displays.show([event for event in fresh if isinstance(event, RankDisplay)])
         if not self._is_connected.is_set() and self._is_text_due():
             self._text.update(state, fresh, self._live.events)
 

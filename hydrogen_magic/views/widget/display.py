@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 import uuid
 import warnings
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from hydrogen_magic.views.outputs import update
+from hydrogen_magic.views.display_updates import update
 
 BUNDLE = Path(__file__).parent / "static" / "gang.js"
 """The live view as one module; ``make front`` builds it."""
@@ -21,20 +22,26 @@ _KERNEL_FILE = re.compile(r"kernel-([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})
 
 
 class Display:
-    """One output under the cell, updated in place wherever it is shown."""
+    """One output under the cell, updated in place wherever it is shown.
 
-    def __init__(self) -> None:
+    ``cell``: request of the cell; by default of the one that runs when it is first shown.
+    """
+
+    def __init__(self, cell: Any = None) -> None:
         self._id: str | None = None
         self._data: Mapping[str, Any] = {}
-        self._cell: Any = None
-        """Request of the cell, None outside of any."""
+        self._cell = cell
 
-    def show(self, data: Mapping[str, Any]) -> None:
+    def show(self, data: Mapping[str, Any], metadata: Mapping[str, Any] | None = None) -> None:
         """Show ``data``, by MIME type, in place of the previous display."""
         self._data = data
-        publish = partial(self._publish, data)
-        if self._id is None:
-            self._cell = running_cell()
+        publish = partial(self._publish, data, metadata)
+        if self._id is None and self._cell is not None and not _is_main_thread():
+            # ipykernel 6 would show it under the cell that runs now.
+            self._id = uuid.uuid4().hex
+            self._send_under_cell(metadata)
+        elif self._id is None:
+            self._cell = self._cell or running_cell()
             publish()
         else:
             update(publish)
@@ -47,22 +54,32 @@ class Display:
     def show_again(self) -> None:
         """Show the same once more as a new output of the cell, in a page that never got the first one."""
         if self._cell is not None:
-            transient = {"display_id": self._id}
-            content = {"data": dict(self._data), "metadata": {}, "transient": transient}
-            send_under(self._cell, "display_data", content)
+            self._send_under_cell()
 
     def release(self) -> None:
         """Release the data; pages keep their current display."""
         self._data = {}
 
-    def _publish(self, data: Mapping[str, Any]) -> None:
+    def _send_under_cell(self, metadata: Mapping[str, Any] | None = None) -> None:
+        transient = {"display_id": self._id}
+        content = {"data": dict(self._data), "metadata": dict(metadata or {})}
+        send_under(self._cell, "display_data", {**content, "transient": transient})
+
+    def _publish(self, data: Mapping[str, Any], metadata: Mapping[str, Any] | None) -> None:
         from IPython.display import publish_display_data
 
         is_update = self._id is not None
         self._id = self._id or uuid.uuid4().hex
         publish_display_data(  # type: ignore[no-untyped-call]
-            data=dict(data), transient={"display_id": self._id}, update=is_update
+            data=dict(data),
+            metadata=dict(metadata or {}),
+            transient={"display_id": self._id},
+            update=is_update,
         )
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def ipython_kernel() -> Any:

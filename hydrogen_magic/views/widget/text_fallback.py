@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from hydrogen_magic.core.events import Display as RankDisplay
 from hydrogen_magic.core.events import Event
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.views.outputs import NotebookOutput
 from hydrogen_magic.views.text_view import TextView
 from hydrogen_magic.views.widget.display import Display
+from hydrogen_magic.views.widget.rank_displays import RankDisplays
 
 
 class TextFallback:
     """Prints the output of the ranks, and shows a table of them in ``display``."""
 
-    def __init__(self, display: Display, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, display: Display, displays: RankDisplays, clock: Callable[[], float]
+    ) -> None:
         self._display = display
+        self._displays = displays
         self._clock = clock
         self._view: TextView | None = None
         self._is_complete = False
@@ -26,17 +31,22 @@ class TextFallback:
 
     def start(self) -> TextView:
         """Start to show text."""
-        self._view = TextView(NotebookOutput(self._display.show_text), clock=self._clock)
+        device = NotebookOutput(self._display.show_text, displays=self._displays)
+        self._view = TextView(device, clock=self._clock)
         return self._view
 
     def update(
         self, state: GangState, fresh: Sequence[Event], all_events: Callable[[], Sequence[Event]]
     ) -> None:
-        """Show ``state`` and the output in ``fresh``; if this starts, that in ``all_events``."""
+        """Show ``state`` and the output in ``fresh``; if this starts, that in ``all_events``.
+
+        Their displays are shown already.
+        """
         if self._view is not None:
             self._view.update(state, fresh)
         else:
-            self.start().update(state, all_events())
+            earlier = [event for event in all_events() if not isinstance(event, RankDisplay)]
+            self.start().update(state, earlier)
 
     def finish(self, state: GangState) -> None:
         """Show the end, if text is shown."""

@@ -1,0 +1,105 @@
+"""``display``, ``update_display`` and ``clear_output`` for code on a rank, with the signatures of IPython's.
+
+They take the place of IPython's own functions when a rank imports IPython, see
+:mod:`~hydrogen_magic.node.worker.observe.ipython`.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from hydrogen_magic.node.worker import reporter
+from hydrogen_magic.node.worker.displays import DisplayQueue
+from hydrogen_magic.node.worker.mime_bundle import as_text, bundle_of
+
+__all__ = ["DisplayHandle", "clear_output", "display", "publish_display_data", "update_display"]
+
+
+class DisplayHandle:
+    """Updates the outputs of one id."""
+
+    def __init__(self, display_id: str | None = None) -> None:
+        self.display_id = display_id or uuid.uuid4().hex
+
+    def display(self, obj: Any, **options: Any) -> None:
+        """Display ``obj`` as a new output."""
+        display(obj, display_id=self.display_id, **options)
+
+    def update(self, obj: Any, **options: Any) -> None:
+        """Display ``obj`` in place of the outputs."""
+        update_display(obj, display_id=self.display_id, **options)
+
+
+def display(
+    *objects: Any,
+    include: Collection[str] | None = None,
+    exclude: Collection[str] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    transient: Mapping[str, Any] | None = None,
+    display_id: str | bool | None = None,
+    raw: bool = False,
+    clear: bool = False,
+    **options: Any,
+) -> DisplayHandle | None:
+    """Display objects below the cell, or as text in the rank's output if it displays nothing there.
+
+    The arguments are those of ``IPython.display.display``. Raises TypeError for an update without an id.
+    """
+    transient = dict(transient or {})
+    if display_id:
+        transient["display_id"] = uuid.uuid4().hex if display_id is True else display_id
+    if options.get("update") and not transient.get("display_id"):
+        raise TypeError("display_id required for update_display")
+    if clear:
+        clear_output(wait=True)
+    for obj in objects:
+        data, about = (obj, {}) if raw else bundle_of(obj, include, exclude)
+        publish_display_data(data, {**about, **(metadata or {})}, transient=transient, **options)
+    return DisplayHandle(transient["display_id"]) if display_id else None
+
+
+def update_display(obj: Any, *, display_id: str, **options: Any) -> None:
+    """Display ``obj`` in place of all outputs of this id."""
+    display(obj, display_id=display_id, **{**options, "update": True})
+
+
+def clear_output(wait: bool = False) -> None:
+    """Remove the rank's displays, with ``wait`` when the next one is shown; printed text stays."""
+    queue = _queue()
+    if queue is not None:
+        queue.clear(wait=wait)
+
+
+def publish_display_data(
+    data: Mapping[str, Any],
+    metadata: Mapping[str, Any] | None = None,
+    *,
+    transient: Mapping[str, Any] | None = None,
+    update: bool = False,
+    **_: Any,
+) -> None:
+    """Display contents by MIME type."""
+    queue = _queue()
+    if queue is None:
+        if "text/plain" in data:
+            print(data["text/plain"])
+        return
+    about = json.dumps(metadata, default=str) if metadata else ""
+    display_id = str((transient or {}).get("display_id", ""))
+    if update:
+        queue.update(as_text(data), about, display_id)
+    elif data:
+        queue.show(as_text(data), about, display_id)
+
+
+def shows_below_cell() -> bool:
+    """Whether displays of this process appear below the cell."""
+    return _queue() is not None
+
+
+def _queue() -> DisplayQueue | None:
+    current = reporter.current()
+    return None if current is None else current.displays

@@ -1,0 +1,16 @@
+"""What code on a rank displays through IPython appears below the cell.
+
+Without this, IPython would print it: a rank has no shell of IPython.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from hydrogen_magic.node.worker import display_functions
+
+
+def attach(module: ModuleType) -> None:
+    """Replace the functions of the module, ``IPython.core.display_functions`` or ``IPython.display``."""
+    for name in display_functions.__all__:
+        setattr(module, name, getattr(display_functions, name))

@@ -1,0 +1,272 @@
+"""What ranks display, from the call on a rank to the outputs of the cell."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hydrogen_magic.core import display_marks
+from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.masking import Mask
+from hydrogen_magic.node.agent.display_order import DisplayOrder
+from hydrogen_magic.node.worker.displays import MOST_BYTES, DisplayQueue
+from hydrogen_magic.node.worker.mime_bundle import as_text, bundle_of
+from hydrogen_magic.views.widget.rank_displays import RankDisplays
+
+# ── objects as MIME bundles ──────────────────────────────────────────────────────────────────────
+
+
+class Rich:
+    """An object with all kinds of representations."""
+
+    def __repr__(self) -> str:
+        return "rich"
+
+    def _repr_html_(self) -> str:
+        return "<b>rich</b>"
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        return b"\x89PNG", {"width": 3}
+
+    def _repr_latex_(self) -> str:
+        raise NotImplementedError
+
+    def _repr_markdown_(self) -> str:
+        raise ZeroDivisionError
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        return {"application/json": {"a": [1]}, "text/html": "<i>rich</i>"}
+
+
+def test_a_bundle_has_what_a_notebook_would_show(capsys: pytest.CaptureFixture[str]) -> None:
+    data, metadata = bundle_of(Rich())
+    assert as_text(data) == {
+        "text/plain": "rich",
+        "text/html": "<i>rich</i>",
+        "image/png": base64.b64encode(b"\x89PNG").decode(),
+        "application/json": '{"a": [1]}',
+    }
+    assert metadata == {"image/png": {"width": 3}}
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    assert bundle_of(Rich, include={"text/plain"})[0] == {"text/plain": repr(Rich)}
+    assert bundle_of(Rich(), exclude={"image/png"})[1] == {}
+
+
+def test_an_object_that_displays_itself_has_no_bundle() -> None:
+    class Own:
+        def _ipython_display_(self) -> None:
+            shown.append(self)
+
+    shown: list[object] = []
+    assert bundle_of(Own()) == ({}, {}) and len(shown) == 1
+
+
+def test_types_over_the_limit_are_named() -> None:
+    found = as_text({"text/plain": "plot", "image/png": b"x" * MOST_BYTES, "text/html": "<b>"})
+    assert found.keys() == {"text/plain", "text/html"}
+    assert found["text/plain"].startswith("plot\n(image/png of 2.7 MB not shown: a display has")
+    alone = as_text({"text/html": "x" * (MOST_BYTES + 1)})
+    assert "characters left out" in alone["text/plain"]
+    assert "text/plain" in as_text(
+        {"application/vnd.jupyter.widget-view+json": {}, "text/plain": "w"}
+    )
+
+
+# ── the rank's queue ─────────────────────────────────────────────────────────────────────────────
+
+
+class Rank:
+    """A queue with a clock of the test's own; what it wrote, and what it would send."""
+
+    def __init__(self, n_ranks: int = 1) -> None:
+        self.now_s = 0.0
+        self.written = b""
+        self.queue = DisplayQueue(0, n_ranks, lambda: self.now_s, self._write)
+
+    def _write(self, data: bytes) -> None:
+        self.written += data
+
+    def show(self, text: str, display_id: str = "") -> None:
+        self.queue.show({"text/plain": text}, display_id=display_id)
+
+    def update(self, text: str, display_id: str) -> None:
+        self.queue.update({"text/plain": text}, "", display_id)
+
+    def sent(self) -> list[str]:
+        return [
+            f"{display.action} {display.data.get('text/plain', '')}".strip()
+            for display in self.queue.take(self.now_s)
+        ]
+
+
+def test_an_animation_skips_what_nobody_could_see() -> None:
+    rank = Rank()
+    for frame in range(100):
+        rank.queue.clear(wait=True)
+        rank.show(f"frame {frame}", "plot")
+        rank.update(f"old title {frame}", "plot")
+        rank.update(f"title {frame}", "plot")
+    assert rank.sent() == ["clear later", "show frame 99", "update title 99"]
+    rank.show("shown")
+    rank.queue.clear(wait=True)
+    assert rank.sent() == ["show shown", "clear later"], "it stays until the next one"
+    rank.show("removed")
+    rank.queue.clear(wait=False)
+    rank.update("of a display that is gone", "plot")
+    assert rank.sent() == ["clear"]
+
+
+def test_displays_wait_for_their_rate_and_none_is_lost() -> None:
+    rank = Rank()
+    for number in range(5):
+        rank.show(f"{number}" * 1_000_000)
+    assert [text[:6] for text in rank.sent()] == ["clear ", "show 0", "show 1"]
+    later: dict[int, list[str]] = {}
+    for second in range(1, 6):
+        rank.now_s += 1.0
+        later[second] = [text[:6] for text in rank.sent()]
+    assert later == {1: [], 2: ["show 2"], 3: ["show 3"], 4: ["show 4"], 5: []}, "0.75 MB/s"
+
+
+def test_displays_over_the_limits_are_counted() -> None:
+    rank = Rank()
+    for number in range(1005):
+        rank.show(f"{number}")
+    *_, last, _, note = rank.sent()
+    assert last == "show 999" and note.startswith("update 5 more not shown")
+    rank.queue.clear(wait=False)
+    rank.show("space again")
+    assert rank.sent() == ["clear", "show space again"]
+
+
+# ── the agent's order ────────────────────────────────────────────────────────────────────────────
+
+
+@given(st.data())
+def test_displays_are_where_the_rank_made_them_however_they_arrive(data: st.DataObject) -> None:
+    printed = data.draw(st.lists(st.sampled_from(["a", "b\n", ""]), max_size=6))
+    wanted: list[str] = []
+    text = ""
+    for place, part in enumerate(printed, 1):
+        text += part + display_marks.mark(place).decode()
+        wanted += [*part, f"display {place}"]
+    events: list[ev.Event] = []
+    order = DisplayOrder(events.append)
+    displays = [ev.Display(0.0, 0, place, ev.SHOW) for place in range(1, len(printed) + 1)]
+    chunks = display_marks.split(text)
+    # An agent reads the mark and the display in any order, but no display is ahead of earlier text.
+    for index, chunk in enumerate(chunks):
+        mark = display_marks.mark(chunk).decode() if isinstance(chunk, int) else chunk
+        if isinstance(chunk, int) and data.draw(st.booleans()):
+            order.emit_ready()
+            while displays and displays[0].mark <= chunk:
+                order.add_display(displays.pop(0))
+        order.add_output(ev.Output(0.0, 0, "stdout", mark))
+        if data.draw(st.booleans()) or index == len(chunks) - 1:
+            order.emit_ready()
+    for display in displays:
+        order.add_display(display)
+    order.emit_ready(is_final=True)
+    found: list[str] = []
+    for event in events:
+        found += [f"display {event.mark}"] if isinstance(event, ev.Display) else [*_text(event)]
+    assert found == wanted
+
+
+def _text(event: ev.Event) -> str:
+    assert isinstance(event, ev.Output)
+    return event.text
+
+
+def test_a_mark_that_a_program_printed_delays_its_output_only_for_a_while() -> None:
+    events: list[ev.Event] = []
+    order = DisplayOrder(events.append)
+    order.add_output(ev.Output(0.0, 0, "stdout", f"a{display_marks.mark(7).decode()}b"))
+    for _ in range(100):
+        order.emit_ready()
+    assert [_text(event) for event in events] == ["a", "b"]
+
+
+def test_omitted_output_is_reported_once_and_logs_have_no_marks() -> None:
+    events: list[ev.Event] = []
+    order = DisplayOrder(events.append)
+    order.add_display(ev.Display(0.0, 0, 1, ev.SHOW))
+    mark = display_marks.mark(1)
+    order.add_output(ev.Output(0.0, 0, "stdout", f"{mark.decode()}b", 10, 2))
+    order.emit_ready()
+    assert [getattr(event, "skipped_bytes", None) for event in events] == [10, None, 0]
+    assert display_marks.without(b"a" + mark + b"b") == b"ab"
+
+
+def test_secrets_are_masked_in_what_is_displayed() -> None:
+    data = as_text(
+        {"text/html": "<b>correct horse</b>", "application/json": {"k": 'correct"horse'}}
+    )
+    masked = Mask(["correct horse", 'correct"horse']).event(ev.Display(0.0, 0, 1, ev.SHOW, data))
+    assert masked.data["text/html"] == "<b>***</b>"
+    assert json.loads(masked.data["application/json"]) == {"k": "***"}
+
+
+# ── the cell's outputs ───────────────────────────────────────────────────────────────────────────
+
+
+class Cell:
+    """The outputs of a cell, as a front end has them."""
+
+    def __init__(self) -> None:
+        self.outputs: list[str] = []
+        self.n_messages = 0
+        self.displays = RankDisplays(self._new)
+
+    def _new(self) -> Any:
+        return _CellOutput(self)
+
+    def carry_out(
+        self, *actions: tuple[str, str, str], rank: int = 0, label: str = ""
+    ) -> list[str]:
+        """Carry out actions with their text and id; return the outputs."""
+        events = [
+            ev.Display(0.0, rank, 0, action, {"text/plain": text} if text else {}, "", name, label)
+            for action, text, name in actions
+        ]
+        self.displays.show(events)
+        return self.outputs
+
+
+class _CellOutput:
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        self._index = -1
+
+    def show(self, data: dict[str, str], metadata: object = None) -> None:
+        if self._index < 0:
+            self._index = len(self._cell.outputs)
+            self._cell.outputs.append("")
+        self._cell.outputs[self._index] = data["text/plain"]
+        self._cell.n_messages += 1
+
+
+def test_clear_output_leaves_no_gap_that_the_next_display_does_not_fill() -> None:
+    cell = Cell()
+    later = (ev.CLEAR_LATER, "", "")
+    assert cell.carry_out((ev.SHOW, "a", ""), (ev.SHOW, "b", "")) == ["a", "b"]
+    assert cell.carry_out(later) == ["a", "b"]
+    assert cell.carry_out((ev.SHOW, "c", "")) == ["c", ""]
+    assert cell.carry_out((ev.CLEAR, "", "")) == ["", ""]
+    n_messages = cell.n_messages
+    assert cell.carry_out((ev.CLEAR, "", "")) == ["", ""] and cell.n_messages == n_messages
+    assert cell.carry_out(*[(ev.SHOW, text, "") for text in "def"]) == ["d", "e", "f"]
+
+
+def test_an_update_reaches_all_outputs_of_its_id_on_its_rank() -> None:
+    cell = Cell()
+    cell.carry_out((ev.SHOW, "a", "x"), (ev.SHOW, "b", ""), (ev.SHOW, "c", "x"))
+    cell.carry_out((ev.SHOW, "other", "x"), rank=1, label="rank 1")
+    assert cell.carry_out((ev.UPDATE, "new", "x")) == ["new", "b", "new", "rank 1", "other"]
+    cell.carry_out((ev.CLEAR, "", ""), rank=1)
+    assert cell.carry_out((ev.UPDATE, "gone", "x"), rank=1)[3:] == ["", ""]
